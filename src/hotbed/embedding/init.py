@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Initial rows: a pure function of (seed, hash of the table's name, id).
+
+The order of arrival, threads, sharding and re-admission do not matter, and an id may be read before it has a row. This
+file is the slow, obvious reference; the native core gives the same bits. Both are pinned by `tests/golden`.
+
+The generator is counter-based: one murmur3 finalizer (`mix64`) a pair of lanes. `Normal` uses its own logarithm, cosine
+and sine, since those of a C library differ between machines.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..errors import ConfigError
+
+Float32Array = NDArray[np.float32]
+Float64Array = NDArray[np.float64]
+Uint64Array = NDArray[np.uint64]
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_SQRT_HALF = 0.7071067811865476
+_LN_2 = 0.6931471805599453
+_TWO_PI = 6.283185307179586
+_XXH = (11400714785074694791, 14029467366897019727, 1609587929392839161, 9650029242287828579, 2870177450012600261)
+
+
+def check_number(
+    where: str, value: object, minimum: float = -math.inf, *, above: bool = False, maximum: float = math.inf
+) -> None:
+    """Raise `ConfigError` naming `where` unless `value` is a finite number in [minimum, maximum].
+
+    `above=True` excludes the minimum itself. A bool is not a number here.
+    """
+    ok = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    if ok:
+        number = float(value)  # type: ignore[arg-type]
+        ok = math.isfinite(number) and (number > minimum if above else number >= minimum) and number <= maximum
+    if not ok:
+        low = "" if minimum == -math.inf else f" {'>' if above else '>='} {minimum:g}"
+        high = "" if maximum == math.inf else f"{' and' if low else ''} <= {maximum:g}"
+        raise ConfigError(f"{where}: must be a finite number{low}{high} — received {value!r} — give such a number")
+
+
+def check_integer(where: str, value: object, minimum: int) -> None:
+    """Raise `ConfigError` naming `where` unless `value` is an integer >= minimum (bools are refused)."""
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < minimum:
+        raise ConfigError(f"{where}: must be an integer >= {minimum} — received {value!r} — give such a number")
+
+
+def mix64(values: ArrayLike) -> Uint64Array:
+    """Murmur3's 64-bit finalizer of each value, as uint64; signed integers are reinterpreted. The id hash."""
+    x = np.array(values, ndmin=1)
+    x = x.view(np.uint64) if x.dtype == np.int64 else x.astype(np.uint64)
+    x ^= x >> np.uint64(33)
+    x *= np.uint64(0xFF51AFD7ED558CCD)
+    x ^= x >> np.uint64(33)
+    x *= np.uint64(0xC4CEB9FE1A85EC53)
+    x ^= x >> np.uint64(33)
+    return x
+
+
+def mix64_int(value: int) -> int:
+    """`mix64` of one Python integer (taken modulo 2^64)."""
+    return int(mix64(np.array([value & _MASK], np.uint64))[0])
+
+
+def partition(ids: ArrayLike) -> NDArray[np.uint8]:
+    """Partition (0..255) of each id: the top 8 bits of its hash."""
+    return (mix64(np.asarray(ids, np.int64)) >> np.uint64(56)).astype(np.uint8)
+
+
+def xxh64(data: bytes, seed: int = 0) -> int:
+    """XXH64 of `data` (Collet, xxHash specification 0.1.1), for names; slow."""
+    p1, p2, p3, p4, p5 = _XXH
+    size, at = len(data), 0
+
+    def rotate(x: int, bits: int) -> int:
+        return ((x << bits) | (x >> (64 - bits))) & _MASK
+
+    def one_round(acc: int, word: int) -> int:
+        return (rotate((acc + word * p2) & _MASK, 31) * p1) & _MASK
+
+    def word(start: int, width: int) -> int:
+        return int.from_bytes(data[start : start + width], "little")
+
+    if size >= 32:
+        lanes = [(seed + p1 + p2) & _MASK, (seed + p2) & _MASK, seed & _MASK, (seed - p1) & _MASK]
+        while at + 32 <= size:
+            lanes = [one_round(lane, word(at + 8 * i, 8)) for i, lane in enumerate(lanes)]
+            at += 32
+        h = sum(rotate(lane, bits) for lane, bits in zip(lanes, (1, 7, 12, 18), strict=True)) & _MASK
+        for lane in lanes:
+            h = ((h ^ one_round(0, lane)) * p1 + p4) & _MASK
+    else:
+        h = (seed + p5) & _MASK
+    h = (h + size) & _MASK
+    while at + 8 <= size:
+        h = (rotate(h ^ one_round(0, word(at, 8)), 27) * p1 + p4) & _MASK
+        at += 8
+    if at + 4 <= size:
+        h = (rotate(h ^ (word(at, 4) * p1 & _MASK), 23) * p2 + p3) & _MASK
+        at += 4
+    for byte in data[at:]:
+        h = (rotate(h ^ (byte * p5 & _MASK), 11) * p1) & _MASK
+    h = ((h ^ (h >> 33)) * p2) & _MASK
+    h = ((h ^ (h >> 29)) * p3) & _MASK
+    return h ^ (h >> 32)
+
+
+def name_hash(name: str) -> int:
+    """Hash of a table's name: XXH64 of its UTF-8 bytes, seed 0, as uint64. Stored with a table, so that it may be renamed."""
+    return xxh64(name.encode("utf-8"))
+
+
+def table_key(seed: int, name: int) -> int:
+    """Key of a table's random streams from its seed and its name's hash, as uint64."""
+    return mix64_int(mix64_int(seed + _GOLDEN) ^ name)
+
+
+def _bits(seed: int, name: int, ids: ArrayLike, dim: int) -> tuple[Uint64Array, Uint64Array]:
+    """24 random bits for the even and for the odd lane of each lane pair: two arrays [n, ceil(dim / 2)]."""
+    shifted = np.asarray(ids, np.int64).reshape(-1).view(np.uint64) + np.uint64(_GOLDEN)
+    k = mix64(np.uint64(table_key(seed, name)) ^ mix64(shifted)) if len(shifted) else shifted
+    counters = np.arange(1, (dim + 1) // 2 + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+    u = mix64(k[:, None] + counters[None, :])
+    return u >> np.uint64(40), (u & np.uint64(0xFFFFFFFF)) >> np.uint64(8)
+
+
+def _lanes(even: Float32Array, odd: Float32Array, dim: int) -> Float32Array:
+    return np.ascontiguousarray(np.stack([even, odd], axis=2).reshape(len(even), 2 * even.shape[1])[:, :dim])
+
+
+def own_log(r: Float64Array) -> Float64Array:
+    """Natural logarithm of r in (0, 1], by the series of atanh; the same bits on every machine."""
+    m, e = np.frexp(r)
+    low = m < _SQRT_HALF
+    m = np.where(low, m * 2.0, m)
+    e = np.where(low, e - 1, e).astype(np.float64)
+    s = (m - 1.0) / (m + 1.0)
+    z = s * s
+    series = 1.0 / 15.0 + z / 17.0
+    for odd in (13.0, 11.0, 9.0, 7.0, 5.0, 3.0, 1.0):
+        series = 1.0 / odd + z * series
+    log: Float64Array = e * _LN_2 + 2.0 * s * series
+    return log
+
+
+def own_cos_sin(r: Float64Array) -> tuple[Float64Array, Float64Array]:
+    """(cos, sin) of 2 pi r for r in [0, 1), by Taylor series on [-pi/4, pi/4]; the same bits on every machine."""
+    q = np.floor(4.0 * r + 0.5)
+    x = (r - q * 0.25) * _TWO_PI
+    x2 = x * x
+    s = 1.0 - x2 / 110.0
+    for divisor in (72.0, 42.0, 20.0, 6.0):
+        s = 1.0 - x2 / divisor * s
+    s = x * s
+    c = 1.0 - x2 / 132.0
+    for divisor in (90.0, 56.0, 30.0, 12.0, 2.0):
+        c = 1.0 - x2 / divisor * c
+    quarter = q.astype(np.int64) % 4
+    cos = np.choose(quarter, [c, -s, -c, s])
+    sin = np.choose(quarter, [s, c, -s, -c])
+    return cos, sin
+
+
+@dataclass(frozen=True)
+class Init(ABC):
+    """How a new row starts; use `Uniform`, `Normal`, `Zeros` or `Constant`."""
+
+    @abstractmethod
+    def rows(self, seed: int, name: int, ids: ArrayLike, dim: int) -> Float32Array:
+        """Initial rows, float32 [n, dim], of int64 ids [n] in the table whose name's hash is `name` (see `name_hash`).
+
+        Example: `Uniform(0.05).rows(seed=0, name=name_hash("user"), ids=[7, -1], dim=16)`
+        """
+
+
+@dataclass(frozen=True)
+class Uniform(Init):
+    """Uniform in [-scale, scale). Raises `ConfigError` for a negative or non-finite scale."""
+
+    scale: float = 0.05
+
+    def __post_init__(self) -> None:
+        check_number("Uniform.scale", self.scale, 0.0)
+
+    def rows(self, seed: int, name: int, ids: ArrayLike, dim: int) -> Float32Array:
+        scale, unit = np.float32(self.scale), np.float32(2.0**-24)
+
+        def lane(bits: Uint64Array) -> Float32Array:
+            r = bits.astype(np.float32) * unit
+            return (r + r - np.float32(1.0)) * scale
+
+        even, odd = _bits(seed, name, ids, dim)
+        return _lanes(lane(even), lane(odd), dim)
+
+
+@dataclass(frozen=True)
+class Normal(Init):
+    """Normal with mean 0 and deviation `std` (Box and Muller 1958, a pair of lanes from one draw). Raises `ConfigError`."""
+
+    std: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_number("Normal.std", self.std, 0.0)
+
+    def rows(self, seed: int, name: int, ids: ArrayLike, dim: int) -> Float32Array:
+        even, odd = _bits(seed, name, ids, dim)
+        radius = np.sqrt(-2.0 * own_log((even + np.uint64(1)).astype(np.float64) * 2.0**-24))
+        cos, sin = own_cos_sin(odd.astype(np.float64) * 2.0**-24)
+        std = float(self.std)
+        return _lanes((radius * cos * std).astype(np.float32), (radius * sin * std).astype(np.float32), dim)
+
+
+@dataclass(frozen=True)
+class Zeros(Init):
+    """Every lane 0."""
+
+    def rows(self, seed: int, name: int, ids: ArrayLike, dim: int) -> Float32Array:
+        return np.zeros((np.size(np.asarray(ids)), dim), np.float32)
+
+
+@dataclass(frozen=True)
+class Constant(Init):
+    """Every lane `value`. Raises `ConfigError` for a non-finite value."""
+
+    value: float
+
+    def __post_init__(self) -> None:
+        check_number("Constant.value", self.value)
+
+    def rows(self, seed: int, name: int, ids: ArrayLike, dim: int) -> Float32Array:
+        return np.full((np.size(np.asarray(ids)), dim), self.value, np.float32)

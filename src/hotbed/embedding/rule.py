@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules: how the gradient of a row changes its embedding and optimizer state.
+
+A rule is a value. Each has a slow, obvious NumPy step, `rule.reference`, which states the arithmetic, in its order,
+that the native core follows in float32 (elementwise, no fused multiply-add). `step` is the table's global step, 1 for
+its first update; rules with bias correction use it for every row.
+
+The scope says which rows a step touches: "touched" = those with a gradient (lazy), "all" = every row of the table,
+"catch_up" = those with a gradient, each after replaying the steps it missed, which gives the bits of "all".
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ConfigError
+from .init import check_number
+
+FloatArray = NDArray[np.floating]
+Scope = Literal["touched", "all", "catch_up"]
+SCOPES = ("touched", "all", "catch_up")
+
+
+@dataclass(frozen=True)
+class Rule(ABC):
+    """Base of the rules; use `Adagrad`, `Adam`, ….
+
+    Fields that every rule has: `lr` (> 0; a schedule may change it later), `l2` (adds l2 * w to the gradient, as
+    torch's weight_decay), `l1` (adds l1 * sign(w)), `clip` (largest norm of a row's summed gradient; None = off) and
+    `scope`. Ftrl's own l1 and l2 are proximal instead. Bad values raise `ConfigError` naming the parameter.
+    """
+
+    lr: float
+    l2: float = field(default=0.0, kw_only=True)
+    l1: float = field(default=0.0, kw_only=True)
+    clip: float | None = field(default=None, kw_only=True)
+    scope: Scope = field(default="touched", kw_only=True)
+
+    _num_slots: ClassVar[int] = 0
+    _proximal: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        check_number(f"{name}.lr", self.lr, 0.0, above=True)
+        check_number(f"{name}.l2", self.l2, 0.0)
+        check_number(f"{name}.l1", self.l1, 0.0)
+        if self.clip is not None:
+            check_number(f"{name}.clip", self.clip, 0.0, above=True)
+        if self.scope not in SCOPES:
+            raise ConfigError(f"{name}.scope: unknown — received {self.scope!r} — give one of {', '.join(SCOPES)}")
+        self._check(name)
+
+    @abstractmethod
+    def _check(self, name: str) -> None:
+        """Check the fields that only this rule has."""
+
+    @abstractmethod
+    def _idles(self) -> bool:
+        """True when a step with gradient zero and no l1, l2 changes a row's values or state."""
+
+    @abstractmethod
+    def _step(self, w: FloatArray, s: FloatArray, g: FloatArray, step: int, lr: float) -> None:
+        """Apply the rule in place to values [n, dim], state [n, width] and regularized gradients [n, dim]."""
+
+    @property
+    def moves_idle_rows(self) -> bool:
+        """True when an update changes rows that have no gradient; then a delta cannot say what changed."""
+        return self.scope != "touched" and (self.l1 > 0 or self.l2 > 0 or self._idles())
+
+    def state_width(self, dim: int) -> int:
+        """Floats of optimizer state a row, laid out [slot 0: dim][slot 1: dim]…"""
+        return self._num_slots * dim
+
+    def initial_state(self, dim: int) -> NDArray[np.float32]:
+        """State of a new row, float32 [width]: zeros, but for accumulators that start elsewhere."""
+        return np.zeros(self.state_width(dim), np.float32)
+
+    def reference(
+        self, values: FloatArray, state: FloatArray, grads: FloatArray, step: int, lr: float | None = None
+    ) -> tuple[FloatArray, FloatArray]:
+        """One step in the dtype of `values` (float32 or float64); returns new (values, state), changes nothing.
+
+        `values`, `grads`: [n, dim], a row each, gradients already summed; `state`: [n, width]; `step` >= 1.
+
+        Example: `w, s = Adagrad(lr=0.1).reference(w, s, g, step=1)`
+        """
+        w, s, g = values.copy(), state.astype(values.dtype), grads.astype(values.dtype)
+        if self.clip is not None:
+            norm = np.sqrt((g * g).sum(axis=1, keepdims=True))
+            clip = w.dtype.type(self.clip)
+            g = np.where(norm > clip, g * (clip / np.where(norm > clip, norm, clip)), g)
+        if not self._proximal and self.l2:
+            g = g + w.dtype.type(self.l2) * w
+        if not self._proximal and self.l1:
+            g = g + w.dtype.type(self.l1) * np.sign(w)
+        self._step(w, s, g, step, self.lr if lr is None else lr)
+        return w, s
+
+
+@dataclass(frozen=True)
+class Sgd(Rule):
+    """w -= lr * g."""
+
+    lr: float = 0.01
+
+    def _check(self, name: str) -> None:
+        pass
+
+    def _idles(self) -> bool:
+        return False
+
+    def _step(self, w: FloatArray, s: FloatArray, g: FloatArray, step: int, lr: float) -> None:
+        w -= w.dtype.type(lr) * g
+
+
+@dataclass(frozen=True)
+class Momentum(Rule):
+    """m = momentum * m + g; w -= lr * m (Polyak 1964, as torch.optim.SGD)."""
+
+    lr: float = 0.01
+    momentum: float = 0.9
+
+    _num_slots: ClassVar[int] = 1
+
+    def _check(self, name: str) -> None:
+        _check_fraction(f"{name}.momentum", self.momentum)
+
+    def _idles(self) -> bool:
+        return True
+
+    def _step(self, w: FloatArray, s: FloatArray, g: FloatArray, step: int, lr: float) -> None:
+        s[:] = w.dtype.type(self.momentum) * s + g
+        w -= w.dtype.type(lr) * s
+
+
+@dataclass(frozen=True)
+class Nesterov(Rule):
+    """m = momentum * m + g; w -= lr * (g + momentum * m) (Nesterov 1983, as torch.optim.SGD(nesterov=True))."""
+
+    lr: float = 0.01
+    momentum: float = 0.9
+
+    _num_slots: ClassVar[int] = 1
+
+    def _check(self, name: str) -> None:
+        _check_fraction(f"{name}.momentum", self.momentum)
+
+    def _idles(self) -> bool:
+        return True
+
+    def _step(self, w: FloatArray, s: FloatArray, g: FloatArray, step: int, lr: float) -> None:
+        momentum = w.dtype.type(self.momentum)
+        s[:] = momentum * s + g
+        w -= w.dtype.type(lr) * (g + momentum * s)
+
+
+@dataclass(frozen=True)
+class Adagrad(Rule):
+    """s += g^2; w -= lr * g / (sqrt(s) + eps) (Duchi et al. 2011, as torch.optim.Adagrad)."""
+
+    lr: float = 0.05
+    eps: float = 1e-10
+    initial_accumulator: float = 0.0
+
+    _num_slots: ClassVar[int] = 1
+
+    def _check(self, name: str) -> None:
+        check_number(f"{name}.eps", self.eps, 0.0, above=True)
+        check_number(f"{name}.initial_accumulator", self.initial_accumulator, 0.0)
+
+    def _idles(self) -> bool:
+        return False
+
+    def initial_state(self, dim: int) -> NDArray[np.float32]:
+        return np.full(dim, self.initial_accumulator, np.float32)
+
+    def _step(self, w: FloatArray, s: FloatArray, g: FloatArray, step: int, lr: float) -> None:
+        s += g * g
+        w -= w.dtype.type(lr) * g / (np.sqrt(s) + w.dtype.type(self.eps))
+
+
+@dataclass(frozen=True)
+class RowwiseAdagrad(Rule):
+    """s += mean(g^2), one float a row; w -= lr / (sqrt(s) + eps) * g (as FBGEMM's EXACT_ROWWISE_ADAGRAD)."""
+
+    lr: float = 0.05
+    eps: float = 1e-10
+    initial_accumulator: float = 0.0
+
+    def _check(self, name: str) -> None:
+        check_number(f"{name}.eps", self.eps, 0.0, above=True)
+        check_number(f"{name}.initial_accumulator", self.initial_accumulator, 0.0)
+
+    def _idles(self) -> bool:
+        return False
+
+    def state_width(self, dim: int) -> int:
+        return 1
+
+    def initial_state(self, dim: int) -> NDArray[np.float32]:
+        return np.full(1, self.initial_accumulator, np.float32)
+
+    def _step(self, w: FloatArray, s: FloatArray, g: FloatArray, step: int, lr: float) -> None:
+        s += (g * g).sum(axis=1, keepdims=True) / w.dtype.type(g.shape[1])
+        w -= (w.dtype.type(lr) / (np.sqrt(s) + w.dtype.type(self.eps))) * g
+
+
+@dataclass(frozen=True)
+class RmsProp(Rule):
+    """v = alpha * v + (1 - alpha) * g^2; w -= lr * g / (sqrt(v) + eps) (Hinton 2012, as torch.optim.RMSprop)."""
+
+    lr: float = 0.01
+    alpha: float = 0.99
+    eps: float = 1e-8
+
+    _num_slots: ClassVar[int] = 1
+
+    def _check(self, name: str) -> None:
+        _check_fraction(f"{name}.alpha", self.alpha)
+        check_number(f"{name}.eps", self.eps, 0.0, above=True)
+
+    def _idles(self) -> bool:
+        return True
+
+    def _step(self, w: FloatArray, s: FloatArray, g: FloatArray, step: int, lr: float) -> None:
+        real = w.dtype.type
+        s[:] = real(self.alpha) * s + real(1.0 - self.alpha) * g * g
+        w -= real(lr) * g / (np.sqrt(s) + real(self.eps))
+
+
+@dataclass(frozen=True)
+class Adam(Rule):
+    """Adam (Kingma and Ba 2015, as torch.optim.Adam); `decay` is AdamW's decoupled one (Loshchilov and Hutter 2019).
+
+    m = beta1 * m + (1 - beta1) * g; v = beta2 * v + (1 - beta2) * g^2;
+    w -= lr / (1 - beta1^step) * m / (sqrt(v) / sqrt(1 - beta2^step) + eps). State: [m][v].
+    """
+
+    lr: float = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    decay: float = 0.0
+
+    _num_slots: ClassVar[int] = 2
+
+    def _check(self, name: str) -> None:
+        _check_fraction(f"{name}.beta1", self.beta1)
+        _check_fraction(f"{name}.beta2", self.beta2)
+        check_number(f"{name}.eps", self.eps, 0.0, above=True)
+        check_number(f"{name}.decay", self.decay, 0.0)
+
+    def _idles(self) -> bool:
+        return True
+
+    def _step(self, w: FloatArray, s: FloatArray, g: FloatArray, step: int, lr: float) -> None:
+        real, dim = w.dtype.type, w.shape[1]
+        m, v = s[:, :dim], s[:, dim:]
+        if self.decay:
+            w *= real(1.0 - lr * self.decay)
+        m[:] = real(self.beta1) * m + real(1.0 - self.beta1) * g
+        v[:] = real(self.beta2) * v + real(1.0 - self.beta2) * g * g
+        # the bias terms are computed in double precision, then rounded once
+        size = real(lr / (1.0 - self.beta1**step))
+        root = real(math.sqrt(1.0 - self.beta2**step))
+        w -= size * m / (np.sqrt(v) / root + real(self.eps))
+
+
+@dataclass(frozen=True)
+class Ftrl(Rule):
+    """FTRL-Proximal (McMahan et al. 2013, algorithm 1), per coordinate; sparse with l1. State: [n][z].
+
+    n' = n + g^2; z += g - (sqrt(n') - sqrt(n)) / lr * w;
+    w = 0 where |z| <= l1, else -(z - sign(z) * l1) / ((beta + sqrt(n')) / lr + l2).
+    `l1` and `l2` are those of this formula. n starts at `initial_accumulator` (0.1, as in TensorFlow).
+    Only `power=-0.5`, the paper's, is built.
+    """
+
+    lr: float = 0.05
+    beta: float = 0.0
+    power: float = -0.5
+    initial_accumulator: float = 0.1
+
+    _num_slots: ClassVar[int] = 2
+    _proximal: ClassVar[bool] = True
+
+    def _check(self, name: str) -> None:
+        check_number(f"{name}.beta", self.beta, 0.0)
+        if self.power != -0.5:
+            raise ConfigError(f"{name}.power: only -0.5 is built — received {self.power!r} — leave it out")
+        check_number(f"{name}.initial_accumulator", self.initial_accumulator, 0.0)
+        if self.beta == 0.0 and self.initial_accumulator == 0.0 and self.l2 == 0.0:
+            raise ConfigError(
+                f"{name}.initial_accumulator: a zero gradient would divide by zero — received 0 with beta=0 and l2=0 — "
+                "make one of the three positive"
+            )
+
+    def _idles(self) -> bool:
+        return True  # w is recomputed from z, so a row that was inserted but not yet learned moves
+
+    def initial_state(self, dim: int) -> NDArray[np.float32]:
+        return np.concatenate([np.full(dim, self.initial_accumulator, np.float32), np.zeros(dim, np.float32)])
+
+    def _step(self, w: FloatArray, s: FloatArray, g: FloatArray, step: int, lr: float) -> None:
+        real, dim = w.dtype.type, w.shape[1]
+        n, z = s[:, :dim], s[:, dim:]
+        l1, rate = real(self.l1), real(lr)
+        grown = n + g * g
+        z += g - (np.sqrt(grown) - np.sqrt(n)) / rate * w
+        n[:] = grown
+        dense = -(z - np.sign(z) * l1) / ((real(self.beta) + np.sqrt(n)) / rate + real(self.l2))
+        w[:] = np.where(np.abs(z) <= l1, real(0.0), dense)
+
+
+def _check_fraction(where: str, value: object) -> None:
+    check_number(where, value, 0.0)
+    if isinstance(value, (int, float)) and value >= 1.0:
+        raise ConfigError(f"{where}: must be below 1 — received {value!r} — give a number in [0, 1)")
