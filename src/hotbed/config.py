@@ -1,0 +1,398 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The codec between configuration and constructors.
+
+A configuration key is the keyword of the class that it builds: `{"kind": "adagrad", "lr": 0.05}` is `Adagrad(lr=0.05)`.
+There is no second tree of config classes. `build` turns a mapping into the object, `describe` turns the object back,
+`override` applies assignments such as `a.b=c`.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import difflib
+import functools
+import importlib
+import inspect
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from hotbed.errors import ConfigError, HotbedError, MissingExtra
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+#: Constructor arguments of models that the job supplies; they are never keys of a model's own configuration.
+GIVEN = ("schema", "tables")
+
+#: Where the public variants of a folder's abstract classes live; imported when a kind of that folder is looked up.
+_HOMES: Mapping[str, tuple[str, ...]] = {
+    "connectors": ("hotbed.connectors",),
+    "data": ("hotbed.data",),
+    "embedding": ("hotbed.embedding.rule", "hotbed.embedding.policy", "hotbed.embedding.tier", "hotbed.embedding.init"),
+    "training": ("hotbed.training.metrics",),
+}
+
+
+def kind_of(cls: type) -> str:
+    """Snake-case name of a class, as written under `kind`.
+
+    >>> class MinCount: ...
+    >>> class DCNv2: ...
+    >>> kind_of(MinCount), kind_of(DCNv2)
+    ('min_count', 'dcnv2')
+    """
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z][a-z])", "_", cls.__name__).lower()
+
+
+def nearest(word: str, choices: Iterable[str]) -> str:
+    """The end of an error message: the nearest choice if one is near, else all of them."""
+    names = sorted(choices)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"use one of {', '.join(names)}" if names else "it takes no keys"
+
+
+def kinds(expected: type) -> dict[str, type]:
+    """Every public concrete class that may stand where `expected` is asked for, by kind; empty for a final class."""
+    if expected.__module__.partition(".")[0] == "torch":  # only the listed models, not every nn.Module in the process
+        models = _import("hotbed.models")
+        found = [getattr(models, name) for name in models.__all__]
+        return {kind_of(cls): cls for cls in found if inspect.isclass(cls) and issubclass(cls, expected)}
+    package, _, rest = expected.__module__.partition(".")
+    if package == "hotbed":
+        for home in _HOMES.get(rest.partition(".")[0], ()):
+            _import(home)
+    return {kind_of(cls): cls for cls in _subclasses(expected) if not cls.__name__.startswith("_")}
+
+
+def build(spec: object, expected: Any, path: str = "job", given: Mapping[str, object] | None = None) -> Any:
+    """Build what `expected` (a class or type hint) asks for from plain values.
+
+    `spec` is a mapping of `kind` (may be left out where only one class fits) and the constructor's keywords; a bare
+    string stands for a kind without keywords; nested values are built from the type hints. Objects that already fit are
+    passed through. `given` holds arguments that the caller supplies to the outermost constructor.
+
+    Raises ConfigError for an unknown key, kind, missing key or wrong type; the message starts with the dotted path.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True)
+    ... class Sgd:
+    ...     lr: float = 0.01
+    >>> build({"kind": "sgd", "lr": 0.1}, Sgd, "rule")
+    Sgd(lr=0.1)
+    >>> build({"rl": 0.1}, Sgd, "rule")
+    Traceback (most recent call last):
+    hotbed.errors.ConfigError: rule.rl: unknown key of sgd — received 0.1 — did you mean 'lr'?
+    """
+    origin = typing.get_origin(expected)
+    if expected is Any or expected is object:
+        return spec
+    if origin in (typing.Union, types.UnionType):
+        return _build_union(spec, typing.get_args(expected), path, given)
+    if origin is typing.Literal:
+        choices = typing.get_args(expected)
+        if spec in choices:
+            return spec
+        raise _wrong(path, f"one of {', '.join(map(repr, choices))}", spec)
+    container = origin or expected
+    if container in (list, tuple, Sequence, Iterable):
+        return _build_sequence(spec, container, typing.get_args(expected), path)
+    if container in (dict, Mapping):
+        return _build_mapping(spec, typing.get_args(expected), path)
+    if expected in (bool, int, float, str, Path, None, type(None)):
+        return _build_leaf(spec, expected, path)
+    if not inspect.isclass(container):
+        return spec
+    return _build_object(spec, [container], path, given or {})
+
+
+def describe(obj: object) -> Any:
+    """Plain values (dict, list, str, number, None) from which `build` makes an equal object.
+
+    Dataclasses give `kind` and the fields that differ from their defaults; classes under `@described` their
+    constructor arguments, without those in `GIVEN`. Raises ConfigError for anything else, naming its type.
+    """
+    if obj is None or isinstance(obj, (bool, int, float, str)):
+        return obj
+    if isinstance(obj, Path):
+        return str(obj)
+    if isinstance(obj, Mapping):
+        return {str(key): describe(value) for key, value in obj.items()}
+    if isinstance(obj, (list, tuple, range)):
+        return [describe(value) for value in obj]
+    if hasattr(obj, "_described"):
+        arguments: Mapping[str, object] = obj._described
+        kept = {name: value for name, value in arguments.items() if name not in GIVEN}
+        return {"kind": kind_of(type(obj)), **_without_defaults(type(obj), kept)}
+    if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
+        values = {f.name: getattr(obj, f.name) for f in dataclasses.fields(obj) if f.init}
+        return {"kind": kind_of(type(obj)), **_without_defaults(type(obj), values)}
+    raise ConfigError(
+        f"{type(obj).__name__} cannot be written as configuration — received {obj!r:.80} — "
+        "pass a plain value, a frozen dataclass or an instance of a class decorated with @config.described"
+    )
+
+
+def described(cls: type[T]) -> type[T]:
+    """Class decorator: remember the constructor's arguments in `self._described`, so that `describe` can write them.
+
+    >>> @described
+    ... class Tower:
+    ...     def __init__(self, schema: str, width: int = 8) -> None: ...
+    >>> describe(Tower("s", width=16))
+    {'kind': 'tower', 'width': 16}
+    """
+
+    def remembering(original: Callable[P, None]) -> Callable[P, None]:
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def __init__(*args: P.args, **kwargs: P.kwargs) -> None:
+            bound = signature.bind(*args, **kwargs)
+            self, *_ = bound.arguments.values()
+            if "_described" not in vars(self):  # a described base class must not overwrite what its child was given
+                first = next(iter(bound.arguments))
+                arguments = {name: value for name, value in bound.arguments.items() if name != first}
+                object.__setattr__(self, "_described", arguments)
+            original(*args, **kwargs)
+
+        return __init__
+
+    cls.__init__ = remembering(cls.__init__)  # type: ignore[method-assign]
+    return cls
+
+
+def override(spec: Mapping[str, Any], assignments: Mapping[str, object]) -> dict[str, Any]:
+    """A copy of `spec` with values set by dotted path; numbers index lists; a string kind becomes a mapping on the way.
+
+    >>> override({"rule": "adagrad"}, {"rule.lr": 0.1})
+    {'rule': {'kind': 'adagrad', 'lr': 0.1}}
+    """
+    result: dict[str, Any] = copy.deepcopy(dict(spec))
+    for dotted, value in assignments.items():
+        node: Any = result
+        steps = dotted.split(".")
+        if not all(steps):
+            raise ConfigError(f"{dotted}: not a path — received {dotted!r} — write names joined by dots, such as a.b=c")
+        for depth, step in enumerate(steps):
+            key = _step_key(node, step, ".".join(steps[: depth + 1]))
+            if depth == len(steps) - 1:
+                node[key] = value
+                break
+            child: Any = node[key] if isinstance(node, list) else node.get(key)
+            if isinstance(child, str):
+                child = {"kind": child}
+            elif not isinstance(child, (dict, list)):
+                child = {}
+            node[key] = child
+            node = child
+    return result
+
+
+def parameters(cls: type) -> dict[str, inspect.Parameter]:
+    """Keywords that configure `cls`, with resolved type hints; the underscore of `with_` is not part of its key."""
+    found: dict[str, inspect.Parameter] = {}
+    for parameter in inspect.signature(cls).parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+            raise ConfigError(f"{cls.__name__} cannot be configured — its parameter {parameter} has no key — "
+                              "give the constructor named parameters only")  # fmt: skip
+        found[parameter.name] = parameter.replace(annotation=_hint(cls, parameter.name, parameter.annotation))
+    return found
+
+
+# --- building -------------------------------------------------------------------------------------------------------
+
+
+def _build_object(spec: object, expected: list[type], path: str, given: Mapping[str, object]) -> Any:
+    if isinstance(spec, tuple(expected)) and not isinstance(spec, (str, Mapping)):
+        return spec
+    choices: dict[str, type] = {}
+    for cls in expected:
+        choices |= kinds(cls) or {kind_of(cls): cls}
+    if isinstance(spec, str):
+        spec = {"kind": spec}
+    if not isinstance(spec, Mapping):
+        raise _wrong(path, f"a mapping with kind {' | '.join(sorted(choices))}", spec)
+    keys = {str(key): value for key, value in spec.items()}
+    kind = keys.pop("kind", None)
+    if kind is None and len(choices) == 1:
+        kind = next(iter(choices))
+    if kind is None:
+        raise ConfigError(
+            f"{path}.kind: missing key — received {_short(spec)} — use one of {', '.join(sorted(choices))}"
+        )
+    if kind not in choices:
+        raise ConfigError(f"{path}.kind: unknown kind — received {kind!r} — {nearest(str(kind), choices)}")
+    return _construct(choices[kind], keys, path, given)
+
+
+def _construct(cls: type, keys: Mapping[str, object], path: str, given: Mapping[str, object]) -> Any:
+    known = parameters(cls)
+    by_key = {name.rstrip("_"): name for name in known if name not in given}
+    arguments = {name: value for name, value in given.items() if name in known}
+    for key, value in keys.items():
+        name = key if key in by_key.values() else by_key.get(key)
+        if name is None:
+            raise ConfigError(
+                f"{path}.{key}: unknown key of {kind_of(cls)} — received {_short(value)} — {nearest(key, by_key)}"
+            )
+        arguments[name] = build(value, known[name].annotation, f"{path}.{key}")
+    for name, parameter in known.items():
+        if name not in arguments and parameter.default is parameter.empty:
+            raise ConfigError(f"{path}.{name.rstrip('_')}: missing key of {kind_of(cls)} — "
+                              f"received {', '.join(keys) or 'no keys'} — add it")  # fmt: skip
+    try:
+        return cls(**arguments)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    except HotbedError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{path}: {kind_of(cls)} refused its keys — {error} — see its documentation") from error
+
+
+def _build_union(spec: object, members: tuple[Any, ...], path: str, given: Mapping[str, object] | None) -> Any:
+    if spec is None and type(None) in members:
+        return None
+    members = tuple(member for member in members if member is not type(None))
+    if len(members) == 1:
+        return build(spec, members[0], path, given)
+    classes = [member for member in members if inspect.isclass(member) and not _is_plain(member)]
+    if classes and (isinstance(spec, tuple(classes)) or (isinstance(spec, Mapping) and "kind" in spec)):
+        return _build_object(spec, classes, path, given or {})
+    if classes and isinstance(spec, str) and not {str, Path} & set(members):
+        return _build_object(spec, classes, path, given or {})
+    errors: list[ConfigError] = []
+    for member in sorted(members, key=lambda member: member is float):  # an int stays an int where both are allowed
+        try:
+            return build(spec, member, path, given)
+        except ConfigError as error:
+            errors.append(error)
+    deepest = max(errors, key=lambda error: len(str(error).split(":")[0]))
+    if len(str(deepest).split(":")[0]) > len(path):
+        raise deepest
+    raise _wrong(path, " | ".join(_name(member) for member in members), spec)
+
+
+def _build_sequence(spec: object, container: Any, hints: tuple[Any, ...], path: str) -> Any:
+    if not isinstance(spec, (list, tuple)):
+        raise _wrong(path, "a list", spec)
+    if container is tuple and hints and hints[-1] is not Ellipsis:
+        if len(spec) != len(hints):
+            raise _wrong(path, f"a list of {len(hints)}", spec)
+        return tuple(build(item, hint, f"{path}.{i}") for i, (item, hint) in enumerate(zip(spec, hints, strict=True)))
+    hint = hints[0] if hints else Any
+    items = [build(item, hint, f"{path}.{i}") for i, item in enumerate(spec)]
+    return items if container is list else tuple(items)
+
+
+def _build_mapping(spec: object, hints: tuple[Any, ...], path: str) -> dict[Any, Any]:
+    if not isinstance(spec, Mapping):
+        raise _wrong(path, "a mapping", spec)
+    key_hint, value_hint = hints or (Any, Any)
+    return {
+        build(key, key_hint, f"{path}.{key}"): build(value, value_hint, f"{path}.{key}") for key, value in spec.items()
+    }
+
+
+def _build_leaf(spec: object, expected: Any, path: str) -> Any:
+    number = isinstance(spec, (int, float)) and not isinstance(spec, bool)
+    if expected is float and number:
+        return float(typing.cast(float, spec))
+    if expected is int and number and float(typing.cast(float, spec)).is_integer():
+        return int(typing.cast(float, spec))  # 1e6 is a fine way to write a count
+    if expected is Path and isinstance(spec, (str, Path)):
+        return Path(spec)
+    if expected in (None, type(None)) and spec is None:
+        return None
+    if inspect.isclass(expected) and expected in (bool, str) and isinstance(spec, expected):
+        return spec
+    raise _wrong(path, _name(expected), spec)
+
+
+# --- small questions ------------------------------------------------------------------------------------------------
+
+
+def _import(name: str) -> types.ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name == "torch":
+            raise MissingExtra(f"{name} needs PyTorch — it is not installed — pip install hotbed[train]") from error
+        raise
+
+
+def _subclasses(cls: type) -> list[type]:
+    """The final classes below `cls`: a class is abstract or final in this house, so one with children is no choice."""
+    children: list[type] = type.__subclasses__(cls)
+    below: list[type] = []
+    for child in children:
+        deeper = _subclasses(child)
+        below += deeper or ([] if inspect.isabstract(child) else [child])
+    return below
+
+
+def _is_plain(member: Any) -> bool:
+    return member in (bool, int, float, str, Path, list, tuple, dict) or typing.get_origin(member) is not None
+
+
+def _without_defaults(cls: type, values: Mapping[str, object]) -> dict[str, Any]:
+    known = inspect.signature(cls).parameters
+    factories = {f.name: f.default_factory for f in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else {}
+    kept: dict[str, Any] = {}
+    for name, value in values.items():
+        factory = factories.get(name, dataclasses.MISSING)
+        default = factory() if callable(factory) else known[name].default
+        if default is not inspect.Parameter.empty and type(default) is type(value) and default == value:
+            continue
+        kept[name.rstrip("_")] = describe(value)
+    return kept
+
+
+def _hint(cls: type, name: str, annotation: Any) -> Any:
+    """Resolve one annotation where it was written; a name that only a type checker imports resolves to Any."""
+    if annotation is inspect.Parameter.empty:
+        return Any
+    owner = next((c for c in cls.__mro__ if name in inspect.get_annotations(c)), None)
+    if owner is None:
+        owner = next(c for c in cls.__mro__ if "__init__" in vars(c))
+    holder = types.SimpleNamespace(__annotations__={name: annotation})
+    try:
+        return typing.get_type_hints(holder, vars(sys.modules[owner.__module__]), dict(vars(owner)))[name]
+    except NameError:
+        return Any
+
+
+def _step_key(node: Any, step: str, path: str) -> Any:
+    if not isinstance(node, list):
+        return step
+    if step.isdigit() and int(step) < len(node):
+        return int(step)
+    named = [i for i, item in enumerate(node) if isinstance(item, Mapping) and item.get("name") == step]
+    if named:
+        return named[0]
+    raise ConfigError(
+        f"{path}: no such item — received {step!r} — use a name in the list or a number below {len(node)}"
+    )
+
+
+def _name(hint: Any) -> str:
+    return (
+        hint.__name__ if inspect.isclass(hint) and typing.get_origin(hint) is None else str(hint).replace("typing.", "")
+    )
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _wrong(path: str, wanted: str, spec: object) -> ConfigError:
+    return ConfigError(f"{path}: wrong value — received {_short(spec)} ({type(spec).__name__}) — give {wanted}")
