@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+# `make help` lists the verbs. Everything is installed into $(VENV) at the versions of constraints.txt, and the tests import
+# the wheel installed there, never the tree.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV ?= .venv
+PEERS ?= ../shared/peers
+BIN := $(VENV)/bin
+JOBS ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
+# Warnings of our own compiler are errors in CI; a stranger's newer compiler must not stop a build.
+WERROR ?= $(if $(CI),ON,OFF)
+SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE THIRD_PARTY_NOTICES \
+  $(shell find src csrc/core csrc/bind -name '*.py' -o -name '*.pyi' -o -name 'py.typed' -o -name '*.cpp' -o -name '*.h' -o -name '*.html')
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
+unexport PYTHONPATH
+
+.PHONY: help setup demo test soak bench lint format wheel sanitize native matrix upgrade clean
+.DEFAULT_GOAL := help
+
+help:                ## list the verbs
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /\1\t/' | expand -t 12
+
+setup: $(VENV)/.installed   ## make the environment, build the native core, install the wheel
+
+$(VENV)/.tools: constraints.txt
+	@echo "installing the pinned versions of constraints.txt into $(VENV)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -q -r constraints.txt
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.tools $(SOURCES)
+	@echo "building the wheel"
+	@rm -rf build/wheel
+	@$(BIN)/python -m pip wheel -q --no-build-isolation --no-deps -C cmake.define.HOTBED_DEV=$(WERROR) -w build/wheel .
+	@$(BIN)/python -m pip install -q --no-deps --force-reinstall build/wheel/hotbed-*.whl
+	@$(BIN)/python -m pip check
+	@touch $@
+
+demo: setup          ## train on the shipped MovieLens events, offline then online, and write report.html
+	@$(BIN)/python examples/demo.py
+
+test: setup lint     ## lint, then the whole suite against the installed wheel
+	HOTBED_TEST_WHEEL=1 $(BIN)/pytest -m "not soak" $(PYTEST_FLAGS)
+
+soak: setup          ## the tests that take minutes
+	HOTBED_TEST_WHEEL=1 $(BIN)/pytest -m soak --timeout 3600 $(PYTEST_FLAGS)
+
+bench: setup         ## ours and the peers in turn; prints the table of the README
+	$(BIN)/python benchmarks/run.py --peers $(PEERS)
+
+lint: setup          ## ruff, mypy strict, clang-format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'csrc/*.cpp' 'csrc/*.h')
+
+format: $(VENV)/.tools   ## rewrite the files as lint wants them
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $$(git ls-files 'csrc/*.cpp' 'csrc/*.h')
+
+wheel: setup         ## the wheel of this Python, in dist/
+	@mkdir -p dist && cp build/wheel/hotbed-*.whl dist/ && ls dist
+
+native: $(VENV)/.tools   ## the doctest suite of the native core, plain
+	@scripts/native_tests.sh $(BIN) plain
+
+sanitize: $(VENV)/.tools   ## the same under the address, thread and undefined-behaviour sanitizers
+	@scripts/native_tests.sh $(BIN) address undefined thread
+
+matrix: setup        ## the suite's core on other Pythons and on torch 2.6; arm64 and clang compile
+	@scripts/matrix.sh $(BIN)
+
+upgrade:             ## newest versions of everything, into constraints.txt
+	@scripts/upgrade.sh $(PYTHON)
+
+clean:               ## forget what was built; keep the environment
+	rm -rf build dist $(VENV)/.installed

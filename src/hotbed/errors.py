@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every error that Hotbed raises on purpose.
+
+HotbedError
+├── ConfigError (ValueError)           a value, key or combination in the configuration is wrong
+├── DataError (ValueError)             the input data is wrong
+│   ├── SchemaError                    a column is missing or has a type its role cannot take
+│   └── DecodeError                    a file holds bytes that cannot be read (file, row, column)
+├── TableError                         an embedding table refuses an operation
+│   ├── TableFull                      a batch holds more unique ids than the table may keep
+│   ├── RowShapeError (ValueError)     ids, slots, rows or gradients have the wrong shape or dtype
+│   └── NonFiniteGradient              a gradient is NaN or infinite (table, id)
+├── PersistError                       a checkpoint cannot be written or read
+│   ├── FormatError                    a file is torn, foreign or fails its digest
+│   └── VersionError                   a file has a format version that this build does not read
+└── MissingExtra (ImportError)         an optional dependency is not installed
+
+A message says what happened, what was received and what to do.
+"""
+
+from __future__ import annotations
+
+
+class HotbedError(Exception):
+    """Base of every deliberate error."""
+
+
+class ConfigError(HotbedError, ValueError):
+    """A configured value is wrong; the message starts with its dotted path."""
+
+
+class DataError(HotbedError, ValueError):
+    """Input data cannot be used."""
+
+
+class SchemaError(DataError):
+    """A column is missing or its type does not fit its role."""
+
+
+class DecodeError(DataError):
+    """Bytes of a source cannot be decoded.
+
+    Attributes: `file`, `row` (1-based line or row, None if unknown), `column` (None if unknown).
+    """
+
+    def __init__(self, message: str, file: str = "", row: int | None = None, column: str | None = None) -> None:
+        super().__init__(message)
+        self.file, self.row, self.column = file, row, column
+
+
+class TableError(HotbedError):
+    """An embedding table refuses an operation."""
+
+
+class TableFull(TableError):
+    """A batch needs more rows than the table's eviction policy lets it keep."""
+
+
+class RowShapeError(TableError, ValueError):
+    """Ids, slots, rows or gradients have the wrong shape or dtype."""
+
+
+class NonFiniteGradient(TableError):
+    """A gradient is NaN or infinite; nothing was updated. Attributes: `table`, `id`."""
+
+    def __init__(self, message: str, table: str = "", id: int | None = None) -> None:
+        super().__init__(message)
+        self.table, self.id = table, id
+
+
+class PersistError(HotbedError):
+    """A checkpoint cannot be written or read."""
+
+
+class FormatError(PersistError):
+    """A file is torn, foreign, or fails its digest; the message names it."""
+
+
+class VersionError(PersistError):
+    """A file's format version is not one that this build reads."""
+
+
+class MissingExtra(HotbedError, ImportError):
+    """An optional dependency is missing; the message names the extra to install."""

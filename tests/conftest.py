@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every test lives by: the wheel is what is tested, skips are few and named, and nothing leaks from test to test."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# A skip with any other reason fails the run: a test that nobody runs proves nothing.
+ALLOWED_SKIPS = (
+    "shared data absent",
+    "torch absent",
+    "GPU absent",
+    "compiler absent",
+    "doctest.h absent",
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if os.environ.get("HOTBED_TEST_WHEEL"):
+        import hotbed
+
+        if ROOT in Path(hotbed.__file__).resolve().parents and "site-packages" not in hotbed.__file__:
+            raise pytest.UsageError(f"the tests would import the tree ({hotbed.__file__}), not the installed wheel")
+
+
+def _unnamed_skips(session: pytest.Session) -> list[str]:
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    found = []
+    for report in reporter.stats.get("skipped", []) if reporter else []:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        if not reason.removeprefix("Skipped: ").startswith(ALLOWED_SKIPS):
+            found.append(f"{report.nodeid}: {reason}")
+    return found
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if _unnamed_skips(session) and session.exitstatus == 0:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    session = getattr(terminalreporter, "_session", None)
+    for line in _unnamed_skips(session) if session else []:
+        terminalreporter.write_line(f"SKIP WITHOUT AN ALLOWED REASON {line}", red=True)
+
+
+@pytest.fixture
+def shared_data() -> Path:
+    """The folder of larger data sets that may lie beside the checkout; tests that need it are skipped elsewhere."""
+    folder = ROOT.parent / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip("shared data absent")
+    return folder
+
+
+@pytest.fixture
+def shipped_data() -> Path:
+    """The data sets that the repository ships."""
+    return ROOT / "data"
+
+
+@pytest.fixture(autouse=True)
+def _leaves_no_trace() -> Iterator[None]:
+    """A test that changes the environment or leaves a thread that would keep the process alive fails itself."""
+    environment = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
+    threads = set(threading.enumerate())
+    yield
+    now = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
+    # Libraries that set a variable when first imported are not the test's doing; a changed or lost one is.
+    changed = sorted(k for k, v in environment.items() if now.get(k) != v)
+    left = [t for t in set(threading.enumerate()) - threads if not t.daemon and t.is_alive()]
+    assert not changed, f"the test changed environment variables: {changed}"
+    assert not left, f"the test left threads running: {left}"
+
+
+@pytest.fixture(autouse=True)
+def _seeds() -> None:
+    """Torch's global generator starts every test alike; hotbed's own draws are functions of their seeds."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
