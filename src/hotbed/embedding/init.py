@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..errors import ConfigError
+from hotbed.errors import ConfigError
 
 Float32Array = NDArray[np.float32]
 Float64Array = NDArray[np.float64]
@@ -115,7 +115,7 @@ def xxh64(data: bytes, seed: int = 0) -> int:
 
 
 def name_hash(name: str) -> int:
-    """Hash of a table's name: XXH64 of its UTF-8 bytes, seed 0, as uint64. Stored with a table, so that it may be renamed."""
+    """Hash of a table's name: XXH64 of its UTF-8 bytes, seed 0. Stored with a table, so that it may be renamed."""
     return xxh64(name.encode("utf-8"))
 
 
@@ -204,7 +204,7 @@ class Uniform(Init):
 
 @dataclass(frozen=True)
 class Normal(Init):
-    """Normal with mean 0 and deviation `std` (Box and Muller 1958, a pair of lanes from one draw). Raises `ConfigError`."""
+    """Normal with mean 0 and deviation `std` (Box and Muller 1958, two lanes a draw). Raises `ConfigError`."""
 
     std: float = 0.01
 

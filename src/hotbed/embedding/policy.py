@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..errors import ConfigError
+from hotbed.errors import ConfigError
+
 from .init import check_integer, check_number
 
 PARTITIONS = 256
@@ -43,7 +44,7 @@ class Admission:
 
 @dataclass(frozen=True)
 class MinCount(Admission):
-    """An id gets a row once it was seen `count` times; each occurrence, also in the current batch, counts `coefficient`.
+    """An id gets a row once it was seen `count` times; an occurrence, also in the current batch, counts `coefficient`.
 
     `count`: None or -1 = off, 0 = admit all but keep counts and times. Memory: an exact map of at most `max_candidates`
     refused ids (when full, counts are halved and zeros dropped), or one count-min sketch a partition of together

@@ -19,7 +19,8 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ConfigError
+from hotbed.errors import ConfigError
+
 from .init import check_number
 
 FloatArray = NDArray[np.floating]
@@ -92,7 +93,7 @@ class Rule(ABC):
         """
         w, s, g = values.copy(), state.astype(values.dtype), grads.astype(values.dtype)
         if self.clip is not None:
-            norm = np.sqrt((g * g).sum(axis=1, keepdims=True))
+            norm = np.sqrt(_sum_of_squares(g))
             clip = w.dtype.type(self.clip)
             g = np.where(norm > clip, g * (clip / np.where(norm > clip, norm, clip)), g)
         if not self._proximal and self.l2:
@@ -207,7 +208,7 @@ class RowwiseAdagrad(Rule):
         return np.full(1, self.initial_accumulator, np.float32)
 
     def _step(self, w: FloatArray, s: FloatArray, g: FloatArray, step: int, lr: float) -> None:
-        s += (g * g).sum(axis=1, keepdims=True) / w.dtype.type(g.shape[1])
+        s += _sum_of_squares(g) / w.dtype.type(g.shape[1])
         w -= (w.dtype.type(lr) / (np.sqrt(s) + w.dtype.type(self.eps))) * g
 
 
@@ -230,7 +231,7 @@ class RmsProp(Rule):
 
     def _step(self, w: FloatArray, s: FloatArray, g: FloatArray, step: int, lr: float) -> None:
         real = w.dtype.type
-        s[:] = real(self.alpha) * s + real(1.0 - self.alpha) * g * g
+        s[:] = real(self.alpha) * s + real(1.0 - self.alpha) * (g * g)
         w -= real(lr) * g / (np.sqrt(s) + real(self.eps))
 
 
@@ -265,7 +266,7 @@ class Adam(Rule):
         if self.decay:
             w *= real(1.0 - lr * self.decay)
         m[:] = real(self.beta1) * m + real(1.0 - self.beta1) * g
-        v[:] = real(self.beta2) * v + real(1.0 - self.beta2) * g * g
+        v[:] = real(self.beta2) * v + real(1.0 - self.beta2) * (g * g)
         # the bias terms are computed in double precision, then rounded once
         size = real(lr / (1.0 - self.beta1**step))
         root = real(math.sqrt(1.0 - self.beta2**step))
@@ -316,6 +317,19 @@ class Ftrl(Rule):
         n[:] = grown
         dense = -(z - np.sign(z) * l1) / ((real(self.beta) + np.sqrt(n)) / rate + real(self.l2))
         w[:] = np.where(np.abs(z) <= l1, real(0.0), dense)
+
+
+def _sum_of_squares(g: FloatArray) -> FloatArray:
+    """Sum of squares of each row, [n, 1], in the native core's order: lane i of sixteen, then folded in halves."""
+    squares = np.zeros((len(g), -(-g.shape[1] // 16) * 16), g.dtype)
+    squares[:, : g.shape[1]] = g * g
+    lanes = np.zeros((len(g), 16), g.dtype)
+    for start in range(0, squares.shape[1], 16):
+        lanes = lanes + squares[:, start : start + 16]
+    while lanes.shape[1] > 1:
+        half = lanes.shape[1] // 2
+        lanes = lanes[:, :half] + lanes[:, half:]
+    return lanes
 
 
 def _check_fraction(where: str, value: object) -> None:

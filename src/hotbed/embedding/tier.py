@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..errors import ConfigError
+from hotbed.errors import ConfigError
 
 
 @dataclass(frozen=True)
