@@ -2,13 +2,11 @@
 """The codec between configuration and constructors.
 
 A configuration key is the keyword of the class that it builds: `{"kind": "adagrad", "lr": 0.05}` is `Adagrad(lr=0.05)`.
-There is no second tree of config classes. `build` turns a mapping into the object, `describe` turns the object back,
-`override` applies assignments such as `a.b=c`.
+There is no second tree of config classes. `build` turns a mapping into the object, `describe` turns the object back.
 """
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import difflib
 import functools
@@ -34,6 +32,7 @@ GIVEN = ("schema", "tables")
 _HOMES: Mapping[str, tuple[str, ...]] = {
     "connectors": ("hotbed.connectors",),
     "data": ("hotbed.data",),
+    "models": ("hotbed.models", "hotbed.models.losses"),
     "embedding": ("hotbed.embedding.rule", "hotbed.embedding.policy", "hotbed.embedding.tier", "hotbed.embedding.init"),
     "training": ("hotbed.training.metrics",),
 }
@@ -60,16 +59,21 @@ def nearest(word: str, choices: Iterable[str]) -> str:
 
 
 def kinds(expected: type) -> dict[str, type]:
-    """Every public concrete class that may stand where `expected` is asked for, by kind; empty for a final class."""
-    if expected.__module__.partition(".")[0] == "torch":  # only the listed models, not every nn.Module in the process
-        models = _import("hotbed.models")
-        found = [getattr(models, name) for name in models.__all__]
-        return {kind_of(cls): cls for cls in found if inspect.isclass(cls) and issubclass(cls, expected)}
+    """Every public final class that may stand where `expected` is asked for, by kind; empty for a final class."""
     package, _, rest = expected.__module__.partition(".")
+    if package == "torch":  # only the listed models, not every nn.Module in the process
+        return public_kinds("hotbed.models")
     if package == "hotbed":
         for home in _HOMES.get(rest.partition(".")[0], ()):
             _import(home)
     return {kind_of(cls): cls for cls in _subclasses(expected) if not cls.__name__.startswith("_")}
+
+
+def public_kinds(module: str) -> dict[str, type]:
+    """The classes in the public list of `module`, by kind; MissingExtra where it needs torch and there is none."""
+    found = _import(module)
+    classes = [getattr(found, name) for name in found.__all__ if inspect.isclass(getattr(found, name))]
+    return {kind_of(cls): cls for cls in classes if not inspect.isabstract(cls) and not type.__subclasses__(cls)}
 
 
 def build(spec: object, expected: Any, path: str = "job", given: Mapping[str, object] | None = None) -> Any:
@@ -169,33 +173,6 @@ def described(cls: type[T]) -> type[T]:
     return cls
 
 
-def override(spec: Mapping[str, Any], assignments: Mapping[str, object]) -> dict[str, Any]:
-    """A copy of `spec` with values set by dotted path; numbers index lists; a string kind becomes a mapping on the way.
-
-    >>> override({"rule": "adagrad"}, {"rule.lr": 0.1})
-    {'rule': {'kind': 'adagrad', 'lr': 0.1}}
-    """
-    result: dict[str, Any] = copy.deepcopy(dict(spec))
-    for dotted, value in assignments.items():
-        node: Any = result
-        steps = dotted.split(".")
-        if not all(steps):
-            raise ConfigError(f"{dotted}: not a path — received {dotted!r} — write names joined by dots, such as a.b=c")
-        for depth, step in enumerate(steps):
-            key = _step_key(node, step, ".".join(steps[: depth + 1]))
-            if depth == len(steps) - 1:
-                node[key] = value
-                break
-            child: Any = node[key] if isinstance(node, list) else node.get(key)
-            if isinstance(child, str):
-                child = {"kind": child}
-            elif not isinstance(child, (dict, list)):
-                child = {}
-            node[key] = child
-            node = child
-    return result
-
-
 def parameters(cls: type) -> dict[str, inspect.Parameter]:
     """Keywords that configure `cls`, with resolved type hints; the underscore of `with_` is not part of its key."""
     found: dict[str, inspect.Parameter] = {}
@@ -251,7 +228,7 @@ def _construct(cls: type, keys: Mapping[str, object], path: str, given: Mapping[
     try:
         return cls(**arguments)
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
+        raise ConfigError(_located(str(error), cls, known, path)) from error
     except HotbedError:
         raise
     except (TypeError, ValueError) as error:
@@ -339,6 +316,17 @@ def _subclasses(cls: type) -> list[type]:
     return below
 
 
+def _located(message: str, cls: type, known: Iterable[str], path: str) -> str:
+    """A constructor's message under the path of what it built: `Ttl.days: ...` as `job.tables.evict.days: ...`."""
+    name, colon, rest = message.partition(":")
+    owner, dot, key = name.partition(".")
+    if colon and owner in known:
+        return f"{path}.{message}"
+    if colon and dot and owner in (cls.__name__, kind_of(cls)):
+        return f"{path}.{key}:{rest}"
+    return f"{path}: {message}"
+
+
 def _is_plain(member: Any) -> bool:
     return member in (bool, int, float, str, Path, list, tuple, dict) or typing.get_origin(member) is not None
 
@@ -368,19 +356,6 @@ def _hint(cls: type, name: str, annotation: Any) -> Any:
         return typing.get_type_hints(holder, vars(sys.modules[owner.__module__]), dict(vars(owner)))[name]
     except NameError:
         return Any
-
-
-def _step_key(node: Any, step: str, path: str) -> Any:
-    if not isinstance(node, list):
-        return step
-    if step.isdigit() and int(step) < len(node):
-        return int(step)
-    named = [i for i, item in enumerate(node) if isinstance(item, Mapping) and item.get("name") == step]
-    if named:
-        return named[0]
-    raise ConfigError(
-        f"{path}: no such item — received {step!r} — use a name in the list or a number below {len(node)}"
-    )
 
 
 def _name(hint: Any) -> str:

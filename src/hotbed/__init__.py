@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hotbed: recommendation models whose embedding tables grow with new ids, forget stale ones and outgrow memory.
+
+    import hotbed as hb
+
+Names load on first use, so `import hotbed` needs neither torch nor a network client; a name whose optional dependency
+is missing raises MissingExtra with the command that installs it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import config as config
+    from . import connectors as sources  # noqa: F401 - public under this name
+    from . import errors as errors
+    from . import models as models
+    from . import testing as testing
+    from .connectors import Position as Position
+    from .data import transforms as transforms
+    from .data.batch import Batch as Batch
+    from .data.dataset import Dataset as Dataset
+    from .data.encode import Encoder as Encoder
+    from .data.ids import Ids as Ids
+    from .data.schema import Dense as Dense
+    from .data.schema import Id as Id
+    from .data.schema import Label as Label
+    from .data.schema import Schema as Schema
+    from .data.schema import Time as Time
+    from .data.schema import Weight as Weight
+    from .embedding.init import Constant as Constant
+    from .embedding.init import Normal as Normal
+    from .embedding.init import Uniform as Uniform
+    from .embedding.init import Zeros as Zeros
+    from .embedding.module import Embedding as Embedding
+    from .embedding.module import EmbeddingBag as EmbeddingBag
+    from .embedding.module import EmbeddingCollection as EmbeddingCollection
+    from .embedding.policy import Lfu as Lfu
+    from .embedding.policy import Lru as Lru
+    from .embedding.policy import MinCount as MinCount
+    from .embedding.policy import Probability as Probability
+    from .embedding.policy import Ttl as Ttl
+    from .embedding.rule import Adagrad as Adagrad
+    from .embedding.rule import Adam as Adam
+    from .embedding.rule import Ftrl as Ftrl
+    from .embedding.rule import Momentum as Momentum
+    from .embedding.rule import Nesterov as Nesterov
+    from .embedding.rule import RmsProp as RmsProp
+    from .embedding.rule import RowwiseAdagrad as RowwiseAdagrad
+    from .embedding.rule import Sgd as Sgd
+    from .embedding.table import Table as Table
+    from .embedding.table import make_tables as make_tables
+    from .embedding.table import set_num_threads as set_num_threads
+    from .embedding.tier import Gpu as Gpu
+    from .embedding.tier import Ram as Ram
+    from .embedding.tier import Ssd as Ssd
+    from .job import Job as Job
+    from .models import losses as losses
+    from .optim.sparse import SparseOptimizer as SparseOptimizer
+    from .optim.sparse import dense_parameters as dense_parameters
+    from .training import metrics as metrics
+    from .training.model import RecModel as RecModel
+    from .training.model import load as load
+
+__version__ = "0.1.0"
+
+# Public name -> where it lives: a module, or a module and the name in it.
+_HOMES: dict[str, str] = {
+    "Adagrad": "embedding.rule:Adagrad",
+    "Adam": "embedding.rule:Adam",
+    "Batch": "data.batch:Batch",
+    "Constant": "embedding.init:Constant",
+    "Dataset": "data.dataset:Dataset",
+    "Dense": "data.schema:Dense",
+    "Embedding": "embedding.module:Embedding",
+    "EmbeddingBag": "embedding.module:EmbeddingBag",
+    "EmbeddingCollection": "embedding.module:EmbeddingCollection",
+    "Encoder": "data.encode:Encoder",
+    "Ftrl": "embedding.rule:Ftrl",
+    "Gpu": "embedding.tier:Gpu",
+    "Id": "data.schema:Id",
+    "Ids": "data.ids:Ids",
+    "Job": "job:Job",
+    "Label": "data.schema:Label",
+    "Lfu": "embedding.policy:Lfu",
+    "Lru": "embedding.policy:Lru",
+    "MinCount": "embedding.policy:MinCount",
+    "Momentum": "embedding.rule:Momentum",
+    "Nesterov": "embedding.rule:Nesterov",
+    "Normal": "embedding.init:Normal",
+    "Position": "connectors:Position",
+    "Probability": "embedding.policy:Probability",
+    "Ram": "embedding.tier:Ram",
+    "RecModel": "training.model:RecModel",
+    "RmsProp": "embedding.rule:RmsProp",
+    "RowwiseAdagrad": "embedding.rule:RowwiseAdagrad",
+    "Schema": "data.schema:Schema",
+    "Sgd": "embedding.rule:Sgd",
+    "SparseOptimizer": "optim.sparse:SparseOptimizer",
+    "Ssd": "embedding.tier:Ssd",
+    "Table": "embedding.table:Table",
+    "Time": "data.schema:Time",
+    "Ttl": "embedding.policy:Ttl",
+    "Uniform": "embedding.init:Uniform",
+    "Weight": "data.schema:Weight",
+    "Zeros": "embedding.init:Zeros",
+    "config": "config",
+    "dense_parameters": "optim.sparse:dense_parameters",
+    "errors": "errors",
+    "load": "training.model:load",
+    "losses": "models.losses",
+    "make_tables": "embedding.table:make_tables",
+    "metrics": "training.metrics",
+    "models": "models",
+    "set_num_threads": "embedding.table:set_num_threads",
+    "sources": "connectors",
+    "testing": "testing",
+    "transforms": "data.transforms",
+}
+
+# Optional top-level module -> the extra that installs it.
+_EXTRAS = {
+    "torch": "train",
+    "confluent_kafka": "kafka",
+    "onnxruntime": "serve",
+    "fastapi": "serve",
+    "grpc": "serve",
+    "onnx": "export",
+    "matplotlib": "report",
+    "tensorboard": "tensorboard",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'hotbed' has no attribute {name!r}")
+    module_name, _, attribute = home.partition(":")
+    try:
+        module = importlib.import_module(f"hotbed.{module_name}")
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in _EXTRAS:
+            raise
+        from hotbed.errors import MissingExtra
+
+        raise MissingExtra(
+            f"hotbed.{name} needs {missing} — it is not installed — pip install hotbed[{_EXTRAS[missing]}]"
+        ) from error
+    value = getattr(module, attribute) if attribute else module
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Job: everything a training run is, as one value; in Python, or as a YAML or JSON file of the same keys.
+
+    job = Job.read("job.yaml", {"tables.rule.lr": 0.1})
+    job.to_json()                                    # plain values; Job.from_json is the inverse
+
+Paths in a job are relative to the working directory, as everywhere in Python.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import types
+import typing
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import yaml
+
+from hotbed import config
+from hotbed.connectors import Source
+from hotbed.data.schema import Schema
+from hotbed.embedding.init import Init, Uniform
+from hotbed.embedding.policy import Admission, Eviction
+from hotbed.embedding.rule import Adagrad, Adam, Rule
+from hotbed.embedding.tier import Ram, Tier
+from hotbed.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hotbed.data.dataset import Dataset
+    from hotbed.embedding.table import Table
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Keywords of the embedding tables; `overrides` gives a table (by name) its own: `{"user": {"dim": 8}}`."""
+
+    dim: int = 16
+    rule: Rule = field(default_factory=lambda: Adagrad(lr=0.05))
+    admit: Admission | None = None
+    evict: Eviction | list[Eviction] | None = None
+    tier: Tier = field(default_factory=Ram)
+    init: Init = field(default_factory=lambda: Uniform(0.05))
+    default: float = 0.0
+    overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        known = {name: p for name, p in config.parameters(Tables).items() if name != "overrides"}
+        built: dict[str, dict[str, Any]] = {}
+        for table, keys in self.overrides.items():
+            built[table] = {}
+            for key, value in keys.items():
+                path = f"overrides.{table}.{key}"
+                if key not in known:
+                    raise ConfigError(f"{path}: unknown key — received {value!r} — {config.nearest(key, known)}")
+                built[table][key] = config.build(value, known[key].annotation, path)
+        object.__setattr__(self, "overrides", built)
+
+    def make(self, schema: Schema, seed: int) -> dict[str, Table]:
+        """One table for each table name of the schema."""
+        from hotbed.embedding.table import make_tables
+
+        tables: dict[str, Table] = make_tables(
+            schema, self.dim, rule=self.rule, admit=self.admit, evict=self.evict, tier=self.tier, init=self.init,
+            default=self.default, seed=seed, overrides=self.overrides,
+        )  # fmt: skip
+        return tables
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How to train: what `RecModel.fit` and `Dataset` take.
+
+    `shuffle`: rows in the shuffle buffer, 0 = keep the order of the source. `valid_every`: steps between validations,
+    None = once an epoch. `patience`: validations without a better `monitor` before training ends, None = never.
+    `plateau`: validations without a better `monitor` before learning rates shrink by `plateau_factor`. `clip`: largest
+    norm of all gradients. `evict_every`: steps between evictions of stale rows. `stream_batch_size`: of the `stream`.
+    """
+
+    epochs: int = 1
+    batch_size: int = 1024
+    shuffle: int = 0
+    on_error: Literal["raise", "skip"] = "raise"
+    valid_every: int | None = None
+    monitor: str | None = None
+    patience: int | None = None
+    plateau: int | None = None
+    plateau_factor: float = 0.1
+    clip: float | None = None
+    evict_every: int | None = None
+    stream_batch_size: int | None = None
+    amp_level: Literal["O0", "O1", "O2", "O3", "auto"] = "O0"
+    boost_level: Literal["O0", "O1", "O2"] = "O0"
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "valid_every", "patience", "plateau", "evict_every", "stream_batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}: must be at least 1 — received {value} — give a positive integer")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training run: data, model, tables, optimizers, how to train, where results go.
+
+    `train` is learned first, for `fit.epochs`; `valid` is only evaluated; `stream` comes last, in the order of the
+    source: each batch is predicted before it is learned. `model`: a kind of `hb.models` and its keywords. `optimizer`:
+    a rule, for the dense parameters; the rows have `tables.rule`. `loss`: a kind of `hb.losses`. `metrics`: kinds of
+    `hb.metrics`; the first one is watched. Raises ConfigError with the dotted path of what is wrong.
+
+    Example: `Job.read("job.yaml")`, `hotbed train job.yaml --set fit.epochs=2`.
+    """
+
+    schema: Schema
+    train: Source
+    model: Mapping[str, Any] | str
+    valid: Source | None = None
+    stream: Source | None = None
+    tables: Tables = field(default_factory=Tables)
+    optimizer: Rule = field(default_factory=lambda: Adam(lr=1e-3))
+    loss: Mapping[str, Any] | str = "bce"
+    metrics: Sequence[str | Mapping[str, Any]] = ("auc", "log_loss")
+    fit: Fit = field(default_factory=Fit)
+    output: str = "runs/job"
+    seed: int = 0
+
+    @staticmethod
+    def read(path: str | Path, assignments: Mapping[str, object] | None = None) -> Job:
+        """A job from a YAML or JSON file, after `assignments` of values to dotted paths."""
+        return Job.from_json(override(read_mapping(path), assignments or {}))
+
+    @staticmethod
+    def from_json(spec: Mapping[str, Any]) -> Job:
+        """A job from plain values; raises ConfigError that starts with the dotted path of the wrong key."""
+        job: Job = config.build(spec, Job, "job")
+        return job
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, defaults left out; `Job.from_json(job.to_json()) == job`."""
+        plain: dict[str, Any] = config.describe(self)
+        del plain["kind"]
+        return plain
+
+    def dataset(self, source: Source, schema: Schema, *, stream: bool = False) -> Dataset:
+        """The batches of one of the job's sources. A validation source or a stream is read in its own order."""
+        from hotbed.data.dataset import Dataset
+
+        fit = self.fit
+        batch_size = fit.stream_batch_size or fit.batch_size if stream else fit.batch_size
+        shuffle = fit.shuffle if source is self.train else 0
+        return Dataset(source, schema, batch_size, shuffle=shuffle, seed=self.seed, on_error=fit.on_error)
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2's plain values: `1e-3` is a number, `no` and `2014-10-21` are strings; a key given twice is an error."""
+
+    yaml_implicit_resolvers = {}  # noqa: RUF012 - the base class's table, emptied
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys = [key.value for key, _ in node.value]
+        twice = next((key for key in keys if keys.count(key) > 1), None)
+        if twice is not None:
+            raise yaml.constructor.ConstructorError(None, None, f"the key {twice!r} is given twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+for tag, pattern, first in (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?[0-9]+|0x[0-9a-fA-F]+", list("-+0123456789")),
+    (
+        "float",
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf)|\.(nan|NaN)",
+        list("-+.0123456789"),
+    ),
+    ("merge", r"<<", ["<"]),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(f"^(?:{pattern})$"), first)
+
+
+def _number(loader: _Loader, node: yaml.ScalarNode) -> int:
+    text = loader.construct_scalar(node)
+    return int(text, 16) if text.startswith("0x") else int(text)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _number)
+
+
+def parse_value(text: str) -> Any:
+    """The value of `text` as YAML reads it: `3`, `1e-3`, `true`, `null`, `[a, b]`, `{kind: sgd}`, or a string."""
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        raise ConfigError(
+            f"not a value: {_yaml_problem(error)} — received {text!r} — quote it if it is text"
+        ) from error
+
+
+def read_mapping(path: str | Path) -> dict[str, Any]:
+    """The mapping in a YAML or JSON file; ConfigError with file and line when it does not parse."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read — {error} — give the path of a YAML or JSON file") from error
+    try:
+        # JSON is YAML, but its own parser gives the better messages and does not mind tabs
+        value = json.loads(text) if path.suffix == ".json" else yaml.load(text, _Loader)
+    except (yaml.YAMLError, json.JSONDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be parsed — {_yaml_problem(error)} — correct it") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path}: not a job — received {type(value).__name__} — write a mapping of the keys of a job")
+    return value
+
+
+def _yaml_problem(error: Exception) -> str:
+    mark = getattr(error, "problem_mark", None)
+    return f"line {mark.line + 1}: {error.problem}" if mark is not None else str(error)  # type: ignore[attr-defined]
+
+
+def override(spec: Mapping[str, Any], assignments: Mapping[str, object]) -> dict[str, Any]:
+    """A copy of `spec` with values set by dotted path; numbers index lists; a string kind becomes a mapping on the way.
+
+    >>> override({"rule": "adagrad"}, {"rule.lr": 0.1})
+    {'rule': {'kind': 'adagrad', 'lr': 0.1}}
+    """
+    result: dict[str, Any] = json.loads(json.dumps(spec))  # YAML anchors share nodes; a copy must not
+    for dotted, value in assignments.items():
+        node: Any = result
+        steps = dotted.split(".")
+        if not all(steps):
+            raise ConfigError(f"{dotted}: not a path — received {dotted!r} — write names joined by dots, such as a.b=c")
+        for depth, step in enumerate(steps):
+            key = _step_key(node, step, ".".join(steps[: depth + 1]))
+            if depth == len(steps) - 1:
+                node[key] = value
+                break
+            child: Any = node[key] if isinstance(node, list) else node.get(key)
+            if isinstance(child, str):
+                child = {"kind": child}
+            elif not isinstance(child, (dict, list)):
+                child = {}
+            node[key] = child
+            node = child
+    return result
+
+
+def _step_key(node: Any, step: str, path: str) -> Any:
+    if not isinstance(node, list):
+        return step
+    if step.isdigit() and int(step) < len(node):
+        return int(step)
+    named = [i for i, item in enumerate(node) if isinstance(item, Mapping) and item.get("name") == step]
+    if named:
+        return named[0]
+    raise ConfigError(
+        f"{path}: no such item — received {step!r} — use a name in the list or a number below {len(node)}"
+    )
+
+
+# --- JSON schema for editors ----------------------------------------------------------------------------------------
+
+_LEAVES: Mapping[Any, dict[str, Any]] = {
+    bool: {"type": "boolean"}, int: {"type": "integer"}, float: {"type": "number"}, str: {"type": "string"},
+    Path: {"type": "string"}, type(None): {"type": "null"}, Any: {}, object: {},
+}  # fmt: skip
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema (2020-12) of a job file, for completion and checks in editors; needs torch, to list the models."""
+    from hotbed.models.losses import Loss, MultiTask
+    from hotbed.training.metrics import Metric
+
+    definitions: dict[str, Any] = {}
+    root = _class_schema(Job, "job", definitions, needs_kind=False)
+    properties = definitions["job.job"]["properties"]
+    properties["model"] = _any_of(config.public_kinds("hotbed.models"), definitions)
+    properties["loss"] = _any_of(config.kinds(Loss) | {"multi_task": MultiTask}, definitions)
+    properties["metrics"] = {"type": "array", "items": _any_of(config.kinds(Metric), definitions)}
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Hotbed job", **root}
+    return {**head, "$defs": dict(sorted(definitions.items()))}
+
+
+def _schema(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    origin, hints = typing.get_origin(hint), typing.get_args(hint)
+    if hint in _LEAVES:
+        return dict(_LEAVES[hint])
+    if origin in (typing.Union, types.UnionType):
+        return {"anyOf": [_schema(member, definitions) for member in hints]}
+    if origin is Literal:
+        return {"enum": list(hints)}
+    container = origin or hint
+    if container in (list, tuple, Sequence, Iterable):
+        return {"type": "array", "items": _schema(hints[0] if hints else Any, definitions)}
+    if container in (dict, Mapping):
+        return {"type": "object", "additionalProperties": _schema(hints[1] if hints else Any, definitions)}
+    if not inspect.isclass(container):
+        return {}
+    return _any_of(config.kinds(container), definitions) or _class_schema(
+        container, config.kind_of(container), definitions, needs_kind=False
+    )
+
+
+def _any_of(kinds: Mapping[str, type], definitions: dict[str, Any]) -> dict[str, Any]:
+    references = [_class_schema(cls, kind, definitions, needs_kind=True) for kind, cls in sorted(kinds.items())]
+    return {"anyOf": [*references, {"enum": sorted(kinds)}]} if references else {}
+
+
+def _class_schema(cls: type, kind: str, definitions: dict[str, Any], *, needs_kind: bool) -> dict[str, Any]:
+    key = f"{cls.__module__.split('.')[1]}.{kind}"
+    if key not in definitions:
+        definitions[key] = {}  # breaks cycles: a source may hold a source
+        known = {name: p for name, p in config.parameters(cls).items() if name not in config.GIVEN or cls is Job}
+        required = [name.rstrip("_") for name, p in known.items() if p.default is p.empty]
+        definitions[key] = {
+            "type": "object",
+            "description": (inspect.getdoc(cls) or "").partition("\n")[0],
+            "properties": {"kind": {"const": kind}}
+            | {name.rstrip("_"): _schema(p.annotation, definitions) for name, p in known.items()},
+            "required": (["kind"] if needs_kind else []) + required,
+            "additionalProperties": False,
+        }
+    return {"$ref": f"#/$defs/{key}"}

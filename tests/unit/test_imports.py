@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`import hotbed` is cheap, lazy and has one sorted public list."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hotbed as hb
+
+# Runs before anything else in a child process: the named modules cannot be imported, as if they were not installed.
+BLOCKER = """
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {blocked!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Blocker())
+"""
+
+
+def run_without(blocked: set[str], code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKER.format(blocked=blocked) + code], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_public_list_is_sorted_and_short() -> None:
+    assert list(hb.__all__) == sorted(set(hb.__all__))
+    assert len(hb.__all__) <= 50
+
+
+@pytest.mark.parametrize("name", hb.__all__)
+def test_every_public_name_exists(name: str) -> None:
+    assert getattr(hb, name) is not None
+    assert name in dir(hb)
+
+
+def test_type_checkers_see_the_same_public_list() -> None:
+    tree = ast.parse(Path(hb.__file__).read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {alias.asname for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert seen == set(hb.__all__)
+
+
+def test_every_rule_policy_tier_and_init_is_public() -> None:
+    from hotbed import config
+    from hotbed.embedding import init, policy, rule, tier
+
+    for base in (rule.Rule, policy.Admission, policy.Eviction, tier.Tier, init.Init):
+        for cls in config.kinds(base).values():
+            assert cls.__name__ in hb.__all__
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Tabel'"):
+        hb.Tabel  # noqa: B018
+
+
+def test_import_hotbed_loads_no_heavy_module() -> None:
+    code = "import hotbed; print([m for m in ('torch', 'numpy', 'pyarrow', 'polars', 'typer') if m in sys.modules])"
+    assert run_without(set(), code).strip() == "[]"
+
+
+def test_tables_schemas_and_sources_work_without_torch() -> None:
+    code = """
+import hotbed as hb
+hb.Schema, hb.Encoder, hb.Dataset, hb.sources.Csv, hb.transforms.Hash, hb.Adagrad(lr=0.1), hb.Job
+t = hb.Table("user", dim=2)
+print(t.find_or_insert([1, 2, 1]).tolist(), "torch" in sys.modules)
+"""
+    assert run_without({"torch"}, code).strip() == "[0, 1, 0] False"
+
+
+@pytest.mark.parametrize("name", ["RecModel", "EmbeddingCollection", "SparseOptimizer", "models", "load"])
+def test_a_name_without_its_extra_says_what_to_install(name: str) -> None:
+    code = f"""
+import hotbed as hb
+try:
+    hb.{name}
+except hb.errors.MissingExtra as error:
+    print(error)
+"""
+    assert run_without({"torch"}, code).strip() == (
+        f"hotbed.{name} needs torch — it is not installed — pip install hotbed[train]"
+    )
