@@ -1,0 +1,370 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Encoder: raw Arrow columns -> Batch. One plan, the very same in training and in serving."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from hotbed import config
+from hotbed.connectors.base import Skips
+from hotbed.data.batch import Batch
+from hotbed.data.ids import Ids
+from hotbed.data.schema import Column, Dense, Id, Label, Schema, Time, Weight
+from hotbed.data.times import to_microseconds
+from hotbed.data.transforms import Split, Transform
+from hotbed.errors import DataError, DecodeError, SchemaError
+
+
+@dataclass
+class EncodeStats:
+    """What an encoder met: `missing` values (empty bags) by id feature, and rows left out (`skips`)."""
+
+    rows: int = 0
+    missing: dict[str, int] = field(default_factory=dict)
+    skips: Skips = field(default_factory=Skips)
+
+
+class _BadRows(Exception):
+    """Rows of a column that cannot be used; `mask` tells which."""
+
+    def __init__(self, column: str, mask: np.ndarray, message: str) -> None:
+        super().__init__(message)
+        self.column, self.mask, self.message = column, mask, message
+
+
+class Encoder:
+    """Turns record batches into Batches by a schema.
+
+    `on_error`: "raise" = a bad row raises DecodeError (its `row` counts from 1 within the record batch); "skip" = it is left
+    out, counted in `stats.skips` and logged. A missing column or a column of the wrong type always raises SchemaError.
+
+    Example: `Encoder(schema)(pa.record_batch({"user": ["ann"], "label": [1]}))`
+    """
+
+    def __init__(self, schema: Schema, on_error: str = "raise") -> None:
+        self.schema = schema
+        self.on_error = on_error
+        self.stats = EncodeStats()
+        self._seen: list[tuple[pa.Schema, bool]] = []
+        self._kinds: dict[str, set[str]] = {}
+
+    def __call__(self, rows: pa.RecordBatch | pa.Table, *, labels: bool = True) -> Batch:
+        """Batch of `rows`. `labels=False` (serving): label and weight columns are not read, time only if it is there."""
+        batch = _one_batch(rows)
+        if not any(known is batch.schema or (mode == labels and known.equals(batch.schema)) for known, mode in self._seen):
+            self._check(batch.schema, labels)
+            self._seen.append((batch.schema, labels))
+        while True:
+            try:
+                encoded = self._encode(batch, labels)
+                self.stats.rows += encoded.num_samples
+                return encoded
+            except _BadRows as bad:
+                if self.on_error != "skip":
+                    row = int(np.flatnonzero(bad.mask)[0]) + 1
+                    raise DecodeError(bad.message, "", row, bad.column) from None
+                self.stats.skips.add("value", bad.message, int(bad.mask.sum()))
+                batch = batch.filter(pa.array(~bad.mask))
+
+    def _check(self, schema: pa.Schema, labels: bool) -> None:
+        missing = [name for name in self.schema.raw_columns(labels) if name not in schema.names]
+        if missing:
+            near = "; ".join(f"{name!r}: {config.nearest(name, schema.names)}" for name in missing[:3])
+            raise SchemaError(f"columns {missing} are missing — the data has {schema.names} — {near}")
+
+    def _encode(self, batch: pa.RecordBatch, labels: bool) -> Batch:
+        context = Columns(batch)
+        ids: dict[str, Ids] = {}
+        dense: dict[str, np.ndarray] = {}
+        targets: dict[str, np.ndarray] = {}
+        weight = time = None
+        for column in self.schema.columns:
+            try:
+                if isinstance(column, Id):
+                    ids[column.name] = self._ids(column, context)
+                elif isinstance(column, Dense):
+                    dense[column.name] = _dense(column, context)
+                elif isinstance(column, Label) and labels:
+                    targets[column.name] = _label(column, context.column(column.source))
+                elif isinstance(column, Weight) and labels:
+                    weight = _weight(column, context.column(column.source))
+                elif isinstance(column, Time) and (labels or column.source in batch.schema.names):
+                    time = _time(column, context.column(column.source))
+            except (SchemaError, _BadRows):
+                raise
+            except (pa.ArrowException, DataError) as error:
+                raise SchemaError(f"column {column.name!r}: {str(error).splitlines()[0]}") from error
+        return Batch(ids, dense, targets, weight, time, None, batch.num_rows)
+
+    def _ids(self, column: Id, context: Columns) -> Ids:
+        values = _transformed(column, context)
+        num_missing = values.null_count
+        num_rows = len(values)
+        lengths = weights = None
+        if _is_list(values.type):
+            lengths = pc.list_value_length(values).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+            if column.weights:
+                weights = _id_weights(column, context.column(column.weights), lengths)
+            values = values.flatten()
+        elif column.weights:
+            weights = _numeric(column.weights, context.column(column.weights))
+        if num_missing:
+            self.stats.missing[column.name] = self.stats.missing.get(column.name, 0) + num_missing
+        self._note_kind(column, values.type)
+        keep = _kept(values, column)
+        numbers = ids_of(values, column.name)
+        if keep is not None:
+            numbers = numbers[keep]
+            weights = None if weights is None else weights[keep]
+            owner = np.arange(num_rows) if lengths is None else np.repeat(np.arange(num_rows), lengths)
+            lengths = np.bincount(owner[keep], minlength=num_rows)
+        if lengths is None:
+            return Ids(numbers, None, weights)
+        offsets = np.zeros(num_rows + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        result = Ids(numbers, offsets, weights)
+        return result if column.max_length is None else _newest(result, column.max_length)
+
+    def _note_kind(self, column: Id, kind: pa.DataType) -> None:
+        table = column.table or column.name
+        if pa.types.is_null(kind):
+            return
+        kinds = self._kinds.setdefault(table, set())
+        before = len(kinds)
+        kinds.add("integers" if pa.types.is_integer(kind) or pa.types.is_boolean(kind) else "strings")
+        if before == 1 and len(kinds) == 2:
+            warnings.warn(
+                f"table {table!r} is fed both strings (hashed) and integers (as they are), last by {column.name!r}: the same value "
+                "as text and as number gets two rows — declare one type for it in the source",
+                UserWarning,
+                stacklevel=4,
+            )
+
+
+class Columns:
+    """The raw columns of one record batch; what transforms see as their context."""
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self._batch = batch
+
+    def column(self, name: str) -> pa.Array:
+        return self._batch.column(name)
+
+    def hash(self, values: pa.Array, seed: int) -> pa.Array:
+        if pa.types.is_dictionary(values.type):
+            values = values.dictionary_decode()
+        null = values.is_null().to_numpy(zero_copy_only=False)
+        if pa.types.is_null(values.type):
+            return pa.nulls(len(values), pa.int64())
+        if pa.types.is_integer(values.type) or pa.types.is_boolean(values.type):
+            return pa.array(_hash_integers(ids_of(values, "hash"), seed), mask=null)
+        return pa.array(hash_strings(values, seed), mask=null)
+
+
+def ids_of(values: pa.Array, name: str) -> np.ndarray:
+    """Int64 [n] (a fresh array): integers unhashed (uint64 reinterpreted), strings as XXH64 of their UTF-8 bytes; nulls read as 0.
+
+    Raises SchemaError for floats and other types that are no ids.
+    """
+    kind = values.type
+    if pa.types.is_dictionary(kind):
+        table = np.append(ids_of(values.dictionary, name), np.int64(0))
+        return table[values.indices.cast(pa.int64()).fill_null(len(table) - 1).to_numpy(zero_copy_only=False)]
+    if pa.types.is_null(kind):
+        return np.zeros(len(values), np.int64)
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        if values.null_count:
+            values = values.fill_null(False if pa.types.is_boolean(kind) else 0)
+        numbers = values.to_numpy(zero_copy_only=False)
+        return numbers.view(np.int64).copy() if kind.bit_width == 64 else numbers.astype(np.int64)
+    if _is_bytes(kind):
+        return hash_strings(values, 0)
+    raise SchemaError(
+        f"id {name!r}: a column of {kind} holds no ids — received {kind} — declare it an integer or string, or Bucketize it"
+    )
+
+
+def hash_strings(values: pa.Array, seed: int) -> np.ndarray:
+    """XXH64 (seed) of each string's bytes, as int64 [n]; nulls give 0."""
+    from hotbed import _core
+
+    kind = values.type
+    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        values = values.cast(pa.large_binary())
+    wide = pa.types.is_large_string(values.type) or pa.types.is_large_binary(values.type)
+    _, offsets, data = values.buffers()
+    kind_of_offsets = np.dtype(np.int64 if wide else np.int32)
+    if not len(values):
+        return np.zeros(0, np.int64)
+    ends = np.frombuffer(offsets, kind_of_offsets, len(values) + 1, values.offset * kind_of_offsets.itemsize)
+    bytes_ = np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(0, np.uint8)
+    hashed: np.ndarray = _core.hash_strings(ends, bytes_, seed)
+    if values.null_count:
+        hashed[values.is_null().to_numpy(zero_copy_only=False)] = 0
+    return hashed
+
+
+def _hash_integers(values: np.ndarray, seed: int) -> np.ndarray:
+    from hotbed import _core
+
+    hashed: np.ndarray = _core.hash_strings(np.arange(len(values) + 1, dtype=np.int64) * 8, values.view(np.uint8), seed)
+    return hashed
+
+
+def _transformed(column: Dense | Id, context: Columns) -> pa.Array:
+    values = context.column(column.source)
+    if column.transforms and pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    for transform in column.transforms:
+        values = apply(transform, values, context)
+    return values
+
+
+def apply(transform: Transform, values: pa.Array, context: Any) -> pa.Array:
+    """`transform` on a column; on the items of a list column."""
+    if not _is_list(values.type):
+        return transform.apply(values, context)
+    if isinstance(transform, Split) or transform.inputs():
+        raise SchemaError(f"{type(transform).__name__}: cannot take a column of lists — received {values.type} — apply it before Split")
+    lengths = pc.list_value_length(values).fill_null(0).to_numpy(zero_copy_only=False)
+    offsets = np.zeros(len(values) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    items = transform.apply(values.flatten(), context)
+    return pa.LargeListArray.from_arrays(pa.array(offsets), items, mask=values.is_null() if values.null_count else None)
+
+
+def _kept(values: pa.Array, column: Id) -> np.ndarray | None:
+    """Which ids stay: no nulls, no padding, no empty strings. None = all."""
+    keep = None
+    if values.null_count:
+        keep = ~values.is_null().to_numpy(zero_copy_only=False)
+    if _is_bytes(values.type):
+        filled = pc.binary_length(values).fill_null(0).to_numpy(zero_copy_only=False) > 0
+        if not filled.all():
+            keep = filled if keep is None else keep & filled
+    if column.padding is not None and (pa.types.is_integer(values.type)):
+        real = ids_of(values, column.name) != column.padding
+        if not real.all():
+            keep = real if keep is None else keep & real
+    return keep
+
+
+def _newest(ids: Ids, max_length: int) -> Ids:
+    lengths = ids.lengths()
+    if len(lengths) == 0 or lengths.max() <= max_length:
+        return ids
+    from_end = np.repeat(ids.offsets[1:], lengths) - np.arange(len(ids.values))
+    keep = from_end <= max_length
+    offsets = np.zeros_like(ids.offsets)
+    np.cumsum(np.minimum(lengths, max_length), out=offsets[1:])
+    return Ids(ids.values[keep], offsets, None if ids.weights is None else ids.weights[keep])
+
+
+def _id_weights(column: Id, weights: pa.Array, lengths: np.ndarray) -> np.ndarray:
+    if not _is_list(weights.type):
+        raise SchemaError(f"id {column.name!r}: weights {column.weights!r} are {weights.type} — ids are lists — give lists of numbers")
+    found = pc.list_value_length(weights).fill_null(0).to_numpy(zero_copy_only=False)
+    if (found != lengths).any():
+        raise _BadRows(column.name, found != lengths, f"id {column.name!r}: {column.weights!r} has another number of items than its ids")
+    return _numeric(column.weights or "", weights.flatten(), np.repeat(np.arange(len(lengths)), lengths))
+
+
+def _dense(column: Dense, context: Columns) -> np.ndarray:
+    values = _transformed(column, context)
+    if not _is_list(values.type):
+        if column.width != 1:
+            raise SchemaError(f"dense {column.name!r}: width {column.width} but the column is {values.type} — give lists or width=1")
+        return _numeric(column.name, values)
+    lengths = pc.list_value_length(values).fill_null(0).to_numpy(zero_copy_only=False)
+    if (lengths != column.width).any():
+        wrong = lengths != column.width
+        raise _BadRows(column.name, wrong, f"dense {column.name!r}: a list of {lengths[wrong][0]} — width is {column.width}")
+    flat = _numeric(column.name, values.flatten(), np.repeat(np.arange(len(lengths)), lengths))
+    return flat.reshape(-1, column.width) if column.width != 1 else flat
+
+
+def _label(column: Label, values: pa.Array) -> np.ndarray:
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    if values.null_count:
+        mask = values.is_null().to_numpy(zero_copy_only=False)
+        raise _BadRows(column.source, mask, f"label {column.name!r}: a missing value — leave such rows out of the data")
+    if column.positive is not None:
+        equal = pc.equal(values.cast(pa.string()), column.positive)
+        return equal.to_numpy(zero_copy_only=False).astype(np.float32)
+    numbers = _numeric(column.name, values)
+    return numbers if column.threshold is None else (numbers >= column.threshold).astype(np.float32)
+
+
+def _weight(column: Weight, values: pa.Array) -> np.ndarray:
+    numbers = _numeric(column.name, values)
+    if (numbers < 0).any():
+        raise _BadRows(column.source, numbers < 0, f"weight {column.name!r}: {numbers.min():g} — weights are >= 0")
+    return numbers
+
+
+def _time(column: Time, values: pa.Array) -> np.ndarray:
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    micros = to_microseconds(values, column.unit)
+    if micros.null_count:
+        mask = micros.is_null().to_numpy(zero_copy_only=False)
+        raise _BadRows(column.source, mask, f"time {column.name!r}: {_first(values, mask)!r} is no time of unit {column.unit!r}")
+    return np.array(micros.to_numpy(zero_copy_only=False), dtype=np.int64)
+
+
+def _numeric(name: str, values: pa.Array, owner: np.ndarray | None = None) -> np.ndarray:
+    """Float32 [n], all finite. `owner`: the row of each value where they are items of lists."""
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    if _is_list(values.type) or pa.types.is_temporal(values.type):
+        raise SchemaError(f"column {name!r}: {values.type} is no number — received {values.type} — transform it or give it another role")
+    if _is_bytes(values.type):
+        numbers = pl.Series(values.cast(pa.string())).cast(pl.Float64, strict=False).to_arrow()
+    else:
+        numbers = values.cast(pa.float64(), safe=False)
+    with np.errstate(over="ignore"):
+        result = np.array(numbers.to_numpy(zero_copy_only=False), dtype=np.float32)
+    finite = np.isfinite(result)
+    if finite.all():
+        return result
+    first = _first(values, ~finite)
+    why = "a missing value — add FillMissing" if first is None else f"{first!r} is no finite float32 number — correct or Clip it"
+    mask = ~finite if owner is None else np.isin(np.arange(owner.max() + 1), owner[~finite])
+    raise _BadRows(name, mask, f"column {name!r}: {why}")
+
+
+def _first(values: pa.Array, mask: np.ndarray) -> Any:
+    return values[int(np.flatnonzero(mask)[0])].as_py()
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    tests: tuple[Callable[[pa.DataType], bool], ...] = (
+        pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view,
+        pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view,
+    )  # fmt: skip
+    return any(test(kind) for test in tests)
+
+
+def _one_batch(rows: pa.RecordBatch | pa.Table) -> pa.RecordBatch:
+    if isinstance(rows, pa.RecordBatch):
+        return rows
+    batches = rows.combine_chunks().to_batches()
+    if batches:
+        return batches[0]
+    return pa.RecordBatch.from_arrays([pa.array([], type=field.type) for field in rows.schema], schema=rows.schema)
+
+
+__all__ = ["Column", "EncodeStats", "Encoder", "apply", "hash_strings", "ids_of"]

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Schema: which columns there are and what each is for."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hotbed import config
+from hotbed.connectors.base import Source
+from hotbed.data import times
+from hotbed.data.transforms import Transform
+from hotbed.errors import ConfigError, SchemaError
+
+POOLINGS = ("sum", "mean", "max", "none")
+
+
+class Column(ABC):
+    """A role that a raw column plays. `name` names it in the Batch; `column` is the raw column where that differs."""
+
+    name: str
+    column: str | None
+
+    @property
+    def source(self) -> str:
+        """The raw column that it reads."""
+        return self.column or self.name
+
+
+@dataclass(frozen=True)
+class Label(Column):
+    """What is predicted, float32. `threshold`: 1 where the value is >= it, else 0. `positive`: 1 where the text equals it.
+
+    Examples: `Label("clicked")`, `Label("liked", column="rating", threshold=4)`, `Label("rich", column="income", positive="50000+.")`
+    """
+
+    name: str
+    threshold: float | None = None
+    column: str | None = None
+    positive: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.threshold is not None and self.positive is not None:
+            raise ConfigError(f"label {self.name!r}: both threshold and positive — received {self.threshold}, {self.positive!r} — give one")
+
+
+@dataclass(frozen=True)
+class Time(Column):
+    """When the event happened. `unit`: "s", "ms", "us", "ns", "iso" (text), or a strptime format; Arrow timestamps know theirs.
+    Int64 microseconds UTC inside; text without a zone is UTC."""
+
+    name: str
+    unit: str = "s"
+    column: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.unit not in (*times.UNITS, "ns", "iso") and "%" not in self.unit:
+            raise ConfigError(f"time {self.name!r}: unknown unit — received {self.unit!r} — use s, ms, us, ns, iso or a format such as '%y%m%d%H'")
+
+
+@dataclass(frozen=True)
+class Weight(Column):
+    """How much a sample counts in loss and metrics, float32 >= 0."""
+
+    name: str
+    column: str | None = None
+
+
+@dataclass(frozen=True)
+class Dense(Column):
+    """A number (`width` 1) or a list of `width` numbers, float32. Missing values need `FillMissing`."""
+
+    name: str
+    transforms: Sequence[Transform] = ()
+    column: str | None = None
+    width: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "transforms", tuple(self.transforms))
+        if self.width < 1:
+            raise ConfigError(f"dense {self.name!r}: width is at least 1 — received {self.width} — give the length of its lists")
+
+
+@dataclass(frozen=True)
+class Id(Column):
+    """One or many ids a sample: integers as they are, strings by hash, lists as bags. `table`: the embedding table (default: `name`);
+    several features may share one.
+
+    `pooling`: sum, mean, max, or none (a sequence). `padding`: an id that means "nothing here". `max_length`: of longer bags the
+    last (newest) ids are kept. `weights`: a raw list column with one number an id.
+
+    Example: `Id("genres", transforms=[Split("|")], pooling="mean")`
+    """
+
+    name: str
+    table: str | None = None
+    transforms: Sequence[Transform] = ()
+    pooling: str = "sum"
+    column: str | None = None
+    padding: int | None = None
+    max_length: int | None = None
+    weights: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "transforms", tuple(self.transforms))
+        object.__setattr__(self, "table", self.table or self.name)
+        if self.pooling not in POOLINGS:
+            raise ConfigError(f"id {self.name!r}: unknown pooling — received {self.pooling!r} — use one of {', '.join(POOLINGS)}")
+        if self.max_length is not None and self.max_length < 1:
+            raise ConfigError(f"id {self.name!r}: max_length is at least 1 or None — received {self.max_length} — correct it")
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The columns of a problem and their roles. A value: compare it, save it (`to_json`), build a table set and models from it.
+
+    Raises ConfigError for two columns of one name, or more than one Time or Weight.
+
+    Example:
+        >>> hb.Schema([hb.Label("clicked"), hb.Time("time"), hb.Id("user"), hb.Id("item"), hb.Dense("price")])
+    """
+
+    columns: Sequence[Column]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "columns", tuple(self.columns))
+        for column in self.columns:
+            if not isinstance(column, Column):
+                raise ConfigError(f"schema: {column!r} is no column — use Label, Time, Weight, Dense or Id")
+        names = [column.name for column in self.columns]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ConfigError(f"schema: names {twice} appear twice — received {names} — rename one and point `column` at the raw column")
+        for role in (Time, Weight):
+            if sum(isinstance(column, role) for column in self.columns) > 1:
+                raise ConfigError(f"schema: more than one {role.__name__} — received {names} — keep one")
+
+    def __getitem__(self, name: str) -> Column:
+        for column in self.columns:
+            if column.name == name:
+                return column
+        raise SchemaError(f"schema: no column {name!r} — {config.nearest(name, [column.name for column in self.columns])}")
+
+    @property
+    def labels(self) -> tuple[Label, ...]:
+        """The labels, in order."""
+        return tuple(column for column in self.columns if isinstance(column, Label))
+
+    @property
+    def dense(self) -> tuple[Dense, ...]:
+        """The dense columns, in order."""
+        return tuple(column for column in self.columns if isinstance(column, Dense))
+
+    @property
+    def ids(self) -> tuple[Id, ...]:
+        """The id features, in order."""
+        return tuple(column for column in self.columns if isinstance(column, Id))
+
+    @property
+    def time(self) -> Time | None:
+        """The time column, if there is one."""
+        return next((column for column in self.columns if isinstance(column, Time)), None)
+
+    @property
+    def weight(self) -> Weight | None:
+        """The weight column, if there is one."""
+        return next((column for column in self.columns if isinstance(column, Weight)), None)
+
+    @property
+    def tables(self) -> dict[str, tuple[Id, ...]]:
+        """Table name -> the id features that read it, in schema order."""
+        found: dict[str, tuple[Id, ...]] = {}
+        for column in self.ids:
+            assert column.table is not None
+            found[column.table] = (*found.get(column.table, ()), column)
+        return found
+
+    @property
+    def dense_width(self) -> int:
+        """Numbers in all dense columns of a sample together."""
+        return sum(column.width for column in self.dense)
+
+    def raw_columns(self, labels: bool = True) -> list[str]:
+        """Raw columns that encoding reads, each once; without `labels` those that serving needs (no label, weight or time)."""
+        found: dict[str, None] = {}
+        for column in self.columns:
+            if not labels and isinstance(column, (Label, Time, Weight)):
+                continue
+            found[column.source] = None
+            for transform in getattr(column, "transforms", ()):
+                found.update(dict.fromkeys(transform.inputs()))
+            if isinstance(column, Id) and column.weights:
+                found[column.weights] = None
+        return list(found)
+
+    def fit(self, source: Source) -> Schema:
+        """A schema whose transforms have learned (means, quantiles, vocabularies) from `source`: the training range only."""
+        from hotbed.data.fit import fit
+
+        return fit(self, source)
+
+    def with_transforms(self, name: str, transforms: Sequence[Transform]) -> Schema:
+        """This schema with other transforms on one column."""
+        changed = [
+            replace(column, transforms=tuple(transforms)) if isinstance(column, (Dense, Id)) and column.name == name else column
+            for column in self.columns
+        ]
+        return Schema(changed)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values, learned numbers included."""
+        value: dict[str, Any] = json.loads(json.dumps({"columns": [config.describe(column) for column in self.columns]}))
+        return value
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any] | str) -> Schema:
+        """Inverse of `to_json`; takes the object or its text. Raises ConfigError with the path of a wrong key."""
+        spec = json.loads(value) if isinstance(value, str) else value
+        columns: list[Column] = config.build(spec["columns"], Sequence[Column], "schema.columns")
+        return cls(columns)

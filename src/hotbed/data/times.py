@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times: any column of times to int64 microseconds UTC."""
+
+from __future__ import annotations
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from hotbed.errors import DataError, SchemaError
+
+UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1}
+_FORMATS = ("%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%dT%H:%M", "%Y-%m-%d")
+
+
+def to_microseconds(values: pa.Array, unit: str) -> pa.Array:
+    """Int64 microseconds UTC; nulls stay, and text that is no time becomes null.
+
+    `unit`: "s", "ms", "us", "ns" for numbers, "iso" for ISO 8601 text, or a strptime format such as "%y%m%d%H". Arrow
+    timestamps and dates need no unit. Text without a zone is UTC; text that mixes zones raises DataError.
+    """
+    kind = values.type
+    if pa.types.is_timestamp(kind):
+        return values.cast(pa.timestamp("us", kind.tz), safe=False).cast(pa.int64())
+    if pa.types.is_date(kind):
+        return values.cast(pa.timestamp("us")).cast(pa.int64())
+    if _is_text(kind):
+        if unit in (*UNITS, "ns"):
+            return to_microseconds(values.cast(pa.int64()), unit)
+        return _from_text(values, unit)
+    if "%" in unit and pa.types.is_integer(kind):  # 14102100 read as a number
+        return _from_text(values.cast(pa.string()), unit)
+    if unit == "iso" or not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        raise SchemaError(f"times: unit {unit!r} does not fit a column of {kind} — received {kind} — declare the column's real unit")
+    if pa.types.is_floating(kind):
+        factor = UNITS.get(unit, 1e-3)
+        return pc.round(pc.multiply(values.cast(pa.float64()), float(factor))).cast(pa.int64())
+    whole = values.cast(pa.int64())
+    return _scale(whole, unit)
+
+
+def _scale(whole: pa.Array, unit: str) -> pa.Array:
+    if unit != "ns":
+        return pc.multiply_checked(whole, UNITS[unit])
+    # Arrow divides towards zero; shifting keeps times before 1970 in order.
+    return pc.divide(pc.subtract(whole, pc.if_else(pc.less(whole, 0), 999, 0)), 1_000)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _from_text(values: pa.Array, unit: str) -> pa.Array:
+    text = pl.Series("t", values.cast(pa.string())).str.strip_chars()
+    if unit != "iso":
+        parsed = text.str.to_datetime(unit, time_unit="us", strict=False, time_zone="UTC" if "%z" in unit else None)
+        return parsed.to_physical().to_arrow().cast(pa.int64())
+    # A date alone ends like an offset ("2014-10-21"), so a zone needs a time of day before it.
+    timed = text.str.contains(r"\d:\d")
+    zone = pl.select(pl.when(timed).then(text.str.extract(r"(Z|UTC|GMT|[+-]\d{2}:?\d{2})$")).otherwise(None)).to_series()
+    found = set(zone.fill_null("").filter(text.is_not_null()).unique().to_list())
+    if len(found) > 1:
+        raise DataError(
+            f"times: a column mixes zones — received {sorted(found)} ('' = no zone) — write all its times with one zone, best UTC"
+        )
+    plain = text
+    if found and found != {""}:
+        plain = text.str.replace(r"\s*(Z|UTC|GMT|[+-]\d{2}:?\d{2})$", "")
+    plain = plain.str.replace(" ", "T", literal=True)
+    parsed = pl.Series([None], dtype=pl.Datetime("us")).new_from_index(0, len(plain)) if len(plain) else plain.cast(pl.Datetime("us"), strict=False)
+    for form in _FORMATS:
+        if parsed.null_count() == plain.null_count():
+            break
+        parsed = parsed.fill_null(plain.str.to_datetime(form, time_unit="us", strict=False))
+    micros = parsed.to_physical().to_arrow().cast(pa.int64())
+    shift = _offset_microseconds(next(iter(found), ""))
+    return pc.subtract(micros, shift) if shift else micros
+
+
+def _offset_microseconds(zone: str) -> int:
+    if not zone or zone[0] not in "+-":
+        return 0
+    digits = zone[1:].replace(":", "")
+    return (1 if zone[0] == "+" else -1) * (int(digits[:2]) * 3600 + int(digits[2:]) * 60) * 1_000_000
