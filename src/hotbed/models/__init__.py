@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranking models: `model(batch)` gives logits [n], or logits by label for several labels. One file a model."""
+
+from hotbed.models.dcn import DCN, DCNv2
+from hotbed.models.deepfm import DeepFM
+from hotbed.models.dlrm import DLRM
+from hotbed.models.dnn import DNN
+from hotbed.models.fm import FM
+from hotbed.models.lr import LR
+from hotbed.models.mmoe import MMoE
+from hotbed.models.wide_deep import WideDeep
+
+__all__ = ["DCN", "DLRM", "DNN", "FM", "LR", "DCNv2", "DeepFM", "MMoE", "WideDeep"]

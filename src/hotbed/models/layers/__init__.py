@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Building blocks of ranking models: ordinary `nn.Module`s that know nothing of tables, except `inputs`."""
+
+from hotbed.models.layers.cross import CrossNet, CrossNetMix, CrossNetV2
+from hotbed.models.layers.dropout import Dropout
+from hotbed.models.layers.inputs import FeatureInputs, LinearTerm
+from hotbed.models.layers.interaction import DotInteraction, FMInteraction
+from hotbed.models.layers.linear import LogitHead, xavier_
+from hotbed.models.layers.mlp import MLP
+
+__all__ = [
+    "MLP",
+    "LogitHead",
+    "CrossNet",
+    "CrossNetMix",
+    "CrossNetV2",
+    "DotInteraction",
+    "Dropout",
+    "FMInteraction",
+    "FeatureInputs",
+    "LinearTerm",
+    "xavier_",
+]

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cross networks: explicit feature crosses of bounded degree. All map [n, width] -> [n, width]."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hotbed.errors import ConfigError
+
+
+class CrossNet(nn.Module):
+    """Cross network of DCN: x_{l+1} = x_0 (w_l . x_l) + b_l + x_l, with one vector w_l a layer.
+
+    Source: Wang et al., "Deep & Cross Network for Ad Click Predictions", ADKDD 2017.
+    """
+
+    def __init__(self, width: int, num_layers: int) -> None:
+        super().__init__()
+        _check(num_layers)
+        self.weights = nn.ModuleList(nn.Linear(width, 1, bias=False) for _ in range(num_layers))
+        self.biases = nn.ParameterList(nn.Parameter(torch.zeros(width)) for _ in range(num_layers))
+
+    def forward(self, x0: Tensor) -> Tensor:
+        """[n, width] -> [n, width]."""
+        x = x0
+        for weight, bias in zip(self.weights, self.biases, strict=True):
+            x = torch.addcmul(x + bias, x0, weight(x))
+        return x
+
+
+class CrossNetV2(nn.Module):
+    """Cross network of DCN-V2: x_{l+1} = x_0 * (W_l x_l + b_l) + x_l, with a full matrix W_l a layer.
+
+    Source: Wang et al., "DCN V2: Improved Deep & Cross Network", WWW 2021.
+
+    >>> CrossNetV2(6, num_layers=2)(torch.zeros(3, 6)).shape
+    torch.Size([3, 6])
+    """
+
+    def __init__(self, width: int, num_layers: int) -> None:
+        super().__init__()
+        _check(num_layers)
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(num_layers))
+
+    def forward(self, x0: Tensor) -> Tensor:
+        """[n, width] -> [n, width]."""
+        x = x0
+        for layer in self.layers:
+            x = torch.addcmul(x, x0, layer(x))
+        return x
+
+
+class CrossNetMix(nn.Module):
+    """Low-rank cross network of DCN-V2: a gated mixture of experts a layer.
+
+    x_{l+1} = sum_i g_i(x_l) * x_0 * (U_i tanh(C_i tanh(V_i^T x_l)) + b_l) + x_l, g = softmax of a linear gate. With one
+    expert the gate is 1. All experts of a layer are computed by three matrix products.
+
+    Source: Wang et al., "DCN V2: Improved Deep & Cross Network", WWW 2021, section 3.2 (DCN-Mix).
+    """
+
+    def __init__(self, width: int, num_layers: int, *, rank: int = 32, num_experts: int = 4) -> None:
+        super().__init__()
+        _check(num_layers)
+        if rank < 1 or num_experts < 1:
+            raise ConfigError(
+                f"low_rank, num_experts: too small — received {rank}, {num_experts} — give numbers from 1 on"
+            )
+        self.num_layers, self.rank, self.num_experts = num_layers, rank, num_experts
+        inner = rank * num_experts
+        self.down = nn.ModuleList(nn.Linear(width, inner, bias=False) for _ in range(num_layers))
+        self.core = nn.ParameterList(nn.Parameter(torch.empty(num_experts, rank, rank)) for _ in range(num_layers))
+        self.up = nn.ModuleList(nn.Linear(inner, width, bias=False) for _ in range(num_layers))
+        self.gates = nn.ModuleList(nn.Linear(width, num_experts, bias=False) for _ in range(num_layers))
+        self.biases = nn.ParameterList(nn.Parameter(torch.zeros(width)) for _ in range(num_layers))
+        with torch.no_grad():
+            for core in self.core:
+                core.normal_(std=math.sqrt(1.0 / rank))  # Xavier of a rank x rank matrix
+
+    def forward(self, x0: Tensor) -> Tensor:
+        """[n, width] -> [n, width]."""
+        x = x0
+        for layer in range(self.num_layers):
+            inner = torch.tanh(self.down[layer](x)).view(-1, self.num_experts, self.rank)
+            inner = torch.tanh(torch.einsum("ner,esr->nes", inner, self.core[layer]))
+            gate = F.softmax(self.gates[layer](x), dim=-1)
+            # The gates sum to 1, so that gating before U and adding the bias once equals gating the finished experts.
+            mixed = self.up[layer]((inner * gate.unsqueeze(-1)).flatten(1)) + self.biases[layer]
+            x = torch.addcmul(x, x0, mixed)
+        return x
+
+
+def _check(num_layers: int) -> None:
+    if num_layers < 1:
+        raise ConfigError(f"num_cross_layers: too small — received {num_layers} — give a number from 1 on")

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a `Batch` to the tensors that layers take: embeddings and dense columns side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from hotbed.data.batch import Batch
+from hotbed.data.schema import Id, Schema
+from hotbed.embedding.module import EmbeddingCollection
+from hotbed.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hotbed.embedding.table import Table
+
+
+class FeatureInputs(nn.Module):
+    """All features of a schema as one matrix: pooled embeddings in schema order, then the dense columns.
+
+    Args:
+        schema: the columns of the data.
+        tables: one table for each table name in the schema.
+
+    Raises ConfigError for a schema without features and for sequence features (pooling "none"), for which these models
+    have no place.
+    """
+
+    def __init__(self, schema: Schema, tables: Mapping[str, Table]) -> None:
+        super().__init__()
+        _refuse_sequences(schema)
+        self.dense_columns = [column.name for column in schema.dense]
+        self.dense_dim = schema.dense_width
+        self.field_dims: tuple[int, ...] = tuple(_table(tables, column).dim for column in schema.ids)
+        self.collection = EmbeddingCollection(schema, tables) if schema.ids else None
+        self.embedding_dim = sum(self.field_dims)
+        self.output_dim = self.embedding_dim + self.dense_dim
+        if not self.output_dim:
+            raise ConfigError("schema: no features — received no Id and no Dense column — add one")
+
+    def forward(self, batch: Batch) -> Tensor:
+        """A batch of n samples -> float32 [n, output_dim]."""
+        if self.collection is None:
+            return _dense(batch, self.dense_columns)
+        embeddings: Tensor = self.collection.flat(batch)
+        if not self.dense_columns:
+            return embeddings
+        return torch.cat([embeddings, _dense(batch, self.dense_columns).to(embeddings.device)], dim=1)
+
+    def fields(self, flat: Tensor) -> Tensor:
+        """The embeddings in the result of `forward` as [n, fields, dim]; all tables must have the same dim."""
+        return flat[:, : self.embedding_dim].reshape(len(flat), len(self.field_dims), -1)
+
+    def dense(self, flat: Tensor) -> Tensor:
+        """The dense columns in the result of `forward`, [n, dense_dim]."""
+        return flat[:, self.embedding_dim :]
+
+    def equal_dim(self, model: str) -> int:
+        """The dim that all fields share, for models that multiply fields with each other; else ConfigError."""
+        if len(set(self.field_dims)) != 1:
+            raise ConfigError(
+                f"{model}: fields of one dim needed — received dims {sorted(set(self.field_dims))} — "
+                "give the same dim to every table"
+            )
+        return self.field_dims[0]
+
+
+class LinearTerm(nn.Module):
+    """First-order term: one weight for every id (tables of dim 1 like the given ones) and dense column, and a bias.
+
+    The weights of table "x" live in a table "x.linear" with the same rule and policies.
+    """
+
+    def __init__(self, schema: Schema, tables: Mapping[str, Table]) -> None:
+        super().__init__()
+        _refuse_sequences(schema)
+        used = {name: _table(tables, columns[0]) for name, columns in schema.tables.items()}
+        weights = {name: table.like(f"{name}.linear", dim=1) for name, table in used.items()}
+        self.collection = EmbeddingCollection(schema, weights) if weights else None
+        self.dense_columns = [column.name for column in schema.dense]
+        self.dense_weights = nn.Linear(schema.dense_width, 1, bias=False) if schema.dense else None
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, batch: Batch) -> Tensor:
+        """A batch of n samples -> float32 [n]."""
+        logit = self.bias
+        if self.collection is not None:
+            logit = logit + self.collection.flat(batch).sum(1)
+        if self.dense_weights is not None:
+            logit = logit + self.dense_weights(_dense(batch, self.dense_columns).to(self.bias.device)).squeeze(-1)
+        return logit
+
+
+def _dense(batch: Batch, names: list[str]) -> Tensor:
+    columns = (torch.as_tensor(batch.dense[name], dtype=torch.float32) for name in names)
+    return torch.cat([column.reshape(batch.num_samples, -1) for column in columns], dim=1)
+
+
+def _table(tables: Mapping[str, Table], column: Id) -> Table:
+    name = column.table or column.name
+    if name not in tables:
+        raise ConfigError(
+            f"tables: no table for column {column.name!r} — received {sorted(tables)} — "
+            f"add {name!r}, for example with hb.make_tables(schema, dim=16)"
+        )
+    return tables[name]
+
+
+def _refuse_sequences(schema: Schema) -> None:
+    for column in schema.ids:
+        if column.pooling == "none":
+            raise ConfigError(
+                f"{column.name}: a sequence feature has no place in this model — received pooling 'none' — "
+                "use sum, mean or max, or write your own network around hb.EmbeddingCollection"
+            )

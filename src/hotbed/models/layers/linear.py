@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Linear pieces: the last layer of every model, and the initial weights that all models share."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class LogitHead(nn.Module):
+    """The last linear layer: one logit from one or more inputs, float32 also under autocast.
+
+    Equals `nn.Linear(sum(widths), 1)` of the concatenated inputs without copying them together. It leaves autocast,
+    because logits rounded to bfloat16 (8 bits) tie with each other, which costs AUC.
+
+    >>> LogitHead(2, 3)(torch.ones(4, 2), torch.ones(4, 3)).shape
+    torch.Size([4])
+    """
+
+    def __init__(self, *widths: int) -> None:
+        super().__init__()
+        self.widths = list(widths)
+        self.linear = nn.Linear(sum(widths), 1)
+
+    def forward(self, *parts: Tensor) -> Tensor:
+        """Tensors [n, widths[i]] -> [n] float32."""
+        with torch.autocast(parts[0].device.type, enabled=False):
+            weights = torch.split(self.linear.weight.float(), self.widths, dim=1)
+            logit = F.linear(parts[0].float(), weights[0], self.linear.bias.float())
+            for part, weight in zip(parts[1:], weights[1:], strict=True):
+                logit = logit + F.linear(part.float(), weight)
+        return logit.squeeze(-1)
+
+
+def xavier_(module: nn.Module) -> None:
+    """Xavier-normal weights and zero biases for every `nn.Linear` inside `module`, as FuxiCTR and BARS start from.
+
+    Source: Glorot and Bengio, "Understanding the difficulty of training deep feedforward neural networks", 2010.
+    """
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear):
+            nn.init.xavier_normal_(layer.weight)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Losses: values that turn predictions and labels of a batch into one number to minimize.
+
+A loss is called as `loss(prediction, label, weight)`: logits [n], labels [n], sample weights [n] or None -> scalar, in
+float32. `MultiTask` takes both as mappings by label.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from hotbed import config
+from hotbed.errors import ConfigError
+
+T = TypeVar("T", Tensor, float)
+
+
+class Loss(ABC):
+    """Base of the losses of one label; use `BCE`, `MSE`, …."""
+
+    def __call__(self, prediction: Tensor, label: Tensor, weight: Tensor | None = None) -> Tensor:
+        """Logits [n], labels [n], weights [n] or None -> scalar float32; 0 for an empty batch.
+
+        Raises ConfigError when the shapes differ, since broadcasting [n, 1] against [n] would be n * n losses.
+        """
+        if prediction.shape != label.shape or (weight is not None and weight.shape != label.shape):
+            shapes = f"{list(prediction.shape)}, {list(label.shape)}, {None if weight is None else list(weight.shape)}"
+            raise ConfigError(
+                f"{type(self).__name__}: prediction, label and weight differ in shape — received {shapes} — "
+                "give [n] each, for example network(batch).squeeze(-1)"
+            )
+        return self._mean(prediction.float(), label.float(), None if weight is None else weight.float())
+
+    @abstractmethod
+    def _mean(self, prediction: Tensor, label: Tensor, weight: Tensor | None) -> Tensor:
+        """The loss of checked float32 inputs."""
+
+
+@dataclass(frozen=True)
+class BCE(Loss):
+    """Binary cross-entropy of logits, mean over samples: -(p * y log s(x) + (1 - y) log(1 - s(x))) * weight.
+
+    Args:
+        pos_weight: p above, weight of positive samples.
+        label_smoothing: labels 0, 1 become s / 2, 1 - s / 2.
+
+    >>> BCE()(torch.zeros(2), torch.tensor([0.0, 1.0]))
+    tensor(0.6931)
+    """
+
+    pos_weight: float = 1.0
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check("BCE.pos_weight", self.pos_weight, 0.0, math.inf)
+        _check("BCE.label_smoothing", self.label_smoothing, 0.0, 1.0)
+
+    def _mean(self, prediction: Tensor, label: Tensor, weight: Tensor | None) -> Tensor:
+        if self.label_smoothing:
+            label = label * (1.0 - self.label_smoothing) + 0.5 * self.label_smoothing
+        positive = None if self.pos_weight == 1.0 else prediction.new_tensor(self.pos_weight)
+        total = F.binary_cross_entropy_with_logits(prediction, label, weight, reduction="sum", pos_weight=positive)
+        return total / max(len(label), 1)
+
+
+@dataclass(frozen=True)
+class MSE(Loss):
+    """Squared error, mean over samples: weight * (prediction - label)^2. The prediction is used as it is."""
+
+    def _mean(self, prediction: Tensor, label: Tensor, weight: Tensor | None) -> Tensor:
+        squared = (prediction - label).square()
+        return _sum(squared, weight) / max(len(label), 1)
+
+
+@dataclass(frozen=True)
+class Focal(Loss):
+    """Focal loss of logits: cross-entropy times (1 - p_t)^gamma, so that easy samples count less.
+
+    Source: Lin et al., "Focal Loss for Dense Object Detection", ICCV 2017.
+    """
+
+    gamma: float = 2.0
+
+    def __post_init__(self) -> None:
+        _check("Focal.gamma", self.gamma, 0.0, math.inf)
+
+    def _mean(self, prediction: Tensor, label: Tensor, weight: Tensor | None) -> Tensor:
+        entropy = F.binary_cross_entropy_with_logits(prediction, label, reduction="none")
+        return _sum(entropy * (1.0 - torch.exp(-entropy)).pow(self.gamma), weight) / max(len(label), 1)
+
+
+@dataclass(frozen=True)
+class Pairwise(Loss):
+    """Pairwise logistic loss over all (positive, negative) pairs of the batch: log(1 + exp(x_neg - x_pos)), mean.
+
+    A pair weighs the product of its two weights. Labels above 0.5 are positive; 0 where one class is missing. It takes
+    memory for positives x negatives floats.
+
+    Source: Burges et al., "Learning to Rank using Gradient Descent" (RankNet), ICML 2005.
+    """
+
+    def _mean(self, prediction: Tensor, label: Tensor, weight: Tensor | None) -> Tensor:
+        positive = label > 0.5
+        margin = prediction[positive].unsqueeze(1) - prediction[~positive].unsqueeze(0)
+        pairs = None if weight is None else weight[positive].unsqueeze(1) * weight[~positive].unsqueeze(0)
+        return _sum(F.softplus(-margin), pairs) / max(margin.numel(), 1)
+
+
+@dataclass(frozen=True)
+class Softmax(Loss):
+    """Listwise softmax cross-entropy, the batch as one list: -sum_i y_i log softmax(x / temperature)_i / sum y.
+
+    Weights multiply the labels; 0 where no label is positive.
+
+    Source: Cao et al., "Learning to Rank: From Pairwise Approach to Listwise Approach", ICML 2007 (top one).
+    """
+
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check("Softmax.temperature", self.temperature, 1e-6, math.inf)
+
+    def _mean(self, prediction: Tensor, label: Tensor, weight: Tensor | None) -> Tensor:
+        gains = label if weight is None else label * weight
+        if not len(label):
+            return prediction.sum()
+        log_share = F.log_softmax(prediction / self.temperature, dim=0)
+        return -(gains * log_share).sum() / gains.sum().clamp_min(1e-12)
+
+
+@dataclass(frozen=True)
+class MultiTask:
+    """Weighted sum of one loss for each label.
+
+    Args:
+        losses: loss by label name.
+        weights: factor by label name; 1 where missing.
+
+    >>> loss = MultiTask({"click": BCE(), "buy": BCE()}, {"buy": 2.0})
+    >>> zeros = {"click": torch.zeros(2), "buy": torch.zeros(2)}
+    >>> loss(zeros, zeros)
+    tensor(2.0794)
+    """
+
+    losses: Mapping[str, Loss]
+    weights: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.losses:
+            raise ConfigError("MultiTask.losses: empty — received {} — give one loss for each label")
+        for name in self.weights:
+            if name not in self.losses:
+                raise ConfigError(
+                    f"MultiTask.weights.{name}: no loss of that name — received weights {sorted(self.weights)} — "
+                    f"{config.nearest(name, self.losses)}"
+                )
+        for name, weight in self.weights.items():
+            _check(f"MultiTask.weights.{name}", weight, 0.0, math.inf)
+
+    def __call__(
+        self, prediction: Mapping[str, Tensor], label: Mapping[str, Tensor], weight: Tensor | None = None
+    ) -> Tensor:
+        """Logits and labels [n] by label name, sample weights [n] or None -> scalar."""
+        return torch.stack([*self.parts(prediction, label, weight).values()]).sum()
+
+    def parts(
+        self, prediction: Mapping[str, Tensor], label: Mapping[str, Tensor], weight: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """The summands by label name, for logs."""
+        for name in self.losses:
+            if name not in prediction or name not in label:
+                raise ConfigError(
+                    f"MultiTask.losses.{name}: no such label — received predictions {sorted(prediction)}, labels "
+                    f"{sorted(label)} — give a loss for each output of the network that has a label"
+                )
+        return {
+            name: loss(prediction[name], label[name], weight) * self.weights.get(name, 1.0)
+            for name, loss in self.losses.items()
+        }
+
+
+def get_loss(name: str) -> Loss:
+    """A loss by its name, with default settings: bce, mse, focal, pairwise, softmax."""
+    loss: Loss = config.build(name, Loss, "loss")
+    return loss
+
+
+def correct_sampling(logit: T, negative_rate: float) -> T:
+    """Logits of a model trained on a share `negative_rate` of the negatives -> logits on all samples.
+
+    Adds log(negative_rate), so that p becomes p / (p + (1 - p) / negative_rate).
+
+    Source: He et al., "Practical Lessons from Predicting Clicks on Ads at Facebook", ADKDD 2014, section 6.3.
+    """
+    if not 0.0 < negative_rate <= 1.0:
+        raise ConfigError(f"negative_rate: not a rate — received {negative_rate} — give a number in (0, 1]")
+    return logit + math.log(negative_rate)
+
+
+def _sum(values: Tensor, weight: Tensor | None) -> Tensor:
+    return values.sum() if weight is None else (values * weight).sum()
+
+
+def _check(name: str, value: float, lowest: float, highest: float) -> None:
+    if not (lowest <= value <= highest and math.isfinite(value)):
+        raise ConfigError(f"{name}: out of range — received {value} — give a number from {lowest} to {highest}")

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a metric is: samples in, one number out. The metrics are in `metrics`. No torch; float64 throughout."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotbed.errors import ConfigError, DataError
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Checked inputs of one update, [n] each: float64 prediction, label and weight; group codes or None."""
+
+    prediction: Array
+    label: Array
+    weight: Array
+    group: Array | None
+
+    def __getitem__(self, rows: slice) -> Samples:
+        group = None if self.group is None else self.group[rows]
+        return Samples(self.prediction[rows], self.label[rows], self.weight[rows], group)
+
+    @staticmethod
+    def concat(parts: Sequence[Samples]) -> Samples:
+        """All samples of `parts` in order."""
+        groups = [part.group for part in parts if part.group is not None]
+        return Samples(
+            np.concatenate([part.prediction for part in parts]) if parts else np.empty(0),
+            np.concatenate([part.label for part in parts]) if parts else np.empty(0),
+            np.concatenate([part.weight for part in parts]) if parts else np.empty(0),
+            np.concatenate(groups) if groups else None,
+        )
+
+
+class Metric(ABC):
+    """Base of the metrics. The verbs are those of `mindspore.train.Metric`."""
+
+    def __init__(self) -> None:
+        self._indexes: list[int] | None = None
+        self.clear()
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Forget all samples."""
+
+    @abstractmethod
+    def eval(self) -> float:
+        """The metric of all samples since `clear`; nan with a warning where it is undefined."""
+
+    @abstractmethod
+    def add(self, samples: Samples) -> None:
+        """Take samples that `update` has checked."""
+
+    def update(self, *inputs: Any, weight: Any = None, group: Any = None) -> None:
+        """Take a batch: prediction [n], label [n], then weight [n] and group [n] by position or by name.
+
+        Arrays are NumPy's or tensors; [n, 1] is read as [n]. `group` holds integers or strings (for example user ids).
+        After `set_indexes` the inputs may be more and in another order. Raises DataError for lengths that differ, for
+        nan and for negative weights.
+        """
+        if self._indexes is not None:
+            if max(self._indexes) >= len(inputs):
+                raise DataError(f"{self._name}: set_indexes asks for input {max(self._indexes)} — "
+                                f"received {len(inputs)} inputs — give indexes below their number")  # fmt: skip
+            inputs = tuple(inputs[index] for index in self._indexes)
+        if not 2 <= len(inputs) <= 4:
+            raise DataError(f"{self._name}: update takes prediction, label, weight, group — received "
+                            f"{len(inputs)} inputs — choose them with set_indexes")  # fmt: skip
+        prediction, label, *rest = inputs
+        weight = rest[0] if rest else weight
+        group = rest[1] if len(rest) > 1 else group
+        self.add(_checked(self._name, prediction, label, weight, group))
+
+    def set_indexes(self, indexes: Sequence[int]) -> Metric:
+        """Choose which inputs of `update` are prediction, label, weight and group; returns self."""
+        if not 2 <= len(indexes) <= 4 or any(index < 0 for index in indexes):
+            raise ConfigError(f"indexes: 2 to 4 positions needed — received {list(indexes)} — give those of "
+                              "prediction and label (weight, group)")  # fmt: skip
+        self._indexes = list(indexes)
+        return self
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
+
+    def _undefined(self, why: str) -> float:
+        warnings.warn(f"{self._name} is undefined and reads nan: {why}", RuntimeWarning, stacklevel=3)
+        return math.nan
+
+
+class StoredMetric(Metric):
+    """A metric that needs all samples at once: 24 to 32 bytes a sample."""
+
+    def clear(self) -> None:
+        self._parts: list[Samples] = []
+
+    def add(self, samples: Samples) -> None:
+        self._parts.append(samples)
+
+    def _all(self) -> Samples:
+        self._parts = [Samples.concat(self._parts)]
+        return self._parts[0]
+
+
+class SumsMetric(Metric):
+    """A metric that is a function of a few sums over samples."""
+
+    def clear(self) -> None:
+        self._sums = np.zeros(3)
+
+    def add(self, samples: Samples) -> None:
+        self._sums += self._summands(samples)
+
+    @abstractmethod
+    def _summands(self, samples: Samples) -> tuple[float, float, float]:
+        """Three sums over the given samples."""
+
+
+def _checked(metric: str, prediction: Any, label: Any, weight: Any, group: Any) -> Samples:
+    scores, labels = _floats(prediction), _floats(label)
+    weights = np.ones(len(labels)) if weight is None else _floats(weight)
+    groups = (
+        None if group is None else np.asarray(group.detach().cpu() if hasattr(group, "detach") else group).reshape(-1)
+    )
+    sizes = [len(scores), len(labels), len(weights), len(labels) if groups is None else len(groups)]
+    if len(set(sizes)) > 1:
+        raise DataError(f"{metric}: inputs differ in length — received prediction, label, weight, group of {sizes} — "
+                        "give one of each a sample")  # fmt: skip
+    for what, values in (("prediction", scores), ("label", labels), ("weight", weights)):
+        if np.isnan(values).any():
+            raise DataError(f"{metric}: {what} is nan — received nan at sample {int(np.isnan(values).argmax())} — "
+                            "check the model and the data")  # fmt: skip
+    if (weights < 0).any():
+        raise DataError(f"{metric}: weight below 0 — received {weights.min()} — give weights from 0 on")
+    return Samples(scores, labels, weights, groups)
+
+
+def _floats(values: Any) -> Array:
+    if hasattr(values, "detach"):  # a tensor of any device and dtype, without importing torch
+        values = values.detach().float().cpu().numpy()
+    return np.asarray(values, dtype=np.float64).reshape(-1)
