@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics equal brute force, with ties, weights and groups, and say so when they are undefined."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise, permutations
+
+import numpy as np
+import pytest
+
+from hotbed import config
+from hotbed.errors import ConfigError, DataError
+from hotbed.training.metric import Metric
+from hotbed.training.metrics import (
+    AUC,
+    GAUC,
+    NDCG,
+    Accuracy,
+    Calibration,
+    HitRate,
+    LogLoss,
+    NormalizedEntropy,
+    Precision,
+    Recall,
+    Windowed,
+    get_metric,
+)
+
+ALL = (AUC, GAUC, LogLoss, NormalizedEntropy, Calibration, Accuracy, Precision, Recall, HitRate, NDCG)
+
+
+def draw(n: int = 300, seed: int = 0, levels: int = 20) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Predictions with many ties, labels, weights and groups."""
+    random = np.random.default_rng(seed)
+    prediction = (random.integers(1, levels, n) / levels).astype(np.float32)
+    label = (random.random(n) < prediction).astype(np.float32)
+    return prediction, label, random.random(n).astype(np.float32), random.integers(0, 25, n)
+
+
+def brute_auc(prediction: np.ndarray, label: np.ndarray, weight: np.ndarray) -> float:
+    """Every pair, one by one."""
+    won = total = 0.0
+    for i in np.flatnonzero(label > 0.5):
+        for j in np.flatnonzero(label <= 0.5):
+            pair = float(weight[i]) * float(weight[j])
+            total += pair
+            won += pair * (1.0 if prediction[i] > prediction[j] else 0.5 if prediction[i] == prediction[j] else 0.0)
+    return won / total if total else math.nan
+
+
+def evaluate(metric: Metric, *inputs: np.ndarray, **named: np.ndarray) -> float:
+    """The metric after one update."""
+    metric.update(*inputs, **named)
+    return metric.eval()
+
+
+# --- values ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_auc_equals_all_pairs_with_ties_and_weights(seed: int) -> None:
+    prediction, label, weight, _ = draw(seed=seed)
+    assert evaluate(AUC(), prediction, label, weight) == pytest.approx(brute_auc(prediction, label, weight), abs=1e-12)
+    ones = np.ones_like(weight)
+    assert evaluate(AUC(), prediction, label) == pytest.approx(brute_auc(prediction, label, ones), abs=1e-12)
+
+
+def test_streaming_auc_is_close_to_exact() -> None:
+    random = np.random.default_rng(1)
+    logit = random.normal(-4.0, 1.5, 50_000)
+    prediction = 1.0 / (1.0 + np.exp(-logit))
+    label = random.random(50_000) < prediction
+    exact, streaming = AUC(), AUC(bins=65_536)
+    for part in np.array_split(np.arange(50_000), 7):
+        exact.update(prediction[part], label[part])
+        streaming.update(prediction[part], label[part])
+    assert streaming.eval() == pytest.approx(exact.eval(), abs=1e-4)
+
+
+def test_streaming_auc_takes_zero_and_one() -> None:
+    assert evaluate(AUC(bins=16), np.array([0.0, 1.0, 0.0, 1.0]), np.array([0, 1, 0, 1])) == 1.0
+
+
+def test_auc_does_not_depend_on_how_samples_are_cut_into_batches() -> None:
+    prediction, label, weight, group = draw()
+    whole, parts = [evaluate(cls(), prediction, label, weight, group) for cls in ALL], [cls() for cls in ALL]
+    for part in np.array_split(np.arange(len(label)), 11):
+        for metric in parts:
+            metric.update(prediction[part], label[part], weight=weight[part], group=group[part])
+    assert [metric.eval() for metric in parts] == pytest.approx(whole, abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_gauc_is_the_weighted_mean_of_the_groups_that_have_both_classes(seed: int) -> None:
+    prediction, label, weight, group = draw(seed=seed)
+    total = shares = 0.0
+    for one in np.unique(group):
+        rows = group == one
+        area = brute_auc(prediction[rows], label[rows], weight[rows])
+        if not math.isnan(area):
+            share = float(weight[rows].astype(np.float64).sum())
+            total, shares = total + area * share, shares + share
+    assert evaluate(GAUC(), prediction, label, weight, group) == pytest.approx(total / shares, abs=1e-12)
+
+
+def test_groups_may_be_strings() -> None:
+    prediction, label, _, group = draw()
+    names = np.array([f"user {code}" for code in group])
+    assert evaluate(GAUC(), prediction, label, group=names) == pytest.approx(
+        evaluate(GAUC(), prediction, label, group=group)
+    )
+
+
+def test_log_loss_and_normalized_entropy_equal_their_formulas() -> None:
+    prediction, label, weight, _ = draw()
+    p, y, w = (values.astype(np.float64) for values in (prediction, label, weight))
+    entropy = -np.sum(w * (y * np.log(p) + (1 - y) * np.log(1 - p))) / w.sum()
+    rate = np.sum(w * y) / w.sum()
+    base = -(rate * np.log(rate) + (1 - rate) * np.log(1 - rate))
+    assert evaluate(LogLoss(), prediction, label, weight) == pytest.approx(entropy, abs=1e-12)
+    assert evaluate(NormalizedEntropy(), prediction, label, weight) == pytest.approx(entropy / base, abs=1e-12)
+
+
+def test_normalized_entropy_of_the_mean_is_one() -> None:
+    label = np.array([1, 0, 0, 0])
+    assert evaluate(NormalizedEntropy(), np.full(4, 0.25), label) == pytest.approx(1.0, abs=1e-12)
+
+
+def test_certain_and_wrong_has_a_finite_log_loss() -> None:
+    assert evaluate(LogLoss(eps=1e-7), np.array([1.0]), np.array([0.0])) == pytest.approx(-math.log(1e-7), rel=1e-6)
+
+
+def test_calibration_is_mean_prediction_over_mean_label() -> None:
+    weight = np.array([1.0, 3.0])
+    assert evaluate(Calibration(), np.array([0.2, 0.4]), np.array([0, 1]), weight) == pytest.approx(1.4 / 3.0)
+
+
+def test_accuracy_precision_and_recall_count_the_threshold_as_positive() -> None:
+    prediction, label = np.array([0.9, 0.5, 0.4, 0.1]), np.array([1, 0, 1, 0])
+    assert evaluate(Accuracy(), prediction, label) == 0.5
+    assert evaluate(Precision(), prediction, label) == 0.5
+    assert evaluate(Recall(), prediction, label) == 0.5
+    assert evaluate(Recall(threshold=0.4), prediction, label) == 1.0
+    assert evaluate(Precision(), prediction, label, np.array([3.0, 1.0, 1.0, 1.0])) == 0.75
+
+
+def test_hit_rate_looks_at_the_k_highest_of_each_group() -> None:
+    prediction = np.array([0.9, 0.8, 0.1, 0.9, 0.8, 0.1, 0.5])
+    label = np.array([0, 1, 0, 0, 0, 1, 0])
+    group = np.array([7, 7, 7, -1, -1, -1, 3])  # group 3 has no positive and does not count
+    assert evaluate(HitRate(k=1), prediction, label, group=group) == 0.0
+    assert evaluate(HitRate(k=2), prediction, label, group=group) == 0.5
+    assert evaluate(HitRate(k=3), prediction, label, group=group) == 1.0
+
+
+def test_a_constant_prediction_earns_no_hits() -> None:
+    label, group = np.array([1, 0, 0, 0]), np.zeros(4, np.int64)
+    assert evaluate(HitRate(k=3), np.ones(4), label, group=group) == 0.0
+    assert evaluate(HitRate(k=4), np.ones(4), label, group=group) == 1.0
+
+
+@pytest.mark.parametrize("k", [1, 3, 10, None])
+@pytest.mark.parametrize("gain", ["linear", "exponential"])
+def test_ndcg_equals_the_mean_over_all_orders_of_ties(k: int | None, gain: str) -> None:
+    random = np.random.default_rng(3)
+    prediction = random.integers(0, 3, 12) / 4
+    label = random.integers(0, 4, 12).astype(float)
+    group = np.repeat([0, 1, 2], 4)
+    label[group == 2] = 0.0  # nothing to gain: left out
+    values = []
+    for one in (0, 1):
+        rows = np.flatnonzero(group == one)
+        gains = label[rows] if gain == "linear" else 2.0 ** label[rows] - 1.0
+        scores = prediction[rows]
+        discount = np.where(np.arange(4) < (k or 4), 1.0 / np.log2(np.arange(4) + 2.0), 0.0)
+        orders = [list(o) for o in permutations(range(4)) if all(scores[a] >= scores[b] for a, b in pairwise(o))]
+        reached = np.mean([np.sum(gains[order] * discount) for order in orders])
+        values.append(reached / np.sum(np.sort(gains)[::-1] * discount))
+    metric = NDCG(k=k, gain="linear" if gain == "linear" else "exponential")
+    assert evaluate(metric, prediction, label, group=group) == pytest.approx(np.mean(values), abs=1e-12)
+
+
+# --- undefined and wrong --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("metric", [AUC(), AUC(bins=8), NormalizedEntropy(), GAUC()], ids=repr)
+def test_one_class_only_is_nan_and_warns(metric: Metric) -> None:
+    metric.clear()
+    metric.update(np.array([0.1, 0.7]), np.array([1, 1]), group=np.array([1, 1]))
+    with pytest.warns(RuntimeWarning, match=r"undefined and reads nan: .*(both classes)"):
+        assert math.isnan(metric.eval())
+
+
+@pytest.mark.parametrize("cls", ALL, ids=lambda cls: cls.__name__)
+def test_no_samples_is_nan_and_warns(cls: type[Metric]) -> None:
+    for metric in (cls(), cls()):
+        with pytest.warns(RuntimeWarning, match="undefined"):
+            assert math.isnan(metric.eval())
+        metric.update(np.empty(0), np.empty(0), group=np.empty(0, np.int64))
+        with pytest.warns(RuntimeWarning, match="undefined"):
+            assert math.isnan(metric.eval())
+
+
+@pytest.mark.parametrize("cls", ALL, ids=lambda cls: cls.__name__)
+def test_clear_forgets(cls: type[Metric]) -> None:
+    prediction, label, weight, group = draw()
+    metric = cls()
+    metric.update(1.0 - prediction, label, weight, group)
+    metric.clear()
+    metric.update(prediction, label, weight, group)
+    assert metric.eval() == evaluate(cls(), prediction, label, weight, group)
+    assert metric.eval() == metric.eval()
+
+
+def test_bad_inputs_are_errors_that_name_the_metric() -> None:
+    half, one = np.array([0.5, 0.5]), np.array([0, 1])
+    with pytest.raises(DataError, match=r"AUC: inputs differ in length — received .*\[2, 1, 1, 1\]"):
+        AUC().update(half, one[:1])
+    with pytest.raises(DataError, match="AUC: prediction is nan — received nan at sample 1"):
+        AUC().update(np.array([0.5, np.nan]), one)
+    with pytest.raises(DataError, match="weight below 0"):
+        AUC().update(half, one, weight=np.array([1.0, -1.0]))
+    with pytest.raises(DataError, match=r"LogLoss: predictions are no probabilities — received 0.5 to 3"):
+        LogLoss().update(np.array([0.5, 3.0]), one)
+    with pytest.raises(DataError, match="GAUC: it ranks within groups — received no group"):
+        evaluate(GAUC(), half, one)
+    with pytest.raises(DataError, match="received 1 inputs"):
+        AUC().update(half)
+    for make in (lambda: AUC(bins=1), lambda: HitRate(k=0), lambda: NDCG(k=-1), lambda: Windowed(AUC(), samples=0)):
+        with pytest.raises(ConfigError, match="received"):
+            make()
+
+
+# --- faces ----------------------------------------------------------------------------------------------------------
+
+
+def test_set_indexes_picks_inputs_by_position() -> None:
+    prediction, label, weight, _ = draw()
+    metric = AUC().set_indexes([2, 1, 3])
+    metric.update(np.float32(0.3), label, prediction, weight)
+    assert metric.eval() == evaluate(AUC(), prediction, label, weight)
+    with pytest.raises(DataError, match="set_indexes asks for input 3"):
+        metric.update(label, prediction)
+    with pytest.raises(ConfigError, match="indexes"):
+        AUC().set_indexes([0])
+
+
+def test_tensors_and_columns_are_read_as_arrays() -> None:
+    torch = pytest.importorskip("torch")
+    prediction, label, weight, group = draw()
+    inputs = [torch.from_numpy(values) for values in (prediction, label, weight, group)]
+    inputs[0] = inputs[0].unsqueeze(1).requires_grad_()
+    assert evaluate(GAUC(), *inputs) == evaluate(GAUC(), prediction, label, weight, group)
+    assert 0.0 <= evaluate(AUC(), inputs[0].bfloat16(), inputs[1].bool()) <= 1.0
+
+
+@pytest.mark.parametrize("size", [1, 37, 100, 1000])
+def test_a_window_is_the_metric_of_the_newest_samples(size: int) -> None:
+    prediction, label, weight, group = draw()
+    for cls in (AUC, GAUC, LogLoss):
+        metric = Windowed(cls(), samples=size)
+        for part in np.array_split(np.arange(len(label)), 13):
+            metric.update(prediction[part], label[part], weight[part], group[part])
+        newest = [values[-size:] for values in (prediction, label, weight, group)]
+        if size == 1 and cls is not LogLoss:
+            with pytest.warns(RuntimeWarning, match="undefined"):
+                assert math.isnan(metric.eval())
+        else:
+            assert metric.eval() == pytest.approx(evaluate(cls(), *newest), abs=1e-12)
+
+
+@pytest.mark.parametrize("cls", ALL, ids=lambda cls: cls.__name__)
+def test_every_metric_is_found_by_name_and_describes_itself(cls: type[Metric]) -> None:
+    assert type(get_metric(config.kind_of(cls))) is cls
+    assert config.describe(cls()) == {"kind": config.kind_of(cls)}
+
+
+def test_an_unknown_name_gets_the_nearest_right_one() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'log_loss'"):
+        get_metric("logloss")
+    spec = {"kind": "windowed", "metric": {"kind": "auc", "bins": 64}, "samples": 10}
+    assert config.describe(config.build(spec, Metric)) == spec
