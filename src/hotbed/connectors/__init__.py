@@ -8,4 +8,17 @@ from hotbed.connectors.files import Parquet
 from hotbed.connectors.lines import Jsonl, Libsvm
 from hotbed.connectors.memory import Memory
 
-__all__ = ["Csv", "Join", "Jsonl", "Libsvm", "Memory", "Parquet", "Position", "ReadPlan", "Skips", "Slice", "Sort", "Source"]
+__all__ = [
+    "Csv",
+    "Join",
+    "Jsonl",
+    "Libsvm",
+    "Memory",
+    "Parquet",
+    "Position",
+    "ReadPlan",
+    "Skips",
+    "Slice",
+    "Sort",
+    "Source",
+]

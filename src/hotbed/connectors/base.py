@@ -78,7 +78,8 @@ class ReadPlan:
     """What the reader of a source wants from it.
 
     `columns`: only these are needed (None = all). `types`: types that text columns are to be read as, where the source
-    has no types of its own. `skips`: None = the first bad row or file raises; else bad ones are counted there and left out.
+    has no types of its own. `skips`: None = the first bad row or file raises; else bad ones are counted there and left
+    out.
     """
 
     columns: tuple[str, ...] | None = None
@@ -107,7 +108,8 @@ class Source(ABC):
     ) -> Iterator[tuple[pa.RecordBatch, Position]]:
         """Record batches of 1 to `batch_rows` rows, each with the position AFTER it.
 
-        `position`: None = from the start. The sequence of rows does not depend on `batch_rows` or on where reading began.
+        `position`: None = from the start. The sequence of rows does not depend on `batch_rows` or on where reading
+        began.
         """
 
     def num_rows(self) -> int | None:
@@ -127,7 +129,8 @@ class Source(ABC):
         return sum(batch.num_rows for batch, _ in self.read(plan=ReadPlan(columns=first)))
 
     def slice(self, start: int | float = 0, stop: int | float | None = None) -> Slice:
-        """Rows `start` to `stop` (exclusive). Floats are fractions of the whole: `slice(0.0, 0.8)`; integers are row numbers."""
+        """Rows `start` to `stop` (exclusive). Floats are fractions of the whole: `slice(0.0, 0.8)`; integers are row
+        numbers."""
         from hotbed.connectors.derive import Slice
 
         return Slice(self, start, stop)

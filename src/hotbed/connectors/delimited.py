@@ -31,11 +31,12 @@ _TYPES: dict[str, pa.DataType] = {
 class Csv(FileSource):
     r"""Delimited text, a line a row; LF and CRLF, gzip/zstd/bz2 by file ending.
 
-    `delimiter`: one or more characters (`"\t"` for tsv, `"::"`). `header`: the first line holds the names. `columns`: without
-    header the names in order, as a list or as a mapping name -> type ("int64", "uint64", "float64", "float32", "string"; None =
-    infer); with header a list renames all columns and a mapping declares types of some. `null_values`: texts that
-    mean "missing". `quote`: None where quotes are ordinary characters. Types are inferred from the first MiB: a column is
-    integer only if all its values there are plain integers, so hex hashes and "007" stay strings.
+    `delimiter`: one or more characters (`"\t"` for tsv, `"::"`). `header`: the first line holds the names. `columns`:
+    without header the names in order, as a list or as a mapping name -> type ("int64", "uint64", "float64", "float32",
+    "string"; None = infer); with header a list renames all columns and a mapping declares types of some.
+    `null_values`: texts that mean "missing". `quote`: None where quotes are ordinary characters. Types are inferred
+    from the first MiB: a column is integer only if all its values there are plain integers, so hex hashes and "007"
+    stay strings.
 
     Raises DecodeError (file, row = 1-based line, column) at a bad number or a line with too few or too many fields.
 
@@ -52,7 +53,9 @@ class Csv(FileSource):
 
     def __post_init__(self) -> None:
         if not self.delimiter:
-            raise ConfigError("delimiter: must not be empty — received '' — give the text between two fields, such as ','")
+            raise ConfigError(
+                "delimiter: must not be empty — received '' — give the text between two fields, such as ','"
+            )
         if self.quote is not None and len(self.quote) != 1:
             raise ConfigError(f"quote: one character or None — received {self.quote!r} — use '\"' or None")
         for name, kind in self._declared().items():
@@ -155,7 +158,9 @@ class Csv(FileSource):
         try:
             names = pacsv.read_csv(pa.BufferReader(head), **options).schema.names
             convert = pacsv.ConvertOptions(
-                column_types=dict.fromkeys(names, pa.string()), null_values=list(self.null_values), strings_can_be_null=True
+                column_types=dict.fromkeys(names, pa.string()),
+                null_values=list(self.null_values),
+                strings_can_be_null=True,
             )
             table = pacsv.read_csv(pa.BufferReader(head), convert_options=convert, **options)
         except pa.ArrowException as error:
@@ -163,8 +168,12 @@ class Csv(FileSource):
         declared = self._declared()
         unknown = [name for name in declared if name not in names]
         if unknown:
-            raise SchemaError(f"{file}: declared columns {unknown} are absent — the file has {names} — correct `columns`")
-        return pa.schema([(name, _TYPES[declared.get(name) or ""] if declared.get(name) else _infer(table[name])) for name in names])
+            raise SchemaError(
+                f"{file}: declared columns {unknown} are absent — the file has {names} — correct `columns`"
+            )
+        return pa.schema(
+            [(name, _TYPES[declared.get(name) or ""] if declared.get(name) else _infer(table[name])) for name in names]
+        )
 
 
 def _infer(column: pa.ChunkedArray) -> pa.DataType:
@@ -172,7 +181,10 @@ def _infer(column: pa.ChunkedArray) -> pa.DataType:
     values = column.drop_null()
     if len(values) == 0:
         return pa.string()
-    if pc.all(pc.match_substring_regex(values, _UNSIGNED)).as_py() or pc.all(pc.match_substring_regex(values, _INTEGER)).as_py():
+    if (
+        pc.all(pc.match_substring_regex(values, _UNSIGNED)).as_py()
+        or pc.all(pc.match_substring_regex(values, _INTEGER)).as_py()
+    ):
         for kind in (pa.int64(), pa.uint64()):
             try:
                 values.cast(kind)
@@ -209,7 +221,11 @@ def _forgive(batch: pa.RecordBatch, types: Mapping[str, pa.DataType], skips: Ski
     for name in wanted:
         wrong = cast[name].is_null() & text[name].is_not_null()
         if wrong.any():
-            skips.add("value", f"{file}: column {name!r}: {text[name].filter(wrong)[0]!r} is not {wanted[name]}", int(wrong.sum()))
+            skips.add(
+                "value",
+                f"{file}: column {name!r}: {text[name].filter(wrong)[0]!r} is not {wanted[name]}",
+                int(wrong.sum()),
+            )
             bad = bad | wrong
     kept = cast.filter(~bad).to_arrow().cast(pa.schema(list(types.items()))).combine_chunks().to_batches()
     return kept[0] if kept else pa.schema(list(types.items())).empty_table().to_batches()[0]
@@ -224,6 +240,7 @@ def _decode_error(error: Exception, file: str, names: list[str]) -> DecodeError:
     where = file + (f", line {line}" if line else "") + (f", column {name!r}" if name else "")
     what = text.rsplit("Row #", 1)[-1].split(": ", 1)[-1] if row else text
     return DecodeError(
-        f"{where}: cannot be read — {what} — correct it, declare the column's type in `columns`, or use on_error='skip'",
+        f"{where}: cannot be read — {what} — correct it, declare the column's type in `columns`, or use "
+        "on_error='skip'",
         file, line, name,
     )  # fmt: skip

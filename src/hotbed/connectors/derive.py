@@ -17,7 +17,8 @@ from hotbed.errors import ConfigError, DataError, SchemaError
 class Slice(Source):
     """Rows `start` to `stop` (exclusive) of `source`: row numbers, or fractions of its length where a float is given.
 
-    Splits by time: `events.sort("time").slice(0.0, 0.8)` trains, `.slice(0.8, 1.0)` tests; neighbouring fractions share no row.
+    Splits by time: `events.sort("time").slice(0.0, 0.8)` trains, `.slice(0.8, 1.0)` tests; neighbouring fractions
+    share no row.
     """
 
     source: Source
@@ -27,7 +28,9 @@ class Slice(Source):
     def __post_init__(self) -> None:
         for name, value in (("start", self.start), ("stop", self.stop)):
             if value is not None and (value < 0 or (isinstance(value, float) and value > 1)):
-                raise ConfigError(f"{name}: a row number >= 0 or a fraction in [0, 1] — received {value!r} — correct it")
+                raise ConfigError(
+                    f"{name}: a row number >= 0 or a fraction in [0, 1] — received {value!r} — correct it"
+                )
 
     def schema(self) -> pa.Schema:
         return self.source.schema()
@@ -37,7 +40,11 @@ class Slice(Source):
         if whole is None and not self._is_fraction():
             return None
         start, stop = self._rows()
-        return max(0, min(stop, whole if whole is not None else stop) - start) if stop is not None else max(0, (whole or 0) - start)
+        return (
+            max(0, min(stop, whole if whole is not None else stop) - start)
+            if stop is not None
+            else max(0, (whole or 0) - start)
+        )
 
     def locate(self, position: Position, back: int) -> tuple[str, int | None]:
         return self.source.locate(Position.from_json(position["source"]), back + int(position["cut"]))
@@ -57,7 +64,10 @@ class Slice(Source):
             last = end if stop is None else min(end, stop)
             if last > begin:
                 first = max(begin, row)
-                yield batch.slice(first - row, last - first), Position({"row": last, "cut": end - last, "source": after.to_json()})
+                yield (
+                    batch.slice(first - row, last - first),
+                    Position({"row": last, "cut": end - last, "source": after.to_json()}),
+                )
             row = end
             if stop is not None and row >= stop:
                 return
@@ -80,7 +90,8 @@ class Slice(Source):
 
 @dataclass(frozen=True)
 class Sort(Source):
-    """The rows of `source` in ascending order of column `by`, ties in their old order. Reads them all into memory, once."""
+    """The rows of `source` in ascending order of column `by`, ties in their old order. Reads them all into memory,
+    once."""
 
     source: Source
     by: str
@@ -104,7 +115,9 @@ class Sort(Source):
         if cached is None:
             table = _read_table(self.source)
             if self.by not in table.schema.names:
-                raise SchemaError(f"no column {self.by!r} to sort by — the source has {table.schema.names} — correct `by`")
+                raise SchemaError(
+                    f"no column {self.by!r} to sort by — the source has {table.schema.names} — correct `by`"
+                )
             # Arrow's sort is stable only by an extra key.
             order = table.append_column("_row", pa.array(range(table.num_rows), type=pa.int64()))
             indices = pa.compute.sort_indices(order, sort_keys=[(self.by, "ascending"), ("_row", "ascending")])
@@ -115,10 +128,11 @@ class Sort(Source):
 
 @dataclass(frozen=True)
 class Join(Source):
-    """Every row of `source` with the columns of `table`'s row of the same key(s) `on`; nulls where there is none (left join).
+    """Every row of `source` with the columns of `table`'s row of the same key(s) `on`; nulls where there is none (left
+    join).
 
-    `table` is small: it is read into memory once. Its keys must be unique and its other columns new. Order and positions are
-    those of `source`.
+    `table` is small: it is read into memory once. Its keys must be unique and its other columns new. Order and
+    positions are those of `source`.
 
     Raises SchemaError when a key column is absent or other columns clash, DataError when `table` holds a key twice.
 
@@ -134,13 +148,17 @@ class Join(Source):
         for side, schema in (("source", left), ("table", right)):
             missing = [key for key in self._keys() if key not in schema.names]
             if missing:
-                raise SchemaError(f"join: the {side} has no key column {missing} — it has {schema.names} — correct `on`")
+                raise SchemaError(
+                    f"join: the {side} has no key column {missing} — it has {schema.names} — correct `on`"
+                )
         fields = list(left)
         for field in right:
             if field.name in self._keys():
                 continue
             if field.name in left.names:
-                raise SchemaError(f"join: both sides have a column {field.name!r} — left: {left.names} — rename one of them")
+                raise SchemaError(
+                    f"join: both sides have a column {field.name!r} — left: {left.names} — rename one of them"
+                )
             fields.append(field)
         return pa.schema(fields)
 
@@ -161,7 +179,9 @@ class Join(Source):
         types = {name: kind for name, kind in plan.types.items() if name not in self._keys()}
         for batch, after in self.source.read(position, batch_rows, replace(plan, columns=left_columns, types=types)):
             rows = _match(batch, side_keys)
-            arrays = [side[name].take(rows).combine_chunks() if name in added else batch.column(name) for name in wanted]
+            arrays = [
+                side[name].take(rows).combine_chunks() if name in added else batch.column(name) for name in wanted
+            ]
             yield pa.RecordBatch.from_arrays([_one_chunk(array) for array in arrays], names=wanted), after
 
     def _keys(self) -> list[str]:
@@ -173,7 +193,10 @@ class Join(Source):
             cached = _read_table(self.table).combine_chunks()
             unique = cached.group_by(self._keys()).aggregate([]).num_rows
             if unique != cached.num_rows:
-                raise DataError(f"join: {cached.num_rows - unique} rows of the side table repeat a key of {self._keys()} — make the keys unique")
+                raise DataError(
+                    f"join: {cached.num_rows - unique} rows of the side table repeat a key of {self._keys()} — make "
+                    "the keys unique"
+                )
             object.__setattr__(self, "_table", cached)
         return cached
 
@@ -195,4 +218,6 @@ def _one_chunk(array: pa.ChunkedArray | pa.Array) -> pa.Array:
 
 def _read_table(source: Source) -> pa.Table:
     batches = [batch for batch in (pair[0] for pair in source.read())]
-    return pa.Table.from_batches([piece for batch in batches for piece in cut(batch, READ_ROWS)], schema=source.schema())
+    return pa.Table.from_batches(
+        [piece for batch in batches for piece in cut(batch, READ_ROWS)], schema=source.schema()
+    )

@@ -19,7 +19,8 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 def expand(path: Paths) -> list[str]:
-    """Files named by `path`: a file, a glob (sorted; `**` recurses) or a list of both. Raises DataError if one matches nothing."""
+    """Files named by `path`: a file, a glob (sorted; `**` recurses) or a list of both. Raises DataError if one matches
+    nothing."""
     if isinstance(path, (str, os.PathLike)):
         path = [path]
     found: list[str] = []
@@ -27,13 +28,16 @@ def expand(path: Paths) -> list[str]:
         text = os.fspath(item)
         matches = [text] if os.path.isfile(text) else sorted(filter(os.path.isfile, glob.glob(text, recursive=True)))
         if not matches:
-            raise DataError(f"no file to read — {text!r} matches nothing — check the path (a folder needs a glob: 'folder/*')")
+            raise DataError(
+                f"no file to read — {text!r} matches nothing — check the path (a folder needs a glob: 'folder/*')"
+            )
         found += matches
     return found
 
 
 class FileSource(Source):
-    """A list of files of one format, read one after another; the position is the file and the rows of it already read."""
+    """A list of files of one format, read one after another; the position is the file and the rows of it already
+    read."""
 
     path: Paths
 
@@ -77,7 +81,8 @@ class FileSource(Source):
         if index >= len(files) or os.path.basename(files[index]) != name:
             raise DataError(
                 f"cannot resume — file {index} was {name!r} and is now "
-                f"{os.path.basename(files[index]) if index < len(files) else 'absent'!r} — put the files back in the same order"
+                f"{os.path.basename(files[index]) if index < len(files) else 'absent'!r} — put the files back in "
+                "the same order"
             )
         return index, int(position["row"])
 
@@ -104,7 +109,8 @@ class Parquet(FileSource):
         wanted = self.schema()
         if plan.columns is not None:
             wanted = pa.schema([column for column in wanted if column.name in plan.columns])
-        groups, skip = [], skip_rows
+        groups: list[int] = []
+        skip = skip_rows
         for group in range(parquet.metadata.num_row_groups):
             rows = parquet.metadata.row_group(group).num_rows
             if not groups and skip >= rows:
@@ -120,7 +126,8 @@ class Parquet(FileSource):
                     yield _conform(batch.slice(dropped), wanted, file)
         except (pa.ArrowException, OSError) as error:
             raise DecodeError(
-                f"{file}: torn or damaged parquet after row {done} — {_first_line(error)} — write the file again or leave it out",
+                f"{file}: torn or damaged parquet after row {done} — {_first_line(error)} — write the file again or "
+                "leave it out",
                 file,
                 done + 1,
             ) from error
@@ -141,11 +148,18 @@ def _conform(batch: pa.RecordBatch, wanted: pa.Schema, file: str) -> pa.RecordBa
         return batch
     missing = [name for name in wanted.names if name not in batch.schema.names]
     if missing:
-        raise SchemaError(f"{file}: columns {missing} are absent — the first file has {wanted.names} — give all files one set of columns")
+        raise SchemaError(
+            f"{file}: columns {missing} are absent — the first file has {wanted.names} — give all files one set of "
+            "columns"
+        )
     try:
-        return pa.RecordBatch.from_arrays([batch.column(field.name).cast(field.type) for field in wanted], schema=wanted)
+        return pa.RecordBatch.from_arrays(
+            [batch.column(field.name).cast(field.type) for field in wanted], schema=wanted
+        )
     except pa.ArrowException as error:
-        raise SchemaError(f"{file}: its types differ from the first file's — {_first_line(error)} — write all files with one schema") from error
+        raise SchemaError(
+            f"{file}: its types differ from the first file's — {_first_line(error)} — write all files with one schema"
+        ) from error
 
 
 def _first_line(error: BaseException) -> str:

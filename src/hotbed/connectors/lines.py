@@ -22,7 +22,8 @@ BLOCK_BYTES = 1 << 22
 
 
 class LineSource(FileSource):
-    """Files cut into blocks of whole lines; a block that does not parse is read again line by line to name or skip the bad one."""
+    """Files cut into blocks of whole lines; a block that does not parse is read again line by line to name or skip the
+    bad one."""
 
     @abstractmethod
     def parse(self, lines: list[bytes], plan: ReadPlan) -> pa.RecordBatch:
@@ -44,7 +45,9 @@ class LineSource(FileSource):
                         if batch.num_rows > skip:
                             yield batch.slice(skip)
         except (OSError, pa.ArrowException) as error:
-            raise DecodeError(f"{file}: cannot be read after line {number} — {error} — write the file again", file, number) from error
+            raise DecodeError(
+                f"{file}: cannot be read after line {number} — {error} — write the file again", file, number
+            ) from error
 
     def _parse(self, numbered: list[tuple[int, bytes]], file: str, plan: ReadPlan) -> pa.RecordBatch:
         try:
@@ -82,7 +85,8 @@ def _blocks(stream: pa.NativeFile) -> Iterator[list[bytes]]:
 
 @dataclass(frozen=True)
 class Jsonl(LineSource):
-    """One JSON object a line. Columns and types come from the first 4 MiB; lists become list columns; an absent key is null.
+    """One JSON object a line. Columns and types come from the first 4 MiB; lists become list columns; an absent key is
+    null.
 
     Raises DecodeError (file, line) for a line that is not an object of those types.
 
@@ -105,10 +109,18 @@ class Jsonl(LineSource):
         schema = self.schema()
         if plan.columns is not None:
             schema = pa.schema([field for field in schema if field.name in plan.columns])
-        schema = pa.schema([pa.field(f.name, plan.types.get(f.name, f.type) if _is_number(f.type) else f.type) for f in schema])
+        schema = pa.schema(
+            [pa.field(f.name, plan.types.get(f.name, f.type) if _is_number(f.type) else f.type) for f in schema]
+        )
         if not lines:
-            return schema.empty_table().combine_chunks().to_batches()[0] if schema.empty_table().to_batches() else _empty(schema)
-        options = pajson.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore", newlines_in_values=False)
+            return (
+                schema.empty_table().combine_chunks().to_batches()[0]
+                if schema.empty_table().to_batches()
+                else _empty(schema)
+            )
+        options = pajson.ParseOptions(
+            explicit_schema=schema, unexpected_field_behavior="ignore", newlines_in_values=False
+        )
         data = b"\n".join(lines)
         read = pajson.ReadOptions(use_threads=False, block_size=max(len(data) + 1, 1 << 10))
         table = pajson.read_json(io.BytesIO(data), read_options=read, parse_options=options)
@@ -143,7 +155,9 @@ def _infer_json(lines: list[bytes], file: str) -> pa.Schema:
         try:
             found = pajson.read_json(io.BytesIO(b"\n".join(good)), read_options=read).schema
         except pa.ArrowException as error:
-            raise DecodeError(f"{file}: not JSON lines — {str(error).splitlines()[0]} — write one JSON object a line", file) from error
+            raise DecodeError(
+                f"{file}: not JSON lines — {str(error).splitlines()[0]} — write one JSON object a line", file
+            ) from error
     # Arrow guesses times from strings; the Time role does that itself, zones included.
     return pa.schema([(field.name, _plain(field.type)) for field in found])
 
@@ -158,10 +172,11 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 @dataclass(frozen=True)
 class Libsvm(LineSource):
-    """`label index:value index:value ...` lines, with columns `label` float64, `indices` list<int64>, `values` list<float32>.
+    """`label index:value index:value ...` lines, with columns `label` float64, `indices` list<int64>, `values`
+    list<float32>.
 
-    `binary`: labels are classes: 0/1, or -1/1 where -1 reads as 0; anything else is an error. Otherwise they are numbers. Text
-    after `#` is ignored. A schema takes it as `Id("features", column="indices", weights="values")`.
+    `binary`: labels are classes: 0/1, or -1/1 where -1 reads as 0; anything else is an error. Otherwise they are
+    numbers. Text after `#` is ignored. A schema takes it as `Id("features", column="indices", weights="values")`.
 
     Raises DecodeError (file, line). Format: https://www.csie.ntu.edu.tw/~cjlin/libsvm/
     """
@@ -170,7 +185,9 @@ class Libsvm(LineSource):
     binary: bool = True
 
     def schema(self) -> pa.Schema:
-        return pa.schema([("label", pa.float64()), ("indices", pa.list_(pa.int64())), ("values", pa.list_(pa.float32()))])
+        return pa.schema(
+            [("label", pa.float64()), ("indices", pa.list_(pa.int64())), ("values", pa.list_(pa.float32()))]
+        )
 
     def parse(self, lines: list[bytes], plan: ReadPlan) -> pa.RecordBatch:
         arrays = dict(zip(self.schema().names, _parse_libsvm(lines, self._labels), strict=True))
@@ -183,7 +200,7 @@ class Libsvm(LineSource):
         wrong = ~np.isin(labels, (-1.0, 0.0, 1.0))
         if wrong.any():
             raise ValueError(f"label {labels[wrong][0]:g} is not -1, 0 or 1 (numbers need binary=False)")
-        return np.maximum(labels, 0.0)
+        return np.asarray(np.maximum(labels, 0.0))
 
 
 def _parse_libsvm(lines: list[bytes], read_labels: Callable[[np.ndarray], np.ndarray]) -> list[pa.Array]:

@@ -71,7 +71,9 @@ def _as_table(columns: Mapping[str, Any] | pa.Table | pa.RecordBatch) -> pa.Tabl
             ) from error
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
-        raise DataError(f"memory source: columns differ in length — {lengths} — give every column the same number of rows")
+        raise DataError(
+            f"memory source: columns differ in length — {lengths} — give every column the same number of rows"
+        )
     return pa.table(arrays)
 
 

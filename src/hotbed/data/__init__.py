@@ -22,6 +22,27 @@ from hotbed.data.transforms import (
 )
 
 __all__ = [
-    "Batch", "Bucketize", "Clip", "Column", "Cross", "Dataset", "Dense", "Encoder", "Extract", "FillMissing", "Hash", "Id", "Ids",
-    "Label", "Log", "Map", "Normalize", "Schema", "Split", "Time", "TimeOfDay", "Transform", "Weight",
-]  # fmt: skip
+    "Batch",
+    "Bucketize",
+    "Clip",
+    "Column",
+    "Cross",
+    "Dataset",
+    "Dense",
+    "Encoder",
+    "Extract",
+    "FillMissing",
+    "Hash",
+    "Id",
+    "Ids",
+    "Label",
+    "Log",
+    "Map",
+    "Normalize",
+    "Schema",
+    "Split",
+    "Time",
+    "TimeOfDay",
+    "Transform",
+    "Weight",
+]

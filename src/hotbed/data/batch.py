@@ -17,9 +17,9 @@ from hotbed.data.ids import Ids
 class Batch:
     """n samples, column by column.
 
-    `ids`: Ids by feature name. `dense`: float32 [n] or [n, k] by name. `labels`: float32 [n] by name (empty when encoded
-    for prediction). `weight`: float32 [n] or None. `time`: int64 [n], microseconds UTC, or None. `position`: where the
-    Dataset is after this batch. Arrays are NumPy's, or tensors after `map_arrays`.
+    `ids`: Ids by feature name. `dense`: float32 [n] or [n, k] by name. `labels`: float32 [n] by name (empty when
+    encoded for prediction). `weight`: float32 [n] or None. `time`: int64 [n], microseconds UTC, or None. `position`:
+    where the Dataset is after this batch. Arrays are NumPy's, or tensors after `map_arrays`.
 
     Example: `batch.map_arrays(torch.from_numpy)`, `batch[10:20]`, `batch.ids["user"].values`.
     """

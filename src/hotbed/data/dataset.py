@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dataset: what users hand over. Batches of a source, shuffled if asked, read and encoded ahead, resumable at any batch."""
+"""Dataset: what users hand over. Batches of a source, shuffled if asked, read and encoded ahead, resumable at any
+batch."""
 
 from __future__ import annotations
 
@@ -20,27 +21,41 @@ from hotbed.data.transforms import Extract, Map
 from hotbed.errors import ConfigError, DecodeError
 
 T = TypeVar("T")
-Encoded = tuple[Batch, Position | None]
-"""Encoded rows and the source's position BEFORE them."""
+Encoded = tuple[Batch, Position | None, Position]
+"""Encoded rows (at least one) and the source's position before and after them."""
 
 
 @dataclass(frozen=True)
 class _Buffer:
-    """Rows in the order of emission, and where they came from: `skip` encoded rows after the source position `start`."""
+    """Rows in the order of emission, with the reader's place before the first and after the last."""
 
     rows: Batch
-    start: Position | None
-    skip: int
-    index: int
+    before: dict[str, Any]
+    after: dict[str, Any]
+    permuted: bool = False
+
+    def place(self, emitted: int) -> dict[str, Any]:
+        """Where a reader is that has handed out `emitted` of the rows."""
+        if emitted == self.rows.num_samples:
+            return self.after
+        if self.permuted:  # the whole buffer is read again, permuted again, and the rows handed out are passed over
+            return {**self.before, "emitted": emitted}
+        return {**self.before, "skip": self.before["skip"] + emitted}
+
+
+def _place(source: Position | None, skip: int, buffer: int = 0) -> dict[str, Any]:
+    """A reader's place: `skip` encoded rows after the position `source`, at the start of shuffle buffer `buffer`."""
+    return {"source": None if source is None else dict(source.state), "skip": skip, "buffer": buffer, "emitted": 0}
 
 
 class Dataset:
     """Iterable of `Batch`; the first iteration is epoch 0, the next epoch 1, and so on.
 
-    `shuffle`: rows of the shuffle buffer (0 = off); order is a function of (seed, epoch), memory is bounded by the buffer. `drop_last`:
-    leave out a last batch of fewer than `batch_size` rows. `on_error`: "raise", or "skip" = bad rows and torn files are left
-    out, counted in `skips` and logged. `prefetch`: batches read and encoded ahead on a thread (0 = none). `cache`: keep
-    the encoded rows in memory after the first reading; then a shuffle is of the whole epoch.
+    `shuffle`: rows of the shuffle buffer (0 = off); order is a function of (seed, epoch), memory is bounded by the
+    buffer. `drop_last`: leave out a last batch of fewer than `batch_size` rows. `on_error`: "raise", or "skip" = bad
+    rows and torn files are left out, counted in `skips` and logged. `prefetch`: batches read and encoded ahead on a
+    thread (0 = none). `cache`: keep the encoded rows in memory after the first reading; then a shuffle is of the whole
+    epoch.
 
     Raises SchemaError, DecodeError while iterating, ConfigError for wrong arguments.
 
@@ -50,8 +65,8 @@ class Dataset:
     """
 
     def __init__(
-        self, source: Source, schema: Schema, batch_size: int = 1024, shuffle: int = 0, seed: int = 0, drop_last: bool = False,
-        on_error: str = "raise", prefetch: int = 2, cache: bool = False,
+        self, source: Source, schema: Schema, batch_size: int = 1024, shuffle: int = 0, seed: int = 0, drop_last: bool
+        = False, on_error: str = "raise", prefetch: int = 2, cache: bool = False,
     ) -> None:  # fmt: skip
         for name, value, least in (("batch_size", batch_size, 1), ("shuffle", shuffle, 0), ("prefetch", prefetch, 0)):
             if not isinstance(value, int) or value < least:
@@ -62,10 +77,14 @@ class Dataset:
         self.batch_size, self.shuffle, self.seed = batch_size, shuffle, seed
         self.drop_last, self.on_error, self.prefetch, self.cache = drop_last, on_error, prefetch, cache
         self.skips = Skips()
+        self.encoder = Encoder(schema, on_error)
+        self.encoder.stats.skips = self.skips
         self._maps: tuple[Callable[[Batch], Batch], ...] = ()
         self._next_epoch = 0
         self._resume: Position | None = None
-        self._position = Position({"epoch": 0, "source": None, "skip": 0, "buffer": 0, "emitted": 0})
+        # Part of every position: going on with another order would repeat and lose rows.
+        self._order = {"shuffle": shuffle, "seed": seed, "cache": cache} if shuffle else {}
+        self._position = self._at(0, _place(None, 0))
         self._cached: Batch | None = None
         self._num_rows: int | None = None
 
@@ -85,8 +104,16 @@ class Dataset:
         return self._run(number, start)
 
     def resume(self, position: Position | Mapping[str, Any] | str) -> Dataset:
-        """Makes the next iteration go on after `position` (of this dataset's or an equal one's batch). Returns itself."""
-        self._resume = self._position = Position.from_json(position)
+        """Makes the next iteration go on after `position` (of this dataset's or an equal one's batch). Returns
+        itself."""
+        given = Position.from_json(position)
+        if given["order"] != self._order:
+            raise ConfigError(
+                f"dataset: cannot resume — the position was written with {given['order'] or 'no shuffle'}, this "
+                "dataset has "
+                f"{self._order or 'no shuffle'} — give it the same shuffle, seed and cache"
+            )
+        self._resume = self._position = given
         self._next_epoch = int(self._resume["epoch"])
         return self
 
@@ -113,14 +140,16 @@ class Dataset:
     def __len__(self) -> int:
         known = self.num_batches
         if known is None:
-            raise TypeError("the number of batches is not known before a whole epoch was read; use num_batches, which may be None")
+            raise TypeError(
+                "the number of batches is not known before a whole epoch was read; use num_batches, which may be None"
+            )
         return known
 
     def __bool__(self) -> bool:
         return True
 
     def _run(self, epoch: int, start: Position | None) -> Iterator[Batch]:
-        self._position = start or Position({"epoch": epoch, "source": None, "skip": 0, "buffer": 0, "emitted": 0})
+        self._position = start or self._at(epoch, _place(None, 0))
         batches = self._batches(epoch, start)
         if self.prefetch:
             batches = run_ahead(batches, self.prefetch)
@@ -132,115 +161,112 @@ class Dataset:
         finally:
             batches.close()
 
+    def _at(self, epoch: int, place: dict[str, Any]) -> Position:
+        return Position({"epoch": epoch, **place, "order": self._order})
+
     def _batches(self, epoch: int, start: Position | None) -> Generator[Batch, None, None]:
         """Buffers cut into batches; a batch may span buffers."""
         parts: list[Batch] = []
         missing = self.batch_size
-        emitted = int(start["emitted"]) if start is not None else 0
-        for buffer in self._buffers(epoch, start):
-            size = buffer.rows.num_samples
+        place = _place(None, 0) if start is None else {key: start[key] for key in _place(None, 0)}
+        emitted = int(place["emitted"])
+        for buffer in self._buffers(epoch, place):
             row, emitted = emitted, 0
-            while row < size:
-                taken = min(missing, size - row)
+            while row < buffer.rows.num_samples:
+                taken = min(missing, buffer.rows.num_samples - row)
                 parts.append(buffer.rows[row : row + taken])
                 row, missing = row + taken, missing - taken
-                state = {"epoch": epoch, "source": buffer.start and buffer.start.to_json(), "skip": buffer.skip,
-                         "buffer": buffer.index, "emitted": row}  # fmt: skip
+                place = buffer.place(row)
                 if missing == 0:
-                    yield self._finish(parts, Position(state))
+                    yield self._finish(parts, self._at(epoch, place))
                     parts, missing = [], self.batch_size
         if parts and not self.drop_last:
-            yield self._finish(parts, Position(state))
+            yield self._finish(parts, self._at(epoch, place))
 
     def _finish(self, parts: list[Batch], position: Position) -> Batch:
-        batch = Batch.concat(parts).at(position)
+        batch = Batch.concat(parts)
         for fn in self._maps:
             batch = fn(batch)
-        return batch
+        return batch.at(position)
 
-    def _buffers(self, epoch: int, start: Position | None) -> Iterator[_Buffer]:
+    def _buffers(self, epoch: int, place: dict[str, Any]) -> Iterator[_Buffer]:
+        skip = int(place["skip"])
         if self.cache:
-            yield from self._cached_buffers(epoch, start)
-            return
-        source_position = Position.from_json(start["source"]) if start is not None and start["source"] else None
-        skip, index = (int(start["skip"]), int(start["buffer"])) if start is not None else (0, 0)
-        chunks = self._encoded(source_position)
-        if not self.shuffle:
-            for rows, before in chunks:
-                if skip >= rows.num_samples > 0:
-                    skip -= rows.num_samples
-                    continue
-                yield _Buffer(rows[skip:] if skip else rows, before, skip, 0)
-                skip = 0
-            return
-        yield from self._shuffled(chunks, epoch, index, skip)
+            return self._cached_buffers(epoch, skip)
+        chunks = self._encoded(None if place["source"] is None else Position.from_json(place["source"]))
+        if self.shuffle:
+            return self._shuffled(chunks, epoch, int(place["buffer"]), skip)
+        return _in_order(chunks, skip)
 
     def _shuffled(self, chunks: Iterator[Encoded], epoch: int, index: int, skip: int) -> Iterator[_Buffer]:
-        """Buffers of `shuffle` rows, each permuted by (seed, epoch, its number). The first is shorter by a random part, so that
-        buffers of different epochs do not hold the same rows."""
+        """Buffers of `shuffle` rows, each permuted by (seed, epoch, its number). The first is shorter by a random part,
+        so that buffers of different epochs do not hold the same rows."""
         held: list[Encoded] = []
         num_held = -skip
         for chunk in chunks:
             held.append(chunk)
             num_held += chunk[0].num_samples
-            while num_held >= self._buffer_rows(epoch, index):
-                size = self._buffer_rows(epoch, index)
-                buffer, skip = self._permuted(held, skip, size, epoch, index)
+            while num_held >= (size := self._buffer_rows(epoch, index)):
+                buffer, skip = self._permuted(held, skip, size, (epoch, index))
                 yield buffer
                 index, num_held = index + 1, num_held - size
         if num_held > 0:
-            yield self._permuted(held, skip, num_held, epoch, index)[0]
+            yield self._permuted(held, skip, num_held, (epoch, index))[0]
 
-    def _permuted(self, held: list[Encoded], skip: int, size: int, epoch: int, index: int) -> tuple[_Buffer, int]:
-        """The next `size` rows of `held` after `skip`, permuted; removes used chunks from `held`; returns the new skip."""
-        while held and skip >= held[0][0].num_samples:
+    def _permuted(self, held: list[Encoded], skip: int, size: int, number: tuple[int, int]) -> tuple[_Buffer, int]:
+        """The next `size` rows of `held` after `skip`, permuted by (seed, *number); removes used chunks; returns the
+        new skip."""
+        while skip >= held[0][0].num_samples:
             skip -= held.pop(0)[0].num_samples
-        start, first, parts, need = held[0][1], skip, [], size
-        while need:
+        before = _place(held[0][1], skip, number[1])
+        parts: list[Batch] = []
+        need = size
+        while True:
             rows = held[0][0]
             taken = min(need, rows.num_samples - skip)
             parts.append(rows[skip : skip + taken])
             need, skip = need - taken, skip + taken
-            if skip == rows.num_samples and need:
-                held.pop(0)
-                skip = 0
-        order = np.random.default_rng((self.seed, epoch, index)).permutation(size)
-        return _Buffer(Batch.concat(parts).take(order), start, first, index), skip
+            if need == 0:
+                break
+            held.pop(0)
+            skip = 0
+        whole = skip == held[0][0].num_samples
+        after = _place(held[0][2] if whole else held[0][1], 0 if whole else skip, number[1] + 1)
+        order = np.random.default_rng((self.seed, *number)).permutation(size)
+        return _Buffer(Batch.concat(parts).take(order), before, after, permuted=True), skip
 
     def _buffer_rows(self, epoch: int, index: int) -> int:
-        if index or self.shuffle == 1:
+        if index:
             return self.shuffle
         return int(np.random.default_rng((self.seed, epoch)).integers(self.shuffle // 2 + 1, self.shuffle + 1))
 
-    def _cached_buffers(self, epoch: int, start: Position | None) -> Iterator[_Buffer]:
+    def _cached_buffers(self, epoch: int, skip: int) -> Iterator[_Buffer]:
         if self._cached is None:
-            chunks = [rows for rows, _ in self._encoded(None)]
+            chunks = [chunk[0] for chunk in self._encoded(None)]
             self._cached = Batch.concat(chunks) if chunks else Batch(num_samples=0)
         rows = self._cached
         order = np.random.default_rng((self.seed, epoch)).permutation(rows.num_samples) if self.shuffle else None
-        first = int(start["skip"]) if start is not None else 0
-        for at in range(first, rows.num_samples, READ_ROWS):
+        for at in range(skip, rows.num_samples, READ_ROWS):
             stop = min(at + READ_ROWS, rows.num_samples)
-            yield _Buffer(rows[at:stop] if order is None else rows.take(order[at:stop]), None, at, 0)
+            part = rows[at:stop] if order is None else rows.take(order[at:stop])
+            yield _Buffer(part, _place(None, at), _place(None, stop))
 
     def _encoded(self, position: Position | None) -> Iterator[Encoded]:
         """Every chunk of the source after `position`, encoded."""
         skips = self.skips if self.on_error == "skip" else None
-        encoder = Encoder(self.schema, self.on_error)
-        encoder.stats.skips = self.skips
         plan = ReadPlan(tuple(self.schema.raw_columns()), number_types(self.schema), skips)
-        num_rows, whole = 0, position is None
+        num_rows, before = 0, position
         chunk_rows = max(self.batch_size, min(READ_ROWS, self.shuffle or READ_ROWS))
-        before = position
         for raw, after in self.source.read(position, chunk_rows, plan):
             try:
-                rows = encoder(raw)
+                rows = self.encoder(raw)
             except DecodeError as error:
                 raise self._located(error, raw, after) from error
-            num_rows += rows.num_samples
-            yield rows, before
+            if rows.num_samples:
+                num_rows += rows.num_samples
+                yield rows, before, after
             before = after
-        if whole:
+        if position is None:
             self._num_rows = num_rows
 
     def _located(self, error: DecodeError, raw: pa.RecordBatch, after: Position) -> DecodeError:
@@ -249,12 +275,23 @@ class Dataset:
         return DecodeError(f"{where}{error}", file, row, error.column)
 
 
+def _in_order(chunks: Iterator[Encoded], skip: int) -> Iterator[_Buffer]:
+    """Chunks as they come, without their first `skip` rows."""
+    for rows, before, after in chunks:
+        if skip < rows.num_samples:
+            yield _Buffer(rows[skip:] if skip else rows, _place(before, skip), _place(after, 0))
+        skip = max(0, skip - rows.num_samples)
+
+
 def number_types(schema: Schema) -> dict[str, pa.DataType]:
-    """Raw columns that are read only as numbers: text sources parse them as floats whatever the first rows look like."""
+    """Raw columns that are read only as numbers: text sources parse them as floats whatever the first rows look
+    like."""
     numbers: dict[str, bool] = {}
     for column in schema.columns:
         text = isinstance(column, Label) and column.positive is not None
-        text = text or (isinstance(column, Dense) and bool(column.transforms) and isinstance(column.transforms[0], (Extract, Map)))
+        text = text or (
+            isinstance(column, Dense) and bool(column.transforms) and isinstance(column.transforms[0], (Extract, Map))
+        )
         fits = isinstance(column, (Label, Weight, Dense)) and not text
         numbers[column.source] = fits and numbers.get(column.source, True)
         for transform in getattr(column, "transforms", ()):

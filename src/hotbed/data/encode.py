@@ -17,7 +17,7 @@ from hotbed import config
 from hotbed.connectors.base import Skips
 from hotbed.data.batch import Batch
 from hotbed.data.ids import Ids
-from hotbed.data.schema import Column, Dense, Id, Label, Schema, Time, Weight
+from hotbed.data.schema import Dense, Id, Label, Schema, Time, Weight
 from hotbed.data.times import to_microseconds
 from hotbed.data.transforms import Split, Transform
 from hotbed.errors import DataError, DecodeError, SchemaError
@@ -43,8 +43,9 @@ class _BadRows(Exception):
 class Encoder:
     """Turns record batches into Batches by a schema.
 
-    `on_error`: "raise" = a bad row raises DecodeError (its `row` counts from 1 within the record batch); "skip" = it is left
-    out, counted in `stats.skips` and logged. A missing column or a column of the wrong type always raises SchemaError.
+    `on_error`: "raise" = a bad row raises DecodeError (its `row` counts from 1 within the record batch); "skip" = it
+    is left out, counted in `stats.skips` and logged. A missing column or a column of the wrong type always raises
+    SchemaError.
 
     Example: `Encoder(schema)(pa.record_batch({"user": ["ann"], "label": [1]}))`
     """
@@ -57,9 +58,12 @@ class Encoder:
         self._kinds: dict[str, set[str]] = {}
 
     def __call__(self, rows: pa.RecordBatch | pa.Table, *, labels: bool = True) -> Batch:
-        """Batch of `rows`. `labels=False` (serving): label and weight columns are not read, time only if it is there."""
+        """Batch of `rows`. `labels=False` (serving): label and weight columns are not read, time only if it is
+        there."""
         batch = _one_batch(rows)
-        if not any(known is batch.schema or (mode == labels and known.equals(batch.schema)) for known, mode in self._seen):
+        if not any(
+            known is batch.schema or (mode == labels and known.equals(batch.schema)) for known, mode in self._seen
+        ):
             self._check(batch.schema, labels)
             self._seen.append((batch.schema, labels))
         while True:
@@ -105,11 +109,11 @@ class Encoder:
         return Batch(ids, dense, targets, weight, time, None, batch.num_rows)
 
     def _ids(self, column: Id, context: Columns) -> Ids:
-        values = _transformed(column, context)
+        values = _plain_dictionary(_transformed(column, context))
         num_missing = values.null_count
         num_rows = len(values)
         lengths = weights = None
-        if _is_list(values.type):
+        if is_list(values.type):
             lengths = pc.list_value_length(values).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
             if column.weights:
                 weights = _id_weights(column, context.column(column.weights), lengths)
@@ -135,6 +139,7 @@ class Encoder:
 
     def _note_kind(self, column: Id, kind: pa.DataType) -> None:
         table = column.table or column.name
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         if pa.types.is_null(kind):
             return
         kinds = self._kinds.setdefault(table, set())
@@ -142,7 +147,8 @@ class Encoder:
         kinds.add("integers" if pa.types.is_integer(kind) or pa.types.is_boolean(kind) else "strings")
         if before == 1 and len(kinds) == 2:
             warnings.warn(
-                f"table {table!r} is fed both strings (hashed) and integers (as they are), last by {column.name!r}: the same value "
+                f"table {table!r} is fed both strings (hashed) and integers (as they are), last by {column.name!r}: "
+                "the same value "
                 "as text and as number gets two rows — declare one type for it in the source",
                 UserWarning,
                 stacklevel=4,
@@ -170,25 +176,28 @@ class Columns:
 
 
 def ids_of(values: pa.Array, name: str) -> np.ndarray:
-    """Int64 [n] (a fresh array): integers unhashed (uint64 reinterpreted), strings as XXH64 of their UTF-8 bytes; nulls read as 0.
+    """Int64 [n] (a fresh array): integers unhashed (uint64 reinterpreted), strings as XXH64 of their UTF-8 bytes;
+    nulls read as 0.
 
     Raises SchemaError for floats and other types that are no ids.
     """
     kind = values.type
     if pa.types.is_dictionary(kind):
         table = np.append(ids_of(values.dictionary, name), np.int64(0))
-        return table[values.indices.cast(pa.int64()).fill_null(len(table) - 1).to_numpy(zero_copy_only=False)]
+        place = values.indices.cast(pa.int64()).fill_null(len(table) - 1)
+        return np.asarray(table[place.to_numpy(zero_copy_only=False)])
     if pa.types.is_null(kind):
         return np.zeros(len(values), np.int64)
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         if values.null_count:
             values = values.fill_null(False if pa.types.is_boolean(kind) else 0)
-        numbers = values.to_numpy(zero_copy_only=False)
+        numbers: np.ndarray = values.to_numpy(zero_copy_only=False)
         return numbers.view(np.int64).copy() if kind.bit_width == 64 else numbers.astype(np.int64)
     if _is_bytes(kind):
         return hash_strings(values, 0)
     raise SchemaError(
-        f"id {name!r}: a column of {kind} holds no ids — received {kind} — declare it an integer or string, or Bucketize it"
+        f"id {name!r}: a column of {kind} holds no ids — received {kind} — declare it an integer or string, or "
+        "Bucketize it"
     )
 
 
@@ -230,15 +239,28 @@ def _transformed(column: Dense | Id, context: Columns) -> pa.Array:
 
 def apply(transform: Transform, values: pa.Array, context: Any) -> pa.Array:
     """`transform` on a column; on the items of a list column."""
-    if not _is_list(values.type):
+    if not is_list(values.type):
         return transform.apply(values, context)
     if isinstance(transform, Split) or transform.inputs():
-        raise SchemaError(f"{type(transform).__name__}: cannot take a column of lists — received {values.type} — apply it before Split")
+        raise SchemaError(
+            f"{type(transform).__name__}: cannot take a column of lists — received {values.type} — apply it before "
+            "Split"
+        )
     lengths = pc.list_value_length(values).fill_null(0).to_numpy(zero_copy_only=False)
     offsets = np.zeros(len(values) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     items = transform.apply(values.flatten(), context)
     return pa.LargeListArray.from_arrays(pa.array(offsets), items, mask=values.is_null() if values.null_count else None)
+
+
+def _plain_dictionary(values: pa.Array) -> pa.Array:
+    """A dictionary column as it is where each word is one id, else decoded (words that are null or empty)."""
+    if not pa.types.is_dictionary(values.type):
+        return values
+    words = values.dictionary
+    if words.null_count or (_is_bytes(words.type) and pc.min(pc.binary_length(words)).as_py() == 0):
+        return values.dictionary_decode()
+    return values
 
 
 def _kept(values: pa.Array, column: Id) -> np.ndarray | None:
@@ -250,7 +272,7 @@ def _kept(values: pa.Array, column: Id) -> np.ndarray | None:
         filled = pc.binary_length(values).fill_null(0).to_numpy(zero_copy_only=False) > 0
         if not filled.all():
             keep = filled if keep is None else keep & filled
-    if column.padding is not None and (pa.types.is_integer(values.type)):
+    if column.padding is not None:
         real = ids_of(values, column.name) != column.padding
         if not real.all():
             keep = real if keep is None else keep & real
@@ -269,25 +291,35 @@ def _newest(ids: Ids, max_length: int) -> Ids:
 
 
 def _id_weights(column: Id, weights: pa.Array, lengths: np.ndarray) -> np.ndarray:
-    if not _is_list(weights.type):
-        raise SchemaError(f"id {column.name!r}: weights {column.weights!r} are {weights.type} — ids are lists — give lists of numbers")
+    if not is_list(weights.type):
+        raise SchemaError(
+            f"id {column.name!r}: weights {column.weights!r} are {weights.type} — ids are lists — give lists of numbers"
+        )
     found = pc.list_value_length(weights).fill_null(0).to_numpy(zero_copy_only=False)
     if (found != lengths).any():
-        raise _BadRows(column.name, found != lengths, f"id {column.name!r}: {column.weights!r} has another number of items than its ids")
-    return _numeric(column.weights or "", weights.flatten(), np.repeat(np.arange(len(lengths)), lengths))
+        raise _BadRows(
+            column.name,
+            found != lengths,
+            f"id {column.name!r}: {column.weights!r} has another number of items than its ids",
+        )
+    return _numeric(column.weights or "", weights.flatten(), lengths)
 
 
 def _dense(column: Dense, context: Columns) -> np.ndarray:
     values = _transformed(column, context)
-    if not _is_list(values.type):
+    if not is_list(values.type):
         if column.width != 1:
-            raise SchemaError(f"dense {column.name!r}: width {column.width} but the column is {values.type} — give lists or width=1")
+            raise SchemaError(
+                f"dense {column.name!r}: width {column.width} but the column is {values.type} — give lists or width=1"
+            )
         return _numeric(column.name, values)
     lengths = pc.list_value_length(values).fill_null(0).to_numpy(zero_copy_only=False)
     if (lengths != column.width).any():
         wrong = lengths != column.width
-        raise _BadRows(column.name, wrong, f"dense {column.name!r}: a list of {lengths[wrong][0]} — width is {column.width}")
-    flat = _numeric(column.name, values.flatten(), np.repeat(np.arange(len(lengths)), lengths))
+        raise _BadRows(
+            column.name, wrong, f"dense {column.name!r}: a list of {lengths[wrong][0]} — width is {column.width}"
+        )
+    flat = _numeric(column.name, values.flatten(), lengths)
     return flat.reshape(-1, column.width) if column.width != 1 else flat
 
 
@@ -299,7 +331,7 @@ def _label(column: Label, values: pa.Array) -> np.ndarray:
         raise _BadRows(column.source, mask, f"label {column.name!r}: a missing value — leave such rows out of the data")
     if column.positive is not None:
         equal = pc.equal(values.cast(pa.string()), column.positive)
-        return equal.to_numpy(zero_copy_only=False).astype(np.float32)
+        return np.asarray(equal.to_numpy(zero_copy_only=False), np.float32)
     numbers = _numeric(column.name, values)
     return numbers if column.threshold is None else (numbers >= column.threshold).astype(np.float32)
 
@@ -317,36 +349,45 @@ def _time(column: Time, values: pa.Array) -> np.ndarray:
     micros = to_microseconds(values, column.unit)
     if micros.null_count:
         mask = micros.is_null().to_numpy(zero_copy_only=False)
-        raise _BadRows(column.source, mask, f"time {column.name!r}: {_first(values, mask)!r} is no time of unit {column.unit!r}")
+        raise _BadRows(
+            column.source, mask, f"time {column.name!r}: {_first(values, mask)!r} is no time of unit {column.unit!r}"
+        )
     return np.array(micros.to_numpy(zero_copy_only=False), dtype=np.int64)
 
 
-def _numeric(name: str, values: pa.Array, owner: np.ndarray | None = None) -> np.ndarray:
-    """Float32 [n], all finite. `owner`: the row of each value where they are items of lists."""
-    if pa.types.is_dictionary(values.type):
-        values = values.dictionary_decode()
-    if _is_list(values.type) or pa.types.is_temporal(values.type):
-        raise SchemaError(f"column {name!r}: {values.type} is no number — received {values.type} — transform it or give it another role")
-    if _is_bytes(values.type):
+def _numeric(name: str, values: pa.Array, lengths: np.ndarray | None = None) -> np.ndarray:
+    """Float32 [n], all finite. `lengths`: the number of values of each row where they are items of lists."""
+    kind = values.type
+    if pa.types.is_dictionary(kind):
+        return _numeric(name, values.dictionary_decode(), lengths)
+    if is_list(kind) or pa.types.is_temporal(kind):
+        raise SchemaError(f"column {name!r}: no number — received {kind} — transform it or give it another role")
+    if _is_bytes(kind):
         numbers = pl.Series(values.cast(pa.string())).cast(pl.Float64, strict=False).to_arrow()
     else:
         numbers = values.cast(pa.float64(), safe=False)
     with np.errstate(over="ignore"):
         result = np.array(numbers.to_numpy(zero_copy_only=False), dtype=np.float32)
-    finite = np.isfinite(result)
-    if finite.all():
+    wrong = ~np.isfinite(result)
+    if not wrong.any():
         return result
-    first = _first(values, ~finite)
-    why = "a missing value — add FillMissing" if first is None else f"{first!r} is no finite float32 number — correct or Clip it"
-    mask = ~finite if owner is None else np.isin(np.arange(owner.max() + 1), owner[~finite])
-    raise _BadRows(name, mask, f"column {name!r}: {why}")
+    first = _first(values, wrong)
+    missing = first is None or first != first
+    why = (
+        "a missing value — add FillMissing"
+        if missing
+        else f"{first!r} is no finite float32 number — correct or Clip it"
+    )
+    if lengths is not None:
+        wrong = np.bincount(np.repeat(np.arange(len(lengths)), lengths)[wrong], minlength=len(lengths)) > 0
+    raise _BadRows(name, wrong, f"column {name!r}: {why}")
 
 
 def _first(values: pa.Array, mask: np.ndarray) -> Any:
     return values[int(np.flatnonzero(mask)[0])].as_py()
 
 
-def _is_list(kind: pa.DataType) -> bool:
+def is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
@@ -365,6 +406,3 @@ def _one_batch(rows: pa.RecordBatch | pa.Table) -> pa.RecordBatch:
     if batches:
         return batches[0]
     return pa.RecordBatch.from_arrays([pa.array([], type=field.type) for field in rows.schema], schema=rows.schema)
-
-
-__all__ = ["Column", "EncodeStats", "Encoder", "apply", "hash_strings", "ids_of"]

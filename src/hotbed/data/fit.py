@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fitting: transforms learn from the training range in one out-of-core pass (one more for each learned step behind another)."""
+"""Fitting: transforms learn from the training range in one out-of-core pass (one more for each learned step behind
+another)."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ Task = tuple[Dense | Id, int]
 
 
 def fit(schema: Schema, source: Source) -> Schema:
-    """`schema` with everything learned that its transforms ask for; reads `source` as often as learned steps are chained."""
+    """`schema` with everything learned that its transforms ask for; reads `source` as often as learned steps are
+    chained."""
     while tasks := _tasks(schema):
         for (column, step), value in zip(tasks, _learn(schema, source, tasks), strict=True):
             transforms = list(column.transforms)
@@ -31,8 +33,11 @@ def fit(schema: Schema, source: Source) -> Schema:
 
 def _tasks(schema: Schema) -> list[Task]:
     found: list[Task] = []
-    for column in (*schema.dense, *schema.ids):
-        steps = [step for step, transform in enumerate(column.transforms) if transform.expression(pl.lit(0)) is not None]
+    columns: list[Dense | Id] = [*schema.dense, *schema.ids]
+    for column in columns:
+        steps = [
+            step for step, transform in enumerate(column.transforms) if transform.expression(pl.lit(0)) is not None
+        ]
         if steps:
             found.append((column, steps[0]))
     return found
@@ -47,7 +52,9 @@ def _learn(schema: Schema, source: Source, tasks: list[Task]) -> list[Any]:
         raise DataError("fit: the source has no rows — received an empty source — fit on the training range")
     frame = _frame(first[0], tasks)
 
-    def batches(_columns: Any, predicate: pl.Expr | None, _rows: int | None, _size: int | None) -> Iterator[pl.DataFrame]:
+    def batches(
+        _columns: Any, predicate: pl.Expr | None, _rows: int | None, _size: int | None
+    ) -> Iterator[pl.DataFrame]:
         for raw, _ in source.read(None, plan=plan):
             data = _frame(raw, tasks)
             data = data if predicate is None else data.filter(predicate)

@@ -44,7 +44,11 @@ class Ids:
 
     def with_offsets(self) -> Ids:
         """The same ids with explicit offsets (NumPy only)."""
-        return self if self.offsets is not None else Ids(self.values, np.arange(len(self) + 1, dtype=np.int64), self.weights)
+        return (
+            self
+            if self.offsets is not None
+            else Ids(self.values, np.arange(len(self) + 1, dtype=np.int64), self.weights)
+        )
 
     def take(self, rows: np.ndarray) -> Ids:
         """The given samples in the given order (NumPy only)."""

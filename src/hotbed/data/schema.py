@@ -32,9 +32,11 @@ class Column(ABC):
 
 @dataclass(frozen=True)
 class Label(Column):
-    """What is predicted, float32. `threshold`: 1 where the value is >= it, else 0. `positive`: 1 where the text equals it.
+    """What is predicted, float32. `threshold`: 1 where the value is >= it, else 0. `positive`: 1 where the text equals
+    it.
 
-    Examples: `Label("clicked")`, `Label("liked", column="rating", threshold=4)`, `Label("rich", column="income", positive="50000+.")`
+    Examples: `Label("clicked")`, `Label("liked", column="rating", threshold=4)`, `Label("rich", column="income",
+    positive="50000+.")`
     """
 
     name: str
@@ -44,13 +46,16 @@ class Label(Column):
 
     def __post_init__(self) -> None:
         if self.threshold is not None and self.positive is not None:
-            raise ConfigError(f"label {self.name!r}: both threshold and positive — received {self.threshold}, {self.positive!r} — give one")
+            raise ConfigError(
+                f"label {self.name!r}: both threshold and positive — received {self.threshold}, {self.positive!r} — "
+                "give one"
+            )
 
 
 @dataclass(frozen=True)
 class Time(Column):
-    """When the event happened. `unit`: "s", "ms", "us", "ns", "iso" (text), or a strptime format; Arrow timestamps know theirs.
-    Int64 microseconds UTC inside; text without a zone is UTC."""
+    """When the event happened. `unit`: "s", "ms", "us", "ns", "iso" (text), or a strptime format; Arrow timestamps
+    know theirs. Int64 microseconds UTC inside; text without a zone is UTC."""
 
     name: str
     unit: str = "s"
@@ -58,7 +63,10 @@ class Time(Column):
 
     def __post_init__(self) -> None:
         if self.unit not in (*times.UNITS, "ns", "iso") and "%" not in self.unit:
-            raise ConfigError(f"time {self.name!r}: unknown unit — received {self.unit!r} — use s, ms, us, ns, iso or a format such as '%y%m%d%H'")
+            raise ConfigError(
+                f"time {self.name!r}: unknown unit — received {self.unit!r} — use s, ms, us, ns, iso or a format "
+                "such as '%y%m%d%H'"
+            )
 
 
 @dataclass(frozen=True)
@@ -81,16 +89,18 @@ class Dense(Column):
     def __post_init__(self) -> None:
         object.__setattr__(self, "transforms", tuple(self.transforms))
         if self.width < 1:
-            raise ConfigError(f"dense {self.name!r}: width is at least 1 — received {self.width} — give the length of its lists")
+            raise ConfigError(
+                f"dense {self.name!r}: width is at least 1 — received {self.width} — give the length of its lists"
+            )
 
 
 @dataclass(frozen=True)
 class Id(Column):
-    """One or many ids a sample: integers as they are, strings by hash, lists as bags. `table`: the embedding table (default: `name`);
-    several features may share one.
+    """One or many ids a sample: integers as they are, strings by hash, lists as bags. `table`: the embedding table
+    (default: `name`); several features may share one.
 
-    `pooling`: sum, mean, max, or none (a sequence). `padding`: an id that means "nothing here". `max_length`: of longer bags the
-    last (newest) ids are kept. `weights`: a raw list column with one number an id.
+    `pooling`: sum, mean, max, or none (a sequence). `padding`: an id that means "nothing here". `max_length`: of
+    longer bags the last (newest) ids are kept. `weights`: a raw list column with one number an id.
 
     Example: `Id("genres", transforms=[Split("|")], pooling="mean")`
     """
@@ -108,14 +118,19 @@ class Id(Column):
         object.__setattr__(self, "transforms", tuple(self.transforms))
         object.__setattr__(self, "table", self.table or self.name)
         if self.pooling not in POOLINGS:
-            raise ConfigError(f"id {self.name!r}: unknown pooling — received {self.pooling!r} — use one of {', '.join(POOLINGS)}")
+            raise ConfigError(
+                f"id {self.name!r}: unknown pooling — received {self.pooling!r} — use one of {', '.join(POOLINGS)}"
+            )
         if self.max_length is not None and self.max_length < 1:
-            raise ConfigError(f"id {self.name!r}: max_length is at least 1 or None — received {self.max_length} — correct it")
+            raise ConfigError(
+                f"id {self.name!r}: max_length is at least 1 or None — received {self.max_length} — correct it"
+            )
 
 
 @dataclass(frozen=True)
 class Schema:
-    """The columns of a problem and their roles. A value: compare it, save it (`to_json`), build a table set and models from it.
+    """The columns of a problem and their roles. A value: compare it, save it (`to_json`), build a table set and models
+    from it.
 
     Raises ConfigError for two columns of one name, or more than one Time or Weight.
 
@@ -133,7 +148,10 @@ class Schema:
         names = [column.name for column in self.columns]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ConfigError(f"schema: names {twice} appear twice — received {names} — rename one and point `column` at the raw column")
+            raise ConfigError(
+                f"schema: names {twice} appear twice — received {names} — rename one and point `column` at the raw "
+                "column"
+            )
         for role in (Time, Weight):
             if sum(isinstance(column, role) for column in self.columns) > 1:
                 raise ConfigError(f"schema: more than one {role.__name__} — received {names} — keep one")
@@ -142,7 +160,9 @@ class Schema:
         for column in self.columns:
             if column.name == name:
                 return column
-        raise SchemaError(f"schema: no column {name!r} — {config.nearest(name, [column.name for column in self.columns])}")
+        raise SchemaError(
+            f"schema: no column {name!r} — {config.nearest(name, [column.name for column in self.columns])}"
+        )
 
     @property
     def labels(self) -> tuple[Label, ...]:
@@ -184,7 +204,8 @@ class Schema:
         return sum(column.width for column in self.dense)
 
     def raw_columns(self, labels: bool = True) -> list[str]:
-        """Raw columns that encoding reads, each once; without `labels` those that serving needs (no label, weight or time)."""
+        """Raw columns that encoding reads, each once; without `labels` those that serving needs (no label, weight or
+        time)."""
         found: dict[str, None] = {}
         for column in self.columns:
             if not labels and isinstance(column, (Label, Time, Weight)):
@@ -197,7 +218,8 @@ class Schema:
         return list(found)
 
     def fit(self, source: Source) -> Schema:
-        """A schema whose transforms have learned (means, quantiles, vocabularies) from `source`: the training range only."""
+        """A schema whose transforms have learned (means, quantiles, vocabularies) from `source`: the training range
+        only."""
         from hotbed.data.fit import fit
 
         return fit(self, source)
@@ -205,14 +227,18 @@ class Schema:
     def with_transforms(self, name: str, transforms: Sequence[Transform]) -> Schema:
         """This schema with other transforms on one column."""
         changed = [
-            replace(column, transforms=tuple(transforms)) if isinstance(column, (Dense, Id)) and column.name == name else column
+            replace(column, transforms=tuple(transforms))
+            if isinstance(column, (Dense, Id)) and column.name == name
+            else column
             for column in self.columns
         ]
         return Schema(changed)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values, learned numbers included."""
-        value: dict[str, Any] = json.loads(json.dumps({"columns": [config.describe(column) for column in self.columns]}))
+        value: dict[str, Any] = json.loads(
+            json.dumps({"columns": [config.describe(column) for column in self.columns]})
+        )
         return value
 
     @classmethod

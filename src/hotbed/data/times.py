@@ -31,7 +31,9 @@ def to_microseconds(values: pa.Array, unit: str) -> pa.Array:
     if "%" in unit and pa.types.is_integer(kind):  # 14102100 read as a number
         return _from_text(values.cast(pa.string()), unit)
     if unit == "iso" or not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
-        raise SchemaError(f"times: unit {unit!r} does not fit a column of {kind} — received {kind} — declare the column's real unit")
+        raise SchemaError(
+            f"times: unit {unit!r} does not fit a column of {kind} — received {kind} — declare the column's real unit"
+        )
     if pa.types.is_floating(kind):
         factor = UNITS.get(unit, 1e-3)
         return pc.round(pc.multiply(values.cast(pa.float64()), float(factor))).cast(pa.int64())
@@ -57,17 +59,24 @@ def _from_text(values: pa.Array, unit: str) -> pa.Array:
         return parsed.to_physical().to_arrow().cast(pa.int64())
     # A date alone ends like an offset ("2014-10-21"), so a zone needs a time of day before it.
     timed = text.str.contains(r"\d:\d")
-    zone = pl.select(pl.when(timed).then(text.str.extract(r"(Z|UTC|GMT|[+-]\d{2}:?\d{2})$")).otherwise(None)).to_series()
+    zone = pl.select(
+        pl.when(timed).then(text.str.extract(r"(Z|UTC|GMT|[+-]\d{2}:?\d{2})$")).otherwise(None)
+    ).to_series()
     found = set(zone.fill_null("").filter(text.is_not_null()).unique().to_list())
     if len(found) > 1:
         raise DataError(
-            f"times: a column mixes zones — received {sorted(found)} ('' = no zone) — write all its times with one zone, best UTC"
+            f"times: a column mixes zones — received {sorted(found)} ('' = no zone) — write all its times with one "
+            "zone, best UTC"
         )
     plain = text
     if found and found != {""}:
         plain = text.str.replace(r"\s*(Z|UTC|GMT|[+-]\d{2}:?\d{2})$", "")
     plain = plain.str.replace(" ", "T", literal=True)
-    parsed = pl.Series([None], dtype=pl.Datetime("us")).new_from_index(0, len(plain)) if len(plain) else plain.cast(pl.Datetime("us"), strict=False)
+    parsed = (
+        pl.Series([None], dtype=pl.Datetime("us")).new_from_index(0, len(plain))
+        if len(plain)
+        else plain.cast(pl.Datetime("us"), strict=False)
+    )
     for form in _FORMATS:
         if parsed.null_count() == plain.null_count():
             break

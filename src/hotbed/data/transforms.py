@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transforms of one column, the same code in training and in serving. All work on whole Arrow arrays; nulls stay nulls."""
+"""Transforms of one column, the same code in training and in serving. All work on whole Arrow arrays; nulls stay
+nulls."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ class Transform(ABC):
 
 @dataclass(frozen=True)
 class Hash(Transform):
-    """XXH64 of strings or integers; with `bins` ids fall into 0 .. bins - 1 (collisions share a row), without they stay 64 bits."""
+    """XXH64 of strings or integers; with `bins` ids fall into 0 .. bins - 1 (collisions share a row), without they
+    stay 64 bits."""
 
     bins: int | None = None
     seed: int = 0
@@ -88,7 +90,9 @@ class Cross(Transform):
         for name in self.with_:
             other = context.column(name)
             if pa.types.is_nested(other.type) or len(other) != len(values):
-                raise SchemaError(f"cross: column {name!r} is {other.type} — only columns of single values combine — leave it out")
+                raise SchemaError(
+                    f"cross: column {name!r} is {other.type} — only columns of single values combine — leave it out"
+                )
             parts.append(context.hash(other, self.seed))
         mixed = np.zeros(len(values), np.uint64)
         null = np.zeros(len(values), bool)
@@ -101,7 +105,8 @@ class Cross(Transform):
 
 @dataclass(frozen=True)
 class Bucketize(Transform):
-    """Number -> how many boundaries are <= it: 0 .. len(boundaries). `bins` instead of boundaries: learn quantiles in `Schema.fit`."""
+    """Number -> how many boundaries are <= it: 0 .. len(boundaries). `bins` instead of boundaries: learn quantiles in
+    `Schema.fit`."""
 
     boundaries: Sequence[float] | None = None
     bins: int | None = None
@@ -112,7 +117,9 @@ class Bucketize(Transform):
         if self.boundaries is not None:
             object.__setattr__(self, "boundaries", tuple(float(edge) for edge in self.boundaries))
             if list(self.boundaries) != sorted(set(self.boundaries)):
-                raise ConfigError(f"bucketize.boundaries: must rise — received {self.boundaries} — sort them and drop repeats")
+                raise ConfigError(
+                    f"bucketize.boundaries: must rise — received {self.boundaries} — sort them and drop repeats"
+                )
         if self.bins is not None and self.bins < 2:
             raise ConfigError(f"bucketize.bins: at least 2 — received {self.bins} — give the number of buckets")
 
@@ -179,14 +186,18 @@ class Normalize(Transform):
 
 @dataclass(frozen=True)
 class FillMissing(Transform):
-    """Nulls (and NaN) become `value`, or the "mean" or "median" of the column (`statistic`), learned by `Schema.fit`."""
+    """Nulls (and NaN) become `value`, or the "mean" or "median" of the column (`statistic`), learned by
+    `Schema.fit`."""
 
     value: float | int | str | None = None
     statistic: str | None = None
 
     def __post_init__(self) -> None:
         if self.value is None and self.statistic not in ("mean", "median"):
-            raise ConfigError(f"fill_missing: no value and statistic {self.statistic!r} — give value=... or statistic='mean' or 'median'")
+            raise ConfigError(
+                f"fill_missing: no value and statistic {self.statistic!r} — give value=... or statistic='mean' or "
+                "'median'"
+            )
 
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
         if self.value is None:
@@ -198,7 +209,9 @@ class FillMissing(Transform):
         if pa.types.is_null(values.type):
             values = values.cast(pa.scalar(self.value).type)
         if isinstance(self.value, str) != _is_text(values.type):
-            raise SchemaError(f"fill_missing: {self.value!r} does not fit a column of {values.type} — fill with a value of that type")
+            raise SchemaError(
+                f"fill_missing: {self.value!r} does not fit a column of {values.type} — fill with a value of that type"
+            )
         return values.fill_null(pa.scalar(self.value).cast(values.type))
 
     def expression(self, x: pl.Expr) -> pl.Expr | None:
@@ -218,14 +231,26 @@ class Split(Transform):
 
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
         if not _is_text(values.type) and not pa.types.is_null(values.type):
-            raise SchemaError(f"split: needs a column of text — received {values.type} — drop the transform or declare the column a string")
-        return pc.split_pattern(values.cast(pa.string()), self.delimiter)
+            raise SchemaError(
+                f"split: needs a column of text — received {values.type} — drop the transform or declare the column "
+                "a string"
+            )
+        parts = pc.split_pattern(values.cast(pa.large_string()), self.delimiter)
+        items, lengths = parts.flatten(), pc.list_value_length(parts).fill_null(0).to_numpy(zero_copy_only=False)
+        filled = pc.binary_length(items).to_numpy(zero_copy_only=False) > 0
+        if not filled.all():
+            owner = np.repeat(np.arange(len(values)), lengths)
+            lengths, items = np.bincount(owner[filled], minlength=len(values)), items.filter(pa.array(filled))
+        offsets = np.zeros(len(values) + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        missing = values.is_null() if values.null_count else None
+        return pa.LargeListArray.from_arrays(pa.array(offsets), items, mask=missing)
 
 
 @dataclass(frozen=True)
 class Map(Transform):
-    """Value -> 1 + its place in `vocabulary`; unknown values -> 0. Without a vocabulary `Schema.fit` learns the values seen at least
-    `min_count` times, most frequent first, at most `max_size`."""
+    """Value -> 1 + its place in `vocabulary`; unknown values -> 0. Without a vocabulary `Schema.fit` learns the values
+    seen at least `min_count` times, most frequent first, at most `max_size`."""
 
     vocabulary: Sequence[str | int] | None = None
     min_count: int = 1
@@ -246,13 +271,17 @@ class Map(Transform):
         return None if self.vocabulary is not None else x.drop_nulls().value_counts().implode()
 
     def learned(self, value: Any) -> Map:
-        counts = sorted(((item["count"], item["x"]) for item in value if item["count"] >= self.min_count), key=lambda c: (-c[0], c[1]))
+        counts = sorted(
+            ((item["count"], item["x"]) for item in value if item["count"] >= self.min_count),
+            key=lambda c: (-c[0], c[1]),
+        )
         return replace(self, vocabulary=[word for _, word in counts[: self.max_size]])
 
 
 @dataclass(frozen=True)
 class Extract(Transform):
-    r"""First group of the regular expression `pattern`; null where it does not match. `number`: the group is an integer.
+    r"""First group of the regular expression `pattern`; null where it does not match. `number`: the group is an
+    integer.
 
     Example: `Id("year", column="title", transforms=[Extract(r"\((\d{4})\)\s*$", number=True)])`
     """
@@ -262,12 +291,17 @@ class Extract(Transform):
 
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
         text = pl.Series(values.cast(pa.string())).str.extract(self.pattern, 1)
-        return (text.cast(pl.Int64, strict=False) if self.number else text).to_arrow().cast(pa.int64() if self.number else pa.string())
+        return (
+            (text.cast(pl.Int64, strict=False) if self.number else text)
+            .to_arrow()
+            .cast(pa.int64() if self.number else pa.string())
+        )
 
 
 @dataclass(frozen=True)
 class TimeOfDay(Transform):
-    """Time -> an integer part of it, UTC: "hour" 0..23, "minute" of the day 0..1439, "weekday" 0 (Monday)..6, "hour_of_week" 0..167.
+    """Time -> an integer part of it, UTC: "hour" 0..23, "minute" of the day 0..1439, "weekday" 0 (Monday)..6,
+    "hour_of_week" 0..167.
 
     `unit` as in `Time`. Example: `Id("hour", column="timestamp", transforms=[TimeOfDay()])`
     """
@@ -284,7 +318,12 @@ class TimeOfDay(Transform):
         hours = np.floor_divide(micros.fill_null(0).to_numpy(zero_copy_only=False), 3_600_000_000)
         minutes = np.floor_divide(micros.fill_null(0).to_numpy(zero_copy_only=False), 60_000_000)
         weekday = (hours // 24 + 3) % 7  # 1970-01-01 was a Thursday
-        parts = {"hour": hours % 24, "minute": minutes % 1440, "weekday": weekday, "hour_of_week": weekday * 24 + hours % 24}
+        parts = {
+            "hour": hours % 24,
+            "minute": minutes % 1440,
+            "weekday": weekday,
+            "hour_of_week": weekday * 24 + hours % 24,
+        }
         return pa.array(parts[self.part], mask=micros.is_null().to_numpy(zero_copy_only=False))
 
 
@@ -297,8 +336,16 @@ def _into_bins(hashed: pa.Array, bins: int | None) -> pa.Array:
 
 def _numbers(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     """Float64 values and where they are null (NaN counts as null)."""
-    if not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type) or pa.types.is_boolean(values.type) or pa.types.is_null(values.type)):
-        raise SchemaError(f"a transform of numbers meets a column of {values.type} — received text or lists — cast it or Extract the number")
+    if not (
+        pa.types.is_integer(values.type)
+        or pa.types.is_floating(values.type)
+        or pa.types.is_boolean(values.type)
+        or pa.types.is_null(values.type)
+    ):
+        raise SchemaError(
+            f"a transform of numbers meets a column of {values.type} — received text or lists — cast it or Extract "
+            "the number"
+        )
     numbers = values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     return numbers, np.isnan(numbers)
 
@@ -313,4 +360,7 @@ def _positive(name: str, value: int | None) -> None:
 
 
 def _not_fitted(kind: str) -> ConfigError:
-    return ConfigError(f"{kind}: not fitted — received no learned values — call schema.fit(training_source) first and use what it returns")
+    return ConfigError(
+        f"{kind}: not fitted — received no learned values — call schema.fit(training_source) first and use what it "
+        "returns"
+    )
