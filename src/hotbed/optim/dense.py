@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The optimizer of the dense parameters: torch's own, made from a name or from a rule value."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from hotbed.config import nearest
+from hotbed.embedding import rule as rules
+from hotbed.errors import ConfigError
+
+NAMES: dict[str, type[torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adagrad": torch.optim.Adagrad,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "nadam": torch.optim.NAdam,
+    "radam": torch.optim.RAdam,
+    "adamax": torch.optim.Adamax,
+    "rmsprop": torch.optim.RMSprop,
+}
+
+
+@dataclass(frozen=True)
+class TorchOptimizer:
+    """A stock torch optimizer by class name and keywords: what a checkpoint says of one that the user had made."""
+
+    name: str
+    keywords: Mapping[str, Any]
+
+
+def dense_optimizer(
+    spec: str | rules.Rule | TorchOptimizer | torch.optim.Optimizer, parameters: Iterable[nn.Parameter]
+) -> torch.optim.Optimizer | None:
+    """The torch optimizer that `spec` stands for; None where there is no dense parameter to update.
+
+    `spec` is a torch optimizer (returned as it is), a name such as "adam" (torch's defaults), or a rule value such as
+    `hb.Adam(lr=1e-3)`, whose l2 becomes torch's weight_decay. ConfigError for a name, or a rule that torch does not have.
+    """
+    if isinstance(spec, torch.optim.Optimizer):
+        return spec
+    held = [parameter for parameter in parameters if parameter.requires_grad]
+    if isinstance(spec, TorchOptimizer):
+        made = next(cls for cls in NAMES.values() if cls.__name__ == spec.name)
+        accepted = inspect.signature(made).parameters
+        keywords = {key: value for key, value in spec.keywords.items() if key in accepted}
+    elif isinstance(spec, rules.Rule):
+        made, keywords = _from_rule(spec)
+    elif spec in NAMES:
+        made, keywords = NAMES[spec], {}
+    else:
+        raise ConfigError(f"optimizer: unknown — received {spec!r:.60} — give a torch optimizer over "
+                          f"hb.dense_parameters(network), a rule, or a name: {nearest(str(spec), NAMES)}")  # fmt: skip
+    return made(held, **keywords) if held else None
+
+
+def _from_rule(rule: rules.Rule) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+    common: dict[str, Any] = {"lr": rule.lr, "weight_decay": rule.l2}
+    if rule.l1 or rule.clip is not None or rule.scope != "touched":
+        raise ConfigError(f"optimizer: l1, clip and scope belong to rows of tables — received {rule} — "
+                          "leave them out for the dense parameters; ClipGradients clips both")  # fmt: skip
+    if isinstance(rule, rules.Adam):
+        adam: dict[str, Any] = {"betas": (rule.beta1, rule.beta2), "eps": rule.eps}
+        if rule.decay and rule.l2:
+            raise ConfigError(f"optimizer: decay and l2 together — received {rule} — choose one for dense parameters")
+        return (
+            (torch.optim.AdamW, common | adam | {"weight_decay": rule.decay})
+            if rule.decay
+            else (torch.optim.Adam, common | adam)
+        )
+    if isinstance(rule, rules.Adagrad):
+        start = {"eps": rule.eps, "initial_accumulator_value": rule.initial_accumulator}
+        return torch.optim.Adagrad, common | start
+    if isinstance(rule, rules.RmsProp):
+        return torch.optim.RMSprop, common | {"alpha": rule.alpha, "eps": rule.eps}
+    if isinstance(rule, (rules.Momentum, rules.Nesterov)):
+        return torch.optim.SGD, common | {"momentum": rule.momentum, "nesterov": isinstance(rule, rules.Nesterov)}
+    if isinstance(rule, rules.Sgd):
+        return torch.optim.SGD, common
+    raise ConfigError(f"optimizer: {type(rule).__name__} updates rows of tables only — received {rule} — "
+                      "use adam, adagrad, rms_prop, momentum, nesterov or sgd for the dense parameters")  # fmt: skip

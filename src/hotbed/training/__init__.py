@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loop that drives everything else: RecModel, callbacks, metrics, the report."""

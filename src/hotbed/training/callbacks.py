@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Callbacks that act on training: validation, stopping, learning rates, best weights, clipping, eviction.
+
+    model.fit(train, valid, epochs=20, callbacks=[
+        Validate(every_steps=500), ReducePlateau("auc", patience=1), EarlyStopping("auc", patience=3), BestWeights("auc"),
+        ClipGradients(10.0), Evict(every_steps=1000)])
+
+They run in the order given; validation goes first. Metrics of validation are named `valid.auc`; a callback that is told
+to watch `auc` looks for `valid.auc` first, then for `auc` (progressive training).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import shutil
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from hotbed.config import described, nearest
+from hotbed.errors import ConfigError
+from hotbed.optim.schedule import Chain, Schedule
+from hotbed.training.loop import Run
+from hotbed.training.watch import History, ProgressBar, TensorBoard
+
+__all__ = [
+    "BestWeights", "ClipGradients", "EarlyStopping", "Evict", "History", "LearningRate", "ProgressBar", "ReducePlateau",
+    "TensorBoard", "Validate",
+]  # fmt: skip
+
+log = logging.getLogger("hotbed")
+VALID = "valid."
+Mode = Literal["auto", "max", "min"]
+SMALLER_IS_BETTER = ("loss", "log_loss", "normalized_entropy")
+
+
+@described
+class Validate:
+    """Evaluates the model on `data` (default: `fit`'s `valid`) after each epoch and, if given, every `every_steps` steps.
+
+    The results are `run.metrics["valid.…"]`; `run.validated` tells the callbacks after it that they are new.
+    """
+
+    def __init__(self, every_steps: int | None = None, data: Iterable[Any] | None = None) -> None:
+        self._every, self._data, self._at = _positive("Validate.every_steps", every_steps), data, -1
+
+    def on_fit_begin(self, run: Run) -> None:
+        self._at, run.validates = -1, True
+        if self._data is None and run.valid is None:
+            raise ConfigError(
+                "Validate: no data — received fit() without valid — give fit(valid=…) or Validate(data=…)"
+            )
+
+    def on_step_end(self, run: Run) -> None:
+        run.validated = False
+        if self._every is not None and run.step % self._every == 0:
+            self._validate(run)
+
+    def on_epoch_end(self, run: Run) -> None:
+        run.validated = False
+        if self._at != run.step:
+            self._validate(run)
+
+    def _validate(self, run: Run) -> None:
+        results = run.model.evaluate(run.valid if self._data is None else self._data)
+        run.metrics.update({VALID + name: value for name, value in results.items()})
+        run.validated, self._at = True, run.step
+
+
+class Judge(ABC):
+    """Base of what watches a metric: judges after each validation, or after each epoch where nothing validates.
+
+    `metric`: its name (None = the model's first); `mode`: whether "max" or "min" is better ("auto" knows the metrics of
+    `hb.metrics`); a change of at most `min_delta` is no progress. nan is never better.
+    """
+
+    def __init__(self, metric: str | None, mode: Mode, min_delta: float) -> None:
+        if mode not in ("auto", "max", "min"):
+            raise ConfigError(f"mode: unknown — received {mode!r} — give 'max', 'min' or 'auto'")
+        self._metric, self._mode, self._delta = metric, mode, min_delta
+        self.best = math.nan
+
+    @abstractmethod
+    def judge(self, run: Run, better: bool) -> None:
+        """Act on a new value: `better` than the best so far, or not."""
+
+    def on_step_end(self, run: Run) -> None:
+        if run.validated:
+            self._look(run)
+
+    def on_epoch_end(self, run: Run) -> None:
+        if run.validated or not run.validates:
+            self._look(run)
+
+    def _look(self, run: Run) -> None:
+        name = self._name(run)
+        value = run.metrics[name]
+        gain = self.best - value if self._smaller(name) else value - self.best
+        better = gain > self._delta or (math.isnan(self.best) and not math.isnan(value))
+        if better:
+            self.best = value
+        self.judge(run, better)
+
+    def _name(self, run: Run) -> str:
+        names = [name for name in run.metrics if name.rpartition(".")[2] != "loss"] or list(run.metrics)
+        wanted = self._metric or next((name for name in names if name.startswith(VALID)), names[0] if names else "loss")
+        for name in (VALID + wanted, wanted):
+            if name in run.metrics:
+                return name
+        raise ConfigError(f"{type(self).__name__}.metric: nothing to watch — received {wanted!r} — "
+                          f"{nearest(wanted, run.metrics) if run.metrics else 'give fit(valid=…) and metrics'}")  # fmt: skip
+
+    def _smaller(self, name: str) -> bool:
+        return self._mode == "min" or (self._mode == "auto" and name.rpartition(".")[2] in SMALLER_IS_BETTER)
+
+
+@described
+class EarlyStopping(Judge):
+    """Ends training after `patience` judgements in a row without progress."""
+
+    def __init__(
+        self, metric: str | None = None, patience: int = 2, *, mode: Mode = "auto", min_delta: float = 0.0
+    ) -> None:
+        super().__init__(metric, mode, min_delta)
+        self._patience, self._bad = _positive("EarlyStopping.patience", patience), 0
+
+    def judge(self, run: Run, better: bool) -> None:
+        self._bad = 0 if better else self._bad + 1
+        if self._bad >= (self._patience or 1):
+            run.stop(f"no better {self._name(run)} than {self.best:.6g} in {self._bad} validations")
+
+
+@described
+class ReducePlateau(Judge):
+    """Multiplies the learning rates, of dense parameters and of tables, by `factor` after `patience` judgements in a row
+    without progress; not below `min_lr`. Ends nothing: put `EarlyStopping` beside it.
+    """
+
+    def __init__(
+        self,
+        metric: str | None = None,
+        patience: int = 1,
+        *,
+        factor: float = 0.1,
+        min_lr: float = 1e-8,
+        mode: Mode = "auto",
+        min_delta: float = 0.0,
+    ) -> None:
+        super().__init__(metric, mode, min_delta)
+        if not 0.0 < factor < 1.0:
+            raise ConfigError(f"ReducePlateau.factor: out of range — received {factor} — give a number in (0, 1)")
+        self._patience, self._factor, self._min_lr, self._bad = _positive("patience", patience), factor, min_lr, 0
+
+    def judge(self, run: Run, better: bool) -> None:
+        self._bad = 0 if better else self._bad + 1
+        if self._bad < (self._patience or 1):
+            return
+        self._bad = 0
+        for group in groups_of(run):
+            group["lr"] = max(float(group["lr"]) * self._factor, min(self._min_lr, float(group["lr"])))
+        log.info("step %d: no better %s, learning rates x %g", run.step, self._name(run), self._factor)
+
+
+@described
+class BestWeights(Judge):
+    """Keeps a checkpoint of the best judged state (network, tables, optimizer) and restores it when training ends.
+
+    It goes to `path`, or to a temporary folder that is removed afterwards.
+    """
+
+    def __init__(
+        self,
+        metric: str | None = None,
+        path: str | Path | None = None,
+        *,
+        mode: Mode = "auto",
+        min_delta: float = 0.0,
+    ) -> None:
+        super().__init__(metric, mode, min_delta)
+        self._path, self._folder, self._step = path, "", -1
+
+    def judge(self, run: Run, better: bool) -> None:
+        if better:
+            self._folder = self._folder or str(self._path or tempfile.mkdtemp(prefix="hotbed-best-"))
+            run.model.save(self._folder)
+            self._step = run.step
+
+    def on_fit_end(self, run: Run) -> None:
+        try:
+            if self._folder and self._step != run.step:
+                run.model.restore(self._folder)
+        finally:
+            if self._folder and self._path is None:
+                shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = ""
+
+
+@described
+class ClipGradients:
+    """Scales all gradients of a step so that their global norm, dense parameters and rows together, is at most `max_norm`."""
+
+    def __init__(self, max_norm: float) -> None:
+        if not max_norm > 0:
+            raise ConfigError(
+                f"ClipGradients.max_norm: must be above 0 — received {max_norm} — give a norm such as 10.0"
+            )
+        self._max_norm = float(max_norm)
+
+    def on_gradients(self, run: Run) -> None:
+        parameters = [p for p in run.learner.parameters() if p.grad is not None and p.grad.numel()]
+        torch.nn.utils.clip_grad_norm_(parameters, self._max_norm)
+
+
+@described
+class LearningRate:
+    """Sets the learning rates before each step by a schedule, for dense parameters and tables alike.
+
+    `schedule`: a value of `hotbed.optim.schedule`, such as `Warmup(1000)`, or a function that makes a torch scheduler
+    from an optimizer: `lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10_000)`.
+    """
+
+    def __init__(self, schedule: Schedule | Chain | Callable[[torch.optim.Optimizer], Any]) -> None:
+        self._make = schedule.attach if isinstance(schedule, (Schedule, Chain)) else schedule
+        self._schedulers: list[Any] = []
+
+    def on_fit_begin(self, run: Run) -> None:
+        self._schedulers = [self._make(optimizer) for optimizer in (run.learner.dense, run.learner.sparse) if optimizer]
+
+    def on_step_end(self, run: Run) -> None:
+        for scheduler in self._schedulers:
+            scheduler.step()
+
+
+@described
+class Evict:
+    """Removes stale rows, as the tables' eviction policies say, every `every_steps` steps and at the end of each epoch.
+
+    The clock is the newest event time seen, so a table with `Ttl` needs data with a Time column.
+    """
+
+    def __init__(self, every_steps: int | None = None) -> None:
+        self._every = _positive("Evict.every_steps", every_steps)
+
+    def on_step_end(self, run: Run) -> None:
+        if self._every is not None and run.step % self._every == 0:
+            self._evict(run)
+
+    def on_epoch_end(self, run: Run) -> None:
+        self._evict(run)
+
+    def _evict(self, run: Run) -> None:
+        for name, table in run.tables.items():
+            if table.evictions:
+                # Lru and Lfu need no clock; 0 never moves a watermark back
+                run.evictions.append((run.step, name, table.evict(0 if run.now is None else run.now)))
+
+
+def groups_of(run: Run) -> list[dict[str, Any]]:
+    """Param groups of both optimizers."""
+    optimizers = [optimizer for optimizer in (run.learner.dense, run.learner.sparse) if optimizer is not None]
+    return [group for optimizer in optimizers for group in optimizer.param_groups]
+
+
+def _positive(name: str, value: int | None) -> int | None:
+    if value is not None and value < 1:
+        raise ConfigError(f"{name}: must be at least 1 — received {value} — give a positive integer")
+    return value

@@ -1,0 +1,345 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RecModel: the high-level face of training, after `mindspore_rec.RecModel`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from hotbed.config import build, describe
+from hotbed.data.batch import Batch
+from hotbed.data.schema import Schema
+from hotbed.embedding.rule import Rule
+from hotbed.embedding.table import Table
+from hotbed.errors import ConfigError
+from hotbed.models.losses import Loss, MultiTask
+from hotbed.optim.dense import NAMES, TorchOptimizer, dense_optimizer
+from hotbed.optim.precision import Boost, boost, precision
+from hotbed.optim.sparse import SparseOptimizer, dense_parameters, tables_of
+from hotbed.persist import checkpoint
+from hotbed.training.callbacks import Validate
+from hotbed.training.learner import Criterion, Learner, SelfUpdating, device_of, parameters_of
+from hotbed.training.loop import Callbacks, Run, pass_over
+from hotbed.training.metrics import Metric
+from hotbed.training.scorer import Collector, Progressive, Scorer, metric_set
+from hotbed.training.watch import History, ProgressBar
+
+log = logging.getLogger("hotbed")
+
+
+class RecModel:
+    """A network with what trains and judges it.
+
+    Args:
+        network: any `nn.Module`, with or without hotbed embeddings; `network(batch)` for a `Batch`, `network(data)` for
+            tuple data with a loss, `network(*items)` for tuple data without.
+        loss_fn: a loss of `hb.losses` or its name, a torch loss, a callable, or a mapping of label to such. None: the
+            network returns its loss.
+        optimizer: of the dense parameters: a torch optimizer over `hb.dense_parameters(network)`, a rule such as
+            `hb.Adam(lr=1e-3)`, or a name. Rows of tables are updated by their tables' own rules. None: the network
+            does backward and updates itself.
+        metrics: names or objects of `hb.metrics`: a set, or a mapping of name to metric or of label to a set.
+        eval_network: what evaluation runs instead of `network` with `loss_fn`.
+        eval_indexes: positions of loss, prediction and label in eval_network's outputs; None = every metric gets all.
+        amp_level: "O0", "O1", "O2", "O3" or "auto": see `hotbed.optim.precision`.
+        boost_level: "O0", "O1", "O2" or `Boost(…)`: settings of torch.compile, see `hotbed.optim.precision`.
+
+    Raises ConfigError (a ValueError) for arguments that cannot work together.
+
+    Example:
+        >>> model = hb.RecModel(network, "bce", "adam", metrics={"auc"})
+        >>> history = model.fit(train, valid, epochs=2)
+        >>> model.save("model")
+        >>> scores = hb.load("model").predict(test)
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        loss_fn: Any = None,
+        optimizer: torch.optim.Optimizer | Rule | str | None = None,
+        metrics: Any = None,
+        eval_network: Callable[..., Any] | None = None,
+        eval_indexes: Sequence[int] | None = None,
+        amp_level: str = "O0",
+        boost_level: str | Boost = "O0",
+    ) -> None:
+        if eval_indexes is not None and (isinstance(eval_indexes, str) or len(eval_indexes) != 3):
+            raise ConfigError(f"eval_indexes: three positions needed — received {eval_indexes!r} — "
+                              "give those of loss, prediction and label in eval_network's outputs")  # fmt: skip
+        self.network, self.eval_network = network, eval_network
+        self.tables: dict[str, Any] = dict(tables_of(network))
+        self.metrics = metric_set(metrics)
+        self._arguments = {"loss_fn": loss_fn, "optimizer": optimizer, "metrics": metrics, "amp_level": amp_level,
+                           "boost_level": boost_level}  # fmt: skip
+        self.counters = {"epochs": 0, "steps": 0, "samples": 0}
+        self.schema: Any = getattr(network, "_described", {}).get("schema")
+        self.parent: str | None = None
+        self._indexes = None if eval_indexes is None else (eval_indexes[0], eval_indexes[1], eval_indexes[2])
+        self._criterion = None if loss_fn is None else Criterion(loss_fn)
+        if self.metrics and eval_network is None and self._criterion is None:
+            raise ConfigError("metrics: nothing to compute them from — received metrics without loss_fn and without "
+                              "eval_network — give one of the two")  # fmt: skip
+        self._precision = precision(amp_level, device_of(network))
+        self._boost = boost(boost_level)
+        self.learner: Learner | SelfUpdating = self._make_learner(optimizer)
+
+    def fit(
+        self,
+        train: Iterable[Any],
+        valid: Iterable[Any] | None = None,
+        epochs: int = 1,
+        callbacks: Any = (),
+        *,
+        progressive: bool = False,
+        seed: int | None = None,
+        progress: bool = True,
+    ) -> History:
+        """Train on `train` for `epochs` passes; validate on `valid` after each; returns the history.
+
+        `callbacks`: one or several of `hb.callbacks`, or objects with some of the methods that `Callbacks` names. With
+        `progressive`, each batch is predicted before it is learned, as a server would have scored it, and metrics are
+        of those predictions. `seed` seeds torch's generators (dropout) first. `progress` shows bars.
+        """
+        if epochs < 1:
+            raise ConfigError(
+                f"epochs: must be at least 1 — received {epochs} — give the number of passes over the data"
+            )
+        if iter(train) is train and epochs > 1:
+            raise ConfigError("train: an iterator can be read once — received epochs > 1 — give a Dataset or a list")
+        if seed is not None:
+            set_seed(seed)
+        given = list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
+        if valid is not None and not any(isinstance(one, Validate) for one in given):
+            given.insert(0, Validate())
+        history = History()
+        watchers = [ProgressBar()] if progress else []
+        called = Callbacks([*given, history, *watchers])
+        observer = Progressive(self._scorer()) if progressive else None
+        run = Run(model=self, learner=self.learner, tables=self.tables, observer=observer, valid=valid, epochs=epochs)
+        run.total_steps = getattr(train, "num_batches", None) or _length(train)
+        self.schema = getattr(train, "schema", None) or self.schema
+        called("on_fit_begin", run)
+        try:
+            for run.epoch in range(epochs):
+                called("on_epoch_begin", run)
+                pass_over(
+                    train, run, called, self.learner, observer, device=self.learner.device, labelled=self._labelled
+                )
+                if observer is not None:
+                    run.metrics.update(observer.total.results())
+                self.counters["epochs"] += 1
+                called("on_epoch_end", run)
+                if run.stopped:
+                    log.info("training stopped: %s", run.stopped)
+                    break
+        finally:
+            self.counters["steps"] += run.step
+            self.counters["samples"] += run.samples
+            called("on_fit_end", run)
+        return history
+
+    def evaluate(self, data: Iterable[Any], callbacks: Any = ()) -> dict[str, float]:
+        """Metrics of `data`, by name (`label.metric` for several labels), and the mean loss; nothing is learned."""
+        scorer = self._scorer()
+        if not self.metrics and self._criterion is None:
+            raise ConfigError("evaluate: nothing to compute — the model has neither metrics nor loss_fn — give metrics")
+        self._observe(data, scorer, callbacks)
+        return scorer.results()
+
+    def predict(self, data: Any) -> Any:
+        """Predictions of a Dataset, an iterable of batches or one Batch: float32 [n], a dict of them for several labels.
+
+        Probabilities where the loss is a cross-entropy of logits, else what the network returns. Tables are only read.
+        """
+        collector = Collector(Scorer(self.network, self._criterion, {}, precision=self._precision))
+        self._observe([data] if isinstance(data, Batch) else data, collector, ())
+        return collector.predictions()
+
+    def summary(self) -> str:
+        """What the model is made of, as text: dense parameters, tables with their policies and sizes, settings."""
+        dense = list(dense_parameters(self.network))
+        lines = [
+            f"{type(self.network).__name__}: {sum(p.numel() for p in dense):,} dense parameters on {self.learner.device}"
+        ]
+        lines += [f"  {name:24} {type(module).__name__:20} {sum(p.numel() for p in module.parameters()):>12,}"
+                  for name, module in self.network.named_children() if not tables_of(module)]  # fmt: skip
+        if self.tables:
+            lines.append(f"{'table':18} {'dim':>4} {'rows':>10} {'MiB':>8}  rule, policies")
+        for name, table in self.tables.items():
+            policies = ", ".join(
+                str(policy) for policy in (table.rule, table.admit, *table.evictions) if policy is not None
+            )
+            mib = sum(value for key, value in table.stats.items() if "bytes" in key) / 2**20
+            lines.append(f"{name:18} {table.dim:>4} {len(table):>10,} {mib:>8.1f}  {policies}")
+        given = {**self._arguments, "metrics": sorted(self.metrics)}
+        lines += [f"{name}: {_short(value)}" for name, value in given.items() if value is not None]
+        return "\n".join(lines)
+
+    def save(self, path: str | Path) -> Path:
+        """Write a checkpoint under `path` (see docs/format.md) and make it the current one; returns its folder."""
+        folder, self.parent = checkpoint.save(Path(path), self._state())
+        return folder
+
+    def restore(self, path: str | Path) -> RecModel:
+        """Take network, tables and optimizer state from a checkpoint of a model built alike; returns self."""
+        reader = checkpoint.open_checkpoint(Path(path))
+        checkpoint.restore(reader, self._state())
+        self.counters = {**self.counters, **reader.manifest["counters"]}
+        self.parent = reader.manifest["digest"]
+        return self
+
+    def set_dense_optimizer(self, optimizer: torch.optim.Optimizer | Rule | str) -> None:
+        """Replace the optimizer of the dense parameters; its state starts anew."""
+        self._arguments["optimizer"] = optimizer
+        self.learner = self._make_learner(optimizer)
+
+    @property
+    def _labelled(self) -> bool:
+        return self._criterion is not None
+
+    def _state(self) -> checkpoint.State:
+        known = {id(parameter) for parameter in dense_parameters(self.network)}
+        described = {name: _described(value) for name, value in self._arguments.items()}
+        return checkpoint.State(
+            network=self.network,
+            tables=self.tables,
+            optimizers={"dense": self.learner.dense, "sparse": self.learner.sparse},
+            rows=[parameter for parameter in self.network.parameters() if id(parameter) not in known],
+            model={"network": _described(self.network), "given_tables": _given_tables(self.network), **described},
+            schema=None if self.schema is None else self.schema.to_json(),
+            counters=self.counters,
+            version=self.counters["steps"],
+            parent=self.parent,
+        )
+
+    def _scorer(self) -> Scorer:
+        own = self.eval_network is not None
+        network = self.eval_network if own else self.network
+        return Scorer(network, self._criterion, self.metrics, indexes=self._indexes, own_outputs=own,
+                      precision=self._precision)  # fmt: skip
+
+    def _observe(self, data: Iterable[Any], observer: Any, callbacks: Any) -> None:
+        run = Run(model=self, learner=self.learner, tables=self.tables)
+        given = list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
+        device = self.learner.device
+        pass_over(data, run, Callbacks(given), observer=observer, device=device, labelled=self._labelled)
+
+    def _make_learner(self, optimizer: torch.optim.Optimizer | Rule | str | None) -> Learner | SelfUpdating:
+        chosen = self._effective_boost(optimizer)
+        if optimizer is None:
+            if self._precision.compute is not None:
+                raise ConfigError("amp_level: without an optimizer the network updates itself — received "
+                                  f"{self._arguments['amp_level']!r} — give an optimizer, or amp_level='O0'")  # fmt: skip
+            return SelfUpdating(self.network, self._criterion)
+        dense = list(dense_parameters(self.network))
+        self._precision.apply(self.network, dense)
+        made = dense_optimizer(optimizer, dense)
+        known = {id(parameter) for parameter in dense}
+        if any(id(parameter) not in known for parameter in parameters_of(made)):
+            raise ConfigError("optimizer: it holds parameters that are not dense parameters of the network, such as rows "
+                              "of tables — received a torch optimizer — make it over hb.dense_parameters(network)")  # fmt: skip
+        sparse = SparseOptimizer(self.network) if self.tables else None
+        return Learner(self.network, self._criterion, made, sparse, precision=self._precision, boost=chosen)
+
+    def _effective_boost(self, optimizer: Any) -> Boost | None:
+        if self._boost is None:
+            return None
+        missing = [] if optimizer is not None else ["optimizer"]
+        missing += [] if self.eval_network is not None or self.metrics else ["eval_network or metrics"]
+        if missing:
+            log.warning(
+                "boost_level=%r has no effect: %s not given", self._arguments["boost_level"], " and ".join(missing)
+            )
+            return None
+        return self._boost
+
+
+def load(path: str | Path, network: nn.Module | None = None) -> RecModel:
+    """The model in a checkpoint: rows, dense parameters and optimizer state as they were saved.
+
+    A network of `hb.models` is rebuilt from the checkpoint; pass `network`, built alike, for one of your own. Raises
+    FormatError naming the file that is missing, torn or changed.
+
+    Example: `hb.load("model").predict(dataset)`.
+    """
+    manifest = checkpoint.open_checkpoint(Path(path)).manifest
+    described: dict[str, Any] = dict(manifest["model"] or {})
+    schema = None if manifest["schema"] is None else Schema.from_json(manifest["schema"])
+    tables = described.pop("given_tables", None)
+    spec = described.pop("network", None)
+    if network is None:
+        if spec is None or schema is None or tables is None:
+            raise ConfigError(f"load: {path} holds a network that Hotbed cannot rebuild — received no network — "
+                              "pass network=, built as it was when it was saved")  # fmt: skip
+        given = {
+            "schema": schema,
+            "tables": {name: build(one, Table, f"tables.{name}") for name, one in tables.items()},
+        }
+        network = build(spec, nn.Module, "network", given)
+    arguments = {name: _rebuilt(name, value) for name, value in described.items() if value is not None}
+    model = RecModel(network, **arguments)
+    model.schema = schema or model.schema
+    return model.restore(path)
+
+
+def _described(value: Any) -> Any:
+    """Plain values for the checkpoint; None for what only the user's own code can make."""
+    if isinstance(value, (set, frozenset)):
+        value = sorted(value, key=str)
+    if isinstance(value, torch.optim.Optimizer):
+        plain = {key: item for key, item in value.defaults.items() if isinstance(item, (int, float, bool, tuple))}
+        return {"torch": type(value).__name__, **plain} if type(value) in NAMES.values() else None
+    try:
+        return describe(value)
+    except ConfigError:
+        return None
+
+
+def _given_tables(network: nn.Module) -> dict[str, Any] | None:
+    tables = getattr(network, "_described", {}).get("tables")
+    return None if tables is None else {name: describe(table.config) for name, table in tables.items()}
+
+
+def _rebuilt(name: str, value: Any) -> Any:
+    """The constructor's argument from its description."""
+    if name == "metrics":
+        many = value.items() if isinstance(value, dict) and "kind" not in value else None
+        if many is not None:
+            return {key: _rebuilt(name, one) for key, one in many}
+        return (
+            [build(one, Metric, "metrics") for one in value]
+            if isinstance(value, list)
+            else build(value, Metric, "metrics")
+        )
+    if name == "optimizer" and isinstance(value, dict):
+        if "torch" in value:
+            return TorchOptimizer(value["torch"], {key: item for key, item in value.items() if key != "torch"})
+        return build(value, Rule, "optimizer")
+    if name == "loss_fn" and isinstance(value, dict):
+        if "kind" not in value:
+            return {label: _rebuilt(name, one) for label, one in value.items()}
+        return build(value, MultiTask if value["kind"] == "multi_task" else Loss, "loss_fn")
+    return build(value, Boost, "boost_level") if name == "boost_level" and isinstance(value, dict) else value
+
+
+def set_seed(seed: int) -> None:
+    """Seed torch's generators. Initial rows and shuffles have seeds of their own: `Table(seed=…)`, `Dataset(seed=…)`."""
+    torch.manual_seed(seed)
+
+
+def _length(data: Any) -> int | None:
+    try:
+        return len(data)
+    except TypeError:
+        return None
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else repr(value).replace("\n", " ")
+    return text if len(text) <= 100 else text[:97] + "..."

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scoring without learning: what evaluation, prediction and predict-then-learn put into the loop as observers."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from hotbed.config import kind_of
+from hotbed.errors import ConfigError
+from hotbed.optim.precision import Precision
+from hotbed.training.learner import Criterion, Example
+from hotbed.training.metrics import Metric, get_metric
+
+LOSS = "loss"
+
+
+def metric_set(metrics: Any) -> dict[str, Any]:
+    """Metrics by name from what `RecModel(metrics=…)` takes.
+
+    A set or list of names and `Metric` objects, a mapping of names to either, or a mapping of label names to such sets.
+
+    >>> sorted(metric_set({"auc", "log_loss"}))
+    ['auc', 'log_loss']
+    """
+    if metrics is None:
+        return {}
+    if isinstance(metrics, (str, Metric)):
+        metrics = [metrics]
+    if isinstance(metrics, Mapping):
+        return {
+            str(name): metric_set(value)
+            if isinstance(value, (Mapping, set, frozenset, list, tuple))
+            else _metric(value)
+            for name, value in metrics.items()
+        }
+    if not isinstance(metrics, Iterable):
+        raise ConfigError(f"metrics: not a set of metrics — received {metrics!r:.80} — give names such as {{'auc'}}")
+    named: dict[str, Any] = {}
+    for metric in sorted(metrics, key=str) if isinstance(metrics, (set, frozenset)) else metrics:
+        named[metric if isinstance(metric, str) else kind_of(type(metric))] = _metric(metric)
+    return named
+
+
+def _metric(metric: Any) -> Any:
+    metric = get_metric(metric) if isinstance(metric, str) else metric
+    missing = [verb for verb in ("clear", "update", "eval") if not callable(getattr(metric, verb, None))]
+    if missing:
+        raise ConfigError(f"metrics: {metric!r:.80} has no {missing[0]}() — give a name or a hb.metrics object")
+    return metric
+
+
+class Scorer:
+    """Runs the evaluation network over examples and feeds its metrics.
+
+    Without `eval_network`, outputs are (loss, prediction, label) of the network and its criterion. With it, outputs are
+    whatever it returns; `indexes` = positions of loss, prediction and label among them, None = all of them go to every
+    metric (which may pick with `Metric.set_indexes`).
+    """
+
+    def __init__(
+        self,
+        network: Any,
+        criterion: Criterion | None,
+        metrics: Mapping[str, Any],
+        *,
+        indexes: tuple[int, int, int] | None = None,
+        own_outputs: bool = False,
+        precision: Precision | None = None,
+    ) -> None:
+        self.network, self.criterion, self._metrics = network, criterion, metrics
+        self._own, self._indexes = own_outputs, indexes if own_outputs else (0, 1, 2)
+        self._precision = precision or Precision()
+        self._fed: list[tuple[str, str | None, Any]] = []
+        self._loss, self._seen = 0.0, 0
+
+    def outputs(self, example: Example) -> tuple[Any, ...]:
+        """Outputs for one example, as NumPy on the host: (loss, prediction, label), or what `eval_network` returns."""
+        if getattr(self.network, "training", False):
+            self.network.eval()
+        with torch.no_grad():
+            with self._precision.autocast(example.device):
+                raw = self.network(*(example.everything if self._own else example.arguments))
+            if self._own:
+                return tuple(host(part) for part in (raw if isinstance(raw, (tuple, list)) else (raw,)))
+            if self.criterion is None:
+                return None, host(raw), host(example.labels)
+            raw = self.criterion.shape(raw, example.labels)
+            loss = None if example.labels is None else self.criterion(raw, example.labels, example.weight)
+            return host(loss), host(self.criterion.activate(raw)), host(example.labels)
+
+    def observe(self, example: Example) -> None:
+        """Score one example and feed every metric."""
+        self.feed(self.outputs(example), example)
+
+    def feed(self, outputs: tuple[Any, ...], example: Example) -> None:
+        """Feed every metric with what `outputs` gave for an example."""
+        weight = None if example.weight is None else host(example.weight)
+        if self._indexes is None:
+            for _, _, metric in self._fed or self._lay_out(None):
+                metric.update(*outputs)
+            return
+        loss, prediction, label = (self._pick(outputs, place) for place in self._indexes)
+        if loss is not None:
+            self._loss += float(np.mean(loss)) * example.num_samples
+            self._seen += example.num_samples
+        if self._metrics and label is None:
+            raise ConfigError("metrics need labels — received data without — use predict(), or add a Label column")
+        for _, name, metric in self._fed or self._lay_out(prediction):
+            arguments = (prediction, label) if name is None else (prediction[name], label[name])
+            metric.update(*arguments, **_extras(metric, weight, example))
+
+    def again(self) -> Scorer:
+        """A scorer of the same kind that has seen nothing yet."""
+        fresh = copy.copy(self)
+        fresh._fed, fresh._loss, fresh._seen = [], 0.0, 0
+        return fresh
+
+    def results(self) -> dict[str, float]:
+        """Newest value of each metric, `label.metric` for several labels, and the mean loss where one is computed."""
+        found = {LOSS: self._loss / self._seen} if self._seen else {}
+        return found | {name: float(metric.eval()) for name, _, metric in self._fed}
+
+    def _lay_out(self, prediction: Any) -> list[tuple[str, str | None, Any]]:
+        """Fix which metric reads which label: a metric given once serves every label with a copy of its own."""
+        labels = list(prediction) if isinstance(prediction, dict) else [None]
+        for name, metric in self._metrics.items():
+            if isinstance(metric, Mapping):
+                if name not in labels:
+                    known = ", ".join(str(label) for label in labels) if labels != [None] else "one without a name"
+                    raise ConfigError(f"metrics.{name}: no such label — the network's outputs are {known} — use those")
+                self._fed += [(f"{name}.{inner}", name, _fresh(one)) for inner, one in metric.items()]
+            else:
+                self._fed += [(name if label is None else f"{label}.{name}", label, _fresh(metric)) for label in labels]
+        return self._fed
+
+    def _pick(self, outputs: tuple[Any, ...], place: int) -> Any:
+        if -len(outputs) <= place < len(outputs):
+            return outputs[place]
+        raise ConfigError(f"eval_indexes: no output {place} — eval_network returned {len(outputs)} — "
+                          "give the positions of loss, prediction and label among its outputs")  # fmt: skip
+
+
+class Progressive:
+    """Scores a stream batch by batch before it is learned: over all of it, and over the window since the last `roll`."""
+
+    def __init__(self, scorer: Scorer) -> None:
+        self.total, self._window = scorer, scorer.again()
+
+    def observe(self, example: Example) -> None:
+        outputs = self.total.outputs(example)
+        self.total.feed(outputs, example)
+        self._window.feed(outputs, example)
+
+    def roll(self) -> dict[str, float]:
+        """Metrics of the window, which then starts anew; nan where the window has one class only."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            results = self._window.results()
+        self._window = self.total.again()
+        return results
+
+
+class Collector:
+    """Keeps the predictions of every example, for `predict`."""
+
+    def __init__(self, scorer: Scorer) -> None:
+        self._scorer, self._parts = scorer, list[Any]()
+
+    def observe(self, example: Example) -> None:
+        self._parts.append(self._scorer.outputs(replace(example, labels=None))[1])
+
+    def predictions(self) -> Any:
+        """float32 [n] (or [n, k]); a dict of these for a network with several outputs."""
+        if self._parts and isinstance(self._parts[0], dict):
+            return {name: np.concatenate([part[name] for part in self._parts]) for name in self._parts[0]}
+        return np.concatenate([np.atleast_1d(part) for part in self._parts]) if self._parts else np.empty(0, np.float32)
+
+
+def host(value: Any) -> Any:
+    """Tensors as NumPy arrays on the host, in float32 where they are a shorter float; other values as they are."""
+    if torch.is_tensor(value):
+        value = value.detach()
+        value = value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
+        return value.cpu().numpy()
+    if isinstance(value, Mapping):
+        return {name: host(part) for name, part in value.items()}
+    return value
+
+
+def _fresh(metric: Any) -> Any:
+    metric = copy.deepcopy(metric)
+    metric.clear()
+    return metric
+
+
+def _extras(metric: Any, weight: Any, example: Example) -> dict[str, Any]:
+    """Weight and group, for the metrics that use them."""
+    extras: dict[str, Any] = {} if weight is None else {"weight": weight}
+    name = getattr(metric, "group", None)
+    if isinstance(name, str):
+        if example.batch is None or name not in example.batch.ids:
+            known = ", ".join(example.batch.ids) if example.batch is not None else "none, the data are tuples"
+            raise ConfigError(f"metrics: no Id column {name!r} to group by — the batch has {known} — name one of them")
+        ids = example.batch.ids[name]
+        if ids.offsets is not None:
+            raise ConfigError(f"metrics: column {name!r} holds several ids a sample — group by a column with one")
+        extras["group"] = host(ids.values)
+    return extras
