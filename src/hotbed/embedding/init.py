@@ -68,7 +68,12 @@ def mix64(values: ArrayLike) -> Uint64Array:
 
 def mix64_int(value: int) -> int:
     """`mix64` of one Python integer (taken modulo 2^64)."""
-    return int(mix64(np.array([value & _MASK], np.uint64))[0])
+    x = value & _MASK
+    x ^= x >> 33
+    x = x * 0xFF51AFD7ED558CCD & _MASK
+    x ^= x >> 33
+    x = x * 0xC4CEB9FE1A85EC53 & _MASK
+    return x ^ (x >> 33)
 
 
 def partition(ids: ArrayLike) -> NDArray[np.uint8]:

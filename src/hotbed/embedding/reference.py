@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hotbed.errors import ConfigError, NonFiniteGradient, RowShapeError, TableFull
 
-from .init import Init, Uniform, mix64, mix64_int, name_hash, partition, table_key
+from .init import Init, Uniform, mix64_int, name_hash, partition, table_key
 from .policy import PARTITIONS, Admission, Eviction, Lfu, Lru, MinCount, Probability, Ttl, evictions
 from .rule import Adagrad, Rule
 from .tier import Ram, Tier
@@ -33,7 +33,7 @@ class _Row:
     state: NDArray[np.float32]
     last_seen: int
     count: int
-    heat: float
+    score: float
 
 
 class ReferenceTable:
@@ -82,13 +82,14 @@ class ReferenceTable:
     def find_or_insert(self, ids: ArrayLike, time: ArrayLike | None = None) -> NDArray[np.int64]:
         """Slots int64 [n]; new ids are counted and, if admitted, inserted. `time`: microseconds, one or [n]."""
         unique = self._occurrences(_ids(ids), time)
-        before = copy.deepcopy((self.waiting, self.sketch))
+        before = copy.deepcopy((self.waiting, self.sketch)) if self.bound else None
         new = {i: self._count(i, times) for i, times in unique.items() if i not in self.rows}
         admitted = {i: count for i, count in new.items() if self._is_admitted(i, count, len(unique[i]))}
         try:
             self._check_room([i for i in unique if i in self.rows or i in admitted])
         except TableFull:
-            self.waiting, self.sketch = before
+            if before is not None:
+                self.waiting, self.sketch = before
             raise
         self.clock += 1
         for i, times in unique.items():
@@ -163,7 +164,10 @@ class ReferenceTable:
                 columns["last_seen"] = pa.array([r.last_seen for r in rows], pa.int64())
             if isinstance(self.bound, Lfu):
                 columns["count"] = pa.array([r.count for r in rows], pa.uint32())
-                columns["heat"] = pa.array([r.heat for r in rows], pa.float64())
+                if self.bound.half_life_microseconds is not None:
+                    columns["score"] = pa.array([r.score for r in rows], pa.float64())
+            if self.rule.scope != "touched":
+                columns["updated"] = pa.array([self.step] * len(ids), pa.uint32())
             if ids:
                 yield pa.RecordBatch.from_pydict(columns)
 
@@ -180,7 +184,7 @@ class ReferenceTable:
                 row = self.rows[i]
                 row.value, row.last_seen = value, record.get("last_seen", row.last_seen)
                 row.state = np.array(record.get("state", row.state), np.float32)
-                row.count, row.heat = record.get("count", row.count), record.get("heat", row.heat)
+                row.count, row.score = record.get("count", row.count), record.get("score", row.score)
 
     def scalars(self) -> dict[str, int | None]:
         """What a table knows apart from its rows and candidates, as JSON."""
@@ -270,7 +274,7 @@ class ReferenceTable:
         half_life = self.bound.half_life_microseconds if isinstance(self.bound, Lfu) else None
         if half_life is not None:
             for at in times:
-                row.heat = float(np.logaddexp2(row.heat, at / half_life))
+                row.score = float(np.logaddexp2(row.score, at / half_life))
 
     def _insert(self, i: int, count: int, batch: Mapping[int, list[int]]) -> None:
         cap, p = self._cap(), _partition(i)
@@ -285,7 +289,7 @@ class ReferenceTable:
     def _worth(self, row: _Row) -> float:
         if isinstance(self.bound, Lru):
             return row.last_seen
-        return row.count if isinstance(self.bound, Lfu) and self.bound.half_life_microseconds is None else row.heat
+        return row.count if isinstance(self.bound, Lfu) and self.bound.half_life_microseconds is None else row.score
 
     def _new_row(self, i: int) -> _Row:
         value = self.init.rows(self.seed, name_hash(self.name), [i], self.dim)[0]
@@ -306,7 +310,7 @@ def _ids(ids: ArrayLike) -> list[int]:
 
 
 def _partition(i: int) -> int:
-    return int(mix64(np.array([i], np.int64))[0] >> np.uint64(56))
+    return mix64_int(i) >> 56
 
 
 def _lists(rows: list[NDArray[np.float32]], width: int) -> pa.Array:

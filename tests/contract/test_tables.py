@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Promises that every table keeps: the reference, the native one, and each of its policies alone and together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import hotbed as hb
+from hotbed.embedding.init import partition
+from hotbed.embedding.policy import evictions
+from hotbed.testing import TABLE_CHECKS, ReferenceTable, check_table
+
+pytestmark = pytest.mark.core
+
+SECOND = 1_000_000
+TABLES = [pytest.param(lambda *a, **k: hb.Table(*a, **k), id="native"), pytest.param(ReferenceTable, id="reference")]
+Make = Callable[..., Any]
+
+
+def ids_of_partition(p: int, n: int) -> np.ndarray:
+    ids = np.arange(n * 400)
+    return ids[partition(ids) == p][:n].astype(np.int64)
+
+
+def rows_of(table: Any) -> pa.Table:
+    return pa.Table.from_batches(list(table.export()))
+
+
+@pytest.mark.parametrize("check", TABLE_CHECKS, ids=lambda check: check.__name__.strip("_"))
+@pytest.mark.parametrize("make", TABLES)
+def test_every_table_keeps_the_promise(make: Make, check: Callable[[Make], None]) -> None:
+    check(make)
+
+
+def test_check_table_finds_a_table_that_breaks_a_promise() -> None:
+    class FoldsIds(ReferenceTable):
+        def find_or_insert(self, ids: Any, time: Any = None) -> np.ndarray:
+            return super().find_or_insert(np.abs(np.asarray(ids)), time)
+
+    with pytest.raises(AssertionError):
+        check_table(FoldsIds)
+
+
+@pytest.mark.parametrize("make", TABLES)
+class TestAdmission:
+    def test_min_count_is_inclusive_and_counts_each_occurrence(self, make: Make) -> None:
+        table = make("user", 2, admit=hb.MinCount(3))
+        assert (table.find_or_insert(np.array([1, 1, 2])) == -1).all()
+        assert (table.find_or_insert(np.array([1, 2])) >= 0).tolist() == [True, False]
+
+    def test_a_coefficient_multiplies_each_occurrence(self, make: Make) -> None:
+        table = make("user", 2, admit=hb.MinCount(6, coefficient=3))
+        assert (table.find_or_insert(np.array([1, 2, 2])) >= 0).tolist() == [False, True, True]
+
+    @pytest.mark.parametrize("count", [None, -1, 0, 1])
+    def test_off_zero_and_one_admit_all(self, make: Make, count: int | None) -> None:
+        table = make("user", 2, admit=hb.MinCount(count))
+        assert (table.find_or_insert(np.array([5, -1])) >= 0).all()
+
+    def test_reads_do_not_count(self, make: Make) -> None:
+        table = make("user", 2, admit=hb.MinCount(2))
+        for _ in range(5):
+            table.find(np.array([1]))
+            table.lookup(np.array([1]))
+        assert table.find_or_insert(np.array([1]))[0] == -1
+
+    def test_a_sketch_admits_no_later_than_the_exact_map(self, make: Make) -> None:
+        exact, sketch = (
+            make("user", 2, admit=hb.MinCount(3)),
+            make("user", 2, admit=hb.MinCount(3, sketch_bytes=1 << 18)),
+        )
+        random = np.random.default_rng(0)
+        for _ in range(20):
+            ids = random.zipf(1.3, 50).astype(np.int64) % 300
+            assert (sketch.find_or_insert(ids) >= 0)[exact.find_or_insert(ids) >= 0].all()
+
+    def test_a_large_sketch_counts_exactly(self, make: Make) -> None:
+        table, ids = make("user", 2, admit=hb.MinCount(3, sketch_bytes=1 << 22)), np.arange(-100, 100)
+        assert [(table.find_or_insert(ids) >= 0).sum() for _ in range(3)] == [0, 0, 200]
+
+    def test_candidates_stay_within_their_bound(self, make: Make) -> None:
+        table = make("user", 2, admit=hb.MinCount(100, max_candidates=1024))
+        for start in range(0, 20_000, 2_000):
+            table.find_or_insert(np.arange(start, start + 2_000))
+        assert sum(b.num_rows for b in table.candidates() if "id" in b.schema.names) <= 1024
+
+    def test_a_candidate_not_seen_for_long_is_forgotten(self, make: Make) -> None:
+        table = make("user", 2, admit=hb.MinCount(2, expire_seconds=10), evict=hb.Ttl(days=1))
+        table.find_or_insert(np.array([1, 2]), np.array([0, 5 * SECOND]))
+        table.evict(12 * SECOND)
+        assert (table.find_or_insert(np.array([1, 2]), 13 * SECOND) >= 0).tolist() == [False, True]
+
+    def test_probability_is_a_function_of_the_id_and_its_count(self, make: Make) -> None:
+        ids = np.arange(2_000)
+        one, two = make("user", 1, admit=hb.Probability(0.3)), make("user", 1, admit=hb.Probability(0.3))
+        first = one.find_or_insert(ids) >= 0
+        assert 0.25 < first.mean() < 0.35
+        assert ((two.find_or_insert(ids[::-1]) >= 0)[::-1] == first).all()
+        assert 0.45 < (one.find_or_insert(ids) >= 0).mean() < 0.57  # 1 - 0.7^2
+        other_seed = make("user", 1, admit=hb.Probability(0.3), seed=1)
+        assert ((other_seed.find_or_insert(ids) >= 0) != first).any()
+
+    def test_probability_zero_refuses_and_one_admits_all(self, make: Make) -> None:
+        assert (make("user", 1, admit=hb.Probability(0.0)).find_or_insert(np.arange(50)) == -1).all()
+        assert (make("user", 1, admit=hb.Probability(1.0)).find_or_insert(np.arange(50)) >= 0).all()
+
+
+@pytest.mark.parametrize("make", TABLES)
+class TestEviction:
+    def test_ttl_is_inclusive(self, make: Make) -> None:
+        table = make("user", 1, evict=hb.Ttl(seconds=10))
+        table.find_or_insert(np.array([1, 2]), np.array([0, 1]))
+        assert table.evict(10 * SECOND) == 1
+        assert (table.find(np.array([1, 2])) >= 0).tolist() == [False, True]
+
+    def test_the_watermark_never_falls(self, make: Make) -> None:
+        table = make("user", 1, evict=hb.Ttl(seconds=10))
+        table.evict(100 * SECOND)
+        table.find_or_insert(np.array([1]), 95 * SECOND)
+        assert table.evict(50 * SECOND) == 0
+        assert table.evict(105 * SECOND) == 1
+
+    def test_a_late_event_does_not_move_last_seen_back(self, make: Make) -> None:
+        table = make("user", 1, evict=hb.Ttl(seconds=10))
+        table.find_or_insert(np.array([1]), 50 * SECOND)
+        table.find_or_insert(np.array([1, 1]), np.array([3, 1]))
+        assert table.evict(59 * SECOND) == 0
+        assert table.evict(60 * SECOND) == 1
+
+    def test_an_id_that_comes_late_has_a_row_until_the_next_evict(self, make: Make) -> None:
+        table = make("user", 1, rule=hb.Sgd(lr=1.0), evict=hb.Ttl(seconds=10))
+        table.evict(100 * SECOND)
+        slots = table.find_or_insert(np.array([1]), 5 * SECOND)
+        table.update(slots, np.ones((1, 1), np.float32))
+        learned = table.lookup(np.array([1]))
+        assert (table.find_or_insert(np.array([1]), 6 * SECOND) == table.find(np.array([1]))).all()
+        assert (table.lookup(np.array([1])) == learned).all()
+        assert table.evict(100 * SECOND) == 1
+        assert table.find(np.array([1]))[0] == -1
+
+    @pytest.mark.parametrize("seconds", [None, -1])
+    def test_a_ttl_that_is_off_evicts_nothing(self, make: Make, seconds: float | None) -> None:
+        table = make("user", 1, evict=hb.Ttl(seconds=seconds))
+        table.find_or_insert(np.array([1]))
+        assert table.evict(2**62) == 0
+
+    def test_a_ttl_of_zero_evicts_what_is_not_newer_than_the_watermark(self, make: Make) -> None:
+        table = make("user", 1, evict=hb.Ttl(seconds=0))
+        table.find_or_insert(np.array([1, 2, 3]), np.array([9, 10, 11]))
+        assert table.evict(10) == 2
+        assert (table.find(np.array([1, 2, 3])) >= 0).tolist() == [False, False, True]
+
+    def test_lru_drops_the_row_seen_longest_ago_then_the_smallest_id(self, make: Make) -> None:
+        table, ids = make("user", 1, evict=hb.Lru(1024)), ids_of_partition(3, 7)
+        table.find_or_insert(ids[:4], np.array([40, 10, 10, 30]))
+        table.find_or_insert(ids[4:6], 50)
+        assert (table.find(ids) >= 0).tolist() == [True, False, False, True, True, True, False]
+        table.find_or_insert(ids[3:4], 60)
+        table.find_or_insert(ids[6:], 61)
+        assert (table.find(ids) >= 0).tolist() == [False, False, False, True, True, True, True]
+
+    def test_lru_without_times_goes_by_the_order_of_batches(self, make: Make) -> None:
+        table, ids = make("user", 1, evict=hb.Lru(1024)), ids_of_partition(200, 5)
+        for i in (0, 1, 2, 3, 0, 4):
+            table.find_or_insert(ids[i : i + 1])
+        assert (table.find(ids) >= 0).tolist() == [True, False, True, True, True]
+
+    def test_lfu_drops_the_row_seen_least_then_the_smallest_id(self, make: Make) -> None:
+        table, ids = make("user", 1, evict=hb.Lfu(1024)), ids_of_partition(3, 6)
+        table.find_or_insert(np.repeat(ids[:4], [3, 1, 2, 2]))
+        table.find_or_insert(ids[4:5])
+        assert (table.find(ids[:5]) >= 0).tolist() == [True, False, True, True, True]
+        table.find_or_insert(np.repeat(ids[4:], 3))
+        assert (table.find(ids) >= 0).tolist() == [True, False, False, True, True, True]
+
+    def test_lfu_with_a_half_life_forgets_old_fame(self, make: Make) -> None:
+        table, ids = make("user", 1, evict=hb.Lfu(1024, half_life_seconds=1)), ids_of_partition(3, 5)
+        table.find_or_insert(np.repeat(ids[:1], 100), 0)
+        table.find_or_insert(ids[1:4], 20 * SECOND)
+        table.find_or_insert(ids[4:], 21 * SECOND)
+        assert (table.find(ids) >= 0).tolist() == [False, True, True, True, True]
+
+    def test_rows_of_the_current_batch_are_no_victims(self, make: Make) -> None:
+        table, ids = make("user", 1, evict=hb.Lru(1024)), ids_of_partition(9, 8)
+        table.find_or_insert(ids[:4], np.array([1, 2, 3, 4]))
+        slots = table.find_or_insert(np.concatenate([ids[4:7], ids[:1]]), 0)
+        assert (slots >= 0).all()
+        assert (table.find(ids) >= 0).tolist() == [True, False, False, False, True, True, True, False]
+
+    def test_a_table_never_holds_more_than_max_rows(self, make: Make) -> None:
+        table, random = make("user", 1, evict=hb.Lru(1024)), np.random.default_rng(0)
+        for _ in range(10):
+            table.find_or_insert(random.integers(0, 5_000, 60))
+            assert len(table) <= 1024
+
+    def test_an_evicted_row_loses_its_value_and_state(self, make: Make) -> None:
+        table, ids = make("user", 2, rule=hb.Adagrad(lr=1.0), evict=hb.Lru(1024)), ids_of_partition(3, 5)
+        fresh = table.lookup(ids)
+        table.update(table.find_or_insert(ids[:1]), np.ones((1, 2), np.float32))
+        table.find_or_insert(ids[1:])
+        assert (table.lookup(ids) == fresh).all()
+        table.update(table.find_or_insert(ids[:1]), np.full((1, 2), 2, np.float32))
+        assert np.allclose(table.lookup(ids[:1]), fresh[:1] - 1.0)
+
+    def test_ttl_and_lru_work_together(self, make: Make) -> None:
+        table, ids = make("user", 1, evict=[hb.Lru(1024), hb.Ttl(seconds=10)]), ids_of_partition(3, 6)
+        table.find_or_insert(ids[:4], np.array([1, 2, 3, 4]) * SECOND)
+        table.find_or_insert(ids[4:5], 5 * SECOND)
+        assert table.evict(12 * SECOND) == 1
+        assert (table.find(ids) >= 0).tolist() == [False, False, True, True, True, False]
+
+
+def test_lru_and_lfu_together_are_an_error() -> None:
+    with pytest.raises(hb.errors.ConfigError, match="Lru and Lfu"):
+        evictions([hb.Lru(2048), hb.Lfu(2048)])
+    with pytest.raises(hb.errors.ConfigError, match="evict"):
+        hb.Table("user", dim=1, evict=[hb.Lru(2048), hb.Lfu(2048)])
+
+
+@pytest.mark.parametrize("make", TABLES)
+class TestRows:
+    def test_an_absent_id_reads_its_initial_row_without_admission_and_the_default_with(self, make: Make) -> None:
+        ids = np.array([3, -1])
+        table, admitting = make("user", 3, default=0.25), make("user", 3, admit=hb.MinCount(2), default=0.25)
+        assert (table.lookup(ids) == table.gather(table.find_or_insert(ids))).all()
+        assert (admitting.lookup(ids) == 0.25).all()
+        assert (table.gather(np.array([-1, -1])) == 0.25).all()
+
+    def test_the_order_of_arrival_does_not_matter(self, make: Make) -> None:
+        ids = np.arange(-50, 50)
+        one, two = make("user", 4, init=hb.Normal()), make("user", 4, init=hb.Normal())
+        one.find_or_insert(ids)
+        for i in np.random.default_rng(0).permutation(ids):
+            two.find_or_insert(np.array([i]))
+        assert rows_of(one).equals(rows_of(two))
+
+    @pytest.mark.parametrize("dim", [1, 2, 17, 1000])
+    def test_every_width_works(self, make: Make, dim: int) -> None:
+        table, ids = make("user", dim, rule=hb.Sgd(lr=1.0)), np.array([1, 2, 1])
+        before, grads = table.lookup(ids), np.arange(3 * dim, dtype=np.float32).reshape(3, dim)
+        table.update(table.find_or_insert(ids), grads)
+        expected = before[:2] - np.stack([grads[0] + grads[2], grads[1]])
+        assert (table.lookup(ids[:2]) == expected).all()
+
+    def test_part_of_a_table_can_be_exported(self, make: Make) -> None:
+        table, ids = make("user", 2), np.arange(3_000)
+        table.find_or_insert(ids)
+        got = pa.Table.from_batches(list(table.export(range(16, 48))))["id"].to_numpy()
+        assert sorted(got.tolist()) == ids[(partition(ids) >= 16) & (partition(ids) < 48)].tolist()
+
+    @pytest.mark.parametrize(
+        "policies",
+        [
+            {"admit": hb.MinCount(3)},
+            {"admit": hb.MinCount(3, sketch_bytes=1 << 18)},
+            {"admit": hb.Probability(0.4), "evict": hb.Lfu(2048)},
+            {"evict": [hb.Ttl(seconds=3), hb.Lru(2048)], "rule": hb.Adam(scope="catch_up")},
+            {"evict": hb.Lfu(2048, half_life_seconds=2), "rule": hb.Momentum(scope="all")},
+        ],
+        ids=str,
+    )
+    def test_a_loaded_table_goes_on_as_the_one_it_was_saved_from(self, make: Make, policies: dict[str, Any]) -> None:
+        random, one = np.random.default_rng(1), make("user", 3, **policies)
+
+        def learn(table: Any, step: int, ids: np.ndarray, grads: np.ndarray) -> None:
+            table.update(table.find_or_insert(ids, step * SECOND // 2), grads)
+            if step % 4 == 3:
+                table.evict(step * SECOND // 2)
+
+        batches = [(i, random.zipf(1.1, 250) % 9_000, random.normal(size=(250, 3)).astype("f4")) for i in range(20)]
+        for batch in batches[:10]:
+            learn(one, *batch)
+        two = make("user", 3, **policies)
+        two.load(one.export())
+        two.load_candidates(one.candidates())
+        two.load_scalars(one.scalars())
+        for batch in batches[10:]:
+            learn(one, *batch)
+            learn(two, *batch)
+        assert len(one) > 0
+        assert rows_of(one).equals(rows_of(two))

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The native table does what the reference table does, whatever is asked of it in whatever order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+import hotbed as hb
+from hotbed.embedding.init import partition
+from hotbed.errors import NonFiniteGradient, TableFull
+from hotbed.testing import ReferenceTable
+
+pytestmark = pytest.mark.core
+
+SECOND = 1_000_000
+CROWDED = [int(i) for i in np.arange(6_000) if partition([i])[0] in (3, 200)][:24]
+EXTREMES = [-1, -2, 0, -(2**63), 2**63 - 1, -(2**63) + 1, 1]
+IDS = st.one_of(st.sampled_from(EXTREMES), st.sampled_from(CROWDED), st.integers(-(2**63), 2**63 - 1))
+BATCH = st.lists(IDS, max_size=12).map(lambda ids: np.array(ids, np.int64))
+
+RULES = {
+    "sgd": hb.Sgd(lr=0.1),
+    "momentum": hb.Momentum(lr=0.1, l2=0.01),
+    "nesterov": hb.Nesterov(lr=0.1, clip=1.0),
+    "adagrad": hb.Adagrad(lr=0.1, l1=0.01),
+    "rowwise_adagrad": hb.RowwiseAdagrad(lr=0.1),
+    "rms_prop": hb.RmsProp(lr=0.01, scope="all", l2=0.1),
+    "adam": hb.Adam(lr=0.01, scope="catch_up", decay=0.01),
+    "ftrl": hb.Ftrl(lr=0.1, l1=0.1, scope="catch_up"),
+}
+
+POLICIES: dict[str, dict[str, Any]] = {
+    "none": {},
+    "min_count": {"admit": hb.MinCount(3, coefficient=2), "default": 0.5},
+    "min_count_bounded": {"admit": hb.MinCount(3, max_candidates=512, expire_seconds=5)},
+    "min_count_sketch": {"admit": hb.MinCount(3, sketch_bytes=1 << 16)},
+    "probability": {"admit": hb.Probability(0.4, max_candidates=512)},
+    "ttl": {"evict": hb.Ttl(seconds=4)},
+    "lru": {"evict": hb.Lru(1024)},
+    "lfu": {"evict": hb.Lfu(1024), "admit": hb.MinCount(2)},
+    "lfu_half_life": {"evict": hb.Lfu(1024, half_life_seconds=2)},
+    "ttl_and_lru": {"evict": [hb.Ttl(seconds=6), hb.Lru(1024)], "admit": hb.MinCount(2)},
+}
+
+
+def rows_of(table: Any) -> dict[str, Any]:
+    batches = list(table.export())
+    return pa.Table.from_batches(batches).to_pydict() if batches else {}
+
+
+class TableMachine(RuleBasedStateMachine):
+    """Drives a native and a reference table side by side; subclasses fix the policies."""
+
+    keywords: dict[str, Any] = {}
+
+    @initialize(dim=st.sampled_from([1, 3, 16]), seed=st.integers(0, 3))
+    def start(self, dim: int, seed: int) -> None:
+        self.make = dict(self.keywords, dim=dim, seed=seed)
+        self.native: Any = hb.Table("user", **self.make)
+        self.reference = ReferenceTable("user", **self.make)
+        self.dim, self.now = dim, 0
+        self.bounded = any(isinstance(p, hb.Lru | hb.Lfu) for p in self.reference.policies)
+        self.aged = self.keywords.get("evict") == hb.Lfu(1024, half_life_seconds=2)
+        self.timed = bool(self.reference.policies) or "admit" in self.keywords
+
+    def times(self, n: int, lateness: int) -> Any:
+        """Times around now; with aged counts one a batch and all different, since equal sums may round differently."""
+        self.now += 700_003
+        if not self.timed:
+            return None
+        if self.aged:
+            return self.now
+        return self.now - np.random.default_rng(lateness).integers(0, 1 + lateness * SECOND, n)
+
+    def both(self, ids: np.ndarray, lateness: int) -> tuple[Any, Any] | None:
+        times = self.times(len(ids), lateness)
+        try:
+            expected = self.reference.find_or_insert(ids, times)
+        except TableFull:
+            with pytest.raises(TableFull):
+                self.native.find_or_insert(ids, times)
+            return None
+        got = self.native.find_or_insert(ids, times)
+        assert ((got >= 0) == (expected >= 0)).all()
+        assert len(set(got[got >= 0].tolist())) == len(set(ids[got >= 0].tolist()))
+        return got, expected
+
+    @rule(ids=BATCH, lateness=st.integers(0, 8), seed=st.integers(0, 2**16), lr=st.sampled_from([None, 0.01, 0.5]))
+    def learn(self, ids: np.ndarray, lateness: int, seed: int, lr: float | None) -> None:
+        slots = self.both(ids, lateness)
+        if slots is not None:
+            grads = np.random.default_rng(seed).normal(size=(len(ids), self.dim)).astype(np.float32)
+            self.native.update(slots[0], grads, lr=lr)
+            self.reference.update(slots[1], grads, lr=lr)
+
+    @rule(ids=BATCH, lateness=st.integers(0, 8))
+    def insert(self, ids: np.ndarray, lateness: int) -> None:
+        self.both(ids, lateness)
+
+    @rule(start=st.integers(-(2**62), 2**62), n=st.integers(100, 900))
+    def grow(self, start: int, n: int) -> None:
+        self.both(start + np.arange(60 if self.bounded else n, dtype=np.int64), 0)
+
+    @rule(ids=BATCH)
+    def read(self, ids: np.ndarray) -> None:
+        got = self.native.find(ids)
+        expected = self.reference.find(ids)
+        assert ((got >= 0) == (expected >= 0)).all()
+        assert (self.native.gather(got) == self.reference.gather(expected)).all()
+        assert (self.native.lookup(ids) == self.reference.lookup(ids)).all()
+
+    @rule(ids=BATCH, bad=st.sampled_from([np.nan, np.inf, -np.inf]))
+    def learn_from_a_bad_gradient(self, ids: np.ndarray, bad: float) -> None:
+        slots = self.native.find(ids)
+        grads = np.ones((len(ids), self.dim), np.float32)
+        if (slots >= 0).any():
+            grads[np.flatnonzero(slots >= 0)[-1], -1] = bad
+            with pytest.raises(NonFiniteGradient):
+                self.native.update(slots, grads)
+
+    @rule(ahead=st.integers(-3, 4))
+    def evict(self, ahead: int) -> None:
+        now = self.now + ahead * SECOND
+        assert self.native.evict(now) == self.reference.evict(now)
+
+    @rule()
+    def export(self) -> None:
+        got, expected = rows_of(self.native), rows_of(self.reference)
+        assert set(got) == set(expected)
+        for name, column in expected.items():
+            if name == "score":
+                np.testing.assert_allclose(got[name], column, rtol=1e-12)
+            else:
+                assert got[name] == column, name
+
+    @rule()
+    def save_and_load(self) -> None:
+        fresh = hb.Table("user", **self.make)
+        fresh.load(self.native.export())
+        fresh.load_candidates(self.native.candidates())
+        fresh.load_scalars(self.native.scalars())
+        self.native = fresh
+
+    @invariant()
+    def sizes_agree(self) -> None:
+        if hasattr(self, "native"):
+            assert len(self.native) == len(self.reference)
+
+    def teardown(self) -> None:
+        if hasattr(self, "native"):
+            self.export()
+
+
+def run(keywords: dict[str, Any], examples: int) -> None:
+    machine = type("Machine", (TableMachine,), {"keywords": keywords})
+    quick = settings(
+        max_examples=examples,
+        stateful_step_count=25,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )
+    run_state_machine_as_test(machine, settings=quick)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_every_rule_does_what_the_reference_does(name: str) -> None:
+    run({"rule": RULES[name]}, examples=15)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_does_what_the_reference_does(name: str) -> None:
+    run({"rule": hb.Adagrad(lr=0.1), **POLICIES[name]}, examples=40)
+
+
+@pytest.mark.parametrize("scope", ["touched", "all", "catch_up"])
+def test_policies_and_scopes_work_together(scope: Any) -> None:
+    run({"rule": hb.Momentum(lr=0.1, l2=0.05, scope=scope), **POLICIES["ttl_and_lru"]}, examples=25)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", RULES)
+def test_every_rule_with_every_policy_does_what_the_reference_does(name: str, policy: str) -> None:
+    run({"rule": RULES[name], **POLICIES[policy]}, examples=5)
