@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include "core/kernels.h"
+#include "core/pool.h"
+#include "core/table.h"
+
+namespace nb = nanobind;
+
+void init_encode(nb::module_& m);
+void init_step(nb::module_& m);
+void init_table(nb::module_& m);
+
+namespace {
+
+void raise_as(const char* name, const char* message) {
+  nb::object type = nb::module_::import_("hotbed.errors").attr(name);
+  PyErr_SetString(type.ptr(), message);
+}
+
+}  // namespace
+
+NB_MODULE(_core, m) {
+  nb::set_leak_warnings(false);  // a process that ends with an exception still holds tables: nothing to tell users
+  nb::register_exception_translator([](const std::exception_ptr& error, void*) {
+    try {
+      std::rethrow_exception(error);
+    } catch (const hotbed::TableFull& full) {
+      raise_as("TableFull", full.what());
+    }
+  });
+  m.def("set_num_threads", &hotbed::Pool::set_num_threads, nb::arg("num_threads"));
+  m.def("num_threads", &hotbed::Pool::num_threads);
+  m.def("isa_name", &hotbed::isa_name);
+  m.def("set_isa", [](const std::string& name) { return hotbed::set_isa(name.c_str()); }, nb::arg("name"));
+  init_encode(m);
+  init_table(m);
+  init_step(m);
+}

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/table.h"
+
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <mutex>
+
+#include "arrays.h"
+#include "core/pool.h"
+#include "core/step.h"
+
+using namespace hotbed;
+
+namespace {
+
+using Floats = std::vector<float>;
+
+// Rows of one partition as a dict of flat arrays; columns the table does not keep are absent.
+nb::dict export_partition(Table& table, int partition) {
+  ExportedRows rows;
+  {
+    nb::gil_scoped_release release;
+    std::lock_guard lock(table.mutex());
+    rows = table.export_partition(partition);
+  }
+  const RowLayout& fields = table.layout();
+  nb::dict out;
+  out["id"] = to_numpy(std::move(rows.ids));
+  out["value"] = to_numpy(std::move(rows.values));
+  if (fields.state_width) out["state"] = to_numpy(std::move(rows.state));
+  if (fields.has_seen) out["last_seen"] = to_numpy(std::move(rows.seen));
+  if (fields.has_count) out["count"] = to_numpy(std::move(rows.counts));
+  if (fields.has_updated) out["updated"] = to_numpy(std::move(rows.updated));
+  if (fields.has_score) out["score"] = to_numpy(std::move(rows.scores));
+  return out;
+}
+
+template <class T>
+std::vector<T> column(const nb::dict& rows, const char* name) {
+  return rows.contains(name) ? to_vector(nb::cast<Input<T>>(rows[name])) : std::vector<T>{};
+}
+
+void load_rows(Table& table, const nb::dict& in) {
+  ExportedRows rows;
+  rows.ids = column<int64_t>(in, "id");
+  rows.values = column<float>(in, "value");
+  rows.state = column<float>(in, "state");
+  rows.seen = column<int64_t>(in, "last_seen");
+  rows.counts = column<uint32_t>(in, "count");
+  rows.updated = column<uint32_t>(in, "updated");
+  rows.scores = column<double>(in, "score");
+  nb::gil_scoped_release release;
+  std::lock_guard lock(table.mutex());
+  table.load_rows(rows);
+}
+
+// Fills out[n, dim] with the rows of slots; -1 gives the default vector.
+void gather(Table& table, const Input<int64_t>& slots, uint64_t out) {
+  nb::gil_scoped_release release;
+  std::lock_guard lock(table.mutex());
+  const int64_t dim = table.config().dim, n = static_cast<int64_t>(slots.size());
+  const int64_t block = 4096;
+  Pool::instance().run(static_cast<int>((n + block - 1) / block), [&](int b) {
+    for (int64_t i = b * block; i < std::min(n, (b + 1) * block); i++) {
+      float* row = reinterpret_cast<float*>(out) + i * dim;
+      if (slots.data()[i] < 0) std::fill_n(row, dim, table.config().default_value);
+      else table.rows()[static_cast<uint32_t>(slots.data()[i])].read(row);
+    }
+  });
+}
+
+// Removes expired rows in the given range of partitions; the watermark moves first, so expiry is logical at once.
+uint64_t evict(Table& table, int64_t now, int first, int last) {
+  nb::gil_scoped_release release;
+  std::lock_guard lock(table.mutex());
+  table.begin_evict(now);
+  std::atomic<uint64_t> removed{0};
+  const int pieces = last - first;
+  Pool::instance().run(pieces, [&](int i) { removed += table.sweep(first + i, first + i + 1); });
+  return removed.load();
+}
+
+void catch_up(Table& table) {
+  nb::gil_scoped_release release;
+  std::lock_guard lock(table.mutex());
+  for_each_range(16, {&table}, [](Table& t, int first, int last) { t.catch_up(first, last); });
+}
+
+nb::dict stats(Table& table) {
+  std::lock_guard lock(table.mutex());
+  const TableStats s = table.stats();
+  nb::dict out;
+  out["rows"] = s.rows, out["admitted"] = s.admitted, out["refused"] = s.refused, out["evicted"] = s.evicted;
+  out["index_bytes"] = s.index_bytes, out["row_bytes"] = s.row_bytes, out["candidate_bytes"] = s.candidate_bytes;
+  return out;
+}
+
+nb::dict candidates(const Table& table, int partition) {
+  std::vector<int64_t> ids, seen;
+  std::vector<uint32_t> counts;
+  for (const Candidate& c : table.candidates(partition)) ids.push_back(c.id), counts.push_back(c.count), seen.push_back(c.seen);
+  nb::dict out;
+  out["id"] = to_numpy(std::move(ids));
+  out["count"] = to_numpy(std::move(counts));
+  out["last_seen"] = to_numpy(std::move(seen));
+  return out;
+}
+
+void load_candidates(Table& table, const Input<int64_t>& ids, const Input<uint32_t>& counts, const Input<int64_t>& seen) {
+  std::vector<Candidate> all(ids.size());
+  for (size_t i = 0; i < ids.size(); i++) all[i] = {ids.data()[i], counts.data()[i], seen.data()[i]};
+  table.load_candidates(all);
+}
+
+using Runs = std::vector<std::tuple<uint64_t, double>>;
+
+Runs rates(const Table& table) {
+  Runs runs;
+  for (const auto& run : table.rates().runs()) runs.emplace_back(run.first_step, run.lr);
+  return runs;
+}
+
+void load_scalars(Table& table, uint64_t step, int64_t watermark, uint64_t calls, const Runs& runs) {
+  std::vector<RateHistory::Run> history;
+  for (const auto& [first_step, lr] : runs) history.push_back({first_step, lr});
+  table.load_scalars(step, watermark, calls, std::move(history));
+}
+
+void init_values(nb::module_& m) {
+  nb::class_<Rule>(m, "Rule")
+      .def(nb::init<>())
+      .def_prop_rw("kind", [](const Rule& r) { return static_cast<int>(r.kind); }, [](Rule& r, int kind) { r.kind = static_cast<RuleKind>(kind); })
+      .def_prop_rw("scope", [](const Rule& r) { return static_cast<int>(r.scope); }, [](Rule& r, int scope) { r.scope = static_cast<Scope>(scope); })
+      .def_rw("lr", &Rule::lr)
+      .def_rw("beta1", &Rule::beta1)
+      .def_rw("beta2", &Rule::beta2)
+      .def_rw("eps", &Rule::eps)
+      .def_rw("decay", &Rule::decay)
+      .def_rw("beta", &Rule::beta)
+      .def_rw("l1", &Rule::l1)
+      .def_rw("l2", &Rule::l2)
+      .def_rw("clip", &Rule::clip)
+      .def_rw("initial_accumulator", &Rule::initial_accumulator);
+  nb::class_<Admission>(m, "Admission")
+      .def(nb::init<>())
+      .def_prop_rw("kind", [](const Admission& a) { return static_cast<int>(a.kind); }, [](Admission& a, int kind) { a.kind = static_cast<AdmitKind>(kind); })
+      .def_rw("min_count", &Admission::min_count)
+      .def_rw("coefficient", &Admission::coefficient)
+      .def_rw("probability", &Admission::probability)
+      .def_rw("sketch_bytes", &Admission::sketch_bytes)
+      .def_rw("max_candidates", &Admission::max_candidates)
+      .def_rw("expire_after", &Admission::expire_after);
+  nb::class_<Eviction>(m, "Eviction")
+      .def(nb::init<>())
+      .def_rw("ttl", &Eviction::ttl)
+      .def_rw("max_rows", &Eviction::max_rows)
+      .def_rw("by_count", &Eviction::by_count)
+      .def_rw("half_life", &Eviction::half_life);
+  nb::class_<TableConfig>(m, "TableConfig")
+      .def(nb::init<>())
+      .def_rw("name", &TableConfig::name)
+      .def_rw("name_hash", &TableConfig::name_hash)
+      .def_rw("seed", &TableConfig::seed)
+      .def_rw("dim", &TableConfig::dim)
+      .def_prop_rw("dtype", [](const TableConfig& c) { return static_cast<int>(c.dtype); }, [](TableConfig& c, int d) { c.dtype = static_cast<Dtype>(d); })
+      .def_rw("rule", &TableConfig::rule)
+      .def_prop_rw("init_kind", [](const TableConfig& c) { return static_cast<int>(c.init.kind); }, [](TableConfig& c, int k) { c.init.kind = static_cast<InitKind>(k); })
+      .def_prop_rw("init_scale", [](const TableConfig& c) { return c.init.scale; }, [](TableConfig& c, double s) { c.init.scale = s; })
+      .def_rw("admission", &TableConfig::admission)
+      .def_rw("eviction", &TableConfig::eviction)
+      .def_rw("keep_count", &TableConfig::keep_count)
+      .def_rw("keep_seen", &TableConfig::keep_seen)
+      .def_rw("default_value", &TableConfig::default_value);
+}
+
+}  // namespace
+
+void init_table(nb::module_& m) {
+  init_values(m);
+  m.def("hash_ids", [](const Input<int64_t>& ids) {
+    std::vector<uint64_t> hashes(ids.size());
+    for (size_t i = 0; i < ids.size(); i++) hashes[i] = hash_id(ids.data()[i]);
+    return to_numpy(std::move(hashes));
+  }, nb::arg("ids"));
+  nb::class_<Table>(m, "Table")
+      .def(nb::init<TableConfig>(), nb::arg("config"))
+      .def("gather", &gather, nb::arg("slots"), nb::arg("out"))
+      .def("evict", &evict, nb::arg("now"), nb::arg("first"), nb::arg("last"))
+      .def("catch_up", &catch_up)
+      .def("size", &Table::size)
+      .def("stats", &stats)
+      .def("load_counters", &Table::load_counters, nb::arg("admitted"), nb::arg("refused"), nb::arg("evicted"))
+      .def("export_partition", &export_partition, nb::arg("partition"))
+      .def("load_rows", &load_rows, nb::arg("rows"))
+      .def("candidates", &candidates, nb::arg("partition"))
+      .def("load_candidates", &load_candidates, nb::arg("ids"), nb::arg("counts"), nb::arg("last_seen"))
+      .def("sketch", [](const Table& t, int p) { return to_numpy(t.sketch(p)); }, nb::arg("partition"))
+      .def("load_sketch", [](Table& t, int p, const Input<uint32_t>& c) { t.load_sketch(p, to_vector(c)); }, nb::arg("partition"), nb::arg("counters"))
+      .def("rates", &rates)
+      .def("load_scalars", &load_scalars, nb::arg("step"), nb::arg("watermark"), nb::arg("calls"), nb::arg("rates"))
+      .def_prop_ro("step", &Table::step)
+      .def_prop_ro("calls", &Table::calls)
+      .def_prop_ro("watermark", &Table::watermark)
+      .def_prop_ro("num_slots", [](const Table& t) { return t.rows().capacity(); })
+      .def_prop_ro("row_bytes", [](const Table& t) { return t.layout().num_bytes; })
+      .def_prop_ro("state_width", [](const Table& t) { return t.layout().state_width; });
+}

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "memory.h"
+
+#include <sys/mman.h>
+
+#include <cstring>
+#include <mutex>
+#include <new>
+
+namespace hotbed {
+namespace {
+
+constexpr size_t kSlab = size_t{4} << 20;
+constexpr size_t kLargeBlock = kSlab / 4;
+
+struct Slab {
+  size_t used, live;
+};
+
+std::mutex g_mutex;
+Slab* g_open = nullptr;
+
+size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
+void* map_aligned(size_t bytes, size_t align) {
+  char* raw = static_cast<char*>(mmap(nullptr, bytes + align, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  if (raw == MAP_FAILED) throw std::bad_alloc();
+  char* base = reinterpret_cast<char*>(round_up(reinterpret_cast<size_t>(raw), align));
+  if (base != raw) munmap(raw, static_cast<size_t>(base - raw));
+  char *end = base + bytes, *raw_end = raw + bytes + align;
+  if (end != raw_end) munmap(end, static_cast<size_t>(raw_end - end));
+  return base;
+}
+
+void advise_huge([[maybe_unused]] void* pages, [[maybe_unused]] size_t bytes) {
+#ifdef MADV_HUGEPAGE
+  madvise(pages, bytes, MADV_HUGEPAGE);
+#endif
+}
+
+}  // namespace
+
+void* map_pages(size_t bytes, bool huge) {
+  bytes = round_up(bytes, 4096);
+  void* pages = map_aligned(bytes, kHugePage);
+  if (huge) advise_huge(pages, bytes);
+  return pages;
+}
+
+void unmap_pages(void* pages, size_t bytes) noexcept { munmap(pages, round_up(bytes, 4096)); }
+
+void collapse_pages([[maybe_unused]] void* pages, [[maybe_unused]] size_t bytes) noexcept {
+#ifdef MADV_HUGEPAGE
+  madvise(pages, bytes, MADV_HUGEPAGE);
+  constexpr int kCollapse = 25;  // MADV_COLLAPSE of Linux 6.1; older kernels answer EINVAL
+  madvise(pages, bytes / kHugePage * kHugePage, kCollapse);
+#endif
+}
+
+void* allocate_block(size_t bytes) {
+  bytes = round_up(bytes, 64);
+  if (bytes >= kLargeBlock) return map_pages(bytes, bytes >= kHugePage);
+  std::lock_guard lock(g_mutex);
+  if (!g_open || g_open->used + bytes > kSlab) {
+    if (g_open && g_open->live == 0) munmap(g_open, kSlab);
+    g_open = static_cast<Slab*>(map_aligned(kSlab, kSlab));
+    advise_huge(g_open, kSlab);
+    g_open->used = 64;
+  }
+  void* block = reinterpret_cast<char*>(g_open) + g_open->used;
+  g_open->used += bytes, g_open->live += bytes;
+  return block;
+}
+
+void release_block(void* block, size_t bytes) noexcept {
+  if (!block) return;
+  bytes = round_up(bytes, 64);
+  if (bytes >= kLargeBlock) return unmap_pages(block, bytes);
+  std::lock_guard lock(g_mutex);
+  Slab* slab = reinterpret_cast<Slab*>(reinterpret_cast<size_t>(block) / kSlab * kSlab);
+  slab->live -= bytes;
+  if (slab->live == 0 && slab != g_open) munmap(slab, kSlab);
+}
+
+}  // namespace hotbed

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// Pages for rows and index blocks. Large areas ask for huge pages: random access over gigabytes lives or dies by the TLB.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace hotbed {
+
+inline constexpr size_t kHugePage = size_t{2} << 20;
+
+// Zeroed pages, aligned to 2 MiB. Throws std::bad_alloc.
+void* map_pages(size_t bytes, bool huge);
+void unmap_pages(void* pages, size_t bytes) noexcept;
+// Turns already touched small pages into huge ones where the kernel can; no effect elsewhere.
+void collapse_pages(void* pages, size_t bytes) noexcept;
+
+// Zeroed, 64-byte aligned blocks for index partitions. Blocks share 4 MiB slabs; a slab goes back when its last block does.
+// Partitions of a growing table are rebuilt in a fixed cycle, so slabs die in order and little is stranded.
+void* allocate_block(size_t bytes);
+void release_block(void* block, size_t bytes) noexcept;
+
+}  // namespace hotbed

@@ -1,0 +1,467 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "step.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <stdexcept>
+#include <unordered_map>
+
+#include "pool.h"
+
+namespace hotbed {
+namespace {
+
+// Ids of a table are cut into ranges of partitions once a batch holds this many of them.
+constexpr int64_t kIdsPerRange = 16384;
+constexpr int kMaxRanges = 32;
+constexpr int64_t kSamplesPerTask = 8192;
+
+int num_ranges(int64_t num_ids) {
+  const int64_t wanted = num_ids / kIdsPerRange;
+  return static_cast<int>(std::bit_floor(static_cast<uint64_t>(std::clamp<int64_t>(wanted, 1, kMaxRanges))));
+}
+
+// Scratch for finding duplicates: an open-addressing table of 1 + unique number, reused by its thread.
+std::vector<uint32_t>& cleared_heads(int64_t num_ids) {
+  thread_local std::vector<uint32_t> heads;
+  heads.assign(std::bit_ceil(static_cast<uint64_t>(std::max<int64_t>(num_ids, 8)) * 2), 0);
+  return heads;
+}
+
+double log2_add(double a, double b) noexcept {
+  if (a < b) std::swap(a, b);
+  return std::isinf(b) ? a : a + exact_log(1.0 + exact_exp2(b - a)) / 0.6931471805599453;
+}
+
+}  // namespace
+
+void for_each_range(int pieces, const std::vector<Table*>& tables, void (*work)(Table&, int, int)) {
+  Pool::instance().run(pieces * static_cast<int>(tables.size()), [&](int task) {
+    const int piece = task % pieces;
+    work(*tables[static_cast<size_t>(task / pieces)], kPartitions * piece / pieces, kPartitions * (piece + 1) / pieces);
+  });
+}
+
+Step::Step(std::vector<std::shared_ptr<Table>> tables, std::vector<Feature> features) : features_(std::move(features)) {
+  parts_.resize(tables.size());
+  for (size_t t = 0; t < tables.size(); t++) parts_[t].table = std::move(tables[t]);
+  for (size_t f = 0; f < features_.size(); f++) parts_[static_cast<size_t>(features_[f].table)].features.push_back(static_cast<int>(f));
+}
+
+Step::~Step() {
+  if (retained_)
+    for (Part& part : parts_) part.table->retire();
+}
+
+void Step::lock() {
+  std::vector<Table*> order;
+  for (Part& part : parts_) order.push_back(part.table.get());
+  std::sort(order.begin(), order.end());
+  for (Table* table : order) table->mutex().lock();
+}
+
+void Step::unlock() {
+  for (Part& part : parts_) part.table->mutex().unlock();
+}
+
+void Step::plan(const std::vector<FeatureIds>& ids) {
+  ids_ = ids;
+  offsets_.resize(ids.size());
+  weights_.resize(ids.size());
+  for (Part& part : parts_) {
+    int64_t n = 0;
+    part.first.clear();
+    for (const int f : part.features) {
+      part.first.push_back(n);
+      n += ids[static_cast<size_t>(f)].num_values;
+    }
+    part.first.push_back(n);
+    if (n >= 0xffffffffll) throw std::length_error("[lookup] a batch holds at most 2^32 - 2 ids of one table");
+    part.inverse.resize(static_cast<size_t>(n));
+    part.ranges.resize(static_cast<size_t>(num_ranges(n)));
+    const int pieces = static_cast<int>(part.ranges.size());
+    for (int r = 0; r < pieces; r++) {
+      part.ranges[static_cast<size_t>(r)].first_partition = kPartitions * r / pieces;
+      part.ranges[static_cast<size_t>(r)].last_partition = kPartitions * (r + 1) / pieces;
+    }
+  }
+}
+
+// Finds the distinct ids of one range of partitions, in order of first occurrence (feature, sample, position).
+void Step::distinct(Part& part, size_t range, const std::vector<FeatureIds>& ids, const int64_t* times) const {
+  Uniques& out = part.ranges[range];
+  const bool whole = part.ranges.size() == 1;
+  const int64_t expected = part.first.back() / static_cast<int64_t>(part.ranges.size());
+  std::vector<uint32_t>& heads = cleared_heads(whole ? expected : expected * 2);
+  const bool counts = part.table->wants_counts(), seen = times && part.table->wants_times(), scores = part.table->wants_scores();
+  const double half_life = part.table->config().eviction.half_life;
+  uint64_t mask = heads.size() - 1;
+  out.ids.clear(), out.hashes.clear(), out.counts.clear(), out.times.clear(), out.scores.clear();
+  out.ids.reserve(static_cast<size_t>(expected));
+  out.hashes.reserve(static_cast<size_t>(expected));
+  for (size_t k = 0; k < part.features.size(); k++) {
+    const FeatureIds& feature = ids[static_cast<size_t>(part.features[k])];
+    uint32_t* inverse = part.inverse.data() + part.first[k];
+    int64_t sample = 0;
+    for (int64_t i = 0; i < feature.num_values; i++) {
+      const int64_t id = feature.values[i];
+      const uint64_t hash = hash_id(id);
+      if (!whole) {
+        const int p = partition_of(hash);
+        if (p < out.first_partition || p >= out.last_partition) continue;
+        if (out.ids.size() * 2 > heads.size()) {  // a skewed batch: more distinct ids here than expected
+          heads.assign(heads.size() * 2, 0);
+          mask = heads.size() - 1;
+          for (uint32_t u = 0; u < out.ids.size(); u++) {
+            uint64_t at = (out.hashes[u] >> 20) & mask;
+            while (heads[at]) at = (at + 1) & mask;
+            heads[at] = u + 1;
+          }
+        }
+      }
+      uint64_t at = (hash >> 20) & mask;
+      while (heads[at] && out.ids[heads[at] - 1] != id) at = (at + 1) & mask;
+      uint32_t u = heads[at];
+      const bool fresh = u == 0;
+      if (fresh) {
+        out.ids.push_back(id);
+        out.hashes.push_back(hash);
+        heads[at] = u = static_cast<uint32_t>(out.ids.size());
+      }
+      inverse[i] = --u;
+      if (!counts && !seen && !scores) continue;
+      if (feature.offsets)
+        while (feature.offsets[sample + 1] <= i) sample++;
+      else sample = i;
+      if (counts) {
+        if (fresh) out.counts.push_back(0);
+        out.counts[u]++;
+      }
+      if (seen) {
+        if (fresh) out.times.push_back(INT64_MIN);
+        out.times[u] = std::max(out.times[u], times[sample]);
+      }
+      if (scores) {
+        if (fresh) out.scores.push_back(-INFINITY);
+        out.scores[u] = log2_add(out.scores[u], static_cast<double>(times ? times[sample] : 0) / half_life);
+      }
+    }
+  }
+}
+
+// Numbers the unique ids of all ranges through, and makes `inverse` point at these numbers.
+void Step::number(Part& part) const {
+  uint32_t base = 0;
+  std::array<uint32_t, kPartitions> base_of{};
+  for (Uniques& range : part.ranges) {
+    range.base = base;
+    base += static_cast<uint32_t>(range.ids.size());
+    for (int p = range.first_partition; p < range.last_partition; p++) base_of[static_cast<size_t>(p)] = range.base;
+  }
+  part.num_unique = base;
+  if (part.ranges.size() == 1) return;
+  for (size_t k = 0; k < part.features.size(); k++) {
+    const FeatureIds& feature = ids_[static_cast<size_t>(part.features[k])];
+    uint32_t* inverse = part.inverse.data() + part.first[k];
+    const int64_t blocks = (feature.num_values + kSamplesPerTask - 1) / kSamplesPerTask;
+    Pool::instance().run(static_cast<int>(blocks), [&](int b) {
+      const int64_t end = std::min(feature.num_values, (b + 1) * kSamplesPerTask);
+      for (int64_t i = b * kSamplesPerTask; i < end; i++)
+        inverse[i] += base_of[static_cast<size_t>(partition_of(hash_id(feature.values[i])))];
+    });
+  }
+}
+
+// Points every unique id at an fp32 row: its own storage where there is one, else a widened copy.
+void Step::find_rows(Part& part) const {
+  const Table& table = *part.table;
+  const bool stored = table.layout().dtype == Dtype::kFloat32;
+  const size_t dim = static_cast<size_t>(table.config().dim);
+  size_t num_widened = 0;
+  for (const Uniques& range : part.ranges)
+    for (const uint32_t slot : range.slots) num_widened += !stored || slot == kNoSlot;
+  part.rows.resize(static_cast<size_t>(part.num_unique));
+  part.widened.resize(num_widened * dim);
+  float* next = part.widened.data();
+  size_t u = 0;
+  for (const Uniques& range : part.ranges)
+    for (size_t i = 0; i < range.slots.size(); i++, u++) {
+      if (stored && range.slots[i] != kNoSlot) {
+        part.rows[u] = reinterpret_cast<const float*>(table.rows().record(range.slots[i]));
+        continue;
+      }
+      table.read(range.slots[i], range.ids[i], next);
+      part.rows[u] = next;
+      next += dim;
+    }
+}
+
+Bags Step::bags(const Part& part, size_t k) const {
+  const size_t f = static_cast<size_t>(part.features[k]);
+  const FeatureIds& ids = ids_[f];
+  const Pooling pooling = features_[f].pooling;
+  const bool flat = pooling == Pooling::kNone || !ids.offsets;
+  return {part.inverse.data() + part.first[k], flat ? nullptr : ids.offsets, ids.weights, flat ? ids.num_values : ids.num_samples, pooling};
+}
+
+void Step::lookup(const std::vector<FeatureIds>& ids, const int64_t* times, bool training, const std::vector<OutputRows>& out) {
+  plan(ids);
+  struct Unlock {
+    Step* step;
+    ~Unlock() { step->unlock(); }
+  };
+  lock();
+  const Unlock guard{this};
+  const auto gather = [&](Part& part, size_t k, int64_t first, int64_t last) {
+    const OutputRows& to = out[static_cast<size_t>(part.features[k])];
+    if (to.data) kernels().pool(bags(part, k), part.rows.data(), to.data, to.step, part.table->config().dim, first, last);
+  };
+  // A small part goes from ids to pooled rows in one task. Parts of several ranges, or with a cap on rows that may refuse the
+  // batch, go through the phases together, so that a refusal comes before any table has changed.
+  std::vector<std::pair<Part*, size_t>> phased;
+  std::vector<Part*> small;
+  for (Part& part : parts_) {
+    if (part.ranges.size() == 1 && !(training && part.table->capped())) small.push_back(&part);
+    else
+      for (size_t r = 0; r < part.ranges.size(); r++) phased.emplace_back(&part, r);
+  }
+  std::stable_sort(small.begin(), small.end(), [](Part* a, Part* b) { return a->first.back() > b->first.back(); });
+  Pool& pool = Pool::instance();
+  const auto each = [&](auto&& work) {
+    pool.run(static_cast<int>(phased.size()), [&](int i) { work(*phased[static_cast<size_t>(i)].first, phased[static_cast<size_t>(i)].second); });
+  };
+  each([&](Part& part, size_t r) {
+    distinct(part, r, ids, times);
+    part.table->resolve(part.ranges[r], training);
+    if (training && part.table->capped()) part.table->check_capacity(part.ranges[r]);
+  });
+  if (training)
+    for (Part& part : parts_) part.table->begin_batch();
+  pool.run(static_cast<int>(small.size()), [&](int i) {
+    Part& part = *small[static_cast<size_t>(i)];
+    Table& table = *part.table;
+    Uniques& uniques = part.ranges[0];
+    distinct(part, 0, ids, times);
+    number(part);
+    table.resolve(uniques, training);
+    if (training) {
+      table.admit(uniques);
+      if (!uniques.missing.empty()) {
+        Uniques* all[] = {&uniques};
+        table.reserve(all, 1);
+        table.insert(uniques);
+      }
+    }
+    find_rows(part);
+    for (size_t k = 0; k < part.features.size(); k++) gather(part, k, 0, bags(part, k).num_samples);
+  });
+  if (!phased.empty()) {
+    if (training) {
+      each([&](Part& part, size_t r) { part.table->admit(part.ranges[r]); });
+      for (size_t i = 0; i < phased.size(); i += phased[i].first->ranges.size()) {
+        std::vector<Uniques*> all;
+        for (Uniques& range : phased[i].first->ranges) all.push_back(&range);
+        phased[i].first->table->reserve(all.data(), static_cast<int>(all.size()));
+      }
+      each([&](Part& part, size_t r) { part.table->insert(part.ranges[r]); });
+    }
+    for (size_t i = 0; i < phased.size(); i += phased[i].first->ranges.size()) {
+      Part& part = *phased[i].first;
+      number(part);
+      find_rows(part);
+      for (size_t k = 0; k < part.features.size(); k++) {
+        const int64_t n = bags(part, k).num_samples;
+        pool.run(static_cast<int>((n + kSamplesPerTask - 1) / kSamplesPerTask),
+                 [&](int b2) { gather(part, k, b2 * kSamplesPerTask, std::min(n, (b2 + 1) * kSamplesPerTask)); });
+      }
+    }
+  }
+  if (!training) return;
+  for (Part& part : parts_) {
+    part.evictions = part.table->num_evictions();
+    part.table->retain();
+  }
+  retained_ = true;
+  for (size_t f = 0; f < ids.size(); f++) {  // the caller's arrays end with the call
+    if (ids[f].offsets) {
+      offsets_[f].assign(ids[f].offsets, ids[f].offsets + ids[f].num_samples + 1);
+      ids_[f].offsets = offsets_[f].data();
+    }
+    if (ids[f].weights) {
+      weights_[f].assign(ids[f].weights, ids[f].weights + ids[f].num_values);
+      ids_[f].weights = weights_[f].data();
+    }
+    ids_[f].values = nullptr;
+  }
+}
+
+void Step::adopt_slots(const int64_t* slots, int64_t n) {
+  FeatureIds ids;
+  ids.values = slots, ids.num_values = ids.num_samples = n;
+  plan({ids});
+  Part& part = parts_[0];
+  part.ranges.resize(1);
+  part.ranges[0].first_partition = 0, part.ranges[0].last_partition = kPartitions;
+  distinct(part, 0, {ids}, nullptr);
+  number(part);
+  Uniques& uniques = part.ranges[0];
+  uniques.slots.resize(uniques.ids.size());
+  for (size_t u = 0; u < uniques.ids.size(); u++) uniques.slots[u] = uniques.ids[u] < 0 ? kNoSlot : static_cast<uint32_t>(uniques.ids[u]);
+  part.evictions = part.table->num_evictions();
+  ids_[0].values = nullptr;
+}
+
+std::vector<std::shared_ptr<Table>> Step::tables() const {
+  std::vector<std::shared_ptr<Table>> all;
+  for (const Part& part : parts_) all.push_back(part.table);
+  return all;
+}
+
+uint64_t Step::num_refused() const noexcept {
+  uint64_t n = 0;
+  for (const Part& part : parts_)
+    for (const Uniques& range : part.ranges) n += range.num_refused;
+  return n;
+}
+
+std::vector<int64_t> Step::unique_ids(int table) const {
+  std::vector<int64_t> all;
+  for (const Uniques& range : parts_[static_cast<size_t>(table)].ranges) all.insert(all.end(), range.ids.begin(), range.ids.end());
+  return all;
+}
+
+std::vector<uint32_t> Step::unique_slots(int table) const {
+  std::vector<uint32_t> all;
+  for (const Uniques& range : parts_[static_cast<size_t>(table)].ranges) all.insert(all.end(), range.slots.begin(), range.slots.end());
+  return all;
+}
+
+void Step::position_slots(int table, int64_t* out) const {
+  const std::vector<uint32_t> slots = unique_slots(table);
+  const std::vector<uint32_t>& inverse = parts_[static_cast<size_t>(table)].inverse;
+  for (size_t i = 0; i < inverse.size(); i++) out[i] = slots[inverse[i]] == kNoSlot ? -1 : static_cast<int64_t>(slots[inverse[i]]);
+}
+
+bool Step::sum_gradients(const std::vector<GradientRows>& grads, const std::vector<float*>& sums) {
+  struct Task {
+    size_t part, range;
+  };
+  std::vector<Task> tasks;
+  for (size_t t = 0; t < parts_.size(); t++)
+    for (size_t r = 0; r < parts_[t].ranges.size(); r++) tasks.push_back({t, r});
+  for (Part& part : parts_)  // max pooling reads the rows again; eviction or growth may have come between
+    if (std::any_of(part.features.begin(), part.features.end(), [&](int f) { return features_[static_cast<size_t>(f)].pooling == Pooling::kMax; }))
+      find_rows(part);
+  std::atomic<bool> finite{true};
+  Pool::instance().run(static_cast<int>(tasks.size()), [&](int i) {
+    const Part& part = parts_[tasks[static_cast<size_t>(i)].part];
+    const Uniques& range = part.ranges[tasks[static_cast<size_t>(i)].range];
+    float* sum = sums[tasks[static_cast<size_t>(i)].part];
+    const int dim = part.table->config().dim;
+    const int64_t first = int64_t{range.base} * dim, length = static_cast<int64_t>(range.ids.size()) * dim;
+    std::fill_n(sum + first, length, 0.0f);
+    for (size_t k = 0; k < part.features.size(); k++) {
+      const GradientRows& grad = grads[static_cast<size_t>(part.features[k])];
+      if (grad.data)
+        kernels().accumulate(bags(part, k), part.rows.data(), grad.data, grad.step, sum, dim, range.base,
+                             range.base + static_cast<uint32_t>(range.ids.size()));
+    }
+    if (!kernels().finite(sum + first, length)) finite.store(false);
+  });
+  return finite.load();
+}
+
+bool Step::find_nonfinite(int table, const float* sums, int64_t* id) const noexcept {
+  const Part& part = parts_[static_cast<size_t>(table)];
+  const int64_t dim = part.table->config().dim;
+  for (const Uniques& range : part.ranges)
+    for (size_t u = 0; u < range.ids.size(); u++)
+      if (!kernels().finite(sums + (range.base + static_cast<int64_t>(u)) * dim, dim)) return *id = range.ids[u], true;
+  return false;
+}
+
+std::unique_ptr<Step> Step::merge(const std::vector<const Step*>& steps, const std::vector<std::vector<const float*>>& sums,
+                                  std::vector<std::vector<float>>* merged_sums) {
+  std::vector<std::shared_ptr<Table>> tables;
+  std::unordered_map<const Table*, size_t> number;
+  for (const Step* step : steps)
+    for (const Part& part : step->parts_)
+      if (number.try_emplace(part.table.get(), tables.size()).second) tables.push_back(part.table);
+  auto merged = std::make_unique<Step>(tables, std::vector<Feature>{});
+  std::vector<std::unordered_map<int64_t, size_t>> places(tables.size());
+  merged_sums->assign(tables.size(), {});
+  for (size_t t = 0; t < tables.size(); t++) {
+    merged->parts_[t].ranges.resize(1);
+    merged->parts_[t].evictions = UINT64_MAX;
+  }
+  for (size_t s = 0; s < steps.size(); s++)
+    for (size_t p = 0; p < steps[s]->parts_.size(); p++) {
+      const Part& part = steps[s]->parts_[p];
+      const size_t t = number.at(part.table.get());
+      Uniques& all = merged->parts_[t].ranges[0];
+      std::vector<float>& sum = (*merged_sums)[t];
+      const size_t dim = static_cast<size_t>(part.table->config().dim);
+      const float* from = sums[s][p];
+      merged->parts_[t].evictions = std::min(merged->parts_[t].evictions, part.evictions);
+      for (const Uniques& range : part.ranges)
+        for (size_t u = 0; u < range.ids.size(); u++, from += dim) {
+          const auto [at, fresh] = places[t].try_emplace(range.ids[u], all.ids.size());
+          if (fresh) {
+            all.ids.push_back(range.ids[u]);
+            all.hashes.push_back(range.hashes[u]);
+            all.slots.push_back(range.slots[u]);
+            sum.insert(sum.end(), from, from + dim);
+            continue;
+          }
+          if (range.slots[u] != kNoSlot) all.slots[at->second] = range.slots[u];  // admitted or re-admitted in between
+          for (size_t d = 0; d < dim; d++) sum[at->second * dim + d] += from[d];
+        }
+    }
+  for (Part& part : merged->parts_) {
+    part.num_unique = static_cast<int64_t>(part.ranges[0].ids.size());
+    part.table->retain();
+  }
+  merged->retained_ = true;
+  return merged;
+}
+
+// After an eviction the slots of a plan are checked against the map: an evicted id takes no gradient.
+void Step::drop_evicted(Part& part) const {
+  for (Uniques& range : part.ranges) {
+    Uniques probe;
+    probe.ids = range.ids, probe.hashes = range.hashes;
+    part.table->resolve(probe, false);
+    for (size_t u = 0; u < range.slots.size(); u++)
+      if (probe.slots[u] != range.slots[u]) range.slots[u] = kNoSlot;
+  }
+}
+
+void Step::apply(const std::vector<const float*>& sums, const std::vector<double>& rates) {
+  lock();
+  struct Unlock {
+    Step* step;
+    ~Unlock() { step->unlock(); }
+  };
+  const Unlock guard{this};
+  struct Task {
+    size_t part, range;
+  };
+  std::vector<Task> tasks;
+  std::vector<Table*> eager;
+  for (size_t t = 0; t < parts_.size(); t++) {
+    if (retained_ && parts_[t].evictions != parts_[t].table->num_evictions()) drop_evicted(parts_[t]);
+    parts_[t].table->begin_update(rates[t]);
+    if (parts_[t].table->scope() == Scope::kAll) eager.push_back(parts_[t].table.get());
+    for (size_t r = 0; r < parts_[t].ranges.size(); r++) tasks.push_back({t, r});
+  }
+  Pool::instance().run(static_cast<int>(tasks.size()), [&](int i) {
+    Part& part = parts_[tasks[static_cast<size_t>(i)].part];
+    const Uniques& range = part.ranges[tasks[static_cast<size_t>(i)].range];
+    part.table->update(range.slots.data(), sums[tasks[static_cast<size_t>(i)].part] + int64_t{range.base} * part.table->config().dim,
+                       static_cast<int64_t>(range.slots.size()));
+  });
+  if (!eager.empty()) for_each_range(16, eager, [](Table& table, int first, int last) { table.update_idle(first, last); });
+}
+
+}  // namespace hotbed

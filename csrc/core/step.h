@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// One batch over several tables: ids are made distinct, mapped and pooled; later their gradients are summed, once an id, and the
+// rule is applied. Work is cut by table and range of partitions, never by thread, so that results do not depend on threads.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "table.h"
+
+namespace hotbed {
+
+// The ids of one feature, as the caller holds them; they must outlive the call they are passed to.
+struct FeatureIds {
+  const int64_t* values = nullptr;
+  int64_t num_values = 0;
+  const int64_t* offsets = nullptr;  // [num_samples + 1]; null = one id a sample
+  const float* weights = nullptr;    // [num_values]; null = 1
+  int64_t num_samples = 0;
+};
+
+struct Feature {
+  int table = 0;
+  Pooling pooling = Pooling::kSum;
+};
+
+// Rows of `dim` floats, `step` floats apart: one a sample, or one a position where pooling is kNone.
+struct OutputRows {
+  float* data = nullptr;
+  int64_t step = 0;
+};
+struct GradientRows {
+  const float* data = nullptr;  // null = no gradient reached this feature
+  int64_t step = 0;
+};
+
+class Step {
+ public:
+  Step(std::vector<std::shared_ptr<Table>> tables, std::vector<Feature> features);
+  ~Step();
+  Step(const Step&) = delete;
+  Step& operator=(const Step&) = delete;
+
+  // Forward: maps (training: inserts, counts, touches) and pools. `times`: microseconds a sample, or null.
+  void lookup(const std::vector<FeatureIds>& ids, const int64_t* times, bool training, const std::vector<OutputRows>& out);
+  // A step over given slots or ids of a single table, without a forward (Table.update).
+  void adopt_slots(const int64_t* slots, int64_t n);
+
+  int num_tables() const noexcept { return static_cast<int>(parts_.size()); }
+  std::vector<std::shared_ptr<Table>> tables() const;
+  int64_t num_unique(int table) const noexcept { return parts_[static_cast<size_t>(table)].num_unique; }
+  uint64_t num_refused() const noexcept;
+  std::vector<int64_t> unique_ids(int table) const;
+  std::vector<uint32_t> unique_slots(int table) const;
+  // Slot of every position of a table's features, in order (kNoSlot = no row).
+  void position_slots(int table, int64_t* out) const;
+
+  // sums[table] = [num_unique, dim]: the gradients of each id, summed in the order feature, sample, position.
+  // Returns whether all of them are finite.
+  bool sum_gradients(const std::vector<GradientRows>& grads, const std::vector<float*>& sums);
+  // The tables of all steps, each with the distinct ids of all and their sums added, in order.
+  static std::unique_ptr<Step> merge(const std::vector<const Step*>& steps, const std::vector<std::vector<const float*>>& sums,
+                                     std::vector<std::vector<float>>* merged_sums);
+  // The first id of `table` whose sum is not finite; false if there is none.
+  bool find_nonfinite(int table, const float* sums, int64_t* id) const noexcept;
+  // Applies the rule once to every id with a row. Rows evicted since the lookup are passed over.
+  void apply(const std::vector<const float*>& sums, const std::vector<double>& rates);
+
+ private:
+  struct Part {  // one table's share of the batch
+    std::shared_ptr<Table> table;
+    std::vector<int> features;
+    std::vector<int64_t> first;  // position at which each feature starts, and the end
+    std::vector<Uniques> ranges;
+    std::vector<uint32_t> inverse;        // position -> unique id
+    std::vector<const float*> rows;       // unique id -> fp32 row
+    std::vector<float> widened;           // rows that have no fp32 storage: half precision, absent ids
+    int64_t num_unique = 0;
+    uint64_t evictions = 0;
+  };
+
+  void lock();
+  void unlock();
+  void plan(const std::vector<FeatureIds>& ids);
+  void distinct(Part& part, size_t range, const std::vector<FeatureIds>& ids, const int64_t* times) const;
+  void number(Part& part) const;
+  void find_rows(Part& part) const;
+  Bags bags(const Part& part, size_t f) const;
+  void drop_evicted(Part& part) const;
+
+  std::vector<Feature> features_;
+  std::vector<Part> parts_;
+  std::vector<FeatureIds> ids_;  // offsets and weights are copied for the backward
+  std::vector<std::vector<int64_t>> offsets_;
+  std::vector<std::vector<float>> weights_;
+  bool retained_ = false;
+};
+
+// The work of every table cut into `pieces` ranges of partitions, on all threads.
+void for_each_range(int pieces, const std::vector<Table*>& tables, void (*work)(Table&, int first, int last));
+
+}  // namespace hotbed

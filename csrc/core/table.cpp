@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: Apache-2.0
+// Table: batches and persistence. The life of rows under a rule and eviction is in table_rows.cpp.
+#include "table.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace hotbed {
+namespace {
+
+constexpr size_t kAhead = 12;
+
+RowLayout layout_of(const TableConfig& config) {
+  RowLayout layout;
+  layout.dim = config.dim;
+  layout.dtype = config.dtype;
+  layout.state_width = config.rule.state_width(config.dim);
+  layout.has_updated = config.rule.scope != Scope::kTouched;
+  layout.has_count = config.keep_count;
+  layout.has_seen = config.keep_seen;
+  layout.has_score = config.eviction.by_count && config.eviction.half_life > 0.0;
+  layout.arrange();
+  return layout;
+}
+
+// log2(2^a + 2^b): occurrences aged by a half-life are summed in the logarithm, where ageing is the same shift for all.
+double log2_sum(double a, double b) noexcept {
+  if (a < b) std::swap(a, b);
+  return std::isinf(b) ? a : a + exact_log(1.0 + exact_exp2(b - a)) / 0.6931471805599453;
+}
+
+}  // namespace
+
+TableFull::TableFull(std::string table, uint64_t needed, uint64_t capacity)
+    : message("table '" + table + "' is full: one batch needs " + std::to_string(needed) +
+              " rows in a partition that may keep " + std::to_string(capacity) +
+              " (max_rows / 256); raise max_rows or use smaller batches") {}
+
+Table::Table(TableConfig config) : config_(std::move(config)), key_(table_key(config_.seed, config_.name_hash)), rows_(layout_of(config_)) {
+  partitions_.reserve(kPartitions);
+  for (int p = 0; p < kPartitions; p++) {
+    partitions_.push_back(std::make_unique<Partition>(p));
+    if (!admits_all()) partitions_.back()->candidates = std::make_unique<Candidates>(config_.admission, p);
+  }
+  if (config_.eviction.max_rows) cap_ = (config_.eviction.max_rows + kPartitions - 1) / kPartitions;
+}
+
+void Table::begin_batch() {
+  calls_++;
+  if (quarantined_.load() && plans_.load() == 0) {
+    for (auto& partition : partitions_) {
+      partition->free.insert(partition->free.end(), partition->quarantine.begin(), partition->quarantine.end());
+      partition->quarantine.clear();
+    }
+    quarantined_.store(false);
+  }
+}
+
+void Table::touch(const Row& row, const Uniques& uniques, size_t u, uint64_t occurrences) const noexcept {
+  const RowLayout& fields = layout();
+  if (fields.has_seen) row.set_seen(std::max(row.seen(), uniques.times.empty() ? static_cast<int64_t>(calls_) : uniques.times[u]));
+  if (fields.has_count) row.set_count(static_cast<uint32_t>(std::min<uint64_t>(row.count() + occurrences, 0xffffffffu)));
+  if (fields.has_score) row.set_score(log2_sum(row.score(), uniques.scores[u]));
+}
+
+void Table::resolve(Uniques& uniques, bool training) {
+  const size_t n = uniques.ids.size();
+  const bool expires = config_.eviction.ttl >= 0, replays = config_.rule.scope != Scope::kTouched;
+  uniques.slots.resize(n);
+  uniques.missing.clear();
+  for (size_t u = 0; u < std::min(n, kAhead); u++) partitions_[partition_of(uniques.hashes[u])]->map.prefetch(uniques.hashes[u]);
+  for (size_t u = 0; u < n; u++) {
+    if (u + kAhead < n) {
+      const uint64_t ahead = uniques.hashes[u + kAhead];
+      partitions_[partition_of(ahead)]->map.prefetch(ahead);
+    }
+    const uint64_t hash = uniques.hashes[u];
+    Partition& partition = *partitions_[partition_of(hash)];
+    uint32_t slot = partition.map.find(uniques.ids[u], hash);
+    if (slot != kNoSlot && expires && partition.stale && expired(rows_[slot])) {
+      if (training) {  // past its time but not swept yet: it starts anew
+        partition.map.erase(uniques.ids[u], hash);
+        free_slot(partition, slot);
+      }
+      slot = kNoSlot;
+    }
+    uniques.slots[u] = slot;
+    if (slot == kNoSlot) {
+      uniques.missing.push_back(static_cast<uint32_t>(u));
+      continue;
+    }
+    rows_.prefetch(slot);
+    if (replays) replay(slot, step_);
+  }
+}
+
+bool Table::would_admit(const Uniques& uniques, size_t u, uint64_t before) const noexcept {
+  const Admission& rule = config_.admission;
+  if (rule.kind == AdmitKind::kMinCount) return before + uniques.counts[u] * rule.coefficient >= rule.min_count;
+  for (uint64_t k = before + 1; k <= before + uniques.counts[u]; k++)
+    if (occurrence_draw(key_, uniques.ids[u], k) < rule.probability) return true;
+  return false;
+}
+
+// Counts the rows that the batch pins in each partition: those found and those that will enter.
+void Table::check_capacity(const Uniques& uniques) const {
+  std::array<uint32_t, kPartitions> needed{};
+  for (size_t u = 0; u < uniques.ids.size(); u++) {
+    const size_t p = static_cast<size_t>(partition_of(uniques.hashes[u]));
+    const Partition& partition = *partitions_[p];
+    if (uniques.slots[u] == kNoSlot && !admits_all() &&
+        !would_admit(uniques, u, partition.candidates->peek(uniques.ids[u], uniques.hashes[u])))
+      continue;
+    if (++needed[p] > cap_) throw TableFull(config_.name, needed[p], cap_);
+  }
+}
+
+void Table::admit(Uniques& uniques) {
+  const RowLayout& fields = layout();
+  const uint64_t coefficient = config_.admission.kind == AdmitKind::kMinCount ? config_.admission.coefficient : 1;
+  if (fields.has_seen || fields.has_count || fields.has_score)
+    for (size_t u = 0; u < uniques.slots.size(); u++)
+      if (uniques.slots[u] != kNoSlot) touch(rows_[uniques.slots[u]], uniques, u, fields.has_count ? uniques.counts[u] * coefficient : 0);
+  uniques.num_refused = 0;
+  if (admits_all()) return;
+  size_t kept = 0;
+  for (const uint32_t u : uniques.missing) {
+    Partition& partition = *partitions_[partition_of(uniques.hashes[u])];
+    const int64_t time = uniques.times.empty() ? static_cast<int64_t>(calls_) : uniques.times[u];
+    const uint64_t before = partition.candidates->add(uniques.ids[u], uniques.hashes[u], uniques.counts[u] * coefficient, time);
+    if (would_admit(uniques, u, before)) {
+      partition.candidates->forget(uniques.ids[u], uniques.hashes[u]);
+      uniques.counts[u] = static_cast<uint32_t>(std::min<uint64_t>(before + uniques.counts[u] * coefficient, 0xffffffffu));
+      uniques.missing[kept++] = u;
+    } else {
+      partition.refused++, uniques.num_refused++;
+    }
+  }
+  uniques.missing.resize(kept);
+}
+
+void Table::reserve(Uniques* const* uniques, int n) {
+  std::array<uint32_t, kPartitions> needed{};
+  for (int i = 0; i < n; i++)
+    for (const uint32_t u : uniques[i]->missing) needed[static_cast<size_t>(partition_of(uniques[i]->hashes[u]))]++;
+  for (int p = 0; p < kPartitions; p++) {
+    std::vector<uint32_t>& free = partitions_[p]->free;
+    while (free.size() < needed[static_cast<size_t>(p)]) {
+      const uint32_t first = rows_.add_chunk();
+      const size_t old = free.size();  // fresh rows go below the freed ones, lowest slot on top
+      free.resize(old + Rows::kChunk);
+      std::move_backward(free.begin(), free.begin() + static_cast<ptrdiff_t>(old), free.end());
+      for (uint32_t i = 0; i < Rows::kChunk; i++) free[i] = first + Rows::kChunk - 1 - i;
+    }
+  }
+}
+
+void Table::start_row(uint32_t slot, int64_t id) {
+  const RowLayout& fields = layout();
+  const Row row = rows_[slot];
+  if (fields.dtype == Dtype::kFloat32) {
+    initial_row(config_.init, key_, id, row.values(), fields.dim);
+  } else {
+    std::vector<float> values(static_cast<size_t>(fields.dim));
+    initial_row(config_.init, key_, id, values.data(), fields.dim);
+    row.write(values.data(), nullptr);
+    row.set_id(id);
+  }
+  const RuleKind kind = config_.rule.kind;
+  const int accumulators = kind == RuleKind::kAdagrad || kind == RuleKind::kFtrl ? fields.dim : kind == RuleKind::kRowwiseAdagrad ? 1 : 0;
+  float* state = row.state();
+  for (int i = 0; i < fields.state_width; i++) state[i] = i < accumulators ? static_cast<float>(config_.rule.initial_accumulator) : 0.0f;
+  if (fields.has_updated) row.set_updated(static_cast<uint32_t>(step_));
+  if (fields.has_seen) row.set_seen(INT64_MIN);
+  if (fields.has_count) row.set_count(0);
+  if (fields.has_score) row.set_score(-INFINITY);
+}
+
+void Table::insert(Uniques& uniques) {
+  std::vector<uint32_t> in_batch;  // slots that this batch uses: none of them may be a victim
+  for (const uint32_t u : uniques.missing) {
+    const uint64_t hash = uniques.hashes[u];
+    Partition& partition = *partitions_[partition_of(hash)];
+    if (cap_ && partition.map.size() >= cap_) {
+      if (in_batch.empty()) {
+        for (const uint32_t slot : uniques.slots)
+          if (slot != kNoSlot) in_batch.push_back(slot);
+        std::sort(in_batch.begin(), in_batch.end());
+      }
+      evict_one(partition, in_batch);
+    }
+    const uint32_t slot = partition.free.back();
+    partition.free.pop_back();
+    partition.map.insert(uniques.ids[u], hash, slot);
+    start_row(slot, uniques.ids[u]);
+    const Row row = rows_[slot];
+    touch(row, uniques, u, layout().has_count ? uniques.counts[u] : 0);
+    partition.admitted++;
+    uniques.slots[u] = slot;
+    if (cap_) {
+      partition.victims.inserted({victim_key(row), uniques.ids[u], slot});
+      if (!in_batch.empty()) in_batch.insert(std::lower_bound(in_batch.begin(), in_batch.end(), slot), slot);
+    }
+  }
+  if (cap_)
+    for (int p = uniques.first_partition; p < uniques.last_partition; p++) partitions_[p]->victims.release();
+}
+
+void Table::read_absent(int64_t id, float* out) const noexcept {
+  if (admits_all()) initial_row(config_.init, key_, id, out, config_.dim);
+  else std::fill_n(out, config_.dim, config_.default_value);
+}
+
+void Table::read(uint32_t slot, int64_t id, float* out) const noexcept {
+  if (slot == kNoSlot) read_absent(id, out);
+  else rows_[slot].read(out);
+}
+
+uint64_t Table::num_alive(const Partition& partition) const noexcept {
+  if (!partition.stale) return partition.map.size();
+  uint64_t n = 0;
+  partition.map.for_each([&](int64_t, uint32_t slot) { n += !expired(rows_[slot]); });
+  return n;
+}
+
+uint64_t Table::size() const noexcept {
+  uint64_t n = 0;
+  for (const auto& partition : partitions_) n += num_alive(*partition);
+  return n;
+}
+
+TableStats Table::stats() const {
+  TableStats s;
+  s.row_bytes = rows_.num_bytes();
+  for (const auto& p : partitions_) {
+    s.rows += num_alive(*p), s.admitted += p->admitted, s.refused += p->refused, s.evicted += p->evicted;
+    s.index_bytes += p->map.num_bytes() + p->free.capacity() * sizeof(uint32_t);
+    if (p->candidates) s.candidate_bytes += p->candidates->num_bytes();
+  }
+  return s;
+}
+
+void Table::load_counters(uint64_t admitted, uint64_t refused, uint64_t evicted) noexcept {
+  for (auto& p : partitions_) p->admitted = p->refused = p->evicted = 0;
+  partitions_[0]->admitted = admitted, partitions_[0]->refused = refused, partitions_[0]->evicted = evicted;
+}
+
+ExportedRows Table::export_partition(int p) {
+  catch_up(p, p + 1);
+  struct Entry {
+    int64_t id;
+    uint32_t slot;
+  };
+  std::vector<Entry> entries;
+  entries.reserve(partitions_[p]->map.size());
+  partitions_[p]->map.for_each([&](int64_t id, uint32_t slot) {
+    if (!partitions_[p]->stale || !expired(rows_[slot])) entries.push_back({id, slot});
+  });
+  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.id < b.id; });
+  ExportedRows out;
+  const RowLayout& fields = layout();
+  const size_t n = entries.size(), dim = static_cast<size_t>(fields.dim), width = static_cast<size_t>(fields.state_width);
+  out.values.resize(n * dim);
+  out.state.resize(n * width);
+  for (size_t i = 0; i < n; i++) {
+    const Row row = rows_[entries[i].slot];
+    out.ids.push_back(entries[i].id);
+    row.read(out.values.data() + i * dim);
+    if (width) std::memcpy(out.state.data() + i * width, row.state(), width * sizeof(float));
+    if (fields.has_seen) out.seen.push_back(row.seen());
+    if (fields.has_count) out.counts.push_back(row.count());
+    if (fields.has_updated) out.updated.push_back(row.updated());
+    if (fields.has_score) out.scores.push_back(row.score());
+  }
+  return out;
+}
+
+void Table::load_rows(const ExportedRows& in) {
+  const RowLayout& fields = layout();
+  const size_t dim = static_cast<size_t>(fields.dim), width = static_cast<size_t>(fields.state_width);
+  for (size_t i = 0; i < in.ids.size(); i++) {
+    const uint64_t hash = hash_id(in.ids[i]);
+    Partition& partition = *partitions_[partition_of(hash)];
+    uint32_t slot = partition.map.find(in.ids[i], hash);
+    if (slot == kNoSlot) {
+      if (cap_ && partition.map.size() >= cap_) throw TableFull(config_.name, partition.map.size() + 1, cap_);
+      if (partition.free.empty()) {
+        const uint32_t first = rows_.add_chunk();
+        for (uint32_t k = Rows::kChunk; k-- > 0;) partition.free.push_back(first + k);
+      }
+      slot = partition.free.back();
+      partition.free.pop_back();
+      partition.map.insert(in.ids[i], hash, slot);
+      start_row(slot, in.ids[i]);
+    }
+    const Row row = rows_[slot];
+    row.write(in.values.data() + i * dim, nullptr);
+    if (width && !in.state.empty()) std::memcpy(row.state(), in.state.data() + i * width, width * sizeof(float));
+    if (fields.has_seen && !in.seen.empty()) row.set_seen(in.seen[i]);
+    if (fields.has_count && !in.counts.empty()) row.set_count(in.counts[i]);
+    if (fields.has_updated && !in.updated.empty()) row.set_updated(in.updated[i]);
+    if (fields.has_score && !in.scores.empty()) row.set_score(in.scores[i]);
+    partition.victims.clear();
+  }
+}
+
+std::vector<Candidate> Table::candidates(int p) const {
+  return partitions_[p]->candidates ? partitions_[p]->candidates->entries() : std::vector<Candidate>{};
+}
+
+void Table::load_candidates(const std::vector<Candidate>& candidates) {
+  for (const Candidate& candidate : candidates)
+    if (auto& known = partitions_[partition_of(hash_id(candidate.id))]->candidates) known->load(candidate);
+}
+
+std::vector<uint32_t> Table::sketch(int p) const {
+  return partitions_[p]->candidates ? partitions_[p]->candidates->sketch() : std::vector<uint32_t>{};
+}
+
+void Table::load_sketch(int p, const std::vector<uint32_t>& counters) {
+  if (auto& known = partitions_[p]->candidates; known && known->sketch().size() == counters.size()) known->sketch() = counters;
+}
+
+}  // namespace hotbed

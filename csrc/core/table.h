@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+// One embedding table: id -> slot -> row, with the policies that decide who lives in it. A partition is touched by one
+// thread at a time; work that spans partitions is split by ranges of them. Callers hold `mutex()` around every call.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "admission.h"
+#include "id_map.h"
+#include "init.h"
+#include "rows.h"
+#include "rule.h"
+#include "victims.h"
+
+namespace hotbed {
+
+struct Eviction {
+  int64_t ttl = -1;         // microseconds of data time; -1 = off
+  uint64_t max_rows = 0;    // 0 = no cap
+  bool by_count = false;    // victims by (aged) count instead of last-seen time
+  double half_life = 0.0;   // microseconds; 0 = counts do not age
+};
+
+struct TableConfig {
+  std::string name;
+  uint64_t name_hash = 0, seed = 0;
+  int dim = 0;
+  Dtype dtype = Dtype::kFloat32;
+  Rule rule;
+  Init init;
+  Admission admission;
+  Eviction eviction;
+  bool keep_count = false, keep_seen = false;
+  float default_value = 0.0f;
+};
+
+// The policy lets a partition keep `capacity` rows and one batch needs `needed`.
+struct TableFull : std::exception {
+  TableFull(std::string table, uint64_t needed, uint64_t capacity);
+  const char* what() const noexcept override { return message.c_str(); }
+  std::string message;
+};
+
+// The distinct ids of a batch that fall into one range of partitions, in order of first occurrence.
+struct Uniques {
+  int first_partition = 0, last_partition = kPartitions;
+  std::vector<int64_t> ids;
+  std::vector<uint64_t> hashes;
+  std::vector<uint32_t> slots;
+  std::vector<uint32_t> counts;  // occurrences; filled where Table::wants_counts()
+  std::vector<int64_t> times;    // latest time; filled where Table::wants_times()
+  std::vector<double> scores;    // aged occurrences; filled where Table::wants_scores()
+  std::vector<uint32_t> missing;
+  uint32_t base = 0;  // number of this range's first id among the batch's unique ids
+  uint64_t num_refused = 0;
+};
+
+struct ExportedRows {
+  std::vector<int64_t> ids, seen;
+  std::vector<float> values, state;
+  std::vector<uint32_t> counts, updated;
+  std::vector<double> scores;
+};
+
+struct TableStats {
+  uint64_t rows = 0, admitted = 0, refused = 0, evicted = 0, index_bytes = 0, row_bytes = 0, candidate_bytes = 0;
+};
+
+class Table {
+ public:
+  explicit Table(TableConfig config);
+
+  const TableConfig& config() const noexcept { return config_; }
+  const RowLayout& layout() const noexcept { return rows_.layout(); }
+  const Rows& rows() const noexcept { return rows_; }
+  uint64_t key() const noexcept { return key_; }
+  std::mutex& mutex() noexcept { return mutex_; }
+
+  bool admits_all() const noexcept { return config_.admission.kind == AdmitKind::kAll; }
+  bool wants_counts() const noexcept { return !admits_all() || layout().has_count; }
+  bool wants_times() const noexcept { return layout().has_seen; }
+  bool wants_scores() const noexcept { return layout().has_score; }
+
+  // --- one batch, in this order; begin and reserve are serial, the others run per range of partitions
+  void resolve(Uniques& uniques, bool training);  // probes; changes nothing but the replays that a read needs
+  bool capped() const noexcept { return cap_ != 0; }
+  void check_capacity(const Uniques& uniques) const;  // throws TableFull before anything changes
+  void begin_batch();
+  void admit(Uniques& uniques);                   // touches what was found; keeps in `missing` only what gets a row now
+  void reserve(Uniques* const* uniques, int n);   // fresh rows for all ranges, in partition order
+  void insert(Uniques& uniques);
+
+  // Copies the row of a slot, or the value that an id without a row reads as.
+  void read(uint32_t slot, int64_t id, float* out) const noexcept;
+  void read_absent(int64_t id, float* out) const noexcept;
+
+  // --- update: one step of the rule over distinct slots (kNoSlot is passed over)
+  uint64_t begin_update(double lr);
+  void update(const uint32_t* slots, const float* grads, int64_t n);
+  void update_idle(int first_partition, int last_partition);  // scope `all`: the rows that this step did not touch
+  uint64_t step() const noexcept { return step_; }
+  Scope scope() const noexcept { return config_.rule.scope; }
+  void catch_up(int first_partition, int last_partition);
+  double lr_at(uint64_t step) const noexcept { return rates_.at(step); }
+
+  // --- eviction
+  void begin_evict(int64_t now);  // from here on expired ids are absent
+  uint64_t sweep(int first_partition, int last_partition);
+  int64_t watermark() const noexcept { return watermark_; }
+  uint64_t num_evictions() const noexcept { return num_evictions_.load(); }
+
+  // --- plans in flight: their slots are not reused before they retire
+  void retain() noexcept { plans_.fetch_add(1); }
+  void retire() noexcept { plans_.fetch_sub(1); }
+
+  // --- persistence
+  ExportedRows export_partition(int partition);
+  void load_rows(const ExportedRows& rows);
+  std::vector<Candidate> candidates(int partition) const;
+  void load_candidates(const std::vector<Candidate>& candidates);
+  std::vector<uint32_t> sketch(int partition) const;
+  void load_sketch(int partition, const std::vector<uint32_t>& counters);
+  const RateHistory& rates() const noexcept { return rates_; }
+  void load_scalars(uint64_t step, int64_t watermark, uint64_t calls, std::vector<RateHistory::Run> rates);
+  uint64_t calls() const noexcept { return calls_; }
+  uint64_t size() const noexcept;
+  TableStats stats() const;
+  void load_counters(uint64_t admitted, uint64_t refused, uint64_t evicted) noexcept;
+
+ private:
+  struct Partition {
+    explicit Partition(int number) : map(number) {}
+    IdMap map;
+    std::vector<uint32_t> free, quarantine;
+    std::unique_ptr<Candidates> candidates;
+    Victims victims;
+    uint64_t admitted = 0, refused = 0, evicted = 0;
+    bool stale = false;  // the watermark has moved since the last sweep: expired rows may still be here
+  };
+
+  uint64_t num_alive(const Partition& partition) const noexcept;
+  bool expired(const Row& row) const noexcept;
+  int64_t victim_key(const Row& row) const noexcept;
+  bool would_admit(const Uniques& uniques, size_t u, uint64_t before) const noexcept;
+  void touch(const Row& row, const Uniques& uniques, size_t u, uint64_t occurrences) const noexcept;
+  void free_slot(Partition& partition, uint32_t slot);
+  void evict_one(Partition& partition, const std::vector<uint32_t>& in_batch);
+  void start_row(uint32_t slot, int64_t id);
+  void replay(uint32_t slot, uint64_t to);
+  void update_half(const RuleStep& rule, uint64_t step, const uint32_t* slots, const float* grads, int64_t n);
+  const RuleStep& step_at(uint64_t step, RuleStep* scratch) const noexcept;
+
+  TableConfig config_;
+  uint64_t key_;
+  Rows rows_;
+  std::vector<std::unique_ptr<Partition>> partitions_;
+  std::mutex mutex_;
+  std::atomic<int> plans_{0};
+  std::atomic<uint64_t> num_evictions_{0};
+  std::atomic<bool> quarantined_{false};
+  uint64_t cap_ = 0;  // rows a partition may keep; 0 = no cap
+  uint64_t step_ = 0, calls_ = 0;
+  int64_t watermark_ = INT64_MIN;
+  RateHistory rates_;
+  std::vector<RuleStep> steps_;  // of the first kCachedSteps steps, where replays may need them
+};
+
+}  // namespace hotbed

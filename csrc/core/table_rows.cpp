@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+// Table: what happens to rows over time — the rule's steps, replays of missed steps, expiry and eviction.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "table.h"
+
+namespace hotbed {
+namespace {
+
+constexpr size_t kCachedSteps = size_t{1} << 16;
+constexpr int64_t kRun = 256;  // rows handed to a kernel at a time
+
+// An order-preserving image of a double among the integers.
+int64_t ordered(double x) noexcept {
+  const int64_t bits = std::bit_cast<int64_t>(x);
+  return bits < 0 ? INT64_MIN - bits : bits;
+}
+
+}  // namespace
+
+const RuleStep& Table::step_at(uint64_t step, RuleStep* scratch) const noexcept {
+  if (step <= steps_.size()) return steps_[step - 1];
+  *scratch = rule_step(config_.rule, rates_.at(step), step);
+  return *scratch;
+}
+
+uint64_t Table::begin_update(double lr) {
+  step_++;
+  rates_.record(step_, lr);
+  if (config_.rule.scope != Scope::kTouched && steps_.size() + 1 == step_ && step_ <= kCachedSteps)
+    steps_.push_back(rule_step(config_.rule, lr, step_));
+  return step_;
+}
+
+void Table::load_scalars(uint64_t step, int64_t watermark, uint64_t calls, std::vector<RateHistory::Run> rates) {
+  step_ = step, watermark_ = watermark, calls_ = calls;
+  rates_.assign(std::move(rates));
+  steps_.clear();
+  if (config_.rule.scope != Scope::kTouched)
+    for (uint64_t t = 1; t <= std::min<uint64_t>(step, kCachedSteps); t++) steps_.push_back(rule_step(config_.rule, rates_.at(t), t));
+}
+
+// Half-precision rows are widened, stepped in fp32, and rounded by noise that depends on (seed, table, id, step, lane) only.
+void Table::update_half(const RuleStep& rule, uint64_t step, const uint32_t* slots, const float* grads, int64_t n) {
+  std::vector<float> wide(static_cast<size_t>(config_.dim));
+  float* values = wide.data();
+  for (int64_t i = 0; i < n; i++) {
+    const Row row = rows_[slots[i]];
+    row.read(values);
+    float* state = row.state();
+    kernels().update(rule, &values, &state, grads ? grads + i * config_.dim : nullptr, 1, config_.dim);
+    const uint64_t noise = mix64(mix64(key_ ^ mix64(static_cast<uint64_t>(row.id()) + kGolden)) + step * kGolden);
+    row.write(values, &noise);
+  }
+}
+
+void Table::update(const uint32_t* slots, const float* grads, int64_t n) {
+  RuleStep scratch;
+  const RuleStep step = step_at(step_, &scratch);
+  const bool marks = layout().has_updated;
+  float *values[kRun], *state[kRun];
+  for (int64_t begin = 0; begin < n;) {
+    if (slots[begin] == kNoSlot) {
+      begin++;
+      continue;
+    }
+    int64_t length = 0;
+    for (; length < kRun && begin + length < n && slots[begin + length] != kNoSlot; length++) {
+      const Row row = rows_[slots[begin + length]];
+      values[length] = row.values(), state[length] = row.state();
+      if (marks) {
+        replay(slots[begin + length], step_ - 1);
+        row.set_updated(static_cast<uint32_t>(step_));
+      }
+    }
+    if (layout().dtype == Dtype::kFloat32) kernels().update(step, values, state, grads + begin * config_.dim, length, config_.dim);
+    else update_half(step, step_, slots + begin, grads + begin * config_.dim, length);
+    begin += length;
+  }
+}
+
+void Table::replay(uint32_t slot, uint64_t to) {
+  const Row row = rows_[slot];
+  const uint64_t from = row.updated();
+  if (from >= to) return;
+  RuleStep scratch;
+  if (layout().dtype == Dtype::kFloat32) {
+    float *values = row.values(), *state = row.state();
+    for (uint64_t t = from + 1; t <= to; t++) kernels().update(step_at(t, &scratch), &values, &state, nullptr, 1, config_.dim);
+  } else {
+    for (uint64_t t = from + 1; t <= to; t++) update_half(step_at(t, &scratch), t, &slot, nullptr, 1);
+  }
+  row.set_updated(static_cast<uint32_t>(to));
+}
+
+void Table::update_idle(int first, int last) {
+  for (int p = first; p < last; p++) partitions_[p]->map.for_each([&](int64_t, uint32_t slot) { replay(slot, step_); });
+}
+
+void Table::catch_up(int first, int last) {
+  if (config_.rule.scope != Scope::kTouched) update_idle(first, last);
+}
+
+bool Table::expired(const Row& row) const noexcept {
+  if (watermark_ == INT64_MIN) return false;
+  const int64_t seen = row.seen();
+  return seen <= watermark_ && static_cast<uint64_t>(watermark_) - static_cast<uint64_t>(seen) >= static_cast<uint64_t>(config_.eviction.ttl);
+}
+
+void Table::begin_evict(int64_t now) {
+  if (now <= watermark_) return;
+  watermark_ = now;
+  if (config_.eviction.ttl >= 0)
+    for (auto& partition : partitions_) partition->stale = true;
+}
+
+uint64_t Table::sweep(int first, int last) {
+  uint64_t removed = 0;
+  std::vector<std::pair<int64_t, uint32_t>> dead;
+  for (int p = first; p < last; p++) {
+    Partition& partition = *partitions_[p];
+    if (partition.candidates && config_.admission.expire_after >= 0 && watermark_ != INT64_MIN)
+      partition.candidates->expire(watermark_ - config_.admission.expire_after + 1);
+    if (config_.eviction.ttl < 0) continue;
+    partition.stale = false;
+    dead.clear();
+    partition.map.for_each([&](int64_t id, uint32_t slot) {
+      if (expired(rows_[slot])) dead.emplace_back(id, slot);
+    });
+    std::sort(dead.begin(), dead.end());  // the order of reuse must not depend on the layout of the map
+    for (const auto& [id, slot] : dead) {
+      partition.map.erase(id, hash_id(id));
+      free_slot(partition, slot);
+    }
+    removed += dead.size();
+    if (!dead.empty()) partition.map.shrink();
+  }
+  return removed;
+}
+
+void Table::free_slot(Partition& partition, uint32_t slot) {
+  if (plans_.load() > 0) {
+    partition.quarantine.push_back(slot);
+    quarantined_.store(true);
+  } else {
+    partition.free.push_back(slot);
+  }
+  partition.evicted++;
+  num_evictions_.fetch_add(1);
+}
+
+int64_t Table::victim_key(const Row& row) const noexcept {
+  if (!config_.eviction.by_count) return row.seen();
+  return layout().has_score ? ordered(row.score()) : static_cast<int64_t>(row.count());
+}
+
+void Table::evict_one(Partition& partition, const std::vector<uint32_t>& in_batch) {
+  const auto pinned = [&](uint32_t slot) { return std::binary_search(in_batch.begin(), in_batch.end(), slot); };
+  const auto scan = [&](auto&& add) {
+    partition.map.for_each([&](int64_t id, uint32_t slot) {
+      if (pinned(slot)) partition.victims.skipped();
+      else add(Victim{victim_key(rows_[slot]), id, slot});
+    });
+  };
+  const auto current = [&](const Victim& victim, int64_t* key) {
+    if (partition.map.find(victim.id, hash_id(victim.id)) != victim.slot) return Victims::State::kGone;
+    *key = victim_key(rows_[victim.slot]);
+    return pinned(victim.slot) ? Victims::State::kProtected : Victims::State::kAlive;
+  };
+  Victim victim;
+  if (!partition.victims.pop(scan, current, &victim)) throw TableFull(config_.name, partition.map.size() + 1, cap_);
+  partition.map.erase(victim.id, hash_id(victim.id));
+  free_slot(partition, victim.slot);
+  // With plans in flight the slot rests; reserve() has provided a fresh one for this insertion.
+}
+
+}  // namespace hotbed

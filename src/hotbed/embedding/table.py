@@ -1,0 +1,450 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Table: id -> slot -> row, with the rule that updates rows and the policies that say who lives in it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from hotbed import _core
+from hotbed._core import Step as Step
+from hotbed.errors import ConfigError, NonFiniteGradient, RowShapeError
+
+from .init import Constant, Init, Normal, Uniform, Zeros, check_integer, check_number, name_hash
+from .policy import PARTITIONS, Admission, Eviction, Lfu, Lru, MinCount, Probability, Ttl, evictions
+from .rule import SCOPES, Adagrad, Adam, Ftrl, Momentum, Nesterov, RmsProp, RowwiseAdagrad, Rule, Sgd
+from .tier import Ram, Tier
+
+if TYPE_CHECKING:
+    from hotbed.data.schema import Schema
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+DTYPES = ("float32", "bfloat16", "float16")
+POOLINGS = ("sum", "mean", "max", "none")
+_RULE_KINDS = (Sgd, Momentum, Nesterov, Adagrad, RowwiseAdagrad, RmsProp, Adam, Ftrl)
+_INIT_KINDS = (Uniform, Normal, Constant)
+_COLUMN_TYPES = {"last_seen": pa.int64(), "count": pa.uint32(), "updated": pa.uint32(), "score": pa.float64()}
+
+
+def set_num_threads(num_threads: int) -> None:
+    """Number of threads of the native core (default: all processors). Results never depend on it."""
+    check_integer("num_threads", num_threads, 1)
+    _core.set_num_threads(num_threads)
+
+
+class Table:
+    """An embedding table that grows with new ids and forgets stale ones.
+
+    `name`: seeds the initial rows together with `seed` and the id. `dim`: lanes of a row. `rule`: how a step changes a row. `admit`:
+    who gets a row (default: every id). `evict`: who goes, a policy or a list (default: nobody). `init`: the initial row. `default`: what
+    an id without a row reads as where admission is on (without admission it reads as its initial row). `dtype`: storage of the
+    values, float32, bfloat16 or float16 (state stays float32; rounding is stochastic).
+
+    Ids are any int64 (a NumPy, Arrow or DLPack buffer; uint64 is reinterpreted); results are NumPy arrays. Raises ConfigError for bad
+    values, RowShapeError for bad arrays, TableFull where a batch needs more rows than the policy keeps.
+
+    Example:
+        >>> table = hb.Table("user", dim=4, rule=hb.Adagrad(lr=0.1), admit=hb.MinCount(2))
+        >>> table.find_or_insert(np.array([7, 8, 7]))
+        array([ 0, -1,  0])
+    """
+
+    def __init__(
+        self,
+        name: str,
+        dim: int,
+        *,
+        rule: Rule | None = None,
+        admit: Admission | None = None,
+        evict: Eviction | Sequence[Eviction] | None = None,
+        tier: Tier | None = None,
+        init: Init | None = None,
+        default: float = 0.0,
+        seed: int = 0,
+        dtype: Dtype = "float32",
+    ) -> None:
+        self.name, self.dim, self.default, self.seed, self.dtype = name, dim, default, seed, dtype
+        self.rule: Rule = Adagrad() if rule is None else rule
+        self.admit, self.evictions = admit, evictions(evict)
+        self.tier: Tier = Ram() if tier is None else tier
+        self.init: Init = Uniform() if init is None else init
+        self._check()
+        self._timed: bool | None = None  # whether ids come with times; the two must not mix
+        self.native = _core.Table(self._native_config())
+
+    def _check(self) -> None:
+        where = f"table {self.name!r}"
+        if not isinstance(self.name, str) or not self.name:
+            raise ConfigError(f"table.name: must be a text — received {self.name!r} — give the table a name")
+        check_integer(f"{where}: dim", self.dim, 1)
+        check_number(f"{where}: default", self.default)
+        if not isinstance(self.seed, int) or not -(2**63) <= self.seed < 2**64:
+            raise ConfigError(f"{where}: seed must be a 64-bit integer — received {self.seed!r} — correct it")
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"{where}: unknown dtype — received {self.dtype!r} — use one of {', '.join(DTYPES)}")
+        expected: tuple[tuple[str, object, type], ...] = (
+            ("rule", self.rule, Rule), ("tier", self.tier, Tier), ("init", self.init, Init), ("admit", self.admit or MinCount(None), Admission),
+        )  # fmt: skip
+        for keyword, value, kind in expected:
+            if not isinstance(value, kind):
+                raise ConfigError(
+                    f"{where}: {keyword} takes a {kind.__name__.lower()} — received {value!r} — see hotbed's {kind.__name__} values"
+                )
+
+    def _native_config(self) -> _core.TableConfig:
+        config = _core.TableConfig()
+        config.name, config.name_hash, config.seed = self.name, name_hash(self.name), self.seed % 2**64
+        config.dim, config.dtype, config.default_value = self.dim, DTYPES.index(self.dtype), self.default
+        init = Constant(0.0) if isinstance(self.init, Zeros) else self.init
+        config.init_kind = _INIT_KINDS.index(type(init))  # type: ignore[arg-type]
+        config.init_scale = next(iter(dataclasses.asdict(init).values()))  # type: ignore[call-overload]
+        config.rule = _native_rule(self.rule)
+        config.admission, config.eviction = self._native_admission(), self._native_eviction()
+        kept = isinstance(self.admit, MinCount) and self.admit.count == 0
+        lfu = next((policy for policy in self.evictions if isinstance(policy, Lfu) and policy.is_on), None)
+        config.keep_count = kept or lfu is not None
+        config.keep_seen = kept or any(isinstance(policy, (Ttl, Lru)) and policy.is_on for policy in self.evictions)
+        return config
+
+    def _native_admission(self) -> _core.Admission:
+        native = _core.Admission()
+        policy = self.admit
+        if isinstance(policy, MinCount) and policy.is_on and policy.count:
+            native.kind, native.min_count, native.coefficient = 1, policy.count, policy.coefficient
+            native.expire_after = -1 if policy.expire_microseconds is None else policy.expire_microseconds
+        elif isinstance(policy, Probability) and policy.is_on and policy.p is not None:
+            native.kind, native.probability = 2, policy.p
+        else:
+            return native
+        native.sketch_bytes, native.max_candidates = policy.sketch_bytes or 0, policy.max_candidates
+        return native
+
+    def _native_eviction(self) -> _core.Eviction:
+        native = _core.Eviction()
+        for policy in self.evictions:
+            if isinstance(policy, Ttl) and policy.microseconds is not None:
+                native.ttl = policy.microseconds
+            elif isinstance(policy, (Lru, Lfu)) and policy.is_on:
+                native.max_rows = policy.max_rows or 0
+            if isinstance(policy, Lfu) and policy.is_on:
+                native.by_count, native.half_life = True, policy.half_life_microseconds or 0.0
+        return native
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The constructor's keywords, from which an equal empty table can be made."""
+        evict = self.evictions[0] if len(self.evictions) == 1 else list(self.evictions) or None
+        return {
+            "name": self.name, "dim": self.dim, "rule": self.rule, "admit": self.admit, "evict": evict, "tier": self.tier,
+            "init": self.init, "default": self.default, "seed": self.seed, "dtype": self.dtype,
+        }  # fmt: skip
+
+    def like(self, name: str, dim: int) -> Table:
+        """A new, empty table with the same rule and policies, another name and dim."""
+        return Table(**{**self.config, "name": name, "dim": dim})
+
+    def __repr__(self) -> str:
+        return f"Table({self.name!r}, dim={self.dim}, rows={len(self)}, rule={self.rule})"
+
+    def __len__(self) -> int:
+        """Number of ids that have a row."""
+        return int(self.native.size())
+
+    @property
+    def step(self) -> int:
+        """Number of updates so far: the step that bias correction counts."""
+        return int(self.native.step)
+
+    @property
+    def state_width(self) -> int:
+        """Floats of optimizer state a row."""
+        return int(self.native.state_width)
+
+    @property
+    def stats(self) -> dict[str, int]:
+        """`rows`; ids ever `admitted`, `refused` (a batch and id counts once), `evicted`; bytes of index, rows and candidates."""
+        return dict(self.native.stats())
+
+    # ------------------------------------------------------------------------------------------------------ ids and rows
+
+    def find_or_insert(self, ids: Any, time: Any = None) -> NDArray[np.int64]:
+        """Slots of ids, int64 [n] -> int64 [n]; unknown ids that admission lets in get a row, others are -1.
+
+        `time`: int64 microseconds, one for all or one an id; needed by Ttl.
+        """
+        ids = as_ids(ids)
+        step = self._lookup(ids, self.check_times(time, len(ids)), training=True)
+        slots = np.empty(len(ids), np.int64)
+        step.position_slots(0, _address(slots))
+        return slots
+
+    def find(self, ids: Any) -> NDArray[np.int64]:
+        """Slots of ids, int64 [n] -> int64 [n]; -1 = no row. Changes nothing."""
+        ids = as_ids(ids)
+        slots = np.empty(len(ids), np.int64)
+        self._lookup(ids, None, training=False).position_slots(0, _address(slots))
+        return slots
+
+    def lookup(self, ids: Any) -> NDArray[np.float32]:
+        """Rows of ids, int64 [n] -> float32 [n, dim], as evaluation and serving read them. Changes nothing."""
+        ids = as_ids(ids)
+        rows = np.empty((len(ids), self.dim), np.float32)
+        self._lookup(ids, None, training=False, out=rows)
+        return rows
+
+    def _lookup(
+        self,
+        ids: NDArray[np.int64],
+        times: NDArray[np.int64] | None,
+        *,
+        training: bool,
+        out: NDArray[np.float32] | None = None,
+    ) -> _core.Step:
+        step = _core.Step([self.native], [(0, POOLINGS.index("none"))])
+        rows = (0, 0) if out is None else (_address(out), self.dim)
+        step.lookup(
+            [(_address(ids), len(ids), 0, 0, len(ids))], 0 if times is None else _address(times), training, [rows]
+        )
+        return step
+
+    @property
+    def needs_times(self) -> bool:
+        """Whether find_or_insert must be given times."""
+        ttl = any(isinstance(policy, Ttl) and policy.is_on for policy in self.evictions)
+        return ttl or any(isinstance(policy, Lfu) and policy.half_life_microseconds is not None for policy in self.evictions)
+
+    @property
+    def keeps_times(self) -> bool:
+        """Whether rows remember when they were seen last."""
+        return bool(self._native_config().keep_seen)
+
+    def check_times(self, time: Any, num_samples: int) -> NDArray[np.int64] | None:
+        """The times of a batch as int64 [num_samples], or None; ConfigError where the policies need times and get none."""
+        if time is None and self.needs_times:
+            raise ConfigError(
+                f"table {self.name!r}: its eviction needs times — received none — give the schema a Time column, or find_or_insert a time"
+            )
+        if self._timed not in (None, time is not None):
+            raise ConfigError(
+                f"table {self.name!r}: batches with and without times mix — received time={time!r} — give times always or never"
+            )
+        self._timed = time is not None
+        if time is None:
+            return None
+        times = np.ascontiguousarray(np.broadcast_to(np.asarray(time), (num_samples,)))
+        if times.dtype != np.int64:
+            raise RowShapeError(
+                f"table {self.name!r}: times are int64 microseconds — received {times.dtype} — convert them"
+            )
+        return times
+
+    def gather(self, slots: Any) -> NDArray[np.float32]:
+        """Rows of slots, int64 [n] -> float32 [n, dim]; -1 reads as the table's default."""
+        slots = self._check_slots(slots)
+        rows = np.empty((len(slots), self.dim), np.float32)
+        self.native.catch_up()
+        self.native.gather(slots, _address(rows))
+        return rows
+
+    def update(self, slots: Any, grads: Any, lr: float | None = None) -> None:
+        """One step of the rule: the gradients, float32 [n, dim], of each slot are summed in order, then it is applied once a row.
+
+        Slot -1 takes none. `lr`: this step's rate (default: the rule's). Raises NonFiniteGradient before anything changes.
+        """
+        slots = self._check_slots(slots)
+        grads = np.asarray(grads)
+        if grads.dtype != np.float32 or grads.shape != (len(slots), self.dim):
+            raise RowShapeError(
+                f"table {self.name!r}: gradients are float32 [{len(slots)}, {self.dim}] — received {grads.dtype} {list(grads.shape)} — correct them"
+            )
+        grads = np.ascontiguousarray(grads)
+        step = _core.Step([self.native], [(0, POOLINGS.index("none"))])
+        step.adopt_slots(slots)
+        sums = np.empty((step.num_uniques()[0], self.dim), np.float32)
+        if not step.sum_gradients([(_address(grads), self.dim)], [_address(sums)]):
+            slot = step.find_nonfinite(0, _address(sums))
+            raise NonFiniteGradient(
+                f"table {self.name!r}: the gradient of slot {slot} is not finite — nothing was updated — look at the loss",
+                self.name,
+            )
+        step.apply([_address(sums)], [self.rule.lr if lr is None else lr])
+
+    def _check_slots(self, slots: Any) -> NDArray[np.int64]:
+        slots = as_ids(slots, "slots")
+        if len(slots) and (slots.min() < -1 or slots.max() >= self.native.num_slots):
+            raise RowShapeError(
+                f"table {self.name!r}: slots lie in -1..{self.native.num_slots - 1} — received {slots.min()}..{slots.max()} — use slots from find"
+            )
+        return slots
+
+    def evict(self, now: int, partitions: range = range(PARTITIONS)) -> int:
+        """Moves the watermark to `now` (int64 microseconds; it never goes back) and removes expired rows; returns how many.
+
+        Expiry is logical: past the watermark an id is absent for every verb, swept or not. `partitions`: sweep only these, to
+        bound the pause; call again with the others.
+        """
+        return int(self.native.evict(int(now), partitions.start, partitions.stop))
+
+    # -------------------------------------------------------------------------------------------------------- persistence
+
+    def export(self, partitions: Iterable[int] = range(PARTITIONS)) -> Iterator[pa.RecordBatch]:
+        """All rows, a record batch a partition that has any, by rising id: partition, id, value, state, last_seen, count, ….
+
+        A column is there if the table keeps it. Rows are caught up first (scope "catch_up").
+        """
+        for partition in partitions:
+            rows = self.native.export_partition(partition)
+            if not len(rows["id"]):
+                continue
+            columns = {"partition": pa.array(np.full(len(rows["id"]), partition, np.uint8)), "id": pa.array(rows["id"])}
+            columns["value"] = pa.FixedSizeListArray.from_arrays(pa.array(rows["value"]), self.dim)
+            if self.state_width:
+                columns["state"] = pa.FixedSizeListArray.from_arrays(pa.array(rows["state"]), self.state_width)
+            columns |= {name: pa.array(rows[name], kind) for name, kind in _COLUMN_TYPES.items() if name in rows}
+            yield pa.record_batch(columns)
+
+    def load(self, batches: Iterable[pa.RecordBatch]) -> None:
+        """Rows from `export` (of any table of this dim): known ids are overwritten, new ones inserted, without admission."""
+        for batch in batches:
+            rows: dict[str, NDArray[Any]] = {"id": batch.column("id").to_numpy()}
+            for name, width in (("value", self.dim), ("state", self.state_width)):
+                if name not in batch.schema.names or not width:
+                    continue
+                kind = batch.schema.field(name).type
+                if kind != pa.list_(pa.float32(), width):
+                    raise RowShapeError(
+                        f"table {self.name!r}: {name} holds float32 lists of {width} — received {kind} — load rows of a table with the same dim and rule"
+                    )
+                rows[name] = batch.column(name).flatten().to_numpy()
+            if "value" not in rows:
+                raise RowShapeError(
+                    f"table {self.name!r}: rows need a column 'value' — received {batch.schema.names} — load what export gave"
+                )
+            rows |= {name: batch.column(name).to_numpy() for name in _COLUMN_TYPES if name in batch.schema.names}
+            self.native.load_rows(rows)
+
+    def scalars(self) -> dict[str, Any]:
+        """What belongs to the table but to no row, as JSON values: step, watermark, learning rates, counters."""
+        stats = self.stats
+        return {
+            "step": self.native.step, "calls": self.native.calls, "watermark": self.native.watermark, "timed": self._timed,
+            "rates": [list(run) for run in self.native.rates()], **{name: stats[name] for name in ("admitted", "refused", "evicted")},
+        }  # fmt: skip
+
+    def load_scalars(self, scalars: Mapping[str, Any]) -> None:
+        """What `scalars` gave, into a table just loaded."""
+        self._timed = scalars["timed"]
+        rates = [(int(step), float(lr)) for step, lr in scalars["rates"]]
+        self.native.load_scalars(scalars["step"], scalars["watermark"], scalars["calls"], rates)
+        self.native.load_counters(scalars["admitted"], scalars["refused"], scalars["evicted"])
+
+    def candidates(self) -> Iterator[pa.RecordBatch]:
+        """Admission's memory of ids without a row: partition, id, count, last_seen; a sketch as partition, counter number, count."""
+        for partition in range(PARTITIONS) if self.native_admits else ():
+            known = self.native.candidates(partition)
+            sketch = self.native.sketch(partition)
+            if len(sketch):
+                known = {"id": np.arange(len(sketch)), "count": sketch, "last_seen": np.zeros(len(sketch), np.int64)}
+            if len(known["id"]):
+                number = pa.array(np.full(len(known["id"]), partition, np.uint8))
+                yield pa.record_batch(
+                    {"partition": number, **{name: pa.array(known[name]) for name in ("id", "count", "last_seen")}}
+                )
+
+    def load_candidates(self, batches: Iterable[pa.RecordBatch]) -> None:
+        """What `candidates` gave."""
+        sketched = bool(getattr(self.admit, "sketch_bytes", None))
+        for batch in batches:
+            count = batch.column("count").to_numpy()
+            if sketched:
+                self.native.load_sketch(batch.column("partition")[0].as_py(), count)
+            else:
+                self.native.load_candidates(batch.column("id").to_numpy(), count, batch.column("last_seen").to_numpy())
+
+    @property
+    def native_admits(self) -> bool:
+        """Whether admission refuses anybody."""
+        return self._native_admission().kind != 0
+
+
+def make_tables(
+    schema: Schema,
+    dim: int,
+    *,
+    rule: Rule | None = None,
+    admit: Admission | None = None,
+    evict: Eviction | Sequence[Eviction] | None = None,
+    tier: Tier | None = None,
+    init: Init | None = None,
+    default: float = 0.0,
+    seed: int = 0,
+    dtype: Dtype = "float32",
+    overrides: Mapping[str, Mapping[str, Any]] | None = None,
+) -> dict[str, Table]:
+    """One Table for every table name in the schema, all with these keywords; `overrides` gives a table its own.
+
+    Example: `hb.make_tables(schema, dim=16, rule=hb.Adam(), overrides={"user": {"admit": hb.MinCount(3)}})`
+    """
+    keywords = dict(
+        dim=dim, rule=rule, admit=admit, evict=evict, tier=tier, init=init, default=default, seed=seed, dtype=dtype
+    )
+    names = dict.fromkeys(column.table for column in schema.ids)
+    given = overrides or {}
+    for name, own in given.items():
+        if name not in names:
+            raise ConfigError(
+                f"tables.overrides.{name}: the schema names no such table — received {name!r} — use one of {', '.join(map(str, names))}"
+            )
+        for keyword in own:
+            if keyword not in keywords:
+                raise ConfigError(
+                    f"tables.overrides.{name}.{keyword}: unknown keyword — received {keyword!r} — use one of {', '.join(keywords)}"
+                )
+    return {str(name): Table(str(name), **{**keywords, **given.get(str(name), {})}) for name in names}  # type: ignore[arg-type]
+
+
+def as_ids(ids: Any, what: str = "ids") -> NDArray[np.int64]:
+    """Any int64 or uint64 buffer as a contiguous int64 array [n]; RowShapeError otherwise."""
+    if isinstance(ids, (pa.Array, pa.ChunkedArray)):
+        if ids.null_count:
+            raise RowShapeError(f"{what}: nulls name nothing — received {ids.null_count} nulls — drop or fill them")
+        ids = ids.to_numpy(zero_copy_only=False) if isinstance(ids, pa.Array) else ids.to_numpy()
+    elif not isinstance(ids, (np.ndarray, list, tuple)) and hasattr(ids, "__dlpack__"):
+        ids = np.from_dlpack(ids)
+    array = np.asarray(ids, np.int64) if isinstance(ids, (list, tuple)) else np.asarray(ids)
+    if array.dtype == np.uint64:
+        array = array.view(np.int64)
+    if array.dtype != np.int64 or array.ndim != 1:
+        raise RowShapeError(
+            f"{what}: expected int64 [n] — received {array.dtype} {list(array.shape)} — convert or flatten them"
+        )
+    return np.ascontiguousarray(array)
+
+
+def _address(array: NDArray[Any]) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def _native_rule(rule: Rule) -> _core.Rule:
+    native = _core.Rule()
+    native.kind, native.scope = _RULE_KINDS.index(type(rule)), SCOPES.index(rule.scope)  # type: ignore[arg-type]
+    native.lr, native.l1, native.l2, native.clip = rule.lr, rule.l1, rule.l2, rule.clip or 0.0
+    names = {
+        "momentum": "beta1",
+        "beta1": "beta1",
+        "alpha": "beta2",
+        "beta2": "beta2",
+        "eps": "eps",
+        "decay": "decay",
+        "beta": "beta",
+        "initial_accumulator": "initial_accumulator",
+    }
+    for field, target in names.items():
+        if hasattr(rule, field):
+            setattr(native, target, float(getattr(rule, field)))
+    return native

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SparseOptimizer: applies each table's rule to the rows that the last backward passes gave gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hotbed.embedding.module import TableModule, table_modules
+from hotbed.embedding.table import Step, Table
+from hotbed.errors import ConfigError, NonFiniteGradient
+
+
+def dense_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters of `model` that a dense optimizer takes: all but the rows of its tables.
+
+    Example: `torch.optim.Adam(hb.dense_parameters(model), lr=1e-3)`
+    """
+    rows = {id(parameter) for module in table_modules(model) for parameter in module.rows}
+    return [parameter for parameter in model.parameters() if id(parameter) not in rows]
+
+
+class SparseOptimizer(torch.optim.Optimizer):
+    """A torch optimizer over the tables of a model: schedulers, accumulation, clipping and GradScaler work as with any other.
+
+    There is one parameter group for each set of tables that share dim and rule; its `lr` starts at the rule's, its `tables` names them.
+    `step()` sums what all lookups since the last step left (once an id), and applies the rule once a row. A gradient that is not finite
+    raises NonFiniteGradient, naming table and id, before any row changes.
+
+    Example:
+        >>> dense, sparse = torch.optim.Adam(hb.dense_parameters(model)), hb.SparseOptimizer(model)
+        >>> loss.backward(); dense.step(); sparse.step()
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = table_modules(model)
+        if not self._modules:
+            raise ConfigError(
+                f"SparseOptimizer: the model holds no tables — received {type(model).__name__} — use a dense optimizer alone"
+            )
+        groups = [
+            {
+                "params": [rows],
+                "lr": module.tables[group.tables[0]].rule.lr,
+                "tables": [module.tables[t].name for t in group.tables],
+            }
+            for module in self._modules
+            for group, rows in zip(module.groups, module.rows, strict=True)
+        ]
+        super().__init__(groups, {"lr": 0.0})
+        owners: dict[int, int] = {}
+        for module in self._modules:
+            for table in module.tables:
+                owners[id(table.native)] = owners.get(id(table.native), 0) + 1
+        self._shared = any(count > 1 for count in owners.values())
+
+    def tables(self) -> list[Table]:
+        """The tables, each once."""
+        return list({id(table): table for module in self._modules for table in module.tables}.values())
+
+    def check_finite(self) -> None:
+        """Raises NonFiniteGradient, naming table and id, if a waiting gradient is not finite. Changes nothing."""
+        for module, step, grads in self._waiting():
+            if module.pending is None or module.pending.known_finite(grads):
+                continue
+            for number, (table, address) in enumerate(zip(module.tables, module.addresses(step, grads), strict=True)):
+                bad = step.find_nonfinite(number, address)
+                if bad is not None:
+                    raise NonFiniteGradient(
+                        f"table {table.name!r}: the gradient of id {bad} is not finite — nothing was updated — look at the loss and the learning rate",
+                        table.name,
+                        bad,
+                    )
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """One step of every table that has a gradient waiting."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.check_finite()
+        rates = {id(rows): float(group["lr"]) for group in self.param_groups for rows in group["params"]}
+        waiting = list(self._waiting())
+        lr_of = {
+            id(module.tables[table].native): rates[id(rows)]
+            for module, _, _ in waiting
+            for group, rows in zip(module.groups, module.rows, strict=True)
+            for table in group.tables
+        }
+        steps, sums = (
+            [step for _, step, _ in waiting],
+            [module.addresses(step, grads) for module, step, grads in waiting],
+        )
+        if self._shared and len(steps) > 1:  # a table in two modules still steps once
+            merged, arrays = Step.merge(steps, sums)
+            steps, sums = [merged], [[array.__array_interface__["data"][0] for array in arrays]]
+        for step, addresses in zip(steps, sums, strict=True):
+            step.apply(addresses, [lr_of[id(native)] for native in step.tables()])
+        for module, _, _ in waiting:
+            module.pending = None
+        return loss
+
+    def _waiting(self) -> Iterator[tuple[TableModule, Step, list[Tensor]]]:
+        for module in self._modules:
+            grads = [rows.grad for rows in module.rows]
+            if module.pending is None or any(grad is None for grad in grads):
+                module.pending = None  # zero_grad() took the gradients: nothing waits
+                continue
+            yield module, module.pending.step, [grad if grad.is_contiguous() else grad.contiguous() for grad in grads if grad is not None]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forgets what waits."""
+        for module in self._modules:
+            module.pending = None
+        super().zero_grad(set_to_none=True)
