@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from .models import losses as losses
     from .optim.sparse import SparseOptimizer as SparseOptimizer
     from .optim.sparse import dense_parameters as dense_parameters
+    from .training import callbacks as callbacks
     from .training import metrics as metrics
     from .training.model import RecModel as RecModel
     from .training.model import load as load
@@ -106,6 +107,7 @@ _HOMES: dict[str, str] = {
     "Uniform": "embedding.init:Uniform",
     "Weight": "data.schema:Weight",
     "Zeros": "embedding.init:Zeros",
+    "callbacks": "training.callbacks",
     "config": "config",
     "dense_parameters": "optim.sparse:dense_parameters",
     "errors": "errors",

@@ -52,9 +52,9 @@ def kind_of(cls: type) -> str:
 def nearest(word: str, choices: Iterable[str]) -> str:
     """The end of an error message: the nearest choice if one is near, else all of them."""
     names = sorted(choices)
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
-    if close:
-        return f"did you mean {close[0]!r}?"
+    close = difflib.get_close_matches(word, names, n=5, cutoff=0.5)
+    if close:  # swapped letters are the commonest slip, and difflib thinks little of them
+        return f"did you mean {max(close, key=lambda name: sorted(name) == sorted(word))!r}?"
     return f"use one of {', '.join(names)}" if names else "it takes no keys"
 
 

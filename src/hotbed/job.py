@@ -9,8 +9,10 @@ Paths in a job are relative to the working directory, as everywhere in Python.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
+import operator
 import re
 import types
 import typing
@@ -30,9 +32,13 @@ from hotbed.embedding.rule import Adagrad, Adam, Rule
 from hotbed.embedding.tier import Ram, Tier
 from hotbed.errors import ConfigError
 
+#: A kind and its keywords, or the bare kind; built only when the job runs, since it needs torch.
+Spec = Mapping[str, Any] | str
+
 if TYPE_CHECKING:
     from hotbed.data.dataset import Dataset
     from hotbed.embedding.table import Table
+    from hotbed.training.model import RecModel
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,7 @@ class Tables:
     tier: Tier = field(default_factory=Ram)
     init: Init = field(default_factory=lambda: Uniform(0.05))
     default: float = 0.0
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -66,41 +73,32 @@ class Tables:
 
         tables: dict[str, Table] = make_tables(
             schema, self.dim, rule=self.rule, admit=self.admit, evict=self.evict, tier=self.tier, init=self.init,
-            default=self.default, seed=seed, overrides=self.overrides,
+            default=self.default, seed=seed, dtype=self.dtype, overrides=self.overrides,
         )  # fmt: skip
         return tables
 
 
 @dataclass(frozen=True)
 class Fit:
-    """How to train: what `RecModel.fit` and `Dataset` take.
+    """How to go through the data.
 
-    `shuffle`: rows in the shuffle buffer, 0 = keep the order of the source. `valid_every`: steps between validations,
-    None = once an epoch. `patience`: validations without a better `monitor` before training ends, None = never.
-    `plateau`: validations without a better `monitor` before learning rates shrink by `plateau_factor`. `clip`: largest
-    norm of all gradients. `evict_every`: steps between evictions of stale rows. `stream_batch_size`: of the `stream`.
+    `shuffle`: rows in the shuffle buffer of `train`, 0 = keep the order of the source. `stream_batch_size`: of
+    `stream`, None = `batch_size`. `amp_level`, `boost_level`: as in `RecModel`.
     """
 
     epochs: int = 1
     batch_size: int = 1024
+    stream_batch_size: int | None = None
     shuffle: int = 0
     on_error: Literal["raise", "skip"] = "raise"
-    valid_every: int | None = None
-    monitor: str | None = None
-    patience: int | None = None
-    plateau: int | None = None
-    plateau_factor: float = 0.1
-    clip: float | None = None
-    evict_every: int | None = None
-    stream_batch_size: int | None = None
     amp_level: Literal["O0", "O1", "O2", "O3", "auto"] = "O0"
     boost_level: Literal["O0", "O1", "O2"] = "O0"
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "valid_every", "patience", "plateau", "evict_every", "stream_batch_size"):
+        for name, least in (("epochs", 1), ("batch_size", 1), ("stream_batch_size", 1), ("shuffle", 0)):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name}: must be at least 1 — received {value} — give a positive integer")
+            if value is not None and value < least:
+                raise ConfigError(f"{name}: must be at least {least} — received {value} — give such a number")
 
 
 @dataclass(frozen=True)
@@ -108,22 +106,28 @@ class Job:
     """One training run: data, model, tables, optimizers, how to train, where results go.
 
     `train` is learned first, for `fit.epochs`; `valid` is only evaluated; `stream` comes last, in the order of the
-    source: each batch is predicted before it is learned. `model`: a kind of `hb.models` and its keywords. `optimizer`:
-    a rule, for the dense parameters; the rows have `tables.rule`. `loss`: a kind of `hb.losses`. `metrics`: kinds of
-    `hb.metrics`; the first one is watched. Raises ConfigError with the dotted path of what is wrong.
+    source, each batch predicted before it is learned; `predict` is what `hotbed predict` scores (default: `valid`).
+    `model`: a kind of `hb.models` and its keywords. `optimizer`: a rule, for the dense parameters; rows have
+    `tables.rule`. `loss`, `metrics`, `callbacks`: kinds of `hb.losses`, `hb.metrics`, `hb.callbacks`; for several
+    labels `metrics` may be a mapping of label to list. `stream_callbacks` are those of the stream. `output`: folder of
+    the checkpoint and the report.
+    Raises ConfigError with the dotted path of what is wrong.
 
-    Example: `Job.read("job.yaml")`, `hotbed train job.yaml --set fit.epochs=2`.
+    Example: `Job.read("job.yaml", {"fit.epochs": 2})`, `hotbed train job.yaml --set fit.epochs=2`.
     """
 
     schema: Schema
     train: Source
-    model: Mapping[str, Any] | str
+    model: Spec
     valid: Source | None = None
     stream: Source | None = None
+    predict: Source | None = None
     tables: Tables = field(default_factory=Tables)
     optimizer: Rule = field(default_factory=lambda: Adam(lr=1e-3))
-    loss: Mapping[str, Any] | str = "bce"
-    metrics: Sequence[str | Mapping[str, Any]] = ("auc", "log_loss")
+    loss: Spec = "bce"
+    metrics: Sequence[Spec] | Mapping[str, Sequence[Spec]] = ("auc", "log_loss")
+    callbacks: Sequence[Spec] = ()
+    stream_callbacks: Sequence[Spec] = ()
     fit: Fit = field(default_factory=Fit)
     output: str = "runs/job"
     seed: int = 0
@@ -145,14 +149,56 @@ class Job:
         del plain["kind"]
         return plain
 
-    def dataset(self, source: Source, schema: Schema, *, stream: bool = False) -> Dataset:
-        """The batches of one of the job's sources. A validation source or a stream is read in its own order."""
+    def dataset(self, source: Source, schema: Schema, *, batch_size: int | None = None) -> Dataset:
+        """The batches of one of the job's sources; only `train` is shuffled."""
         from hotbed.data.dataset import Dataset
 
-        fit = self.fit
-        batch_size = fit.stream_batch_size or fit.batch_size if stream else fit.batch_size
-        shuffle = fit.shuffle if source is self.train else 0
-        return Dataset(source, schema, batch_size, shuffle=shuffle, seed=self.seed, on_error=fit.on_error)
+        shuffle = self.fit.shuffle if source is self.train else 0
+        size = batch_size or self.fit.batch_size
+        return Dataset(source, schema, size, shuffle=shuffle, seed=self.seed, on_error=self.fit.on_error)
+
+    def rec_model(self, schema: Schema) -> RecModel:
+        """The job's model, untrained, over a schema that is fitted. Its dense parameters are a function of `seed`."""
+        from hotbed.models.losses import Loss, MultiTask
+        from hotbed.training.model import RecModel, set_seed
+
+        set_seed(self.seed)
+        given = {"schema": schema, "tables": self.tables.make(schema, self.seed)}
+        network = _one_of(self.model, config.public_kinds("hotbed.models"), "job.model", given)
+        loss = config.build(self.loss, Loss | MultiTask, "job.loss")
+        return RecModel(
+            network,
+            loss,
+            self.optimizer,
+            self._metrics(),
+            amp_level=self.fit.amp_level,
+            boost_level=self.fit.boost_level,
+        )
+
+    def make_callbacks(self, *, stream: bool = False) -> list[Any]:
+        """Fresh callbacks for `train`, or for `stream`."""
+        key = "stream_callbacks" if stream else "callbacks"
+        kinds = config.public_kinds("hotbed.training.callbacks")
+        return [_one_of(spec, kinds, f"job.{key}.{i}") for i, spec in enumerate(getattr(self, key))]
+
+    def _metrics(self) -> Any:
+        from hotbed.training.metric import Metric
+
+        def built(specs: Sequence[Spec], path: str) -> dict[str, Any]:
+            found: dict[str, Any] = {}
+            for i, spec in enumerate(specs):
+                metric = config.build(spec, Metric, f"{path}.{i}")
+                name = config.kind_of(type(metric))
+                found[name if name not in found else f"{name}.{i}"] = metric
+            return found
+
+        if isinstance(self.metrics, Mapping):
+            return {label: built(specs, f"job.metrics.{label}") for label, specs in self.metrics.items()}
+        return built(self.metrics, "job.metrics")
+
+
+def _one_of(spec: Spec, kinds: Mapping[str, type], path: str, given: Mapping[str, object] | None = None) -> Any:
+    return config.build(spec, functools.reduce(operator.or_, kinds.values()), path, given)
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
@@ -276,14 +322,17 @@ _LEAVES: Mapping[Any, dict[str, Any]] = {
 def json_schema() -> dict[str, Any]:
     """JSON Schema (2020-12) of a job file, for completion and checks in editors; needs torch, to list the models."""
     from hotbed.models.losses import Loss, MultiTask
-    from hotbed.training.metrics import Metric
+    from hotbed.training.metric import Metric
 
     definitions: dict[str, Any] = {}
     root = _class_schema(Job, "job", definitions, needs_kind=False)
     properties = definitions["job.job"]["properties"]
     properties["model"] = _any_of(config.public_kinds("hotbed.models"), definitions)
     properties["loss"] = _any_of(config.kinds(Loss) | {"multi_task": MultiTask}, definitions)
-    properties["metrics"] = {"type": "array", "items": _any_of(config.kinds(Metric), definitions)}
+    metrics = {"type": "array", "items": _any_of(config.kinds(Metric), definitions)}
+    properties["metrics"] = {"anyOf": [metrics, {"type": "object", "additionalProperties": metrics}]}
+    callbacks = _any_of(config.public_kinds("hotbed.training.callbacks"), definitions)
+    properties["callbacks"] = properties["stream_callbacks"] = {"type": "array", "items": callbacks}
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Hotbed job", **root}
     return {**head, "$defs": dict(sorted(definitions.items()))}
 

@@ -85,8 +85,14 @@ def test_objects_that_already_fit_are_passed_through() -> None:
     [
         ({"shpaes": []}, "job.shpaes: unknown key of box — received [] — did you mean 'shapes'?"),
         ({"qqq": 1}, "job.qqq: unknown key of box — received 1 — use one of"),
-        ({"shapes": [{"kind": "sqare"}]}, "job.shapes.0.kind: unknown kind — received 'sqare' — did you mean 'square'?"),
-        ({"lid": {"kind": "square", "sid": 1}}, "job.lid.sid: unknown key of square — received 1 — did you mean 'side'?"),
+        (
+            {"shapes": [{"kind": "sqare"}]},
+            "job.shapes.0.kind: unknown kind — received 'sqare' — did you mean 'square'?",
+        ),
+        (
+            {"lid": {"kind": "square", "sid": 1}},
+            "job.lid.sid: unknown key of square — received 1 — did you mean 'side'?",
+        ),
         ({"lid": [{"kind": "square", "sid": 1}]}, "job.lid.0.sid: unknown key of square"),
         ({"lid": {"side": 1}}, "job.lid.kind: missing key — received {'side': 1} — use one of round_hole, square"),
         ({"lid": "round_hole"}, "job.lid.radius: missing key of round_hole — received no keys — add it"),

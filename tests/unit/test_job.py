@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job is one value: the same from Python, YAML, JSON and `--set`, and every mistake names its dotted path."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hotbed as hb
+from hotbed.errors import ConfigError
+from hotbed.job import Fit, Job, Tables, json_schema, override, parse_value, read_mapping
+
+REPOSITORY = Path(__file__).parents[2]
+
+YAML = """
+schema:
+  columns:
+    - {kind: label, name: liked, column: rating, threshold: 4}
+    - {kind: time, name: timestamp}
+    - {kind: id, name: user}
+    - {kind: id, name: genres, pooling: mean, transforms: [split]}
+    - {kind: dense, name: price, transforms: [{kind: fill_missing, value: 0}, log]}
+train: {kind: slice, stop: 0.8, source: &events {kind: csv, path: events.csv}}
+stream: {kind: slice, start: 0.8, source: *events}
+model: {kind: dcnv2, hidden: [8]}
+tables:
+  dim: 4
+  rule: {kind: adagrad, lr: 1e-1}
+  admit: {kind: min_count, count: 2}
+  evict: [{kind: ttl, days: 30}, {kind: lru, max_rows: 1e6}]
+  overrides: {genres: {dim: 2, admit: null, evict: null}}
+optimizer: {kind: adam, lr: 2e-3}
+fit: {epochs: 2, batch_size: 64}
+"""
+
+
+def in_python() -> Job:
+    events = hb.sources.Csv("events.csv")
+    return Job(
+        schema=hb.Schema(
+            [
+                hb.Label("liked", column="rating", threshold=4.0),
+                hb.Time("timestamp"),
+                hb.Id("user"),
+                hb.Id("genres", pooling="mean", transforms=[hb.transforms.Split()]),
+                hb.Dense("price", transforms=[hb.transforms.FillMissing(0), hb.transforms.Log()]),
+            ]
+        ),
+        train=hb.sources.Slice(events, stop=0.8),
+        stream=hb.sources.Slice(events, start=0.8),
+        model={"kind": "dcnv2", "hidden": [8]},
+        tables=Tables(
+            dim=4,
+            rule=hb.Adagrad(lr=0.1),
+            admit=hb.MinCount(2),
+            evict=[hb.Ttl(days=30), hb.Lru(1_000_000)],
+            overrides={"genres": {"dim": 2, "admit": None, "evict": None}},
+        ),
+        optimizer=hb.Adam(lr=2e-3),
+        fit=Fit(epochs=2, batch_size=64),
+    )
+
+
+@pytest.fixture
+def job_file(tmp_path: Path) -> Path:
+    path = tmp_path / "job.yaml"
+    path.write_text(YAML)
+    return path
+
+
+def test_yaml_json_and_python_make_the_same_job(job_file: Path, tmp_path: Path) -> None:
+    job = Job.read(job_file)
+    assert job == in_python()
+    plain = json.dumps(job.to_json())
+    (tmp_path / "job.json").write_text(plain)
+    assert Job.read(tmp_path / "job.json") == job
+    assert Job.from_json(json.loads(plain)).to_json() == job.to_json()
+
+
+def test_set_changes_one_value(job_file: Path) -> None:
+    changes = {"tables.rule.lr": 0.3, "schema.columns.user.table": "people", "train.source.path": "other.csv"}
+    job = Job.read(job_file, changes)
+    assert job.tables.rule == hb.Adagrad(lr=0.3)
+    assert list(job.schema.tables) == ["people", "genres"]
+    assert job.train.source.path == "other.csv"  # type: ignore[attr-defined]
+    assert job.stream.source.path == "events.csv"  # type: ignore[union-attr]  # an anchor is a copy
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("modl", 1, r"^job\.modl: unknown key of job — received 1 — did you mean 'model'\?"),
+        ("fit.epoch", 1, r"^job\.fit\.epoch: unknown key of fit — received 1 — did you mean 'epochs'\?"),
+        ("fit.epochs", 0, r"^job\.fit\.epochs: must be at least 1 — received 0"),
+        ("tables.rule.rate", 1, r"^job\.tables\.rule\.rate: unknown key of adagrad"),
+        ("tables.rule.lr", -1, r"^job\.tables\.rule\.lr: "),
+        ("tables.evict.0.day", 1, r"^job\.tables\.evict\.0\.day: unknown key of ttl — .*'days'"),
+        ("tables.overrides.genres.dmi", 2, r"^job\.tables\.overrides\.genres\.dmi: unknown key — .*'dim'"),
+        ("tables.overrides.genres.rule", {"kind": "sgdd"}, r"^job\.tables\.overrides\.genres\.rule\.kind: .*'sgd'"),
+        ("schema.columns.user.tabel", "x", r"^job\.schema\.columns\.2\.tabel: unknown key of id — .*'table'"),
+        ("train.source.delimeter", ";", r"^job\.train\.source\.delimeter: unknown key of csv — .*'delimiter'"),
+        ("train.kind", "slise", r"^job\.train\.kind: unknown kind — received 'slise' — did you mean 'slice'"),
+    ],
+)
+def test_a_wrong_key_is_an_error_with_its_dotted_path(job_file: Path, path: str, value: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Job.read(job_file, {path: value})
+
+
+def test_a_missing_key_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"^job\.schema: missing key of job"):
+        Job.from_json({"model": "dcnv2"})
+
+
+def test_override_sets_by_dotted_path_and_leaves_the_original() -> None:
+    spec: dict[str, Any] = {"rule": "adagrad", "columns": [{"name": "user"}, {"name": "film"}], "fit": {"epochs": 1}}
+    changes = {"rule.lr": 0.1, "columns.1.x": 2, "columns.user.x": 3, "fit.epochs": 2, "new.deep": 1}
+    assert override(spec, changes) == {
+        "rule": {"kind": "adagrad", "lr": 0.1},
+        "columns": [{"name": "user", "x": 3}, {"name": "film", "x": 2}],
+        "fit": {"epochs": 2},
+        "new": {"deep": 1},
+    }
+    assert spec["rule"] == "adagrad"
+    assert spec["columns"][0] == {"name": "user"}
+
+
+@pytest.mark.parametrize("path", ["columns.7.x", "columns.nobody.x", "a..b", ""])
+def test_override_refuses_a_path_that_leads_nowhere(path: str) -> None:
+    with pytest.raises(ConfigError):
+        override({"columns": [{"name": "user"}]}, {path: 1})
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-3", 1e-3),
+        ("1e6", 1e6),
+        ("3", 3),
+        ("010", 10),
+        ("0x1F", 31),
+        ("-1.5", -1.5),
+        ("true", True),
+        ("no", "no"),
+        ("2014-10-21", "2014-10-21"),
+        ("null", None),
+        ("12:30", "12:30"),
+        ("[1, a]", [1, "a"]),
+        ("{kind: sgd}", {"kind": "sgd"}),
+        ("'3'", "3"),
+        ("a.csv", "a.csv"),
+    ],
+)
+def test_values_read_as_people_mean_them(text: str, value: Any) -> None:
+    parsed = parse_value(text)
+    assert parsed == value
+    assert type(parsed) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.yaml", "a: 1\nb: [", r"a\.yaml: cannot be parsed — line 2"),
+        ("a.yaml", "a: 1\na: 2", r"a\.yaml: cannot be parsed — line 1: the key 'a' is given twice"),
+        ("a.yaml", "- 1", r"a\.yaml: not a job — received list"),
+        ("a.json", "{'a': 1}", r"a\.json: cannot be parsed — .*line 1 column 2"),
+        ("a.yaml", "!!python/object:os.system {}", r"a\.yaml: cannot be parsed"),
+    ],
+)
+def test_a_file_that_is_no_job_is_an_error_with_its_name(tmp_path: Path, name: str, text: str, message: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_mapping(tmp_path / name)
+
+
+def test_a_job_file_that_is_absent_is_an_error_with_its_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nothing\.yaml: cannot be read"):
+        Job.read(tmp_path / "nothing.yaml")
+
+
+def test_the_json_schema_for_editors_is_up_to_date() -> None:
+    shipped = json.loads((REPOSITORY / "docs" / "job.schema.json").read_text())
+    assert shipped == json_schema(), "run: hotbed schema > docs/job.schema.json"
+
+
+def test_the_json_schema_knows_every_key_and_kind() -> None:
+    schema = json_schema()
+    job = schema["$defs"]["job.job"]
+    assert set(job["properties"]) == {"kind", *Job.__dataclass_fields__}
+    assert job["required"] == ["schema", "train", "model"]
+    assert "models.dcnv2" in schema["$defs"]
+    assert schema["$defs"]["embedding.adagrad"]["properties"]["lr"] == {"type": "number"}
+    assert not schema["$defs"]["embedding.adagrad"]["additionalProperties"]
