@@ -77,7 +77,6 @@ class TableModule(nn.Module, ABC):
                 raise ConfigError(f"feature {feature.name!r}: no table {feature.table!r} — received {sorted(numbers)} — give that table")
         self._table_of = [numbers[feature.table] for feature in self.features]
         self._layout = [(table, POOLINGS.index(f.pooling)) for table, f in zip(self._table_of, self.features, strict=True)]
-        self._natives = [table.native for table in self.tables]
         self._timed = any(table.needs_times or table.keeps_times for table in self.tables)
         self._dims = [self.tables[table].dim for table in self._table_of]
         self._pooled = [feature.pooling != "none" for feature in self.features]
@@ -135,7 +134,7 @@ class TableModule(nn.Module, ABC):
             else:
                 sequences.append(torch.empty(len(values), dim))
                 out.append((sequences[-1].data_ptr(), dim))
-        step = Step(self._natives, self._layout)
+        step = Step([table.native for table in self.tables], self._layout)
         step.lookup(ids, 0 if times is None else times.ctypes.data, training, out)
         device = self._device.device
         if device.type != "cpu":

@@ -343,6 +343,11 @@ class Table:
         self.native.load_scalars(scalars["step"], scalars["watermark"], scalars["calls"], rates)
         self.native.load_counters(scalars["admitted"], scalars["refused"], scalars["evicted"])
 
+    def clear(self) -> None:
+        """Forgets everything: rows, admission's memory, counters, watermark. What `load` then gives is all there is."""
+        self._timed = None
+        self.native = _core.Table(self._native_config())
+
     def candidates(self) -> Iterator[pa.RecordBatch]:
         """Admission's memory of ids without a row: partition, id, count, last_seen; a sketch as partition, counter number, count."""
         for partition in range(PARTITIONS) if self.native_admits else ():
