@@ -20,8 +20,7 @@ from hotbed.errors import ConfigError, DecodeError, SchemaError
 SAMPLE_BYTES = 1 << 20
 BLOCK_BYTES = 1 << 22
 # An integer is written without sign "+", leading zeros or point: "007" and hex hashes made of digits stay strings.
-_INTEGER = r"^(0|-?[1-9][0-9]{0,18})$"
-_UNSIGNED = r"^(0|[1-9][0-9]{0,19})$"
+_INTEGER = r"^(0|-?[1-9][0-9]*)$"
 _TYPES: dict[str, pa.DataType] = {
     "int64": pa.int64(), "uint64": pa.uint64(), "float64": pa.float64(), "float32": pa.float32(), "string": pa.string(),
 }  # fmt: skip
@@ -84,8 +83,8 @@ class Csv(FileSource):
                 for _ in self._batches(file, names, types, plan.skips, threads=False):
                     pass
             except (pa.ArrowException, OSError, UnicodeDecodeError) as located:
-                raise _decode_error(located, file, names) from located
-            raise _decode_error(error, file, names) from error
+                raise _decode_error(located, file, schema.names) from located
+            raise _decode_error(error, file, schema.names) from error
 
     def _declared(self) -> dict[str, str | None]:
         return dict(self.columns) if isinstance(self.columns, Mapping) else {}
@@ -94,12 +93,13 @@ class Csv(FileSource):
         names = None
         if self.columns is not None and not (self.header and isinstance(self.columns, Mapping)):
             names = list(self.columns)
-        handler = None
-        if skips is not None:
 
-            def handler(row: Any) -> str:
-                skips.add("fields", f"line {row.number}: {row.actual_columns} fields instead of {row.expected_columns}")
-                return "skip"
+        def leave_out(row: Any) -> str:
+            if skips is None:
+                return "error"
+            line = f"line {row.number}: " if row.number else ""
+            skips.add("fields", f"{line}{row.actual_columns} fields instead of {row.expected_columns}: {row.text!r}")
+            return "skip"
 
         return {
             "read_options": pacsv.ReadOptions(
@@ -115,7 +115,7 @@ class Csv(FileSource):
                 quote_char=self.quote or False,
                 double_quote=self.quote is not None,
                 newlines_in_values=self.quote is not None,
-                invalid_row_handler=handler,
+                invalid_row_handler=leave_out,
             ),
         }
 
@@ -154,7 +154,8 @@ class Csv(FileSource):
         if len(head) == SAMPLE_BYTES and b"\n" in head:
             head = head[: head.rindex(b"\n") + 1]
         head = head.replace(self.delimiter.encode(), b"\x1f") if len(self.delimiter) > 1 else head
-        options = self._options(False, Skips(last="inference"))
+        options = self._options(threads=False, skips=None)
+        options["parse_options"].invalid_row_handler = lambda row: "skip"  # reading will name it
         try:
             names = pacsv.read_csv(pa.BufferReader(head), **options).schema.names
             convert = pacsv.ConvertOptions(
@@ -181,19 +182,13 @@ def _infer(column: pa.ChunkedArray) -> pa.DataType:
     values = column.drop_null()
     if len(values) == 0:
         return pa.string()
-    if (
-        pc.all(pc.match_substring_regex(values, _UNSIGNED)).as_py()
-        or pc.all(pc.match_substring_regex(values, _INTEGER)).as_py()
-    ):
+    if pc.all(pc.match_substring_regex(values, _INTEGER)).as_py():
         for kind in (pa.int64(), pa.uint64()):
             try:
                 values.cast(kind)
                 return kind
             except pa.ArrowInvalid:
                 continue
-        return pa.string()
-    # "1e5" alone could be a hex hash, but then a column of such values holds letters elsewhere.
-    if pc.all(pc.match_substring_regex(values, r"^(0|-?[1-9])[0-9]+$")).as_py():
         return pa.string()
     if pc.any(pc.match_substring_regex(values, r"^-?0[0-9]")).as_py():
         return pa.string()

@@ -4,21 +4,20 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from hotbed import config
 from hotbed.connectors.base import Skips
+from hotbed.data import numbers
 from hotbed.data.batch import Batch
 from hotbed.data.ids import Ids
+from hotbed.data.numbers import BadRows, is_bytes, is_list, numeric
 from hotbed.data.schema import Dense, Id, Label, Schema, Time, Weight
-from hotbed.data.times import to_microseconds
 from hotbed.data.transforms import Split, Transform
 from hotbed.errors import DataError, DecodeError, SchemaError
 
@@ -30,14 +29,6 @@ class EncodeStats:
     rows: int = 0
     missing: dict[str, int] = field(default_factory=dict)
     skips: Skips = field(default_factory=Skips)
-
-
-class _BadRows(Exception):
-    """Rows of a column that cannot be used; `mask` tells which."""
-
-    def __init__(self, column: str, mask: np.ndarray, message: str) -> None:
-        super().__init__(message)
-        self.column, self.mask, self.message = column, mask, message
 
 
 class Encoder:
@@ -55,6 +46,7 @@ class Encoder:
         self.on_error = on_error
         self.stats = EncodeStats()
         self._seen: list[tuple[pa.Schema, bool]] = []
+        self._zones: set[str] = set()
         self._kinds: dict[str, set[str]] = {}
 
     def __call__(self, rows: pa.RecordBatch | pa.Table, *, labels: bool = True) -> Batch:
@@ -71,7 +63,7 @@ class Encoder:
                 encoded = self._encode(batch, labels)
                 self.stats.rows += encoded.num_samples
                 return encoded
-            except _BadRows as bad:
+            except BadRows as bad:
                 if self.on_error != "skip":
                     row = int(np.flatnonzero(bad.mask)[0]) + 1
                     raise DecodeError(bad.message, "", row, bad.column) from None
@@ -95,14 +87,14 @@ class Encoder:
                 if isinstance(column, Id):
                     ids[column.name] = self._ids(column, context)
                 elif isinstance(column, Dense):
-                    dense[column.name] = _dense(column, context)
+                    dense[column.name] = numbers.dense(column, _transformed(column, context))
                 elif isinstance(column, Label) and labels:
-                    targets[column.name] = _label(column, context.column(column.source))
+                    targets[column.name] = numbers.label(column, context.column(column.source))
                 elif isinstance(column, Weight) and labels:
-                    weight = _weight(column, context.column(column.source))
+                    weight = numbers.weight(column, context.column(column.source))
                 elif isinstance(column, Time) and (labels or column.source in batch.schema.names):
-                    time = _time(column, context.column(column.source))
-            except (SchemaError, _BadRows):
+                    time = numbers.time(column, context.column(column.source), self._zones)
+            except (SchemaError, BadRows):
                 raise
             except (pa.ArrowException, DataError) as error:
                 raise SchemaError(f"column {column.name!r}: {str(error).splitlines()[0]}") from error
@@ -119,22 +111,22 @@ class Encoder:
                 weights = _id_weights(column, context.column(column.weights), lengths)
             values = values.flatten()
         elif column.weights:
-            weights = _numeric(column.weights, context.column(column.weights))
+            weights = numeric(column.weights, context.column(column.weights))
         if num_missing:
             self.stats.missing[column.name] = self.stats.missing.get(column.name, 0) + num_missing
         self._note_kind(column, values.type)
         keep = _kept(values, column)
-        numbers = ids_of(values, column.name)
+        found = ids_of(values, column.name)
         if keep is not None:
-            numbers = numbers[keep]
+            found = found[keep]
             weights = None if weights is None else weights[keep]
             owner = np.arange(num_rows) if lengths is None else np.repeat(np.arange(num_rows), lengths)
             lengths = np.bincount(owner[keep], minlength=num_rows)
         if lengths is None:
-            return Ids(numbers, None, weights)
+            return Ids(found, None, weights)
         offsets = np.zeros(num_rows + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
-        result = Ids(numbers, offsets, weights)
+        result = Ids(found, offsets, weights)
         return result if column.max_length is None else _newest(result, column.max_length)
 
     def _note_kind(self, column: Id, kind: pa.DataType) -> None:
@@ -191,9 +183,9 @@ def ids_of(values: pa.Array, name: str) -> np.ndarray:
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         if values.null_count:
             values = values.fill_null(False if pa.types.is_boolean(kind) else 0)
-        numbers: np.ndarray = values.to_numpy(zero_copy_only=False)
-        return numbers.view(np.int64).copy() if kind.bit_width == 64 else numbers.astype(np.int64)
-    if _is_bytes(kind):
+        whole: np.ndarray = values.to_numpy(zero_copy_only=False)
+        return whole.view(np.int64).copy() if kind.bit_width == 64 else whole.astype(np.int64)
+    if is_bytes(kind):
         return hash_strings(values, 0)
     raise SchemaError(
         f"id {name!r}: a column of {kind} holds no ids — received {kind} — declare it an integer or string, or "
@@ -258,7 +250,7 @@ def _plain_dictionary(values: pa.Array) -> pa.Array:
     if not pa.types.is_dictionary(values.type):
         return values
     words = values.dictionary
-    if words.null_count or (_is_bytes(words.type) and pc.min(pc.binary_length(words)).as_py() == 0):
+    if words.null_count or (is_bytes(words.type) and pc.min(pc.binary_length(words)).as_py() == 0):
         return values.dictionary_decode()
     return values
 
@@ -268,7 +260,7 @@ def _kept(values: pa.Array, column: Id) -> np.ndarray | None:
     keep = None
     if values.null_count:
         keep = ~values.is_null().to_numpy(zero_copy_only=False)
-    if _is_bytes(values.type):
+    if is_bytes(values.type):
         filled = pc.binary_length(values).fill_null(0).to_numpy(zero_copy_only=False) > 0
         if not filled.all():
             keep = filled if keep is None else keep & filled
@@ -297,106 +289,12 @@ def _id_weights(column: Id, weights: pa.Array, lengths: np.ndarray) -> np.ndarra
         )
     found = pc.list_value_length(weights).fill_null(0).to_numpy(zero_copy_only=False)
     if (found != lengths).any():
-        raise _BadRows(
+        raise BadRows(
             column.name,
             found != lengths,
             f"id {column.name!r}: {column.weights!r} has another number of items than its ids",
         )
-    return _numeric(column.weights or "", weights.flatten(), lengths)
-
-
-def _dense(column: Dense, context: Columns) -> np.ndarray:
-    values = _transformed(column, context)
-    if not is_list(values.type):
-        if column.width != 1:
-            raise SchemaError(
-                f"dense {column.name!r}: width {column.width} but the column is {values.type} — give lists or width=1"
-            )
-        return _numeric(column.name, values)
-    lengths = pc.list_value_length(values).fill_null(0).to_numpy(zero_copy_only=False)
-    if (lengths != column.width).any():
-        wrong = lengths != column.width
-        raise _BadRows(
-            column.name, wrong, f"dense {column.name!r}: a list of {lengths[wrong][0]} — width is {column.width}"
-        )
-    flat = _numeric(column.name, values.flatten(), lengths)
-    return flat.reshape(-1, column.width) if column.width != 1 else flat
-
-
-def _label(column: Label, values: pa.Array) -> np.ndarray:
-    if pa.types.is_dictionary(values.type):
-        values = values.dictionary_decode()
-    if values.null_count:
-        mask = values.is_null().to_numpy(zero_copy_only=False)
-        raise _BadRows(column.source, mask, f"label {column.name!r}: a missing value — leave such rows out of the data")
-    if column.positive is not None:
-        equal = pc.equal(values.cast(pa.string()), column.positive)
-        return np.asarray(equal.to_numpy(zero_copy_only=False), np.float32)
-    numbers = _numeric(column.name, values)
-    return numbers if column.threshold is None else (numbers >= column.threshold).astype(np.float32)
-
-
-def _weight(column: Weight, values: pa.Array) -> np.ndarray:
-    numbers = _numeric(column.name, values)
-    if (numbers < 0).any():
-        raise _BadRows(column.source, numbers < 0, f"weight {column.name!r}: {numbers.min():g} — weights are >= 0")
-    return numbers
-
-
-def _time(column: Time, values: pa.Array) -> np.ndarray:
-    if pa.types.is_dictionary(values.type):
-        values = values.dictionary_decode()
-    micros = to_microseconds(values, column.unit)
-    if micros.null_count:
-        mask = micros.is_null().to_numpy(zero_copy_only=False)
-        raise _BadRows(
-            column.source, mask, f"time {column.name!r}: {_first(values, mask)!r} is no time of unit {column.unit!r}"
-        )
-    return np.array(micros.to_numpy(zero_copy_only=False), dtype=np.int64)
-
-
-def _numeric(name: str, values: pa.Array, lengths: np.ndarray | None = None) -> np.ndarray:
-    """Float32 [n], all finite. `lengths`: the number of values of each row where they are items of lists."""
-    kind = values.type
-    if pa.types.is_dictionary(kind):
-        return _numeric(name, values.dictionary_decode(), lengths)
-    if is_list(kind) or pa.types.is_temporal(kind):
-        raise SchemaError(f"column {name!r}: no number — received {kind} — transform it or give it another role")
-    if _is_bytes(kind):
-        numbers = pl.Series(values.cast(pa.string())).cast(pl.Float64, strict=False).to_arrow()
-    else:
-        numbers = values.cast(pa.float64(), safe=False)
-    with np.errstate(over="ignore"):
-        result = np.array(numbers.to_numpy(zero_copy_only=False), dtype=np.float32)
-    wrong = ~np.isfinite(result)
-    if not wrong.any():
-        return result
-    first = _first(values, wrong)
-    missing = first is None or first != first
-    why = (
-        "a missing value — add FillMissing"
-        if missing
-        else f"{first!r} is no finite float32 number — correct or Clip it"
-    )
-    if lengths is not None:
-        wrong = np.bincount(np.repeat(np.arange(len(lengths)), lengths)[wrong], minlength=len(lengths)) > 0
-    raise _BadRows(name, wrong, f"column {name!r}: {why}")
-
-
-def _first(values: pa.Array, mask: np.ndarray) -> Any:
-    return values[int(np.flatnonzero(mask)[0])].as_py()
-
-
-def is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    tests: tuple[Callable[[pa.DataType], bool], ...] = (
-        pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view,
-        pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view,
-    )  # fmt: skip
-    return any(test(kind) for test in tests)
+    return numeric(column.weights or "", weights.flatten(), lengths)
 
 
 def _one_batch(rows: pa.RecordBatch | pa.Table) -> pa.RecordBatch:

@@ -13,11 +13,12 @@ UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 _FORMATS = ("%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%dT%H:%M", "%Y-%m-%d")
 
 
-def to_microseconds(values: pa.Array, unit: str) -> pa.Array:
+def to_microseconds(values: pa.Array, unit: str, zones: set[str] | None = None) -> pa.Array:
     """Int64 microseconds UTC; nulls stay, and text that is no time becomes null.
 
     `unit`: "s", "ms", "us", "ns" for numbers, "iso" for ISO 8601 text, or a strptime format such as "%y%m%d%H". Arrow
-    timestamps and dates need no unit. Text without a zone is UTC; text that mixes zones raises DataError.
+    timestamps and dates need no unit. Text without a zone is UTC; text that mixes zones raises DataError. `zones`: the
+    zones of earlier batches, which this one may not mix with; its own is added.
     """
     kind = values.type
     if pa.types.is_timestamp(kind):
@@ -26,10 +27,11 @@ def to_microseconds(values: pa.Array, unit: str) -> pa.Array:
         return values.cast(pa.timestamp("us")).cast(pa.int64())
     if _is_text(kind):
         if unit in (*UNITS, "ns"):
-            return to_microseconds(values.cast(pa.int64()), unit)
-        return _from_text(values, unit)
+            whole = pl.Series(values.cast(pa.string())).cast(pl.Int64, strict=False).to_arrow()
+            return to_microseconds(whole, unit)
+        return _from_iso(values, set() if zones is None else zones) if unit == "iso" else _from_format(values, unit)
     if "%" in unit and pa.types.is_integer(kind):  # 14102100 read as a number
-        return _from_text(values.cast(pa.string()), unit)
+        return _from_format(values, unit)
     if unit == "iso" or not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
         raise SchemaError(
             f"times: unit {unit!r} does not fit a column of {kind} — received {kind} — declare the column's real unit"
@@ -52,42 +54,42 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
-def _from_text(values: pa.Array, unit: str) -> pa.Array:
-    text = pl.Series("t", values.cast(pa.string())).str.strip_chars()
-    if unit != "iso":
-        parsed = text.str.to_datetime(unit, time_unit="us", strict=False, time_zone="UTC" if "%z" in unit else None)
-        return parsed.to_physical().to_arrow().cast(pa.int64())
+def _from_format(values: pa.Array, form: str) -> pa.Array:
+    text = pl.Series(values.cast(pa.string())).str.strip_chars()
+    parsed = text.str.to_datetime(form, time_unit="us", strict=False, time_zone="UTC" if "%z" in form else None)
+    return parsed.to_physical().to_arrow().cast(pa.int64())
+
+
+def _from_iso(values: pa.Array, zones: set[str]) -> pa.Array:
+    text = pl.Series(values.cast(pa.string())).str.strip_chars()
     # A date alone ends like an offset ("2014-10-21"), so a zone needs a time of day before it.
-    timed = text.str.contains(r"\d:\d")
-    zone = pl.select(
-        pl.when(timed).then(text.str.extract(r"(Z|UTC|GMT|[+-]\d{2}:?\d{2})$")).otherwise(None)
-    ).to_series()
-    found = set(zone.fill_null("").filter(text.is_not_null()).unique().to_list())
-    if len(found) > 1:
+    found = text.str.extract(r"\d:\d.*?(Z|UTC|GMT|[+-]\d{2}:?\d{2})$").fill_null("").filter(text.is_not_null())
+    zones.update(map(_one_name, found.unique().to_list()))
+    if len(zones) > 1:
         raise DataError(
-            f"times: a column mixes zones — received {sorted(found)} ('' = no zone) — write all its times with one "
-            "zone, best UTC"
+            f"times: a column mixes zones — received {sorted(zones)} ('' = none) — write all its times with one zone"
         )
-    plain = text
-    if found and found != {""}:
-        plain = text.str.replace(r"\s*(Z|UTC|GMT|[+-]\d{2}:?\d{2})$", "")
-    plain = plain.str.replace(" ", "T", literal=True)
-    parsed = (
-        pl.Series([None], dtype=pl.Datetime("us")).new_from_index(0, len(plain))
-        if len(plain)
-        else plain.cast(pl.Datetime("us"), strict=False)
-    )
-    for form in _FORMATS:
-        if parsed.null_count() == plain.null_count():
-            break
-        parsed = parsed.fill_null(plain.str.to_datetime(form, time_unit="us", strict=False))
+    zone = next(iter(zones), "")
+    if zone:
+        text = text.str.replace(r"\s*(Z|UTC|GMT|[+-]\d{2}:?\d{2})$", "")
+    text = text.str.replace(" ", "T", literal=True)
+    parsed = text.str.to_datetime(_FORMATS[0], time_unit="us", strict=False)
+    for form in _FORMATS[1:]:
+        if parsed.null_count() > text.null_count():
+            parsed = parsed.fill_null(text.str.to_datetime(form, time_unit="us", strict=False))
     micros = parsed.to_physical().to_arrow().cast(pa.int64())
-    shift = _offset_microseconds(next(iter(found), ""))
+    shift = _offset_microseconds(zone)
     return pc.subtract(micros, shift) if shift else micros
+
+
+def _one_name(zone: str) -> str:
+    """UTC has many spellings."""
+    if zone in ("Z", "UTC", "GMT") or (zone and set(zone[1:]) <= {"0", ":"}):
+        return "Z"
+    return zone if not zone or ":" in zone else f"{zone[:3]}:{zone[3:]}"
 
 
 def _offset_microseconds(zone: str) -> int:
     if not zone or zone[0] not in "+-":
         return 0
-    digits = zone[1:].replace(":", "")
-    return (1 if zone[0] == "+" else -1) * (int(digits[:2]) * 3600 + int(digits[2:]) * 60) * 1_000_000
+    return (1 if zone[0] == "+" else -1) * (int(zone[1:3]) * 3600 + int(zone[4:]) * 60) * 1_000_000

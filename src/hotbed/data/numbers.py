@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Columns of numbers: dense values, labels, weights and times as NumPy arrays, every bad row known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from hotbed.data.schema import Dense, Label, Time, Weight
+from hotbed.data.times import to_microseconds
+from hotbed.errors import SchemaError
+
+
+class BadRows(Exception):
+    """Rows of a column that cannot be used; `mask` tells which."""
+
+    def __init__(self, column: str, mask: np.ndarray, message: str) -> None:
+        super().__init__(message)
+        self.column, self.mask, self.message = column, mask, message
+
+
+def dense(column: Dense, values: pa.Array) -> np.ndarray:
+    """Float32 [n], or [n, width] of lists."""
+    if not is_list(values.type):
+        if column.width != 1:
+            raise SchemaError(
+                f"dense {column.name!r}: width {column.width} but the column is {values.type} — give lists or width=1"
+            )
+        return numeric(column.name, values)
+    lengths = pc.list_value_length(values).fill_null(0).to_numpy(zero_copy_only=False)
+    if (lengths != column.width).any():
+        wrong = lengths != column.width
+        raise BadRows(
+            column.name, wrong, f"dense {column.name!r}: a list of {lengths[wrong][0]} — width is {column.width}"
+        )
+    flat = numeric(column.name, values.flatten(), lengths)
+    return flat.reshape(-1, column.width) if column.width != 1 else flat
+
+
+def label(column: Label, values: pa.Array) -> np.ndarray:
+    """Float32 [n]."""
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    if values.null_count:
+        mask = values.is_null().to_numpy(zero_copy_only=False)
+        raise BadRows(column.source, mask, f"label {column.name!r}: a missing value — leave such rows out of the data")
+    if column.positive is not None:
+        equal = pc.equal(values.cast(pa.string()), column.positive)
+        return np.asarray(equal.to_numpy(zero_copy_only=False), np.float32)
+    numbers = numeric(column.name, values)
+    return numbers if column.threshold is None else (numbers >= column.threshold).astype(np.float32)
+
+
+def weight(column: Weight, values: pa.Array) -> np.ndarray:
+    """Float32 [n], none below 0."""
+    numbers = numeric(column.name, values)
+    if (numbers < 0).any():
+        raise BadRows(column.source, numbers < 0, f"weight {column.name!r}: {numbers.min():g} — weights are >= 0")
+    return numbers
+
+
+def time(column: Time, values: pa.Array, zones: set[str] | None = None) -> np.ndarray:
+    """Int64 [n], microseconds UTC. `zones`: as in `to_microseconds`."""
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    micros = to_microseconds(values, column.unit, zones)
+    if micros.null_count:
+        mask = micros.is_null().to_numpy(zero_copy_only=False)
+        raise BadRows(
+            column.source, mask, f"time {column.name!r}: {_first(values, mask)!r} is no time of unit {column.unit!r}"
+        )
+    return np.array(micros.to_numpy(zero_copy_only=False), dtype=np.int64)
+
+
+def numeric(name: str, values: pa.Array, lengths: np.ndarray | None = None) -> np.ndarray:
+    """Float32 [n], all finite, of numbers or of text that holds numbers.
+
+    `lengths`: the number of values of each row where they are items of lists.
+    """
+    kind = values.type
+    if pa.types.is_dictionary(kind):
+        return numeric(name, values.dictionary_decode(), lengths)
+    if is_list(kind) or pa.types.is_temporal(kind):
+        raise SchemaError(f"column {name!r}: no number — received {kind} — transform it or give it another role")
+    if is_bytes(kind):
+        numbers = pl.Series(values.cast(pa.string())).cast(pl.Float64, strict=False).to_arrow()
+    else:
+        numbers = values.cast(pa.float64(), safe=False)
+    with np.errstate(over="ignore"):
+        result = np.array(numbers.to_numpy(zero_copy_only=False), dtype=np.float32)
+    wrong = ~np.isfinite(result)
+    if not wrong.any():
+        return result
+    first = _first(values, wrong)
+    missing = first is None or first != first
+    why = (
+        "a missing value — add FillMissing"
+        if missing
+        else f"{first!r} is no finite float32 number — correct or Clip it"
+    )
+    if lengths is not None:
+        wrong = np.bincount(np.repeat(np.arange(len(lengths)), lengths)[wrong], minlength=len(lengths)) > 0
+    raise BadRows(name, wrong, f"column {name!r}: {why}")
+
+
+def _first(values: pa.Array, mask: np.ndarray) -> Any:
+    return values[int(np.flatnonzero(mask)[0])].as_py()
+
+
+def is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def is_bytes(kind: pa.DataType) -> bool:
+    tests: tuple[Callable[[pa.DataType], bool], ...] = (
+        pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view,
+        pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view,
+    )  # fmt: skip
+    return any(test(kind) for test in tests)

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The promises of every source: any position resumes without repeating or losing a row, however reading is cut."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+import pytest
+
+from hotbed.connectors import Csv, Jsonl, Libsvm, Memory, Parquet, Position, ReadPlan, Source
+
+pytestmark = pytest.mark.core
+
+ROWS = 1000
+
+
+def table(start: int = 0, stop: int = ROWS) -> pa.Table:
+    rows = range(start, stop)
+    return pa.table(
+        {
+            "number": pa.array([i * 10**12 - 5 for i in rows], pa.int64()),
+            "price": pa.array([None if i % 7 == 0 else i / 8 for i in rows], pa.float64()),
+            "word": pa.array([None if i % 5 == 0 else f"w{i % 13}" for i in rows], pa.string()),
+        }
+    )
+
+
+def write_csv(folder: Path) -> Source:
+    for part, (start, stop) in enumerate([(0, 300), (300, 301), (301, ROWS)]):
+        pacsv.write_csv(table(start, stop), folder / f"part-{part}.csv")
+    return Csv(str(folder / "part-*.csv"))
+
+
+def write_tsv(folder: Path) -> Source:
+    lines = [
+        "\t".join("" if value is None else str(value) for value in row.values()) + "\r\n" for row in table().to_pylist()
+    ]
+    (folder / "all.tsv").write_text("".join(lines), newline="")
+    columns = ["number", "price", "word"]
+    return Csv(folder / "all.tsv", delimiter="\t", header=False, columns=columns, quote=None)
+
+
+def write_parquet(folder: Path) -> Source:
+    pq.write_table(table(0, 450), folder / "a.parquet", row_group_size=100)
+    pq.write_table(table(450, ROWS), folder / "b.parquet", row_group_size=64)
+    return Parquet([folder / "a.parquet", folder / "b.parquet"])
+
+
+def write_jsonl(folder: Path) -> Source:
+    lines = [json.dumps({k: v for k, v in row.items() if v is not None}) for row in table().to_pylist()]
+    (folder / "a.jsonl").write_text("\n".join(lines[:10]) + "\n\n" + "\r\n".join(lines[10:600]) + "\n", newline="")
+    (folder / "b.jsonl").write_text("\n".join(lines[600:]))
+    return Jsonl(str(folder / "*.jsonl"))
+
+
+def write_libsvm(folder: Path) -> Source:
+    lines = [f"{i % 2} " + " ".join(f"{i + k}:{k / 4}" for k in range(1, 1 + i % 4)) for i in range(ROWS)]
+    (folder / "a.libsvm").write_text("\r\n".join(lines) + "\r\n", newline="")
+    return Libsvm(folder / "a.libsvm")
+
+
+def sliced(folder: Path) -> Source:
+    return write_csv(folder).slice(0.05, 0.93)
+
+
+def sliced_twice(folder: Path) -> Source:
+    return write_parquet(folder).slice(100, 900).slice(33, 700)
+
+
+def sorted_by(folder: Path) -> Source:
+    return write_csv(folder).sort("price")
+
+
+def joined(folder: Path) -> Source:
+    side = Memory({"word": [f"w{i}" for i in range(0, 13, 2)], "rank": list(range(7))})
+    return write_csv(folder).join(side, on="word")
+
+
+MAKERS: list[Callable[[Path], Source]] = [
+    lambda folder: Memory(table()),
+    write_csv,
+    write_tsv,
+    write_parquet,
+    write_jsonl,
+    write_libsvm,
+    sliced,
+    sliced_twice,
+    sorted_by,
+    joined,
+]
+
+
+@pytest.fixture(params=MAKERS, ids=lambda maker: maker.__name__.replace("<lambda>", "memory"))
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> Source:
+    made: Source = request.param(tmp_path)
+    return made
+
+
+def rows(source: Source, position: Position | None = None, batch_rows: int = 128) -> list[dict[str, object]]:
+    return [row for batch, _ in source.read(position, batch_rows) for row in batch.to_pylist()]
+
+
+def test_reading_twice_gives_the_same_rows(source: Source) -> None:
+    assert rows(source) == rows(source)
+
+
+def test_batches_are_never_empty_nor_longer_than_asked(source: Source) -> None:
+    sizes = [batch.num_rows for batch, _ in source.read(batch_rows=77)]
+    assert sizes
+    assert min(sizes) > 0
+    assert max(sizes) <= 77
+
+
+def test_the_rows_do_not_depend_on_how_reading_is_cut(source: Source) -> None:
+    assert rows(source, batch_rows=7) == rows(source, batch_rows=10_000)
+
+
+def test_batches_have_the_types_of_the_schema(source: Source) -> None:
+    for batch, _ in source.read(batch_rows=300):
+        assert batch.schema.equals(source.schema())
+
+
+def test_resuming_from_any_position_repeats_nothing_and_loses_nothing(source: Source) -> None:
+    whole, done = rows(source), 0
+    for number, (batch, position) in enumerate(source.read(batch_rows=90)):
+        done += batch.num_rows
+        if number % 3 == 0:
+            text = json.dumps(position.to_json())
+            assert rows(source, Position.from_json(text), batch_rows=51) == whole[done:]
+    assert rows(source, position) == []
+
+
+def test_a_resumed_reader_gives_the_same_positions(source: Source) -> None:
+    pairs = list(source.read(batch_rows=64))
+    middle = pairs[len(pairs) // 2][1]
+    resumed = list(source.read(middle, batch_rows=64))
+    assert resumed[-1][1] == pairs[-1][1]
+
+
+def test_only_asked_columns_are_read(source: Source) -> None:
+    name = source.schema().names[-1]
+    for batch, _ in source.read(plan=ReadPlan(columns=(name,))):
+        assert batch.schema.names == [name]
+
+
+def test_counting_tells_the_number_of_rows(source: Source) -> None:
+    assert source.count_rows() == len(rows(source))
+    assert source.num_rows() in (None, len(rows(source)))
+
+
+def test_reading_leaves_no_trace_in_the_value(source: Source) -> None:
+    before = repr(source)
+    rows(source)
+    assert repr(source) == before
+
+
+def test_empty_files_and_tables_are_read_as_no_rows(tmp_path: Path) -> None:
+    pq.write_table(table(0, 0), tmp_path / "empty.parquet")
+    (tmp_path / "empty.csv").write_text("a,b\n")
+    (tmp_path / "full.csv").write_text("a,b\n1,2\n")
+    assert rows(Parquet(tmp_path / "empty.parquet")) == []
+    assert rows(Csv([tmp_path / "full.csv", tmp_path / "empty.csv"])) == [{"a": 1, "b": 2}]
+    assert rows(Csv(tmp_path / "empty.csv")) == []
+    assert rows(Memory(table(0, 0))) == []

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Csv: types that lose nothing, errors that name the line, real files of every dialect."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from hotbed import config
+from hotbed.connectors import Csv, ReadPlan, Skips, Source
+from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
+
+pytestmark = pytest.mark.core
+CRITEO = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
+
+
+def write(folder: Path, text: str, name: str = "a.csv") -> Path:
+    (folder / name).write_text(text, newline="")
+    return folder / name
+
+
+def column(source: Csv, name: str) -> list[object]:
+    return [value for batch, _ in source.read() for value in batch.column(name).to_pylist()]
+
+
+def types(source: Csv) -> dict[str, str]:
+    return {field.name: str(field.type) for field in source.schema()}
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        (["1", "-2", "0"], "int64"),
+        (["9223372036854775807", "-9223372036854775808"], "int64"),
+        (["1", "18446744073709551615"], "uint64"),
+        (["1", "1.5", "-2e3"], "double"),
+        (["007", "12"], "string"),
+        (["05db9164", "68e12345"], "string"),
+        (["-1", "18446744073709551615"], "string"),
+        (["99999999999999999999"], "string"),
+        (["+5"], "double"),
+        (["2014-10-21", "2014-10-22"], "string"),
+        (["true", "false"], "string"),
+        (["", ""], "string"),
+        (["", "3"], "int64"),
+    ],
+)
+def test_inferred_types_lose_nothing(tmp_path: Path, values: list[str], kind: str) -> None:
+    file = write(tmp_path, "x,y\n" + "".join(f"{value},a\n" for value in values))
+    assert types(Csv(file))["x"] == kind
+
+
+def test_crlf_leaves_no_trace_in_the_last_column(tmp_path: Path) -> None:
+    assert column(Csv(write(tmp_path, "a,b\r\n1,x\r\n2,\r\n")), "b") == ["x", None]
+
+
+def test_quotes_hold_delimiters_newlines_and_quotes(tmp_path: Path) -> None:
+    file = write(tmp_path, 'a,b\n1,"x, ""y""\nz"\n2,w\n')
+    assert column(Csv(file), "b") == ['x, "y"\nz', "w"]
+
+
+def test_quotes_may_be_ordinary_characters(tmp_path: Path) -> None:
+    file = write(tmp_path, '1\t"open\n2\tclosed"\n')
+    assert column(Csv(file, delimiter="\t", header=False, columns=["n", "t"], quote=None), "t") == ['"open', 'closed"']
+
+
+def test_null_texts_are_those_declared(tmp_path: Path) -> None:
+    file = write(tmp_path, "a,b\nNA,NA\n,3\n")
+    source = Csv(file, null_values=["NA"])
+    assert column(source, "a") == [None, ""]
+    assert column(source, "b") == [None, 3]
+
+
+def test_compressed_files_are_read_by_their_ending(tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "a.csv.gz", "wt") as file:
+        file.write("a\n1\n2\n")
+    assert column(Csv(tmp_path / "a.csv.gz"), "a") == [1, 2]
+
+
+def test_columns_rename_declare_and_name(tmp_path: Path) -> None:
+    file = write(tmp_path, "a,b\n1,2\n")
+    assert types(Csv(file, columns=["x", "y"])) == {"x": "int64", "y": "int64"}
+    assert types(Csv(file, columns={"b": "string"})) == {"a": "int64", "b": "string"}
+    assert types(Csv(file, header=False)) == {"f0": "string", "f1": "string"}
+    assert types(Csv(file, header=False, columns={"x": "string", "y": None})) == {"x": "string", "y": "string"}
+    with pytest.raises(SchemaError, match=r"declared columns \['c'\] are absent"):
+        Csv(file, columns={"c": "string"}).schema()
+
+
+def test_long_delimiters_and_other_encodings_are_read(tmp_path: Path) -> None:
+    (tmp_path / "a.dat").write_bytes("1::Amélie::x\n2::B::y\n".encode("latin-1"))
+    source = Csv(tmp_path / "a.dat", delimiter="::", header=False, columns=["n", "t", "u"], encoding="latin-1")
+    assert column(source, "t") == ["Amélie", "B"]
+
+
+@pytest.mark.parametrize(
+    ("bad", "line", "name", "said"),
+    [("x7,1", 30_002, "a", "invalid value 'x7'"), ("1,2,3", 30_002, None, "Expected 2 columns, got 3")],
+)
+def test_a_bad_line_is_named_with_file_line_and_column(
+    tmp_path: Path, bad: str, line: int, name: str | None, said: str
+) -> None:
+    lines = [f"{i},{'y' * 60}" for i in range(30_000)]
+    file = write(tmp_path, "\n".join(["a,b", *lines, bad, "5,6", ""]))
+    with pytest.raises(DecodeError, match=said) as caught:
+        column(Csv(file), "a")
+    assert (caught.value.file, caught.value.row, caught.value.column) == (str(file), line, name)
+    assert f"{file}, line {line}" in str(caught.value)
+
+
+def test_a_bad_number_names_its_column_when_only_some_are_read(tmp_path: Path) -> None:
+    source = Csv(write(tmp_path, "a,b,c\n1,2,3\n1,x,3\n"), columns={"b": "int64"})
+    with pytest.raises(DecodeError) as caught:
+        list(source.read(plan=ReadPlan(columns=("b", "c"))))
+    assert (caught.value.row, caught.value.column) == (3, "b")
+
+
+def test_bad_lines_are_skipped_counted_and_logged_where_asked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lines = [f"{i},2.5" for i in range(100_000)]
+    lines[70_000:70_000] = ["oops,1", "1,2,3", "3,worse"]
+    source, skips = Csv(write(tmp_path, "\n".join(["a,b", *lines])), columns={"a": "int64", "b": "float64"}), Skips()
+    kept = [value for batch, _ in source.read(plan=ReadPlan(skips=skips)) for value in batch.column("a").to_pylist()]
+    assert kept == list(range(100_000))
+    assert skips.counts == {"fields": 1, "value": 2}
+    assert "skipped (value)" in caplog.text
+
+
+def test_an_integer_too_large_is_an_error_not_a_float(tmp_path: Path) -> None:
+    lines = ["a", *map(str, range(300_000)), "10013378798301872145"]
+    file = write(tmp_path, "\n".join(lines))
+    with pytest.raises(DecodeError, match="10013378798301872145") as caught:
+        column(Csv(file), "a")
+    assert caught.value.row == 300_002
+    assert column(Csv(file, columns={"a": "uint64"}), "a")[-1] == 10013378798301872145
+
+
+def test_a_file_of_other_columns_is_an_error_with_its_name(tmp_path: Path) -> None:
+    first, second = write(tmp_path, "a,b\n1,2\n", "1.csv"), write(tmp_path, "a,c\n1,2\n", "2.csv")
+    with pytest.raises(SchemaError, match=str(second)):
+        column(Csv([first, second]), "a")
+
+
+def test_wrong_arguments_are_named() -> None:
+    for arguments, path in [({"delimiter": ""}, "delimiter"), ({"quote": "''"}, "quote")]:
+        with pytest.raises(ConfigError, match=f"^{path}"):
+            Csv("a.csv", **arguments)
+    with pytest.raises(ConfigError, match=r"columns\.x.*'int32'"):
+        Csv("a.csv", columns={"x": "int32"})
+
+
+def test_globs_are_sorted_and_must_match(tmp_path: Path) -> None:
+    for name in ("b", "a", "c"):
+        write(tmp_path, f"x\n{name}\n", f"{name}.csv")
+    assert column(Csv(str(tmp_path / "*.csv")), "x") == ["a", "b", "c"]
+    with pytest.raises(DataError, match=r"nothing\*.*matches nothing"):
+        Csv(str(tmp_path / "nothing*")).schema()
+
+
+def test_resuming_with_other_files_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, "x\n1\n", "b.csv")
+    source = Csv(str(tmp_path / "*.csv"))
+    position = list(source.read())[-1][1]
+    write(tmp_path, "x\n1\n", "a.csv")
+    with pytest.raises(DataError, match=r"file 0 was 'b\.csv' and is now 'a\.csv'"):
+        list(source.read(position))
+
+
+def test_a_source_is_built_from_its_configuration() -> None:
+    source = Csv("a.tsv", delimiter="\t", header=False, columns={"x": "string", "y": None}).slice(0.0, 0.5)
+    assert config.build(config.describe(source), Source) == source
+
+
+def test_criteo_is_read_with_missing_values_and_hex_hashes(shared_data: Path) -> None:
+    file = shared_data / "criteo" / "kaggle_head10001.tsv"
+    source = Csv(file, delimiter="\t", header=False, columns=CRITEO)
+    assert {kind for name, kind in types(source).items() if name[0] == "C"} == {"string"}
+    assert {kind for name, kind in types(source).items() if name[0] == "I"} == {"int64"}
+    table = pa.Table.from_batches([batch for batch, _ in source.read()])
+    raw = [line.split("\t") for line in file.read_text().splitlines()]
+    assert table.num_rows == len(raw) == 10_001
+    for place, name in enumerate(CRITEO):
+        assert table[name].null_count == sum(row[place] == "" for row in raw)
+    assert table["C26"].to_pylist() == [row[39] or None for row in raw]
+
+
+@pytest.mark.parametrize(
+    ("path", "rows", "some"),
+    [
+        ("ml_latest_small/ratings.csv", 100_836, {"rating": "double", "timestamp": "int64"}),
+        ("frappe_x1r/valid.csv", 57_722, {"label": "int64", "user": "int64"}),
+        ("avazu/stream_20141021.csv", 15_237, {"id": "uint64", "site_id": "string", "hour": "string"}),
+        ("rees46/2019-Oct.head.csv", 17_434, {"user_session": "string", "price": "double", "category_id": "int64"}),
+        ("criteo/deepctr_sample_200.csv", 200, {"I3": "double", "C1": "string"}),
+        ("obd/bts_men.csv", 10_000, {"click": "int64", "propensity_score": "double"}),
+        ("mltag_x1t/valid.csv", 20_062, {"tag_id": "int64"}),
+    ],
+)
+def test_real_files_are_read_whole(shared_data: Path, path: str, rows: int, some: dict[str, str]) -> None:
+    source = Csv(shared_data / path)
+    assert some.items() <= types(source).items()
+    assert source.count_rows() == rows
+
+
+def test_real_files_of_odd_dialects_are_read(shared_data: Path) -> None:
+    folder = shared_data / "ml1m_u2999"
+    users = Csv(folder / "users.dat", delimiter="::", header=False, columns=["user", "gender", "age", "job", "zip"])
+    assert column(users, "gender")[:3] == ["F", "M", "M"]
+    movies = Csv(folder / "movies.dat", delimiter=";", header=False, columns=["m", "t", "g"], encoding="latin-1")
+    assert column(movies, "t")[0] == "Toy Story (1995)"
+    behaviors = Csv(
+        shared_data / "mind" / "behaviors.tsv", delimiter="\t", header=False, quote=None,
+        columns=["impression", "user", "time", "history", "candidates"],
+    )  # fmt: skip
+    assert behaviors.count_rows() == 5_000
