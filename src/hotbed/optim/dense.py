@@ -41,7 +41,7 @@ def dense_optimizer(
     """The torch optimizer that `spec` stands for; None where there is no dense parameter to update.
 
     `spec` is a torch optimizer (returned as it is), a name such as "adam" (torch's defaults), or a rule value such as
-    `hb.Adam(lr=1e-3)`, whose l2 becomes torch's weight_decay. ConfigError for a name, or a rule that torch does not have.
+    `hb.Adam(lr=1e-3)`, whose l2 becomes torch's weight_decay. ConfigError for a name or rule that torch does not have.
     """
     if isinstance(spec, torch.optim.Optimizer):
         return spec
@@ -69,11 +69,9 @@ def _from_rule(rule: rules.Rule) -> tuple[type[torch.optim.Optimizer], dict[str,
         adam: dict[str, Any] = {"betas": (rule.beta1, rule.beta2), "eps": rule.eps}
         if rule.decay and rule.l2:
             raise ConfigError(f"optimizer: decay and l2 together — received {rule} — choose one for dense parameters")
-        return (
-            (torch.optim.AdamW, common | adam | {"weight_decay": rule.decay})
-            if rule.decay
-            else (torch.optim.Adam, common | adam)
-        )
+        if rule.decay:
+            return torch.optim.AdamW, common | adam | {"weight_decay": rule.decay}
+        return torch.optim.Adam, common | adam
     if isinstance(rule, rules.Adagrad):
         start = {"eps": rule.eps, "initial_accumulator_value": rule.initial_accumulator}
         return torch.optim.Adagrad, common | start

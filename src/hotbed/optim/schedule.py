@@ -4,8 +4,8 @@
     schedule = Chain((Warmup(1000), Hold(20_000), Polynomial(10_000, power=2.0)))
     scheduler = schedule.attach(optimizer)        # a torch LambdaLR; scheduler.step() after each training step
 
-torch.optim.lr_scheduler has these shapes, but as objects bound to one optimizer that count in their own way; a value can be
-written in a job and attached to both optimizers. Any torch scheduler works as well.
+torch.optim.lr_scheduler has these shapes, but as objects bound to one optimizer that count in their own way; a value
+can be written in a job and attached to both optimizers. Any torch scheduler works as well.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Polynomial(Schedule):
     end: float = 0.0
 
     def at(self, progress: float) -> float:
-        return self.end + (1.0 - self.end) * (1.0 - progress) ** self.power
+        return self.end + (1.0 - self.end) * math.pow(1.0 - progress, self.power)
 
 
 @dataclass(frozen=True)

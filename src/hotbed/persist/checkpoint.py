@@ -118,9 +118,7 @@ def _load_network(
     folder: Path, network: nn.Module, rows: Iterable[nn.Parameter], tensors: Mapping[str, Tensor]
 ) -> None:
     skipped = _names_of(network, rows)
-    own = {
-        name: tensor for name, tensor in network.state_dict().items() if name not in skipped and torch.is_tensor(tensor)
-    }
+    own = {name: one for name, one in network.state_dict().items() if name not in skipped and torch.is_tensor(one)}
     saved = {name.removeprefix("network/"): tensor for name, tensor in tensors.items() if name.startswith("network/")}
     for name in sorted({*own, *saved}):
         if name not in own or name not in saved or own[name].shape != saved[name].shape:
@@ -196,7 +194,7 @@ def unflatten(
     """Load what `flatten` gave into an optimizer of the same class over the same parameters, else PersistError."""
     if plain["class"] != type(optimizer).__name__:
         raise PersistError(f"optimizer {name}: the checkpoint has the state of {plain['class']} — received "
-                           f"{type(optimizer).__name__} — use the same class, or make a new model from the network")  # fmt: skip
+                           f"{type(optimizer).__name__} — use the same class, or a new model")  # fmt: skip
     state: dict[int, dict[str, Any]] = {int(number): dict(entries) for number, entries in plain["scalars"].items()}
     for path, tensor in tensors.items():
         if path.startswith(f"optimizer/{name}/"):

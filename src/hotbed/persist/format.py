@@ -80,11 +80,10 @@ class Writer:
         if first is None:
             return 0
         rows = 0
-        with _Hashed(self._place(name)) as file:
-            with pa.ipc.new_file(pa.PythonFile(file, mode="w"), first.schema) as sink:
-                for batch in _prepend(first, iterator):
-                    sink.write_batch(batch)
-                    rows += batch.num_rows
+        with _Hashed(self._place(name)) as file, pa.ipc.new_file(pa.PythonFile(file, mode="w"), first.schema) as sink:
+            for batch in _prepend(first, iterator):
+                sink.write_batch(batch)
+                rows += batch.num_rows
         self.files[name] = file.entry()
         return rows
 
@@ -257,7 +256,7 @@ class _Hashed:
     """A new file that is hashed while it is written, and on disk when it closes."""
 
     def __init__(self, path: Path) -> None:
-        self._file: BinaryIO = open(path, "xb", buffering=1 << 20)
+        self._file: BinaryIO = open(path, "xb", buffering=1 << 20)  # noqa: SIM115 - closed by __exit__
         self._hash, self._bytes = hashlib.sha256(), 0
 
     def __enter__(self) -> _Hashed:

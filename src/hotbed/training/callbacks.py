@@ -2,8 +2,8 @@
 """Callbacks that act on training: validation, stopping, learning rates, best weights, clipping, eviction.
 
     model.fit(train, valid, epochs=20, callbacks=[
-        Validate(every_steps=500), ReducePlateau("auc", patience=1), EarlyStopping("auc", patience=3), BestWeights("auc"),
-        ClipGradients(10.0), Evict(every_steps=1000)])
+        Validate(every_steps=500), ReducePlateau("auc", patience=1), EarlyStopping("auc", patience=3),
+        BestWeights("auc"), ClipGradients(10.0), Evict(every_steps=1000)])
 
 They run in the order given; validation goes first. Metrics of validation are named `valid.auc`; a callback that is told
 to watch `auc` looks for `valid.auc` first, then for `auc` (progressive training).
@@ -41,7 +41,7 @@ SMALLER_IS_BETTER = ("loss", "log_loss", "normalized_entropy")
 
 @described
 class Validate:
-    """Evaluates the model on `data` (default: `fit`'s `valid`) after each epoch and, if given, every `every_steps` steps.
+    """Evaluates the model on `data` (default: `fit`'s `valid`) after each epoch, and every `every_steps` steps.
 
     The results are `run.metrics["valid.…"]`; `run.validated` tells the callbacks after it that they are new.
     """
@@ -52,9 +52,7 @@ class Validate:
     def on_fit_begin(self, run: Run) -> None:
         self._at, run.validates = -1, True
         if self._data is None and run.valid is None:
-            raise ConfigError(
-                "Validate: no data — received fit() without valid — give fit(valid=…) or Validate(data=…)"
-            )
+            raise ConfigError("Validate: no data — received fit() without valid — give fit(valid=…) or data=…")
 
     def on_step_end(self, run: Run) -> None:
         run.validated = False
@@ -112,8 +110,8 @@ class Judge(ABC):
         for name in (VALID + wanted, wanted):
             if name in run.metrics:
                 return name
-        raise ConfigError(f"{type(self).__name__}.metric: nothing to watch — received {wanted!r} — "
-                          f"{nearest(wanted, run.metrics) if run.metrics else 'give fit(valid=…) and metrics'}")  # fmt: skip
+        advice = nearest(wanted, run.metrics) if run.metrics else "give fit(valid=…) and metrics"
+        raise ConfigError(f"{type(self).__name__}.metric: nothing to watch — received {wanted!r} — {advice}")
 
     def _smaller(self, name: str) -> bool:
         return self._mode == "min" or (self._mode == "auto" and name.rpartition(".")[2] in SMALLER_IS_BETTER)
@@ -137,8 +135,8 @@ class EarlyStopping(Judge):
 
 @described
 class ReducePlateau(Judge):
-    """Multiplies the learning rates, of dense parameters and of tables, by `factor` after `patience` judgements in a row
-    without progress; not below `min_lr`. Ends nothing: put `EarlyStopping` beside it.
+    """Multiplies the learning rates, of dense parameters and of tables, by `factor` after `patience` judgements in a
+    row without progress; not below `min_lr`. It ends nothing: put `EarlyStopping` beside it.
     """
 
     def __init__(
@@ -202,13 +200,11 @@ class BestWeights(Judge):
 
 @described
 class ClipGradients:
-    """Scales all gradients of a step so that their global norm, dense parameters and rows together, is at most `max_norm`."""
+    """Scales all gradients of a step so that their global norm, dense and rows together, is at most `max_norm`."""
 
     def __init__(self, max_norm: float) -> None:
         if not max_norm > 0:
-            raise ConfigError(
-                f"ClipGradients.max_norm: must be above 0 — received {max_norm} — give a norm such as 10.0"
-            )
+            raise ConfigError(f"ClipGradients.max_norm: must be above 0 — received {max_norm} — give e.g. 10.0")
         self._max_norm = float(max_norm)
 
     def on_gradients(self, run: Run) -> None:

@@ -99,15 +99,15 @@ def _length(part: Any) -> int:
     if isinstance(part, (tuple, Mapping)):
         parts = part.values() if isinstance(part, Mapping) else part
         return max((_length(item) for item in parts), default=0)
-    return len(part) if hasattr(part, "__len__") and getattr(part, "ndim", 1) else 0
+    return len(part) if hasattr(part, "__len__") and getattr(part, "ndim", 1) != 0 else 0
 
 
 class Criterion:
     """A loss function in one face: `criterion(outputs, labels, weight) -> scalar`.
 
-    `loss_fn` is a name or value of `hb.losses`, any callable of (prediction, label) or (prediction, label, weight), or a
-    mapping of label names to such for a network with several labels; one loss serves every label. The losses of labels
-    are added. Weights multiply the loss of each sample.
+    `loss_fn` is a name or value of `hb.losses`, any callable of (prediction, label) or (prediction, label, weight), or
+    a mapping of label names to such for a network with several labels; one loss serves every label. The losses of
+    labels are added. Weights multiply the loss of each sample.
     """
 
     def __init__(self, loss_fn: Any) -> None:
@@ -142,7 +142,7 @@ class Criterion:
         return outputs.float()
 
     def activate(self, outputs: Any, label: str | None = None) -> Any:
-        """What a user calls the prediction: a probability where the loss is a cross-entropy of logits, else as it is."""
+        """What a user calls the prediction: a probability where the loss is a cross-entropy of logits."""
         if isinstance(outputs, dict):
             return {name: self.activate(value, name) for name, value in outputs.items()}
         loss = self.loss_fn if label is None else self._of(label)
@@ -215,7 +215,7 @@ class Learner:
         self._network = network if boost is None else boost.compile(network)
         self._dense_parameters = parameters_of(dense)
         self._row_parameters = parameters_of(sparse)
-        self._buffers = [buffer for buffer in network.buffers() if buffer.is_floating_point()]
+        self._buffers = [buffer for buffer in network.buffers() if buffer.is_floating_point() and buffer.numel()]
         self._kept = [buffer.clone() for buffer in self._buffers]
         self._scaler = torch.amp.GradScaler(self.device.type) if self.precision.scaled and dense is not None else None
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loop: the only one in Hotbed. Training, evaluation, prediction and online learning are this loop with other parts.
+"""The only loop in Hotbed: training, evaluation, prediction and online learning are this loop with other parts.
 
     read -> encode -> (predict) -> map ids -> forward -> loss -> backward -> check all gradients
          -> dense step -> sparse step -> callbacks

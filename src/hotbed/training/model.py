@@ -14,18 +14,19 @@ from torch import nn
 from hotbed.config import build, describe
 from hotbed.data.batch import Batch
 from hotbed.data.schema import Schema
+from hotbed.embedding.module import table_modules
 from hotbed.embedding.rule import Rule
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
 from hotbed.models.losses import Loss, MultiTask
 from hotbed.optim.dense import NAMES, TorchOptimizer, dense_optimizer
 from hotbed.optim.precision import Boost, boost, precision
-from hotbed.optim.sparse import SparseOptimizer, dense_parameters, tables_of
+from hotbed.optim.sparse import SparseOptimizer, dense_parameters
 from hotbed.persist import checkpoint
 from hotbed.training.callbacks import Validate
 from hotbed.training.learner import Criterion, Learner, SelfUpdating, device_of, parameters_of
 from hotbed.training.loop import Callbacks, Run, pass_over
-from hotbed.training.metrics import Metric
+from hotbed.training.metric import Metric
 from hotbed.training.scorer import Collector, Progressive, Scorer, metric_set
 from hotbed.training.watch import History, ProgressBar
 
@@ -69,11 +70,11 @@ class RecModel:
         amp_level: str = "O0",
         boost_level: str | Boost = "O0",
     ) -> None:
-        if eval_indexes is not None and (isinstance(eval_indexes, str) or len(eval_indexes) != 3):
+        if eval_indexes is not None and len(eval_indexes) != 3:
             raise ConfigError(f"eval_indexes: three positions needed — received {eval_indexes!r} — "
                               "give those of loss, prediction and label in eval_network's outputs")  # fmt: skip
         self.network, self.eval_network = network, eval_network
-        self.tables: dict[str, Any] = dict(tables_of(network))
+        self.tables = _tables(network)
         self.metrics = metric_set(metrics)
         self._arguments = {"loss_fn": loss_fn, "optimizer": optimizer, "metrics": metrics, "amp_level": amp_level,
                            "boost_level": boost_level}  # fmt: skip
@@ -107,9 +108,7 @@ class RecModel:
         of those predictions. `seed` seeds torch's generators (dropout) first. `progress` shows bars.
         """
         if epochs < 1:
-            raise ConfigError(
-                f"epochs: must be at least 1 — received {epochs} — give the number of passes over the data"
-            )
+            raise ConfigError(f"epochs: must be at least 1 — received {epochs} — give the number of passes")
         if iter(train) is train and epochs > 1:
             raise ConfigError("train: an iterator can be read once — received epochs > 1 — give a Dataset or a list")
         if seed is not None:
@@ -153,7 +152,7 @@ class RecModel:
         return scorer.results()
 
     def predict(self, data: Any) -> Any:
-        """Predictions of a Dataset, an iterable of batches or one Batch: float32 [n], a dict of them for several labels.
+        """Predictions of a Dataset, of batches or of one Batch: float32 [n], a dict of them for several labels.
 
         Probabilities where the loss is a cross-entropy of logits, else what the network returns. Tables are only read.
         """
@@ -164,21 +163,18 @@ class RecModel:
     def summary(self) -> str:
         """What the model is made of, as text: dense parameters, tables with their policies and sizes, settings."""
         dense = list(dense_parameters(self.network))
-        lines = [
-            f"{type(self.network).__name__}: {sum(p.numel() for p in dense):,} dense parameters on {self.learner.device}"
-        ]
+        number, where = sum(parameter.numel() for parameter in dense), self.learner.device
+        lines = [f"{type(self.network).__name__}: {number:,} dense parameters on {where}"]
         lines += [f"  {name:24} {type(module).__name__:20} {sum(p.numel() for p in module.parameters()):>12,}"
-                  for name, module in self.network.named_children() if not tables_of(module)]  # fmt: skip
+                  for name, module in self.network.named_children() if not table_modules(module)]  # fmt: skip
         if self.tables:
             lines.append(f"{'table':18} {'dim':>4} {'rows':>10} {'MiB':>8}  rule, policies")
         for name, table in self.tables.items():
-            policies = ", ".join(
-                str(policy) for policy in (table.rule, table.admit, *table.evictions) if policy is not None
-            )
+            policies = ", ".join(_brief(policy) for policy in (table.rule, table.admit, *table.evictions) if policy)
             mib = sum(value for key, value in table.stats.items() if "bytes" in key) / 2**20
             lines.append(f"{name:18} {table.dim:>4} {len(table):>10,} {mib:>8.1f}  {policies}")
         given = {**self._arguments, "metrics": sorted(self.metrics)}
-        lines += [f"{name}: {_short(value)}" for name, value in given.items() if value is not None]
+        lines += [f"{name}: {_brief(value)}" for name, value in given.items() if value is not None]
         return "\n".join(lines)
 
     def save(self, path: str | Path) -> Path:
@@ -190,6 +186,8 @@ class RecModel:
         """Take network, tables and optimizer state from a checkpoint of a model built alike; returns self."""
         reader = checkpoint.open_checkpoint(Path(path))
         checkpoint.restore(reader, self._state())
+        if isinstance(self.learner, Learner):
+            self.learner.forget()
         self.counters = {**self.counters, **reader.manifest["counters"]}
         self.parent = reader.manifest["digest"]
         return self
@@ -235,15 +233,15 @@ class RecModel:
         if optimizer is None:
             if self._precision.compute is not None:
                 raise ConfigError("amp_level: without an optimizer the network updates itself — received "
-                                  f"{self._arguments['amp_level']!r} — give an optimizer, or amp_level='O0'")  # fmt: skip
+                                  f"{self._arguments['amp_level']!r} — give an optimizer, or 'O0'")  # fmt: skip
             return SelfUpdating(self.network, self._criterion)
         dense = list(dense_parameters(self.network))
         self._precision.apply(self.network, dense)
         made = dense_optimizer(optimizer, dense)
         known = {id(parameter) for parameter in dense}
         if any(id(parameter) not in known for parameter in parameters_of(made)):
-            raise ConfigError("optimizer: it holds parameters that are not dense parameters of the network, such as rows "
-                              "of tables — received a torch optimizer — make it over hb.dense_parameters(network)")  # fmt: skip
+            raise ConfigError("optimizer: it holds more than the network's dense parameters, such as rows of tables — "
+                              "received a torch optimizer — make it over hb.dense_parameters(network)")  # fmt: skip
         sparse = SparseOptimizer(self.network) if self.tables else None
         return Learner(self.network, self._criterion, made, sparse, precision=self._precision, boost=chosen)
 
@@ -253,9 +251,7 @@ class RecModel:
         missing = [] if optimizer is not None else ["optimizer"]
         missing += [] if self.eval_network is not None or self.metrics else ["eval_network or metrics"]
         if missing:
-            log.warning(
-                "boost_level=%r has no effect: %s not given", self._arguments["boost_level"], " and ".join(missing)
-            )
+            log.warning("boost_level=%r has no effect: no %s", self._arguments["boost_level"], " and no ".join(missing))
             return None
         return self._boost
 
@@ -288,6 +284,16 @@ def load(path: str | Path, network: nn.Module | None = None) -> RecModel:
     return model.restore(path)
 
 
+def _tables(network: nn.Module) -> dict[str, Table]:
+    tables: dict[str, Table] = {}
+    for table in (table for module in table_modules(network) for table in module.tables):
+        if tables.setdefault(table.name, table) is not table:
+            raise ConfigError(
+                f"network: two tables are called {table.name!r} — received both in one network — rename one"
+            )
+    return tables
+
+
 def _described(value: Any) -> Any:
     """Plain values for the checkpoint; None for what only the user's own code can make."""
     if isinstance(value, (set, frozenset)):
@@ -312,11 +318,9 @@ def _rebuilt(name: str, value: Any) -> Any:
         many = value.items() if isinstance(value, dict) and "kind" not in value else None
         if many is not None:
             return {key: _rebuilt(name, one) for key, one in many}
-        return (
-            [build(one, Metric, "metrics") for one in value]
-            if isinstance(value, list)
-            else build(value, Metric, "metrics")
-        )
+        if isinstance(value, list):
+            return [_rebuilt(name, one) for one in value]
+        return value if isinstance(value, str) else build(value, Metric, "metrics")
     if name == "optimizer" and isinstance(value, dict):
         if "torch" in value:
             return TorchOptimizer(value["torch"], {key: item for key, item in value.items() if key != "torch"})
@@ -329,7 +333,7 @@ def _rebuilt(name: str, value: Any) -> Any:
 
 
 def set_seed(seed: int) -> None:
-    """Seed torch's generators. Initial rows and shuffles have seeds of their own: `Table(seed=…)`, `Dataset(seed=…)`."""
+    """Seed torch's generators; initial rows and shuffles have their own: `Table(seed=…)`, `Dataset(seed=…)`."""
     torch.manual_seed(seed)
 
 
@@ -340,6 +344,14 @@ def _length(data: Any) -> int | None:
         return None
 
 
-def _short(value: Any) -> str:
-    text = value if isinstance(value, str) else repr(value).replace("\n", " ")
+def _brief(value: Any) -> str:
+    """A value as its constructor would be called, without what is left at its default."""
+    try:
+        plain = describe(value)
+    except ConfigError:
+        plain = repr(value).replace("\n", " ")
+    if isinstance(plain, dict) and "kind" in plain:
+        keywords = ", ".join(f"{key}={item}" for key, item in plain.items() if key != "kind")
+        return f"{plain['kind']}({keywords})"
+    text = str(plain)
     return text if len(text) <= 100 else text[:97] + "..."

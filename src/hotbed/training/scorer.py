@@ -16,7 +16,8 @@ from hotbed.config import kind_of
 from hotbed.errors import ConfigError
 from hotbed.optim.precision import Precision
 from hotbed.training.learner import Criterion, Example
-from hotbed.training.metrics import Metric, get_metric
+from hotbed.training.metric import Metric
+from hotbed.training.metrics import get_metric
 
 LOSS = "loss"
 
@@ -25,21 +26,18 @@ def metric_set(metrics: Any) -> dict[str, Any]:
     """Metrics by name from what `RecModel(metrics=…)` takes.
 
     A set or list of names and `Metric` objects, a mapping of names to either, or a mapping of label names to such sets.
+    "gauc@user" is the metric within the groups of Id column `user`; so is a metric object with an attribute `group`.
 
-    >>> sorted(metric_set({"auc", "log_loss"}))
-    ['auc', 'log_loss']
+    >>> sorted(metric_set({"auc", "gauc@user"}))
+    ['auc', 'gauc@user']
     """
     if metrics is None:
         return {}
     if isinstance(metrics, (str, Metric)):
         metrics = [metrics]
     if isinstance(metrics, Mapping):
-        return {
-            str(name): metric_set(value)
-            if isinstance(value, (Mapping, set, frozenset, list, tuple))
-            else _metric(value)
-            for name, value in metrics.items()
-        }
+        several = (Mapping, set, frozenset, list, tuple)
+        return {str(k): metric_set(v) if isinstance(v, several) else _metric(v) for k, v in metrics.items()}
     if not isinstance(metrics, Iterable):
         raise ConfigError(f"metrics: not a set of metrics — received {metrics!r:.80} — give names such as {{'auc'}}")
     named: dict[str, Any] = {}
@@ -49,7 +47,11 @@ def metric_set(metrics: Any) -> dict[str, Any]:
 
 
 def _metric(metric: Any) -> Any:
-    metric = get_metric(metric) if isinstance(metric, str) else metric
+    if isinstance(metric, str):
+        name, _, group = metric.partition("@")
+        metric = get_metric(name)
+        if group:
+            metric.group = group
     missing = [verb for verb in ("clear", "update", "eval") if not callable(getattr(metric, verb, None))]
     if missing:
         raise ConfigError(f"metrics: {metric!r:.80} has no {missing[0]}() — give a name or a hb.metrics object")
@@ -148,7 +150,7 @@ class Scorer:
 
 
 class Progressive:
-    """Scores a stream batch by batch before it is learned: over all of it, and over the window since the last `roll`."""
+    """Scores a stream batch by batch before it is learned: all of it, and the window since the last `roll`."""
 
     def __init__(self, scorer: Scorer) -> None:
         self.total, self._window = scorer, scorer.again()

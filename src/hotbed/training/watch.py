@@ -51,7 +51,8 @@ class History:
         self.points: list[Point] = []
         self.metrics: dict[str, float] = {}
         self.evictions: list[tuple[int, str, int]] = []  # (step, table, rows removed)
-        self._every, self._sum, self._steps = max(1, every_steps), 0.0, 0
+        self._every, self._steps = max(1, every_steps), 0
+        self._sum: Any = 0.0  # a tensor while steps are added: no wait for the device
         self._epoch_sum, self._epoch_steps, self._epoch_began = 0.0, 0, (0.0, 0)
 
     def on_epoch_begin(self, run: Run) -> None:
@@ -60,8 +61,7 @@ class History:
 
     def on_step_end(self, run: Run) -> None:
         if run.loss is not None:
-            loss = run.loss.detach()
-            self._sum, self._steps = self._sum + loss, self._steps + 1  # a tensor: no wait for the device
+            self._sum, self._steps = self._sum + run.loss.detach(), self._steps + 1
         if run.step % self._every == 0:
             self._record(run)
 
@@ -101,7 +101,7 @@ def _halve(points: list[Point]) -> list[Point]:
 
 
 class ProgressBar:
-    """A bar an epoch with time left, samples/s, loss and the newest metrics; one plain line where there is no terminal."""
+    """A bar an epoch with time left, samples/s, loss and newest metrics; one plain line where there is no terminal."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console()
