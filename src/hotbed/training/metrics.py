@@ -20,7 +20,8 @@ import numpy as np
 
 from hotbed import config
 from hotbed.errors import ConfigError, DataError
-from hotbed.training.metric import Array, Metric, Samples, StoredMetric, SumsMetric
+from hotbed.training.metric import Array, Samples, StoredMetric, SumsMetric
+from hotbed.training.metric import Metric as Metric
 
 # --- classification -------------------------------------------------------------------------------------------------
 

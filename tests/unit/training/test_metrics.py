@@ -247,7 +247,7 @@ def test_set_indexes_picks_inputs_by_position() -> None:
 
 
 def test_tensors_and_columns_are_read_as_arrays() -> None:
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="torch absent")
     prediction, label, weight, group = draw()
     inputs = [torch.from_numpy(values) for values in (prediction, label, weight, group)]
     inputs[0] = inputs[0].unsqueeze(1).requires_grad_()

@@ -2,7 +2,7 @@
 """Building blocks of ranking models: ordinary `nn.Module`s that know nothing of tables, except `inputs`."""
 
 from hotbed.models.layers.cross import CrossNet, CrossNetMix, CrossNetV2
-from hotbed.models.layers.dropout import Dropout
+from hotbed.models.layers.dropout import Dropout, ReLUDropout
 from hotbed.models.layers.inputs import FeatureInputs, LinearTerm
 from hotbed.models.layers.interaction import DotInteraction, FMInteraction
 from hotbed.models.layers.linear import LogitHead, xavier_
@@ -11,6 +11,7 @@ from hotbed.models.layers.mlp import MLP
 __all__ = [
     "MLP",
     "LogitHead",
+    "ReLUDropout",
     "CrossNet",
     "CrossNetMix",
     "CrossNetV2",

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from hotbed.errors import ConfigError
@@ -37,19 +40,64 @@ class Dropout(nn.Module):
         """Any shape -> the same shape and dtype."""
         if not self.training or self.rate == 0.0:
             return x
-        if x.device.type != "cpu" or torch.compiler.is_compiling():
+        if _by_torch(x):
             return F.dropout(x, self.rate)
-        return x * scaled_mask(x, self.rate)
+        kept, scale = draw_mask(x, self.rate)
+        return x * kept.mul_(scale)
 
     def extra_repr(self) -> str:
         """The rate, for `repr`."""
         return f"rate={self.rate}"
 
 
-def scaled_mask(like: Tensor, rate: float) -> Tensor:
-    """A tensor shaped as `like` of 0 (probability `rate`) and 1 / (1 - rate), drawn on the CPU."""
+class ReLUDropout(nn.Module):
+    """`Dropout(rate)(relu(x))` in fewer passes over memory: the mask is drawn into the output, and only that is kept.
+
+    The backward needs no mask, since the output is positive exactly where the gradient passes.
+    """
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = Dropout(rate).rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Any shape -> the same shape and dtype."""
+        if not self.training or self.rate == 0.0:
+            return F.relu(x)
+        if _by_torch(x):
+            return F.dropout(F.relu(x), self.rate)
+        out: Tensor = _ReLUDropout.apply(x, self.rate)  # type: ignore[no-untyped-call]
+        return out
+
+    def extra_repr(self) -> str:
+        """The rate, for `repr`."""
+        return f"rate={self.rate}"
+
+
+class _ReLUDropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rate: float) -> Tensor:
+        out, ctx.scale = draw_mask(x, rate)
+        # scale * mask * x in one pass, in place; the ReLU may come last because the mask is not negative
+        torch.addcmul(x.new_zeros(()), out, x, value=ctx.scale, out=out).relu_()
+        ctx.save_for_backward(out)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (out,) = ctx.saved_tensors
+        return torch.ops.aten.threshold_backward(gradient, out, 0).mul_(ctx.scale), None
+
+
+def draw_mask(like: Tensor, rate: float) -> tuple[Tensor, float]:
+    """A CPU tensor shaped as `like` of 0 (probability `rate`) and 1, and what to scale the kept elements by."""
     count = like.numel()
     cut = min(round(rate * _LEVELS), _LEVELS - 1)
     bits = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(1 << 63), None).view(torch.int16)
-    mask = torch.ge(bits[:count].view(like.shape), cut + _LOWEST, out=torch.empty(like.shape, dtype=like.dtype))
-    return mask.mul_(_LEVELS / (_LEVELS - cut))
+    mask = torch.empty(like.shape, dtype=like.dtype)
+    return torch.ge(bits[:count].view(like.shape), cut + _LOWEST, out=mask), _LEVELS / (_LEVELS - cut)
+
+
+def _by_torch(x: Tensor) -> bool:
+    return x.device.type != "cpu" or torch.compiler.is_compiling()

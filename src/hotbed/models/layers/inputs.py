@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hotbed.data.batch import Batch
 from hotbed.data.schema import Id, Schema
-from hotbed.embedding.module import EmbeddingCollection
+from hotbed.embedding.module import EmbeddingCollection, Feature
 from hotbed.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -78,15 +78,16 @@ class LinearTerm(nn.Module):
         super().__init__()
         _refuse_sequences(schema)
         used = {name: _table(tables, columns[0]) for name, columns in schema.tables.items()}
-        weights = {name: table.like(f"{name}.linear", dim=1) for name, table in used.items()}
-        self.collection = EmbeddingCollection(schema, weights) if weights else None
+        weights = [table.like(f"{name}.linear", dim=1) for name, table in used.items()]
+        features = [Feature(column.name, f"{column.table}.linear", column.pooling) for column in schema.ids]
+        self.collection = EmbeddingCollection(features, weights) if features else None
         self.dense_columns = [column.name for column in schema.dense]
         self.dense_weights = nn.Linear(schema.dense_width, 1, bias=False) if schema.dense else None
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, batch: Batch) -> Tensor:
         """A batch of n samples -> float32 [n]."""
-        logit = self.bias
+        logit: Tensor = self.bias
         if self.collection is not None:
             logit = logit + self.collection.flat(batch).sum(1)
         if self.dense_weights is not None:

@@ -10,7 +10,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from hotbed.errors import ConfigError
-from hotbed.models.layers.dropout import Dropout
+from hotbed.models.layers.dropout import Dropout, ReLUDropout
 
 Activation = Literal["relu", "gelu", "silu", "tanh", "sigmoid", "leaky_relu"]
 
@@ -63,9 +63,10 @@ class MLP(nn.Sequential):
             layers.append(nn.Linear(width, next_width))
             if batch_norm:
                 layers.append(nn.BatchNorm1d(next_width))
-            layers.append(_ACTIVATIONS[activation]())
-            if dropout != 0.0:
-                layers.append(Dropout(dropout))
+            if activation == "relu":
+                layers.append(ReLUDropout(dropout))
+            else:
+                layers += [_ACTIVATIONS[activation](), Dropout(dropout)]
         if output_dim is not None:
             layers.append(nn.Linear(widths[-1], output_dim))
         super().__init__(*layers)
