@@ -149,8 +149,11 @@ class Csv(FileSource):
                 yield batch if skips is None else _forgive(batch, types, skips, file)
 
     def _infer(self, file: str) -> pa.Schema:
-        with pa.input_stream(file) as stream:
-            head = stream.read(SAMPLE_BYTES)
+        try:
+            with pa.input_stream(file) as stream:
+                head = stream.read(SAMPLE_BYTES)
+        except OSError as error:
+            raise _decode_error(error, file, []) from error
         if len(head) == SAMPLE_BYTES and b"\n" in head:
             head = head[: head.rindex(b"\n") + 1]
         head = head.replace(self.delimiter.encode(), b"\x1f") if len(self.delimiter) > 1 else head

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import io
-import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ class LineSource(FileSource):
         """Rows of some lines (no line ends, none blank). Raises ValueError (or an Arrow error) if any line is bad."""
 
     def read_file(self, file: str, skip_rows: int, batch_rows: int, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
+        self.schema()
         number = 0
         try:
             with pa.input_stream(file) as stream:
@@ -99,8 +99,11 @@ class Jsonl(LineSource):
         cached: pa.Schema | None = self.__dict__.get("_schema")
         if cached is None:
             file = self.files()[0]
-            with pa.input_stream(file) as stream:
-                lines = [line for line in next(_blocks(stream), []) if line.strip()]
+            try:
+                with pa.input_stream(file) as stream:
+                    lines = [line for line in next(_blocks(stream), []) if line.strip()]
+            except OSError as error:
+                raise DecodeError(f"{file}: cannot be read — {error} — write the file again", file) from error
             cached = _infer_json(lines, file)
             object.__setattr__(self, "_schema", cached)
         return cached
@@ -113,11 +116,7 @@ class Jsonl(LineSource):
             [pa.field(f.name, plan.types.get(f.name, f.type) if _is_number(f.type) else f.type) for f in schema]
         )
         if not lines:
-            return (
-                schema.empty_table().combine_chunks().to_batches()[0]
-                if schema.empty_table().to_batches()
-                else _empty(schema)
-            )
+            return pa.RecordBatch.from_arrays([pa.array([], type=field.type) for field in schema], schema=schema)
         options = pajson.ParseOptions(
             explicit_schema=schema, unexpected_field_behavior="ignore", newlines_in_values=False
         )
@@ -134,30 +133,18 @@ def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
-def _empty(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array([], type=field.type) for field in schema], schema=schema)
-
-
 def _infer_json(lines: list[bytes], file: str) -> pa.Schema:
-    data = b"\n".join(lines)
-    read = pajson.ReadOptions(use_threads=False, block_size=max(len(data) + 1, 1 << 10))
-    try:
-        found = pajson.read_json(io.BytesIO(data), read_options=read).schema
-    except pa.ArrowException:
-        # A bad line in the sample: infer from the good ones; reading will name it.
-        good = []
-        for line in lines:
-            try:
-                if isinstance(json.loads(line), dict):
-                    good.append(line)
-            except ValueError:
-                continue
+    """Types of the first lines. Bad ones among them are no reason to give up: reading names or skips them."""
+    found, count = None, len(lines)
+    while found is None and count:
         try:
-            found = pajson.read_json(io.BytesIO(b"\n".join(good)), read_options=read).schema
-        except pa.ArrowException as error:
-            raise DecodeError(
-                f"{file}: not JSON lines — {str(error).splitlines()[0]} — write one JSON object a line", file
-            ) from error
+            data = b"\n".join(lines[:count])
+            read = pajson.ReadOptions(use_threads=False, block_size=max(len(data) + 1, 1 << 10))
+            found = pajson.read_json(io.BytesIO(data), read_options=read).schema
+        except pa.ArrowException:
+            lines, count = (lines, count // 2) if count > 1 else (lines[1:], len(lines) - 1)
+    if found is None:
+        raise DecodeError(f"{file}: holds no JSON object — no line of the first block is one — write one a line", file)
     # Arrow guesses times from strings; the Time role does that itself, zones included.
     return pa.schema([(field.name, _plain(field.type)) for field in found])
 
@@ -204,27 +191,25 @@ class Libsvm(LineSource):
 
 
 def _parse_libsvm(lines: list[bytes], read_labels: Callable[[np.ndarray], np.ndarray]) -> list[pa.Array]:
-    """Every token of all lines at once: label, index, value, index, value ..."""
+    """Every field of all lines at once: label, index:value, index:value ..."""
     if any(b"#" in line for line in lines):
         lines = [line.partition(b"#")[0] for line in lines]
-    pairs = np.array([line.count(b":") for line in lines], dtype=np.int64)
-    text = pa.array([line.replace(b":", b" ").strip() for line in lines], type=pa.binary()).cast(pa.string())
-    tokens = pc.ascii_split_whitespace(text)
-    counts = pc.list_value_length(tokens).to_numpy(zero_copy_only=False)
-    if (counts != 2 * pairs + 1).any():
+    fields = pc.ascii_split_whitespace(pc.ascii_trim_whitespace(pa.array(lines, pa.binary()).cast(pa.string())))
+    counts = pc.list_value_length(fields).to_numpy(zero_copy_only=False)
+    flat = fields.flatten()
+    is_pair = np.ones(len(flat), dtype=bool)
+    is_pair[np.cumsum(counts) - counts] = False
+    labels = flat.filter(pa.array(~is_pair)).cast(pa.float64()).to_numpy(zero_copy_only=False)
+    pairs = flat.filter(pa.array(is_pair))
+    if not pc.all(pc.equal(pc.count_substring(pairs, ":"), 1), min_count=0).as_py():
         raise ValueError("not 'label index:value index:value ...'")
-    flat = tokens.flatten()
-    starts = np.cumsum(counts) - counts
-    is_label = np.zeros(len(flat), dtype=bool)
-    is_label[starts] = True
-    labels = flat.filter(pa.array(is_label)).cast(pa.float64()).to_numpy(zero_copy_only=False)
-    rest = flat.filter(pa.array(~is_label))
-    offsets = np.concatenate([[0], np.cumsum(pairs)]).astype(np.int32)
-    even = np.arange(0, len(rest), 2)
-    indices = rest.take(pa.array(even)).cast(pa.int64())
-    values = rest.take(pa.array(even + 1)).cast(pa.float32())
+    parts = pc.split_pattern(pairs, ":").flatten()
+    even = np.arange(0, len(parts), 2)
+    indices = parts.take(pa.array(even)).cast(pa.int64())
+    values = parts.take(pa.array(even + 1)).cast(pa.float32())
+    offsets = pa.array(np.concatenate([[0], np.cumsum(counts - 1)]).astype(np.int32))
     return [
         pa.array(read_labels(labels)),
-        pa.ListArray.from_arrays(pa.array(offsets), indices),
-        pa.ListArray.from_arrays(pa.array(offsets), values),
+        pa.ListArray.from_arrays(offsets, indices),
+        pa.ListArray.from_arrays(offsets, values),
     ]

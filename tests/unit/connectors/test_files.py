@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parquet and memory: row groups that are not needed are not read, torn files are named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from hotbed.connectors import Memory, Parquet, Position, ReadPlan, Skips
+from hotbed.errors import DataError, DecodeError, SchemaError
+
+pytestmark = pytest.mark.core
+
+
+def write(file: Path, rows: int = 1000, groups: int = 100) -> Path:
+    pq.write_table(pa.table({"a": range(rows), "b": [f"w{i}" for i in range(rows)]}), file, row_group_size=groups)
+    return file
+
+
+def tear(file: Path, at: int) -> Path:
+    """Overwrites some bytes in the middle, as a disk might."""
+    data = bytearray(file.read_bytes())
+    data[at : at + 400] = b"\xff" * 400
+    file.write_bytes(bytes(data))
+    return file
+
+
+def values(source: Parquet, plan: ReadPlan | None = None) -> list[int]:
+    return [v for batch, _ in source.read(plan=plan or ReadPlan()) for v in batch.column("a").to_pylist()]
+
+
+def test_a_cut_parquet_file_is_named(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.parquet")
+    file.write_bytes(file.read_bytes()[:-100])
+    for read in (Parquet(file).schema, Parquet(file).num_rows, lambda: values(Parquet(file))):
+        with pytest.raises(DecodeError, match=r"a\.parquet: not a whole parquet file") as caught:
+            read()
+        assert caught.value.file == str(file)
+
+
+def test_a_torn_page_is_named_with_the_rows_before_it(tmp_path: Path) -> None:
+    file = tear(write(tmp_path / "a.parquet", 200_000, 50_000), 800_000)
+    with pytest.raises(DecodeError, match=r"a\.parquet: torn or damaged parquet after row \d+"):
+        values(Parquet(file))
+
+
+def test_a_torn_file_is_skipped_counted_and_logged_where_asked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("1.parquet", "2.parquet", "3.parquet"):
+        write(tmp_path / name)
+    (tmp_path / "2.parquet").write_bytes(b"not parquet")
+    skips = Skips()
+    assert values(Parquet(str(tmp_path / "*.parquet")), ReadPlan(skips=skips)) == [*range(1000), *range(1000)]
+    assert skips.counts == {"file": 1}
+    assert "2.parquet" in caplog.text
+
+
+def test_files_must_agree_on_columns_and_types(tmp_path: Path) -> None:
+    first = write(tmp_path / "1.parquet")
+    pq.write_table(pa.table({"a": pa.array([7], pa.int32()), "b": ["x"], "c": [1]}), tmp_path / "2.parquet")
+    assert values(Parquet([first, tmp_path / "2.parquet"]))[-1] == 7
+    pq.write_table(pa.table({"a": ["x"], "b": ["x"]}), tmp_path / "3.parquet")
+    with pytest.raises(SchemaError, match=r"3\.parquet: its types differ"):
+        values(Parquet([first, tmp_path / "3.parquet"]))
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "4.parquet")
+    with pytest.raises(SchemaError, match=r"4\.parquet.*\['b'\]"):
+        values(Parquet([first, tmp_path / "4.parquet"]))
+
+
+def test_census_is_read_whole(shared_data: Path) -> None:
+    source = Parquet(shared_data / "census_income_kdd" / "train.parquet")
+    assert source.num_rows() == 159_618 == source.count_rows()
+    assert "income_50k" in source.schema().names
+
+
+def test_memory_takes_lists_arrays_and_arrow(tmp_path: Path) -> None:
+    columns = {"i": np.arange(3), "u": [0, 1, 2**64 - 1], "m": np.ones((3, 2), np.float32), "l": [[1], [], None]}
+    kinds = {field.name: str(field.type) for field in Memory(columns).schema()}
+    assert kinds["u"] == "uint64"
+    assert kinds["m"] == "fixed_size_list<item: float>[2]"
+    assert Memory(pa.table({"a": [1]})).num_rows() == Memory(pa.record_batch({"a": [1]})).num_rows() == 1
+
+
+def test_memory_refuses_ragged_and_mixed_columns() -> None:
+    with pytest.raises(DataError, match=r"columns differ in length.*'a': 1, 'b': 2"):
+        Memory({"a": [1], "b": [1, 2]})
+    with pytest.raises(DataError, match="column 'a' is not one Arrow type"):
+        Memory({"a": [1, "x"]})
+
+
+def test_positions_are_small_json_objects() -> None:
+    position = list(Memory({"a": [1, 2]}).read())[-1][1]
+    assert Position.from_json(json.dumps(position.to_json())) == Position.from_json(position) == position
+    with pytest.raises(DataError, match="a position is a JSON object"):
+        Position.from_json("[1]")
