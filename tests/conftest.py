@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every test lives by: the wheel is what is tested, skips are few and named, and nothing leaks from test to test."""
+"""What every test lives by: the wheel is what is tested, skips are few and named, nothing leaks from test to test."""
 
 from __future__ import annotations
 

@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+// Whole training steps over tables: the promises about threads, scopes, groups, admission and eviction.
+#include <doctest.h>
+
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <string>
+
+#include "core/hash_bytes.h"
+#include "core/pool.h"
+#include "core/step.h"
+#include "draw.h"
+
+using namespace hotbed;
+
+namespace {
+
+TableConfig config(const std::string& name, int dim) {
+  TableConfig c;
+  c.name = name, c.name_hash = hash_bytes(name.data(), name.size()), c.dim = dim;
+  c.rule.kind = RuleKind::kAdagrad, c.rule.eps = 1e-10;
+  return c;
+}
+
+// One feature a table, one id a sample: forward, gradient = a function of the position, update.
+struct Group {
+  std::vector<std::shared_ptr<Table>> tables;
+  std::vector<float> out, grad;
+  int64_t step_width = 0;
+
+  explicit Group(const std::vector<TableConfig>& configs) {
+    for (const TableConfig& c : configs) tables.push_back(std::make_shared<Table>(c)), step_width += c.dim;
+  }
+
+  void look(const std::vector<std::vector<int64_t>>& ids, const int64_t* times, bool training, Step& step) {
+    const int64_t n = static_cast<int64_t>(ids[0].size());
+    out.assign(static_cast<size_t>(n * step_width), NAN);
+    std::vector<FeatureIds> features;
+    std::vector<OutputRows> rows;
+    int64_t at = 0;
+    for (size_t t = 0; t < tables.size(); t++) {
+      features.push_back({ids[t].data(), n, nullptr, nullptr, n});
+      rows.push_back({out.data() + at, step_width});
+      at += tables[t]->config().dim;
+    }
+    step.lookup(features, times, training, rows);
+  }
+
+  std::unique_ptr<Step> make_step() const {
+    std::vector<Feature> features;
+    for (size_t t = 0; t < tables.size(); t++) features.push_back({static_cast<int>(t), Pooling::kSum});
+    return std::make_unique<Step>(tables, features);
+  }
+
+  void train(const std::vector<std::vector<int64_t>>& ids, const int64_t* times, double lr) {
+    auto step = make_step();
+    look(ids, times, true, *step);
+    grad.resize(out.size());
+    for (size_t i = 0; i < grad.size(); i++) grad[i] = 0.5f * out[i] + 0.01f * static_cast<float>(static_cast<int>(i % 13) - 6);
+    std::vector<GradientRows> grads;
+    std::vector<std::vector<float>> sums;
+    std::vector<float*> sum_at;
+    std::vector<const float*> sum_in;
+    int64_t at = 0;
+    for (size_t t = 0; t < tables.size(); t++) {
+      const int dim = tables[t]->config().dim;
+      grads.push_back({grad.data() + at, step_width});
+      at += dim;
+      sums.emplace_back(static_cast<size_t>(step->num_unique(static_cast<int>(t)) * dim));
+    }
+    for (auto& sum : sums) sum_at.push_back(sum.data()), sum_in.push_back(sum.data());
+    REQUIRE(step->sum_gradients(grads, sum_at));
+    step->apply(sum_in, std::vector<double>(tables.size(), lr));
+  }
+
+  // Every row as bytes, by table and id.
+  std::map<std::pair<size_t, int64_t>, std::vector<float>> dump() {
+    std::map<std::pair<size_t, int64_t>, std::vector<float>> all;
+    for (size_t t = 0; t < tables.size(); t++)
+      for (int p = 0; p < kPartitions; p++) {
+        const ExportedRows rows = tables[t]->export_partition(p);
+        const size_t dim = static_cast<size_t>(tables[t]->config().dim), width = static_cast<size_t>(tables[t]->layout().state_width);
+        for (size_t i = 0; i < rows.ids.size(); i++) {
+          auto& row = all[{t, rows.ids[i]}];
+          row.assign(rows.values.begin() + static_cast<int64_t>(i * dim), rows.values.begin() + static_cast<int64_t>((i + 1) * dim));
+          row.insert(row.end(), rows.state.begin() + static_cast<int64_t>(i * width), rows.state.begin() + static_cast<int64_t>((i + 1) * width));
+        }
+      }
+    return all;
+  }
+};
+
+bool same_bits(const std::map<std::pair<size_t, int64_t>, std::vector<float>>& a,
+               const std::map<std::pair<size_t, int64_t>, std::vector<float>>& b) {
+  if (a.size() != b.size()) return false;
+  for (const auto& [key, row] : a) {
+    const auto it = b.find(key);
+    if (it == b.end() || std::memcmp(row.data(), it->second.data(), row.size() * sizeof(float)) != 0) return false;
+  }
+  return true;
+}
+
+std::vector<std::vector<int64_t>> draw_ids(Draw& draw, size_t num_tables, size_t n, uint64_t universe) {
+  std::vector<std::vector<int64_t>> ids(num_tables);
+  for (auto& feature : ids)
+    for (size_t i = 0; i < n; i++) {
+      const uint64_t k = std::min(draw.below(universe), draw.below(universe));
+      feature.push_back(k < kSpecialIds.size() ? kSpecialIds.begin()[k] : static_cast<int64_t>(mix64(k)));
+    }
+  return ids;
+}
+
+struct Threads {
+  explicit Threads(int n) : before(Pool::num_threads()) { Pool::set_num_threads(n); }
+  ~Threads() { Pool::set_num_threads(before); }
+  int before;
+};
+
+auto run(std::vector<TableConfig> configs, int threads, size_t batch, int steps) {
+  Threads guard(threads);
+  Group group(configs);
+  Draw draw(123);
+  std::vector<int64_t> times;
+  for (int s = 0; s < steps; s++) {
+    const auto ids = draw_ids(draw, configs.size(), batch, 3000);
+    times.assign(batch, 0);
+    for (int64_t& t : times) t = 1000 * s + static_cast<int64_t>(draw.below(5000));
+    group.train(ids, times.data(), s % 3 == 2 ? 0.02 : 0.05);
+    if (s % 4 == 3)
+      for (auto& table : group.tables) {
+        table->begin_evict(1000 * s);
+        table->sweep(0, kPartitions / 2);  // a partial sweep: expiry must not depend on it
+      }
+  }
+  return group.dump();
+}
+
+}  // namespace
+
+TEST_CASE("the same bits for 1, 2 and 4 threads, small and large batches") {
+  for (Dtype dtype : {Dtype::kFloat32, Dtype::kBfloat16, Dtype::kFloat16})
+    for (size_t batch : {size_t{100}, size_t{40000}}) {  // 40000 ids cut a table into ranges
+      CAPTURE(static_cast<int>(dtype));
+      CAPTURE(batch);
+      TableConfig a = config("a", 16), b = config("b", 5);
+      b.rule.kind = RuleKind::kAdam, b.rule.beta1 = 0.9, b.rule.beta2 = 0.99, b.rule.eps = 1e-8;
+      b.eviction.ttl = 3000, b.keep_seen = true;
+      b.admission.kind = AdmitKind::kMinCount, b.admission.min_count = 3;
+      a.dtype = b.dtype = dtype;
+      const auto one = run({a, b}, 1, batch, 8);
+      CHECK(one.size() > 100);
+      CHECK(same_bits(one, run({a, b}, 2, batch, 8)));
+      CHECK(same_bits(one, run({a, b}, 4, batch, 8)));
+    }
+}
+
+TEST_CASE("catching up gives the bits of updating every row at every step, for any thread count and storage") {
+  for (Dtype dtype : {Dtype::kFloat32, Dtype::kBfloat16})
+    for (RuleKind kind : {RuleKind::kSgd, RuleKind::kMomentum, RuleKind::kAdagrad, RuleKind::kAdam, RuleKind::kFtrl}) {
+      CAPTURE(static_cast<int>(kind));
+      CAPTURE(static_cast<int>(dtype));
+      TableConfig a = config("a", 6);
+      a.dtype = dtype;
+      a.rule.kind = kind, a.rule.beta1 = 0.9, a.rule.beta2 = 0.99, a.rule.eps = 1e-8, a.rule.l2 = 0.01;
+      a.rule.initial_accumulator = kind == RuleKind::kFtrl ? 0.1 : 0.0;
+      a.rule.scope = Scope::kAll;
+      TableConfig b = a;
+      b.rule.scope = Scope::kCatchUp;
+      const auto all = run({a}, 1, 60, 20);
+      CHECK(same_bits(all, run({b}, 1, 60, 20)));
+      CHECK(same_bits(all, run({a}, 4, 60, 20)));
+      CHECK(same_bits(all, run({b}, 4, 60, 20)));
+    }
+}
+
+TEST_CASE("the tables of a group keep the same ids apart") {
+  Group group({config("a", 4), config("b", 4), config("c", 4)});
+  const std::vector<int64_t> ids(kSpecialIds);
+  for (int s = 0; s < 3; s++) group.train({ids, ids, ids}, nullptr, 0.1);
+  for (auto& table : group.tables) CHECK(table->size() == ids.size());
+  const auto rows = group.dump();
+  CHECK(rows.size() == 3 * ids.size());
+  for (int64_t id : ids) CHECK(rows.at({0, id}) != rows.at({1, id}));
+}
+
+TEST_CASE("evaluation inserts nothing, counts nothing and reads what a server would") {
+  TableConfig open = config("open", 3), gated = config("gated", 3);
+  gated.admission.kind = AdmitKind::kMinCount, gated.admission.min_count = 2, gated.default_value = 0.25f;
+  Group group({open, gated});
+  const std::vector<int64_t> ids = {-1, -1, 5};
+  for (int repeat = 0; repeat < 3; repeat++) {
+    auto step = group.make_step();
+    group.look({ids, ids}, nullptr, false, *step);
+    float first[3];
+    initial_row(open.init, group.tables[0]->key(), 5, first, 3);
+    for (int d = 0; d < 3; d++) {
+      CHECK(group.out[static_cast<size_t>(2 * 6 + d)] == first[d]);
+      CHECK(group.out[static_cast<size_t>(2 * 6 + 3 + d)] == 0.25f);
+    }
+  }
+  CHECK(group.tables[0]->size() == 0);
+  CHECK(group.tables[1]->size() == 0);
+  group.train({ids, ids}, nullptr, 0.1);
+  CHECK(group.tables[0]->size() == 2);
+  CHECK(group.tables[1]->size() == 1);  // -1 came twice in the batch: admitted; 5 once: not yet
+  CHECK(group.tables[1]->candidates(partition_of(hash_id(5))).size() == 1);
+}
+
+TEST_CASE("the cap of a partition holds, the oldest go, and a batch that cannot fit is refused whole") {
+  TableConfig c = config("capped", 2);
+  c.eviction.max_rows = 256 * 4, c.keep_seen = true;
+  Group group({c});
+  std::map<int64_t, int64_t> seen;
+  std::vector<std::vector<int64_t>> by_partition(kPartitions);
+  for (int64_t id = 0; id < 20000; id++) by_partition[static_cast<size_t>(partition_of(hash_id(id)))].push_back(id);
+  const auto& mine = by_partition[7];
+  for (size_t i = 0; i < 12; i++) {
+    const int64_t time = static_cast<int64_t>(i);
+    group.train({{mine[i]}}, &time, 0.1);
+    CHECK(group.tables[0]->size() == std::min<size_t>(i + 1, 4));
+  }
+  const auto rows = group.dump();
+  for (size_t i = 8; i < 12; i++) CHECK(rows.count({0, mine[i]}) == 1);
+  const std::vector<int64_t> times(5, 99);
+  auto step = group.make_step();
+  CHECK_THROWS_AS(group.look({{mine[20], mine[21], mine[22], mine[23], mine[24]}}, times.data(), true, *step), TableFull);
+  CHECK(same_bits(rows, group.dump()));
+}
+
+TEST_CASE("an expired id is absent before any sweep, and comes back as new") {
+  TableConfig c = config("short", 2);
+  c.eviction.ttl = 100, c.keep_seen = true;
+  Group group({c});
+  int64_t time = 1000;
+  group.train({{42}}, &time, 0.5);
+  const auto trained = group.dump();
+  Table& table = *group.tables[0];
+  table.begin_evict(1099);
+  CHECK(table.size() == 1);
+  table.begin_evict(1100);  // inclusive
+  CHECK(table.size() == 0);
+  CHECK(group.dump().empty());
+  auto step = group.make_step();
+  group.look({{42}}, nullptr, false, *step);
+  float first[2];
+  initial_row(c.init, table.key(), 42, first, 2);
+  CHECK(group.out[0] == first[0]);
+  time = 1101;
+  auto training = group.make_step();
+  group.look({{42}}, &time, true, *training);
+  CHECK(group.out[0] == first[0]);
+  CHECK(table.size() == 1);
+  CHECK(table.sweep(0, kPartitions) == 0);
+  table.begin_evict(1000);  // the watermark never goes back
+  CHECK(table.watermark() == 1100);
+}
+
+TEST_CASE("an update that comes after an eviction does not touch the row's successor") {
+  TableConfig c = config("slots", 2);
+  c.eviction.ttl = 10, c.keep_seen = true;
+  Group group({c});
+  int64_t time = 0;
+  auto in_flight = group.make_step();
+  group.look({{1}}, &time, true, *in_flight);
+  group.tables[0]->begin_evict(1000);
+  group.tables[0]->sweep(0, kPartitions);
+  time = 1000;
+  auto later = group.make_step();
+  group.look({{2}}, &time, true, *later);
+  const auto before = group.dump();
+  const float sum[2] = {1.0f, 1.0f};
+  in_flight->apply({sum}, {0.5});
+  CHECK(same_bits(before, group.dump()));
+}
+
+TEST_CASE("bags of a million ids, empty batches, dimensions of one and of a thousand") {
+  for (int dim : {1, 1000}) {
+    Group group({config("t", dim)});
+    group.train({std::vector<int64_t>(64, -1)}, nullptr, 0.1);
+    group.train({{}}, nullptr, 0.1);
+    CHECK(group.tables[0]->size() == 1);
+  }
+  auto table = std::make_shared<Table>(config("bag", 4));
+  Step step({table}, {{0, Pooling::kMean}});
+  std::vector<int64_t> ids(1000000), offsets = {0, 0, 1000000, 1000000};
+  for (size_t i = 0; i < ids.size(); i++) ids[i] = static_cast<int64_t>(i % 5000);
+  std::vector<float> out(3 * 4, NAN);
+  step.lookup({{ids.data(), 1000000, offsets.data(), nullptr, 3}}, nullptr, true, {{out.data(), 4}});
+  for (int d = 0; d < 4; d++) {
+    CHECK(out[static_cast<size_t>(d)] == 0.0f);
+    CHECK(std::isfinite(out[static_cast<size_t>(4 + d)]));
+    CHECK(out[static_cast<size_t>(8 + d)] == 0.0f);
+  }
+  CHECK(table->size() == 5000);
+}
