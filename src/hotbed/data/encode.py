@@ -21,6 +21,8 @@ from hotbed.data.schema import Dense, Id, Label, Schema, Time, Weight
 from hotbed.data.transforms import Split, Transform
 from hotbed.errors import DataError, DecodeError, SchemaError
 
+_VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+
 
 @dataclass
 class EncodeStats:
@@ -154,7 +156,9 @@ class Columns:
         self._batch = batch
 
     def column(self, name: str) -> pa.Array:
-        return self._batch.column(name)
+        values = self._batch.column(name)
+        kind = _VIEWS.get(values.type)  # few of Arrow's functions take views
+        return values if kind is None else values.cast(kind)
 
     def hash(self, values: pa.Array, seed: int) -> pa.Array:
         if pa.types.is_dictionary(values.type):
@@ -197,9 +201,6 @@ def hash_strings(values: pa.Array, seed: int) -> np.ndarray:
     """XXH64 (seed) of each string's bytes, as int64 [n]; nulls give 0."""
     from hotbed import _core
 
-    kind = values.type
-    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
-        values = values.cast(pa.large_binary())
     wide = pa.types.is_large_string(values.type) or pa.types.is_large_binary(values.type)
     _, offsets, data = values.buffers()
     kind_of_offsets = np.dtype(np.int64 if wide else np.int32)

@@ -56,6 +56,8 @@ def _is_text(kind: pa.DataType) -> bool:
 
 def _from_format(values: pa.Array, form: str) -> pa.Array:
     text = pl.Series(values.cast(pa.string())).str.strip_chars()
+    if ("%H" in form or "%I" in form) and "%M" not in form:  # Polars wants minutes with hours
+        text, form = text + " 00", f"{form} %M"
     parsed = text.str.to_datetime(form, time_unit="us", strict=False, time_zone="UTC" if "%z" in form else None)
     return parsed.to_physical().to_arrow().cast(pa.int64())
 

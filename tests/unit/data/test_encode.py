@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Encoder: ids lose no bit, missing is an empty bag, bad input is one clear error."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import xxhash
+
+from hotbed.connectors import Memory
+from hotbed.data import Batch, Dense, Encoder, Id, Label, Schema, Split, Time, Transform, Weight
+from hotbed.errors import ConfigError, DecodeError, SchemaError
+
+pytestmark = pytest.mark.core
+
+
+def encode(columns: dict[str, object], *roles: object, labels: bool = True, on_error: str = "raise") -> Batch:
+    return Encoder(Schema(roles), on_error)(Memory(columns).table, labels=labels)
+
+
+def bags(batch: Batch, name: str) -> list[list[int]]:
+    ids = batch.ids[name].with_offsets()
+    return [ids.values[a:b].tolist() for a, b in zip(ids.offsets[:-1], ids.offsets[1:], strict=True)]
+
+
+def xxh(text: str) -> int:
+    return int(np.uint64(xxhash.xxh64(text.encode()).intdigest()).view(np.int64))
+
+
+def test_every_integer_is_an_ordinary_id() -> None:
+    values = [-1, -2, 0, -(2**63), 2**63 - 1]
+    ids = encode({"u": values}, Id("u")).ids["u"]
+    assert ids.values.tolist() == values
+    assert ids.values.dtype == np.int64
+    assert ids.offsets is None
+
+
+@pytest.mark.parametrize("kind", [pa.int8(), pa.uint8(), pa.int32(), pa.uint32(), pa.bool_()])
+def test_narrow_integers_become_int64(kind: pa.DataType) -> None:
+    assert encode({"u": pa.array([1, 0, 1]).cast(kind)}, Id("u")).ids["u"].values.tolist() == [1, 0, 1]
+
+
+def test_unsigned_ids_keep_their_64_bits() -> None:
+    ids = encode({"u": pa.array([2**64 - 1, 2**63, None], pa.uint64())}, Id("u"))
+    assert bags(ids, "u") == [[-1], [-(2**63)], []]
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.dictionary(pa.int8(), pa.string())]
+)
+def test_strings_hash_by_xxh64_of_their_bytes(kind: pa.DataType) -> None:
+    words = ["ann", "böb", "x" * 100, "ann", None, ""]
+    column = pa.array(words, pa.string()).cast(kind)
+    for cut in (column, pa.concat_arrays([column.slice(2), column.slice(0, 2)]).slice(1)):
+        expected = [[xxh(word)] if word else [] for word in cut.cast(pa.string()).to_pylist()]
+        assert bags(encode({"u": cut}, Id("u")), "u") == expected
+
+
+def test_missing_ids_are_empty_bags_and_counted() -> None:
+    encoder = Encoder(Schema([Id("u"), Id("l")]))
+    table = Memory({"u": [1, None, 3], "l": [[1, 2], None, []]}).table
+    batch = encoder(table)
+    assert bags(batch, "u") == [[1], [], [3]]
+    assert bags(batch, "l") == [[1, 2], [], []]
+    encoder(table)
+    assert encoder.stats.missing == {"u": 2, "l": 2}
+    assert encoder.stats.rows == 6
+
+
+def test_a_column_of_nothing_but_nulls_is_all_empty_bags() -> None:
+    assert bags(encode({"u": [None, None], "n": [1, 2]}, Id("u")), "u") == [[], []]
+
+
+def test_lists_fixed_lists_and_their_slices_are_bags() -> None:
+    lists = [[1, 2], [], [3], None, [None, 4]]
+    column = pa.array(lists, pa.list_(pa.int64()))
+    assert bags(encode({"l": column}, Id("l")), "l") == [[1, 2], [], [3], [], [4]]
+    assert bags(encode({"l": column.slice(1, 2)}, Id("l")), "l") == [[], [3]]
+    assert bags(encode({"l": column.cast(pa.large_list(pa.int64()))}, Id("l")), "l") == [[1, 2], [], [3], [], [4]]
+    assert bags(encode({"l": np.arange(6).reshape(3, 2)}, Id("l")), "l") == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_padding_is_no_id_and_long_bags_keep_the_newest() -> None:
+    columns = {"l": [[0, 1, 2, 3], [0, 0], [4]], "u": [0, 1, 0]}
+    batch = encode(columns, Id("l", padding=0, max_length=2), Id("u", padding=0))
+    assert bags(batch, "l") == [[2, 3], [], [4]]
+    assert bags(batch, "u") == [[], [1], []]
+
+
+def test_weights_follow_their_ids() -> None:
+    columns = {"i": [[5, 0, 6, 7], [], [8]], "v": [[0.5, 9.0, 1.5, 2.5], [], [3.0]]}
+    ids = encode(columns, Id("f", column="i", weights="v", padding=0, max_length=2)).ids["f"]
+    assert (ids.values.tolist(), ids.offsets.tolist()) == ([6, 7, 8], [0, 2, 2, 3])
+    assert ids.weights.tolist() == [1.5, 2.5, 3.0]
+    with pytest.raises(DecodeError, match="'v' has another number of items") as caught:
+        encode({"i": [[1], [2, 3]], "v": [[1.0], [1.0]]}, Id("f", column="i", weights="v"))
+    assert caught.value.row == 2
+    with pytest.raises(DecodeError, match="missing value") as caught:
+        encode({"i": [[1], [2, 3], []], "v": [[1.0], [1.0, None], []]}, Id("f", column="i", weights="v"))
+    assert caught.value.row == 2
+
+
+def test_labels_are_numbers_thresholds_or_a_text() -> None:
+    columns = {"rating": [3.5, 4.0, 5.0], "income": ["50000+.", "- 50000.", "50000+."], "clicked": [True, False, True]}
+    batch = encode(
+        columns,
+        Label("rating"),
+        Label("liked", threshold=4, column="rating"),
+        Label("rich", column="income", positive="50000+."),
+        Label("clicked"),
+    )
+    got = {name: values.tolist() for name, values in batch.labels.items()}
+    assert got == {"rating": [3.5, 4.0, 5.0], "liked": [0, 1, 1], "rich": [1, 0, 1], "clicked": [1, 0, 1]}
+    assert {values.dtype for values in batch.labels.values()} == {np.dtype(np.float32)}
+
+
+def test_dense_columns_are_float32_of_any_width() -> None:
+    columns = {"a": [1, 2], "b": ["1.5", "-2e3"], "v": [[1, 2, 3], [4, 5, 6]]}
+    batch = encode(columns, Dense("a"), Dense("b"), Dense("v", width=3))
+    assert batch.dense["b"].tolist() == [1.5, -2000.0]
+    assert batch.dense["v"].shape == (2, 3)
+    assert {values.dtype for values in batch.dense.values()} == {np.dtype(np.float32)}
+
+
+def test_arrays_may_be_written_to() -> None:
+    """Torch warns about arrays over read-only Arrow buffers."""
+    batch = encode({"u": [1, 2], "l": [1.0, 0.0], "t": [1, 2]}, Id("u"), Label("l"), Time("t"))
+    for array in (batch.ids["u"].values, batch.labels["l"], batch.time):
+        assert array.flags.writeable
+
+
+@pytest.mark.parametrize(
+    ("columns", "role", "message", "row"),
+    [
+        ({"x": [1.0, None]}, Dense("x"), "missing value — add FillMissing", 2),
+        ({"x": [1.0, float("nan")]}, Dense("x"), "missing value — add FillMissing", 2),
+        ({"x": [1.0, 1e300]}, Dense("x"), r"1e\+300 is no finite float32", 2),
+        ({"x": ["1", "y"]}, Dense("x"), "'y' is no finite float32", 2),
+        ({"x": [[1.0, 2.0], [1.0]]}, Dense("x", width=2), "a list of 1 — width is 2", 2),
+        ({"x": [[1.0, 2.0], [1.0, None]]}, Dense("x", width=2), "missing value", 2),
+        ({"x": [1, None]}, Label("x"), "missing value", 2),
+        ({"x": ["a", "b"]}, Label("x"), "'a' is no finite", 1),
+        ({"x": [1.0, -1.0]}, Weight("x"), "weights are >= 0", 2),
+        ({"x": [1, None]}, Time("x"), "is no time of unit 's'", 2),
+        ({"x": ["2020-01-01", "soon"]}, Time("x", unit="iso"), "'soon' is no time of unit 'iso'", 2),
+    ],
+)
+def test_a_bad_row_is_named_or_left_out(columns: dict[str, object], role: object, message: str, row: int) -> None:
+    with pytest.raises(DecodeError, match=message) as caught:
+        encode(columns, role)
+    assert (caught.value.row, caught.value.column) == (row, "x")
+    encoder = Encoder(Schema([role]), on_error="skip")
+    assert encoder(Memory(columns).table).num_samples == 2 - encoder.stats.skips.total
+    assert encoder.stats.skips.total > 0
+
+
+@pytest.mark.parametrize(
+    ("columns", "role", "message"),
+    [
+        ({"y": [1]}, Id("x"), r"columns \['x'\] are missing — the data has \['y'\]"),
+        ({"x": [1.5]}, Id("x"), "a column of double holds no ids"),
+        ({"x": [[1.0]]}, Id("x"), "a column of double holds no ids"),
+        ({"x": [1.0]}, Dense("x", width=3), "width 3 but the column is double"),
+        ({"x": [pa.scalar(1, pa.timestamp("s"))]}, Dense("x"), "no number"),
+        ({"x": [[1]], "w": [1.0]}, Id("x", weights="w"), "weights 'w' are double"),
+        ({"x": [1]}, Time("x", unit="iso"), "unit 'iso' does not fit a column of int64"),
+        ({"x": [1]}, Id("x", transforms=[Split()]), "needs a column of text"),
+    ],
+)
+def test_a_wrong_column_is_one_clear_error(columns: dict[str, object], role: object, message: str) -> None:
+    for on_error in ("raise", "skip"):
+        with pytest.raises(SchemaError, match=message):
+            encode(columns, role, on_error=on_error)
+
+
+def test_a_missing_column_names_the_nearest() -> None:
+    with pytest.raises(SchemaError, match="did you mean 'movieId'"):
+        encode({"movieId": [1]}, Id("movie_id"))
+
+
+def test_strings_and_integers_in_one_table_warn_once() -> None:
+    encoder = Encoder(Schema([Id("a", table="t"), Id("b", table="t")]))
+    both = Memory({"a": [1], "b": ["1"]}).table
+    with pytest.warns(UserWarning, match="table 't' is fed both strings .* and integers"):
+        encoder(both)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        encoder(both)
+        encode({"a": [1], "b": ["1"]}, Id("a"), Id("b"))
+
+
+def test_serving_needs_no_labels_weights_or_times() -> None:
+    schema = Schema([Label("y"), Weight("w"), Time("t"), Id("u"), Dense("d")])
+    full = Memory({"y": [1], "w": [2.0], "t": [3], "u": [4], "d": [5.0]}).table
+    encoder = Encoder(schema)
+    trained, served = encoder(full), encoder(full.select(["d", "u"]), labels=False)
+    assert served.labels == {}
+    assert served.weight is None
+    assert served.time is None
+    assert trained.time.tolist() == [3_000_000]
+    assert served.ids["u"].values.tolist() == trained.ids["u"].values.tolist()
+    assert served.dense["d"].tolist() == trained.dense["d"].tolist()
+    with pytest.raises(SchemaError, match="missing"):
+        encoder(full.select(["d", "u"]))
+
+
+def test_an_empty_batch_and_a_bag_of_a_million_are_encoded() -> None:
+    empty = pa.table({"u": pa.array([], pa.string()), "l": pa.array([], pa.list_(pa.int64()))})
+    assert Encoder(Schema([Id("u"), Id("l")]))(empty).num_samples == 0
+    assert len(encode({"l": [list(range(10**6))]}, Id("l")).ids["l"].values) == 10**6
+
+
+def test_a_role_must_be_a_role() -> None:
+    with pytest.raises(ConfigError, match="is no column"):
+        Schema(["user"])
+    assert issubclass(Split, Transform)
