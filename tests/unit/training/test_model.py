@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RecModel: the eight arguments of its page, and what they promise together."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch absent")
+
+import torch
+from torch import Tensor, nn
+
+import hotbed as hb
+from hotbed.errors import ConfigError, DataError
+
+
+class Line(nn.Module):
+    """[n, 3] -> [n, 1], or its squared error when it is given labels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, data: Tensor, *labels: Tensor) -> Tensor:
+        out = self.layer(data)
+        return (out.squeeze(1) - labels[0]).square().mean() if labels else out
+
+
+def pairs(batches: int = 8, size: int = 32) -> list[tuple[np.ndarray, np.ndarray]]:
+    rng = np.random.default_rng(0)
+    data = [rng.normal(size=(size, 3)).astype(np.float32) for _ in range(batches)]
+    return [(x, (x @ np.array([1.0, -1.0, 0.5]) > 0).astype(np.float32)) for x in data]
+
+
+def quiet(model: hb.RecModel, data: Any, **keywords: Any) -> Any:
+    return model.fit(data, progress=False, **keywords)
+
+
+@pytest.mark.parametrize("indexes", [[], [0, 1], [0, 1, 2, 3], (0,)])
+def test_eval_indexes_other_than_three_are_a_value_error(indexes: Any) -> None:
+    with pytest.raises(ValueError, match="eval_indexes: three positions"):
+        hb.RecModel(Line(), "bce", "adam", {"auc"}, eval_network=Line(), eval_indexes=indexes)
+
+
+def test_metrics_need_a_loss_or_an_evaluation_network() -> None:
+    with pytest.raises(ConfigError, match="metrics: nothing to compute them from"):
+        hb.RecModel(Line(), None, "adam", {"auc"})
+
+
+def test_an_unknown_optimizer_name_suggests_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'adam'"):
+        hb.RecModel(Line(), "bce", "adm")
+
+
+def test_an_optimizer_that_holds_rows_is_refused(network: Any) -> None:
+    net = network()
+    with pytest.raises(ConfigError, match=r"hb\.dense_parameters"):
+        hb.RecModel(net, "bce", torch.optim.Adam(net.parameters()))
+
+
+@pytest.mark.parametrize(("keyword", "value"), [("amp_level", "O4"), ("boost_level", "O9")])
+def test_an_unknown_level_is_an_error_that_names_the_levels(keyword: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"{keyword}: unknown level"):
+        hb.RecModel(Line(), "bce", "adam", **{keyword: value})
+
+
+def test_amp_without_an_optimizer_is_refused() -> None:
+    with pytest.raises(ConfigError, match="amp_level"):
+        hb.RecModel(Line(), amp_level="O2")
+
+
+def test_boost_says_what_is_missing_for_it_to_take_effect(caplog: Any) -> None:
+    with caplog.at_level(logging.WARNING, "hotbed"):
+        hb.RecModel(Line(), "bce", None, boost_level="O1")
+    assert "no optimizer and no eval_network or metrics" in caplog.text
+
+
+def test_amp_auto_on_a_cpu_is_float32_and_says_so_once(caplog: Any) -> None:
+    with caplog.at_level(logging.INFO, "hotbed"):
+        model = hb.RecModel(Line(), "bce", "adam", amp_level="auto")
+    assert model.learner.precision.compute is None
+    assert len([r for r in caplog.records if "auto" in r.message]) == 1
+
+
+@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+def test_bfloat16_training_learns_and_keeps_norms_stable(level: str, dataset: Any, network: Any) -> None:
+    model = hb.RecModel(network(), "bce", "adam", {"auc"}, amp_level=level)
+    quiet(model, dataset(2048), epochs=3)
+    dense = {parameter.dtype for parameter in hb.dense_parameters(model.network)}
+    assert dense == {torch.bfloat16 if level == "O3" else torch.float32}
+    assert model.evaluate(dataset(512, 5))["auc"] > 0.75
+
+
+def test_pairs_go_to_network_and_loss() -> None:
+    model = hb.RecModel(Line(), nn.BCEWithLogitsLoss(), hb.Adam(lr=0.1), {"auc"})
+    quiet(model, pairs(), epochs=5)
+    assert model.evaluate(pairs())["auc"] > 0.98
+
+
+def test_without_a_loss_all_items_go_to_the_network_which_returns_it() -> None:
+    model = hb.RecModel(Line(), None, hb.Adam(lr=0.1))
+    history = quiet(model, pairs(), epochs=5)
+    assert history.epochs[-1]["loss"] < history.epochs[0]["loss"]
+
+
+def test_without_an_optimizer_the_network_updates_itself() -> None:
+    class Own(Line):
+        def forward(self, data: Tensor, *labels: Tensor) -> Tensor:
+            loss = super().forward(data, *labels)
+            self.zero_grad()
+            loss.backward()
+            with torch.no_grad():
+                for parameter in self.parameters():
+                    parameter -= 0.1 * parameter.grad
+            return loss.detach()
+
+    model = hb.RecModel(Own())
+    history = quiet(model, pairs(), epochs=5)
+    assert history.epochs[-1]["loss"] < history.epochs[0]["loss"]
+
+
+def test_three_items_with_a_loss_function_are_an_error() -> None:
+    model = hb.RecModel(Line(), "mse", "sgd")
+    with pytest.raises(DataError, match="received 3 items"):
+        quiet(model, [(*pairs(1)[0], np.ones(32, np.float32))])
+
+
+def test_an_iterator_cannot_be_trained_on_twice() -> None:
+    with pytest.raises(ConfigError, match="an iterator can be read once"):
+        quiet(hb.RecModel(Line(), "bce", "adam"), iter(pairs()), epochs=2)
+
+
+def test_all_outputs_of_an_evaluation_network_go_to_every_metric() -> None:
+    def judge(data: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return torch.tensor(0.25), label, data.sum(1)
+
+    metrics = {"auc": hb.metrics.AUC().set_indexes([2, 1])}
+    assert hb.RecModel(Line(), "bce", "adam", metrics, eval_network=judge).evaluate(pairs())["auc"] > 0.5
+
+
+def test_eval_indexes_say_where_loss_prediction_and_label_are() -> None:
+    def judge(data: Tensor, label: Tensor) -> tuple[Tensor, ...]:
+        return label, torch.zeros(1), label * 0.9, torch.tensor(0.25)
+
+    model = hb.RecModel(Line(), "bce", "adam", {"auc", "accuracy"}, eval_network=judge, eval_indexes=[3, 2, 0])
+    assert model.evaluate(pairs()) == {"loss": 0.25, "auc": 1.0, "accuracy": 1.0}
+    model = hb.RecModel(Line(), "bce", "adam", {"auc"}, eval_network=judge, eval_indexes=[3, 2, 7])
+    with pytest.raises(ConfigError, match="eval_indexes: no output 7"):
+        model.evaluate(pairs())
+
+
+def test_several_labels_have_losses_and_metrics_each() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 1), nn.Linear(3, 1)
+
+        def forward(self, batch: hb.Batch) -> dict[str, Tensor]:
+            return {"click": self.a(batch.dense["x"]), "spend": self.b(batch.dense["x"])}
+
+    data = [hb.Batch({}, {"x": x}, {"click": y, "spend": x[:, 0]}) for x, y in pairs()]
+    losses = {"click": "bce", "spend": hb.losses.MSE()}
+    model = hb.RecModel(Two(), losses, hb.Adam(lr=0.05), {"click": {"auc"}})
+    quiet(model, data, epochs=10)
+    assert set(model.evaluate(data)) == {"loss", "click.auc"}
+    predicted = model.predict(data)
+    assert set(predicted) == {"click", "spend"}
+    assert 0.0 < predicted["click"].min() < predicted["click"].max() < 1.0
+    assert predicted["spend"].min() < 0.0
+    both = hb.RecModel(Two(), hb.losses.MultiTask({"click": hb.losses.BCE(), "spend": hb.losses.BCE()}), "adam", {"auc"})
+    assert set(both.evaluate([hb.Batch({}, {"x": x}, {"click": y, "spend": y}) for x, y in pairs()])) == {
+        "loss", "click.auc", "spend.auc",
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match="has no label or no loss"):
+        quiet(hb.RecModel(Two(), {"click": "bce"}, "adam"), data)
+
+
+@pytest.mark.parametrize("loss", ["mse", nn.MSELoss(), nn.functional.mse_loss])
+def test_a_weight_of_two_is_the_sample_twice(loss: Any) -> None:
+    (x, y), half = pairs(1)[0], 16
+    weight = np.where(np.arange(32) < half, 2.0, 0.0).astype(np.float32)
+    model = hb.RecModel(_Dense(), loss, hb.Sgd(lr=0.1), {"accuracy"})
+    weighted = [hb.Batch({}, {"x": x}, {"y": y}, weight=weight)]
+    if loss is nn.functional.mse_loss:  # torch's function takes a weight, of another kind, from 2.5 on
+        quiet(model, weighted)
+        return
+    twice = [hb.Batch({}, {"x": np.tile(x[:half], (2, 1))}, {"y": np.tile(y[:half], 2)})]
+    assert model.evaluate(weighted) == pytest.approx(model.evaluate(twice))
+    quiet(model, weighted)
+    other = hb.RecModel(_Dense(), loss, hb.Sgd(lr=0.1))
+    quiet(other, twice)
+    for a, b in zip(model.network.parameters(), other.network.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_loss_that_takes_no_weight_is_refused_where_data_carry_weights() -> None:
+    data = [hb.Batch({}, {"x": x}, {"y": y}, weight=y) for x, y in pairs(1)]
+    model = hb.RecModel(_Dense(), lambda outputs, labels: (outputs - labels).mean(), "sgd")
+    with pytest.raises(ConfigError, match="takes no weight"):
+        quiet(model, data)
+
+
+class _Dense(Line):
+    def forward(self, batch: Any, *labels: Tensor) -> Tensor:
+        return self.layer(batch.dense["x"])
+
+
+def test_predictions_are_probabilities_in_the_order_of_the_data(dataset: Any, network: Any) -> None:
+    model = hb.RecModel(network(), "bce", "adam")
+    data = dataset(300)
+    scores = model.predict(data)
+    assert scores.dtype == np.float32
+    assert scores.shape == (300,)
+    assert ((scores > 0) & (scores < 1)).all()
+    np.testing.assert_array_equal(scores[:64], model.predict(next(iter(data))))
+
+
+def test_evaluation_and_prediction_change_nothing(dataset: Any, network: Any, world: Any) -> None:
+    model = hb.RecModel(network(), "bce", "adam", {"auc"})
+    quiet(model, dataset(512))
+    before = world.snapshot(model)
+    stats = {name: table.stats for name, table in model.tables.items()}
+    model.evaluate(dataset(512, 7))
+    model.predict(dataset(512, 8))
+    assert world.same(before, world.snapshot(model))
+    assert stats == {name: table.stats for name, table in model.tables.items()}
+
+
+def test_metrics_within_groups_read_an_id_column(dataset: Any, network: Any) -> None:
+    model = hb.RecModel(network(), "bce", "adam", {"gauc@user"})
+    quiet(model, dataset(2048), epochs=2)
+    assert 0.5 < model.evaluate(dataset(512, 5))["gauc@user"] <= 1.0
+    with pytest.raises(ConfigError, match="no Id column 'shop' to group by"):
+        hb.RecModel(network(), "bce", "adam", {"gauc@shop"}).evaluate(dataset(64))
+
+
+def test_the_same_seed_gives_the_same_bits(dataset: Any, network: Any, world: Any) -> None:
+    states = []
+    for _ in range(2):
+        model = hb.RecModel(network(), "bce", "adam")
+        quiet(model, dataset(512), epochs=2, seed=11)
+        states.append(world.snapshot(model))
+    assert world.same(*states)
+
+
+def test_progressive_training_scores_each_batch_before_it_learns_it(dataset: Any, network: Any) -> None:
+    seen: list[np.ndarray] = []
+
+    class Peek:
+        """Scores the next batch as a server would, right after each step."""
+
+        def __init__(self, batches: list[hb.Batch]) -> None:
+            self.batches = batches
+
+        def on_step_end(self, run: Any) -> None:
+            if run.step < len(self.batches):
+                seen.append(run.model.predict(self.batches[run.step]))
+
+    batches = list(dataset(640))
+    model = hb.RecModel(network(), "bce", "adam", {"auc"})
+    seen.append(model.predict(batches[0]))
+    history = model.fit(batches, progressive=True, callbacks=Peek(batches), progress=False)
+    metric = hb.metrics.AUC()
+    metric.update(np.concatenate(seen), np.concatenate([batch.labels["y"] for batch in batches]))
+    assert history.metrics["auc"] == metric.eval()
+    assert len(history.points) == len(batches)
+    assert [point.time for point in history.points] == [int(batch.time.max()) for batch in batches]
+
+
+def test_the_summary_names_parameters_tables_and_settings(network: Any, dataset: Any) -> None:
+    model = hb.RecModel(network(admit=hb.MinCount(2)), "bce", hb.Adam(lr=0.01), ["auc"])
+    quiet(model, dataset(256))
+    text = model.summary()
+    for part in ("DCNv2", "dense parameters", "user", "item", "adagrad(lr=0.1)", "min_count(count=2)", "adam(lr=0.01)"):
+        assert part in text
