@@ -8,7 +8,7 @@
 namespace hotbed {
 namespace {
 
-constexpr double kGrowth = 1.5, kMaxLoad = 0.82;
+constexpr double kGrowth = 1.5, kMaxLoad = 0.74;
 
 // Capacities of the partitions are spread evenly over one growth factor (bit-reversed partition number as the phase):
 // a table that grows steadily rebuilds one partition after the other instead of all 256 in the same few batches.

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 #include "hash.h"
 #include "memory.h"
@@ -19,7 +20,13 @@ class IdMap {
  public:
   explicit IdMap(int partition) noexcept : partition_(static_cast<uint8_t>(partition)) {}
   ~IdMap() { release(buckets_, num_buckets_); }
-  IdMap(const IdMap&) = delete;
+  IdMap(IdMap&& other) noexcept
+      : buckets_(std::exchange(other.buckets_, nullptr)),
+        num_buckets_(std::exchange(other.num_buckets_, 0)),
+        size_(std::exchange(other.size_, 0)),
+        max_size_(std::exchange(other.max_size_, 0)),
+        level_(other.level_),
+        partition_(other.partition_) {}
   IdMap& operator=(const IdMap&) = delete;
 
   uint32_t size() const noexcept { return size_; }

@@ -31,6 +31,7 @@ void pool_single(const Bags& bags, const float* const* rows, float* out, int64_t
       const char* ahead = reinterpret_cast<const char*>(rows[bags.inverse[i + 8]]);
       __builtin_prefetch(ahead);
       __builtin_prefetch(ahead + 64);
+      __builtin_prefetch(out + (i + 8) * step, 1);
     }
     copy_row(out + i * step, rows[bags.inverse[i]], n);
   }

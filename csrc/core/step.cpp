@@ -22,11 +22,49 @@ int num_ranges(int64_t num_ids) {
   return static_cast<int>(std::bit_floor(static_cast<uint64_t>(std::clamp<int64_t>(wanted, 1, kMaxRanges))));
 }
 
-// Scratch for finding duplicates: an open-addressing table of 1 + unique number, reused by its thread.
-std::vector<uint32_t>& cleared_heads(int64_t num_ids) {
-  thread_local std::vector<uint32_t> heads;
-  heads.assign(std::bit_ceil(static_cast<uint64_t>(std::max<int64_t>(num_ids, 8)) * 2), 0);
-  return heads;
+// Open addressing from a hash to 1 + the number of a unique id; kept by its thread, cleared for every use.
+template <class Number>
+class Heads {
+ public:
+  explicit Heads(int64_t num_ids) {
+    thread_local std::vector<Number> kept;
+    heads_ = &kept;
+    clear(std::bit_ceil(static_cast<uint64_t>(std::max<int64_t>(num_ids, 8)) * 2));
+  }
+  size_t size() const noexcept { return heads_->size(); }
+  void clear(size_t size) {
+    heads_->assign(size, 0);
+    mask_ = size - 1;
+  }
+  uint64_t home(uint64_t hash) const noexcept { return (hash >> 20) & mask_; }
+  uint64_t next(uint64_t at) const noexcept { return (at + 1) & mask_; }
+  Number* data() noexcept { return heads_->data(); }
+
+ private:
+  std::vector<Number>* heads_;
+  uint64_t mask_ = 0;
+};
+
+// Numbers the distinct ids of `values` on from `count`; ids[1 + number] and hashes[number] receive them, inverse their numbers.
+// Written without a branch on "seen before?", which no predictor can guess: the new id is always stored, and kept if it is new.
+template <class Number>
+uint32_t number_distinct(const int64_t* values, int64_t n, Heads<Number>& heads, int64_t* ids, uint64_t* hashes, uint32_t count, uint32_t* inverse) {
+  Number* slots = heads.data();
+  for (int64_t i = 0; i < n; i++) {
+    const int64_t id = values[i];
+    const uint64_t hash = hash_id(id);
+    uint64_t at = heads.home(hash);
+    uint32_t u = slots[at];
+    while (u != 0 && ids[u] != id) u = slots[at = heads.next(at)];
+    const uint32_t fresh = u == 0;
+    ids[count + 1] = id;
+    hashes[count] = hash;
+    u = fresh ? count + 1 : u;
+    slots[at] = static_cast<Number>(u);
+    count += fresh;
+    inverse[i] = u - 1;
+  }
+  return count;
 }
 
 double log2_add(double a, double b) noexcept {
@@ -91,61 +129,85 @@ void Step::plan(const std::vector<FeatureIds>& ids) {
 // Finds the distinct ids of one range of partitions, in order of first occurrence (feature, sample, position).
 void Step::distinct(Part& part, size_t range, const std::vector<FeatureIds>& ids, const int64_t* times) const {
   Uniques& out = part.ranges[range];
-  const bool whole = part.ranges.size() == 1;
-  const int64_t expected = part.first.back() / static_cast<int64_t>(part.ranges.size());
-  std::vector<uint32_t>& heads = cleared_heads(whole ? expected : expected * 2);
-  const bool counts = part.table->wants_counts(), seen = times && part.table->wants_times(), scores = part.table->wants_scores();
-  const double half_life = part.table->config().eviction.half_life;
-  uint64_t mask = heads.size() - 1;
-  out.ids.clear(), out.hashes.clear(), out.counts.clear(), out.times.clear(), out.scores.clear();
-  out.ids.reserve(static_cast<size_t>(expected));
-  out.hashes.reserve(static_cast<size_t>(expected));
+  const int64_t num_ids = part.first.back();
+  if (part.ranges.size() > 1) {
+    distinct_in_range(part, out, ids);
+  } else {
+    out.ids.resize(static_cast<size_t>(num_ids) + 2);
+    out.hashes.resize(static_cast<size_t>(num_ids) + 1);
+    uint32_t count = 0;
+    const auto number_all = [&](auto heads) {
+      for (size_t k = 0; k < part.features.size(); k++) {
+        const FeatureIds& feature = ids[static_cast<size_t>(part.features[k])];
+        count = number_distinct(feature.values, feature.num_values, heads, out.ids.data(), out.hashes.data(), count,
+                                part.inverse.data() + part.first[k]);
+      }
+    };
+    if (num_ids < 0xffff) number_all(Heads<uint16_t>(num_ids));
+    else number_all(Heads<uint32_t>(num_ids));
+    out.ids.erase(out.ids.begin());
+    out.ids.resize(count);
+    out.hashes.resize(count);
+  }
+  if (part.table->wants_counts() || (times && part.table->wants_times()) || part.table->wants_scores()) observe(part, out, ids, times);
+}
+
+// The same where a batch is cut into several ranges: ids of other ranges are passed over.
+void Step::distinct_in_range(Part& part, Uniques& out, const std::vector<FeatureIds>& ids) const {
+  Heads<uint32_t> heads(part.first.back() / static_cast<int64_t>(part.ranges.size()) * 2);
+  out.ids.clear(), out.hashes.clear();
   for (size_t k = 0; k < part.features.size(); k++) {
     const FeatureIds& feature = ids[static_cast<size_t>(part.features[k])];
     uint32_t* inverse = part.inverse.data() + part.first[k];
-    int64_t sample = 0;
     for (int64_t i = 0; i < feature.num_values; i++) {
-      const int64_t id = feature.values[i];
-      const uint64_t hash = hash_id(id);
-      if (!whole) {
-        const int p = partition_of(hash);
-        if (p < out.first_partition || p >= out.last_partition) continue;
-        if (out.ids.size() * 2 > heads.size()) {  // a skewed batch: more distinct ids here than expected
-          heads.assign(heads.size() * 2, 0);
-          mask = heads.size() - 1;
-          for (uint32_t u = 0; u < out.ids.size(); u++) {
-            uint64_t at = (out.hashes[u] >> 20) & mask;
-            while (heads[at]) at = (at + 1) & mask;
-            heads[at] = u + 1;
-          }
+      const uint64_t hash = hash_id(feature.values[i]);
+      const int p = partition_of(hash);
+      if (p < out.first_partition || p >= out.last_partition) continue;
+      if (out.ids.size() * 2 > heads.size()) {  // a skewed batch: more distinct ids here than expected
+        heads.clear(heads.size() * 2);
+        for (uint32_t u = 0; u < out.ids.size(); u++) {
+          uint64_t at = heads.home(out.hashes[u]);
+          while (heads.data()[at]) at = heads.next(at);
+          heads.data()[at] = u + 1;
         }
       }
-      uint64_t at = (hash >> 20) & mask;
-      while (heads[at] && out.ids[heads[at] - 1] != id) at = (at + 1) & mask;
-      uint32_t u = heads[at];
-      const bool fresh = u == 0;
-      if (fresh) {
-        out.ids.push_back(id);
+      uint64_t at = heads.home(hash);
+      while (heads.data()[at] && out.ids[heads.data()[at] - 1] != feature.values[i]) at = heads.next(at);
+      uint32_t& head = heads.data()[at];
+      if (head == 0) {
+        out.ids.push_back(feature.values[i]);
         out.hashes.push_back(hash);
-        heads[at] = u = static_cast<uint32_t>(out.ids.size());
+        head = static_cast<uint32_t>(out.ids.size());
       }
-      inverse[i] = --u;
-      if (!counts && !seen && !scores) continue;
+      inverse[i] = head - 1;
+    }
+  }
+}
+
+// Occurrences, latest time and aged count of each unique id, where the table's policies want them.
+void Step::observe(const Part& part, Uniques& out, const std::vector<FeatureIds>& ids, const int64_t* times) const {
+  const Table& table = *part.table;
+  const bool whole = part.ranges.size() == 1;
+  const double half_life = table.config().eviction.half_life;
+  out.counts.assign(table.wants_counts() ? out.ids.size() : 0, 0);
+  out.times.assign(times && table.wants_times() ? out.ids.size() : 0, INT64_MIN);
+  out.scores.assign(table.wants_scores() ? out.ids.size() : 0, -INFINITY);
+  for (size_t k = 0; k < part.features.size(); k++) {
+    const FeatureIds& feature = ids[static_cast<size_t>(part.features[k])];
+    const uint32_t* inverse = part.inverse.data() + part.first[k];
+    int64_t sample = 0;
+    for (int64_t i = 0; i < feature.num_values; i++) {
       if (feature.offsets)
         while (feature.offsets[sample + 1] <= i) sample++;
       else sample = i;
-      if (counts) {
-        if (fresh) out.counts.push_back(0);
-        out.counts[u]++;
+      if (!whole) {
+        const int p = partition_of(hash_id(feature.values[i]));
+        if (p < out.first_partition || p >= out.last_partition) continue;
       }
-      if (seen) {
-        if (fresh) out.times.push_back(INT64_MIN);
-        out.times[u] = std::max(out.times[u], times[sample]);
-      }
-      if (scores) {
-        if (fresh) out.scores.push_back(-INFINITY);
-        out.scores[u] = log2_add(out.scores[u], static_cast<double>(times ? times[sample] : 0) / half_life);
-      }
+      const uint32_t u = inverse[i];
+      if (!out.counts.empty()) out.counts[u]++;
+      if (!out.times.empty()) out.times[u] = std::max(out.times[u], times[sample]);
+      if (!out.scores.empty()) out.scores[u] = log2_add(out.scores[u], static_cast<double>(times ? times[sample] : 0) / half_life);
     }
   }
 }

@@ -83,6 +83,8 @@ class Step {
   void unlock();
   void plan(const std::vector<FeatureIds>& ids);
   void distinct(Part& part, size_t range, const std::vector<FeatureIds>& ids, const int64_t* times) const;
+  void distinct_in_range(Part& part, Uniques& out, const std::vector<FeatureIds>& ids) const;
+  void observe(const Part& part, Uniques& out, const std::vector<FeatureIds>& ids, const int64_t* times) const;
   void number(Part& part) const;
   void find_rows(Part& part) const;
   Bags bags(const Part& part, size_t f) const;

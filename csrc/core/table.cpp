@@ -37,10 +37,11 @@ TableFull::TableFull(std::string table, uint64_t needed, uint64_t capacity)
               " (max_rows / 256); raise max_rows or use smaller batches") {}
 
 Table::Table(TableConfig config) : config_(std::move(config)), key_(table_key(config_.seed, config_.name_hash)), rows_(layout_of(config_)) {
-  partitions_.reserve(kPartitions);
+  maps_.reserve(kPartitions);
+  partitions_.resize(kPartitions);
   for (int p = 0; p < kPartitions; p++) {
-    partitions_.push_back(std::make_unique<Partition>(p));
-    if (!admits_all()) partitions_.back()->candidates = std::make_unique<Candidates>(config_.admission, p);
+    maps_.emplace_back(p);
+    if (!admits_all()) partitions_[p].candidates = std::make_unique<Candidates>(config_.admission, p);
   }
   if (config_.eviction.max_rows) cap_ = (config_.eviction.max_rows + kPartitions - 1) / kPartitions;
 }
@@ -49,8 +50,8 @@ void Table::begin_batch() {
   calls_++;
   if (quarantined_.load() && plans_.load() == 0) {
     for (auto& partition : partitions_) {
-      partition->free.insert(partition->free.end(), partition->quarantine.begin(), partition->quarantine.end());
-      partition->quarantine.clear();
+      partition.free.insert(partition.free.end(), partition.quarantine.begin(), partition.quarantine.end());
+      partition.quarantine.clear();
     }
     quarantined_.store(false);
   }
@@ -68,19 +69,19 @@ void Table::resolve(Uniques& uniques, bool training) {
   const bool expires = config_.eviction.ttl >= 0, replays = config_.rule.scope != Scope::kTouched;
   uniques.slots.resize(n);
   uniques.missing.clear();
-  for (size_t u = 0; u < std::min(n, kAhead); u++) partitions_[partition_of(uniques.hashes[u])]->map.prefetch(uniques.hashes[u]);
+  for (size_t u = 0; u < std::min(n, kAhead); u++) maps_[partition_of(uniques.hashes[u])].prefetch(uniques.hashes[u]);
   for (size_t u = 0; u < n; u++) {
     if (u + kAhead < n) {
       const uint64_t ahead = uniques.hashes[u + kAhead];
-      partitions_[partition_of(ahead)]->map.prefetch(ahead);
+      maps_[partition_of(ahead)].prefetch(ahead);
     }
     const uint64_t hash = uniques.hashes[u];
-    Partition& partition = *partitions_[partition_of(hash)];
-    uint32_t slot = partition.map.find(uniques.ids[u], hash);
-    if (slot != kNoSlot && expires && partition.stale && expired(rows_[slot])) {
+    const int p = partition_of(hash);
+    uint32_t slot = maps_[p].find(uniques.ids[u], hash);
+    if (slot != kNoSlot && expires && partitions_[p].stale && expired(rows_[slot])) {
       if (training) {  // past its time but not swept yet: it starts anew
-        partition.map.erase(uniques.ids[u], hash);
-        free_slot(partition, slot);
+        maps_[p].erase(uniques.ids[u], hash);
+        free_slot(partitions_[p], slot);
       }
       slot = kNoSlot;
     }
@@ -107,7 +108,7 @@ void Table::check_capacity(const Uniques& uniques) const {
   std::array<uint32_t, kPartitions> needed{};
   for (size_t u = 0; u < uniques.ids.size(); u++) {
     const size_t p = static_cast<size_t>(partition_of(uniques.hashes[u]));
-    const Partition& partition = *partitions_[p];
+    const Partition& partition = partitions_[p];
     if (uniques.slots[u] == kNoSlot && !admits_all() &&
         !would_admit(uniques, u, partition.candidates->peek(uniques.ids[u], uniques.hashes[u])))
       continue;
@@ -125,7 +126,7 @@ void Table::admit(Uniques& uniques) {
   if (admits_all()) return;
   size_t kept = 0;
   for (const uint32_t u : uniques.missing) {
-    Partition& partition = *partitions_[partition_of(uniques.hashes[u])];
+    Partition& partition = partitions_[partition_of(uniques.hashes[u])];
     const int64_t time = uniques.times.empty() ? static_cast<int64_t>(calls_) : uniques.times[u];
     const uint64_t before = partition.candidates->add(uniques.ids[u], uniques.hashes[u], uniques.counts[u] * coefficient, time);
     if (would_admit(uniques, u, before)) {
@@ -144,7 +145,7 @@ void Table::reserve(Uniques* const* uniques, int n) {
   for (int i = 0; i < n; i++)
     for (const uint32_t u : uniques[i]->missing) needed[static_cast<size_t>(partition_of(uniques[i]->hashes[u]))]++;
   for (int p = 0; p < kPartitions; p++) {
-    std::vector<uint32_t>& free = partitions_[p]->free;
+    std::vector<uint32_t>& free = partitions_[p].free;
     while (free.size() < needed[static_cast<size_t>(p)]) {
       const uint32_t first = rows_.add_chunk();
       const size_t old = free.size();  // fresh rows go below the freed ones, lowest slot on top
@@ -180,18 +181,19 @@ void Table::insert(Uniques& uniques) {
   std::vector<uint32_t> in_batch;  // slots that this batch uses: none of them may be a victim
   for (const uint32_t u : uniques.missing) {
     const uint64_t hash = uniques.hashes[u];
-    Partition& partition = *partitions_[partition_of(hash)];
-    if (cap_ && partition.map.size() >= cap_) {
+    const int p = partition_of(hash);
+    Partition& partition = partitions_[p];
+    if (cap_ && maps_[p].size() >= cap_) {
       if (in_batch.empty()) {
         for (const uint32_t slot : uniques.slots)
           if (slot != kNoSlot) in_batch.push_back(slot);
         std::sort(in_batch.begin(), in_batch.end());
       }
-      evict_one(partition, in_batch);
+      evict_one(p, in_batch);
     }
     const uint32_t slot = partition.free.back();
     partition.free.pop_back();
-    partition.map.insert(uniques.ids[u], hash, slot);
+    maps_[p].insert(uniques.ids[u], hash, slot);
     start_row(slot, uniques.ids[u]);
     const Row row = rows_[slot];
     touch(row, uniques, u, layout().has_count ? uniques.counts[u] : 0);
@@ -203,7 +205,7 @@ void Table::insert(Uniques& uniques) {
     }
   }
   if (cap_)
-    for (int p = uniques.first_partition; p < uniques.last_partition; p++) partitions_[p]->victims.release();
+    for (int p = uniques.first_partition; p < uniques.last_partition; p++) partitions_[p].victims.release();
 }
 
 void Table::read_absent(int64_t id, float* out) const noexcept {
@@ -216,33 +218,34 @@ void Table::read(uint32_t slot, int64_t id, float* out) const noexcept {
   else rows_[slot].read(out);
 }
 
-uint64_t Table::num_alive(const Partition& partition) const noexcept {
-  if (!partition.stale) return partition.map.size();
+uint64_t Table::num_alive(int p) const noexcept {
+  if (!partitions_[p].stale) return maps_[p].size();
   uint64_t n = 0;
-  partition.map.for_each([&](int64_t, uint32_t slot) { n += !expired(rows_[slot]); });
+  maps_[p].for_each([&](int64_t, uint32_t slot) { n += !expired(rows_[slot]); });
   return n;
 }
 
 uint64_t Table::size() const noexcept {
   uint64_t n = 0;
-  for (const auto& partition : partitions_) n += num_alive(*partition);
+  for (int p = 0; p < kPartitions; p++) n += num_alive(p);
   return n;
 }
 
 TableStats Table::stats() const {
   TableStats s;
   s.row_bytes = rows_.num_bytes();
-  for (const auto& p : partitions_) {
-    s.rows += num_alive(*p), s.admitted += p->admitted, s.refused += p->refused, s.evicted += p->evicted;
-    s.index_bytes += p->map.num_bytes() + p->free.capacity() * sizeof(uint32_t);
-    if (p->candidates) s.candidate_bytes += p->candidates->num_bytes();
+  for (int p = 0; p < kPartitions; p++) {
+    const Partition& partition = partitions_[p];
+    s.rows += num_alive(p), s.admitted += partition.admitted, s.refused += partition.refused, s.evicted += partition.evicted;
+    s.index_bytes += maps_[p].num_bytes() + partition.free.capacity() * sizeof(uint32_t);
+    if (partition.candidates) s.candidate_bytes += partition.candidates->num_bytes();
   }
   return s;
 }
 
 void Table::load_counters(uint64_t admitted, uint64_t refused, uint64_t evicted) noexcept {
-  for (auto& p : partitions_) p->admitted = p->refused = p->evicted = 0;
-  partitions_[0]->admitted = admitted, partitions_[0]->refused = refused, partitions_[0]->evicted = evicted;
+  for (auto& p : partitions_) p.admitted = p.refused = p.evicted = 0;
+  partitions_[0].admitted = admitted, partitions_[0].refused = refused, partitions_[0].evicted = evicted;
 }
 
 ExportedRows Table::export_partition(int p) {
@@ -252,9 +255,9 @@ ExportedRows Table::export_partition(int p) {
     uint32_t slot;
   };
   std::vector<Entry> entries;
-  entries.reserve(partitions_[p]->map.size());
-  partitions_[p]->map.for_each([&](int64_t id, uint32_t slot) {
-    if (!partitions_[p]->stale || !expired(rows_[slot])) entries.push_back({id, slot});
+  entries.reserve(maps_[p].size());
+  maps_[p].for_each([&](int64_t id, uint32_t slot) {
+    if (!partitions_[p].stale || !expired(rows_[slot])) entries.push_back({id, slot});
   });
   std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.id < b.id; });
   ExportedRows out;
@@ -280,17 +283,18 @@ void Table::load_rows(const ExportedRows& in) {
   const size_t dim = static_cast<size_t>(fields.dim), width = static_cast<size_t>(fields.state_width);
   for (size_t i = 0; i < in.ids.size(); i++) {
     const uint64_t hash = hash_id(in.ids[i]);
-    Partition& partition = *partitions_[partition_of(hash)];
-    uint32_t slot = partition.map.find(in.ids[i], hash);
+    IdMap& map = maps_[partition_of(hash)];
+    Partition& partition = partitions_[partition_of(hash)];
+    uint32_t slot = map.find(in.ids[i], hash);
     if (slot == kNoSlot) {
-      if (cap_ && partition.map.size() >= cap_) throw TableFull(config_.name, partition.map.size() + 1, cap_);
+      if (cap_ && map.size() >= cap_) throw TableFull(config_.name, map.size() + 1, cap_);
       if (partition.free.empty()) {
         const uint32_t first = rows_.add_chunk();
         for (uint32_t k = Rows::kChunk; k-- > 0;) partition.free.push_back(first + k);
       }
       slot = partition.free.back();
       partition.free.pop_back();
-      partition.map.insert(in.ids[i], hash, slot);
+      map.insert(in.ids[i], hash, slot);
       start_row(slot, in.ids[i]);
     }
     const Row row = rows_[slot];
@@ -305,20 +309,20 @@ void Table::load_rows(const ExportedRows& in) {
 }
 
 std::vector<Candidate> Table::candidates(int p) const {
-  return partitions_[p]->candidates ? partitions_[p]->candidates->entries() : std::vector<Candidate>{};
+  return partitions_[p].candidates ? partitions_[p].candidates->entries() : std::vector<Candidate>{};
 }
 
 void Table::load_candidates(const std::vector<Candidate>& candidates) {
   for (const Candidate& candidate : candidates)
-    if (auto& known = partitions_[partition_of(hash_id(candidate.id))]->candidates) known->load(candidate);
+    if (auto& known = partitions_[partition_of(hash_id(candidate.id))].candidates) known->load(candidate);
 }
 
 std::vector<uint32_t> Table::sketch(int p) const {
-  return partitions_[p]->candidates ? partitions_[p]->candidates->sketch() : std::vector<uint32_t>{};
+  return partitions_[p].candidates ? partitions_[p].candidates->sketch() : std::vector<uint32_t>{};
 }
 
 void Table::load_sketch(int p, const std::vector<uint32_t>& counters) {
-  if (auto& known = partitions_[p]->candidates; known && known->sketch().size() == counters.size()) known->sketch() = counters;
+  if (auto& known = partitions_[p].candidates; known && known->sketch().size() == counters.size()) known->sketch() = counters;
 }
 
 }  // namespace hotbed

@@ -134,8 +134,6 @@ class Table {
 
  private:
   struct Partition {
-    explicit Partition(int number) : map(number) {}
-    IdMap map;
     std::vector<uint32_t> free, quarantine;
     std::unique_ptr<Candidates> candidates;
     Victims victims;
@@ -143,13 +141,13 @@ class Table {
     bool stale = false;  // the watermark has moved since the last sweep: expired rows may still be here
   };
 
-  uint64_t num_alive(const Partition& partition) const noexcept;
+  uint64_t num_alive(int partition) const noexcept;
   bool expired(const Row& row) const noexcept;
   int64_t victim_key(const Row& row) const noexcept;
   bool would_admit(const Uniques& uniques, size_t u, uint64_t before) const noexcept;
   void touch(const Row& row, const Uniques& uniques, size_t u, uint64_t occurrences) const noexcept;
   void free_slot(Partition& partition, uint32_t slot);
-  void evict_one(Partition& partition, const std::vector<uint32_t>& in_batch);
+  void evict_one(int partition, const std::vector<uint32_t>& in_batch);
   void start_row(uint32_t slot, int64_t id);
   void replay(uint32_t slot, uint64_t to);
   void update_half(const RuleStep& rule, uint64_t step, const uint32_t* slots, const float* grads, int64_t n);
@@ -158,7 +156,8 @@ class Table {
   TableConfig config_;
   uint64_t key_;
   Rows rows_;
-  std::vector<std::unique_ptr<Partition>> partitions_;
+  std::vector<IdMap> maps_;  // by partition; side by side, since every lookup reads one
+  std::vector<Partition> partitions_;
   std::mutex mutex_;
   std::atomic<int> plans_{0};
   std::atomic<uint64_t> num_evictions_{0};

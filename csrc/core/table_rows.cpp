@@ -96,7 +96,7 @@ void Table::replay(uint32_t slot, uint64_t to) {
 }
 
 void Table::update_idle(int first, int last) {
-  for (int p = first; p < last; p++) partitions_[p]->map.for_each([&](int64_t, uint32_t slot) { replay(slot, step_); });
+  for (int p = first; p < last; p++) maps_[p].for_each([&](int64_t, uint32_t slot) { replay(slot, step_); });
 }
 
 void Table::catch_up(int first, int last) {
@@ -113,29 +113,29 @@ void Table::begin_evict(int64_t now) {
   if (now <= watermark_) return;
   watermark_ = now;
   if (config_.eviction.ttl >= 0)
-    for (auto& partition : partitions_) partition->stale = true;
+    for (auto& partition : partitions_) partition.stale = true;
 }
 
 uint64_t Table::sweep(int first, int last) {
   uint64_t removed = 0;
   std::vector<std::pair<int64_t, uint32_t>> dead;
   for (int p = first; p < last; p++) {
-    Partition& partition = *partitions_[p];
+    Partition& partition = partitions_[p];
     if (partition.candidates && config_.admission.expire_after >= 0 && watermark_ != INT64_MIN)
       partition.candidates->expire(watermark_ - config_.admission.expire_after + 1);
     if (config_.eviction.ttl < 0) continue;
     partition.stale = false;
     dead.clear();
-    partition.map.for_each([&](int64_t id, uint32_t slot) {
+    maps_[p].for_each([&](int64_t id, uint32_t slot) {
       if (expired(rows_[slot])) dead.emplace_back(id, slot);
     });
     std::sort(dead.begin(), dead.end());  // the order of reuse must not depend on the layout of the map
     for (const auto& [id, slot] : dead) {
-      partition.map.erase(id, hash_id(id));
+      maps_[p].erase(id, hash_id(id));
       free_slot(partition, slot);
     }
     removed += dead.size();
-    if (!dead.empty()) partition.map.shrink();
+    if (!dead.empty()) maps_[p].shrink();
   }
   return removed;
 }
@@ -156,22 +156,24 @@ int64_t Table::victim_key(const Row& row) const noexcept {
   return layout().has_score ? ordered(row.score()) : static_cast<int64_t>(row.count());
 }
 
-void Table::evict_one(Partition& partition, const std::vector<uint32_t>& in_batch) {
+void Table::evict_one(int p, const std::vector<uint32_t>& in_batch) {
+  IdMap& map = maps_[p];
+  Partition& partition = partitions_[p];
   const auto pinned = [&](uint32_t slot) { return std::binary_search(in_batch.begin(), in_batch.end(), slot); };
   const auto scan = [&](auto&& add) {
-    partition.map.for_each([&](int64_t id, uint32_t slot) {
+    map.for_each([&](int64_t id, uint32_t slot) {
       if (pinned(slot)) partition.victims.skipped();
       else add(Victim{victim_key(rows_[slot]), id, slot});
     });
   };
   const auto current = [&](const Victim& victim, int64_t* key) {
-    if (partition.map.find(victim.id, hash_id(victim.id)) != victim.slot) return Victims::State::kGone;
+    if (map.find(victim.id, hash_id(victim.id)) != victim.slot) return Victims::State::kGone;
     *key = victim_key(rows_[victim.slot]);
     return pinned(victim.slot) ? Victims::State::kProtected : Victims::State::kAlive;
   };
   Victim victim;
-  if (!partition.victims.pop(scan, current, &victim)) throw TableFull(config_.name, partition.map.size() + 1, cap_);
-  partition.map.erase(victim.id, hash_id(victim.id));
+  if (!partition.victims.pop(scan, current, &victim)) throw TableFull(config_.name, map.size() + 1, cap_);
+  map.erase(victim.id, hash_id(victim.id));
   free_slot(partition, victim.slot);
   // With plans in flight the slot rests; reserve() has provided a fresh one for this insertion.
 }

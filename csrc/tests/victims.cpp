@@ -2,6 +2,8 @@
 // Victims come in order of (key, id), as a full sort would give them, while rows come, go and are touched.
 #include <doctest.h>
 
+#include <cstddef>
+
 #include <map>
 
 #include "core/victims.h"
