@@ -194,7 +194,7 @@ class Dataset:
         if self.cache:
             return self._cached_buffers(epoch, skip)
         chunks = self._encoded(None if place["source"] is None else Position.from_json(place["source"]))
-        if self.shuffle:
+        if self.shuffle > 1:
             return self._shuffled(chunks, epoch, int(place["buffer"]), skip)
         return _in_order(chunks, skip)
 
@@ -256,7 +256,7 @@ class Dataset:
         skips = self.skips if self.on_error == "skip" else None
         plan = ReadPlan(tuple(self.schema.raw_columns()), number_types(self.schema), skips)
         num_rows, before = 0, position
-        chunk_rows = max(self.batch_size, min(READ_ROWS, self.shuffle or READ_ROWS))
+        chunk_rows = max(self.batch_size, READ_ROWS)
         for raw, after in self.source.read(position, chunk_rows, plan):
             try:
                 rows = self.encoder(raw)

@@ -159,7 +159,7 @@ class Log(Transform):
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
         numbers, null = _numbers(values)
         with np.errstate(divide="ignore", invalid="ignore"):
-            return pa.array(np.log(self.offset + numbers), mask=null, from_pandas=False)
+            return pa.array(np.log(np.maximum(self.offset + numbers, 0.0)), mask=null, from_pandas=False)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dataset: each row once an epoch, in an order fixed by (seed, epoch), resumable at any batch, read ahead."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from hotbed.connectors import Csv, Memory, Parquet, Position, Source
+from hotbed.data import Batch, Dataset, Dense, Id, Label, Schema
+from hotbed.errors import ConfigError, DecodeError, SchemaError
+
+pytestmark = pytest.mark.core
+ROWS = 1003
+SCHEMA = Schema([Label("label"), Id("row"), Id("bag"), Dense("x")])
+ORDERS: list[dict[str, Any]] = [
+    {},
+    {"shuffle": 1},
+    {"shuffle": 64},
+    {"shuffle": 200, "prefetch": 0},
+    {"shuffle": 10_000},
+    {"shuffle": 1, "cache": True},
+    {"cache": True},
+    {"batch_size": 1, "shuffle": 300},
+    {"batch_size": 5_000, "shuffle": 100},
+    {"drop_last": True, "shuffle": 100},
+]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    rows = range(ROWS)
+    table = pa.table({"row": rows, "bag": [[i] * (i % 3) for i in rows], "x": rows, "label": [i % 2 for i in rows]})
+    pq.write_table(table.slice(0, 400), tmp_path / "1.parquet", row_group_size=90)
+    pq.write_table(table.slice(400), tmp_path / "2.parquet", row_group_size=333)
+    return Parquet(str(tmp_path / "*.parquet"))
+
+
+def make(source: Source, **arguments: Any) -> Dataset:
+    return Dataset(source, SCHEMA, **{"batch_size": 32, "seed": 5, **arguments})
+
+
+def rows(batches: Iterator[Batch] | list[Batch] | Dataset) -> list[int]:
+    return [row for batch in batches for row in batch.ids["row"].values.tolist()]
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_an_epoch_holds_each_row_once_with_all_its_columns(source: Source, order: dict[str, Any]) -> None:
+    dataset = make(source, **order)
+    size = dataset.batch_size
+    for _ in range(2):
+        batches = list(dataset)
+        kept = rows(batches)
+        assert sorted(kept) == sorted(set(kept))
+        assert len(kept) == (ROWS - ROWS % size if dataset.drop_last else ROWS)
+        assert {batch.num_samples for batch in batches[:-1]} <= {size}
+        for batch in batches:
+            row = batch.ids["row"].values
+            assert (batch.dense["x"] == row).all()
+            assert (batch.labels["label"] == row % 2).all()
+            assert (batch.ids["bag"].lengths() == row % 3).all()
+        assert len(batches) == len(dataset) == dataset.num_batches
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_resuming_after_any_batch_goes_on_exactly(source: Source, order: dict[str, Any]) -> None:
+    dataset = make(source, **order)
+    first, second, third = list(dataset), list(dataset), list(dataset)
+    for batches, later in ((first, second), (second, third)):
+        for number in {0, 1, len(batches) // 2, len(batches) - 2, len(batches) - 1} & set(range(len(batches))):
+            position = json.dumps(batches[number].position.to_json())
+            resumed = make(source, **order).resume(position)
+            assert rows(resumed) == rows(batches[number + 1 :])
+            assert rows(resumed) == rows(later)
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_resumed_batches_carry_the_same_positions(source: Source, order: dict[str, Any]) -> None:
+    batches = list(make(source, **order))
+    resumed = make(source, **order).resume(batches[len(batches) // 2].position)
+    expected = [batch.position for batch in batches[len(batches) // 2 + 1 :]]
+    assert [batch.position for batch in resumed] == expected
+
+
+def test_the_dataset_knows_its_position(source: Source) -> None:
+    dataset = make(source, shuffle=100)
+    start = dataset.position
+    for number, batch in enumerate(dataset):
+        assert dataset.position == batch.position
+        if number == 3:
+            break
+    assert rows(make(source, shuffle=100).resume(dataset.position)) == rows(make(source, shuffle=100))[4 * 32 :]
+    assert rows(make(source, shuffle=100).resume(start)) == rows(make(source, shuffle=100))
+
+
+@pytest.mark.parametrize("order", [{"shuffle": 64}, {"shuffle": 10_000}, {"shuffle": 1, "cache": True}], ids=str)
+def test_order_is_a_function_of_seed_and_epoch(source: Source, order: dict[str, Any]) -> None:
+    dataset = make(source, **order)
+    first, second = rows(dataset), rows(dataset)
+    assert first != second
+    assert rows(dataset.epoch(0)) == first
+    assert rows(dataset.epoch(1)) == second
+    assert rows(make(source, **order)) == first
+    assert rows(make(source, **{**order, "seed": 6})) != first
+    assert first != list(range(ROWS))
+
+
+def test_without_shuffle_rows_keep_their_order(source: Source) -> None:
+    assert rows(make(source)) == list(range(ROWS))
+
+
+def test_a_shuffle_moves_rows_no_further_than_its_buffer(source: Source) -> None:
+    moved = [abs(row - place) for place, row in enumerate(rows(make(source, shuffle=50)))]
+    assert 10 < max(moved) < 50
+
+
+def test_a_position_of_another_order_is_refused(source: Source) -> None:
+    position = next(iter(make(source, shuffle=64))).position
+    for other in ({"shuffle": 65}, {"shuffle": 64, "seed": 1}, {}, {"shuffle": 64, "cache": True}):
+        with pytest.raises(ConfigError, match="cannot resume — the position was written with"):
+            make(source, **other).resume(position)
+
+
+def test_the_length_is_known_from_the_source_or_after_an_epoch(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("row,bag,x,label\n" + "1,1,1,1\n" * 70)
+    dataset = make(Csv(tmp_path / "a.csv"))
+    assert dataset.num_batches is None
+    with pytest.raises(TypeError, match="not known before a whole epoch"):
+        len(dataset)
+    assert len(list(dataset)) == len(dataset) == 3
+
+
+def test_map_changes_batches_and_keeps_positions(source: Source) -> None:
+    dataset = make(source).map(lambda batch: batch[:5]).map(lambda batch: Batch(ids=batch.ids))
+    batches = list(dataset)
+    assert {batch.num_samples for batch in batches} == {5}
+    assert [batch.position for batch in batches] == [batch.position for batch in make(source)]
+
+
+class Failing(Source):
+    """Yields a batch, then fails."""
+
+    def schema(self) -> pa.Schema:
+        return pa.schema([("row", pa.int64())])
+
+    def read(self, position: Any = None, batch_rows: int = 1, plan: Any = None) -> Any:
+        yield pa.record_batch({"row": [1]}), Position({"row": 1})
+        raise OSError("the disk is on fire")
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_an_exception_of_the_reader_reaches_the_consumer(prefetch: int) -> None:
+    batches = iter(Dataset(Failing(), Schema([Id("row")]), 1, prefetch=prefetch))
+    assert next(batches).num_samples == 1
+    with pytest.raises(OSError, match="on fire"):
+        next(batches)
+
+
+def test_reading_ahead_is_bounded_and_ends_with_its_consumer(source: Source) -> None:
+    made: list[int] = []
+    dataset = make(source, batch_size=1, prefetch=3).map(lambda batch: made.append(1) or batch)  # type: ignore[func-returns-value]
+    batches = iter(dataset)
+    next(batches)
+    deadline = time.monotonic() + 5
+    while len(made) < 5 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.05)
+    assert len(made) == 5  # one handed out, three in the queue, one waiting for room
+    assert [thread for thread in threading.enumerate() if thread.name == "hotbed-read-ahead"]
+    batches.close()  # type: ignore[attr-defined]
+    assert not [thread for thread in threading.enumerate() if thread.name == "hotbed-read-ahead"]
+
+
+def test_leaving_the_loop_early_ends_the_thread(source: Source) -> None:
+    for _ in make(source):
+        break
+    assert not [thread for thread in threading.enumerate() if thread.name == "hotbed-read-ahead"]
+
+
+def test_a_bad_row_is_named_with_file_and_line(tmp_path: Path) -> None:
+    lines = [f"{i},1,{i}.5,0" for i in range(500)]
+    (tmp_path / "good.csv").write_text("\n".join(["row,bag,x,label", *lines]))
+    lines[321] = "321,1,,0"
+    (tmp_path / "wrong.csv").write_text("\n".join(["row,bag,x,label", *lines]))
+    for order in ({}, {"shuffle": 100}, {"batch_size": 7}):
+        dataset = make(Csv([tmp_path / "good.csv", tmp_path / "wrong.csv"]), **order)
+        with pytest.raises(DecodeError, match=r"wrong\.csv, line 323: column 'x': a missing value") as caught:
+            list(dataset)
+        assert caught.value.row == 323
+        assert caught.value.column == "x"
+
+
+def test_a_bad_row_of_a_slice_is_named_in_its_file(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [float("nan") if i == 77 else i for i in range(100)]}), tmp_path / "a.parquet")
+    source = Parquet(tmp_path / "a.parquet").slice(50, 90)
+    with pytest.raises(DecodeError, match=r"a\.parquet, line 78"):
+        list(Dataset(source, Schema([Dense("x")]), 8))
+
+
+@pytest.mark.parametrize("order", [{}, {"shuffle": 90}, {"cache": True}], ids=str)
+def test_bad_rows_are_skipped_counted_and_positions_stay_exact(
+    tmp_path: Path, order: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = [f"{i},{i},{'' if i % 100 == 7 else i},{'bad' if i % 250 == 3 else 0}" for i in range(ROWS)]
+    lines.insert(500, "1,2,3")
+    (tmp_path / "a.csv").write_text("\n".join(["row,bag,x,label", *lines]))
+    good = [i for i in range(ROWS) if i % 100 != 7 and i % 250 != 3]
+    dataset = make(Csv(tmp_path / "a.csv"), on_error="skip", **order)
+    batches = list(dataset)
+    assert sorted(rows(batches)) == good
+    assert dataset.skips.counts == {"fields": 1, "value": ROWS - len(good)}
+    assert "skipped" in caplog.text
+    resumed = make(Csv(tmp_path / "a.csv"), on_error="skip", **order).resume(batches[4].position)
+    assert rows(resumed) == rows(batches[5:])
+
+
+def test_numbers_are_read_as_numbers_whatever_the_first_rows_look_like(tmp_path: Path) -> None:
+    lines = [f"{i},1,{i},0" for i in range(200_000)]
+    (tmp_path / "a.csv").write_text("\n".join(["row,bag,x,label", *lines, "5,6,0.25,1"]))
+    *_, last = make(Csv(tmp_path / "a.csv"), batch_size=10_000)
+    assert last.dense["x"][-1] == 0.25
+
+
+def test_a_missing_column_is_named_before_anything_is_yielded() -> None:
+    with pytest.raises(SchemaError, match=r"columns \['x'\] are missing"):
+        next(iter(make(Memory({"row": [1], "bag": [1], "label": [1]}))))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [({"batch_size": 0}, "batch_size"), ({"shuffle": -1}, "shuffle"), ({"on_error": "ignore"}, "on_error"),
+     ({"prefetch": 1.5}, "prefetch")],
+)  # fmt: skip
+def test_wrong_arguments_are_named(source: Source, arguments: dict[str, Any], name: str) -> None:
+    with pytest.raises(ConfigError, match=f"dataset.{name}"):
+        make(source, **arguments)
+
+
+def test_an_empty_source_is_an_empty_epoch() -> None:
+    empty = Memory(pa.table({name: pa.array([], pa.int64()) for name in ("row", "bag", "x", "label")}))
+    for order in ({}, {"shuffle": 10}, {"cache": True, "shuffle": 1}):
+        assert list(make(empty, **order)) == []
+
+
+def test_a_cached_epoch_is_read_once_and_cut_fast(shared_data: Path) -> None:
+    names = ["user", "item", "daytime", "weekday", "isweekend", "homework", "cost", "weather", "country", "city"]
+    schema = Schema([Label("label"), *(Id(name) for name in names)])
+    dataset = Dataset(Csv(shared_data / "frappe_x1r" / "train.csv"), schema, 4096, shuffle=1, cache=True, prefetch=0)
+    assert sum(batch.num_samples for batch in dataset) == 202_027
+    fastest = min(_seconds(dataset) for _ in range(3))
+    assert fastest / 50 < 0.004  # about 0.0005 on an idle machine
+
+
+def _seconds(dataset: Dataset) -> float:
+    start = time.perf_counter()
+    for _ in dataset:
+        pass
+    return time.perf_counter() - start
