@@ -6,12 +6,11 @@ from hotbed.models.layers.dropout import Dropout, ReLUDropout
 from hotbed.models.layers.inputs import FeatureInputs, LinearTerm
 from hotbed.models.layers.interaction import DotInteraction, FMInteraction
 from hotbed.models.layers.linear import LogitHead, xavier_
-from hotbed.models.layers.mlp import MLP
+from hotbed.models.layers.mlp import MLP, BatchNorm
 
 __all__ = [
     "MLP",
-    "LogitHead",
-    "ReLUDropout",
+    "BatchNorm",
     "CrossNet",
     "CrossNetMix",
     "CrossNetV2",
@@ -20,5 +19,7 @@ __all__ = [
     "FMInteraction",
     "FeatureInputs",
     "LinearTerm",
+    "LogitHead",
+    "ReLUDropout",
     "xavier_",
 ]

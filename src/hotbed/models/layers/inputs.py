@@ -52,7 +52,7 @@ class FeatureInputs(nn.Module):
 
     def fields(self, flat: Tensor) -> Tensor:
         """The embeddings in the result of `forward` as [n, fields, dim]; all tables must have the same dim."""
-        return flat[:, : self.embedding_dim].reshape(len(flat), len(self.field_dims), -1)
+        return flat[:, : self.embedding_dim].unflatten(1, (len(self.field_dims), -1))
 
     def dense(self, flat: Tensor) -> Tensor:
         """The dense columns in the result of `forward`, [n, dense_dim]."""
@@ -97,7 +97,7 @@ class LinearTerm(nn.Module):
 
 def _dense(batch: Batch, names: list[str]) -> Tensor:
     columns = (torch.as_tensor(batch.dense[name], dtype=torch.float32) for name in names)
-    return torch.cat([column.reshape(batch.num_samples, -1) for column in columns], dim=1)
+    return torch.cat([column if column.dim() == 2 else column.unsqueeze(1) for column in columns], dim=1)
 
 
 def _table(tables: Mapping[str, Table], column: Id) -> Table:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from hotbed.errors import ConfigError
 from hotbed.models.layers.dropout import Dropout, ReLUDropout
@@ -22,6 +23,19 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {
     "sigmoid": nn.Sigmoid,
     "leaky_relu": nn.LeakyReLU,
 }
+
+
+class BatchNorm(nn.BatchNorm1d):
+    """`nn.BatchNorm1d` that takes batches of fewer than two samples: it normalizes those by the running statistics.
+
+    The last batch of a stream may hold one sample, which has no variance; torch's raises there.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, width] -> [n, width]."""
+        if self.training and len(x) < 2:
+            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
+        return super().forward(x)
 
 
 class MLP(nn.Sequential):
@@ -62,7 +76,7 @@ class MLP(nn.Sequential):
         for width, next_width in itertools.pairwise(widths):
             layers.append(nn.Linear(width, next_width))
             if batch_norm:
-                layers.append(nn.BatchNorm1d(next_width))
+                layers.append(BatchNorm(next_width))
             if activation == "relu":
                 layers.append(ReLUDropout(dropout))
             else:

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layers compute the formulas of their papers."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch absent")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+from hotbed.errors import ConfigError  # noqa: E402
+from hotbed.models.layers import (  # noqa: E402
+    MLP,
+    BatchNorm,
+    CrossNet,
+    CrossNetMix,
+    CrossNetV2,
+    DotInteraction,
+    Dropout,
+    FMInteraction,
+    LogitHead,
+    ReLUDropout,
+    xavier_,
+)
+
+pytestmark = pytest.mark.torch_core
+
+
+def close(left: torch.Tensor, right: torch.Tensor) -> None:
+    torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-6)
+
+
+# --- crosses --------------------------------------------------------------------------------------------------------
+
+
+def test_cross_v1_is_the_formula_of_the_paper() -> None:
+    net, x0 = CrossNet(5, 3), torch.randn(7, 5)
+    for bias in net.biases:
+        nn.init.normal_(bias)
+    x = x0
+    for weight, bias in zip(net.weights, net.biases, strict=True):
+        x = x0 * (x @ weight.weight[0]).unsqueeze(1) + bias + x
+    close(net(x0), x)
+
+
+def test_cross_v2_is_the_formula_of_the_paper() -> None:
+    net, x0 = CrossNetV2(5, 3), torch.randn(7, 5)
+    x = x0
+    for layer in net.layers:
+        x = x0 * (x @ layer.weight.T + layer.bias) + x
+    close(net(x0), x)
+
+
+@pytest.mark.parametrize("num_experts", [1, 3])
+def test_the_low_rank_cross_equals_gating_every_expert_alone(num_experts: int) -> None:
+    net, x0 = CrossNetMix(5, 2, rank=4, num_experts=num_experts), torch.randn(7, 5)
+    x = x0
+    for layer in range(2):
+        nn.init.normal_(net.biases[layer])
+        gates = F.softmax(x @ net.gates[layer].weight.T, dim=1)
+        mixed = torch.zeros_like(x)
+        for expert in range(num_experts):
+            rows = slice(4 * expert, 4 * expert + 4)
+            inner = torch.tanh(x @ net.down[layer].weight[rows].T)
+            inner = torch.tanh(inner @ net.core[layer][expert].T)
+            full = x0 * (inner @ net.up[layer].weight[:, rows].T + net.biases[layer])
+            mixed = mixed + gates[:, expert : expert + 1] * full
+        x = mixed + x
+    close(net(x0), x)
+
+
+@pytest.mark.parametrize("make", [CrossNet, CrossNetV2, lambda width, layers: CrossNetMix(width, layers, rank=2)])
+def test_a_cross_layer_passes_gradient_checks(make: type[nn.Module]) -> None:
+    net = make(3, 2).double()
+    assert torch.autograd.gradcheck(net, (torch.randn(4, 3, dtype=torch.float64, requires_grad=True),))
+
+
+# --- interactions ---------------------------------------------------------------------------------------------------
+
+
+def test_fm_is_the_sum_over_all_pairs() -> None:
+    fields = torch.randn(6, 4, 3)
+    pairs = [(fields[:, i] * fields[:, j]).sum(1) for i, j in combinations(range(4), 2)]
+    close(FMInteraction()(fields), torch.stack(pairs).sum(0))
+
+
+def test_dot_gives_every_pair_once() -> None:
+    fields = torch.randn(6, 4, 3)
+    layer = DotInteraction(4)
+    pairs = [(fields[:, i] * fields[:, j]).sum(1) for i in range(4) for j in range(i)]
+    close(layer(fields), torch.stack(pairs, dim=1))
+    assert layer.output_dim == 6
+    assert not layer.state_dict()
+
+
+# --- linear ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_head_equals_a_linear_layer_over_the_concatenation() -> None:
+    head, parts = LogitHead(2, 3, 4), [torch.randn(5, width, requires_grad=True) for width in (2, 3, 4)]
+    logits = head(*parts)
+    whole = torch.cat(parts, dim=1)
+    close(logits, head.linear(whole).squeeze(1))
+    gradients = torch.autograd.grad(logits.square().sum(), [*parts, head.linear.weight])
+    expected = torch.autograd.grad(head.linear(whole).square().sum(), [*parts, head.linear.weight])
+    for gradient, wanted in zip(gradients, expected, strict=True):
+        close(gradient, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_logits_stay_float32_under_autocast(dtype: torch.dtype) -> None:
+    head, x = LogitHead(64), torch.randn(8, 64)
+    with torch.autocast("cpu", dtype):
+        logits = head(x)
+    assert logits.dtype == torch.float32
+    close(logits, head(x))
+
+
+def test_xavier_sets_weights_and_zero_biases() -> None:
+    mlp = MLP(300, [200], output_dim=1)
+    xavier_(mlp)
+    assert isinstance(mlp[0], nn.Linear)
+    assert mlp[0].weight.std().item() == pytest.approx(math.sqrt(2 / 500), rel=0.02)
+    assert not mlp[0].bias.any()
+
+
+# --- perceptron -----------------------------------------------------------------------------------------------------
+
+
+def test_the_order_is_linear_norm_activation_dropout() -> None:
+    assert [type(layer) for layer in MLP(3, [4], activation="tanh", dropout=0.5, batch_norm=True, output_dim=1)] == [
+        nn.Linear,
+        BatchNorm,
+        nn.Tanh,
+        Dropout,
+        nn.Linear,
+    ]
+    assert [type(layer) for layer in MLP(3, [4], dropout=0.5)] == [nn.Linear, ReLUDropout]
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "silu", "tanh", "sigmoid", "leaky_relu"])
+def test_every_activation_works_and_eval_equals_plain_torch(activation: str) -> None:
+    mlp = MLP(3, [8, 8], output_dim=2, activation=activation, dropout=0.3, batch_norm=True).eval()  # type: ignore[arg-type]
+    function = getattr(F, activation) if hasattr(F, activation) else getattr(torch, activation)
+    x = torch.randn(5, 3)
+    h = x
+    for at in range(0, len(mlp) - 1, len(mlp) // 2):
+        h = function(mlp[at + 1](mlp[at](h)))
+    close(mlp(x), mlp[-1](h))
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_batches_too_small_for_statistics_use_the_running_ones(n: int) -> None:
+    norm = BatchNorm(4)
+    norm(torch.randn(100, 4) * 3 + 1)
+    before = norm.running_mean.clone()
+    x = torch.randn(n, 4)
+    close(norm(x), norm.eval()(x))
+    assert torch.equal(norm.running_mean, before)
+
+
+def test_an_mlp_without_hidden_layers_is_linear_or_nothing() -> None:
+    x = torch.randn(5, 3)
+    assert torch.equal(MLP(3, [])(x), x)
+    assert MLP(3, [], output_dim=2)(x).shape == (5, 2)
+    assert MLP(3, []).output_dim == 3
+
+
+def test_bad_widths_rates_and_names_are_config_errors() -> None:
+    for make in (
+        lambda: MLP(3, [0]),
+        lambda: MLP(0, [4]),
+        lambda: MLP(3, [4], dropout=1.0),
+        lambda: MLP(3, [4], dropout=-0.1),
+        lambda: MLP(3, [4], activation="rellu"),  # type: ignore[arg-type]
+        lambda: CrossNet(3, 0),
+        lambda: CrossNetV2(3, 0),
+        lambda: CrossNetMix(3, 1, rank=0),
+    ):
+        with pytest.raises(ConfigError, match=r"— received .* — give"):
+            make()
+
+
+# --- dropout --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.4, 0.5, 0.9, 1e-3])
+def test_dropout_drops_at_its_rate_and_keeps_the_mean(rate: float) -> None:
+    x = torch.ones(1000, 1000)
+    out = Dropout(rate)(x)
+    dropped = (out == 0).double().mean().item()
+    spread = math.sqrt(rate * (1 - rate) / x.numel())
+    assert dropped == pytest.approx(rate, abs=5 * spread)
+    assert out.double().mean().item() == pytest.approx(1.0, abs=5 * spread / (1 - rate))
+    assert out[out != 0].unique().numel() == 1
+
+
+def test_dropped_elements_are_independent_of_their_neighbours() -> None:
+    kept = (Dropout(0.4)(torch.ones(1 << 20)) != 0).double() - 0.6
+    for lag in (1, 2, 3, 4, 8, 400):  # 4 elements share one 64-bit draw
+        correlation = (kept[lag:] * kept[:-lag]).mean().item() / 0.24
+        assert abs(correlation) < 5 / math.sqrt(len(kept)), lag
+
+
+@pytest.mark.parametrize("layer", [Dropout, ReLUDropout])
+def test_the_seed_of_torch_decides_the_mask(layer: type[nn.Module]) -> None:
+    def draw(seed: int) -> torch.Tensor:
+        torch.manual_seed(seed)
+        return layer(0.5)(torch.ones(31, 7))
+
+    assert torch.equal(draw(1), draw(1))
+    assert not torch.equal(draw(1), draw(2))
+
+
+@pytest.mark.parametrize("layer", [Dropout, ReLUDropout])
+@pytest.mark.parametrize("shape", [(0, 4), (1, 1), (3,), (5, 7, 3)])
+def test_dropout_takes_any_shape_and_rests_in_eval(layer: type[nn.Module], shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape)
+    assert layer(0.5)(x).shape == x.shape
+    still = x if layer is Dropout else x.relu()
+    assert torch.equal(layer(0.5).eval()(x), still)
+    assert torch.equal(layer(0.0)(x), still)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_relu_dropout_equals_relu_then_dropout_forward_and_backward(dtype: torch.dtype) -> None:
+    x = torch.randn(50, 20, dtype=dtype)
+    outs, gradients = [], []
+    for make in (ReLUDropout(0.4), nn.Sequential(nn.ReLU(), Dropout(0.4))):
+        torch.manual_seed(3)
+        leaf = x.clone().requires_grad_()
+        out = make(leaf)
+        (out * torch.arange(20)).sum().backward()
+        outs.append(out.detach())
+        gradients.append(leaf.grad)
+    tolerance = {"rtol": 1e-2, "atol": 1e-2} if dtype == torch.bfloat16 else {"rtol": 1e-6, "atol": 1e-6}
+    torch.testing.assert_close(outs[0], outs[1], **tolerance)
+    torch.testing.assert_close(gradients[0], gradients[1], **tolerance)
+
+
+def test_relu_dropout_lets_nan_through_so_that_the_loop_can_see_it() -> None:
+    out = ReLUDropout(0.5)(torch.full((64,), math.nan))
+    assert out.isnan().any()
+
+
+def test_layers_run_under_autocast() -> None:
+    x = torch.randn(6, 12, requires_grad=True)
+    for net in (CrossNet(12, 2), CrossNetV2(12, 2), CrossNetMix(12, 2), MLP(12, [8, 8], dropout=0.4, batch_norm=True)):
+        with torch.autocast("cpu", torch.bfloat16):
+            out = net(x)
+        out.float().sum().backward()
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())

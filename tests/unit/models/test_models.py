@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models: shapes, formulas, learning, small batches, descriptions; all on real tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch absent")
+
+import hotbed as hb  # noqa: E402
+from hotbed import config  # noqa: E402
+from hotbed.errors import ConfigError  # noqa: E402
+from hotbed.models import losses  # noqa: E402
+
+pytestmark = pytest.mark.torch_core
+SCHEMA = hb.Schema(
+    [
+        hb.Label("y"),
+        hb.Label("z"),
+        hb.Id("user"),
+        hb.Id("item"),
+        hb.Id("other_item", table="item"),
+        hb.Id("genres", pooling="mean"),
+        hb.Dense("price"),
+        hb.Dense("vector", width=3),
+    ]
+)
+IDS_ONLY = hb.Schema([hb.Label("y"), hb.Id("user"), hb.Id("item")])
+DENSE_ONLY = hb.Schema([hb.Label("y"), hb.Dense("price"), hb.Dense("vector", width=3)])
+SMALL = {"hidden": (8, 8)}
+MODELS: dict[str, tuple[str, dict[str, object]]] = {
+    "LR": ("LR", {}),
+    "FM": ("FM", {}),
+    "DNN": ("DNN", SMALL),
+    "DNN batch norm": ("DNN", {**SMALL, "batch_norm": True, "dropout": 0.4}),
+    "WideDeep": ("WideDeep", SMALL),
+    "DeepFM": ("DeepFM", SMALL),
+    "DCN": ("DCN", SMALL),
+    "DCN cross only": ("DCN", {"hidden": ()}),
+    "DCNv2": ("DCNv2", SMALL),
+    "DCNv2 stacked": ("DCNv2", {**SMALL, "structure": "stacked"}),
+    "DCNv2 low rank": ("DCNv2", {**SMALL, "low_rank": 2, "num_experts": 3}),
+    "DCNv2 cross only": ("DCNv2", {"hidden": (), "structure": "stacked"}),
+    "DLRM": ("DLRM", {**SMALL, "bottom": (8,)}),
+    "DLRM cat": ("DLRM", {**SMALL, "interaction": "cat", "bottom": ()}),
+    "MMoE": ("MMoE", {"num_experts": 3, "expert_hidden": (8,), "tower_hidden": (4,)}),
+}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Models this small are slower on two threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def make(name: str, schema: hb.Schema = SCHEMA, dim: int = 4, seed: int = 0) -> torch.nn.Module:
+    """A model over fresh tables, dense weights from the seed."""
+    torch.manual_seed(seed)
+    cls, keywords = MODELS[name]
+    tables = hb.make_tables(schema, dim=dim, rule=hb.Adam(lr=0.05), init=hb.Normal(0.1))
+    return getattr(hb.models, cls)(schema, tables, **keywords)
+
+
+def batch(n: int, seed: int = 0) -> hb.Batch:
+    """n samples whose labels depend on user and price."""
+    random = np.random.default_rng(seed)
+    counts = random.integers(0, 4, n)  # some bags are empty
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    user, price = random.integers(-5, 5, n), random.random(n, dtype=np.float32)
+    y = (user + price > 0).astype(np.float32)
+    arrays = hb.Batch(
+        ids={
+            "user": hb.Ids(user),
+            "item": hb.Ids(random.integers(0, 50, n)),
+            "other_item": hb.Ids(random.integers(0, 50, n)),
+            "genres": hb.Ids(random.integers(0, 9, offsets[-1]), offsets),
+        },
+        dense={"price": price, "vector": random.random((n, 3), dtype=np.float32)},
+        labels={"y": y, "z": 1.0 - y},
+        num_samples=n,
+    )
+    return arrays.map_arrays(torch.from_numpy)
+
+
+def by_label(outputs: object) -> Mapping[str, torch.Tensor]:
+    return outputs if isinstance(outputs, dict) else {"y": outputs}
+
+
+def train_step(model: torch.nn.Module, samples: hb.Batch) -> float:
+    outputs = by_label(model(samples))
+    loss = losses.MultiTask({label: losses.BCE() for label in outputs})(outputs, samples.labels)
+    loss.backward()
+    return float(loss.detach())
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("n", [0, 1, 5])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_batch_of_any_size_gives_one_float32_logit_a_sample(name: str, n: int, autocast: bool) -> None:
+    model, samples = make(name), batch(n)
+    for training in (True, False):
+        model.train(training)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            outputs = by_label(model(samples))
+        assert set(outputs) == ({"y", "z"} if name == "MMoE" else {"y"})
+        assert all(logits.shape == (n,) and logits.dtype == torch.float32 for logits in outputs.values())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_dense_parameter_and_every_table_gets_a_gradient(name: str) -> None:
+    model = make(name)
+    train_step(model, batch(64))
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    assert all(p.grad.abs().sum() > 0 for p in model.parameters() if p.grad.numel() > 8)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_learns(name: str) -> None:
+    model = make(name)
+    dense, sparse = torch.optim.Adam(hb.dense_parameters(model), 0.02), hb.SparseOptimizer(model)
+    first = None
+    for step in range(40):
+        loss = train_step(model, batch(256, seed=step))
+        first = first or loss
+        dense.step()
+        sparse.step()
+        dense.zero_grad()
+        sparse.zero_grad()
+    model.eval()
+    test = batch(2000, seed=999)
+    with torch.no_grad():
+        logits = by_label(model(test))["y"]
+    auc = hb.metrics.AUC()
+    auc.update(torch.sigmoid(logits), test.labels["y"])
+    assert loss < first
+    assert auc.eval() > 0.9
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_seed_of_torch_makes_a_model_reproducible(name: str) -> None:
+    first, second = (by_label(make(name, seed=5).eval()(batch(7)))["y"] for _ in range(2))
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_describes_itself_and_is_built_again(name: str) -> None:
+    model = make(name)
+    spec = config.describe(model)
+    given = {"schema": SCHEMA, "tables": hb.make_tables(SCHEMA, dim=4)}
+    again = config.build(spec, torch.nn.Module, "model", given)
+    assert type(again) is type(model)
+    assert config.describe(again) == spec
+    shapes = [{key: value.shape for key, value in one.state_dict().items()} for one in (model, again)]
+    assert shapes[0] == shapes[1]
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("FM", "DeepFM", "DLRM", "DLRM cat", "MMoE")])
+def test_schemas_with_only_ids_or_only_dense_columns_work(name: str) -> None:
+    for schema in (IDS_ONLY, DENSE_ONLY):
+        assert make(name, schema)(batch(3)).shape == (3,)
+
+
+@pytest.mark.parametrize("name", ["FM", "DeepFM", "DLRM", "DLRM cat"])
+def test_models_that_multiply_fields_need_no_dense_columns(name: str) -> None:
+    assert make(name, IDS_ONLY)(batch(3)).shape == (3,)
+
+
+# --- formulas -------------------------------------------------------------------------------------------------------
+
+
+def test_fm_is_bias_weights_and_pairs() -> None:
+    model, samples = make("FM", IDS_ONLY), batch(9)
+    torch.nn.init.normal_(model.linear.bias)
+    logits = model(samples)  # inserts every id
+    model.eval()
+    rows = model.inputs.collection(samples)
+    weights = model.linear.collection(samples)
+    pairs = sum((rows[a] * rows[b]).sum(1) for a, b in combinations(["user", "item"], 2))
+    torch.testing.assert_close(logits, model.linear.bias + sum(w.squeeze(1) for w in weights.values()) + pairs)
+
+
+def test_first_order_weights_live_in_tables_of_their_own() -> None:
+    model = make("DeepFM")
+    linear, deep = model.linear.collection.tables, model.inputs.collection.tables
+    assert {(table.name, table.dim) for table in linear} == {
+        ("user.linear", 1),
+        ("item.linear", 1),
+        ("genres.linear", 1),
+    }
+    assert all(table.rule == deep[0].rule for table in linear)
+
+
+def test_the_size_of_dcnv2_is_that_of_the_published_model() -> None:
+    """BARS' Frappe DCNv2 has 458,391 parameters with 5,406 rows of dim 10 (its ids and one unknown a field)."""
+    fields = [hb.Id(f"f{i}") for i in range(10)]
+    schema = hb.Schema([hb.Label("y"), *fields])
+    model = hb.models.DCNv2(schema, hb.make_tables(schema, dim=10), num_cross_layers=4, dropout=0.4, batch_norm=True)
+    dense = sum(p.numel() for p in hb.dense_parameters(model))
+    cross, mlp, norms, head = 4 * (100 * 100 + 100), 100 * 400 + 2 * 400 * 400 + 3 * 400, 3 * 800, 501
+    assert dense == cross + mlp + norms + head
+    assert (458_391 - dense) % 10 == 0
+
+
+def test_mmoe_mixes_experts_by_the_gate_of_each_task() -> None:
+    model, samples = make("MMoE").eval(), batch(6)
+    flat = model.inputs(samples)
+    outputs = model(samples)
+    for task in ("y", "z"):
+        gate = torch.softmax(model.gates[task](flat), dim=1)
+        mixed = sum(gate[:, i : i + 1] * expert(flat) for i, expert in enumerate(model.experts))
+        torch.testing.assert_close(outputs[task], model.heads[task](model.towers[task](mixed)))
+
+
+def test_dlrm_dot_joins_pairs_and_the_bottom_output() -> None:
+    model, samples = make("DLRM").eval(), batch(6)
+    flat = model.inputs(samples)
+    dense = model.bottom(flat[:, model.inputs.embedding_dim :])
+    fields = [dense, *flat[:, : model.inputs.embedding_dim].split(4, dim=1)]
+    pairs = [(fields[i] * fields[j]).sum(1, keepdim=True) for i in range(5) for j in range(i)]
+    torch.testing.assert_close(model(samples), model.head(model.top(torch.cat([dense, *pairs], dim=1))))
+
+
+# --- bad configuration ----------------------------------------------------------------------------------------------
+
+
+def test_wrong_settings_are_config_errors_that_say_what_to_do() -> None:
+    tables = hb.make_tables(SCHEMA, dim=4)
+    mixed = hb.make_tables(SCHEMA, dim=4, overrides={"user": {"dim": 6}})
+    sequence = hb.Schema([hb.Label("y"), hb.Id("history", table="item", pooling="none")])
+    empty = hb.Schema([hb.Label("y")])
+    cases = [
+        (lambda: hb.models.DCNv2(SCHEMA, tables, structure="serial"), "structure: unknown"),  # type: ignore[arg-type]
+        (lambda: hb.models.DLRM(SCHEMA, tables, interaction="sum"), "interaction: unknown"),  # type: ignore[arg-type]
+        (lambda: hb.models.MMoE(SCHEMA, tables, tasks=("y", "income")), r"tasks: .*received \['income'\]"),
+        (lambda: hb.models.MMoE(SCHEMA, tables, num_experts=0), "num_experts"),
+        (lambda: hb.models.FM(SCHEMA, mixed), r"FM: fields of one dim needed — received dims \[4, 6\]"),
+        (lambda: hb.models.DNN(SCHEMA, {}), "no table for column 'user'"),
+        (lambda: hb.models.LR(SCHEMA, {}), "no table for column 'user'"),
+        (lambda: hb.models.DNN(sequence, {"item": tables["item"]}), "history: a sequence feature has no place"),
+        (lambda: hb.models.DNN(empty, {}), "no features"),
+        (lambda: hb.models.DNN(SCHEMA, tables, dropout=1.5), "dropout: not a rate"),
+        (lambda: hb.models.DCN(SCHEMA, tables, num_cross_layers=0), "num_cross_layers: too small"),
+    ]
+    for build, message in cases:
+        with pytest.raises(ConfigError, match=message):
+            build()
+
+
+def test_tables_of_different_dims_feed_the_models_that_only_concatenate() -> None:
+    tables = hb.make_tables(SCHEMA, dim=4, overrides={"user": {"dim": 6}})
+    model = hb.models.DCNv2(SCHEMA, tables, hidden=(8,))
+    assert model.inputs.output_dim == 6 + 4 + 4 + 4 + 1 + 3
+    assert model(batch(3)).shape == (3,)
