@@ -150,8 +150,11 @@ class ReferenceTable:
 
     def export(self, partitions: Iterable[int] = range(PARTITIONS)) -> Iterator[pa.RecordBatch]:
         """Rows as record batches ordered by (partition, id); see docs/format.md for the columns."""
-        for p in sorted(set(partitions)):
-            ids = sorted(i for i in self.rows if _partition(i) == p)
+        members: dict[int, list[int]] = {}
+        for i in sorted(self.rows):
+            members.setdefault(_partition(i), []).append(i)
+        for p in partitions:
+            ids = members.get(p, [])
             rows = [self.rows[i] for i in ids]
             columns: dict[str, pa.Array] = {
                 "partition": pa.array([p] * len(ids), pa.uint8()),
