@@ -38,11 +38,15 @@ class IdMap {
 
   uint32_t find(int64_t id, uint64_t hash) const noexcept {
     if (num_buckets_ == 0) return kNoSlot;
-    for (uint32_t b = bucket_of(hash, num_buckets_);; b = b + 1 == num_buckets_ ? 0 : b + 1) {
+    const uint32_t home = bucket_of(hash, num_buckets_);
+    uint32_t b = home;
+    do {  // once round at most: in a small map every bucket may have been passed
       const Bucket& bucket = buckets_[b];
       if (uint32_t hit = match(bucket, id)) return bucket.slot[__builtin_ctz(hit)];
       if (bucket.overflow == 0) return kNoSlot;
-    }
+      b = after(b);
+    } while (b != home);
+    return kNoSlot;
   }
 
   // The id must be absent.
@@ -55,16 +59,19 @@ class IdMap {
   bool erase(int64_t id, uint64_t hash) noexcept {
     if (num_buckets_ == 0) return false;
     const uint32_t home = bucket_of(hash, num_buckets_);
-    for (uint32_t b = home;; b = b + 1 == num_buckets_ ? 0 : b + 1) {
+    uint32_t b = home;
+    do {
       if (uint32_t hit = match(buckets_[b], id)) {
         buckets_[b].used &= static_cast<uint16_t>(~hit);
-        for (uint32_t c = home; c != b; c = c + 1 == num_buckets_ ? 0 : c + 1)
+        for (uint32_t c = home; c != b; c = after(c))
           if (buckets_[c].overflow != kSticky) buckets_[c].overflow--;
         size_--;
         return true;
       }
       if (buckets_[b].overflow == 0) return false;
-    }
+      b = after(b);
+    } while (b != home);
+    return false;
   }
 
   // Calls visit(id, slot) for every entry, in no useful order.
@@ -92,6 +99,8 @@ class IdMap {
   };
   static_assert(sizeof(Bucket) == 64);
 
+  uint32_t after(uint32_t b) const noexcept { return b + 1 == num_buckets_ ? 0 : b + 1; }
+
   static uint32_t match(const Bucket& bucket, int64_t id) noexcept {
     uint32_t hit = 0;
     for (int e = 0; e < kEntries; e++) hit |= static_cast<uint32_t>(bucket.id[e] == id) << e;
@@ -99,7 +108,7 @@ class IdMap {
   }
 
   void place(int64_t id, uint64_t hash, uint32_t slot) noexcept {
-    for (uint32_t b = bucket_of(hash, num_buckets_);; b = b + 1 == num_buckets_ ? 0 : b + 1) {
+    for (uint32_t b = bucket_of(hash, num_buckets_);; b = after(b)) {
       Bucket& bucket = buckets_[b];
       const uint32_t open = static_cast<uint32_t>(~bucket.used) & ((1u << kEntries) - 1);
       if (open) {

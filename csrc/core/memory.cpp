@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "memory.h"
 
+#include <pthread.h>
 #include <sys/mman.h>
 
+#include <atomic>
 #include <cstring>
 #include <mutex>
 #include <new>
@@ -17,8 +19,25 @@ struct Slab {
   size_t used, live;
 };
 
-std::mutex g_mutex;
-Slab* g_open = nullptr;
+struct Slabs {
+  std::mutex mutex;
+  Slab* open = nullptr;
+};
+
+// The child of a fork may find the lock held by a thread it does not have: it starts a state of its own.
+std::atomic<Slabs*> g_slabs{nullptr};
+
+Slabs& slabs() {
+  static const int registered = pthread_atfork(nullptr, nullptr, [] { g_slabs.store(new Slabs); });
+  static_cast<void>(registered);
+  Slabs* known = g_slabs.load();
+  if (!known) {
+    Slabs* fresh = new Slabs;
+    if (g_slabs.compare_exchange_strong(known, fresh)) known = fresh;
+    else delete fresh;
+  }
+  return *known;
+}
 
 size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
@@ -60,15 +79,16 @@ void collapse_pages([[maybe_unused]] void* pages, [[maybe_unused]] size_t bytes)
 void* allocate_block(size_t bytes) {
   bytes = round_up(bytes, 64);
   if (bytes >= kLargeBlock) return map_pages(bytes, bytes >= kHugePage);
-  std::lock_guard lock(g_mutex);
-  if (!g_open || g_open->used + bytes > kSlab) {
-    if (g_open && g_open->live == 0) munmap(g_open, kSlab);
-    g_open = static_cast<Slab*>(map_aligned(kSlab, kSlab));
-    advise_huge(g_open, kSlab);
-    g_open->used = 64;
+  Slabs& state = slabs();
+  std::lock_guard lock(state.mutex);
+  if (!state.open || state.open->used + bytes > kSlab) {
+    if (state.open && state.open->live == 0) munmap(state.open, kSlab);
+    state.open = static_cast<Slab*>(map_aligned(kSlab, kSlab));
+    advise_huge(state.open, kSlab);
+    state.open->used = 64;
   }
-  void* block = reinterpret_cast<char*>(g_open) + g_open->used;
-  g_open->used += bytes, g_open->live += bytes;
+  void* block = reinterpret_cast<char*>(state.open) + state.open->used;
+  state.open->used += bytes, state.open->live += bytes;
   return block;
 }
 
@@ -76,10 +96,11 @@ void release_block(void* block, size_t bytes) noexcept {
   if (!block) return;
   bytes = round_up(bytes, 64);
   if (bytes >= kLargeBlock) return unmap_pages(block, bytes);
-  std::lock_guard lock(g_mutex);
+  Slabs& state = slabs();
+  std::lock_guard lock(state.mutex);
   Slab* slab = reinterpret_cast<Slab*>(reinterpret_cast<size_t>(block) / kSlab * kSlab);
   slab->live -= bytes;
-  if (slab->live == 0 && slab != g_open) munmap(slab, kSlab);
+  if (slab->live == 0 && slab != state.open) munmap(slab, kSlab);
 }
 
 }  // namespace hotbed

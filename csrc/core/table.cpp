@@ -192,8 +192,8 @@ void Table::insert(Uniques& uniques) {
       evict_one(p, in_batch);
     }
     const uint32_t slot = partition.free.back();
-    partition.free.pop_back();
     maps_[p].insert(uniques.ids[u], hash, slot);
+    partition.free.pop_back();
     start_row(slot, uniques.ids[u]);
     const Row row = rows_[slot];
     touch(row, uniques, u, layout().has_count ? uniques.counts[u] : 0);
