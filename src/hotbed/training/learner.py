@@ -215,7 +215,7 @@ class Learner:
         self._network = network if boost is None else boost.compile(network)
         self._dense_parameters = parameters_of(dense)
         self._row_parameters = parameters_of(sparse)
-        self._buffers = [buffer for buffer in network.buffers() if buffer.is_floating_point() and buffer.numel()]
+        self._buffers = [buffer for buffer in network.buffers() if buffer.numel()]
         self._kept = [buffer.clone() for buffer in self._buffers]
         self._scaler = torch.amp.GradScaler(self.device.type) if self.precision.scaled and dense is not None else None
 

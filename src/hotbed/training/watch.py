@@ -27,7 +27,7 @@ MAX_POINTS = 512
 
 @dataclass
 class Point:
-    """State of training at one moment; `window` holds metrics since the point before, `tables` their statistics."""
+    """State of training at one moment; `window` holds metrics since the last window, `tables` their statistics."""
 
     step: int
     epoch: int
@@ -43,15 +43,17 @@ class History:
     """What happened: `epochs` holds one dict an epoch, `points` at most 512 moments, thinned evenly as they grow.
 
     The first points are `every_steps` apart; the distance doubles whenever 512 are reached, so that a stream without
-    end needs bounded memory. `fit` returns it, and the report draws it.
+    end needs bounded memory. Windows of progressive metrics hold at least `window_samples`, and about a sixtieth of a
+    stream of known length. `fit` returns it, and the report draws it.
     """
 
-    def __init__(self, every_steps: int = 1) -> None:
+    def __init__(self, every_steps: int = 1, window_samples: int = 1000) -> None:
         self.epochs: list[dict[str, float]] = []
         self.points: list[Point] = []
         self.metrics: dict[str, float] = {}
         self.evictions: list[tuple[int, str, int]] = []  # (step, table, rows removed)
         self._every, self._steps = max(1, every_steps), 0
+        self._window_samples, self._window_began = window_samples, 0
         self._sum: Any = 0.0  # a tensor while steps are added: no wait for the device
         self._epoch_sum, self._epoch_steps, self._epoch_began = 0.0, 0, (0.0, 0)
 
@@ -83,20 +85,30 @@ class History:
         loss = float(self._sum) / self._steps if self._steps else float("nan")
         self._epoch_sum, self._epoch_steps = self._epoch_sum + float(self._sum), self._epoch_steps + self._steps
         self._sum, self._steps = 0.0, 0
-        roll = getattr(run.observer, "roll", None)
         tables = {name: dict(table.stats) for name, table in run.tables.items()}
         seconds = time.perf_counter() - run.began
-        window = {} if roll is None else roll()
+        window = self._roll(run)
         self.points.append(Point(run.step, run.epoch, run.samples, seconds, run.now, loss, window, tables))
-        if len(self.points) >= MAX_POINTS:
+        if len(self.points) >= MAX_POINTS:  # windows grow with the distance of points
             self.points = _halve(self.points)
             self._every *= 2
 
 
+    def _roll(self, run: Run) -> dict[str, float]:
+        roll = getattr(run.observer, "roll", None)
+        held = run.samples - self._window_began
+        wanted = max(self._window_samples, run.samples // max(run.step, 1) * (run.total_steps or 0) // 60)
+        if roll is None or held < wanted:
+            return {}
+        self._window_began = run.samples
+        return dict(roll())
+
+
 def _halve(points: list[Point]) -> list[Point]:
-    """Every second point; the loss of the one before is averaged into it."""
+    """Every second point; the loss of the one before is averaged into it, and its window kept where it has none."""
     for before, kept in zip(points[::2], points[1::2], strict=False):
         kept.loss = (before.loss + kept.loss) / 2
+        kept.window = kept.window or before.window
     return points[1::2]
 
 

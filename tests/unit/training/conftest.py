@@ -17,6 +17,7 @@ from torch import nn
 import hotbed as hb
 
 USERS, ITEMS = 50, 80
+torch.set_num_threads(1)  # the networks here are tiny: threads would only wait for each other
 
 
 def columns(rows: int, seed: int = 0) -> dict[str, Any]:
