@@ -55,9 +55,7 @@ class Encoder:
         """Batch of `rows`. `labels=False` (serving): label and weight columns are not read, time only if it is
         there."""
         batch = _one_batch(rows)
-        if not any(
-            known is batch.schema or (mode == labels and known.equals(batch.schema)) for known, mode in self._seen
-        ):
+        if not any(mode == labels and known.equals(batch.schema) for known, mode in self._seen):
             self._check(batch.schema, labels)
             self._seen.append((batch.schema, labels))
         while True:

@@ -52,7 +52,14 @@ def label(column: Label, values: pa.Array) -> np.ndarray:
     if column.positive is not None:
         equal = pc.equal(values.cast(pa.string()), column.positive)
         return np.asarray(equal.to_numpy(zero_copy_only=False), np.float32)
-    numbers = numeric(column.name, values)
+    try:
+        numbers = numeric(column.name, values)
+    except BadRows as bad:
+        if not is_bytes(values.type):
+            raise
+        word = _first(values, bad.mask)
+        message = f"label {column.name!r}: {word!r} is no number — text labels need positive={word!r} or the like"
+        raise BadRows(column.source, bad.mask, message) from None
     return numbers if column.threshold is None else (numbers >= column.threshold).astype(np.float32)
 
 

@@ -142,7 +142,7 @@ def test_arrays_may_be_written_to() -> None:
         ({"x": [[1.0, 2.0], [1.0]]}, Dense("x", width=2), "a list of 1 — width is 2", 2),
         ({"x": [[1.0, 2.0], [1.0, None]]}, Dense("x", width=2), "missing value", 2),
         ({"x": [1, None]}, Label("x"), "missing value", 2),
-        ({"x": ["a", "b"]}, Label("x"), "'a' is no finite", 1),
+        ({"x": ["a", "b"]}, Label("x"), "'a' is no number — text labels need positive='a'", 1),
         ({"x": [1.0, -1.0]}, Weight("x"), "weights are >= 0", 2),
         ({"x": [1, None]}, Time("x"), "is no time of unit 's'", 2),
         ({"x": ["2020-01-01", "soon"]}, Time("x", unit="iso"), "'soon' is no time of unit 'iso'", 2),
