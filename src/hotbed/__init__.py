@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from .embedding.rule import RowwiseAdagrad as RowwiseAdagrad
     from .embedding.rule import Sgd as Sgd
     from .embedding.table import Table as Table
-    from .embedding.table import make_tables as make_tables
+    from .embedding.make import make_tables as make_tables
     from .embedding.table import set_num_threads as set_num_threads
     from .embedding.tier import Gpu as Gpu
     from .embedding.tier import Ram as Ram
@@ -113,7 +113,7 @@ _HOMES: dict[str, str] = {
     "errors": "errors",
     "load": "training.model:load",
     "losses": "models.losses",
-    "make_tables": "embedding.table:make_tables",
+    "make_tables": "embedding.make:make_tables",
     "metrics": "training.metrics",
     "models": "models",
     "set_num_threads": "embedding.table:set_num_threads",

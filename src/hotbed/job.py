@@ -10,6 +10,7 @@ Paths in a job are relative to the working directory, as everywhere in Python.
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import json
 import operator
@@ -69,7 +70,7 @@ class Tables:
 
     def make(self, schema: Schema, seed: int) -> dict[str, Table]:
         """One table for each table name of the schema."""
-        from hotbed.embedding.table import make_tables
+        from hotbed.embedding.make import make_tables
 
         tables: dict[str, Table] = make_tables(
             schema, self.dim, rule=self.rule, admit=self.admit, evict=self.evict, tier=self.tier, init=self.init,
@@ -83,7 +84,8 @@ class Fit:
     """How to go through the data.
 
     `shuffle`: rows in the shuffle buffer of `train`, 0 = keep the order of the source. `stream_batch_size`: of
-    `stream`, None = `batch_size`. `amp_level`, `boost_level`: as in `RecModel`.
+    `stream`, None = `batch_size`. `torch_threads`: of the dense network, None = torch's choice; small networks are
+    fastest with 1. `amp_level`, `boost_level`: as in `RecModel`.
     """
 
     epochs: int = 1
@@ -91,11 +93,18 @@ class Fit:
     stream_batch_size: int | None = None
     shuffle: int = 0
     on_error: Literal["raise", "skip"] = "raise"
+    torch_threads: int | None = None
     amp_level: Literal["O0", "O1", "O2", "O3", "auto"] = "O0"
     boost_level: Literal["O0", "O1", "O2"] = "O0"
 
     def __post_init__(self) -> None:
-        for name, least in (("epochs", 1), ("batch_size", 1), ("stream_batch_size", 1), ("shuffle", 0)):
+        for name, least in (
+            ("epochs", 1),
+            ("batch_size", 1),
+            ("stream_batch_size", 1),
+            ("shuffle", 0),
+            ("torch_threads", 1),
+        ):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"{name}: must be at least {least} — received {value} — give such a number")
@@ -162,6 +171,8 @@ class Job:
         from hotbed.models.losses import Loss, MultiTask
         from hotbed.training.model import RecModel, set_seed
 
+        if self.fit.torch_threads is not None:
+            importlib.import_module("torch").set_num_threads(self.fit.torch_threads)
         set_seed(self.seed)
         given = {"schema": schema, "tables": self.tables.make(schema, self.seed)}
         network = _one_of(self.model, config.public_kinds("hotbed.models"), "job.model", given)

@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from hotbed.errors import RowShapeError
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,3 +84,21 @@ class Ids:
         offsets = np.zeros(sum(map(len, parts)) + 1, np.int64)
         np.cumsum(np.concatenate([part.lengths() for part in parts]), out=offsets[1:])
         return Ids(values, offsets, weights)
+
+
+def as_ids(ids: Any, what: str = "ids") -> NDArray[np.int64]:
+    """Any int64 or uint64 buffer as a contiguous int64 array [n]; RowShapeError otherwise."""
+    if isinstance(ids, (pa.Array, pa.ChunkedArray)):
+        if ids.null_count:
+            raise RowShapeError(f"{what}: nulls name nothing — received {ids.null_count} nulls — drop or fill them")
+        ids = ids.to_numpy(zero_copy_only=False) if isinstance(ids, pa.Array) else ids.to_numpy()
+    elif not isinstance(ids, (np.ndarray, list, tuple)) and hasattr(ids, "__dlpack__"):
+        ids = np.from_dlpack(ids)
+    array = np.asarray(ids, np.int64) if isinstance(ids, (list, tuple)) else np.asarray(ids)
+    if array.dtype == np.uint64:
+        array = array.view(np.int64)
+    if array.dtype != np.int64 or array.ndim != 1:
+        raise RowShapeError(
+            f"{what}: expected int64 [n] — received {array.dtype} {list(array.shape)} — convert or flatten them"
+        )
+    return np.ascontiguousarray(array)

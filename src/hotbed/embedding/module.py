@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from hotbed.data.ids import Ids
 from hotbed.errors import ConfigError, RowShapeError
 
+from .opaque import alive, pool_opaque
 from .table import POOLINGS, Step, Table
 
 if TYPE_CHECKING:
@@ -69,22 +70,32 @@ class TableModule(nn.Module, ABC):
         self.features = tuple(features)
         numbers = {table.name: number for number, table in enumerate(self.tables)}
         if len(numbers) != len(self.tables):
-            raise ConfigError(f"embedding: table names must differ — received {[t.name for t in self.tables]} — rename one")
+            raise ConfigError(
+                f"embedding: table names must differ — received {[t.name for t in self.tables]} — rename one"
+            )
         for feature in self.features:
             if feature.pooling not in POOLINGS:
-                raise ConfigError(f"feature {feature.name!r}: unknown pooling — received {feature.pooling!r} — use one of {', '.join(POOLINGS)}")
+                raise ConfigError(
+                    f"feature {feature.name!r}: unknown pooling — received {feature.pooling!r} — use one of {', '.join(POOLINGS)}"
+                )
             if feature.table not in numbers:
-                raise ConfigError(f"feature {feature.name!r}: no table {feature.table!r} — received {sorted(numbers)} — give that table")
+                raise ConfigError(
+                    f"feature {feature.name!r}: no table {feature.table!r} — received {sorted(numbers)} — give that table"
+                )
         self._table_of = [numbers[feature.table] for feature in self.features]
-        self._layout = [(table, POOLINGS.index(f.pooling)) for table, f in zip(self._table_of, self.features, strict=True)]
+        self._layout = [
+            (table, POOLINGS.index(f.pooling)) for table, f in zip(self._table_of, self.features, strict=True)
+        ]
         self._timed = any(table.needs_times or table.keeps_times for table in self.tables)
-        self._dims = [self.tables[table].dim for table in self._table_of]
-        self._pooled = [feature.pooling != "none" for feature in self.features]
-        self.output_dim = sum(dim for dim, pooled in zip(self._dims, self._pooled, strict=True) if pooled)
+        self.dims = [self.tables[table].dim for table in self._table_of]
+        self.pooled = [feature.pooling != "none" for feature in self.features]
+        self.output_dim = sum(dim for dim, pooled in zip(self.dims, self.pooled, strict=True) if pooled)
         self.groups = _group(self.tables)
         self.rows = nn.ParameterList([nn.Parameter(torch.empty(0, group.dim)) for group in self.groups])
         self.pending: Pending | None = None
-        self._anchor = torch.zeros((), requires_grad=True)  # ties the lookup into autograd; takes no gradient itself
+        self.anchor = torch.zeros((), requires_grad=True)  # ties the lookup into autograd; takes no gradient itself
+        self.number = id(self)  # under which torch.compile's operators find this module
+        alive[self.number] = self
         self.register_buffer("_device", torch.empty(0), persistent=False)  # follows .to(device); results go there
 
     # Rows are saved by persist, not by state_dict: the parameters here are windows on the last batch.
@@ -95,16 +106,16 @@ class TableModule(nn.Module, ABC):
         pass
 
     def __getstate__(self) -> dict[str, Any]:
-        raise ConfigError("embedding: modules with tables do not pickle — received a copy or pickle — save with hotbed.persist or RecModel.save")
+        raise ConfigError(
+            "embedding: modules with tables do not pickle — received a copy or pickle — save with hotbed.persist or RecModel.save"
+        )
 
     def pool(self, inputs: Sequence[Ids], time: Any = None) -> tuple[Tensor, list[Tensor]]:
         """All features at once: pooled ones side by side [n, output_dim], and the rows [m, dim] of each sequence feature."""
         if torch.compiler.is_compiling():
-            from .opaque import pool_opaque
-
             return pool_opaque(self, inputs, time)
         if self.training and torch.is_grad_enabled():
-            flat, *sequences = _Pool.apply(self._anchor, self, inputs, time)  # type: ignore[no-untyped-call]
+            flat, *sequences = _Pool.apply(self.anchor, self, inputs, time)  # type: ignore[no-untyped-call]
             return flat, sequences
         flat, sequences, _ = self.look_up(inputs, time, training=self.training)
         return flat, sequences
@@ -119,15 +130,27 @@ class TableModule(nn.Module, ABC):
             weights = None if one.weights is None else _float32(one.weights, feature.name)
             samples = len(values) if offsets is None else len(offsets) - 1
             if samples != num_samples or (offsets is not None and samples < 0):
-                raise RowShapeError(f"feature {feature.name!r}: all features have one number of samples — received {samples} beside {num_samples} — check the batch")
+                raise RowShapeError(
+                    f"feature {feature.name!r}: samples differ between features — received {samples} beside {num_samples} — check the batch"
+                )
             if weights is not None and len(weights) != len(values):
-                raise RowShapeError(f"feature {feature.name!r}: one weight an id — received {len(weights)} for {len(values)} ids — check the batch")
+                raise RowShapeError(
+                    f"feature {feature.name!r}: one weight an id — received {len(weights)} for {len(values)} ids — check the batch"
+                )
             held.append((values, offsets, weights))
-            ids.append((values.data_ptr(), len(values), 0 if offsets is None else offsets.data_ptr(), 0 if weights is None else weights.data_ptr(), samples))
+            ids.append(
+                (
+                    values.data_ptr(),
+                    len(values),
+                    0 if offsets is None else offsets.data_ptr(),
+                    0 if weights is None else weights.data_ptr(),
+                    samples,
+                )
+            )
         times = self._times(time, num_samples) if training else None
         flat = torch.empty(num_samples, self.output_dim)
         base, at, out, sequences = flat.data_ptr(), 0, [], []
-        for dim, pooled, (values, _, _) in zip(self._dims, self._pooled, held, strict=True):
+        for dim, pooled, (values, _, _) in zip(self.dims, self.pooled, held, strict=True):
             if pooled:
                 out.append((base + 4 * at, self.output_dim))
                 at += dim
@@ -136,7 +159,7 @@ class TableModule(nn.Module, ABC):
                 out.append((sequences[-1].data_ptr(), dim))
         step = Step([table.native for table in self.tables], self._layout)
         step.lookup(ids, 0 if times is None else times.ctypes.data, training, out)
-        device = self._device.device
+        device: torch.device = self._device.device  # type: ignore[assignment]
         if device.type != "cpu":
             flat, sequences = flat.to(device), [rows.to(device) for rows in sequences]
         return flat, sequences, step
@@ -155,9 +178,13 @@ class TableModule(nn.Module, ABC):
         held = [None if grad is None else _dense(grad) for grad in sequences]
         rows: list[tuple[int, int]] = []
         at, rest = 0, iter(held)
-        for dim, pooled in zip(self._dims, self._pooled, strict=True):
+        for dim, pooled in zip(self.dims, self.pooled, strict=True):
             grad = flat if pooled else next(rest)
-            rows.append((0, 0) if grad is None else (grad.data_ptr() + (4 * at if pooled else 0), grad.stride(0) if len(grad) else 0))
+            rows.append(
+                (0, 0)
+                if grad is None
+                else (grad.data_ptr() + (4 * at if pooled else 0), grad.stride(0) if len(grad) else 0)
+            )
             at += dim if pooled else 0
         grads = self._sum_buffers(step)
         finite = step.sum_gradients(rows, self.addresses(step, grads))
@@ -220,15 +247,23 @@ class EmbeddingBag(TableModule):
 
     def __init__(self, table: Table, pooling: str = "sum") -> None:
         if pooling == "none":
-            raise ConfigError("EmbeddingBag: pooling 'none' is no bag — received 'none' — use hb.Embedding for sequences")
+            raise ConfigError(
+                "EmbeddingBag: pooling 'none' is no bag — received 'none' — use hb.Embedding for sequences"
+            )
         super().__init__([table], [Feature(table.name, table.name, pooling)])
 
-    def forward(self, ids: Tensor | Ids, offsets: Tensor | None = None, weights: Tensor | None = None, time: Any = None) -> Tensor:
+    def forward(
+        self, ids: Tensor | Ids, offsets: Tensor | None = None, weights: Tensor | None = None, time: Any = None
+    ) -> Tensor:
         """`ids`: int64 [m] with `offsets` [n + 1], or [n, k] = n bags of k ids, or Ids. `weights`: float32 like ids (no gradient)."""
         if isinstance(ids, Ids):
             return self.pool([ids], time)[0]
         if ids.dim() == 2 and offsets is None:
-            offsets = torch.arange(0, ids.numel() + 1, max(ids.shape[1], 1)) if ids.shape[1] else torch.zeros(len(ids) + 1, dtype=torch.int64)
+            offsets = (
+                torch.arange(0, ids.numel() + 1, max(ids.shape[1], 1))
+                if ids.shape[1]
+                else torch.zeros(len(ids) + 1, dtype=torch.int64)
+            )
             weights = None if weights is None else weights.reshape(-1)
             ids = ids.reshape(-1)
         return self.pool([Ids(ids, offsets, weights)], time)[0]
@@ -249,14 +284,21 @@ class EmbeddingCollection(TableModule):
             features = [Feature(column.name, str(column.table), column.pooling) for column in features.ids]
         wanted = {feature.table for feature in features}
         given = tables.values() if isinstance(tables, Mapping) else tables
-        super().__init__([table for table in given if table.name in wanted or not isinstance(tables, Mapping)], features)
+        super().__init__(
+            [table for table in given if table.name in wanted or not isinstance(tables, Mapping)], features
+        )
 
     def forward(self, batch: Any) -> dict[str, Tensor]:
         """Each feature's rows by name. `batch`: a Batch, or a mapping of feature names to Ids or int64 tensors [n]."""
         flat, sequences = self.pool(self._inputs(batch), getattr(batch, "time", None))
-        pooled = iter(flat.split([dim for dim, pooled in zip(self._dims, self._pooled, strict=True) if pooled], dim=1))
+        pooled = iter(
+            torch.split(flat, [dim for dim, pooled in zip(self.dims, self.pooled, strict=True) if pooled], dim=1)
+        )
         rest = iter(sequences)
-        return {feature.name: next(pooled if is_pooled else rest) for feature, is_pooled in zip(self.features, self._pooled, strict=True)}
+        return {
+            feature.name: next(pooled if is_pooled else rest)
+            for feature, is_pooled in zip(self.features, self.pooled, strict=True)
+        }
 
     def flat(self, batch: Any) -> Tensor:
         """The pooled features side by side, [n, output_dim], in the order of the schema."""
@@ -267,7 +309,9 @@ class EmbeddingCollection(TableModule):
         try:
             found = [ids[feature.name] for feature in self.features]
         except KeyError as missing:
-            raise RowShapeError(f"embedding: the batch lacks feature {missing} — received {sorted(ids)} — encode it with the same schema") from None
+            raise RowShapeError(
+                f"embedding: the batch lacks feature {missing} — received {sorted(ids)} — encode it with the same schema"
+            ) from None
         return [one if isinstance(one, Ids) else Ids(one) for one in found]
 
 
@@ -285,7 +329,7 @@ class _Pool(torch.autograd.Function):
         return (flat, *sequences)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
         if any(grad is not None for grad in grads):
             ctx.module.receive(ctx.step, grads[0], grads[1:])
         return None, None, None, None
@@ -301,14 +345,18 @@ def _group(tables: Sequence[Table]) -> list[Group]:
 def _int64(array: Any, feature: str) -> Tensor:
     tensor = array if isinstance(array, Tensor) else torch.from_numpy(np.ascontiguousarray(array))
     if tensor.dtype != torch.int64 or tensor.dim() != 1:
-        raise RowShapeError(f"feature {feature!r}: ids and offsets are int64 [n] — received {tensor.dtype} {list(tensor.shape)} — convert or flatten them")
+        raise RowShapeError(
+            f"feature {feature!r}: ids and offsets are int64 [n] — received {tensor.dtype} {list(tensor.shape)} — convert or flatten them"
+        )
     return tensor.cpu().contiguous()
 
 
 def _float32(array: Any, feature: str) -> Tensor:
     tensor = array if isinstance(array, Tensor) else torch.from_numpy(np.ascontiguousarray(array))
     if tensor.dtype != torch.float32 or tensor.dim() != 1:
-        raise RowShapeError(f"feature {feature!r}: weights are float32 [m] — received {tensor.dtype} {list(tensor.shape)} — convert them")
+        raise RowShapeError(
+            f"feature {feature!r}: weights are float32 [m] — received {tensor.dtype} {list(tensor.shape)} — convert them"
+        )
     return tensor.detach().cpu().contiguous()
 
 

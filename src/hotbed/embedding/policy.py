@@ -48,7 +48,8 @@ class MinCount(Admission):
 
     `count`: None or -1 = off, 0 = admit all but keep counts and times. Memory: an exact map of at most `max_candidates`
     refused ids (when full, counts are halved and zeros dropped), or one count-min sketch a partition of together
-    `sketch_bytes` (Cormode and Muthukrishnan 2005; may admit early, never late, and an evicted id keeps its count). `expire_seconds`: a candidate
+    `sketch_bytes` (Cormode and Muthukrishnan 2005; may admit early, never late, and an evicted id keeps its count).
+    `expire_seconds`: a candidate
     not seen for so long is forgotten at `evict` (exact map only). Raises `ConfigError` naming the parameter.
 
     Example: `hb.Table("user", dim=16, admit=hb.MinCount(3))`

@@ -62,8 +62,11 @@ class ReferenceTable:
         self.policies = [policy for policy in evictions(evict) if policy.is_on]  # type: ignore[attr-defined]
         self.ttl = next((p.microseconds for p in self.policies if isinstance(p, Ttl)), None)
         self.bound = next((p for p in self.policies if isinstance(p, (Lru, Lfu))), None)
-        self.counting = admit if isinstance(admit, (MinCount, Probability)) and admit.is_on else None
-        self.keeps_time = self.ttl is not None or isinstance(self.bound, Lru)
+        admits_all = isinstance(admit, MinCount) and admit.count == 0
+        refuses = isinstance(admit, (MinCount, Probability)) and admit.is_on and not admits_all
+        self.counting = admit if refuses else None
+        self.keeps_time = self.ttl is not None or isinstance(self.bound, Lru) or admits_all
+        self.keeps_count = isinstance(self.bound, Lfu) or admits_all
         self.rows: dict[int, _Row] = {}
         self.ids_of_slots: dict[int, int] = {}
         self.waiting: dict[int, dict[int, tuple[int, int]]] = {p: {} for p in range(PARTITIONS)}
@@ -165,10 +168,10 @@ class ReferenceTable:
                 columns["state"] = _lists([r.state for r in rows], width)
             if self.keeps_time:
                 columns["last_seen"] = pa.array([r.last_seen for r in rows], pa.int64())
-            if isinstance(self.bound, Lfu):
+            if self.keeps_count:
                 columns["count"] = pa.array([r.count for r in rows], pa.uint32())
-                if self.bound.half_life_microseconds is not None:
-                    columns["score"] = pa.array([r.score for r in rows], pa.float64())
+            if isinstance(self.bound, Lfu) and self.bound.half_life_microseconds is not None:
+                columns["score"] = pa.array([r.score for r in rows], pa.float64())
             if self.rule.scope != "touched":
                 columns["updated"] = pa.array([self.step] * len(ids), pa.uint32())
             if ids:

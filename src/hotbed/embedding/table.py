@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -13,15 +13,13 @@ from numpy.typing import NDArray
 
 from hotbed import _core
 from hotbed._core import Step as Step
+from hotbed.data.ids import as_ids
 from hotbed.errors import ConfigError, NonFiniteGradient, RowShapeError
 
 from .init import Constant, Init, Normal, Uniform, Zeros, check_integer, check_number, name_hash
 from .policy import PARTITIONS, Admission, Eviction, Lfu, Lru, MinCount, Probability, Ttl, evictions
 from .rule import SCOPES, Adagrad, Adam, Ftrl, Momentum, Nesterov, RmsProp, RowwiseAdagrad, Rule, Sgd
 from .tier import Ram, Tier
-
-if TYPE_CHECKING:
-    from hotbed.data.schema import Schema
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 DTYPES = ("float32", "bfloat16", "float16")
@@ -88,7 +86,8 @@ class Table:
         if self.dtype not in DTYPES:
             raise ConfigError(f"{where}: unknown dtype — received {self.dtype!r} — use one of {', '.join(DTYPES)}")
         expected: tuple[tuple[str, object, type], ...] = (
-            ("rule", self.rule, Rule), ("tier", self.tier, Tier), ("init", self.init, Init), ("admit", self.admit or MinCount(None), Admission),
+            ("rule", self.rule, Rule), ("tier", self.tier, Tier), ("init", self.init, Init),
+            ("admit", self.admit or MinCount(None), Admission),
         )  # fmt: skip
         for keyword, value, kind in expected:
             if not isinstance(value, kind):
@@ -101,8 +100,8 @@ class Table:
         config.name, config.name_hash, config.seed = self.name, name_hash(self.name), self.seed % 2**64
         config.dim, config.dtype, config.default_value = self.dim, DTYPES.index(self.dtype), self.default
         init = Constant(0.0) if isinstance(self.init, Zeros) else self.init
-        config.init_kind = _INIT_KINDS.index(type(init))  # type: ignore[arg-type]
-        config.init_scale = next(iter(dataclasses.asdict(init).values()))  # type: ignore[call-overload]
+        config.init_kind = _INIT_KINDS.index(type(init))
+        config.init_scale = next(iter(dataclasses.asdict(init).values()))
         config.rule = _native_rule(self.rule)
         config.admission, config.eviction = self._native_admission(), self._native_eviction()
         kept = isinstance(self.admit, MinCount) and self.admit.count == 0
@@ -216,7 +215,9 @@ class Table:
     def needs_times(self) -> bool:
         """Whether find_or_insert must be given times."""
         ttl = any(isinstance(policy, Ttl) and policy.is_on for policy in self.evictions)
-        return ttl or any(isinstance(policy, Lfu) and policy.half_life_microseconds is not None for policy in self.evictions)
+        return ttl or any(
+            isinstance(policy, Lfu) and policy.half_life_microseconds is not None for policy in self.evictions
+        )
 
     @property
     def keeps_times(self) -> bool:
@@ -260,7 +261,7 @@ class Table:
         grads = np.asarray(grads)
         if grads.dtype != np.float32 or grads.shape != (len(slots), self.dim):
             raise RowShapeError(
-                f"table {self.name!r}: gradients are float32 [{len(slots)}, {self.dim}] — received {grads.dtype} {list(grads.shape)} — correct them"
+                f"table {self.name!r}: gradients are float32 [{len(slots)}, {self.dim}] — received {grads.dtype} {list(grads.shape)}"
             )
         grads = np.ascontiguousarray(grads)
         step = _core.Step([self.native], [(0, POOLINGS.index("none"))])
@@ -275,12 +276,12 @@ class Table:
         step.apply([_address(sums)], [self.rule.lr if lr is None else lr])
 
     def _check_slots(self, slots: Any) -> NDArray[np.int64]:
-        slots = as_ids(slots, "slots")
-        if len(slots) and (slots.min() < -1 or slots.max() >= self.native.num_slots):
+        checked = as_ids(slots, "slots")
+        if len(checked) and (checked.min() < -1 or checked.max() >= self.native.num_slots):
             raise RowShapeError(
-                f"table {self.name!r}: slots lie in -1..{self.native.num_slots - 1} — received {slots.min()}..{slots.max()} — use slots from find"
+                f"table {self.name!r}: slots lie in -1..{self.native.num_slots - 1} — received {checked.min()}..{checked.max()}"
             )
-        return slots
+        return checked
 
     def evict(self, now: int, partitions: range = range(PARTITIONS)) -> int:
         """Moves the watermark to `now` (int64 microseconds; it never goes back) and removes expired rows; returns how many.
@@ -318,7 +319,7 @@ class Table:
                 kind = batch.schema.field(name).type
                 if kind != pa.list_(pa.float32(), width):
                     raise RowShapeError(
-                        f"table {self.name!r}: {name} holds float32 lists of {width} — received {kind} — load rows of a table with the same dim and rule"
+                        f"table {self.name!r}: {name} holds float32 lists of {width} — received {kind} — dim and rule must match"
                     )
                 rows[name] = batch.column(name).flatten().to_numpy()
             if "value" not in rows:
@@ -377,67 +378,13 @@ class Table:
         return self._native_admission().kind != 0
 
 
-def make_tables(
-    schema: Schema,
-    dim: int,
-    *,
-    rule: Rule | None = None,
-    admit: Admission | None = None,
-    evict: Eviction | Sequence[Eviction] | None = None,
-    tier: Tier | None = None,
-    init: Init | None = None,
-    default: float = 0.0,
-    seed: int = 0,
-    dtype: Dtype = "float32",
-    overrides: Mapping[str, Mapping[str, Any]] | None = None,
-) -> dict[str, Table]:
-    """One Table for every table name in the schema, all with these keywords; `overrides` gives a table its own.
-
-    Example: `hb.make_tables(schema, dim=16, rule=hb.Adam(), overrides={"user": {"admit": hb.MinCount(3)}})`
-    """
-    keywords = dict(
-        dim=dim, rule=rule, admit=admit, evict=evict, tier=tier, init=init, default=default, seed=seed, dtype=dtype
-    )
-    names = dict.fromkeys(column.table for column in schema.ids)
-    given = overrides or {}
-    for name, own in given.items():
-        if name not in names:
-            raise ConfigError(
-                f"tables.overrides.{name}: the schema names no such table — received {name!r} — use one of {', '.join(map(str, names))}"
-            )
-        for keyword in own:
-            if keyword not in keywords:
-                raise ConfigError(
-                    f"tables.overrides.{name}.{keyword}: unknown keyword — received {keyword!r} — use one of {', '.join(keywords)}"
-                )
-    return {str(name): Table(str(name), **{**keywords, **given.get(str(name), {})}) for name in names}  # type: ignore[arg-type]
-
-
-def as_ids(ids: Any, what: str = "ids") -> NDArray[np.int64]:
-    """Any int64 or uint64 buffer as a contiguous int64 array [n]; RowShapeError otherwise."""
-    if isinstance(ids, (pa.Array, pa.ChunkedArray)):
-        if ids.null_count:
-            raise RowShapeError(f"{what}: nulls name nothing — received {ids.null_count} nulls — drop or fill them")
-        ids = ids.to_numpy(zero_copy_only=False) if isinstance(ids, pa.Array) else ids.to_numpy()
-    elif not isinstance(ids, (np.ndarray, list, tuple)) and hasattr(ids, "__dlpack__"):
-        ids = np.from_dlpack(ids)
-    array = np.asarray(ids, np.int64) if isinstance(ids, (list, tuple)) else np.asarray(ids)
-    if array.dtype == np.uint64:
-        array = array.view(np.int64)
-    if array.dtype != np.int64 or array.ndim != 1:
-        raise RowShapeError(
-            f"{what}: expected int64 [n] — received {array.dtype} {list(array.shape)} — convert or flatten them"
-        )
-    return np.ascontiguousarray(array)
-
-
 def _address(array: NDArray[Any]) -> int:
     return int(array.__array_interface__["data"][0])
 
 
 def _native_rule(rule: Rule) -> _core.Rule:
     native = _core.Rule()
-    native.kind, native.scope = _RULE_KINDS.index(type(rule)), SCOPES.index(rule.scope)  # type: ignore[arg-type]
+    native.kind, native.scope = _RULE_KINDS.index(type(rule)), SCOPES.index(rule.scope)
     native.lr, native.l1, native.l2, native.clip = rule.lr, rule.l1, rule.l2, rule.clip or 0.0
     names = {
         "momentum": "beta1",

@@ -70,13 +70,13 @@ class SparseOptimizer(torch.optim.Optimizer):
                 bad = step.find_nonfinite(number, address)
                 if bad is not None:
                     raise NonFiniteGradient(
-                        f"table {table.name!r}: the gradient of id {bad} is not finite — nothing was updated — look at the loss and the learning rate",
+                        f"table {table.name!r}: the gradient of id {bad} is not finite — nothing was updated — look at the loss",
                         table.name,
                         bad,
                     )
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of every table that has a gradient waiting."""
         loss = None
         if closure is not None:
@@ -110,7 +110,11 @@ class SparseOptimizer(torch.optim.Optimizer):
             if module.pending is None or any(grad is None for grad in grads):
                 module.pending = None  # zero_grad() took the gradients: nothing waits
                 continue
-            yield module, module.pending.step, [grad if grad.is_contiguous() else grad.contiguous() for grad in grads if grad is not None]
+            yield (
+                module,
+                module.pending.step,
+                [grad if grad.is_contiguous() else grad.contiguous() for grad in grads if grad is not None],
+            )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets what waits."""

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""make_tables: the tables that a schema names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hotbed.errors import ConfigError
+
+from .init import Init
+from .policy import Admission, Eviction
+from .rule import Rule
+from .table import Dtype, Table
+from .tier import Tier
+
+if TYPE_CHECKING:
+    from hotbed.data.schema import Schema
+
+
+def make_tables(
+    schema: Schema,
+    dim: int,
+    *,
+    rule: Rule | None = None,
+    admit: Admission | None = None,
+    evict: Eviction | Sequence[Eviction] | None = None,
+    tier: Tier | None = None,
+    init: Init | None = None,
+    default: float = 0.0,
+    seed: int = 0,
+    dtype: Dtype = "float32",
+    overrides: Mapping[str, Mapping[str, Any]] | None = None,
+) -> dict[str, Table]:
+    """One Table for every table name in the schema, all with these keywords; `overrides` gives a table its own.
+
+    Example: `hb.make_tables(schema, dim=16, rule=hb.Adam(), overrides={"user": {"admit": hb.MinCount(3)}})`
+    """
+    keywords = dict(
+        dim=dim, rule=rule, admit=admit, evict=evict, tier=tier, init=init, default=default, seed=seed, dtype=dtype
+    )
+    names = dict.fromkeys(column.table for column in schema.ids)
+    given = overrides or {}
+    for name, own in given.items():
+        if name not in names:
+            raise ConfigError(
+                f"tables.overrides.{name}: the schema names no such table — received {name!r} — use one of {', '.join(map(str, names))}"
+            )
+        for keyword in own:
+            if keyword not in keywords:
+                raise ConfigError(
+                    f"tables.overrides.{name}.{keyword}: unknown keyword — received {keyword!r} — use one of {', '.join(keywords)}"
+                )
+    return {str(name): Table(str(name), **{**keywords, **given.get(str(name), {})}) for name in names}

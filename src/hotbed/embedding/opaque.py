@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lookup as torch operators, so that torch.compile takes a model with tables as one graph.
+
+`hotbed::pool` runs TableModule.look_up, `hotbed::receive` hands the gradients back. To the compiler they are opaque: a module is a
+number, an absent tensor is an empty one, and the plan between forward and backward is a ticket.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hotbed.data.ids import Ids
+from hotbed.errors import ConfigError
+
+from .table import Step
+
+if TYPE_CHECKING:
+    from .module import TableModule
+
+# Forward passes whose backward may still come; a pass without backward (a metric, an exception) falls out at the end.
+_MAX_WAITING = 256
+# Modules by number, as the operators name them.
+alive: weakref.WeakValueDictionary[int, TableModule] = weakref.WeakValueDictionary()
+_waiting: OrderedDict[int, Step] = OrderedDict()
+_tickets = itertools.count()
+
+
+def pool_opaque(module: TableModule, inputs: Sequence[Ids], time: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+    """TableModule.pool, as operators."""
+    nothing = torch.empty(0, dtype=torch.int64)
+    values = [one.values for one in inputs]
+    offsets = [nothing if one.offsets is None else one.offsets for one in inputs]
+    weights = [torch.empty(0) if one.weights is None else one.weights for one in inputs]
+    training = module.training
+    results = pool(module.anchor, values, offsets, weights, nothing if time is None else time, module.number, training)
+    return results[0], list(results[1:-1])
+
+
+@torch.library.custom_op("hotbed::pool", mutates_args=())
+def pool(
+    anchor: Tensor,
+    values: Sequence[Tensor],
+    offsets: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    time: Tensor,
+    number: int,
+    training: bool,
+) -> list[Tensor]:
+    """Pooled features side by side, the rows of each sequence feature, and the ticket of the plan."""
+    module = alive[number]
+    inputs = [
+        Ids(v, o if len(o) else None, w if len(w) else None) for v, o, w in zip(values, offsets, weights, strict=True)
+    ]
+    flat, sequences, step = module.look_up(inputs, time if len(time) else None, training=training)
+    ticket = -1
+    if training:
+        ticket = next(_tickets)
+        _waiting[ticket] = step
+        if len(_waiting) > _MAX_WAITING:
+            _waiting.popitem(last=False)
+    return [flat, *sequences, torch.tensor([ticket])]
+
+
+@pool.register_fake
+def _(
+    anchor: Tensor,
+    values: Sequence[Tensor],
+    offsets: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    time: Tensor,
+    number: int,
+    training: bool,
+) -> list[Tensor]:
+    module = alive[number]
+    num_samples = offsets[0].shape[0] - 1 if offsets[0].shape[0] else values[0].shape[0]
+    sequences = [anchor.new_empty(v.shape[0], dim) for v, dim in zip(values, module.dims, strict=True)]
+    kept = [rows for rows, pooled in zip(sequences, module.pooled, strict=True) if not pooled]
+    return [anchor.new_empty(num_samples, module.output_dim), *kept, anchor.new_empty(1, dtype=torch.int64)]
+
+
+@torch.library.custom_op("hotbed::receive", mutates_args=())
+def receive(ticket: Tensor, grads: Sequence[Tensor], number: int) -> Tensor:
+    """Hands the gradients of a pool's results to its module; returns the (zero) gradient of the anchor."""
+    step = _waiting.pop(int(ticket), None)
+    if step is None:
+        raise ConfigError(
+            f"embedding: backward came after {_MAX_WAITING} more forwards — received an old graph — call backward before that"
+        )
+    found = [grad if grad.dim() == 2 else None for grad in grads]
+    alive[number].receive(step, found[0], found[1:])
+    return torch.zeros(())
+
+
+@receive.register_fake
+def _(ticket: Tensor, grads: Sequence[Tensor], number: int) -> Tensor:
+    return torch.empty(())
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    ctx.number, ctx.num_features = inputs[5], len(inputs[1])
+    ctx.save_for_backward(output[-1])
+
+
+def _backward(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
+    (ticket,) = ctx.saved_tensors
+    given = [torch.empty(0) if grad is None else grad for grad in grads[:-1]]
+    none: list[None] = [None] * ctx.num_features  # ids, offsets and weights take no gradient
+    return receive(ticket, given, ctx.number), none, none, none, None, None, None
+
+
+pool.register_autograd(_backward, setup_context=_remember)
