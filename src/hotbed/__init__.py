@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .embedding.init import Normal as Normal
     from .embedding.init import Uniform as Uniform
     from .embedding.init import Zeros as Zeros
+    from .embedding.make import make_tables as make_tables
     from .embedding.module import Embedding as Embedding
     from .embedding.module import EmbeddingBag as EmbeddingBag
     from .embedding.module import EmbeddingCollection as EmbeddingCollection
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from .embedding.rule import RowwiseAdagrad as RowwiseAdagrad
     from .embedding.rule import Sgd as Sgd
     from .embedding.table import Table as Table
-    from .embedding.make import make_tables as make_tables
     from .embedding.table import set_num_threads as set_num_threads
     from .embedding.tier import Gpu as Gpu
     from .embedding.tier import Ram as Ram

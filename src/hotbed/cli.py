@@ -120,24 +120,32 @@ def doctor() -> None:
 
 def run_job(job: Job) -> RecModel:
     """Train, stream, save and report as the job says; prints what comes of it; returns the model."""
+    from hotbed.training.report import write_report
+
     schema = job.schema.fit(job.train)
     model = job.rec_model(schema)
     fit, output = job.fit, Path(job.output)
     output.mkdir(parents=True, exist_ok=True)
     (output / "job.json").write_text(json.dumps(job.to_json(), indent=1, ensure_ascii=False), encoding="utf-8")
-    console.rule(f"[bold]training {config.kind_of(type(model.network))} on {len(schema.ids)} id features", align="left")
+    name = config.kind_of(type(model.network))
+    console.rule(f"[bold]training {name} on {len(schema.ids)} id and {len(schema.dense)} dense features", align="left")
     valid = None if job.valid is None else job.dataset(job.valid, schema)
     data = job.dataset(job.train, schema)
     histories = {"train": model.fit(data, valid, fit.epochs, job.make_callbacks(), seed=job.seed)}
-    print_values("training", histories["train"].metrics)
     if job.stream is not None:
         console.rule("[bold]the stream: each batch is predicted, then learned", align="left")
         events = job.dataset(job.stream, schema, batch_size=fit.stream_batch_size)
         callbacks = job.make_callbacks(stream=True)
         histories["stream"] = model.fit(events, callbacks=callbacks, progressive=True)
-        print_values("stream", histories["stream"].metrics)
+    console.rule("[bold]results", align="left")
+    for part, history in histories.items():
+        speed = history.epochs[-1]["samples_per_second"]
+        print_values(part, history.metrics, f"  {speed:,.0f} samples/s")
     print_tables(model.tables)
-    console.print(f"saved to {model.save(output)}", highlight=False)
+    console.print(f"model: {model.save(output)}", highlight=False, soft_wrap=True)
+    summary = model.summary()
+    report = write_report(output / "report.html", histories, title=f"{name}: {output.name}", summary=summary)
+    console.print(f"report: {report}", highlight=False, soft_wrap=True)
     return model
 
 
@@ -180,15 +188,17 @@ def print_columns(job: Job) -> None:
 def print_tables(tables: Mapping[str, Table]) -> None:
     """Print how tables stand: rows, and how many ids were admitted, refused and evicted on the way."""
     grid = Grid("table", "rows", "admitted", "refused", "evicted", "MiB")
-    for name, stats in ((name, table.stats()) for name, table in sorted(tables.items())):
+    for name, stats in ((name, table.stats) for name, table in sorted(tables.items())):
         counts = [f"{stats[key]:,}" for key in ("rows", "admitted", "refused", "evicted")]
-        grid.add_row(name, *counts, f"{stats['bytes'] / 2**20:.1f}")
+        size = sum(value for key, value in stats.items() if "bytes" in key)
+        grid.add_row(name, *counts, f"{size / 2**20:.1f}")
     console.print(grid)
 
 
-def print_values(title: str, values: Mapping[str, float]) -> None:
+def print_values(title: str, values: Mapping[str, float], more: str = "") -> None:
     """Print named numbers on one line."""
-    console.print(f"{title}: " + "  ".join(f"{name} {value:.4f}" for name, value in values.items()), highlight=False)
+    named = "  ".join(f"{name.replace('valid.', 'validation ')} {value:.4f}" for name, value in values.items())
+    console.print(f"{title}: {named}{more}", highlight=False, soft_wrap=True)
 
 
 def main() -> None:
