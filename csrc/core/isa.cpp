@@ -110,7 +110,10 @@ uint16_t encode_half(Dtype dtype, float value, uint32_t noise) noexcept {
   if (magnitude >= 0x38800000u) {
     rounded = drop_bits(magnitude - (112u << 23), 13, noise);
   } else {  // subnormal in fp16: a multiple of 2^-24 with 13 more bits for the rounding
-    rounded = drop_bits(static_cast<uint32_t>(float_of(magnitude) * 0x1p37f), 13, noise);
+    const float scaled = float_of(magnitude) * 0x1p37f;
+    uint32_t whole = static_cast<uint32_t>(scaled);
+    if (noise == kNearest) whole |= static_cast<float>(whole) != scaled;  // what was cut still breaks a tie
+    rounded = drop_bits(whole, 13, noise);
   }
   return static_cast<uint16_t>(sign | (rounded > 0x7bffu ? 0x7bffu : rounded));
 }

@@ -83,7 +83,7 @@ class Table {
 
   bool admits_all() const noexcept { return config_.admission.kind == AdmitKind::kAll; }
   bool wants_counts() const noexcept { return !admits_all() || layout().has_count; }
-  bool wants_times() const noexcept { return layout().has_seen; }
+  bool wants_times() const noexcept { return layout().has_seen || config_.admission.expire_after >= 0; }
   bool wants_scores() const noexcept { return layout().has_score; }
 
   // --- one batch, in this order; begin and reserve are serial, the others run per range of partitions

@@ -221,8 +221,9 @@ class Table:
 
     @property
     def keeps_times(self) -> bool:
-        """Whether rows remember when they were seen last."""
-        return bool(self._native_config().keep_seen)
+        """Whether rows or candidates remember when they were seen last."""
+        native = self._native_config()
+        return bool(native.keep_seen or native.admission.expire_after >= 0)
 
     def check_times(self, time: Any, num_samples: int) -> NDArray[np.int64] | None:
         """The times of a batch as int64 [num_samples], or None; ConfigError where the policies need times and get none."""
