@@ -21,7 +21,9 @@ from hotbed.data.schema import Dense, Id, Label, Schema, Time, Weight
 from hotbed.data.transforms import Split, Transform
 from hotbed.errors import DataError, DecodeError, SchemaError
 
-_VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+# Few of Arrow's functions take views.
+_VIEWS = {pa.string_view().id: pa.large_string(), pa.binary_view().id: pa.large_binary()}
+_WIDE = {pa.large_string().id, pa.large_binary().id}
 
 
 @dataclass
@@ -115,8 +117,8 @@ class Encoder:
         if num_missing:
             self.stats.missing[column.name] = self.stats.missing.get(column.name, 0) + num_missing
         self._note_kind(column, values.type)
-        keep = _kept(values, column)
         found = ids_of(values, column.name)
+        keep = _kept(values, found, column.padding)
         if keep is not None:
             found = found[keep]
             weights = None if weights is None else weights[keep]
@@ -140,8 +142,7 @@ class Encoder:
         if before == 1 and len(kinds) == 2:
             warnings.warn(
                 f"table {table!r} is fed both strings (hashed) and integers (as they are), last by {column.name!r}: "
-                "the same value "
-                "as text and as number gets two rows — declare one type for it in the source",
+                "the same value as text and as number gets two rows — declare one type for it in the source",
                 UserWarning,
                 stacklevel=4,
             )
@@ -152,10 +153,11 @@ class Columns:
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self._batch = batch
+        self._places = {name: place for place, name in enumerate(batch.schema.names)}
 
     def column(self, name: str) -> pa.Array:
-        values = self._batch.column(name)
-        kind = _VIEWS.get(values.type)  # few of Arrow's functions take views
+        values = self._batch.column(self._places[name])
+        kind = _VIEWS.get(values.type.id)
         return values if kind is None else values.cast(kind)
 
     def hash(self, values: pa.Array, seed: int) -> pa.Array:
@@ -166,6 +168,10 @@ class Columns:
             return pa.nulls(len(values), pa.int64())
         if pa.types.is_integer(values.type) or pa.types.is_boolean(values.type):
             return pa.array(_hash_integers(ids_of(values, "hash"), seed), mask=null)
+        if not is_bytes(values.type):
+            raise SchemaError(
+                f"a column of {values.type} cannot be hashed — received {values.type} — Bucketize it first"
+            )
         return pa.array(hash_strings(values, seed), mask=null)
 
 
@@ -196,20 +202,22 @@ def ids_of(values: pa.Array, name: str) -> np.ndarray:
 
 
 def hash_strings(values: pa.Array, seed: int) -> np.ndarray:
-    """XXH64 (seed) of each string's bytes, as int64 [n]; nulls give 0."""
+    """XXH64 (seed) of each string's bytes, as int64 [n]; what stands for a null means nothing."""
     from hotbed import _core
 
-    wide = pa.types.is_large_string(values.type) or pa.types.is_large_binary(values.type)
-    _, offsets, data = values.buffers()
-    kind_of_offsets = np.dtype(np.int64 if wide else np.int32)
-    if not len(values):
-        return np.zeros(0, np.int64)
-    ends = np.frombuffer(offsets, kind_of_offsets, len(values) + 1, values.offset * kind_of_offsets.itemsize)
-    bytes_ = np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(0, np.uint8)
-    hashed: np.ndarray = _core.hash_strings(ends, bytes_, seed)
-    if values.null_count:
-        hashed[values.is_null().to_numpy(zero_copy_only=False)] = 0
+    offsets, data = _text(values)
+    hashed: np.ndarray = _core.hash_strings(offsets, data, seed)
     return hashed
+
+
+def _text(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """Offsets [n + 1] and bytes of a string or binary column, no copy."""
+    if not len(values):
+        return np.zeros(1, np.int64), np.zeros(0, np.uint8)
+    _, offsets, data = values.buffers()
+    width = np.dtype(np.int64 if values.type.id in _WIDE else np.int32)
+    found = np.frombuffer(offsets, width, len(values) + 1, values.offset * width.itemsize)
+    return found, np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(0, np.uint8)
 
 
 def _hash_integers(values: np.ndarray, seed: int) -> np.ndarray:
@@ -254,20 +262,18 @@ def _plain_dictionary(values: pa.Array) -> pa.Array:
     return values
 
 
-def _kept(values: pa.Array, column: Id) -> np.ndarray | None:
+def _kept(values: pa.Array, found: np.ndarray, padding: int | None) -> np.ndarray | None:
     """Which ids stay: no nulls, no padding, no empty strings. None = all."""
     keep = None
-    if values.null_count:
-        keep = ~values.is_null().to_numpy(zero_copy_only=False)
     if is_bytes(values.type):
-        filled = pc.binary_length(values).fill_null(0).to_numpy(zero_copy_only=False) > 0
-        if not filled.all():
-            keep = filled if keep is None else keep & filled
-    if column.padding is not None:
-        real = ids_of(values, column.name) != column.padding
-        if not real.all():
-            keep = real if keep is None else keep & real
-    return keep
+        keep = np.diff(_text(values)[0]) > 0
+    if values.null_count:
+        valid = values.is_valid().to_numpy(zero_copy_only=False)
+        keep = valid if keep is None else keep & valid
+    if padding is not None:
+        real = found != padding
+        keep = real if keep is None else keep & real
+    return None if keep is None or keep.all() else keep
 
 
 def _newest(ids: Ids, max_length: int) -> Ids:

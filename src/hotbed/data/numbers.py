@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,9 @@ import pyarrow.compute as pc
 from hotbed.data.schema import Dense, Label, Time, Weight
 from hotbed.data.times import to_microseconds
 from hotbed.errors import SchemaError
+
+_LISTS = {kind.id for kind in (pa.list_(pa.null()), pa.large_list(pa.null()), pa.list_(pa.null(), 1))}
+_BYTES = {kind.id for kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())}
 
 
 class BadRows(Exception):
@@ -120,12 +122,10 @@ def _first(values: pa.Array, mask: np.ndarray) -> Any:
 
 
 def is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+    """Lists of any width."""
+    return kind.id in _LISTS
 
 
 def is_bytes(kind: pa.DataType) -> bool:
-    tests: tuple[Callable[[pa.DataType], bool], ...] = (
-        pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view,
-        pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view,
-    )  # fmt: skip
-    return any(test(kind) for test in tests)
+    """Text or binary, views apart."""
+    return kind.id in _BYTES

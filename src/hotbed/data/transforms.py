@@ -202,17 +202,16 @@ class FillMissing(Transform):
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
         if self.value is None:
             raise _not_fitted("fill_missing")
-        if pa.types.is_floating(values.type):
-            values = pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
-        if isinstance(self.value, float) and pa.types.is_integer(values.type):
-            values = values.cast(pa.float64(), safe=False)
         if pa.types.is_null(values.type):
             values = values.cast(pa.scalar(self.value).type)
         if isinstance(self.value, str) != _is_text(values.type):
             raise SchemaError(
                 f"fill_missing: {self.value!r} does not fit a column of {values.type} — fill with a value of that type"
             )
-        return values.fill_null(pa.scalar(self.value).cast(values.type))
+        if isinstance(self.value, str) or (isinstance(self.value, int) and pa.types.is_integer(values.type)):
+            return values.fill_null(pa.scalar(self.value).cast(values.type)) if values.null_count else values
+        numbers, null = _numbers(values)
+        return pa.array(np.where(null, self.value, numbers))
 
     def expression(self, x: pl.Expr) -> pl.Expr | None:
         if self.value is not None:
