@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
@@ -41,11 +41,17 @@ POLICIES: dict[str, dict[str, Any]] = {
     "min_count": {"admit": hb.MinCount(3, coefficient=2), "default": 0.5},
     "min_count_bounded": {"admit": hb.MinCount(3, max_candidates=512, expire_seconds=5)},
     "min_count_sketch": {"admit": hb.MinCount(3, sketch_bytes=1 << 16)},
+    "admit_all_but_count": {"admit": hb.MinCount(0), "default": 0.5},
     "probability": {"admit": hb.Probability(0.4, max_candidates=512)},
+    "probability_sketch": {"admit": hb.Probability(0.3, sketch_bytes=1 << 16), "evict": hb.Lfu(1024)},
     "ttl": {"evict": hb.Ttl(seconds=4)},
     "lru": {"evict": hb.Lru(1024)},
     "lfu": {"evict": hb.Lfu(1024), "admit": hb.MinCount(2)},
     "lfu_half_life": {"evict": hb.Lfu(1024, half_life_seconds=2)},
+    "ttl_and_lfu": {
+        "evict": [hb.Ttl(seconds=5), hb.Lfu(1024)],
+        "admit": hb.MinCount(4, coefficient=3, max_candidates=256),
+    },
     "ttl_and_lru": {"evict": [hb.Ttl(seconds=6), hb.Lru(1024)], "admit": hb.MinCount(2)},
 }
 
@@ -153,10 +159,6 @@ class TableMachine(RuleBasedStateMachine):
         if hasattr(self, "native"):
             assert len(self.native) == len(self.reference)
 
-    def teardown(self) -> None:
-        if hasattr(self, "native"):
-            self.export()
-
 
 def run(keywords: dict[str, Any], examples: int) -> None:
     machine = type("Machine", (TableMachine,), {"keywords": keywords})
@@ -165,6 +167,7 @@ def run(keywords: dict[str, Any], examples: int) -> None:
         stateful_step_count=25,
         deadline=None,
         derandomize=True,
+        phases=[Phase.generate],  # shrinking takes minutes: add Phase.shrink to look into a failure
         suppress_health_check=list(HealthCheck),
     )
     run_state_machine_as_test(machine, settings=quick)

@@ -63,8 +63,9 @@ class ReferenceTable:
         self.ttl = next((p.microseconds for p in self.policies if isinstance(p, Ttl)), None)
         self.bound = next((p for p in self.policies if isinstance(p, (Lru, Lfu))), None)
         admits_all = isinstance(admit, MinCount) and admit.count == 0
-        refuses = isinstance(admit, (MinCount, Probability)) and admit.is_on and not admits_all
-        self.counting = admit if refuses else None
+        self.counting: MinCount | Probability | None = None
+        if isinstance(admit, (MinCount, Probability)) and admit.is_on and not admits_all:
+            self.counting = admit
         self.keeps_time = self.ttl is not None or isinstance(self.bound, Lru) or admits_all
         self.keeps_count = isinstance(self.bound, Lfu) or admits_all
         self.rows: dict[int, _Row] = {}
