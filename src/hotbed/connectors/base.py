@@ -53,6 +53,18 @@ class Position:
         return self.state[key]
 
 
+@dataclass(frozen=True)
+class Place:
+    """A row of a file: "clicks.csv, line 12". `number` counts from 1."""
+
+    file: str
+    number: int | None
+    word: str = "row"
+
+    def __str__(self) -> str:
+        return self.file if self.number is None else f"{self.file}, {self.word} {self.number}"
+
+
 @dataclass
 class Skips:
     """Counts what a reader left out because the user asked for `on_error="skip"`; logs the first of each kind."""
@@ -116,9 +128,9 @@ class Source(ABC):
         """Number of rows where that is known without reading them, else None."""
         return None
 
-    def locate(self, position: Position, back: int) -> tuple[str, int | None]:
-        """File and 1-based row (line) of the row that lies `back` rows before `position`; for error messages."""
-        return "", None
+    def locate(self, position: Position, back: int) -> Place:
+        """Where the row is that lies `back` rows before `position`; for error messages."""
+        return Place("", None)
 
     def count_rows(self) -> int:
         """Number of rows; reads the source through where nothing else tells."""

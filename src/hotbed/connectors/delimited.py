@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
-from hotbed.connectors.base import ReadPlan, Skips
+from hotbed.connectors.base import Place, ReadPlan, Skips
 from hotbed.connectors.files import FileSource, Paths
 from hotbed.errors import ConfigError, DecodeError, SchemaError
 
@@ -68,8 +68,8 @@ class Csv(FileSource):
             object.__setattr__(self, "_schema", cached)
         return cached
 
-    def first_line(self) -> int:
-        return 2 if self.header else 1
+    def place(self, file: str, row: int) -> Place:
+        return Place(file, row + (2 if self.header else 1), "line")
 
     def read_file(self, file: str, skip_rows: int, batch_rows: int, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
         schema = self.schema()
@@ -78,12 +78,13 @@ class Csv(FileSource):
         try:
             yield from _drop(self._batches(file, names, types, plan.skips, threads=True), skip_rows)
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            # Only a single-threaded reader knows the line, so the slow reader runs on the way to an error.
-            try:
-                for _ in self._batches(file, names, types, plan.skips, threads=False):
-                    pass
-            except (pa.ArrowException, OSError, UnicodeDecodeError) as located:
-                raise _decode_error(located, file, schema.names) from located
+            if plan.skips is None:
+                # Only a single-threaded reader knows the line, so the slow reader runs on the way to an error.
+                try:
+                    for _ in self._batches(file, names, types, None, threads=False):
+                        pass
+                except (pa.ArrowException, OSError, UnicodeDecodeError) as located:
+                    raise _decode_error(located, file, schema.names) from located
             raise _decode_error(error, file, schema.names) from error
 
     def _declared(self) -> dict[str, str | None]:

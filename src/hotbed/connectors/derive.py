@@ -6,9 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from hotbed.connectors.base import READ_ALL, READ_ROWS, Position, ReadPlan, Source, cut
+from hotbed.connectors.base import READ_ALL, READ_ROWS, Place, Position, ReadPlan, Source
 from hotbed.connectors.memory import Memory
 from hotbed.errors import ConfigError, DataError, SchemaError
 
@@ -46,7 +48,7 @@ class Slice(Source):
             else max(0, (whole or 0) - start)
         )
 
-    def locate(self, position: Position, back: int) -> tuple[str, int | None]:
+    def locate(self, position: Position, back: int) -> Place:
         return self.source.locate(Position.from_json(position["source"]), back + int(position["cut"]))
 
     def read(
@@ -102,8 +104,8 @@ class Sort(Source):
     def num_rows(self) -> int:
         return int(self._sorted().table.num_rows)
 
-    def locate(self, position: Position, back: int) -> tuple[str, int | None]:
-        return f"sorted by {self.by}", int(position["row"]) - back + 1
+    def locate(self, position: Position, back: int) -> Place:
+        return Place(f"the source sorted by {self.by}", int(position["row"]) - back + 1)
 
     def read(
         self, position: Position | None = None, batch_rows: int = READ_ROWS, plan: ReadPlan = READ_ALL
@@ -118,9 +120,8 @@ class Sort(Source):
                 raise SchemaError(
                     f"no column {self.by!r} to sort by — the source has {table.schema.names} — correct `by`"
                 )
-            # Arrow's sort is stable only by an extra key.
-            order = table.append_column("_row", pa.array(range(table.num_rows), type=pa.int64()))
-            indices = pa.compute.sort_indices(order, sort_keys=[(self.by, "ascending"), ("_row", "ascending")])
+            keys = pa.table({"by": table[self.by], "row": np.arange(table.num_rows)})  # ties keep their order by row
+            indices = pc.sort_indices(keys, sort_keys=[("by", "ascending"), ("row", "ascending")])
             cached = Memory(table.take(indices).combine_chunks())
             object.__setattr__(self, "_memory", cached)
         return cached
@@ -165,7 +166,7 @@ class Join(Source):
     def num_rows(self) -> int | None:
         return self.source.num_rows()
 
-    def locate(self, position: Position, back: int) -> tuple[str, int | None]:
+    def locate(self, position: Position, back: int) -> Place:
         return self.source.locate(position, back)
 
     def read(
@@ -203,13 +204,15 @@ class Join(Source):
 
 def _match(batch: pa.RecordBatch, side_keys: pa.Table) -> pa.Array:
     """For every row of `batch` the row number in `side_keys` with the same keys, or null."""
-    keys = side_keys.schema.names
-    left = pa.Table.from_batches([batch.select(keys)])
-    left = pa.table({key: left[key].cast(side_keys.schema.field(key).type) for key in keys})
-    left = left.append_column("_left", pa.array(range(batch.num_rows), type=pa.int64()))
-    right = side_keys.append_column("_right", pa.array(range(side_keys.num_rows), type=pa.int64()))
-    joined = left.join(right, keys=keys, join_type="left outer").sort_by("_left")
-    return _one_chunk(joined["_right"])
+    names = [f"key{i}" for i in range(side_keys.num_columns)]
+    try:
+        keys = [batch.column(field.name).cast(field.type) for field in side_keys.schema]
+    except pa.ArrowException as error:
+        raise SchemaError(f"join: keys of two types — {error} — declare one type for them in both sources") from error
+    left = pa.table([*keys, np.arange(batch.num_rows)], names=[*names, "left"])
+    right = pa.table([*side_keys.columns, np.arange(side_keys.num_rows)], names=[*names, "right"])
+    joined = left.join(right, keys=names, join_type="left outer").sort_by("left")
+    return _one_chunk(joined["right"])
 
 
 def _one_chunk(array: pa.ChunkedArray | pa.Array) -> pa.Array:
@@ -217,7 +220,4 @@ def _one_chunk(array: pa.ChunkedArray | pa.Array) -> pa.Array:
 
 
 def _read_table(source: Source) -> pa.Table:
-    batches = [batch for batch in (pair[0] for pair in source.read())]
-    return pa.Table.from_batches(
-        [piece for batch in batches for piece in cut(batch, READ_ROWS)], schema=source.schema()
-    )
+    return pa.Table.from_batches([batch for batch, _ in source.read()], schema=source.schema())

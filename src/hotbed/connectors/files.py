@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hotbed.connectors.base import READ_ALL, READ_ROWS, Position, ReadPlan, Source, cut
+from hotbed.connectors.base import READ_ALL, READ_ROWS, Place, Position, ReadPlan, Source, cut
 from hotbed.errors import DataError, DecodeError, SchemaError
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -49,12 +49,12 @@ class FileSource(Source):
     def read_file(self, file: str, skip_rows: int, batch_rows: int, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
         """Batches of one file after its first `skip_rows` rows, cast to `schema()`. Raises DecodeError."""
 
-    def first_line(self) -> int:
-        """1-based line of a file's first row."""
-        return 1
+    def locate(self, position: Position, back: int) -> Place:
+        return self.place(self.files()[int(position["file"])], int(position["row"]) - back)
 
-    def locate(self, position: Position, back: int) -> tuple[str, int | None]:
-        return self.files()[int(position["file"])], int(position["row"]) - back + self.first_line()
+    def place(self, file: str, row: int) -> Place:
+        """The row of a file that follows `row` others."""
+        return Place(file, row + 1)
 
     def read(
         self, position: Position | None = None, batch_rows: int = READ_ROWS, plan: ReadPlan = READ_ALL

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from hotbed.connectors.base import READ_ALL, READ_ROWS, Position, ReadPlan, Source
+from hotbed.connectors.base import READ_ALL, READ_ROWS, Place, Position, ReadPlan, Source
 from hotbed.errors import DataError
 
 
@@ -40,8 +40,8 @@ class Memory(Source):
     def num_rows(self) -> int:
         return int(self.table.num_rows)
 
-    def locate(self, position: Position, back: int) -> tuple[str, int | None]:
-        return "memory", int(position["row"]) - back + 1
+    def locate(self, position: Position, back: int) -> Place:
+        return Place("memory", int(position["row"]) - back + 1)
 
     def read(
         self, position: Position | None = None, batch_rows: int = READ_ROWS, plan: ReadPlan = READ_ALL

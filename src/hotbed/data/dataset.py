@@ -270,9 +270,8 @@ class Dataset:
             self._num_rows = num_rows
 
     def _located(self, error: DecodeError, raw: pa.RecordBatch, after: Position) -> DecodeError:
-        file, row = self.source.locate(after, raw.num_rows - (error.row or 1) + 1)
-        where = f"{file}, line {row}: " if file else ""
-        return DecodeError(f"{where}{error}", file, row, error.column)
+        place = self.source.locate(after, raw.num_rows - (error.row or 1) + 1)
+        return DecodeError(f"{place}: {error}" if place.file else str(error), place.file, place.number, error.column)
 
 
 def _in_order(chunks: Iterator[Encoded], skip: int) -> Iterator[_Buffer]:

@@ -89,3 +89,8 @@ def test_movielens_joins_titles_and_sorts_by_time(shared_data: Path) -> None:
     assert len(times) == 100_836
     assert times == sorted(times)
     assert None not in column(events, "title")
+
+
+def test_a_join_of_keys_that_cannot_meet_is_one_clear_error() -> None:
+    with pytest.raises(SchemaError, match="join: keys of two types"):
+        column(Memory({"item": ["a"]}).join(ITEMS, on="item"), "title")

@@ -201,7 +201,7 @@ def test_a_bad_row_is_named_with_file_and_line(tmp_path: Path) -> None:
 def test_a_bad_row_of_a_slice_is_named_in_its_file(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": [float("nan") if i == 77 else i for i in range(100)]}), tmp_path / "a.parquet")
     source = Parquet(tmp_path / "a.parquet").slice(50, 90)
-    with pytest.raises(DecodeError, match=r"a\.parquet, line 78"):
+    with pytest.raises(DecodeError, match=r"a\.parquet, row 78"):
         list(Dataset(source, Schema([Dense("x")]), 8))
 
 
