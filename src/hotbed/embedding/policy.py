@@ -7,7 +7,7 @@ Times are data times in microseconds; a table that is given no times counts its 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hotbed.errors import ConfigError
@@ -214,9 +214,9 @@ class Lfu(Eviction):
         return self.rows_a_partition is not None
 
 
-def evictions(evict: Eviction | Iterable[Eviction] | None) -> tuple[Eviction, ...]:
+def evictions(evict: Eviction | Sequence[Eviction] | None) -> tuple[Eviction, ...]:
     """The eviction policies of a table's `evict` keyword, checked: at most one Ttl, and one of Lru and Lfu."""
-    given = () if evict is None else (evict,) if isinstance(evict, Eviction) else tuple(evict)
+    given = () if evict is None else tuple(evict) if isinstance(evict, (list, tuple)) else (evict,)
     for policy in given:
         if not isinstance(policy, (Ttl, Lru, Lfu)):
             raise ConfigError(f"evict: must be Ttl, Lru, Lfu or a list of them — received {policy!r} — give a policy")

@@ -7,7 +7,7 @@ Users find it as `hotbed.testing.ReferenceTable`; the native core is tested agai
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +51,7 @@ class ReferenceTable:
         *,
         rule: Rule | None = None,
         admit: Admission | None = None,
-        evict: Eviction | Iterable[Eviction] | None = None,
+        evict: Eviction | Sequence[Eviction] | None = None,
         tier: Tier | None = None,
         init: Init | None = None,
         default: float = 0.0,

@@ -1,0 +1,362 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One clear error for each bad input; a failed batch leaves everything as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+import hotbed as hb
+from hotbed.embedding.module import Feature
+from hotbed.errors import ConfigError, HotbedError, NonFiniteGradient, RowShapeError, TableFull
+
+NAN, INF = float("nan"), float("inf")
+
+BAD_VALUES: list[tuple[Callable[[], Any], str]] = [
+    (lambda: hb.Table("user", dim=0), "dim"),
+    (lambda: hb.Table("user", dim=-3), "dim"),
+    (lambda: hb.Table("user", dim=1.5), "dim"),  # type: ignore[arg-type]
+    (lambda: hb.Table("", dim=1), "name"),
+    (lambda: hb.Table("user", dim=1, default=NAN), "default"),
+    (lambda: hb.Table("user", dim=1, seed=2**64), "seed"),
+    (lambda: hb.Table("user", dim=1, seed=0.5), "seed"),  # type: ignore[arg-type]
+    (lambda: hb.Table("user", dim=1, dtype="float64"), "dtype"),  # type: ignore[arg-type]
+    (lambda: hb.Table("user", dim=1, rule=hb.Adagrad), "rule"),  # type: ignore[arg-type]
+    (lambda: hb.Table("user", dim=1, rule=torch.optim.Adam), "rule"),  # type: ignore[arg-type]
+    (lambda: hb.Table("user", dim=1, admit=3), "admit"),  # type: ignore[arg-type]
+    (lambda: hb.Table("user", dim=1, admit=0), "admit"),  # type: ignore[arg-type]
+    (lambda: hb.Table("user", dim=1, admit=hb.Ttl(days=1)), "admit"),  # type: ignore[arg-type]
+    (lambda: hb.Table("user", dim=1, evict=hb.MinCount(1)), "evict"),  # type: ignore[arg-type]
+    (lambda: hb.Table("user", dim=1, evict=7), "evict"),  # type: ignore[arg-type]
+    (lambda: hb.Table("user", dim=1, evict=[hb.Ttl(days=1), hb.Ttl(days=2)]), "evict"),
+    (lambda: hb.Table("user", dim=1, init=0.5), "init"),  # type: ignore[arg-type]
+    (lambda: hb.Table("user", dim=1, tier="ram"), "tier"),  # type: ignore[arg-type]
+    (lambda: hb.Ssd("/data", ram_rows=10), "reserved, not built yet"),
+    (lambda: hb.Gpu(rows=10), "reserved, not built yet"),
+    (lambda: hb.Uniform(-0.1), "Uniform.scale"),
+    (lambda: hb.Normal(INF), "Normal.std"),
+    (lambda: hb.Constant(NAN), "Constant.value"),
+    (lambda: hb.MinCount(-2), "MinCount.count"),
+    (lambda: hb.MinCount(1.5), "MinCount.count"),  # type: ignore[arg-type]
+    (lambda: hb.MinCount(3, coefficient=0), "MinCount.coefficient"),
+    (lambda: hb.MinCount(3, sketch_bytes=100), "MinCount.sketch_bytes"),
+    (lambda: hb.MinCount(3, max_candidates=0), "MinCount.max_candidates"),
+    (lambda: hb.MinCount(3, expire_seconds=-2), "MinCount.expire_seconds"),
+    (lambda: hb.MinCount(3, expire_seconds=5, sketch_bytes=1 << 20), "MinCount.expire_seconds"),
+    (lambda: hb.Probability(1.01), "Probability.p"),
+    (lambda: hb.Probability(-2), "Probability.p"),
+    (lambda: hb.Ttl(seconds=-2), "Ttl.seconds"),
+    (lambda: hb.Ttl(days=NAN), "Ttl.days"),
+    (lambda: hb.Ttl(days=1, hours=1), "Ttl.hours"),
+    (lambda: hb.Lru(-2), "Lru.max_rows"),
+    (lambda: hb.Lru(0), "Lru.max_rows"),
+    (lambda: hb.Lru(1023), "Lru.max_rows"),
+    (lambda: hb.Lfu(100), "Lfu.max_rows"),
+    (lambda: hb.Lfu(1024, half_life_seconds=0), "Lfu.half_life_seconds"),
+    (lambda: hb.set_num_threads(0), "num_threads"),
+]
+
+RULES = [hb.Sgd, hb.Momentum, hb.Nesterov, hb.Adagrad, hb.RowwiseAdagrad, hb.RmsProp, hb.Adam, hb.Ftrl]
+
+
+@pytest.mark.parametrize("build, parameter", BAD_VALUES, ids=[f"{i}-{name}" for i, (_, name) in enumerate(BAD_VALUES)])
+def test_a_bad_value_is_an_error_that_names_the_parameter(build: Callable[[], Any], parameter: str) -> None:
+    with pytest.raises(ConfigError, match=parameter) as error:
+        build()
+    assert str(error.value).count("—") == 2, "what happened — what was received — what to do"
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize(
+    "field, value",
+    [("lr", -1), ("lr", 0), ("lr", NAN), ("lr", "fast"), ("l2", -0.1), ("l1", INF), ("clip", 0), ("scope", "some")],
+)
+def test_every_rule_names_its_bad_parameter(rule: Any, field: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"{rule.__name__}\.{field}"):
+        rule(**{field: value})
+
+
+@pytest.mark.parametrize(
+    "build, parameter",
+    [
+        (lambda: hb.Momentum(momentum=1.0), "Momentum.momentum"),
+        (lambda: hb.Nesterov(momentum=-0.1), "Nesterov.momentum"),
+        (lambda: hb.Adagrad(eps=0), "Adagrad.eps"),
+        (lambda: hb.Adagrad(initial_accumulator=-1), "Adagrad.initial_accumulator"),
+        (lambda: hb.RowwiseAdagrad(eps=-1), "RowwiseAdagrad.eps"),
+        (lambda: hb.RmsProp(alpha=1), "RmsProp.alpha"),
+        (lambda: hb.Adam(beta1=1.0), "Adam.beta1"),
+        (lambda: hb.Adam(beta2=2), "Adam.beta2"),
+        (lambda: hb.Adam(decay=-1), "Adam.decay"),
+        (lambda: hb.Ftrl(power=-0.7), "Ftrl.power"),
+        (lambda: hb.Ftrl(initial_accumulator=0.0), "Ftrl.initial_accumulator"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_rules_own_bad_parameter_is_named(build: Callable[[], Any], parameter: str) -> None:
+    with pytest.raises(ConfigError, match=parameter):
+        build()
+
+
+def rows_of(table: hb.Table) -> list[pa.RecordBatch]:
+    return list(table.export())
+
+
+def everything(table: hb.Table) -> Any:
+    """All that a table knows."""
+    scalars = {k: v for k, v in table.scalars().items() if k != "timed"}
+    return rows_of(table), list(table.candidates()), scalars, table.stats
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        np.array([1.0, 2.0]),
+        np.array([[1, 2]]),
+        np.array(["a"]),
+        np.array([True]),
+        np.array([1, 2], np.int32),
+        np.array(7),
+    ],
+    ids=["float", "2d", "text", "bool", "int32", "0d"],
+)
+@pytest.mark.parametrize("verb", ["find", "find_or_insert", "lookup", "gather"])
+def test_ids_of_a_wrong_dtype_or_shape_are_refused(verb: str, ids: np.ndarray) -> None:
+    table = hb.Table("user", dim=2)
+    with pytest.raises(RowShapeError):
+        getattr(table, verb)(ids)
+    assert len(table) == 0
+
+
+def test_arrow_and_torch_and_unsigned_ids_are_taken() -> None:
+    table = hb.Table("user", dim=2)
+    slots = table.find_or_insert(np.array([5, -1]))
+    assert (table.find(pa.array([5, -1])) == slots).all()
+    assert (table.find(torch.tensor([5, -1])) == slots).all()
+    assert (table.find(np.array([5, 2**64 - 1], np.uint64)) == slots).all()
+    assert (table.find(np.array([5, 0, -1, 0])[::2]) == slots).all()
+    assert (table.find([5, -1]) == slots).all()
+
+
+def test_nulls_name_nothing() -> None:
+    with pytest.raises(RowShapeError, match="null"):
+        hb.Table("user", dim=2).find(pa.array([5, None]))
+
+
+@pytest.mark.parametrize(
+    "grads",
+    [
+        np.ones((2, 3), np.float32),
+        np.ones((1, 2), np.float32),
+        np.ones(4, np.float32),
+        np.ones((2, 2)),
+        np.ones((2, 2), np.int64),
+    ],
+    ids=["wide", "few", "flat", "float64", "int64"],
+)
+def test_gradients_of_a_wrong_dtype_or_shape_are_refused(grads: np.ndarray) -> None:
+    table = hb.Table("user", dim=2)
+    slots = table.find_or_insert(np.array([1, 2]))
+    before = everything(table)
+    with pytest.raises(RowShapeError, match="user"):
+        table.update(slots, grads)
+    assert everything(table) == before
+
+
+@pytest.mark.parametrize("slot", [-2, 10**6, 2**40, -(2**63)])
+def test_slots_that_no_row_can_have_are_refused(slot: int) -> None:
+    table = hb.Table("user", dim=2)
+    table.find_or_insert(np.array([1]))
+    with pytest.raises(RowShapeError, match="slots"):
+        table.gather(np.array([slot]))
+    with pytest.raises(RowShapeError, match="slots"):
+        table.update(np.array([slot]), np.ones((1, 2), np.float32))
+
+
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_a_gradient_that_is_not_finite_changes_nothing(rule: Any, bad: float) -> None:
+    table = hb.Table("user", dim=3, rule=rule(scope="all"))
+    ids = np.arange(100)
+    table.update(table.find_or_insert(ids), np.ones((100, 3), np.float32))
+    before, grads = everything(table), np.ones((100, 3), np.float32)
+    grads[77, 2] = bad
+    with pytest.raises(NonFiniteGradient, match="user") as error:
+        table.update(table.find(ids), grads)
+    assert error.value.table == "user"
+    assert everything(table) == before
+
+
+def test_a_sum_that_overflows_is_not_finite_either() -> None:
+    table = hb.Table("user", dim=1, rule=hb.Sgd())
+    slots = table.find_or_insert(np.array([1, 1]))
+    before = everything(table)
+    with pytest.raises(NonFiniteGradient):
+        table.update(slots, np.full((2, 1), 3e38, np.float32))
+    assert everything(table) == before
+
+
+@pytest.mark.parametrize("n", [3_000, 200_000])
+@pytest.mark.parametrize("policies", [{}, {"admit": hb.MinCount(1)}, {"admit": hb.Probability(0.9)}], ids=str)
+def test_a_batch_that_does_not_fit_changes_nothing(policies: dict[str, Any], n: int) -> None:
+    table = hb.Table("user", dim=2, evict=hb.Lru(1024), **policies)
+    table.find_or_insert(np.arange(50))
+    table.find_or_insert(np.arange(25))
+    before = everything(table)
+    with pytest.raises(TableFull, match="max_rows"):
+        table.find_or_insert(np.arange(n))
+    assert everything(table) == before
+    table.find_or_insert(np.arange(50))
+
+
+def test_a_full_table_leaves_the_other_tables_of_the_call_as_they_were() -> None:
+    make: dict[str, Any] = {"dim": 2, "admit": hb.MinCount(2)}
+    tables = {
+        name: hb.Table(name, evict=evict, **make) for name, evict in {"a": None, "b": hb.Lru(1024), "c": None}.items()
+    }
+    collection = hb.EmbeddingCollection([Feature(name, name) for name in tables], tables)
+    few = hb.Ids(torch.arange(20))
+    for _ in range(2):
+        collection(dict.fromkeys(tables, few))
+    before = {name: everything(table) for name, table in tables.items()}
+    many = hb.Ids(torch.arange(4_000).repeat(2))
+    with pytest.raises(TableFull, match="b"):
+        collection(dict.fromkeys(tables, many))
+    for name, table in tables.items():
+        assert everything(table) == before[name], name
+
+
+def test_ttl_without_time_is_an_error() -> None:
+    table = hb.Table("user", dim=1, evict=hb.Ttl(days=1))
+    with pytest.raises(ConfigError, match="time"):
+        table.find_or_insert(np.array([1]))
+    with pytest.raises(ConfigError, match="time"):
+        hb.EmbeddingBag(table)(torch.tensor([[1]]))
+    assert len(table) == 0
+
+
+def test_a_schema_without_a_time_column_cannot_have_a_ttl() -> None:
+    schema = hb.Schema([hb.Label("click"), hb.Id("user")])
+    with pytest.raises(ConfigError, match="Time"):
+        hb.make_tables(schema, 4, evict=hb.Ttl(days=1))
+
+
+@pytest.mark.parametrize(
+    "time", [np.array([1, 2]), np.array([0.5]), "now", np.array([[1]])], ids=["two", "float", "text", "2d"]
+)
+def test_times_of_a_wrong_dtype_or_shape_are_refused(time: Any) -> None:
+    table = hb.Table("user", dim=1, evict=hb.Ttl(days=1))
+    with pytest.raises(RowShapeError, match="time"):
+        table.find_or_insert(np.array([1]), time)
+    table.find_or_insert(np.array([1]), 5)
+    assert len(table) == 1
+
+
+def test_batches_with_and_without_times_do_not_mix() -> None:
+    table = hb.Table("user", dim=1, evict=hb.Lru(1024))
+    table.find_or_insert(np.array([1]), 5)
+    with pytest.raises(ConfigError, match="time"):
+        table.find_or_insert(np.array([1]))
+
+
+def test_unknown_overrides_are_named() -> None:
+    schema = hb.Schema([hb.Label("click"), hb.Id("user")])
+    with pytest.raises(ConfigError, match=r"overrides\.item"):
+        hb.make_tables(schema, 4, overrides={"item": {"dim": 8}})
+    with pytest.raises(ConfigError, match=r"overrides\.user\.dims"):
+        hb.make_tables(schema, 4, overrides={"user": {"dims": 8}})
+
+
+def test_rows_of_another_table_do_not_load() -> None:
+    wide, narrow = hb.Table("user", dim=3), hb.Table("user", dim=2)
+    wide.find_or_insert(np.array([1, 2]))
+    with pytest.raises(RowShapeError, match="value"):
+        narrow.load(wide.export())
+    with pytest.raises(HotbedError):
+        narrow.load([pa.RecordBatch.from_pydict({"id": pa.array([1], pa.int64())})])
+    assert len(narrow) == 0
+
+
+OFFSETS = {
+    "short": [0, 1],
+    "falls": [0, 2, 1, 3],
+    "starts late": [1, 3],
+    "too long": [0, 9],
+    "negative": [0, -1, 3],
+    "none": [],
+}
+
+
+@pytest.mark.parametrize("offsets", OFFSETS.values(), ids=OFFSETS)
+def test_offsets_that_do_not_cut_the_ids_are_refused(offsets: list[int]) -> None:
+    table = hb.Table("user", dim=1)
+    with pytest.raises(RowShapeError, match="offsets"):
+        hb.EmbeddingBag(table)(torch.tensor([1, 2, 3]), torch.tensor(offsets, dtype=torch.int64))
+    assert len(table) == 0
+
+
+def test_module_inputs_of_a_wrong_dtype_or_length_are_refused() -> None:
+    bag = hb.EmbeddingBag(hb.Table("user", dim=1))
+    with pytest.raises(RowShapeError, match="int64"):
+        bag(torch.tensor([1.0]), torch.tensor([0, 1]))
+    with pytest.raises(RowShapeError, match="weight"):
+        bag(torch.tensor([1, 2]), torch.tensor([0, 2]), torch.ones(3))
+    with pytest.raises(RowShapeError, match="weight"):
+        bag(torch.tensor([1, 2]), torch.tensor([0, 2]), torch.ones(2, dtype=torch.float64))
+    with pytest.raises(ConfigError, match="pooling"):
+        hb.EmbeddingBag(bag.tables[0], pooling="median")
+    with pytest.raises(ConfigError, match="none"):
+        hb.EmbeddingBag(bag.tables[0], pooling="none")
+
+
+def test_a_missing_feature_is_named() -> None:
+    collection = hb.EmbeddingCollection([Feature("user", "user")], {"user": hb.Table("user", dim=1)})
+    with pytest.raises(RowShapeError, match="user"):
+        collection({"item": hb.Ids(torch.tensor([1]))})
+    with pytest.raises(ConfigError, match="item"):
+        hb.EmbeddingCollection([Feature("item", "item")], {"user": hb.Table("user", dim=1)})
+
+
+def test_an_optimizer_needs_tables() -> None:
+    with pytest.raises(ConfigError, match="tables"):
+        hb.SparseOptimizer(torch.nn.Linear(1, 1))
+
+
+def test_a_failed_step_leaves_dense_parameters_values_and_state_as_they_were() -> None:
+    """The gradient of one id turns NaN in the backward pass; the check comes before the dense step."""
+    tables = {name: hb.Table(name, dim=2, rule=hb.Adam(lr=0.1)) for name in ("user", "item")}
+    collection = hb.EmbeddingCollection([Feature(name, name) for name in tables], tables)
+    tower = torch.nn.Linear(4, 1)
+    model = torch.nn.ModuleDict({"rows": collection, "tower": tower})
+    dense, sparse = torch.optim.Adam(hb.dense_parameters(model), lr=0.1), hb.SparseOptimizer(model)
+    batch = {name: hb.Ids(torch.tensor([3, -1, 4])) for name in tables}
+
+    def backward(scale: torch.Tensor) -> None:
+        sparse.zero_grad()
+        dense.zero_grad()
+        flat = collection.flat(batch)
+        (tower(flat) + (flat * scale).sum(dim=1, keepdim=True)).sum().backward()
+
+    backward(torch.ones(3, 4))
+    sparse.check_finite()
+    dense.step()
+    sparse.step()
+    before = {name: rows_of(table) for name, table in tables.items()}
+    weights = [parameter.detach().clone() for parameter in tower.parameters()]
+    bad = torch.ones(3, 4)
+    bad[1, 3] = NAN  # a lane of item -1
+    backward(bad)
+    for attempt in (sparse.check_finite, sparse.step):
+        with pytest.raises(NonFiniteGradient, match="item") as error:
+            attempt()
+        assert (error.value.table, error.value.id) == ("item", -1)
+    assert {name: rows_of(table) for name, table in tables.items()} == before
+    assert all(torch.equal(a, b) for a, b in zip(weights, tower.parameters(), strict=True))
+    backward(torch.ones(3, 4))
+    sparse.step()
+    assert {name: rows_of(table) for name, table in tables.items()} != before
