@@ -170,6 +170,11 @@ class Csv(FileSource):
             table = pacsv.read_csv(pa.BufferReader(head), convert_options=convert, **options)
         except pa.ArrowException as error:
             raise _decode_error(error, file, []) from error
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise SchemaError(
+                f"{file}: columns {twice} appear twice — received {names} — rename all with columns=[...]"
+            )
         declared = self._declared()
         unknown = [name for name in declared if name not in names]
         if unknown:

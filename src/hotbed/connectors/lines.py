@@ -121,8 +121,7 @@ class Jsonl(LineSource):
             explicit_schema=schema, unexpected_field_behavior="ignore", newlines_in_values=False
         )
         data = b"\n".join(lines)
-        read = pajson.ReadOptions(use_threads=False, block_size=max(len(data) + 1, 1 << 10))
-        table = pajson.read_json(io.BytesIO(data), read_options=read, parse_options=options)
+        table = pajson.read_json(io.BytesIO(data), read_options=_whole(data), parse_options=options)
         if table.num_rows != len(lines):
             raise ValueError(f"{len(lines)} lines hold {table.num_rows} objects")
         batch: pa.RecordBatch = table.combine_chunks().to_batches()[0]
@@ -135,18 +134,36 @@ def _is_number(kind: pa.DataType) -> bool:
 
 def _infer_json(lines: list[bytes], file: str) -> pa.Schema:
     """Types of the first lines. Bad ones among them are no reason to give up: reading names or skips them."""
-    found, count = None, len(lines)
+    found, count, data = None, len(lines), b""
     while found is None and count:
         try:
             data = b"\n".join(lines[:count])
-            read = pajson.ReadOptions(use_threads=False, block_size=max(len(data) + 1, 1 << 10))
-            found = pajson.read_json(io.BytesIO(data), read_options=read).schema
+            found = pajson.read_json(io.BytesIO(data), read_options=_whole(data)).schema
         except pa.ArrowException:
             lines, count = (lines, count // 2) if count > 1 else (lines[1:], len(lines) - 1)
     if found is None:
         raise DecodeError(f"{file}: holds no JSON object — no line of the first block is one — write one a line", file)
     # Arrow guesses times from strings; the Time role does that itself, zones included.
-    return pa.schema([(field.name, _plain(field.type)) for field in found])
+    return pa.schema([(field.name, _plain(field.type)) for field in _with_big_ids(data, found)])
+
+
+def _with_big_ids(data: bytes, found: pa.Schema) -> pa.Schema:
+    """Arrow reads integers above int64 as floats, which lose digits: such columns become uint64."""
+    for place, field in enumerate(found):
+        if pa.types.is_floating(field.type):
+            wanted = pa.field(field.name, pa.uint64())
+            options = pajson.ParseOptions(explicit_schema=pa.schema([wanted]), unexpected_field_behavior="ignore")
+            try:
+                pajson.read_json(io.BytesIO(data), read_options=_whole(data), parse_options=options)
+                found = found.set(place, wanted)
+            except pa.ArrowException:
+                continue
+    return found
+
+
+def _whole(data: bytes) -> pajson.ReadOptions:
+    """One block, so that types do not depend on where blocks end."""
+    return pajson.ReadOptions(use_threads=False, block_size=max(len(data) + 1, 1 << 10))
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:

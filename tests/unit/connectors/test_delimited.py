@@ -151,6 +151,13 @@ def test_wrong_arguments_are_named() -> None:
         Csv("a.csv", columns={"x": "int32"})
 
 
+def test_two_columns_of_one_name_are_an_error_until_renamed(tmp_path: Path) -> None:
+    file = write(tmp_path, "a,a\n1,2\n")
+    with pytest.raises(SchemaError, match=r"columns \['a'\] appear twice"):
+        Csv(file).schema()
+    assert column(Csv(file, columns=["a", "b"]), "b") == [2]
+
+
 def test_globs_are_sorted_and_must_match(tmp_path: Path) -> None:
     for name in ("b", "a", "c"):
         write(tmp_path, f"x\n{name}\n", f"{name}.csv")

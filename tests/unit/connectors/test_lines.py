@@ -31,6 +31,11 @@ def test_json_lists_absent_keys_and_big_ids_are_kept(tmp_path: Path) -> None:
     ]
 
 
+def test_json_ids_above_int64_keep_their_digits(tmp_path: Path) -> None:
+    file = write(tmp_path, '{"id": 18446744073709551615, "x": 1}\n{"id": 1, "x": 0.5}\n')
+    assert rows(Jsonl(file)) == [{"id": 2**64 - 1, "x": 1.0}, {"id": 1, "x": 0.5}]
+
+
 def test_json_times_stay_text_for_the_time_role(tmp_path: Path) -> None:
     file = write(tmp_path, '{"t": "2019-10-01 00:00:00"}\n{"t": "2019-10-01 00:00:01"}\n')
     assert [row["t"] for row in rows(Jsonl(file))] == ["2019-10-01 00:00:00", "2019-10-01 00:00:01"]
