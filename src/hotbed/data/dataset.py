@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dataset: what users hand over. Batches of a source, shuffled if asked, read and encoded ahead, resumable at any
-batch."""
+"""Dataset: what users hand over. Batches of a source, shuffled if asked, made ahead, resumable at any batch."""
 
 from __future__ import annotations
 
@@ -65,9 +64,17 @@ class Dataset:
     """
 
     def __init__(
-        self, source: Source, schema: Schema, batch_size: int = 1024, shuffle: int = 0, seed: int = 0, drop_last: bool
-        = False, on_error: str = "raise", prefetch: int = 2, cache: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        source: Source,
+        schema: Schema,
+        batch_size: int = 1024,
+        shuffle: int = 0,
+        seed: int = 0,
+        drop_last: bool = False,
+        on_error: str = "raise",
+        prefetch: int = 2,
+        cache: bool = False,
+    ) -> None:
         for name, value, least in (("batch_size", batch_size, 1), ("shuffle", shuffle, 0), ("prefetch", prefetch, 0)):
             if not isinstance(value, int) or value < least:
                 raise ConfigError(f"dataset.{name}: an integer >= {least} — received {value!r} — correct it")
@@ -104,17 +111,23 @@ class Dataset:
         return self._run(number, start)
 
     def resume(self, position: Position | Mapping[str, Any] | str) -> Dataset:
-        """Makes the next iteration go on after `position` (of this dataset's or an equal one's batch). Returns
-        itself."""
+        """Makes the next iteration go on after `position` (empty = the start) of this or an equal dataset.
+
+        Returns itself. Raises ConfigError for a position that belongs to another order of rows.
+        """
         given = Position.from_json(position)
+        if not given.state:
+            given = self._at(0, _place(None, 0))
+        if given.state.keys() != self._position.state.keys():
+            raise ConfigError(f"dataset: not a dataset's position — received {given.state} — pass a batch's position")
         if given["order"] != self._order:
+            was, now = given["order"] or "no shuffle", self._order or "no shuffle"
             raise ConfigError(
-                f"dataset: cannot resume — the position was written with {given['order'] or 'no shuffle'}, this "
-                "dataset has "
-                f"{self._order or 'no shuffle'} — give it the same shuffle, seed and cache"
+                f"dataset: cannot resume — the position was written with {was}, this dataset has {now} — give it the "
+                "same shuffle, seed and cache"
             )
         self._resume = self._position = given
-        self._next_epoch = int(self._resume["epoch"])
+        self._next_epoch = int(given["epoch"])
         return self
 
     def map(self, fn: Callable[[Batch], Batch]) -> Dataset:

@@ -62,8 +62,11 @@ class Encoder:
             self._seen.append((batch.schema, labels))
         while True:
             try:
-                encoded = self._encode(batch, labels)
+                context = Columns(batch)
+                encoded = self._encode(batch, labels, context)
                 self.stats.rows += encoded.num_samples
+                for name, count in context.missing.items():
+                    self.stats.missing[name] = self.stats.missing.get(name, 0) + count
                 return encoded
             except BadRows as bad:
                 if self.on_error != "skip":
@@ -78,8 +81,7 @@ class Encoder:
             near = "; ".join(f"{name!r}: {config.nearest(name, schema.names)}" for name in missing[:3])
             raise SchemaError(f"columns {missing} are missing — the data has {schema.names} — {near}")
 
-    def _encode(self, batch: pa.RecordBatch, labels: bool) -> Batch:
-        context = Columns(batch)
+    def _encode(self, batch: pa.RecordBatch, labels: bool, context: Columns) -> Batch:
         ids: dict[str, Ids] = {}
         dense: dict[str, np.ndarray] = {}
         targets: dict[str, np.ndarray] = {}
@@ -115,7 +117,7 @@ class Encoder:
         elif column.weights:
             weights = numeric(column.weights, context.column(column.weights))
         if num_missing:
-            self.stats.missing[column.name] = self.stats.missing.get(column.name, 0) + num_missing
+            context.missing[column.name] = num_missing
         self._note_kind(column, values.type)
         found = ids_of(values, column.name)
         keep = _kept(values, found, column.padding)
@@ -149,10 +151,11 @@ class Encoder:
 
 
 class Columns:
-    """The raw columns of one record batch; what transforms see as their context."""
+    """The raw columns of one record batch; what transforms see as their context. Counts `missing` ids by feature."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self._batch = batch
+        self.missing: dict[str, int] = {}
         self._places = {name: place for place, name in enumerate(batch.schema.names)}
 
     def column(self, name: str) -> pa.Array:

@@ -48,7 +48,7 @@ class Label(Column):
         if self.threshold is not None and self.positive is not None:
             raise ConfigError(
                 f"label {self.name!r}: both threshold and positive — received {self.threshold}, {self.positive!r} — "
-                "give one"
+                "give one of them"
             )
 
 

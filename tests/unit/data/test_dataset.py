@@ -129,6 +129,12 @@ def test_a_position_of_another_order_is_refused(source: Source) -> None:
             make(source, **other).resume(position)
 
 
+def test_an_empty_position_is_the_start_and_a_foreign_one_is_refused(source: Source) -> None:
+    assert rows(make(source).resume({})) == list(range(ROWS))
+    with pytest.raises(ConfigError, match="not a dataset's position"):
+        make(source).resume({"row": 3})
+
+
 def test_the_length_is_known_from_the_source_or_after_an_epoch(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("row,bag,x,label\n" + "1,1,1,1\n" * 70)
     dataset = make(Csv(tmp_path / "a.csv"))
@@ -218,6 +224,7 @@ def test_bad_rows_are_skipped_counted_and_positions_stay_exact(
     assert sorted(rows(batches)) == good
     assert dataset.skips.counts == {"fields": 1, "value": ROWS - len(good)}
     assert "skipped" in caplog.text
+    assert dataset.encoder.stats.rows == len(good)
     resumed = make(Csv(tmp_path / "a.csv"), on_error="skip", **order).resume(batches[4].position)
     assert rows(resumed) == rows(batches[5:])
 

@@ -70,6 +70,12 @@ def test_missing_ids_are_empty_bags_and_counted() -> None:
     assert encoder.stats.rows == 6
 
 
+def test_missing_ids_are_counted_once_though_bad_rows_are_skipped() -> None:
+    encoder = Encoder(Schema([Id("u"), Dense("x")]), on_error="skip")
+    assert encoder(Memory({"u": [1, None, None], "x": [1.0, 2.0, None]}).table).num_samples == 2
+    assert encoder.stats.missing == {"u": 1}
+
+
 def test_a_column_of_nothing_but_nulls_is_all_empty_bags() -> None:
     assert bags(encode({"u": [None, None], "n": [1, 2]}, Id("u")), "u") == [[], []]
 
