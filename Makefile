@@ -26,14 +26,14 @@ setup: $(VENV)/.installed   ## make the environment, build the native core, inst
 $(VENV)/.tools: constraints.txt
 	@echo "installing the pinned versions of constraints.txt into $(VENV)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install -q -r constraints.txt
+	@$(BIN)/python -m pip install -qq -r constraints.txt
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.tools $(SOURCES)
 	@echo "building the wheel"
 	@rm -rf build/wheel
-	@$(BIN)/python -m pip wheel -q --no-build-isolation --no-deps -C cmake.define.HOTBED_DEV=$(WERROR) -w build/wheel .
-	@$(BIN)/python -m pip install -q --no-deps --force-reinstall build/wheel/hotbed-*.whl
+	@$(BIN)/python -m pip wheel -qq --no-build-isolation --no-deps -C cmake.define.HOTBED_DEV=$(WERROR) -w build/wheel .
+	@$(BIN)/python -m pip install -qq --no-deps --force-reinstall build/wheel/hotbed-*.whl
 	@$(BIN)/python -m pip check
 	@touch $@
 
@@ -47,7 +47,9 @@ soak: setup          ## the tests that take minutes
 	HOTBED_TEST_WHEEL=1 $(BIN)/pytest -m soak --timeout 3600 $(PYTEST_FLAGS)
 
 bench: setup         ## ours and the peers in turn; prints the table of the README
-	$(BIN)/python benchmarks/run.py --peers $(PEERS)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/bench -G Ninja -DHOTBED_PYTHON=OFF -DHOTBED_BENCH=ON >/dev/null
+	@PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/bench >/dev/null
+	$(BIN)/python benchmarks/run.py --peers $(PEERS) $(BENCH_FLAGS)
 
 lint: setup          ## ruff, mypy strict, clang-format
 	$(BIN)/ruff check .

@@ -52,7 +52,7 @@ TEST_CASE("rounding to nearest takes the closer half, and the even one of two eq
       if (static_cast<double>(middle) != (low + high) / 2) continue;
       REQUIRE(encode_half(dtype, middle, kNearest) == (bits % 2 ? bits + 1 : bits));
       REQUIRE(encode_half(dtype, std::nextafter(middle, 0.0f), kNearest) == bits);
-      REQUIRE(encode_half(dtype, std::nextafter(middle, 1e38f), kNearest) == bits + 1);
+      REQUIRE(encode_half(dtype, std::nextafter(middle, INFINITY), kNearest) == bits + 1);
       REQUIRE(encode_half(dtype, -middle, kNearest) == (0x8000u | (bits % 2 ? bits + 1 : bits)));
     }
 }

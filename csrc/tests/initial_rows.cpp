@@ -25,7 +25,7 @@ std::vector<float> row(const Init& init, uint64_t key, int64_t id, int dim) {
 }  // namespace
 
 TEST_CASE("initial rows are those of the golden file") {
-  const Init uniform{InitKind::kUniform, 0.05f}, normal{InitKind::kNormal, 0.01f};
+  const Init uniform{InitKind::kUniform, 0.05}, normal{InitKind::kNormal, 0.01};
   const std::pair<int64_t, uint32_t> uniform_bits[] = {{-1, 0xba45099au}, {-2, 0x3b0ca74du}, {0, 0xbd2cf107u}, {INT64_MIN, 0xbd180eb3u}};
   for (const auto& [id, bits] : uniform_bits) CHECK(std::bit_cast<uint32_t>(row(uniform, key_of(0, "user"), id, 1)[0]) == bits);
   const uint32_t five[] = {0xba45099au, 0xbd18c3cdu, 0x3c8b9433u, 0xbcb525d0u, 0x3d365ddfu};
@@ -36,9 +36,9 @@ TEST_CASE("initial rows are those of the golden file") {
 
 TEST_CASE("lanes do not depend on how many there are") {
   for (InitKind kind : {InitKind::kUniform, InitKind::kNormal}) {
-    const std::vector<float> wide = row({kind, 0.1f}, 99, -7, 1000);
+    const std::vector<float> wide = row({kind, 0.1}, 99, -7, 1000);
     for (int dim : {1, 2, 3, 16, 33}) {
-      const std::vector<float> narrow = row({kind, 0.1f}, 99, -7, dim);
+      const std::vector<float> narrow = row({kind, 0.1}, 99, -7, dim);
       for (size_t d = 0; d < narrow.size(); d++) REQUIRE(narrow[d] == wide[d]);
     }
   }
@@ -48,7 +48,7 @@ TEST_CASE("uniform rows lie in [-scale, scale) and are even") {
   double sum = 0, squares = 0;
   int64_t n = 0;
   for (int64_t id = -5000; id < 5000; id++)
-    for (float x : row({InitKind::kUniform, 0.5f}, key_of(1, "t"), id, 16)) {
+    for (float x : row({InitKind::kUniform, 0.5}, key_of(1, "t"), id, 16)) {
       REQUIRE(x >= -0.5f);
       REQUIRE(x < 0.5f);
       sum += x, squares += double{x} * x, n++;
@@ -61,7 +61,7 @@ TEST_CASE("normal rows have the asked standard deviation and are finite") {
   double sum = 0, squares = 0, fourth = 0;
   int64_t n = 0;
   for (int64_t id = -5000; id < 5000; id++)
-    for (float x : row({InitKind::kNormal, 2.0f}, key_of(1, "t"), id, 16)) {
+    for (float x : row({InitKind::kNormal, 2.0}, key_of(1, "t"), id, 16)) {
       REQUIRE(std::isfinite(x));
       const double z = x / 2.0;
       sum += z, squares += z * z, fourth += z * z * z * z, n++;
@@ -72,7 +72,7 @@ TEST_CASE("normal rows have the asked standard deviation and are finite") {
 }
 
 TEST_CASE("a constant is a constant") {
-  for (float x : row({InitKind::kConstant, 0.25f}, 1, 2, 7)) CHECK(x == 0.25f);
+  for (float x : row({InitKind::kConstant, 0.25}, 1, 2, 7)) CHECK(x == 0.25f);
 }
 
 TEST_CASE("the own logarithm and power are as good as the library's") {

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Validation AUC and log loss of the published models on Frappe_x1r, with the settings that BARS publishes for Frappe_x1.
+
+The recipe: dim 10, batch 4,096, Adam 1e-3 with L2 over the whole tables at every step (scope "catch_up"), initial rows N(0, 1e-4), global
+norm clipped at 10, validation each epoch; an epoch without progress divides the learning rate by ten, two in a row end the run, and the
+best epoch counts. Prints one JSON line a run and, last, the mean and deviation of each model over its seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import hotbed as hb
+
+FIELDS = ["user", "item", "daytime", "weekday", "isweekend", "homework", "cost", "weather", "country", "city"]
+MLP = {"hidden": (400, 400, 400), "batch_norm": True}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A model with its published L2 weight of the embeddings; LR has rows of one lane."""
+
+    l2: float
+    build: Callable[..., nn.Module]
+    dim: int = 10
+
+
+SETTINGS = {
+    "LR": Setting(1e-5, hb.models.LR, 1),
+    "DNN": Setting(0.05, lambda schema, tables: hb.models.DNN(schema, tables, dropout=0.2, **MLP)),
+    "DeepFM": Setting(0.05, lambda schema, tables: hb.models.DeepFM(schema, tables, dropout=0.2, **MLP)),
+    "DCN": Setting(0.05, lambda schema, tables: hb.models.DCN(schema, tables, num_cross_layers=3, dropout=0.2, **MLP)),
+    "DCNv2": Setting(
+        0.05, lambda schema, tables: hb.models.DCNv2(schema, tables, num_cross_layers=4, dropout=0.4, **MLP)
+    ),
+    "DLRM": Setting(0.1, lambda schema, tables: hb.models.DLRM(schema, tables, interaction="cat", dropout=0.4, **MLP)),
+}
+
+
+def run(name: str, seed: int, train: hb.Dataset, valid: hb.Dataset, max_epochs: int) -> dict[str, float]:
+    """One run to its end; the scores of its best epoch."""
+    setting = SETTINGS[name]
+    torch.manual_seed(seed)
+    rule = hb.Adam(lr=1e-3, l2=setting.l2, scope="catch_up")
+    tables = hb.make_tables(train.schema, dim=setting.dim, rule=rule, init=hb.Normal(1e-4), seed=seed)
+    network = setting.build(train.schema, tables)
+    model = hb.RecModel(
+        network, "bce", torch.optim.Adam(hb.dense_parameters(network), lr=1e-3), metrics={"auc", "log_loss"}
+    )
+    callbacks = [
+        hb.callbacks.ClipGradients(10.0),
+        hb.callbacks.ReducePlateau("auc", factor=0.1, patience=1, min_lr=1e-6),
+        hb.callbacks.EarlyStopping("auc", patience=2),
+    ]
+    history = model.fit(train, valid, epochs=max_epochs, callbacks=callbacks, seed=seed, progress=False)
+    best = max(history.epochs, key=lambda epoch: epoch["valid_auc"])
+    return {"auc": best["valid_auc"], "log_loss": best["valid_log_loss"], "epochs": len(history.epochs)}
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__)
+    p.add_argument("--data", type=Path, required=True)
+    p.add_argument("--models", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
+    p.add_argument("--seeds", type=int, nargs="+", default=[2019, 2020, 2021])
+    p.add_argument("--max-epochs", type=int, default=60)
+    p.add_argument("--threads", type=int, default=2)
+    a = p.parse_args()
+    logging.disable(logging.INFO)
+    torch.set_num_threads(a.threads)
+    hb.set_num_threads(a.threads)
+    schema = hb.Schema([hb.Label("label"), *(hb.Id(name) for name in FIELDS)])
+    scores: dict[str, list[dict[str, float]]] = {}
+    for seed in a.seeds:
+        train = hb.Dataset(
+            hb.sources.Csv(str(a.data / "train.csv")), schema, 4096, shuffle=1 << 20, seed=seed, cache=True
+        )
+        valid = hb.Dataset(hb.sources.Csv(str(a.data / "valid.csv")), schema, 4096, cache=True)
+        for name in a.models:
+            start = time.perf_counter()
+            result = run(name, seed, train, valid, a.max_epochs)
+            scores.setdefault(name, []).append(result)
+            print(
+                json.dumps({"model": name, "seed": seed, **result, "seconds": round(time.perf_counter() - start)}),
+                flush=True,
+            )
+    for name, results in scores.items():
+        auc, loss = ([result[key] for result in results] for key in ("auc", "log_loss"))
+        deviation = statistics.stdev(auc) if len(auc) > 1 else 0.0
+        line = {
+            "auc_mean": round(statistics.mean(auc), 5),
+            "auc_sd": round(deviation, 5),
+            "log_loss_mean": round(statistics.mean(loss), 5),
+        }
+        print(json.dumps({"model": name, "runs": len(auc), **line}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
