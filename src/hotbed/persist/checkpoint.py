@@ -92,7 +92,9 @@ def restore(reader: Reader, state: State) -> None:
         raise PersistError(f"{reader.folder}: it has tables {sorted(saved)} — received a network with "
                            f"{sorted(state.tables)} — build the network as it was when it was saved")  # fmt: skip
     dense = reader.manifest["dense"] or {"file": None, "optimizers": {}}
-    tensors = safetensors.torch.load(bytes(reader.read(dense["file"]))) if dense["file"] else {}
+    loaded = safetensors.torch.load(bytes(reader.read(dense["file"]))) if dense["file"] else {}
+    # clones lie where torch's allocator aligns them: kernels may give other last bits for other alignments
+    tensors = {name: tensor.clone() for name, tensor in loaded.items()}
     if state.network is not None:
         _load_network(reader.folder, state.network, state.rows, tensors)
     for name, entry in saved.items():
@@ -200,8 +202,7 @@ def unflatten(
         if path.startswith(f"optimizer/{name}/"):
             number, key = path.removeprefix(f"optimizer/{name}/").split("/", 1)
             state.setdefault(int(number), {})[key] = tensor
-    groups = [{key: value if key == "params" else _tuples(value) for key, value in group.items()}
-              for group in plain["groups"]]  # fmt: skip
+    groups = [{key: _revived(key, value) for key, value in group.items()} for group in plain["groups"]]
     try:
         optimizer.load_state_dict({"state": state, "param_groups": groups})
     except (ValueError, KeyError) as error:
@@ -210,8 +211,8 @@ def unflatten(
 
 
 def _plain(value: Any, what: str) -> Any:
-    if torch.is_tensor(value) and value.numel() == 1:
-        return value.item()
+    if torch.is_tensor(value) and value.dim() == 0:  # a learning rate may be one
+        return {"tensor": value.item(), "dtype": str(value.dtype).removeprefix("torch.")}
     try:
         json.dumps(value)
     except (TypeError, ValueError):
@@ -220,8 +221,11 @@ def _plain(value: Any, what: str) -> Any:
     return value
 
 
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(part) for part in value) if isinstance(value, list) else value
+def _revived(key: str, value: Any) -> Any:
+    """The inverse of `_plain`; lists were tuples, but for those that torch or the tables' optimizer keep as lists."""
+    if isinstance(value, dict) and set(value) == {"tensor", "dtype"}:
+        return torch.tensor(value["tensor"], dtype=getattr(torch, value["dtype"]))
+    return tuple(value) if isinstance(value, list) and key not in ("params", "tables") else value
 
 
 def _package_version() -> str:

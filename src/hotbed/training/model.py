@@ -352,6 +352,6 @@ def _brief(value: Any) -> str:
         plain = repr(value).replace("\n", " ")
     if isinstance(plain, dict) and "kind" in plain:
         keywords = ", ".join(f"{key}={item}" for key, item in plain.items() if key != "kind")
-        return f"{plain['kind']}({keywords})"
+        return f"{plain['kind']}({keywords})" if keywords else str(plain["kind"])
     text = str(plain)
     return text if len(text) <= 100 else text[:97] + "..."

@@ -9,7 +9,7 @@ from __future__ import annotations
 import html
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import resources
@@ -98,7 +98,7 @@ def _learning(histories: Mapping[str, History]) -> list[Chart]:
             smooth = Series("smoothed", x, _smooth(y), 0)
             lines = [Series("loss", x, y, -1), smooth] if len(points) > 20 else [Series("loss", x, y, 0, dots=True)]
             charts.append(Chart(f"Loss, {name}", "samples", lines))
-        valid = sorted({key for epoch in history.epochs for key in epoch if key.startswith("valid.")})
+        valid = _worth(key for epoch in history.epochs for key in epoch if key.startswith("valid."))
         for key in valid if len(history.epochs) > 1 else []:
             x = [epoch["epoch"] for epoch in history.epochs if key in epoch]
             y = [epoch[key] for epoch in history.epochs if key in epoch]
@@ -112,7 +112,7 @@ def _stream(histories: Mapping[str, History]) -> list[Chart]:
         points = [point for point in history.points if point.window]
         timed = bool(points) and all(point.time is not None for point in points)
         x = [float(point.time if timed and point.time is not None else point.samples) for point in points]
-        for key in points[0].window if points else []:
+        for key in _worth(points[0].window) if points else []:
             kept = [(at, point.window[key]) for at, point in zip(x, points, strict=True) if math.isfinite(point.window[key])]
             if len(kept) < 2:
                 continue
@@ -124,6 +124,12 @@ def _stream(histories: Mapping[str, History]) -> list[Chart]:
             shown = key.replace("_", " ") if name == "loss" or "_" in name else key.upper()
             charts.append(Chart(f"{shown} over {label}", label, lines, time=timed))
     return charts
+
+
+def _worth(names: Iterable[str]) -> list[str]:
+    """Metric names, each once: the loss last, and left out where the log loss says the same."""
+    kept = sorted(set(names), key=lambda name: (name.rpartition(".")[2] in ("loss", "log_loss"), name))
+    return [name for name in kept if not (name.endswith("loss") and name.removesuffix("loss") + "log_loss" in kept)]
 
 
 def _joined(histories: Mapping[str, History]) -> tuple[list[tuple[float, Point]], dict[str, float]]:
@@ -240,7 +246,7 @@ def _figure(chart: Chart) -> str:
     shapes.append(f"<line class='cursor' y1='{TOP}' y2='{BOTTOM}'/><rect x='{LEFT}' y='{TOP}' width='{RIGHT - LEFT}' "
                   f"height='{BOTTOM - TOP}' fill='transparent'/>")  # fmt: skip
     legend = "".join(f"<span><i style='background:{_color(line)}'></i>{html.escape(line.name)}</span>"
-                     for line in chart.series if len(chart.series) > 1)  # fmt: skip
+                     for line in chart.series)  # fmt: skip
     data = {
         "x0": x0, "x1": x1, "left": LEFT, "right": RIGHT, "width": WIDTH, "time": chart.time, "label": chart.x_label,
         "series": [{"name": line.name, "x": line.x, "y": [float(f"{y:.6g}") for y in line.y], "color": _color(line)}

@@ -70,6 +70,8 @@ class History:
     def on_epoch_end(self, run: Run) -> None:
         if self._steps:
             self._record(run)
+        if self.points:  # callbacks before this one may have evicted
+            self.points[-1].tables = _stats(run)
         began, samples = self._epoch_began
         seconds = time.perf_counter() - began
         row: dict[str, float] = {"epoch": run.epoch + 1, "seconds": seconds}
@@ -85,10 +87,9 @@ class History:
         loss = float(self._sum) / self._steps if self._steps else float("nan")
         self._epoch_sum, self._epoch_steps = self._epoch_sum + float(self._sum), self._epoch_steps + self._steps
         self._sum, self._steps = 0.0, 0
-        tables = {name: dict(table.stats) for name, table in run.tables.items()}
         seconds = time.perf_counter() - run.began
         window = self._roll(run)
-        self.points.append(Point(run.step, run.epoch, run.samples, seconds, run.now, loss, window, tables))
+        self.points.append(Point(run.step, run.epoch, run.samples, seconds, run.now, loss, window, _stats(run)))
         if len(self.points) >= MAX_POINTS:  # windows grow with the distance of points
             self.points = _halve(self.points)
             self._every *= 2
@@ -102,6 +103,10 @@ class History:
             return {}
         self._window_began = run.samples
         return dict(roll())
+
+
+def _stats(run: Run) -> dict[str, dict[str, int]]:
+    return {name: dict(table.stats) for name, table in run.tables.items()}
 
 
 def _halve(points: list[Point]) -> list[Point]:
