@@ -172,7 +172,9 @@ def test_several_labels_have_losses_and_metrics_each() -> None:
     assert set(predicted) == {"click", "spend"}
     assert 0.0 < predicted["click"].min() < predicted["click"].max() < 1.0
     assert predicted["spend"].min() < 0.0
-    both = hb.RecModel(Two(), hb.losses.MultiTask({"click": hb.losses.BCE(), "spend": hb.losses.BCE()}), "adam", {"auc"})
+    both = hb.RecModel(
+        Two(), hb.losses.MultiTask({"click": hb.losses.BCE(), "spend": hb.losses.BCE()}), "adam", {"auc"}
+    )
     assert set(both.evaluate([hb.Batch({}, {"x": x}, {"click": y, "spend": y}) for x, y in pairs()])) == {
         "loss", "click.auc", "spend.auc",
     }  # fmt: skip
