@@ -51,4 +51,10 @@ def make_tables(
                 raise ConfigError(
                     f"tables.overrides.{name}.{keyword}: unknown keyword — received {keyword!r} — use one of {', '.join(keywords)}"
                 )
-    return {str(name): Table(str(name), **{**keywords, **given.get(str(name), {})}) for name in names}
+    tables = {str(name): Table(str(name), **{**keywords, **given.get(str(name), {})}) for name in names}
+    untimed = [name for name, table in tables.items() if table.needs_times]
+    if untimed and schema.time is None:
+        raise ConfigError(
+            f"tables.{untimed[0]}.evict: it needs the time of each sample — received a schema without a Time column — add hb.Time"
+        )
+    return tables

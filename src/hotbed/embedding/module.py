@@ -122,14 +122,19 @@ class TableModule(nn.Module, ABC):
 
     def look_up(self, inputs: Sequence[Ids], time: Any, *, training: bool) -> tuple[Tensor, list[Tensor], Step]:
         """The native lookup: maps ids (in training inserts, counts and touches) and pools rows."""
-        num_samples = len(inputs[0]) if inputs else 0
+        num_samples = -1
         held, ids = [], []
         for feature, one in zip(self.features, inputs, strict=True):
             values = _int64(one.values, feature.name)
             offsets = None if one.offsets is None else _int64(one.offsets, feature.name)
             weights = None if one.weights is None else _float32(one.weights, feature.name)
             samples = len(values) if offsets is None else len(offsets) - 1
-            if samples != num_samples or (offsets is not None and samples < 0):
+            num_samples = samples if num_samples < 0 else num_samples
+            if samples < 0:
+                raise RowShapeError(
+                    f"feature {feature.name!r}: offsets are [samples + 1] — received none — check the batch"
+                )
+            if samples != num_samples:
                 raise RowShapeError(
                     f"feature {feature.name!r}: samples differ between features — received {samples} beside {num_samples} — check the batch"
                 )
@@ -147,6 +152,7 @@ class TableModule(nn.Module, ABC):
                     samples,
                 )
             )
+        num_samples = max(num_samples, 0)
         times = self._times(time, num_samples) if training else None
         flat = torch.empty(num_samples, self.output_dim)
         base, at, out, sequences = flat.data_ptr(), 0, [], []
@@ -158,11 +164,25 @@ class TableModule(nn.Module, ABC):
                 sequences.append(torch.empty(len(values), dim))
                 out.append((sequences[-1].data_ptr(), dim))
         step = Step([table.native for table in self.tables], self._layout)
-        step.lookup(ids, 0 if times is None else times.ctypes.data, training, out)
+        try:
+            step.lookup(ids, 0 if times is None else times.ctypes.data, training, out)
+        except ValueError:
+            self._blame_offsets(held)
+            raise
         device: torch.device = self._device.device  # type: ignore[assignment]
         if device.type != "cpu":
             flat, sequences = flat.to(device), [rows.to(device) for rows in sequences]
         return flat, sequences, step
+
+    def _blame_offsets(self, held: Sequence[tuple[Tensor, Tensor | None, Tensor | None]]) -> None:
+        for feature, (values, offsets, _) in zip(self.features, held, strict=True):
+            if offsets is not None and (
+                offsets[0] != 0 or offsets[-1] != len(values) or bool((offsets.diff() < 0).any())
+            ):
+                raise RowShapeError(
+                    f"feature {feature.name!r}: offsets start at 0, never fall and end at the number of ids, {len(values)} — "
+                    f"received {offsets[:3].tolist()} … {offsets[-1].item()} — check the batch"
+                ) from None
 
     def _times(self, time: Any, num_samples: int) -> np.ndarray | None:
         if not self._timed:

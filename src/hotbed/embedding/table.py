@@ -87,7 +87,7 @@ class Table:
             raise ConfigError(f"{where}: unknown dtype — received {self.dtype!r} — use one of {', '.join(DTYPES)}")
         expected: tuple[tuple[str, object, type], ...] = (
             ("rule", self.rule, Rule), ("tier", self.tier, Tier), ("init", self.init, Init),
-            ("admit", self.admit or MinCount(None), Admission),
+            ("admit", MinCount(None) if self.admit is None else self.admit, Admission),
         )  # fmt: skip
         for keyword, value, kind in expected:
             if not isinstance(value, kind):
@@ -229,7 +229,7 @@ class Table:
         """The times of a batch as int64 [num_samples], or None; ConfigError where the policies need times and get none."""
         if time is None and self.needs_times:
             raise ConfigError(
-                f"table {self.name!r}: its eviction needs times — received none — give the schema a Time column, or find_or_insert a time"
+                f"table {self.name!r}: its eviction needs times — received none — give the schema a Time column, or `time`"
             )
         if self._timed not in (None, time is not None):
             raise ConfigError(
@@ -238,12 +238,12 @@ class Table:
         self._timed = time is not None
         if time is None:
             return None
-        times = np.ascontiguousarray(np.broadcast_to(np.asarray(time), (num_samples,)))
-        if times.dtype != np.int64:
+        times = np.asarray(time)
+        if times.dtype != np.int64 or times.shape not in ((), (num_samples,)):
             raise RowShapeError(
-                f"table {self.name!r}: times are int64 microseconds — received {times.dtype} — convert them"
+                f"table {self.name!r}: times are int64 microseconds, one or [{num_samples}] — received {times.dtype} {list(times.shape)}"
             )
-        return times
+        return np.ascontiguousarray(np.broadcast_to(times, (num_samples,)))
 
     def gather(self, slots: Any) -> NDArray[np.float32]:
         """Rows of slots, int64 [n] -> float32 [n, dim]; -1 reads as the table's default."""
