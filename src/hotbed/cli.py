@@ -23,6 +23,7 @@ from hotbed.job import Job, json_schema, parse_value
 if TYPE_CHECKING:
     from hotbed.embedding.table import Table
     from hotbed.training.model import RecModel
+    from hotbed.training.watch import History
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 console = Console()
@@ -141,7 +142,7 @@ def run_job(job: Job) -> RecModel:
     for part, history in histories.items():
         speed = history.epochs[-1]["samples_per_second"]
         print_values(part, history.metrics, f"  {speed:,.0f} samples/s")
-    print_tables(model.tables)
+    print_tables(model.tables, histories)
     console.print(f"model: {model.save(output)}", highlight=False, soft_wrap=True)
     summary = model.summary()
     report = write_report(output / "report.html", histories, title=f"{name}: {output.name}", summary=summary)
@@ -185,11 +186,12 @@ def print_columns(job: Job) -> None:
     console.print(grid)
 
 
-def print_tables(tables: Mapping[str, Table]) -> None:
-    """Print how tables stand: rows, and how many ids were admitted, refused and evicted on the way."""
-    grid = Grid("table", "rows", "admitted", "refused", "evicted", "MiB")
+def print_tables(tables: Mapping[str, Table], histories: Mapping[str, History]) -> None:
+    """Print how tables grew: rows after each part, and the ids that were admitted, refused and evicted on the way."""
+    grid = Grid("table", *(f"rows after {part}" for part in histories), "admitted", "refused", "evicted", "MiB")
     for name, stats in ((name, table.stats) for name, table in sorted(tables.items())):
-        counts = [f"{stats[key]:,}" for key in ("rows", "admitted", "refused", "evicted")]
+        rows = [history.points[-1].tables[name]["rows"] if history.points else 0 for history in histories.values()]
+        counts = [f"{count:,.0f}" for count in (*rows, stats["admitted"], stats["refused"], stats["evicted"])]
         size = sum(value for key, value in stats.items() if "bytes" in key)
         grid.add_row(name, *counts, f"{size / 2**20:.1f}")
     console.print(grid)
@@ -255,3 +257,7 @@ def _device() -> str:
     if torch.cuda.is_available():
         return f"cuda: {torch.cuda.get_device_name()}"
     return "mps" if torch.backends.mps.is_available() else f"cpu, {torch.get_num_threads()} threads"
+
+
+if __name__ == "__main__":
+    main()

@@ -331,7 +331,10 @@ _LEAVES: Mapping[Any, dict[str, Any]] = {
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema (2020-12) of a job file, for completion and checks in editors; needs torch, to list the models."""
+    """JSON Schema (2020-12) of a job file, for completion and checks in editors; needs torch, to list the models.
+
+    Example: put `# yaml-language-server: $schema=docs/job.schema.json` on the first line of a job.
+    """
     from hotbed.models.losses import Loss, MultiTask
     from hotbed.training.metric import Metric
 
@@ -361,7 +364,7 @@ def _schema(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
         return {"type": "array", "items": _schema(hints[0] if hints else Any, definitions)}
     if container in (dict, Mapping):
         return {"type": "object", "additionalProperties": _schema(hints[1] if hints else Any, definitions)}
-    if not inspect.isclass(container):
+    if not inspect.isclass(container) or not container.__module__.startswith("hotbed."):
         return {}
     return _any_of(config.kinds(container), definitions) or _class_schema(
         container, config.kind_of(container), definitions, needs_kind=False

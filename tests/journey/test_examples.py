@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every example runs from a clean folder and prints what it promises."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A working directory that has the shipped data and nothing else."""
+    (tmp_path / "data").symlink_to(ROOT / "data")
+    return tmp_path
+
+
+def run(folder: Path, *arguments: str) -> str:
+    # One thread each: the suite may run on several workers, and spinning threads of small networks slow each other down.
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def number(pattern: str, text: str) -> float:
+    found = re.search(pattern, text)
+    assert found, f"{pattern} is not in:\n{text}"
+    return float(found.group(1))
+
+
+def test_the_quick_start_and_its_job_give_the_same_model(folder: Path) -> None:
+    in_python = number(r"'auc': ([\d.]+)", run(folder, str(EXAMPLES / "quickstart.py")))
+    as_job = number(
+        r"validation auc ([\d.]+)", run(folder, "-m", "hotbed.cli", "train", str(EXAMPLES / "quickstart.yaml"))
+    )
+    assert in_python == as_job > 0.65
+
+
+def test_a_plain_torch_loop_learns(folder: Path) -> None:
+    output = run(folder, str(EXAMPLES / "plain_torch_loop.py"))
+    assert number(r"AUC ([\d.]+)", output) > 0.64
+    assert "learning rate of the rows 0.0400" in output
+
+
+def test_criteo_reads_the_log_as_it_comes(folder: Path, shared_data: Path) -> None:
+    output = run(folder, str(EXAMPLES / "criteo.py"), str(shared_data / "criteo" / "kaggle_head10001.tsv"))
+    assert number(r"'valid.auc': ([\d.]+)", output) > 0.68
+
+
+def test_multi_hot_genres_tell_what_people_like(folder: Path) -> None:
+    output = run(folder, str(EXAMPLES / "multi_hot_genres.py"))
+    assert "[1, 1, 1, 1, 1, 1, 3]" in output
+    assert number(r"([\d.]+)  War\n", output) > number(r"([\d.]+)  Horror\n", output)
+
+
+def test_multi_task_learns_both_labels(folder: Path) -> None:
+    output = run(folder, str(EXAMPLES / "multi_task_census.py"))
+    assert number(r"'valid.income.auc': ([\d.]+)", output) > 0.92
+    assert number(r"'valid.never_married.auc': ([\d.]+)", output) > 0.98
+
+
+def test_admission_and_eviction_are_at_work(folder: Path) -> None:
+    output = run(folder, str(EXAMPLES / "admission_and_eviction.py"))
+    rows, admitted, refused, evicted = (
+        int(part.replace(",", "")) for part in re.findall(r"^2018\s+(.*)$", output, re.M)[0].split()
+    )
+    assert rows == admitted - evicted
+    assert min(rows, refused, evicted) > 1000
+    assert "it reads its initial row: True" in output
+
+
+def test_every_example_has_a_test() -> None:
+    tested = Path(__file__).read_text() + (Path(__file__).parent / "test_demo.py").read_text()
+    assert [path.name for path in EXAMPLES.iterdir() if path.is_file() and path.name not in tested] == []
