@@ -63,8 +63,8 @@ def run(name: str, seed: int, train: hb.Dataset, valid: hb.Dataset, max_epochs: 
         hb.callbacks.EarlyStopping("auc", patience=2),
     ]
     history = model.fit(train, valid, epochs=max_epochs, callbacks=callbacks, seed=seed, progress=False)
-    best = max(history.epochs, key=lambda epoch: epoch["valid_auc"])
-    return {"auc": best["valid_auc"], "log_loss": best["valid_log_loss"], "epochs": len(history.epochs)}
+    best = max(history.epochs, key=lambda epoch: epoch["valid.auc"])
+    return {"auc": best["valid.auc"], "log_loss": best["valid.log_loss"], "epochs": len(history.epochs)}
 
 
 def main() -> None:
