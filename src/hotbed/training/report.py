@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The report: one HTML file with what happened in training, that opens anywhere, without a network or a library.
 
-    write_report("report.html", {"train": model.fit(train, valid), "stream": model.fit(stream, progressive=True)})
+write_report("report.html", {"train": model.fit(train, valid), "stream": model.fit(stream, progressive=True)})
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ COLORS = 8
 
 @dataclass
 class Series:
-    """One line: `x` ascending. `color`: number of a colour; `faint` draws it thin, behind its smoothed self."""
+    """One line: `x` ascending. `color`: number of a colour, -1 = thin and faint, behind its smoothed self."""
 
     name: str
     x: list[float]
@@ -36,7 +36,7 @@ class Series:
 
 @dataclass
 class Chart:
-    """One plot. `marks`: x positions with a dashed line and a name; `level`: a dashed horizontal value with its name."""
+    """One plot. `time`: x is in microseconds UTC; `marks`: names of x positions that get a dashed line."""
 
     title: str
     x_label: str
@@ -102,7 +102,9 @@ def _learning(histories: Mapping[str, History]) -> list[Chart]:
         for key in valid if len(history.epochs) > 1 else []:
             x = [epoch["epoch"] for epoch in history.epochs if key in epoch]
             y = [epoch[key] for epoch in history.epochs if key in epoch]
-            charts.append(Chart(key.replace("valid.", "Validation ").replace("_", " "), "epoch", [Series(key, x, y, 2, True)]))
+            charts.append(
+                Chart(key.replace("valid.", "Validation ").replace("_", " "), "epoch", [Series(key, x, y, 2, True)])
+            )
     return charts
 
 
@@ -113,7 +115,9 @@ def _stream(histories: Mapping[str, History]) -> list[Chart]:
         timed = bool(points) and all(point.time is not None for point in points)
         x = [float(point.time if timed and point.time is not None else point.samples) for point in points]
         for key in _worth(points[0].window) if points else []:
-            kept = [(at, point.window[key]) for at, point in zip(x, points, strict=True) if math.isfinite(point.window[key])]
+            kept = [
+                (at, point.window[key]) for at, point in zip(x, points, strict=True) if math.isfinite(point.window[key])
+            ]
             if len(kept) < 2:
                 continue
             lines = [Series("window", [at for at, _ in kept], [value for _, value in kept], 0, len(kept) <= 60)]
@@ -149,7 +153,9 @@ def _sizes(histories: Mapping[str, History]) -> list[Chart]:
     joined, marks = _joined(histories)
     names = list(joined[-1][1].tables) if joined else []
     lines = [
-        Series(name, [x for x, _ in joined], [float(point.tables[name]["rows"]) for _, point in joined], number % COLORS)
+        Series(
+            name, [x for x, _ in joined], [float(point.tables[name]["rows"]) for _, point in joined], number % COLORS
+        )
         for number, name in enumerate(names)
     ]
     if not lines:
@@ -198,7 +204,9 @@ def _tables(histories: Mapping[str, History]) -> str:
         keys = list(dict.fromkeys(key for epoch in history.epochs for key in epoch))
         rows = [[_number(epoch.get(key, "")) for key in keys] for epoch in history.epochs]
         if rows:
-            blocks.append(f"<h2>Epochs, {html.escape(name)}</h2>" + _grid([key.replace("_", " ") for key in keys], rows))
+            blocks.append(
+                f"<h2>Epochs, {html.escape(name)}</h2>" + _grid([key.replace("_", " ") for key in keys], rows)
+            )
     last = next((history.points[-1] for history in reversed(list(histories.values())) if history.points), None)
     if last is not None and last.tables:
         keys = list(next(iter(last.tables.values())))
@@ -222,8 +230,13 @@ def _figure(chart: Chart) -> str:
     low, high = (0.0 if chart.from_zero else min(ys)), max(ys)
     steps = _ticks(low, high)
     low, high = min(low, steps[0]), max(high, steps[-1])
-    place_x = lambda x: LEFT + (x - x0) / ((x1 - x0) or 1.0) * (RIGHT - LEFT)  # noqa: E731
-    place_y = lambda y: BOTTOM - (y - low) / ((high - low) or 1.0) * (BOTTOM - TOP)  # noqa: E731
+
+    def place_x(x: float) -> float:
+        return LEFT + (x - x0) / ((x1 - x0) or 1.0) * (RIGHT - LEFT)
+
+    def place_y(y: float) -> float:
+        return BOTTOM - (y - low) / ((high - low) or 1.0) * (BOTTOM - TOP)
+
     shapes = [
         f"<line class='axis' x1='{LEFT}' x2='{RIGHT}' y1='{place_y(y):.1f}' y2='{place_y(y):.1f}'/>"
         f"<text x='{LEFT - 8}' y='{place_y(y) + 4:.1f}' text-anchor='end'>{_number(y)}</text>"
