@@ -52,7 +52,7 @@ class FeatureInputs(nn.Module):
 
     def fields(self, flat: Tensor) -> Tensor:
         """The embeddings in the result of `forward` as [n, fields, dim]; all tables must have the same dim."""
-        return flat[:, : self.embedding_dim].unflatten(1, (len(self.field_dims), -1))
+        return torch.unflatten(flat[:, : self.embedding_dim], 1, (len(self.field_dims), -1))
 
     def dense(self, flat: Tensor) -> Tensor:
         """The dense columns in the result of `forward`, [n, dense_dim]."""
