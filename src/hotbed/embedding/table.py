@@ -151,7 +151,6 @@ class Table:
         return f"Table({self.name!r}, dim={self.dim}, rows={len(self)}, rule={self.rule})"
 
     def __len__(self) -> int:
-        """Number of ids that have a row."""
         return int(self.native.size())
 
     @property
@@ -287,8 +286,7 @@ class Table:
     def evict(self, now: int, partitions: range = range(PARTITIONS)) -> int:
         """Moves the watermark to `now` (int64 microseconds; it never goes back) and removes expired rows; returns how many.
 
-        Expiry is logical: past the watermark an id is absent for every verb, swept or not. `partitions`: sweep only these, to
-        bound the pause; call again with the others.
+        Expiry is logical: an expired id is absent, swept or not. `partitions`: sweep only these, to bound the pause.
         """
         return int(self.native.evict(int(now), partitions.start, partitions.stop))
 
@@ -387,17 +385,7 @@ def _native_rule(rule: Rule) -> _core.Rule:
     native = _core.Rule()
     native.kind, native.scope = _RULE_KINDS.index(type(rule)), SCOPES.index(rule.scope)
     native.lr, native.l1, native.l2, native.clip = rule.lr, rule.l1, rule.l2, rule.clip or 0.0
-    names = {
-        "momentum": "beta1",
-        "beta1": "beta1",
-        "alpha": "beta2",
-        "beta2": "beta2",
-        "eps": "eps",
-        "decay": "decay",
-        "beta": "beta",
-        "initial_accumulator": "initial_accumulator",
-    }
-    for field, target in names.items():
+    for field in ("momentum", "alpha", "beta1", "beta2", "eps", "decay", "beta", "initial_accumulator"):
         if hasattr(rule, field):
-            setattr(native, target, float(getattr(rule, field)))
+            setattr(native, {"momentum": "beta1", "alpha": "beta2"}.get(field, field), float(getattr(rule, field)))
     return native
