@@ -22,7 +22,7 @@ SAMPLE_ROWS = 100_000
 _LABEL = re.compile(
     r"(is_?)?(label|click(ed)?|target|y|liked?|buy|bought|purchased?|conver(sion|ted)|rating|stars|score)"
 )
-_TIME = re.compile(r"(.*_)?(time(stamp)?|ts|date|datetime|created(_at)?|hour)", re.IGNORECASE)
+_TIME = re.compile(r"(.*_)?(time(stamp)?|ts|at|date|datetime|created|hour)", re.IGNORECASE)
 _EPOCHS = (("s", 1e8, 1e10), ("ms", 1e11, 1e13), ("us", 1e14, 1e16), ("ns", 1e17, 1e19))
 _NAMES = re.compile(
     r"(.*_)?(id|code|type|category|user|item|movie|film|product|ad|campaign|site|app|device|shop|store|brand|city|country|"

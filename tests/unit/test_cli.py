@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line is thin and its verbs are frozen: new knobs are keys of a job."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import typer
+import yaml
+from typer.testing import CliRunner
+
+import hotbed as hb
+from hotbed import cli
+from hotbed.connectors.draft import draft
+from hotbed.errors import ConfigError, SchemaError
+from hotbed.job import Job, parse_value
+
+ROOT = Path(__file__).parents[2]
+
+JOB = """
+schema:
+  columns:
+    - {kind: label, name: clicked}
+    - {kind: time, name: at}
+    - {kind: id, name: user}
+    - {kind: dense, name: price, transforms: [normalize]}
+train: {kind: slice, stop: 0.6, source: &rows {kind: parquet, path: rows.parquet}}
+valid: {kind: slice, start: 0.6, stop: 0.8, source: *rows}
+stream: {kind: slice, start: 0.8, source: *rows}
+model: {kind: dnn, hidden: [4]}
+tables: {dim: 2, evict: {kind: ttl, days: 1}}
+callbacks: [evict]
+fit: {batch_size: 32, torch_threads: 1}
+output: out
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a job and 500 rows of data."""
+    rng = np.random.default_rng(0)
+    user = rng.integers(0, 50, 500)
+    rows = pa.table(
+        {
+            "clicked": (user % 2 == rng.integers(0, 4, 500) % 2).astype(np.int64),
+            "at": 1_600_000_000 + np.arange(500) * 3600,
+            "user": user,
+            "price": rng.normal(size=500),
+        }
+    )
+    pq.write_table(rows, tmp_path / "rows.parquet")
+    (tmp_path / "job.yaml").write_text(JOB)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of `hotbed arguments`."""
+    monkeypatch.setattr(sys, "argv", ["hotbed", *arguments])
+    monkeypatch.setenv("COLUMNS", "200")
+    code = 0
+    try:
+        cli.main()
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def test_verbs_and_flags_are_frozen() -> None:
+    group = typer.main.get_command(cli.app)
+    flags = {
+        name: sorted(option for parameter in command.params for option in parameter.opts if option != "--help")
+        for name, command in group.commands.items()  # type: ignore[attr-defined]
+    }
+    job = ["--set", "job_file"]
+    assert flags == {
+        "train": job, "evaluate": job, "predict": job, "inspect": job, "init": ["--label", "--out", "data_file"],
+        "schema": [], "doctor": [],
+    }  # fmt: skip
+
+
+def test_train_evaluate_predict_inspect(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, before, _ = call(capsys, monkeypatch, "inspect", "job.yaml")
+    assert code == 0
+    assert "not trained yet" in before
+
+    code, trained, _ = call(capsys, monkeypatch, "train", "job.yaml", "--set", "fit.epochs=2")
+    assert code == 0
+    assert "validation auc" in trained
+    assert "rows after stream" in trained
+    assert Job.read("out/job.json").fit.epochs == 2
+    assert "<svg" in (folder / "out" / "report.html").read_text()
+
+    code, evaluated, _ = call(capsys, monkeypatch, "evaluate", "job.yaml")
+    assert code == 0
+    assert "evaluation: loss" in evaluated
+
+    code, _, _ = call(
+        capsys, monkeypatch, "predict", "job.yaml", "--set", "predict={kind: parquet, path: rows.parquet}"
+    )
+    assert code == 0
+    predictions = pq.read_table("out/predictions.parquet")
+    assert predictions.column_names == ["clicked"]
+    assert predictions.num_rows == 500
+
+    code, after, _ = call(capsys, monkeypatch, "inspect", "job.yaml")
+    assert code == 0
+    assert "user" in after
+    assert "not trained yet" not in after
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "nothing.yaml"], "ConfigError nothing.yaml: cannot be read"),
+        (["train", "job.yaml", "--set", "modle.kind=lr"], "ConfigError job.modle: unknown key of job"),
+        (["train", "job.yaml", "--set", "model.hiden=[3]"], "ConfigError job.model.hiden: unknown key of dnn"),
+        (
+            ["train", "job.yaml", "--set", "metrics=[acu]"],
+            "ConfigError job.metrics.0.kind: unknown kind — received 'acu'",
+        ),
+        (["train", "job.yaml", "--set", "callbacks=[evikt]"], "ConfigError job.callbacks.0.kind: unknown kind"),
+        (["train", "job.yaml", "--set", "loss=bec"], "ConfigError job.loss.kind: unknown kind — received 'bec'"),
+        (["train", "job.yaml", "--set", "fit.epochs"], "ConfigError --set: no '='"),
+        (["evaluate", "job.yaml", "--set", "valid=null"], "ConfigError job.valid: missing key"),
+        (["predict", "job.yaml", "--set", "valid=null"], "ConfigError job.predict: missing key"),
+        (["init", "rows.parquet", "--out", "job.yaml"], "ConfigError job.yaml: the file exists"),
+    ],
+)
+def test_a_mistake_is_one_message_and_exit_code_2(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    message: str,
+) -> None:
+    code, _, errors = call(capsys, monkeypatch, *arguments)
+    assert code == 2
+    assert " ".join(errors.split()).startswith(message)
+
+
+def test_init_writes_a_job_that_trains(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, _, errors = call(capsys, monkeypatch, "init", "rows.parquet", "--out", "drafted.yaml")
+    assert code == 0, errors
+    assert [type(column).__name__ for column in Job.read("drafted.yaml").schema.columns] == [
+        "Label",
+        "Time",
+        "Id",
+        "Dense",
+    ]
+    code, printed, errors = call(capsys, monkeypatch, "train", "drafted.yaml")
+    assert code == 0, errors
+    assert "validation auc" in printed
+
+
+def test_a_draft_guesses_roles_from_names_types_and_values(tmp_path: Path) -> None:
+    path = tmp_path / "events.csv"
+    rows = [
+        f"{i},{i % 7},{'a|b' if i % 2 else 'c'},{i * 1.5},{1_600_000_000_000 - i},{i % 5 / 2},same,{i % 3}"
+        for i in range(300)
+    ]
+    path.write_text("\n".join(["row_id,shop_id,tags,price,time,rating,constant,kind", *rows]))
+    text = draft(str(path))
+    job = Job.from_json(yaml.safe_load(text.replace("1e-3", "0.001")))
+    columns = {column.name: column for column in job.schema.columns}
+    assert columns["rating"] == hb.Label("rating", threshold=1.5)
+    assert columns["time"] == hb.Time("time", unit="ms")
+    assert columns["tags"] == hb.Id("tags", pooling="mean", transforms=[hb.transforms.Split("|")])
+    assert isinstance(columns["price"], hb.Dense)
+    assert isinstance(columns["shop_id"], hb.Id)
+    assert isinstance(columns["kind"], hb.Id)
+    assert {"constant", "row_id"}.isdisjoint(columns)
+    assert "left out: always the same value" in text
+    assert isinstance(job.train.source, hb.sources.Sort)  # type: ignore[attr-defined]  # the file is not in time order
+    assert draft(str(path), label="kind").count("kind: label, name: kind") == 1
+
+
+def test_a_draft_of_the_shipped_data_needs_no_correction() -> None:
+    text = draft(str(ROOT / "data" / "ml_latest_small" / "ratings.csv"))
+    assert "{kind: label, name: rating, threshold: 4}" in text
+    assert "{kind: time, name: timestamp, unit: s}" in text
+    assert parse_value(text)["fit"]["epochs"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "error", "message"),
+    [
+        ("a.csv", "a,b,c\n1,2,3\n4,5,6\n7,8,9\n", SchemaError, "which column is to be predicted"),
+        ("a.csv", "x,label\n", SchemaError, "no rows"),
+        ("a.csv", "label\n1\n0\n", SchemaError, "no column to predict from"),
+        ("a.xml", "<a/>", ConfigError, "unknown kind of file"),
+    ],
+)
+def test_a_file_that_cannot_be_drafted_says_why(
+    tmp_path: Path, name: str, text: str, error: type[Exception], message: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(error, match=message):
+        draft(str(tmp_path / name))
+
+
+def test_doctor_names_every_part() -> None:
+    result = CliRunner().invoke(cli.app, ["doctor"], env={"COLUMNS": "200"})
+    assert result.exit_code == 0
+    for part in ("hotbed", "python", "native core", "torch", "kafka", "device", "memory"):
+        assert part in result.output
+
+
+def test_schema_prints_the_json_schema() -> None:
+    result = CliRunner().invoke(cli.app, ["schema"])
+    assert json.loads(result.output) == json.loads((ROOT / "docs" / "job.schema.json").read_text())
