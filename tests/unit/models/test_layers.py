@@ -243,6 +243,22 @@ def test_relu_dropout_equals_relu_then_dropout_forward_and_backward(dtype: torch
     torch.testing.assert_close(gradients[0], gradients[1], **tolerance)
 
 
+@pytest.mark.parametrize("layer", [Dropout, ReLUDropout])
+def test_a_compiled_dropout_draws_the_same_mask_once(layer: type[nn.Module]) -> None:
+    compiled = torch.compile(layer(0.4), backend="aot_eager", fullgraph=True)
+    x, outs = torch.rand(40, 30) + 0.1, []
+    for run in (layer(0.4), compiled):
+        torch.manual_seed(1)
+        leaf = x.clone().requires_grad_()
+        out = run(leaf)
+        out.sum().backward()
+        assert torch.equal(out != 0, leaf.grad != 0)
+        outs.append(out.detach())
+    close(outs[0], outs[1])
+    stacked = torch.compile(nn.Sequential(layer(0.4), layer(0.4)), backend="aot_eager", fullgraph=True)
+    assert (stacked(torch.ones(300, 300)) != 0).float().mean().item() == pytest.approx(0.36, abs=0.02)
+
+
 def test_relu_dropout_lets_nan_through_so_that_the_loop_can_see_it() -> None:
     out = ReLUDropout(0.5)(torch.full((64,), math.nan))
     assert out.isnan().any()

@@ -172,6 +172,18 @@ def test_models_that_multiply_fields_need_no_dense_columns(name: str) -> None:
     assert make(name, IDS_ONLY)(batch(3)).shape == (3,)
 
 
+def test_a_compiled_model_gives_the_logits_and_gradients_of_the_plain_one() -> None:
+    results = []
+    for compiled in (False, True):
+        model = make("DCNv2", seed=1)
+        run = torch.compile(model, backend="aot_eager") if compiled else model
+        logits = run(batch(16))
+        logits.square().sum().backward()
+        results.append([logits.detach(), *(p.grad for p in model.parameters())])
+    for plain, other in zip(*results, strict=True):
+        torch.testing.assert_close(plain, other, rtol=1e-4, atol=1e-5)
+
+
 # --- formulas -------------------------------------------------------------------------------------------------------
 
 

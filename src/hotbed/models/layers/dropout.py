@@ -22,7 +22,7 @@ class Dropout(nn.Module):
     As `nn.Dropout`, from the same seeded generator of torch, but on a CPU the mask takes 16 random bits an element
     instead of one double: 2 ms instead of 22 ms for 4096 x 400 on two cores, where masks were half of a DCNv2 training
     step. `rate` is therefore rounded to a multiple of 2^-16 there (error <= 7.7e-6), and the scale uses the rounded
-    rate, so that the expectation is kept exactly. Accelerators and compiled graphs use torch's own dropout.
+    rate, so that the expectation is kept exactly. Accelerators use torch's own dropout.
 
     Source: Srivastava et al., "Dropout: A Simple Way to Prevent Neural Networks from Overfitting", JMLR 2014.
 
@@ -40,10 +40,9 @@ class Dropout(nn.Module):
         """Any shape -> the same shape and dtype."""
         if not self.training or self.rate == 0.0:
             return x
-        if _by_torch(x):
+        if x.device.type != "cpu":
             return F.dropout(x, self.rate)
-        kept, scale = draw_mask(x, self.rate)
-        return x * kept.mul_(scale)
+        return x * (_mask(x, self.rate) * _scale(self.rate))
 
     def extra_repr(self) -> str:
         """The rate, for `repr`."""
@@ -64,8 +63,10 @@ class ReLUDropout(nn.Module):
         """Any shape -> the same shape and dtype."""
         if not self.training or self.rate == 0.0:
             return F.relu(x)
-        if _by_torch(x):
+        if x.device.type != "cpu":
             return F.dropout(F.relu(x), self.rate)
+        if torch.compiler.is_compiling():  # the compiler fuses these itself
+            return F.relu(x) * (_mask(x, self.rate) * _scale(self.rate))
         out: Tensor = _ReLUDropout.apply(x, self.rate)  # type: ignore[no-untyped-call]
         return out
 
@@ -77,7 +78,7 @@ class ReLUDropout(nn.Module):
 class _ReLUDropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, rate: float) -> Tensor:
-        out, ctx.scale = draw_mask(x, rate)
+        out, ctx.scale = _draw(x, rate), _scale(rate)
         # scale * mask * x in one pass, in place; the ReLU may come last because the mask is not negative
         torch.addcmul(x.new_zeros(()), out, x, value=ctx.scale, out=out).relu_()
         ctx.save_for_backward(out)
@@ -90,14 +91,32 @@ class _ReLUDropout(torch.autograd.Function):
         return torch.ops.aten.threshold_backward(gradient, out, 0).mul_(ctx.scale), None
 
 
-def draw_mask(like: Tensor, rate: float) -> tuple[Tensor, float]:
-    """A CPU tensor shaped as `like` of 0 (probability `rate`) and 1, and what to scale the kept elements by."""
-    count = like.numel()
-    cut = min(round(rate * _LEVELS), _LEVELS - 1)
-    bits = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(1 << 63), None).view(torch.int16)
+def _cut(rate: float) -> int:
+    return min(round(rate * _LEVELS), _LEVELS - 1)
+
+
+def _scale(rate: float) -> float:
+    return _LEVELS / (_LEVELS - _cut(rate))
+
+
+def _draw(like: Tensor, rate: float) -> Tensor:
+    """A CPU tensor of the shape and dtype of `like`: 0 with probability `rate`, else 1."""
+    bits = torch.empty((like.numel() + 3) // 4, dtype=torch.int64).random_(-(1 << 63), None).view(torch.int16)
     mask = torch.empty(like.shape, dtype=like.dtype)
-    return torch.ge(bits[:count].view(like.shape), cut + _LOWEST, out=mask), _LEVELS / (_LEVELS - cut)
+    return torch.ge(bits[: like.numel()].view(like.shape), _cut(rate) + _LOWEST, out=mask)
 
 
-def _by_torch(x: Tensor) -> bool:
-    return x.device.type != "cpu" or torch.compiler.is_compiling()
+def _mask(like: Tensor, rate: float) -> Tensor:
+    if not torch.compiler.is_compiling():
+        return _draw(like.detach(), rate)
+    mask: Tensor = torch.ops.hotbed.dropout_mask(like.detach(), rate)
+    return mask
+
+
+# An op that torch.compile does not look into: its own random numbers cost more than the whole forward pass on a CPU. The
+# tag keeps it from merging two draws, or drawing again in the backward pass.
+torch.library.define(
+    "hotbed::dropout_mask", "(Tensor like, float rate) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,)
+)
+torch.library.impl("hotbed::dropout_mask", "CPU")(_draw)
+torch.library.register_fake("hotbed::dropout_mask")(lambda like, rate: torch.empty(like.shape, dtype=like.dtype))
