@@ -38,7 +38,7 @@ class TorchOptimizer:
 def dense_optimizer(
     spec: str | rules.Rule | TorchOptimizer | torch.optim.Optimizer, parameters: Iterable[nn.Parameter]
 ) -> torch.optim.Optimizer | None:
-    """The torch optimizer that `spec` stands for; None where there is no dense parameter to update.
+    """The torch optimizer that `spec` stands for, fused on a CPU; None where there is no dense parameter to update.
 
     `spec` is a torch optimizer (returned as it is), a name such as "adam" (torch's defaults), or a rule value such as
     `hb.Adam(lr=1e-3)`, whose l2 becomes torch's weight_decay. ConfigError for a name or rule that torch does not have.
@@ -57,6 +57,9 @@ def dense_optimizer(
     else:
         raise ConfigError(f"optimizer: unknown — received {spec!r:.60} — give a torch optimizer over "
                           f"hb.dense_parameters(network), a rule, or a name: {nearest(str(spec), NAMES)}")  # fmt: skip
+    # one native call for all parameters; torch takes it by itself on a GPU only
+    if "fused" in inspect.signature(made).parameters and all(p.is_cpu and p.is_floating_point() for p in held):
+        keywords = {"fused": True, **keywords}
     return made(held, **keywords) if held else None
 
 
