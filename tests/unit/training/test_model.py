@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import hotbed as hb
 from hotbed.errors import ConfigError, DataError
+from hotbed.optim.precision import Boost
 
 
 class Line(nn.Module):
@@ -280,3 +281,13 @@ def test_the_summary_names_parameters_tables_and_settings(network: Any, dataset:
     text = model.summary()
     for part in ("DCNv2", "dense parameters", "user", "item", "adagrad(lr=0.1)", "min_count(count=2)", "adam(lr=0.01)"):
         assert part in text
+
+
+def test_a_boosted_network_learns_as_the_plain_one_and_evaluates_uncompiled(dataset: Any, network: Any) -> None:
+    """Compiled by a backend that needs no compiler, so that this runs anywhere; graph breaks would be errors."""
+    scores = []
+    for level in ("O0", Boost(backend="aot_eager", fullgraph=True)):
+        model = hb.RecModel(network(), "bce", "adam", {"auc"}, boost_level=level)
+        quiet(model, dataset(256))
+        scores.append(model.predict(dataset(128, 4)))
+    np.testing.assert_allclose(scores[0], scores[1], rtol=1e-4)
