@@ -113,10 +113,17 @@ def _mask(like: Tensor, rate: float) -> Tensor:
     return mask
 
 
-# An op that torch.compile does not look into: its own random numbers cost more than the whole forward pass on a CPU. The
-# tag keeps it from merging two draws, or drawing again in the backward pass.
-torch.library.define(
-    "hotbed::dropout_mask", "(Tensor like, float rate) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,)
-)
-torch.library.impl("hotbed::dropout_mask", "CPU")(_draw)
-torch.library.register_fake("hotbed::dropout_mask")(lambda like, rate: torch.empty(like.shape, dtype=like.dtype))
+def _register() -> None:
+    """An op that torch.compile does not look into: its own random numbers cost more than the forward pass on a CPU.
+
+    The tag keeps it from merging two draws, or drawing again in the backward pass.
+    """
+    if hasattr(torch.ops.hotbed, "dropout_mask"):  # this module was imported before under another name
+        return
+    schema = "(Tensor like, float rate) -> Tensor"
+    torch.library.define("hotbed::dropout_mask", schema, tags=(torch.Tag.nondeterministic_seeded,))
+    torch.library.impl("hotbed::dropout_mask", "CPU")(_draw)
+    torch.library.register_fake("hotbed::dropout_mask")(lambda like, rate: torch.empty(like.shape, dtype=like.dtype))
+
+
+_register()
