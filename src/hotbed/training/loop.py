@@ -40,7 +40,7 @@ class Run:
     """What callbacks see and may change: where training is, and the switch that ends it.
 
     `step` and `samples` count over all epochs of this fit; `metrics` holds the newest value of each name; `now` is the
-    newest event time in microseconds (None without a Time column).
+    newest event time in microseconds (None without a Time column); `window` the metrics of a stream's last window.
     """
 
     model: Any = None
@@ -57,6 +57,7 @@ class Run:
     example: Example | None = None
     loss: Tensor | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    window: dict[str, float] = field(default_factory=dict)
     validates: bool = False
     validated: bool = False
     evictions: list[tuple[int, str, int]] = field(default_factory=list)

@@ -115,6 +115,9 @@ class Scorer:
         if self._metrics and label is None:
             raise ConfigError("metrics need labels — received data without — use predict(), or add a Label column")
         for _, name, metric in self._fed or self._lay_out(prediction):
+            if self._own and getattr(metric, "_indexes", None) is not None:  # it chooses for itself
+                metric.update(*outputs)
+                continue
             arguments = (prediction, label) if name is None else (prediction[name], label[name])
             metric.update(*arguments, **_extras(metric, weight, example))
 

@@ -70,6 +70,7 @@ class History:
     def on_epoch_end(self, run: Run) -> None:
         if self._steps:
             self._record(run)
+        run.window = {}
         if self.points:  # callbacks before this one may have evicted
             self.points[-1].tables = _stats(run)
         began, samples = self._epoch_began
@@ -94,7 +95,6 @@ class History:
             self.points = _halve(self.points)
             self._every *= 2
 
-
     def _roll(self, run: Run) -> dict[str, float]:
         roll = getattr(run.observer, "roll", None)
         held = run.samples - self._window_began
@@ -102,7 +102,8 @@ class History:
         if roll is None or held < wanted:
             return {}
         self._window_began = run.samples
-        return dict(roll())
+        run.window = dict(roll())
+        return run.window
 
 
 def _stats(run: Run) -> dict[str, dict[str, int]]:
@@ -175,7 +176,7 @@ class ProgressBar:
         return f"{rate:,.0f} samples/s"
 
     def _values(self, run: Run) -> str:
-        values = dict(run.metrics)
+        values = {f"{name} now": value for name, value in run.window.items() if name != "loss"} | run.metrics
         if run.loss is not None:
             values = {"loss": float(run.loss.detach())} | values
         return "  ".join(f"{name} {value:.4f}" for name, value in values.items())

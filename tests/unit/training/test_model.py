@@ -150,6 +150,9 @@ def test_eval_indexes_say_where_loss_prediction_and_label_are() -> None:
 
     model = hb.RecModel(Line(), "bce", "adam", {"auc", "accuracy"}, eval_network=judge, eval_indexes=[3, 2, 0])
     assert model.evaluate(pairs()) == {"loss": 0.25, "auc": 1.0, "accuracy": 1.0}
+    own = {"own": hb.metrics.AUC().set_indexes([2, 0]), "given": "auc"}  # set_indexes wins over eval_indexes
+    model = hb.RecModel(Line(), "bce", "adam", own, eval_network=judge, eval_indexes=[3, 2, 0])
+    assert model.evaluate(pairs()) == {"loss": 0.25, "own": 1.0, "given": 1.0}
     model = hb.RecModel(Line(), "bce", "adam", {"auc"}, eval_network=judge, eval_indexes=[3, 2, 7])
     with pytest.raises(ConfigError, match="eval_indexes: no output 7"):
         model.evaluate(pairs())
