@@ -8,6 +8,7 @@
 #include <cstring>
 #include <mutex>
 #include <new>
+#include <vector>
 
 namespace hotbed {
 namespace {
@@ -22,7 +23,9 @@ struct Slab {
 struct Slabs {
   std::mutex mutex;
   Slab* open = nullptr;
+  std::vector<Slab*> spare;  // a fresh page costs more than everything else in growing: dead slabs wait for reuse
 };
+constexpr size_t kMaxSpare = 16;
 
 // The child of a fork may find the lock held by a thread it does not have: it starts a state of its own.
 std::atomic<Slabs*> g_slabs{nullptr};
@@ -82,10 +85,15 @@ void* allocate_block(size_t bytes) {
   Slabs& state = slabs();
   std::lock_guard lock(state.mutex);
   if (!state.open || state.open->used + bytes > kSlab) {
-    if (state.open && state.open->live == 0) munmap(state.open, kSlab);
-    state.open = static_cast<Slab*>(map_aligned(kSlab, kSlab));
-    advise_huge(state.open, kSlab);
-    state.open->used = 64;
+    if (state.open && state.open->live == 0) state.spare.push_back(state.open);
+    if (state.spare.empty()) {
+      state.open = static_cast<Slab*>(map_aligned(kSlab, kSlab));
+      advise_huge(state.open, kSlab);
+    } else {
+      state.open = state.spare.back();
+      state.spare.pop_back();
+    }
+    state.open->used = 64, state.open->live = 0;
   }
   void* block = reinterpret_cast<char*>(state.open) + state.open->used;
   state.open->used += bytes, state.open->live += bytes;
@@ -100,7 +108,9 @@ void release_block(void* block, size_t bytes) noexcept {
   std::lock_guard lock(state.mutex);
   Slab* slab = reinterpret_cast<Slab*>(reinterpret_cast<size_t>(block) / kSlab * kSlab);
   slab->live -= bytes;
-  if (slab->live == 0 && slab != state.open) munmap(slab, kSlab);
+  if (slab->live != 0 || slab == state.open) return;
+  if (state.spare.size() < kMaxSpare) state.spare.push_back(slab);
+  else munmap(slab, kSlab);
 }
 
 }  // namespace hotbed

@@ -179,7 +179,13 @@ void Table::start_row(uint32_t slot, int64_t id) {
 
 void Table::insert(Uniques& uniques) {
   std::vector<uint32_t> in_batch;  // slots that this batch uses: none of them may be a victim
-  for (const uint32_t u : uniques.missing) {
+  for (size_t i = 0; i < uniques.missing.size(); i++) {
+    if (i + kAhead < uniques.missing.size()) {  // the bucket, and the row that will be next in that partition
+      const uint64_t ahead = uniques.hashes[uniques.missing[i + kAhead]];
+      maps_[partition_of(ahead)].prefetch(ahead);
+      if (!partitions_[partition_of(ahead)].free.empty()) rows_.prefetch(partitions_[partition_of(ahead)].free.back());
+    }
+    const uint32_t u = uniques.missing[i];
     const uint64_t hash = uniques.hashes[u];
     const int p = partition_of(hash);
     Partition& partition = partitions_[p];
