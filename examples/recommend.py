@@ -17,10 +17,11 @@ import hotbed as hb
 DATA = Path("data/ml_latest_small")
 
 
-def somebody(ratings: pl.DataFrame) -> int:
-    """The user with most events in both the first 72 % (training) and the last 20 % (the stream)."""
+def somebody(ratings: pl.DataFrame, users: hb.Table) -> int:
+    """Of the users whom the model knows: the one with most events in both training (72 %) and stream (the last 20 %)."""
     first, last = ratings.head(int(0.72 * len(ratings))), ratings.tail(int(0.2 * len(ratings)))
     both = first.group_by("userId").len("past").join(last.group_by("userId").len("recent"), on="userId")
+    both = both.filter(pl.Series(users.find(both["userId"].to_numpy()) >= 0))
     return int(both.sort(pl.min_horizontal("past", "recent"), "userId")["userId"][-1])
 
 
@@ -28,7 +29,7 @@ def main(folder: str, user: int | None = None) -> None:
     model = hb.load(folder)
     films = pl.read_csv(DATA / "movies.csv")
     ratings = pl.read_csv(DATA / "ratings.csv").sort("timestamp")
-    user = somebody(ratings) if user is None else user
+    user = somebody(ratings, model.tables["user"]) if user is None else user
     history = ratings.filter(userId=user)
 
     unseen = films.join(history, on="movieId", how="anti").with_columns(

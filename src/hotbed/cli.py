@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import yaml
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table as Grid
 
 from hotbed import config
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
     from hotbed.training.model import RecModel
     from hotbed.training.watch import History
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+HELP = "Train, evaluate and inspect recommendation models that a job file describes; see docs/jobs.md."
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=HELP)
 console = Console()
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="A job: YAML, or JSON.")]
@@ -79,7 +83,8 @@ def inspect(job_file: JobFile, assignments: Assignments = None) -> None:
 
     job = _read(job_file, assignments)
     print_columns(job)
-    console.print_json(json.dumps({key: value for key, value in job.to_json().items() if key != "schema"}))
+    rest = {key: value for key, value in job.to_json().items() if key != "schema"}
+    console.print(escape(yaml.safe_dump(rest, sort_keys=False, default_flow_style=None, width=110)), highlight=False)
     if (Path(job.output) / "CURRENT").exists():
         console.print(hb.load(job.output).summary(), highlight=False)
     else:
@@ -113,7 +118,7 @@ def doctor() -> None:
     """Tell what this machine and this install can do."""
     grid = Grid("", "found", "what it is for", title="hotbed doctor", title_justify="left")
     for name, found, purpose in diagnose():
-        grid.add_row(name, found, purpose)
+        grid.add_row(name, escape(found), purpose)
     console.print(grid)
     if not util.find_spec("hotbed._core"):
         raise typer.Exit(1)
@@ -141,7 +146,9 @@ def run_job(job: Job) -> RecModel:
     console.rule("[bold]results", align="left")
     for part, history in histories.items():
         speed = history.epochs[-1]["samples_per_second"]
-        print_values(part, history.metrics, f"  {speed:,.0f} samples/s")
+        kind = "progressive " if part == "stream" else ""
+        values = {kind + name: value for name, value in history.metrics.items()}
+        print_values(part, values, f"  {speed:,.0f} samples/s")
     print_tables(model.tables, histories)
     console.print(f"model: {model.save(output)}", highlight=False, soft_wrap=True)
     summary = model.summary()
@@ -174,15 +181,16 @@ def diagnose() -> list[tuple[str, str, str]]:
 
 
 def print_columns(job: Job) -> None:
-    """Print the job's columns: role, raw column, table, transforms."""
+    """Print the job's columns: role, the raw column and its type, table, settings."""
+    raw = job.train.schema()
     grid = Grid("column", "role", "reads", "table", "settings")
     for column in job.schema.columns:
         shown_elsewhere = ("kind", "name", "column", "table")
         settings = {key: value for key, value in config.describe(column).items() if key not in shown_elsewhere}
+        kind = raw.field(column.source).type if column.source in raw.names else "[red]absent[/]"
+        text = escape(json.dumps(settings, ensure_ascii=False)) if settings else ""
         table = str(getattr(column, "table", "") or "")
-        grid.add_row(
-            column.name, config.kind_of(type(column)), column.source, table, json.dumps(settings) if settings else ""
-        )
+        grid.add_row(column.name, config.kind_of(type(column)), f"{column.source}: {kind}", table, text)
     console.print(grid)
 
 
@@ -199,7 +207,9 @@ def print_tables(tables: Mapping[str, Table], histories: Mapping[str, History]) 
 
 def print_values(title: str, values: Mapping[str, float], more: str = "") -> None:
     """Print named numbers on one line."""
-    named = "  ".join(f"{name.replace('valid.', 'validation ')} {value:.4f}" for name, value in values.items())
+    same = [name for name in values if name.endswith("loss") and f"{name.removesuffix('loss')}log_loss" in values]
+    kept = {name.replace("valid.", "validation "): value for name, value in values.items() if name not in same}
+    named = "  ".join(f"{name} {value:.4f}" for name, value in kept.items())
     console.print(f"{title}: {named}{more}", highlight=False, soft_wrap=True)
 
 
@@ -210,12 +220,9 @@ def main() -> None:
     except HotbedError as error:
         if os.environ.get("HOTBED_TRACEBACK"):
             raise
-        Console(stderr=True).print(f"[bold red]{type(error).__name__}[/] {_escape(str(error))}", highlight=False)
+        text = f"[bold red]{type(error).__name__}[/] {escape(str(error))}"
+        Console(stderr=True).print(text, highlight=False, soft_wrap=True)
         sys.exit(2)
-
-
-def _escape(text: str) -> str:
-    return text.replace("[", r"\[")
 
 
 def _read(job_file: Path, assignments: list[str] | None) -> Job:

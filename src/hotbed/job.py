@@ -18,14 +18,14 @@ import re
 import types
 import typing
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
 from hotbed import config
-from hotbed.connectors import Source
+from hotbed.connectors import Slice, Source
 from hotbed.data.schema import Schema
 from hotbed.embedding.init import Init, Uniform
 from hotbed.embedding.policy import Admission, Eviction
@@ -72,11 +72,10 @@ class Tables:
         """One table for each table name of the schema."""
         from hotbed.embedding.make import make_tables
 
-        tables: dict[str, Table] = make_tables(
+        return make_tables(
             schema, self.dim, rule=self.rule, admit=self.admit, evict=self.evict, tier=self.tier, init=self.init,
             default=self.default, seed=seed, dtype=self.dtype, overrides=self.overrides,
         )  # fmt: skip
-        return tables
 
 
 @dataclass(frozen=True)
@@ -141,6 +140,15 @@ class Job:
     output: str = "runs/job"
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        whole: list[Source] = []  # slices of equal sources share one, so that it is sorted and held in memory once
+        for name in ("train", "valid", "stream", "predict"):
+            part = getattr(self, name)
+            if isinstance(part, Slice):
+                source = next((one for one in whole if one == part.source), part.source)
+                object.__setattr__(self, name, replace(part, source=source))
+                whole.append(source)
+
     @staticmethod
     def read(path: str | Path, assignments: Mapping[str, object] | None = None) -> Job:
         """A job from a YAML or JSON file, after `assignments` of values to dotted paths."""
@@ -149,13 +157,13 @@ class Job:
     @staticmethod
     def from_json(spec: Mapping[str, Any]) -> Job:
         """A job from plain values; raises ConfigError that starts with the dotted path of the wrong key."""
-        job: Job = config.build(spec, Job, "job")
-        return job
+        return typing.cast(Job, config.build(spec, Job, "job"))
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, defaults left out; `Job.from_json(job.to_json()) == job`."""
         plain: dict[str, Any] = config.describe(self)
-        del plain["kind"]
+        for part in (plain, plain["schema"], plain.get("tables", {}), plain.get("fit", {})):
+            part.pop("kind", None)  # only one class fits there
         return plain
 
     def dataset(self, source: Source, schema: Schema, *, batch_size: int | None = None) -> Dataset:
@@ -339,7 +347,8 @@ def json_schema() -> dict[str, Any]:
     from hotbed.training.metric import Metric
 
     definitions: dict[str, Any] = {}
-    root = _class_schema(Job, "job", definitions, needs_kind=False)
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Hotbed job"}
+    head |= _class_schema(Job, "job", definitions, needs_kind=False)
     properties = definitions["job.job"]["properties"]
     properties["model"] = _any_of(config.public_kinds("hotbed.models"), definitions)
     properties["loss"] = _any_of(config.kinds(Loss) | {"multi_task": MultiTask}, definitions)
@@ -347,7 +356,6 @@ def json_schema() -> dict[str, Any]:
     properties["metrics"] = {"anyOf": [metrics, {"type": "object", "additionalProperties": metrics}]}
     callbacks = _any_of(config.public_kinds("hotbed.training.callbacks"), definitions)
     properties["callbacks"] = properties["stream_callbacks"] = {"type": "array", "items": callbacks}
-    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Hotbed job", **root}
     return {**head, "$defs": dict(sorted(definitions.items()))}
 
 

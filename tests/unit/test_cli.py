@@ -96,13 +96,14 @@ def test_train_evaluate_predict_inspect(
     code, trained, _ = call(capsys, monkeypatch, "train", "job.yaml", "--set", "fit.epochs=2")
     assert code == 0
     assert "validation auc" in trained
+    assert "stream: progressive auc" in trained
     assert "rows after stream" in trained
     assert Job.read("out/job.json").fit.epochs == 2
     assert "<svg" in (folder / "out" / "report.html").read_text()
 
     code, evaluated, _ = call(capsys, monkeypatch, "evaluate", "job.yaml")
     assert code == 0
-    assert "evaluation: loss" in evaluated
+    assert "evaluation: auc" in evaluated
 
     code, _, _ = call(
         capsys, monkeypatch, "predict", "job.yaml", "--set", "predict={kind: parquet, path: rows.parquet}"

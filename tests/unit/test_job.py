@@ -78,6 +78,12 @@ def test_yaml_json_and_python_make_the_same_job(job_file: Path, tmp_path: Path) 
     (tmp_path / "job.json").write_text(plain)
     assert Job.read(tmp_path / "job.json") == job
     assert Job.from_json(json.loads(plain)).to_json() == job.to_json()
+    assert list(job.to_json()["tables"]) == ["dim", "rule", "admit", "evict", "overrides"]
+
+
+def test_parts_of_one_source_share_it(job_file: Path) -> None:
+    job = Job.read(job_file)
+    assert job.train.source is job.stream.source  # type: ignore[attr-defined,union-attr]
 
 
 def test_set_changes_one_value(job_file: Path) -> None:
