@@ -339,10 +339,7 @@ _LEAVES: Mapping[Any, dict[str, Any]] = {
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema (2020-12) of a job file, for completion and checks in editors; needs torch, to list the models.
-
-    Example: put `# yaml-language-server: $schema=docs/job.schema.json` on the first line of a job.
-    """
+    """JSON Schema (2020-12) of a job file, for completion and checks in editors; needs torch, to list the models."""
     from hotbed.models.losses import Loss, MultiTask
     from hotbed.training.metric import Metric
 
