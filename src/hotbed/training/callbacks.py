@@ -250,10 +250,9 @@ class Evict:
         self._evict(run)
 
     def _evict(self, run: Run) -> None:
-        for name, table in run.tables.items():
+        for table in run.tables.values():
             if table.evictions:
-                # Lru and Lfu need no clock; 0 never moves a watermark back
-                run.evictions.append((run.step, name, table.evict(0 if run.now is None else run.now)))
+                table.evict(0 if run.now is None else run.now)  # Lru and Lfu need no clock; 0 moves no watermark back
 
 
 def groups_of(run: Run) -> list[dict[str, Any]]:

@@ -60,7 +60,6 @@ class Run:
     window: dict[str, float] = field(default_factory=dict)
     validates: bool = False
     validated: bool = False
-    evictions: list[tuple[int, str, int]] = field(default_factory=list)
     total_steps: int | None = None
     stopped: str = ""
     began: float = field(default_factory=time.perf_counter)

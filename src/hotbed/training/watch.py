@@ -51,7 +51,6 @@ class History:
         self.epochs: list[dict[str, float]] = []
         self.points: list[Point] = []
         self.metrics: dict[str, float] = {}
-        self.evictions: list[tuple[int, str, int]] = []  # (step, table, rows removed)
         self._every, self._steps = max(1, every_steps), 0
         self._window_samples, self._window_began = window_samples, 0
         self._sum: Any = 0.0  # a tensor while steps are added: no wait for the device
