@@ -123,6 +123,8 @@ class RecModel:
         run = Run(model=self, learner=self.learner, tables=self.tables, observer=observer, valid=valid, epochs=epochs)
         run.total_steps = getattr(train, "num_batches", None) or _length(train)
         self.schema = getattr(train, "schema", None) or self.schema
+        if isinstance(self.learner, Learner):
+            self.learner.forget()  # what an interrupted fit, or a loop of the user's own, left behind
         called("on_fit_begin", run)
         try:
             for run.epoch in range(epochs):

@@ -93,3 +93,24 @@ def test_loss_scaling_leaves_the_size_of_gradients_as_it_is(dataset: Any, networ
         gradients.append([parameter.grad.clone() for parameter in learner.parameters()])
     for plain, unscaled in zip(*gradients, strict=True):
         torch.testing.assert_close(plain, unscaled)
+
+
+def test_gradients_that_an_interrupted_fit_left_are_not_learned(dataset: Any, network: Any, world: Any) -> None:
+    class Interrupts:
+        def on_gradients(self, run: Any) -> None:
+            raise KeyboardInterrupt
+
+    states = []
+    for interrupted in (True, False):
+        model = hb.RecModel(network(), "bce", "adam")
+        batches = list(dataset(128))
+        model.fit(batches, progress=False)
+        kept = {name: buffer.clone() for name, buffer in model.network.named_buffers()}
+        if interrupted:
+            with pytest.raises(KeyboardInterrupt):
+                model.fit(batches, callbacks=Interrupts(), progress=False)
+            for name, buffer in model.network.named_buffers():
+                buffer.copy_(kept[name])  # the forward pass itself happened
+        model.fit(batches, progress=False)
+        states.append(world.snapshot(model))
+    assert world.same(*states)
