@@ -303,6 +303,15 @@ def test_rows_evicted_between_forward_and_step_take_no_gradient_and_no_other_row
     assert set(everything.tolist()) <= {0.0, -7.0}
 
 
+def test_an_id_admitted_by_a_later_micro_batch_takes_no_gradient_from_when_it_was_refused() -> None:
+    table = hb.Table("user", dim=1, rule=hb.Sgd(lr=1.0), init=hb.Zeros(), admit=hb.MinCount(2))
+    bag, ids = hb.EmbeddingBag(table), torch.tensor([[7]])
+    (5 * bag(ids)).sum().backward()
+    (3 * bag(ids)).sum().backward()
+    hb.SparseOptimizer(bag).step()
+    assert table.lookup([7]).item() == -3.0
+
+
 def test_modules_with_tables_do_not_pickle_or_deep_copy() -> None:
     with pytest.raises(ConfigError, match="pickle"):
         copy.deepcopy(Sparse(hb.Sgd()))

@@ -308,6 +308,8 @@ def test_module_inputs_of_a_wrong_dtype_or_length_are_refused() -> None:
         bag(torch.tensor([1, 2]), torch.tensor([0, 2]), torch.ones(3))
     with pytest.raises(RowShapeError, match="weight"):
         bag(torch.tensor([1, 2]), torch.tensor([0, 2]), torch.ones(2, dtype=torch.float64))
+    with pytest.raises((ConfigError, RowShapeError), match="weight"):
+        hb.EmbeddingBag(bag.tables[0], pooling="max")(torch.tensor([1, 2]), torch.tensor([0, 2]), torch.ones(2))
     with pytest.raises(ConfigError, match="pooling"):
         hb.EmbeddingBag(bag.tables[0], pooling="median")
     with pytest.raises(ConfigError, match="none"):
