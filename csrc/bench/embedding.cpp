@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The headline score of the core, without Python: bench_embedding [gather|forward|step|insert|all] [--quick]
-// 26 tables of 1 M ids, batches of 4096 samples (106,496 lookups), dim 16, power law 1.05, row-wise Adagrad. One JSON line each.
+// 26 tables of 1 M ids, batches of 4096 samples (106,496 lookups), dim 16, power law 1.05, row-wise Adagrad. One JSON
+// line each.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -39,21 +40,26 @@ std::vector<std::vector<int64_t>> draw(const Size& size) {
   return out;
 }
 
-int64_t raw(int64_t rank, int table) { return static_cast<int64_t>(mix64(static_cast<uint64_t>(rank) * 64 + static_cast<uint64_t>(table) + 1)); }
+int64_t raw(int64_t rank, int table) {
+  return static_cast<int64_t>(mix64(static_cast<uint64_t>(rank) * 64 + static_cast<uint64_t>(table) + 1));
+}
 
 void report(const char* name, std::vector<double> seconds, const Size& size) {
   std::sort(seconds.begin(), seconds.end());
   const double median = seconds[seconds.size() / 2];
-  std::printf("{\"peer\": \"native_%s\", \"median_ms\": %.3f, \"min_ms\": %.3f, \"mega_ids_per_s\": %.2f, \"tables\": %d, \"ids\": %lld, "
-              "\"batch\": %d, \"dim\": %d, \"alpha\": 1.05, \"threads\": %d}\n",
-              name, median * 1e3, seconds[0] * 1e3, size.tables * size.batch / median / 1e6, size.tables, static_cast<long long>(size.ids),
-              size.batch, size.dim, Pool::num_threads());
+  std::printf(
+      "{\"peer\": \"native_%s\", \"median_ms\": %.3f, \"min_ms\": %.3f, \"mega_ids_per_s\": %.2f, \"tables\": %d, "
+      "\"ids\": %lld, "
+      "\"batch\": %d, \"dim\": %d, \"alpha\": 1.05, \"threads\": %d}\n",
+      name, median * 1e3, seconds[0] * 1e3, size.tables * size.batch / median / 1e6, size.tables,
+      static_cast<long long>(size.ids), size.batch, size.dim, Pool::num_threads());
 }
 
 // The machine's own limit: rows of the same draws copied from one array, prefetched, on all threads.
 void bare_gather(const Size& size, const std::vector<std::vector<int64_t>>& ranks) {
   const size_t dim = static_cast<size_t>(size.dim), lookups = ranks[0].size();
-  std::vector<float> rows(static_cast<size_t>(size.tables) * static_cast<size_t>(size.ids) * dim, 1.0f), out(lookups * dim);
+  std::vector<float> rows(static_cast<size_t>(size.tables) * static_cast<size_t>(size.ids) * dim, 1.0f),
+      out(lookups * dim);
   std::vector<std::vector<uint32_t>> slots(ranks.size());
   for (size_t b = 0; b < ranks.size(); b++)
     for (size_t i = 0; i < lookups; i++) {
@@ -67,7 +73,8 @@ void bare_gather(const Size& size, const std::vector<std::vector<int64_t>>& rank
     const double start = now();
     const size_t pieces = 16;
     Pool::instance().run(static_cast<int>(pieces), [&](int p) {
-      const size_t first = lookups * static_cast<size_t>(p) / pieces, last = lookups * (static_cast<size_t>(p) + 1) / pieces;
+      const size_t first = lookups * static_cast<size_t>(p) / pieces,
+                   last = lookups * (static_cast<size_t>(p) + 1) / pieces;
       for (size_t i = first; i < last; i++) {
         if (i + 16 < last) __builtin_prefetch(rows.data() + at[i + 16] * dim);
         std::memcpy(out.data() + i * dim, rows.data() + at[i] * dim, dim * sizeof(float));
@@ -93,7 +100,8 @@ struct Workload {
     }
     for (const auto& batch : ranks) {
       ids.emplace_back();
-      for (size_t i = 0; i < batch.size(); i++) ids.back().push_back(raw(batch[i], static_cast<int>(i / static_cast<size_t>(size.batch))));
+      for (size_t i = 0; i < batch.size(); i++)
+        ids.back().push_back(raw(batch[i], static_cast<int>(i / static_cast<size_t>(size.batch))));
     }
   }
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "core/admission.h"
+
 #include <doctest.h>
 
 #include <unordered_map>
 
-#include "core/admission.h"
 #include "draw.h"
 
 using namespace hotbed;

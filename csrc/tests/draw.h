@@ -18,7 +18,8 @@ struct Draw {
 };
 
 // Sentinels, empty keys and padding elsewhere; plain ids here.
-inline const std::initializer_list<int64_t> kSpecialIds = {0, -1, -2, 1, INT64_MIN, INT64_MIN + 1, INT64_MAX, INT64_MAX - 1};
+inline const std::initializer_list<int64_t> kSpecialIds = {0,         -1,           -2, 1, INT64_MIN, INT64_MIN + 1,
+                                                           INT64_MAX, INT64_MAX - 1};
 
 inline std::vector<int64_t> special_and_random_ids(size_t n, uint64_t seed) {
   std::vector<int64_t> ids(kSpecialIds);

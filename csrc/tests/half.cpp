@@ -47,7 +47,8 @@ TEST_CASE("every half decodes to its value and encodes back to itself") {
 TEST_CASE("rounding to nearest takes the closer half, and the even one of two equally close") {
   for (Dtype dtype : kHalves)
     for (uint32_t bits = 0; finite_bits(dtype, bits + 1); bits++) {
-      const double low = value_of(dtype, static_cast<uint16_t>(bits)), high = value_of(dtype, static_cast<uint16_t>(bits + 1));
+      const double low = value_of(dtype, static_cast<uint16_t>(bits)),
+                   high = value_of(dtype, static_cast<uint16_t>(bits + 1));
       const float middle = static_cast<float>((low + high) / 2);
       if (static_cast<double>(middle) != (low + high) / 2) continue;
       REQUIRE(encode_half(dtype, middle, kNearest) == (bits % 2 ? bits + 1 : bits));
@@ -59,7 +60,8 @@ TEST_CASE("rounding to nearest takes the closer half, and the even one of two eq
 
 TEST_CASE("what is too large for a half stays finite") {
   CHECK(std::isfinite(decode_half(Dtype::kFloat16, encode_half(Dtype::kFloat16, 1e30f, kNearest))));
-  CHECK(std::isfinite(decode_half(Dtype::kBfloat16, encode_half(Dtype::kBfloat16, std::numeric_limits<float>::max(), kNearest))));
+  CHECK(std::isfinite(
+      decode_half(Dtype::kBfloat16, encode_half(Dtype::kBfloat16, std::numeric_limits<float>::max(), kNearest))));
   CHECK(std::isfinite(decode_half(Dtype::kFloat16, encode_half(Dtype::kFloat16, -65519.9f, 0xffff))));
 }
 

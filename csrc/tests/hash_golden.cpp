@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Golden values: a change to a hash or to an initial row breaks every checkpoint, so it must be a decision, not an accident.
+// Golden values: a change to a hash or to an initial row breaks every checkpoint, so it must be a decision, not an
+// accident.
 #include <doctest.h>
 
 #include <array>
@@ -17,14 +18,10 @@ using namespace hotbed;
 TEST_CASE("the id hash is the one that files were written with") {
   // As in tests/golden/id_hash.json, which the NumPy reference wrote.
   const std::pair<int64_t, uint64_t> golden[] = {
-      {0, 0x0000000000000000ull},
-      {1, 0xb456bcfc34c2cb2cull},
-      {-1, 0x64b5720b4b825f21ull},
-      {-2, 0x3a8593886c55a02bull},
-      {INT64_MAX, 0xabb93df0a930edeaull},
-      {INT64_MIN, 0x8f780810af31a493ull},
-      {4294967296, 0xba3a9e160a5f1419ull},
-      {1234567890123456789, 0x9c49c6098a8f367eull},
+      {0, 0x0000000000000000ull},          {1, 0xb456bcfc34c2cb2cull},
+      {-1, 0x64b5720b4b825f21ull},         {-2, 0x3a8593886c55a02bull},
+      {INT64_MAX, 0xabb93df0a930edeaull},  {INT64_MIN, 0x8f780810af31a493ull},
+      {4294967296, 0xba3a9e160a5f1419ull}, {1234567890123456789, 0x9c49c6098a8f367eull},
   };
   for (const auto& [id, hash] : golden) {
     CAPTURE(id);

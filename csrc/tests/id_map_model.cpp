@@ -88,9 +88,11 @@ TEST_CASE("an empty map finds and erases nothing and holds no memory") {
 }
 
 TEST_CASE("a search for an absent id ends, also when every bucket was once passed by") {
-  // With two buckets both can hold ids of the other: a search that only ends at a bucket nobody passed would go round for ever.
+  // With two buckets both can hold ids of the other: a search that only ends at a bucket nobody passed would go round
+  // for ever.
   std::vector<int64_t> low, high;
-  for (int64_t id = 0; low.size() < 8 || high.size() < 8; id++) (bucket_of(hash_id(id), 2) == 0 ? low : high).push_back(id);
+  for (int64_t id = 0; low.size() < 8 || high.size() < 8; id++)
+    (bucket_of(hash_id(id), 2) == 0 ? low : high).push_back(id);
   IdMap map(0);
   while (map.num_bytes() < 128) {  // grow to two buckets, then empty
     const int64_t id = low[map.size()];

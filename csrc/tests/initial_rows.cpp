@@ -26,12 +26,15 @@ std::vector<float> row(const Init& init, uint64_t key, int64_t id, int dim) {
 
 TEST_CASE("initial rows are those of the golden file") {
   const Init uniform{InitKind::kUniform, 0.05}, normal{InitKind::kNormal, 0.01};
-  const std::pair<int64_t, uint32_t> uniform_bits[] = {{-1, 0xba45099au}, {-2, 0x3b0ca74du}, {0, 0xbd2cf107u}, {INT64_MIN, 0xbd180eb3u}};
-  for (const auto& [id, bits] : uniform_bits) CHECK(std::bit_cast<uint32_t>(row(uniform, key_of(0, "user"), id, 1)[0]) == bits);
+  const std::pair<int64_t, uint32_t> uniform_bits[] = {
+      {-1, 0xba45099au}, {-2, 0x3b0ca74du}, {0, 0xbd2cf107u}, {INT64_MIN, 0xbd180eb3u}};
+  for (const auto& [id, bits] : uniform_bits)
+    CHECK(std::bit_cast<uint32_t>(row(uniform, key_of(0, "user"), id, 1)[0]) == bits);
   const uint32_t five[] = {0xba45099au, 0xbd18c3cdu, 0x3c8b9433u, 0xbcb525d0u, 0x3d365ddfu};
   for (size_t d = 0; d < 5; d++) CHECK(std::bit_cast<uint32_t>(row(uniform, key_of(0, "user"), -1, 5)[d]) == five[d]);
   const std::pair<int64_t, uint32_t> normal_bits[] = {{-1, 0x3c081c3du}, {-2, 0x3c3013c2u}, {0, 0xbcb3d4d8u}};
-  for (const auto& [id, bits] : normal_bits) CHECK(std::bit_cast<uint32_t>(row(normal, key_of(0, "user"), id, 1)[0]) == bits);
+  for (const auto& [id, bits] : normal_bits)
+    CHECK(std::bit_cast<uint32_t>(row(normal, key_of(0, "user"), id, 1)[0]) == bits);
 }
 
 TEST_CASE("lanes do not depend on how many there are") {

@@ -16,12 +16,12 @@ namespace {
 
 struct Case {
   int dim;
-  std::vector<float> table;           // [unique, dim]
+  std::vector<float> table;  // [unique, dim]
   std::vector<const float*> rows;
   std::vector<uint32_t> inverse;
   std::vector<int64_t> offsets;
   std::vector<float> weights;
-  std::vector<float> grad;            // [samples, dim]
+  std::vector<float> grad;  // [samples, dim]
   int64_t num_samples;
 
   Case(int dim, int num_unique, int64_t num_samples, uint64_t seed) : dim(dim), num_samples(num_samples) {
@@ -30,7 +30,8 @@ struct Case {
     for (float& x : table) x = std::round(draw.around() * 4.0f) / 4.0f;  // ties happen
     for (int u = 0; u < num_unique; u++) rows.push_back(table.data() + u * dim);
     offsets.push_back(0);
-    for (int64_t i = 0; i < num_samples; i++) offsets.push_back(offsets.back() + static_cast<int64_t>(i == 3 ? 5000 : draw.below(5)));
+    for (int64_t i = 0; i < num_samples; i++)
+      offsets.push_back(offsets.back() + static_cast<int64_t>(i == 3 ? 5000 : draw.below(5)));
     for (int64_t p = 0; p < offsets.back(); p++) {
       inverse.push_back(static_cast<uint32_t>(draw.below(static_cast<uint64_t>(num_unique))));
       weights.push_back(draw.around());
@@ -50,7 +51,8 @@ TEST_CASE("sums, means and maxima of bags, with and without weights, empty bags 
       for (bool weighted : {false, true}) {
         if (weighted && pooling != Pooling::kSum) continue;
         const Case c(dim, 30, 200, static_cast<uint64_t>(dim));
-        const Bags bags{c.inverse.data(), c.offsets.data(), weighted ? c.weights.data() : nullptr, c.num_samples, pooling};
+        const Bags bags{c.inverse.data(), c.offsets.data(), weighted ? c.weights.data() : nullptr, c.num_samples,
+                        pooling};
         const int64_t step = dim + 3;  // rows of a wider buffer
         std::vector<float> out(static_cast<size_t>(c.num_samples * step), 9.0f);
         kernels().pool(bags, c.rows.data(), out.data(), step, dim, 0, 120);
@@ -59,8 +61,10 @@ TEST_CASE("sums, means and maxima of bags, with and without weights, empty bags 
           for (int d = 0; d < dim; d++) {
             double expected = 0;
             for (int64_t p = c.offsets[static_cast<size_t>(i)]; p < c.offsets[static_cast<size_t>(i) + 1]; p++) {
-              const double x = c.rows[c.inverse[static_cast<size_t>(p)]][d] * (weighted ? c.weights[static_cast<size_t>(p)] : 1.0f);
-              if (pooling == Pooling::kMax) expected = p == c.offsets[static_cast<size_t>(i)] ? x : std::max(expected, x);
+              const double x =
+                  c.rows[c.inverse[static_cast<size_t>(p)]][d] * (weighted ? c.weights[static_cast<size_t>(p)] : 1.0f);
+              if (pooling == Pooling::kMax)
+                expected = p == c.offsets[static_cast<size_t>(i)] ? x : std::max(expected, x);
               else expected += x;
             }
             const int64_t n = c.offsets[static_cast<size_t>(i) + 1] - c.offsets[static_cast<size_t>(i)];
@@ -84,7 +88,8 @@ TEST_CASE("gradients reach each id once for each use, and only ids of the asked 
         for (int d = 0; d < dim; d++) {
           int64_t best = begin;
           for (int64_t p = begin; p < end; p++) {
-            if (c.rows[c.inverse[static_cast<size_t>(p)]][d] > c.rows[c.inverse[static_cast<size_t>(best)]][d]) best = p;
+            if (c.rows[c.inverse[static_cast<size_t>(p)]][d] > c.rows[c.inverse[static_cast<size_t>(best)]][d])
+              best = p;
             const double g = c.grad[static_cast<size_t>(i * dim + d)];
             if (pooling != Pooling::kMax)
               expected[c.inverse[static_cast<size_t>(p)] * static_cast<size_t>(dim) + static_cast<size_t>(d)] +=
@@ -113,7 +118,8 @@ TEST_CASE("pooling and its backward give the same bits on every instruction set"
       std::vector<float> out, acc;
       for (const char* isa : {"baseline", "avx2", "avx512"}) {
         if (!set_isa(isa)) continue;
-        const Bags bags{c.inverse.data(), c.offsets.data(), pooling == Pooling::kSum ? c.weights.data() : nullptr, c.num_samples, pooling};
+        const Bags bags{c.inverse.data(), c.offsets.data(), pooling == Pooling::kSum ? c.weights.data() : nullptr,
+                        c.num_samples, pooling};
         std::vector<float> o(static_cast<size_t>(c.num_samples * dim)), a(static_cast<size_t>(50 * dim), 0.0f);
         kernels().pool(bags, c.rows.data(), o.data(), dim, dim, 0, c.num_samples);
         kernels().accumulate(bags, c.rows.data(), c.grad.data(), dim, a.data(), dim, 0, 50);

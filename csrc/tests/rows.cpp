@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "core/rows.h"
+
 #include <doctest.h>
 
 #include <cmath>
 #include <vector>
 
 #include "core/memory.h"
-#include "core/rows.h"
 #include "draw.h"
 
 using namespace hotbed;

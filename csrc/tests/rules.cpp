@@ -15,8 +15,9 @@ using namespace hotbed;
 
 namespace {
 
-const RuleKind kAll[] = {RuleKind::kSgd,     RuleKind::kMomentum, RuleKind::kNesterov, RuleKind::kAdagrad, RuleKind::kRowwiseAdagrad,
-                         RuleKind::kRmsProp, RuleKind::kAdam,     RuleKind::kFtrl};
+const RuleKind kAll[] = {
+    RuleKind::kSgd,     RuleKind::kMomentum, RuleKind::kNesterov, RuleKind::kAdagrad, RuleKind::kRowwiseAdagrad,
+    RuleKind::kRmsProp, RuleKind::kAdam,     RuleKind::kFtrl};
 
 Rule rule_of(RuleKind kind, bool extras) {
   Rule rule;
@@ -74,7 +75,8 @@ struct Batch {
     values.resize(static_cast<size_t>(n * dim)), state.assign(static_cast<size_t>(n * width), 0.0f);
     for (float& x : values) x = draw.around() * 0.1f;
     if (rule.kind == RuleKind::kFtrl)
-      for (int i = 0; i < n; i++) std::fill_n(state.begin() + i * width, dim, static_cast<float>(rule.initial_accumulator));
+      for (int i = 0; i < n; i++)
+        std::fill_n(state.begin() + i * width, dim, static_cast<float>(rule.initial_accumulator));
     for (int i = 0; i < n; i++) w.push_back(values.data() + i * dim), s.push_back(state.data() + i * width);
   }
   int dim, width;
@@ -104,7 +106,8 @@ TEST_CASE("every rule follows its paper within float precision over 100 steps") 
         for (int t = 1; t <= 100; t++) {
           const double lr = t < 50 ? rule.lr : rule.lr / 2;
           for (float& g : grads) g = draw.around();
-          kernels().update(rule_step(rule, lr, static_cast<uint64_t>(t)), batch.w.data(), batch.s.data(), grads.data(), n, dim);
+          kernels().update(rule_step(rule, lr, static_cast<uint64_t>(t)), batch.w.data(), batch.s.data(), grads.data(),
+                           n, dim);
           for (int i = 0; i < n; i++)
             reference(rule, lr, t, w[static_cast<size_t>(i)], s[static_cast<size_t>(i)],
                       {grads.begin() + i * dim, grads.begin() + (i + 1) * dim});
@@ -113,7 +116,8 @@ TEST_CASE("every rule follows its paper within float precision over 100 steps") 
         const double tolerance = extras ? 2e-3 : 1e-5;
         for (int i = 0; i < n; i++)
           for (int d = 0; d < dim; d++)
-            REQUIRE(std::abs(batch.w[static_cast<size_t>(i)][d] - w[static_cast<size_t>(i)][static_cast<size_t>(d)]) < tolerance);
+            REQUIRE(std::abs(batch.w[static_cast<size_t>(i)][d] - w[static_cast<size_t>(i)][static_cast<size_t>(d)]) <
+                    tolerance);
       }
 }
 
@@ -130,7 +134,8 @@ TEST_CASE("every instruction set gives the same bits") {
         for (const char* isa : {"baseline", "avx2", "avx512"}) {
           if (!set_isa(isa)) continue;
           Batch batch(rule, dim, n);
-          for (uint64_t t = 1; t <= 3; t++) kernels().update(rule_step(rule, 0.03, t), batch.w.data(), batch.s.data(), grads.data(), n, dim);
+          for (uint64_t t = 1; t <= 3; t++)
+            kernels().update(rule_step(rule, 0.03, t), batch.w.data(), batch.s.data(), grads.data(), n, dim);
           kernels().update(rule_step(rule, 0.03, 4), batch.w.data(), batch.s.data(), nullptr, n, dim);
           if (values.empty()) values = batch.values, state = batch.state;
           REQUIRE(std::memcmp(values.data(), batch.values.data(), values.size() * sizeof(float)) == 0);

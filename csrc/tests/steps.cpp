@@ -57,7 +57,8 @@ struct Group {
     auto step = make_step();
     look(ids, times, true, *step);
     grad.resize(out.size());
-    for (size_t i = 0; i < grad.size(); i++) grad[i] = 0.5f * out[i] + 0.01f * static_cast<float>(static_cast<int>(i % 13) - 6);
+    for (size_t i = 0; i < grad.size(); i++)
+      grad[i] = 0.5f * out[i] + 0.01f * static_cast<float>(static_cast<int>(i % 13) - 6);
     std::vector<GradientRows> grads;
     std::vector<std::vector<float>> sums;
     std::vector<float*> sum_at;
@@ -80,11 +81,14 @@ struct Group {
     for (size_t t = 0; t < tables.size(); t++)
       for (int p = 0; p < kPartitions; p++) {
         const ExportedRows rows = tables[t]->export_partition(p);
-        const size_t dim = static_cast<size_t>(tables[t]->config().dim), width = static_cast<size_t>(tables[t]->layout().state_width);
+        const size_t dim = static_cast<size_t>(tables[t]->config().dim),
+                     width = static_cast<size_t>(tables[t]->layout().state_width);
         for (size_t i = 0; i < rows.ids.size(); i++) {
           auto& row = all[{t, rows.ids[i]}];
-          row.assign(rows.values.begin() + static_cast<int64_t>(i * dim), rows.values.begin() + static_cast<int64_t>((i + 1) * dim));
-          row.insert(row.end(), rows.state.begin() + static_cast<int64_t>(i * width), rows.state.begin() + static_cast<int64_t>((i + 1) * width));
+          row.assign(rows.values.begin() + static_cast<int64_t>(i * dim),
+                     rows.values.begin() + static_cast<int64_t>((i + 1) * dim));
+          row.insert(row.end(), rows.state.begin() + static_cast<int64_t>(i * width),
+                     rows.state.begin() + static_cast<int64_t>((i + 1) * width));
         }
       }
     return all;
@@ -224,7 +228,8 @@ TEST_CASE("the cap of a partition holds, the oldest go, and a batch that cannot 
   for (size_t i = 8; i < 12; i++) CHECK(rows.count({0, mine[i]}) == 1);
   const std::vector<int64_t> times(5, 99);
   auto step = group.make_step();
-  CHECK_THROWS_AS(group.look({{mine[20], mine[21], mine[22], mine[23], mine[24]}}, times.data(), true, *step), TableFull);
+  CHECK_THROWS_AS(group.look({{mine[20], mine[21], mine[22], mine[23], mine[24]}}, times.data(), true, *step),
+                  TableFull);
   CHECK(same_bits(rows, group.dump()));
 }
 

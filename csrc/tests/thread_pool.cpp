@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <doctest.h>
-
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Victims come in order of (key, id), as a full sort would give them, while rows come, go and are touched.
+#include "core/victims.h"
+
 #include <doctest.h>
 
 #include <cstddef>
-
 #include <map>
 
-#include "core/victims.h"
 #include "draw.h"
 
 using namespace hotbed;
@@ -17,7 +17,9 @@ TEST_CASE("the victim is always the smallest (key, id) that is not protected") {
   Victims victims;
   int64_t clock = 0;
   std::vector<int64_t> protected_ids;
-  const auto is_protected = [&](int64_t id) { return std::find(protected_ids.begin(), protected_ids.end(), id) != protected_ids.end(); };
+  const auto is_protected = [&](int64_t id) {
+    return std::find(protected_ids.begin(), protected_ids.end(), id) != protected_ids.end();
+  };
   const auto scan = [&](auto&& add) {
     for (const auto& [id, key] : rows) {
       if (is_protected(id)) victims.skipped();
@@ -68,7 +70,9 @@ TEST_CASE("where every row is protected there is no victim, and there is one aga
     if (held) victims.skipped();
     else add(Victim{1, 2, 3});
   };
-  const auto current = [&](const Victim&, int64_t*) { return held ? Victims::State::kProtected : Victims::State::kAlive; };
+  const auto current = [&](const Victim&, int64_t*) {
+    return held ? Victims::State::kProtected : Victims::State::kAlive;
+  };
   Victim victim{};
   CHECK_FALSE(victims.pop(scan, current, &victim));
   victims.release();
