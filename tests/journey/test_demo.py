@@ -13,6 +13,8 @@ import pytest
 
 import hotbed as hb
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
