@@ -130,7 +130,6 @@ _EXTRAS = {
     "fastapi": "serve",
     "grpc": "serve",
     "onnx": "export",
-    "matplotlib": "report",
     "tensorboard": "tensorboard",
 }
 

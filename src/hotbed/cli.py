@@ -168,7 +168,6 @@ def diagnose() -> list[tuple[str, str, str]]:
     ]
     for package, extra, purpose in (
         ("torch", "train", "training, evaluation, prediction"),
-        ("matplotlib", "report", "plots of report.html"),
         ("tensorboard", "tensorboard", "the TensorBoard callback"),
         ("confluent_kafka", "kafka", "events from Kafka"),
         ("onnxruntime", "serve", "serving"),

@@ -46,17 +46,24 @@ class Group:
 
 @dataclass
 class Pending:
-    """Gradients that wait for the optimizer: the distinct ids (`step`) and their sums, one tensor a group."""
+    """Gradients that wait for the optimizer: the distinct ids (`step`) and their sums, one tensor a group.
+
+    `addresses`: where each table's sums start. `finite`: whether the sums were found finite, at these `versions`.
+    """
 
     step: Step
     grads: list[Tensor]
+    addresses: list[int]
     versions: list[int]
     finite: bool
 
     def known_finite(self, grads: Sequence[Tensor]) -> bool:
         """True when the sums were found finite and nobody (clipping, unscaling) has changed them since."""
-        untouched = zip(grads, self.grads, self.versions, strict=True)
-        return self.finite and all(grad is own and grad._version == version for grad, own, version in untouched)
+        return self.finite and self.holds(grads) and self.versions == [grad._version for grad in grads]
+
+    def holds(self, grads: Sequence[Tensor]) -> bool:
+        """True when these are the tensors that backward left, whatever their values are now."""
+        return all(grad is own for grad, own in zip(grads, self.grads, strict=True))
 
 
 class TableModule(nn.Module, ABC):
@@ -91,12 +98,18 @@ class TableModule(nn.Module, ABC):
         self.pooled = [feature.pooling != "none" for feature in self.features]
         self.output_dim = sum(dim for dim, pooled in zip(self.dims, self.pooled, strict=True) if pooled)
         self.groups = _group(self.tables)
-        self.rows = nn.ParameterList([nn.Parameter(torch.empty(0, group.dim)) for group in self.groups])
+        for number, group in enumerate(self.groups):  # parameters of its own: state_dict leaves them out, see below
+            self.register_parameter(f"rows_{number}", nn.Parameter(torch.empty(0, group.dim)))
         self.pending: Pending | None = None
         self.anchor = torch.zeros((), requires_grad=True)  # ties the lookup into autograd; takes no gradient itself
         self.number = id(self)  # under which torch.compile's operators find this module
         alive[self.number] = self
         self.register_buffer("_device", torch.empty(0), persistent=False)  # follows .to(device); results go there
+
+    @property
+    def rows(self) -> list[nn.Parameter]:
+        """The parameter of each group."""
+        return [self._parameters[f"rows_{number}"] for number in range(len(self.groups))]  # type: ignore[misc]
 
     # Rows are saved by persist, not by state_dict: the parameters here are windows on the last batch.
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
@@ -143,15 +156,8 @@ class TableModule(nn.Module, ABC):
                     f"feature {feature.name!r}: one weight an id — received {len(weights)} for {len(values)} ids — check the batch"
                 )
             held.append((values, offsets, weights))
-            ids.append(
-                (
-                    values.data_ptr(),
-                    len(values),
-                    0 if offsets is None else offsets.data_ptr(),
-                    0 if weights is None else weights.data_ptr(),
-                    samples,
-                )
-            )
+            starts = 0 if offsets is None else offsets.data_ptr()
+            ids.append((values.data_ptr(), len(values), starts, 0 if weights is None else weights.data_ptr(), samples))
         num_samples = max(num_samples, 0)
         times = self._times(time, num_samples) if training else None
         flat = torch.empty(num_samples, self.output_dim)
@@ -163,7 +169,7 @@ class TableModule(nn.Module, ABC):
             else:
                 sequences.append(torch.empty(len(values), dim))
                 out.append((sequences[-1].data_ptr(), dim))
-        step = Step([table.native for table in self.tables], self._layout)
+        step = Step(self._natives(), self._layout)
         try:
             step.lookup(ids, 0 if times is None else times.ctypes.data, training, out)
         except ValueError:
@@ -206,20 +212,21 @@ class TableModule(nn.Module, ABC):
                 else (grad.data_ptr() + (4 * at if pooled else 0), grad.stride(0) if len(grad) else 0)
             )
             at += dim if pooled else 0
-        grads = self._sum_buffers(step)
-        finite = step.sum_gradients(rows, self.addresses(step, grads))
+        uniques = step.num_uniques()
+        grads = [torch.empty(sum(uniques[t] for t in group.tables), group.dim) for group in self.groups]
+        addresses = self.addresses(step, grads)
+        finite = step.sum_gradients(rows, addresses)
         if self.pending is not None and all(p.grad is not None for p in self.rows):
             step, grads = self._merge(self.pending, step, grads)
-            finite = False  # sums of finite sums may overflow: look again
+            addresses, finite = self.addresses(step, grads), False  # sums of finite sums may overflow: look again
         for parameter, grad in zip(self.rows, grads, strict=True):
             parameter.grad = None
             parameter.data = grad.new_empty(1).expand(grad.shape)
             parameter.grad = grad
-        self.pending = Pending(step, grads, [grad._version for grad in grads], finite)
+        self.pending = Pending(step, grads, addresses, [grad._version for grad in grads], finite)
 
-    def _sum_buffers(self, step: Step) -> list[Tensor]:
-        uniques = step.num_uniques()
-        return [torch.empty(sum(uniques[t] for t in group.tables), group.dim) for group in self.groups]
+    def _natives(self) -> list[Any]:
+        return [table.native for table in self.tables]
 
     def addresses(self, step: Step, grads: Sequence[Tensor]) -> list[int]:
         """Where each table's sums start in the groups' tensors."""
@@ -368,7 +375,7 @@ def _int64(array: Any, feature: str) -> Tensor:
         raise RowShapeError(
             f"feature {feature!r}: ids and offsets are int64 [n] — received {tensor.dtype} {list(tensor.shape)} — convert or flatten them"
         )
-    return tensor.cpu().contiguous()
+    return tensor if tensor.is_cpu and tensor.is_contiguous() else tensor.cpu().contiguous()
 
 
 def _float32(array: Any, feature: str) -> Tensor:
@@ -382,5 +389,6 @@ def _float32(array: Any, feature: str) -> Tensor:
 
 def _dense(grad: Tensor) -> Tensor:
     """A gradient as float32 rows on the host; rows may lie apart, lanes may not."""
-    grad = grad.detach().to("cpu", torch.float32)
+    if grad.dtype != torch.float32 or not grad.is_cpu or grad.requires_grad:
+        grad = grad.detach().to("cpu", torch.float32)
     return grad if grad.dim() == 2 and grad.stride(1) == 1 and grad.stride(0) >= grad.shape[1] else grad.contiguous()

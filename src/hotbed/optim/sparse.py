@@ -85,23 +85,28 @@ class SparseOptimizer(torch.optim.Optimizer):
         self.check_finite()
         rates = {id(rows): float(group["lr"]) for group in self.param_groups for rows in group["params"]}
         waiting = list(self._waiting())
-        lr_of = {
-            id(module.tables[table].native): rates[id(rows)]
-            for module, _, _ in waiting
-            for group, rows in zip(module.groups, module.rows, strict=True)
-            for table in group.tables
-        }
-        steps, sums = (
-            [step for _, step, _ in waiting],
-            [module.addresses(step, grads) for module, step, grads in waiting],
-        )
+        steps, sums, lrs = [], [], []
+        for module, step, grads in waiting:
+            pending, lr = module.pending, [0.0] * len(module.tables)
+            held = pending is not None and pending.holds(grads)
+            steps.append(step)
+            sums.append(pending.addresses if pending is not None and held else module.addresses(step, grads))
+            for group, rows in zip(module.groups, module.rows, strict=True):
+                for table in group.tables:
+                    lr[table] = rates[id(rows)]
+            lrs.append(lr)
+            module.pending = None
         if self._shared and len(steps) > 1:  # a table in two modules still steps once
+            lr_of = {
+                id(t.native): one
+                for (module, _, _), lr in zip(waiting, lrs, strict=True)
+                for t, one in zip(module.tables, lr, strict=True)
+            }
             merged, arrays = Step.merge(steps, sums)
             steps, sums = [merged], [[array.__array_interface__["data"][0] for array in arrays]]
-        for step, addresses in zip(steps, sums, strict=True):
-            step.apply(addresses, [lr_of[id(native)] for native in step.tables()])
-        for module, _, _ in waiting:
-            module.pending = None
+            lrs = [[lr_of[id(native)] for native in merged.tables()]]
+        for step, addresses, lr in zip(steps, sums, lrs, strict=True):
+            step.apply(addresses, lr)
         return loss
 
     def _waiting(self) -> Iterator[tuple[TableModule, Step, list[Tensor]]]:
@@ -120,4 +125,5 @@ class SparseOptimizer(torch.optim.Optimizer):
         """Forgets what waits."""
         for module in self._modules:
             module.pending = None
-        super().zero_grad(set_to_none=True)
+            for rows in module.rows:
+                rows.grad = None
