@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # The suite's core on every Python here (tests marked `core`: no torch), on torch 2.6 (marked `torch_core`), and compile-only
 # checks of the native core for arm64 and with clang. A row that this machine cannot run says so and is not a failure.
-# matrix.sh BIN; MATRIX="python torch arm64 clang" chooses rows.
+# matrix.sh BIN; MATRIX="python torch arm64 clang", PYTHONS="3.12" and TORCHES="2.6.0" choose rows.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 bin=$1
@@ -54,7 +54,7 @@ build_tools=(scikit_build_core nanobind cmake ninja packaging pathspec)
 libraries=(numpy pyarrow polars pydantic PyYAML rich safetensors typer pytest pytest-timeout hypothesis xxhash setuptools)
 
 case " $rows " in *" python "*)
-  for version in 3.11 3.12 3.13; do
+  for version in ${PYTHONS:-3.11 3.12 3.13}; do
     python=$(interpreter "$version")
     if [ -z "$python" ]; then record "python-$version" 0 "absent on this machine"; continue; fi
     run "python-$version" "$python" core $(pins "${build_tools[@]}" "${libraries[@]}")
@@ -63,7 +63,7 @@ esac
 
 case " $rows " in *" torch "*)
   python=$(interpreter 3.11)
-  for version in 2.6.0 "$(pins torch | cut -d= -f3)"; do
+  for version in ${TORCHES:-2.6.0 $(pins torch | cut -d= -f3)}; do
     run "torch-$version" "$python" "core or torch_core" $(pins "${build_tools[@]}" "${libraries[@]}") "torch==$version"
   done ;;
 esac

@@ -82,15 +82,13 @@ TEST_CASE("a plain row costs its floats and nothing else") {
   CHECK(layout(16, 1, Dtype::kFloat32, 2 | 4).num_bytes == 17 * 4 + 4 + 8);
 }
 
-TEST_CASE("blocks are zeroed, aligned to a cache line, and apart from each other") {
+TEST_CASE("blocks are aligned to a cache line and apart from each other") {
   std::vector<std::pair<unsigned char*, size_t>> blocks;
   Draw draw(8);
   for (int i = 0; i < 2000; i++) {
     const size_t bytes = size_t{64} << draw.below(i % 50 == 0 ? 17 : 9);
     auto* block = static_cast<unsigned char*>(allocate_block(bytes));
     REQUIRE(reinterpret_cast<uintptr_t>(block) % 64 == 0);
-    REQUIRE(block[0] == 0);
-    REQUIRE(block[bytes - 1] == 0);
     block[0] = block[bytes - 1] = static_cast<unsigned char>(1 + i % 255);
     blocks.emplace_back(block, bytes);
     if (draw.below(3) == 0) {
