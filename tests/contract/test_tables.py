@@ -89,6 +89,15 @@ class TestAdmission:
             table.find_or_insert(np.arange(start, start + 2_000))
         assert sum(b.num_rows for b in table.candidates() if "id" in b.schema.names) <= 1024
 
+    def test_a_full_map_of_candidates_halves_counts_and_drops_zeros(self, make: Make) -> None:
+        table, (a, b, c) = make("user", 2, admit=hb.MinCount(10, max_candidates=512)), ids_of_partition(3, 3)
+        table.find_or_insert(np.repeat([a, b], [9, 1]))
+        table.find_or_insert(np.array([c]))  # 9 -> 4, 1 -> 0
+        assert table.find_or_insert(np.repeat(a, 5))[0] == -1
+        assert table.find_or_insert(np.array([a]))[0] >= 0
+        assert table.find_or_insert(np.repeat(b, 9))[0] == -1
+        assert table.find_or_insert(np.array([b]))[0] >= 0
+
     def test_a_candidate_not_seen_for_long_is_forgotten(self, make: Make) -> None:
         table = make("user", 2, admit=hb.MinCount(2, expire_seconds=10), evict=hb.Ttl(days=1))
         table.find_or_insert(np.array([1, 2]), np.array([0, 5 * SECOND]))

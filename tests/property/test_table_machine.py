@@ -39,7 +39,7 @@ RULES = {
 POLICIES: dict[str, dict[str, Any]] = {
     "none": {},
     "min_count": {"admit": hb.MinCount(3, coefficient=2), "default": 0.5},
-    "min_count_bounded": {"admit": hb.MinCount(3, max_candidates=512, expire_seconds=5)},
+    "min_count_bounded": {"admit": hb.MinCount(9, coefficient=4, max_candidates=512, expire_seconds=5)},
     "min_count_sketch": {"admit": hb.MinCount(3, sketch_bytes=1 << 16)},
     "admit_all_but_count": {"admit": hb.MinCount(0), "default": 0.5},
     "probability": {"admit": hb.Probability(0.4, max_candidates=512)},

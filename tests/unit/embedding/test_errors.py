@@ -192,6 +192,23 @@ def test_a_gradient_that_is_not_finite_changes_nothing(rule: Any, bad: float) ->
     assert everything(table) == before
 
 
+@pytest.mark.parametrize("lr", [NAN, INF, -0.1, "fast"])
+def test_a_learning_rate_that_is_no_rate_changes_nothing(lr: Any) -> None:
+    table = hb.Table("user", dim=1)
+    slots = table.find_or_insert(np.array([1]))
+    before = everything(table)
+    with pytest.raises(ConfigError, match="lr"):
+        table.update(slots, np.ones((1, 1), np.float32), lr=lr)
+    assert everything(table) == before
+
+
+@pytest.mark.parametrize("now", ["today", None, 2**63, 1.5])
+def test_evict_takes_a_time_in_microseconds(now: Any) -> None:
+    table = hb.Table("user", dim=1, evict=hb.Ttl(days=1))
+    with pytest.raises(HotbedError, match="now"):
+        table.evict(now)
+
+
 def test_a_sum_that_overflows_is_not_finite_either() -> None:
     table = hb.Table("user", dim=1, rule=hb.Sgd())
     slots = table.find_or_insert(np.array([1, 1]))
