@@ -473,10 +473,10 @@ std::unique_ptr<Step> Step::merge(const std::vector<const Step*>& steps, const s
             all.ids.push_back(range.ids[u]);
             all.hashes.push_back(range.hashes[u]);
             all.slots.push_back(range.slots[u]);
-            sum.insert(sum.end(), from, from + dim);
-            continue;
+            sum.resize(sum.size() + dim, 0.0f);
           }
-          if (range.slots[u] != kNoSlot) all.slots[at->second] = range.slots[u];  // admitted or re-admitted in between
+          if (range.slots[u] == kNoSlot) continue;  // refused then: what it read was no row, and takes no gradient
+          all.slots[at->second] = range.slots[u];
           for (size_t d = 0; d < dim; d++) sum[at->second * dim + d] += from[d];
         }
     }

@@ -155,6 +155,10 @@ class TableModule(nn.Module, ABC):
                 raise RowShapeError(
                     f"feature {feature.name!r}: one weight an id — received {len(weights)} for {len(values)} ids — check the batch"
                 )
+            if weights is not None and feature.pooling == "max":
+                raise RowShapeError(
+                    f"feature {feature.name!r}: max pooling takes no weights — received some — use sum or mean"
+                )
             held.append((values, offsets, weights))
             starts = 0 if offsets is None else offsets.data_ptr()
             ids.append((values.data_ptr(), len(values), starts, 0 if weights is None else weights.data_ptr(), samples))

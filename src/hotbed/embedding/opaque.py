@@ -38,8 +38,9 @@ def pool_opaque(module: TableModule, inputs: Sequence[Ids], time: Tensor | None)
     values = [one.values for one in inputs]
     offsets = [nothing if one.offsets is None else one.offsets for one in inputs]
     weights = [torch.empty(0) if one.weights is None else one.weights for one in inputs]
-    training = module.training
-    results = pool(module.anchor, values, offsets, weights, nothing if time is None else time, module.number, training)
+    moment = nothing if time is None else time
+    learns = torch.is_grad_enabled()
+    results = pool(module.anchor, values, offsets, weights, moment, module.number, module.training, learns)
     return results[0], list(results[1:-1])
 
 
@@ -52,6 +53,7 @@ def pool(
     time: Tensor,
     number: int,
     training: bool,
+    learns: bool,
 ) -> list[Tensor]:
     """Pooled features side by side, the rows of each sequence feature, and the ticket of the plan."""
     module = alive[number]
@@ -60,7 +62,7 @@ def pool(
     ]
     flat, sequences, step = module.look_up(inputs, time if len(time) else None, training=training)
     ticket = -1
-    if training:
+    if training and learns:
         ticket = next(_tickets)
         _waiting[ticket] = step
         if len(_waiting) > _MAX_WAITING:
@@ -77,6 +79,7 @@ def _(
     time: Tensor,
     number: int,
     training: bool,
+    learns: bool,
 ) -> list[Tensor]:
     module = alive[number]
     num_samples = offsets[0].shape[0] - 1 if offsets[0].shape[0] else values[0].shape[0]
@@ -112,7 +115,7 @@ def _backward(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
     (ticket,) = ctx.saved_tensors
     given = [torch.empty(0) if grad is None else grad for grad in grads[:-1]]
     none: list[None] = [None] * ctx.num_features  # ids, offsets and weights take no gradient
-    return receive(ticket, given, ctx.number), none, none, none, None, None, None
+    return receive(ticket, given, ctx.number), none, none, none, None, None, None, None
 
 
 pool.register_autograd(_backward, setup_context=_remember)

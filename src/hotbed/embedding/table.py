@@ -173,7 +173,7 @@ class Table:
     def find_or_insert(self, ids: Any, time: Any = None) -> NDArray[np.int64]:
         """Slots of ids, int64 [n] -> int64 [n]; unknown ids that admission lets in get a row, others are -1.
 
-        `time`: int64 microseconds, one for all or one an id; needed by Ttl.
+        `time`: int64 microseconds, one for all or one an id; needed by Ttl. Slots hold until the next find_or_insert or evict.
         """
         ids = as_ids(ids)
         step = self._lookup(ids, self.check_times(time, len(ids)), training=True)
@@ -257,8 +257,9 @@ class Table:
 
         Slot -1 takes none. `lr`: this step's rate (default: the rule's). Raises NonFiniteGradient before anything changes.
         """
-        slots = self._check_slots(slots)
-        grads = np.asarray(grads)
+        slots, grads = self._check_slots(slots), np.asarray(grads)
+        rate = self.rule.lr if lr is None else lr
+        check_number(f"table {self.name!r}: lr", rate, 0.0)
         if grads.dtype != np.float32 or grads.shape != (len(slots), self.dim):
             raise RowShapeError(
                 f"table {self.name!r}: gradients are float32 [{len(slots)}, {self.dim}] — received {grads.dtype} {list(grads.shape)}"
@@ -273,7 +274,7 @@ class Table:
                 f"table {self.name!r}: the gradient of slot {slot} is not finite — nothing was updated — look at the loss",
                 self.name,
             )
-        step.apply([_address(sums)], [self.rule.lr if lr is None else lr])
+        step.apply([_address(sums)], [float(rate)])
 
     def _check_slots(self, slots: Any) -> NDArray[np.int64]:
         checked = as_ids(slots, "slots")
@@ -288,6 +289,9 @@ class Table:
 
         Expiry is logical: an expired id is absent, swept or not. `partitions`: sweep only these, to bound the pause.
         """
+        check_integer(f"table {self.name!r}: now (int64 microseconds)", now, -(2**63))
+        if now >= 2**63:
+            raise ConfigError(f"table {self.name!r}: now is int64 microseconds — received {now} — convert it")
         return int(self.native.evict(int(now), partitions.start, partitions.stop))
 
     # -------------------------------------------------------------------------------------------------------- persistence

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hotbed.embedding.init import check_number
 from hotbed.embedding.module import TableModule, table_modules
 from hotbed.embedding.table import Step, Table
 from hotbed.errors import ConfigError, NonFiniteGradient
@@ -83,7 +84,9 @@ class SparseOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self.check_finite()
-        rates = {id(rows): float(group["lr"]) for group in self.param_groups for rows in group["params"]}
+        for own in self.param_groups:
+            check_number(f"SparseOptimizer: lr of tables {own['tables']}", own["lr"], 0.0)
+        rates = {id(rows): float(own["lr"]) for own in self.param_groups for rows in own["params"]}
         waiting = list(self._waiting())
         steps, sums, lrs = [], [], []
         for module, step, grads in waiting:
