@@ -240,23 +240,28 @@ void Step::find_rows(Part& part) const {
   const Table& table = *part.table;
   const bool stored = table.layout().dtype == Dtype::kFloat32;
   const size_t dim = static_cast<size_t>(table.config().dim);
-  size_t num_widened = 0;
-  for (const Uniques& range : part.ranges)
-    for (const uint32_t slot : range.slots) num_widened += !stored || slot == kNoSlot;
+  std::vector<size_t> first_widened(part.ranges.size() + 1, 0);
+  for (size_t r = 0; r < part.ranges.size(); r++) {
+    size_t n = 0;
+    for (const uint32_t slot : part.ranges[r].slots) n += !stored || slot == kNoSlot;
+    first_widened[r + 1] = first_widened[r] + n;
+  }
   part.rows.resize(static_cast<size_t>(part.num_unique));
-  part.widened.resize(num_widened * dim);
-  float* next = part.widened.data();
-  size_t u = 0;
-  for (const Uniques& range : part.ranges)
-    for (size_t i = 0; i < range.slots.size(); i++, u++) {
+  part.widened.resize(first_widened.back() * dim);
+  Pool::instance().run(static_cast<int>(part.ranges.size()), [&](int r) {
+    const Uniques& range = part.ranges[static_cast<size_t>(r)];
+    float* next = part.widened.data() + first_widened[static_cast<size_t>(r)] * dim;
+    const float** rows = part.rows.data() + range.base;
+    for (size_t i = 0; i < range.slots.size(); i++) {
       if (stored && range.slots[i] != kNoSlot) {
-        part.rows[u] = reinterpret_cast<const float*>(table.rows().record(range.slots[i]));
+        rows[i] = reinterpret_cast<const float*>(table.rows().record(range.slots[i]));
         continue;
       }
       table.read(range.slots[i], range.ids[i], next);
-      part.rows[u] = next;
+      rows[i] = next;
       next += dim;
     }
+  });
 }
 
 Bags Step::bags(const Part& part, size_t k) const {
@@ -331,6 +336,7 @@ void Step::lookup(const std::vector<FeatureIds>& ids, const int64_t* times, bool
     for (size_t i = 0; i < phased.size(); i += phased[i].first->ranges.size()) {
       Part& part = *phased[i].first;
       number(part);
+      if (std::none_of(part.features.begin(), part.features.end(), [&](int f) { return out[static_cast<size_t>(f)].data; })) continue;
       find_rows(part);
       for (size_t k = 0; k < part.features.size(); k++) {
         const int64_t n = bags(part, k).num_samples;
