@@ -40,6 +40,8 @@ ALLOWED: dict[str, str] = {
     "embedding/table.py:Table": "the verbs of design 3 and what a checkpoint needs share one invariant: the life of a slot",
     "embedding/make.py:make_tables": "the keywords of Table, for all tables of a schema",
     "embedding/reference.py:ReferenceTable.__init__": "the same face as Table",
+    "embedding/opaque.py:pool": "the flat argument list of a torch custom operator",
+    "embedding/opaque.py:_": "the same operator's shape function",
     "data/dataset.py:Dataset.__init__": "how a source is read is one keyword each; all but three have defaults",
     "training/model.py:RecModel.__init__": "the eight arguments of mindspore_rec.RecModel",
     "models/": "a model's hyper-parameters are its constructor's keywords, as its paper names them; one file a model",
