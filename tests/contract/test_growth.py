@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import os
 import threading
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import hotbed as hb
+from hotbed.testing import ReferenceTable
 
 pytestmark = pytest.mark.core
 
@@ -59,6 +62,25 @@ def test_slots_of_rows_that_are_gone_are_used_again() -> None:
     assert sizes[-1] <= 1.5 * sizes[4]
     known = {i for batch in table.export() for i in batch["id"].to_pylist()}
     assert known == set(batches(2, 400_000, 10_000)[-2:].reshape(-1).tolist())
+
+
+@pytest.mark.parametrize("admit", [None, hb.MinCount(2, max_candidates=8_192), hb.Probability(0.4)], ids=repr)
+def test_large_batches_that_are_cut_for_threads_do_what_the_reference_does(admit: Any) -> None:
+    random = np.random.default_rng(0)
+    keywords: dict[str, Any] = {"rule": hb.Sgd(lr=0.1), "admit": admit, "evict": hb.Ttl(seconds=2)}
+    native, reference = hb.Table("user", dim=1, **keywords), ReferenceTable("user", 1, **keywords)
+    for step in range(3):
+        ids = random.zipf(1.05, 40_000) % 10_000 - 5_000
+        times, grads = (
+            step * SECOND + random.integers(0, SECOND, len(ids)),
+            random.normal(size=(len(ids), 1)).astype("f4"),
+        )
+        for table in (native, reference):
+            table.update(table.find_or_insert(ids, times), grads)
+    assert native.evict(3 * SECOND) == reference.evict(3 * SECOND)
+    got, expected = (pa.Table.from_batches(list(table.export())) for table in (native, reference))
+    for name in expected.column_names:
+        assert got[name].combine_chunks().equals(expected[name].combine_chunks()), name
 
 
 def test_threads_of_the_caller_may_share_a_table() -> None:
