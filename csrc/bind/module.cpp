@@ -26,9 +26,7 @@ NB_MODULE(_core, m) {
   nb::register_exception_translator([](const std::exception_ptr& error, void*) {
     try {
       std::rethrow_exception(error);
-    } catch (const hotbed::TableFull& full) {
-      raise_as("TableFull", full.what());
-    }
+    } catch (const hotbed::TableFull& full) { raise_as("TableFull", full.what()); }
   });
   m.def("set_num_threads", &hotbed::Pool::set_num_threads, nb::arg("num_threads"));
   m.def("num_threads", &hotbed::Pool::num_threads);

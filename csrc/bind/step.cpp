@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors cross as addresses: the callers (embedding/table.py, embedding/module.py) have checked dtype, layout and length.
+// Tensors cross as addresses: the callers (embedding/table.py, embedding/module.py) have checked dtype, layout and
+// length.
 #include "core/step.h"
 
 #include <nanobind/stl/optional.h>
@@ -19,7 +20,7 @@ namespace {
 
 using Address = uint64_t;
 using IdsTuple = std::tuple<Address, int64_t, Address, Address, int64_t>;  // values, count, offsets, weights, samples
-using RowsTuple = std::tuple<Address, int64_t>;                             // first row, floats between rows
+using RowsTuple = std::tuple<Address, int64_t>;                            // first row, floats between rows
 
 template <class T>
 T* pointer(Address address) {
@@ -28,19 +29,22 @@ T* pointer(Address address) {
 
 void check_offsets(const FeatureIds& ids) {
   if (!ids.offsets) {
-    if (ids.num_values != ids.num_samples) throw std::invalid_argument("[lookup] without offsets a feature has one id a sample");
+    if (ids.num_values != ids.num_samples)
+      throw std::invalid_argument("[lookup] without offsets a feature has one id a sample");
     return;
   }
   bool rising = ids.offsets[0] == 0 && ids.offsets[ids.num_samples] == ids.num_values;
   for (int64_t i = 0; i < ids.num_samples; i++) rising &= ids.offsets[i] <= ids.offsets[i + 1];
-  if (!rising) throw std::invalid_argument("[lookup] offsets must start at 0, never fall, and end at the number of ids");
+  if (!rising)
+    throw std::invalid_argument("[lookup] offsets must start at 0, never fall, and end at the number of ids");
 }
 
-
-void lookup(Step& step, const std::vector<IdsTuple>& ids, Address times, bool training, const std::vector<RowsTuple>& out) {
+void lookup(Step& step, const std::vector<IdsTuple>& ids, Address times, bool training,
+            const std::vector<RowsTuple>& out) {
   std::vector<FeatureIds> features;
   for (const auto& [values, count, offsets, weights, samples] : ids) {
-    features.push_back({pointer<const int64_t>(values), count, pointer<const int64_t>(offsets), pointer<const float>(weights), samples});
+    features.push_back({pointer<const int64_t>(values), count, pointer<const int64_t>(offsets),
+                        pointer<const float>(weights), samples});
     check_offsets(features.back());
   }
   std::vector<OutputRows> rows;
@@ -93,22 +97,33 @@ std::optional<int64_t> find_nonfinite(const Step& step, int table, Address sums)
 
 void init_step(nb::module_& m) {
   nb::class_<Step>(m, "Step")
-      .def("__init__", [](Step* self, const std::vector<std::shared_ptr<Table>>& tables, const std::vector<std::tuple<int, int>>& features) {
-        std::vector<Feature> parsed;
-        for (const auto& [table, pooling] : features) parsed.push_back({table, static_cast<Pooling>(pooling)});
-        new (self) Step(tables, std::move(parsed));
-      }, nb::arg("tables"), nb::arg("features"))
+      .def(
+          "__init__",
+          [](Step* self, const std::vector<std::shared_ptr<Table>>& tables,
+             const std::vector<std::tuple<int, int>>& features) {
+            std::vector<Feature> parsed;
+            for (const auto& [table, pooling] : features) parsed.push_back({table, static_cast<Pooling>(pooling)});
+            new (self) Step(tables, std::move(parsed));
+          },
+          nb::arg("tables"), nb::arg("features"))
       .def("lookup", &lookup, nb::arg("ids"), nb::arg("times"), nb::arg("training"), nb::arg("out"))
-      .def("adopt_slots", [](Step& s, const Input<int64_t>& slots) { s.adopt_slots(slots.data(), static_cast<int64_t>(slots.size())); }, nb::arg("slots"))
-      .def("num_uniques", [](const Step& s) {
-        std::vector<int64_t> all;
-        for (int t = 0; t < s.num_tables(); t++) all.push_back(s.num_unique(t));
-        return all;
-      })
+      .def(
+          "adopt_slots",
+          [](Step& s, const Input<int64_t>& slots) { s.adopt_slots(slots.data(), static_cast<int64_t>(slots.size())); },
+          nb::arg("slots"))
+      .def("num_uniques",
+           [](const Step& s) {
+             std::vector<int64_t> all;
+             for (int t = 0; t < s.num_tables(); t++) all.push_back(s.num_unique(t));
+             return all;
+           })
       .def("tables", &Step::tables)
       .def("num_refused", &Step::num_refused)
-      .def("unique_ids", [](const Step& s, int t) { return to_numpy(s.unique_ids(t)); }, nb::arg("table"))
-      .def("position_slots", [](const Step& s, int t, Address out) { s.position_slots(t, pointer<int64_t>(out)); }, nb::arg("table"), nb::arg("out"))
+      .def(
+          "unique_ids", [](const Step& s, int t) { return to_numpy(s.unique_ids(t)); }, nb::arg("table"))
+      .def(
+          "position_slots", [](const Step& s, int t, Address out) { s.position_slots(t, pointer<int64_t>(out)); },
+          nb::arg("table"), nb::arg("out"))
       .def("sum_gradients", &sum_gradients, nb::arg("grads"), nb::arg("sums"))
       .def_static("merge", &merge, nb::arg("steps"), nb::arg("sums"))
       .def("find_nonfinite", &find_nonfinite, nb::arg("table"), nb::arg("sums"))

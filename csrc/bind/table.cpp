@@ -101,7 +101,8 @@ nb::dict stats(Table& table) {
 nb::dict candidates(const Table& table, int partition) {
   std::vector<int64_t> ids, seen;
   std::vector<uint32_t> counts;
-  for (const Candidate& c : table.candidates(partition)) ids.push_back(c.id), counts.push_back(c.count), seen.push_back(c.seen);
+  for (const Candidate& c : table.candidates(partition))
+    ids.push_back(c.id), counts.push_back(c.count), seen.push_back(c.seen);
   nb::dict out;
   out["id"] = to_numpy(std::move(ids));
   out["count"] = to_numpy(std::move(counts));
@@ -109,7 +110,8 @@ nb::dict candidates(const Table& table, int partition) {
   return out;
 }
 
-void load_candidates(Table& table, const Input<int64_t>& ids, const Input<uint32_t>& counts, const Input<int64_t>& seen) {
+void load_candidates(Table& table, const Input<int64_t>& ids, const Input<uint32_t>& counts,
+                     const Input<int64_t>& seen) {
   std::vector<Candidate> all(ids.size());
   for (size_t i = 0; i < ids.size(); i++) all[i] = {ids.data()[i], counts.data()[i], seen.data()[i]};
   table.load_candidates(all);
@@ -132,8 +134,12 @@ void load_scalars(Table& table, uint64_t step, int64_t watermark, uint64_t calls
 void init_values(nb::module_& m) {
   nb::class_<Rule>(m, "Rule")
       .def(nb::init<>())
-      .def_prop_rw("kind", [](const Rule& r) { return static_cast<int>(r.kind); }, [](Rule& r, int kind) { r.kind = static_cast<RuleKind>(kind); })
-      .def_prop_rw("scope", [](const Rule& r) { return static_cast<int>(r.scope); }, [](Rule& r, int scope) { r.scope = static_cast<Scope>(scope); })
+      .def_prop_rw(
+          "kind", [](const Rule& r) { return static_cast<int>(r.kind); },
+          [](Rule& r, int kind) { r.kind = static_cast<RuleKind>(kind); })
+      .def_prop_rw(
+          "scope", [](const Rule& r) { return static_cast<int>(r.scope); },
+          [](Rule& r, int scope) { r.scope = static_cast<Scope>(scope); })
       .def_rw("lr", &Rule::lr)
       .def_rw("beta1", &Rule::beta1)
       .def_rw("beta2", &Rule::beta2)
@@ -146,7 +152,9 @@ void init_values(nb::module_& m) {
       .def_rw("initial_accumulator", &Rule::initial_accumulator);
   nb::class_<Admission>(m, "Admission")
       .def(nb::init<>())
-      .def_prop_rw("kind", [](const Admission& a) { return static_cast<int>(a.kind); }, [](Admission& a, int kind) { a.kind = static_cast<AdmitKind>(kind); })
+      .def_prop_rw(
+          "kind", [](const Admission& a) { return static_cast<int>(a.kind); },
+          [](Admission& a, int kind) { a.kind = static_cast<AdmitKind>(kind); })
       .def_rw("min_count", &Admission::min_count)
       .def_rw("coefficient", &Admission::coefficient)
       .def_rw("probability", &Admission::probability)
@@ -165,10 +173,16 @@ void init_values(nb::module_& m) {
       .def_rw("name_hash", &TableConfig::name_hash)
       .def_rw("seed", &TableConfig::seed)
       .def_rw("dim", &TableConfig::dim)
-      .def_prop_rw("dtype", [](const TableConfig& c) { return static_cast<int>(c.dtype); }, [](TableConfig& c, int d) { c.dtype = static_cast<Dtype>(d); })
+      .def_prop_rw(
+          "dtype", [](const TableConfig& c) { return static_cast<int>(c.dtype); },
+          [](TableConfig& c, int d) { c.dtype = static_cast<Dtype>(d); })
       .def_rw("rule", &TableConfig::rule)
-      .def_prop_rw("init_kind", [](const TableConfig& c) { return static_cast<int>(c.init.kind); }, [](TableConfig& c, int k) { c.init.kind = static_cast<InitKind>(k); })
-      .def_prop_rw("init_scale", [](const TableConfig& c) { return c.init.scale; }, [](TableConfig& c, double s) { c.init.scale = s; })
+      .def_prop_rw(
+          "init_kind", [](const TableConfig& c) { return static_cast<int>(c.init.kind); },
+          [](TableConfig& c, int k) { c.init.kind = static_cast<InitKind>(k); })
+      .def_prop_rw(
+          "init_scale", [](const TableConfig& c) { return c.init.scale; },
+          [](TableConfig& c, double s) { c.init.scale = s; })
       .def_rw("admission", &TableConfig::admission)
       .def_rw("eviction", &TableConfig::eviction)
       .def_rw("keep_count", &TableConfig::keep_count)
@@ -180,11 +194,14 @@ void init_values(nb::module_& m) {
 
 void init_table(nb::module_& m) {
   init_values(m);
-  m.def("hash_ids", [](const Input<int64_t>& ids) {
-    std::vector<uint64_t> hashes(ids.size());
-    for (size_t i = 0; i < ids.size(); i++) hashes[i] = hash_id(ids.data()[i]);
-    return to_numpy(std::move(hashes));
-  }, nb::arg("ids"));
+  m.def(
+      "hash_ids",
+      [](const Input<int64_t>& ids) {
+        std::vector<uint64_t> hashes(ids.size());
+        for (size_t i = 0; i < ids.size(); i++) hashes[i] = hash_id(ids.data()[i]);
+        return to_numpy(std::move(hashes));
+      },
+      nb::arg("ids"));
   nb::class_<Table>(m, "Table")
       .def(nb::init<TableConfig>(), nb::arg("config"))
       .def("gather", &gather, nb::arg("slots"), nb::arg("out"))
@@ -197,8 +214,11 @@ void init_table(nb::module_& m) {
       .def("load_rows", &load_rows, nb::arg("rows"))
       .def("candidates", &candidates, nb::arg("partition"))
       .def("load_candidates", &load_candidates, nb::arg("ids"), nb::arg("counts"), nb::arg("last_seen"))
-      .def("sketch", [](const Table& t, int p) { return to_numpy(t.sketch(p)); }, nb::arg("partition"))
-      .def("load_sketch", [](Table& t, int p, const Input<uint32_t>& c) { t.load_sketch(p, to_vector(c)); }, nb::arg("partition"), nb::arg("counters"))
+      .def(
+          "sketch", [](const Table& t, int p) { return to_numpy(t.sketch(p)); }, nb::arg("partition"))
+      .def(
+          "load_sketch", [](Table& t, int p, const Input<uint32_t>& c) { t.load_sketch(p, to_vector(c)); },
+          nb::arg("partition"), nb::arg("counters"))
       .def("rates", &rates)
       .def("load_scalars", &load_scalars, nb::arg("step"), nb::arg("watermark"), nb::arg("calls"), nb::arg("rates"))
       .def_prop_ro("step", &Table::step)

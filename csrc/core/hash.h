@@ -31,6 +31,8 @@ inline uint32_t bucket_of(uint64_t hash, uint32_t num_buckets) noexcept {
 }
 
 // Key of a table's random streams: initial rows, probabilistic admission, stochastic rounding.
-inline uint64_t table_key(uint64_t seed, uint64_t name_hash) noexcept { return mix64(mix64(seed + kGolden) ^ name_hash); }
+inline uint64_t table_key(uint64_t seed, uint64_t name_hash) noexcept {
+  return mix64(mix64(seed + kGolden) ^ name_hash);
+}
 
 }  // namespace hotbed

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // id -> slot for one partition of a table: open addressing over 64-byte buckets of five entries, so that a lookup
-// touches one cache line as a rule. Which entries are in use is kept in a bit mask, never in the id: every int64 is valid.
+// touches one cache line as a rule. Which entries are in use is kept in a bit mask, never in the id: every int64 is
+// valid.
 //
 // A bucket counts the entries that wanted it but lie further on (`overflow`, as in F14): a search ends at the first
 // bucket that none has passed, and erasing needs no tombstones.

@@ -20,9 +20,11 @@ struct Direction {
 Direction direction(double turn) noexcept {
   const double quarter = std::floor(4.0 * turn + 0.5);
   const double x = (turn - quarter * 0.25) * kTwoPi, x2 = x * x;
-  const double s = x * (1.0 - x2 / 6.0 * (1.0 - x2 / 20.0 * (1.0 - x2 / 42.0 * (1.0 - x2 / 72.0 * (1.0 - x2 / 110.0)))));
+  const double s =
+      x * (1.0 - x2 / 6.0 * (1.0 - x2 / 20.0 * (1.0 - x2 / 42.0 * (1.0 - x2 / 72.0 * (1.0 - x2 / 110.0)))));
   const double c =
-      1.0 - x2 / 2.0 * (1.0 - x2 / 12.0 * (1.0 - x2 / 30.0 * (1.0 - x2 / 56.0 * (1.0 - x2 / 90.0 * (1.0 - x2 / 132.0)))));
+      1.0 -
+      x2 / 2.0 * (1.0 - x2 / 12.0 * (1.0 - x2 / 30.0 * (1.0 - x2 / 56.0 * (1.0 - x2 / 90.0 * (1.0 - x2 / 132.0)))));
   switch (static_cast<int>(quarter) & 3) {
     case 0: return {c, s};
     case 1: return {-s, c};

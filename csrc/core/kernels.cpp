@@ -15,7 +15,9 @@ namespace {
 
 constexpr int kLanes = 16;
 
-inline void copy_row(float* __restrict out, const float* __restrict row, int dim) { memcpy(out, row, sizeof(float) * dim); }
+inline void copy_row(float* __restrict out, const float* __restrict row, int dim) {
+  memcpy(out, row, sizeof(float) * dim);
+}
 inline void add_row(float* __restrict out, const float* __restrict row, int dim) {
   for (int d = 0; d < dim; d++) out[d] += row[d];
 }
@@ -24,7 +26,8 @@ inline void add_scaled(float* __restrict out, const float* __restrict row, float
 }
 
 template <int kDim>
-void pool_single(const Bags& bags, const float* const* rows, float* out, int64_t step, int dim, int64_t first, int64_t last) {
+void pool_single(const Bags& bags, const float* const* rows, float* out, int64_t step, int dim, int64_t first,
+                 int64_t last) {
   const int n = kDim ? kDim : dim;
   for (int64_t i = first; i < last; i++) {
     if (i + 8 < last) {
@@ -67,8 +70,8 @@ void pool(const Bags& bags, const float* const* rows, float* out, int64_t step, 
 }
 
 // The gradient of a lane of a max goes to the first position that holds the maximum, as in torch.
-void accumulate_max(const Bags& bags, const float* const* rows, const float* grad, int64_t begin, int64_t end, float* acc, int dim,
-                    uint32_t low, uint32_t high) {
+void accumulate_max(const Bags& bags, const float* const* rows, const float* grad, int64_t begin, int64_t end,
+                    float* acc, int dim, uint32_t low, uint32_t high) {
   for (int d = 0; d < dim; d++) {
     int64_t best = begin;
     for (int64_t p = begin + 1; p < end; p++)
@@ -79,7 +82,8 @@ void accumulate_max(const Bags& bags, const float* const* rows, const float* gra
 }
 
 template <int kDim>
-void accumulate_single(const Bags& bags, const float* grad, int64_t step, float* acc, int dim, uint32_t low, uint32_t high) {
+void accumulate_single(const Bags& bags, const float* grad, int64_t step, float* acc, int dim, uint32_t low,
+                       uint32_t high) {
   const int n = kDim ? kDim : dim;
   for (int64_t i = 0; i < bags.num_samples; i++) {
     __builtin_prefetch(grad + (i + 16) * step);
@@ -88,8 +92,8 @@ void accumulate_single(const Bags& bags, const float* grad, int64_t step, float*
   }
 }
 
-void accumulate(const Bags& bags, const float* const* rows, const float* grad, int64_t step, float* acc, int dim, uint32_t low,
-                uint32_t high) {
+void accumulate(const Bags& bags, const float* const* rows, const float* grad, int64_t step, float* acc, int dim,
+                uint32_t low, uint32_t high) {
   if (!bags.offsets && !bags.weights) {
     if (dim == 16) return accumulate_single<16>(bags, grad, step, acc, dim, low, high);
     return accumulate_single<0>(bags, grad, step, acc, dim, low, high);
@@ -164,7 +168,7 @@ inline void apply(const RuleStep& r, float* __restrict w, float* __restrict s, c
       w[d] -= r.lr * g[d] / (sqrtf(s[d]) + r.eps);
     }
   } else if constexpr (K == RuleKind::kAdam) {
-    float *__restrict m = s, *__restrict v = s + dim;
+    float* __restrict m = s, * __restrict v = s + dim;
     for (int d = 0; d < dim; d++) {
       const float kept = w[d] * r.keep;
       m[d] = r.beta1 * m[d] + r.one_minus_beta1 * g[d];
@@ -172,7 +176,7 @@ inline void apply(const RuleStep& r, float* __restrict w, float* __restrict s, c
       w[d] = kept - r.step_size * m[d] / (sqrtf(v[d]) / r.root_bias + r.eps);
     }
   } else {  // Ftrl: s = [n][z]; l1 and l2 are the proximal ones
-    float *__restrict n = s, *__restrict z = s + dim;
+    float* __restrict n = s, * __restrict z = s + dim;
     for (int d = 0; d < dim; d++) {
       const float grown = n[d] + g[d] * g[d], root = sqrtf(grown);
       const float sigma = (root - sqrtf(n[d])) / r.lr;
@@ -189,7 +193,10 @@ template <RuleKind K, int kDim>
 void update_plain(const RuleStep& r, float* const* w, float* const* s, const float* grads, int64_t n, int dim) {
   const int width = kDim ? kDim : dim;
   // The state lies right behind the values, so one run of lines holds both.
-  const int num_bytes = 4 * (width + (K == RuleKind::kSgd ? 0 : K == RuleKind::kRowwiseAdagrad ? 1 : K == RuleKind::kAdam || K == RuleKind::kFtrl ? 2 * width : width));
+  const int num_bytes = 4 * (width + (K == RuleKind::kSgd                            ? 0
+                                      : K == RuleKind::kRowwiseAdagrad               ? 1
+                                      : K == RuleKind::kAdam || K == RuleKind::kFtrl ? 2 * width
+                                                                                     : width));
   for (int64_t i = 0; i < n; i++) {
     if (i + 8 < n) {
       const char* ahead = reinterpret_cast<const char*>(w[i + 8]);
@@ -201,7 +208,8 @@ void update_plain(const RuleStep& r, float* const* w, float* const* s, const flo
 
 // With clipping, coupled l1/l2 or no gradient at all, the effective gradient is formed in `buffer` first.
 template <RuleKind K>
-void update_general(const RuleStep& r, float* const* w, float* const* s, const float* grads, int64_t n, int dim, float* buffer) {
+void update_general(const RuleStep& r, float* const* w, float* const* s, const float* grads, int64_t n, int dim,
+                    float* buffer) {
   for (int64_t i = 0; i < n; i++) {
     if (grads) memcpy(buffer, grads + i * dim, sizeof(float) * dim);
     else memset(buffer, 0, sizeof(float) * dim);

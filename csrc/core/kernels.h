@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inner loops over rows. kernels.cpp is compiled once per instruction set and one set is chosen at run time; lane order
-// and operations are fixed in the source (no contraction, no reassociation), so every set gives the same bits.
+// The inner loops over rows. kernels.cpp is compiled once per instruction set and one set is chosen at run time; lane
+// order and operations are fixed in the source (no contraction, no reassociation), so every set gives the same bits.
 #pragma once
 
 #include <cstdint>
@@ -21,11 +21,12 @@ struct Bags {
 };
 
 struct Kernels {
-  // out[sample] = pooled rows; `rows` maps a unique id to its fp32 row, `step` is the distance of output rows in floats.
+  // out[sample] = pooled rows; `rows` maps a unique id to its fp32 row, `step` is the distance of output rows in
+  // floats.
   void (*pool)(const Bags&, const float* const* rows, float* out, int64_t step, int dim, int64_t first, int64_t last);
   // acc[unique] += gradient of each position, in order; only for low <= unique < high. `rows` is read by max pooling.
-  void (*accumulate)(const Bags&, const float* const* rows, const float* grad, int64_t step, float* acc, int dim, uint32_t low,
-                     uint32_t high);
+  void (*accumulate)(const Bags&, const float* const* rows, const float* grad, int64_t step, float* acc, int dim,
+                     uint32_t low, uint32_t high);
   bool (*finite)(const float* values, int64_t n);
   // Applies one step to each of n rows (w[i], s[i]); grads has rows of `dim` floats, null = zero gradient.
   void (*update)(const RuleStep&, float* const* w, float* const* s, const float* grads, int64_t n, int dim);

@@ -45,7 +45,8 @@ Slabs& slabs() {
 size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
 void* map_aligned(size_t bytes, size_t align) {
-  char* raw = static_cast<char*>(mmap(nullptr, bytes + align, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  char* raw =
+      static_cast<char*>(mmap(nullptr, bytes + align, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   if (raw == MAP_FAILED) throw std::bad_alloc();
   char* base = reinterpret_cast<char*>(round_up(reinterpret_cast<size_t>(raw), align));
   if (base != raw) munmap(raw, static_cast<size_t>(base - raw));

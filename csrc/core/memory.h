@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pages for rows and index blocks. Large areas ask for huge pages: random access over gigabytes lives or dies by the TLB.
+// Pages for rows and index blocks. Large areas ask for huge pages: random access over gigabytes lives or dies by the
+// TLB.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +16,9 @@ void unmap_pages(void* pages, size_t bytes) noexcept;
 // Turns already touched small pages into huge ones where the kernel can; no effect elsewhere.
 void collapse_pages(void* pages, size_t bytes) noexcept;
 
-// 64-byte aligned blocks for index partitions; their contents are undefined. Blocks share 4 MiB slabs; a slab goes back when its last block does.
-// Partitions of a growing table are rebuilt in a fixed cycle, so slabs die in order and little is stranded.
+// 64-byte aligned blocks for index partitions; their contents are undefined. Blocks share 4 MiB slabs; a slab goes back
+// when its last block does. Partitions of a growing table are rebuilt in a fixed cycle, so slabs die in order and
+// little is stranded.
 void* allocate_block(size_t bytes);
 void release_block(void* block, size_t bytes) noexcept;
 

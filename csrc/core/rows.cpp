@@ -32,7 +32,8 @@ void Row::read(float* out) const noexcept {
     std::memcpy(out, record_, sizeof(float) * static_cast<size_t>(layout_->dim));
     return;
   }
-  for (int d = 0; d < layout_->dim; d++) out[d] = decode_half(layout_->dtype, load<uint16_t>(static_cast<uint32_t>(2 * d)));
+  for (int d = 0; d < layout_->dim; d++)
+    out[d] = decode_half(layout_->dtype, load<uint16_t>(static_cast<uint32_t>(2 * d)));
 }
 
 void Row::write(const float* in, const uint64_t* noise) const noexcept {
@@ -41,7 +42,8 @@ void Row::write(const float* in, const uint64_t* noise) const noexcept {
     return;
   }
   for (int d = 0; d < layout_->dim; d++) {
-    const uint32_t bits = noise ? static_cast<uint32_t>(mix64(*noise + static_cast<uint64_t>(d) * kGolden)) & 0xffffu : kNearest;
+    const uint32_t bits =
+        noise ? static_cast<uint32_t>(mix64(*noise + static_cast<uint64_t>(d) * kGolden)) & 0xffffu : kNearest;
     store(static_cast<uint32_t>(2 * d), encode_half(layout_->dtype, in[d], bits));
   }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Storage of rows: slabs of fixed-size records that never move. A record is
-//   values [dim] (fp32, bf16 or fp16) | optimizer state [width] fp32 | bookkeeping, each field only where a policy needs it.
+//   values [dim] (fp32, bf16 or fp16) | optimizer state [width] fp32 | bookkeeping, each field only where a policy
+//   needs it.
 #pragma once
 
 #include <cstdint>

@@ -33,7 +33,8 @@ void RateHistory::record(uint64_t step, double lr) {
 }
 
 double RateHistory::at(uint64_t step) const noexcept {
-  auto after = std::upper_bound(runs_.begin(), runs_.end(), step, [](uint64_t s, const Run& run) { return s < run.first_step; });
+  auto after =
+      std::upper_bound(runs_.begin(), runs_.end(), step, [](uint64_t s, const Run& run) { return s < run.first_step; });
   return after == runs_.begin() ? 0.0 : std::prev(after)->lr;
 }
 

@@ -45,10 +45,12 @@ class Heads {
   uint64_t mask_ = 0;
 };
 
-// Numbers the distinct ids of `values` on from `count`; ids[1 + number] and hashes[number] receive them, inverse their numbers.
-// Written without a branch on "seen before?", which no predictor can guess: the new id is always stored, and kept if it is new.
+// Numbers the distinct ids of `values` on from `count`; ids[1 + number] and hashes[number] receive them, inverse their
+// numbers. Written without a branch on "seen before?", which no predictor can guess: the new id is always stored, and
+// kept if it is new.
 template <class Number>
-uint32_t number_distinct(const int64_t* values, int64_t n, Heads<Number>& heads, int64_t* ids, uint64_t* hashes, uint32_t count, uint32_t* inverse) {
+uint32_t number_distinct(const int64_t* values, int64_t n, Heads<Number>& heads, int64_t* ids, uint64_t* hashes,
+                         uint32_t count, uint32_t* inverse) {
   Number* slots = heads.data();
   for (int64_t i = 0; i < n; i++) {
     const int64_t id = values[i];
@@ -84,7 +86,8 @@ void for_each_range(int pieces, const std::vector<Table*>& tables, void (*work)(
 Step::Step(std::vector<std::shared_ptr<Table>> tables, std::vector<Feature> features) : features_(std::move(features)) {
   parts_.resize(tables.size());
   for (size_t t = 0; t < tables.size(); t++) parts_[t].table = std::move(tables[t]);
-  for (size_t f = 0; f < features_.size(); f++) parts_[static_cast<size_t>(features_[f].table)].features.push_back(static_cast<int>(f));
+  for (size_t f = 0; f < features_.size(); f++)
+    parts_[static_cast<size_t>(features_[f].table)].features.push_back(static_cast<int>(f));
 }
 
 Step::~Step() {
@@ -149,7 +152,8 @@ void Step::distinct(Part& part, size_t range, const std::vector<FeatureIds>& ids
     out.ids.resize(count);
     out.hashes.resize(count);
   }
-  if (part.table->wants_counts() || (times && part.table->wants_times()) || part.table->wants_scores()) observe(part, out, ids, times);
+  if (part.table->wants_counts() || (times && part.table->wants_times()) || part.table->wants_scores())
+    observe(part, out, ids, times);
 }
 
 // The same where a batch is cut into several ranges: ids of other ranges are passed over.
@@ -207,7 +211,8 @@ void Step::observe(const Part& part, Uniques& out, const std::vector<FeatureIds>
       const uint32_t u = inverse[i];
       if (!out.counts.empty()) out.counts[u]++;
       if (!out.times.empty()) out.times[u] = std::max(out.times[u], times[sample]);
-      if (!out.scores.empty()) out.scores[u] = log2_add(out.scores[u], static_cast<double>(times ? times[sample] : 0) / half_life);
+      if (!out.scores.empty())
+        out.scores[u] = log2_add(out.scores[u], static_cast<double>(times ? times[sample] : 0) / half_life);
     }
   }
 }
@@ -269,10 +274,12 @@ Bags Step::bags(const Part& part, size_t k) const {
   const FeatureIds& ids = ids_[f];
   const Pooling pooling = features_[f].pooling;
   const bool flat = pooling == Pooling::kNone || !ids.offsets;
-  return {part.inverse.data() + part.first[k], flat ? nullptr : ids.offsets, ids.weights, flat ? ids.num_values : ids.num_samples, pooling};
+  return {part.inverse.data() + part.first[k], flat ? nullptr : ids.offsets, ids.weights,
+          flat ? ids.num_values : ids.num_samples, pooling};
 }
 
-void Step::lookup(const std::vector<FeatureIds>& ids, const int64_t* times, bool training, const std::vector<OutputRows>& out) {
+void Step::lookup(const std::vector<FeatureIds>& ids, const int64_t* times, bool training,
+                  const std::vector<OutputRows>& out) {
   plan(ids);
   struct Unlock {
     Step* step;
@@ -282,10 +289,11 @@ void Step::lookup(const std::vector<FeatureIds>& ids, const int64_t* times, bool
   const Unlock guard{this};
   const auto gather = [&](Part& part, size_t k, int64_t first, int64_t last) {
     const OutputRows& to = out[static_cast<size_t>(part.features[k])];
-    if (to.data) kernels().pool(bags(part, k), part.rows.data(), to.data, to.step, part.table->config().dim, first, last);
+    if (to.data)
+      kernels().pool(bags(part, k), part.rows.data(), to.data, to.step, part.table->config().dim, first, last);
   };
-  // A small part goes from ids to pooled rows in one task. Parts of several ranges, or with a cap on rows that may refuse the
-  // batch, go through the phases together, so that a refusal comes before any table has changed.
+  // A small part goes from ids to pooled rows in one task. Parts of several ranges, or with a cap on rows that may
+  // refuse the batch, go through the phases together, so that a refusal comes before any table has changed.
   std::vector<std::pair<Part*, size_t>> phased;
   std::vector<Part*> small;
   for (Part& part : parts_) {
@@ -296,7 +304,8 @@ void Step::lookup(const std::vector<FeatureIds>& ids, const int64_t* times, bool
   std::stable_sort(small.begin(), small.end(), [](Part* a, Part* b) { return a->first.back() > b->first.back(); });
   Pool& pool = Pool::instance();
   const auto each = [&](auto&& work) {
-    pool.run(static_cast<int>(phased.size()), [&](int i) { work(*phased[static_cast<size_t>(i)].first, phased[static_cast<size_t>(i)].second); });
+    pool.run(static_cast<int>(phased.size()),
+             [&](int i) { work(*phased[static_cast<size_t>(i)].first, phased[static_cast<size_t>(i)].second); });
   };
   each([&](Part& part, size_t r) {
     distinct(part, r, ids, times);
@@ -336,7 +345,9 @@ void Step::lookup(const std::vector<FeatureIds>& ids, const int64_t* times, bool
     for (size_t i = 0; i < phased.size(); i += phased[i].first->ranges.size()) {
       Part& part = *phased[i].first;
       number(part);
-      if (std::none_of(part.features.begin(), part.features.end(), [&](int f) { return out[static_cast<size_t>(f)].data; })) continue;
+      if (std::none_of(part.features.begin(), part.features.end(),
+                       [&](int f) { return out[static_cast<size_t>(f)].data; }))
+        continue;
       find_rows(part);
       for (size_t k = 0; k < part.features.size(); k++) {
         const int64_t n = bags(part, k).num_samples;
@@ -375,7 +386,8 @@ void Step::adopt_slots(const int64_t* slots, int64_t n) {
   number(part);
   Uniques& uniques = part.ranges[0];
   uniques.slots.resize(uniques.ids.size());
-  for (size_t u = 0; u < uniques.ids.size(); u++) uniques.slots[u] = uniques.ids[u] < 0 ? kNoSlot : static_cast<uint32_t>(uniques.ids[u]);
+  for (size_t u = 0; u < uniques.ids.size(); u++)
+    uniques.slots[u] = uniques.ids[u] < 0 ? kNoSlot : static_cast<uint32_t>(uniques.ids[u]);
   part.evictions = part.table->num_evictions();
   ids_[0].values = nullptr;
 }
@@ -395,20 +407,23 @@ uint64_t Step::num_refused() const noexcept {
 
 std::vector<int64_t> Step::unique_ids(int table) const {
   std::vector<int64_t> all;
-  for (const Uniques& range : parts_[static_cast<size_t>(table)].ranges) all.insert(all.end(), range.ids.begin(), range.ids.end());
+  for (const Uniques& range : parts_[static_cast<size_t>(table)].ranges)
+    all.insert(all.end(), range.ids.begin(), range.ids.end());
   return all;
 }
 
 std::vector<uint32_t> Step::unique_slots(int table) const {
   std::vector<uint32_t> all;
-  for (const Uniques& range : parts_[static_cast<size_t>(table)].ranges) all.insert(all.end(), range.slots.begin(), range.slots.end());
+  for (const Uniques& range : parts_[static_cast<size_t>(table)].ranges)
+    all.insert(all.end(), range.slots.begin(), range.slots.end());
   return all;
 }
 
 void Step::position_slots(int table, int64_t* out) const {
   const std::vector<uint32_t> slots = unique_slots(table);
   const std::vector<uint32_t>& inverse = parts_[static_cast<size_t>(table)].inverse;
-  for (size_t i = 0; i < inverse.size(); i++) out[i] = slots[inverse[i]] == kNoSlot ? -1 : static_cast<int64_t>(slots[inverse[i]]);
+  for (size_t i = 0; i < inverse.size(); i++)
+    out[i] = slots[inverse[i]] == kNoSlot ? -1 : static_cast<int64_t>(slots[inverse[i]]);
 }
 
 bool Step::sum_gradients(const std::vector<GradientRows>& grads, const std::vector<float*>& sums) {
@@ -419,7 +434,8 @@ bool Step::sum_gradients(const std::vector<GradientRows>& grads, const std::vect
   for (size_t t = 0; t < parts_.size(); t++)
     for (size_t r = 0; r < parts_[t].ranges.size(); r++) tasks.push_back({t, r});
   for (Part& part : parts_)  // max pooling reads the rows again; eviction or growth may have come between
-    if (std::any_of(part.features.begin(), part.features.end(), [&](int f) { return features_[static_cast<size_t>(f)].pooling == Pooling::kMax; }))
+    if (std::any_of(part.features.begin(), part.features.end(),
+                    [&](int f) { return features_[static_cast<size_t>(f)].pooling == Pooling::kMax; }))
       find_rows(part);
   std::atomic<bool> finite{true};
   Pool::instance().run(static_cast<int>(tasks.size()), [&](int i) {
@@ -449,7 +465,8 @@ bool Step::find_nonfinite(int table, const float* sums, int64_t* id) const noexc
   return false;
 }
 
-std::unique_ptr<Step> Step::merge(const std::vector<const Step*>& steps, const std::vector<std::vector<const float*>>& sums,
+std::unique_ptr<Step> Step::merge(const std::vector<const Step*>& steps,
+                                  const std::vector<std::vector<const float*>>& sums,
                                   std::vector<std::vector<float>>* merged_sums) {
   std::vector<std::shared_ptr<Table>> tables;
   std::unordered_map<const Table*, size_t> number;
@@ -526,10 +543,12 @@ void Step::apply(const std::vector<const float*>& sums, const std::vector<double
   Pool::instance().run(static_cast<int>(tasks.size()), [&](int i) {
     Part& part = parts_[tasks[static_cast<size_t>(i)].part];
     const Uniques& range = part.ranges[tasks[static_cast<size_t>(i)].range];
-    part.table->update(range.slots.data(), sums[tasks[static_cast<size_t>(i)].part] + int64_t{range.base} * part.table->config().dim,
+    part.table->update(range.slots.data(),
+                       sums[tasks[static_cast<size_t>(i)].part] + int64_t{range.base} * part.table->config().dim,
                        static_cast<int64_t>(range.slots.size()));
   });
-  if (!eager.empty()) for_each_range(16, eager, [](Table& table, int first, int last) { table.update_idle(first, last); });
+  if (!eager.empty())
+    for_each_range(16, eager, [](Table& table, int first, int last) { table.update_idle(first, last); });
 }
 
 }  // namespace hotbed

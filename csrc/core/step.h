@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One batch over several tables: ids are made distinct, mapped and pooled; later their gradients are summed, once an id, and the
-// rule is applied. Work is cut by table and range of partitions, never by thread, so that results do not depend on threads.
+// One batch over several tables: ids are made distinct, mapped and pooled; later their gradients are summed, once an
+// id, and the rule is applied. Work is cut by table and range of partitions, never by thread, so that results do not
+// depend on threads.
 #pragma once
 
 #include <memory>
@@ -42,7 +43,8 @@ class Step {
   Step& operator=(const Step&) = delete;
 
   // Forward: maps (training: inserts, counts, touches) and pools. `times`: microseconds a sample, or null.
-  void lookup(const std::vector<FeatureIds>& ids, const int64_t* times, bool training, const std::vector<OutputRows>& out);
+  void lookup(const std::vector<FeatureIds>& ids, const int64_t* times, bool training,
+              const std::vector<OutputRows>& out);
   // A step over given slots or ids of a single table, without a forward (Table.update).
   void adopt_slots(const int64_t* slots, int64_t n);
 
@@ -59,7 +61,8 @@ class Step {
   // Returns whether all of them are finite.
   bool sum_gradients(const std::vector<GradientRows>& grads, const std::vector<float*>& sums);
   // The tables of all steps, each with the distinct ids of all and their sums added, in order.
-  static std::unique_ptr<Step> merge(const std::vector<const Step*>& steps, const std::vector<std::vector<const float*>>& sums,
+  static std::unique_ptr<Step> merge(const std::vector<const Step*>& steps,
+                                     const std::vector<std::vector<const float*>>& sums,
                                      std::vector<std::vector<float>>* merged_sums);
   // The first id of `table` whose sum is not finite; false if there is none.
   bool find_nonfinite(int table, const float* sums, int64_t* id) const noexcept;
@@ -72,9 +75,9 @@ class Step {
     std::vector<int> features;
     std::vector<int64_t> first;  // position at which each feature starts, and the end
     std::vector<Uniques> ranges;
-    std::vector<uint32_t> inverse;        // position -> unique id
-    std::vector<const float*> rows;       // unique id -> fp32 row
-    std::vector<float> widened;           // rows that have no fp32 storage: half precision, absent ids
+    std::vector<uint32_t> inverse;   // position -> unique id
+    std::vector<const float*> rows;  // unique id -> fp32 row
+    std::vector<float> widened;      // rows that have no fp32 storage: half precision, absent ids
     int64_t num_unique = 0;
     uint64_t evictions = 0;
   };

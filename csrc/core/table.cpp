@@ -36,7 +36,8 @@ TableFull::TableFull(std::string table, uint64_t needed, uint64_t capacity)
               " rows in a partition that may keep " + std::to_string(capacity) +
               " (max_rows / 256); raise max_rows or use smaller batches") {}
 
-Table::Table(TableConfig config) : config_(std::move(config)), key_(table_key(config_.seed, config_.name_hash)), rows_(layout_of(config_)) {
+Table::Table(TableConfig config)
+    : config_(std::move(config)), key_(table_key(config_.seed, config_.name_hash)), rows_(layout_of(config_)) {
   maps_.reserve(kPartitions);
   partitions_.resize(kPartitions);
   for (int p = 0; p < kPartitions; p++) {
@@ -59,8 +60,10 @@ void Table::begin_batch() {
 
 void Table::touch(const Row& row, const Uniques& uniques, size_t u, uint64_t occurrences) const noexcept {
   const RowLayout& fields = layout();
-  if (fields.has_seen) row.set_seen(std::max(row.seen(), uniques.times.empty() ? static_cast<int64_t>(calls_) : uniques.times[u]));
-  if (fields.has_count) row.set_count(static_cast<uint32_t>(std::min<uint64_t>(row.count() + occurrences, 0xffffffffu)));
+  if (fields.has_seen)
+    row.set_seen(std::max(row.seen(), uniques.times.empty() ? static_cast<int64_t>(calls_) : uniques.times[u]));
+  if (fields.has_count)
+    row.set_count(static_cast<uint32_t>(std::min<uint64_t>(row.count() + occurrences, 0xffffffffu)));
   if (fields.has_score) row.set_score(log2_sum(row.score(), uniques.scores[u]));
 }
 
@@ -121,17 +124,20 @@ void Table::admit(Uniques& uniques) {
   const uint64_t coefficient = config_.admission.kind == AdmitKind::kMinCount ? config_.admission.coefficient : 1;
   if (fields.has_seen || fields.has_count || fields.has_score)
     for (size_t u = 0; u < uniques.slots.size(); u++)
-      if (uniques.slots[u] != kNoSlot) touch(rows_[uniques.slots[u]], uniques, u, fields.has_count ? uniques.counts[u] * coefficient : 0);
+      if (uniques.slots[u] != kNoSlot)
+        touch(rows_[uniques.slots[u]], uniques, u, fields.has_count ? uniques.counts[u] * coefficient : 0);
   uniques.num_refused = 0;
   if (admits_all()) return;
   size_t kept = 0;
   for (const uint32_t u : uniques.missing) {
     Partition& partition = partitions_[partition_of(uniques.hashes[u])];
     const int64_t time = uniques.times.empty() ? static_cast<int64_t>(calls_) : uniques.times[u];
-    const uint64_t before = partition.candidates->add(uniques.ids[u], uniques.hashes[u], uniques.counts[u] * coefficient, time);
+    const uint64_t before =
+        partition.candidates->add(uniques.ids[u], uniques.hashes[u], uniques.counts[u] * coefficient, time);
     if (would_admit(uniques, u, before)) {
       partition.candidates->forget(uniques.ids[u], uniques.hashes[u]);
-      uniques.counts[u] = static_cast<uint32_t>(std::min<uint64_t>(before + uniques.counts[u] * coefficient, 0xffffffffu));
+      uniques.counts[u] =
+          static_cast<uint32_t>(std::min<uint64_t>(before + uniques.counts[u] * coefficient, 0xffffffffu));
       uniques.missing[kept++] = u;
     } else {
       partition.refused++, uniques.num_refused++;
@@ -168,9 +174,12 @@ void Table::start_row(uint32_t slot, int64_t id) {
     row.set_id(id);
   }
   const RuleKind kind = config_.rule.kind;
-  const int accumulators = kind == RuleKind::kAdagrad || kind == RuleKind::kFtrl ? fields.dim : kind == RuleKind::kRowwiseAdagrad ? 1 : 0;
+  const int accumulators = kind == RuleKind::kAdagrad || kind == RuleKind::kFtrl ? fields.dim
+                           : kind == RuleKind::kRowwiseAdagrad                   ? 1
+                                                                                 : 0;
   float* state = row.state();
-  for (int i = 0; i < fields.state_width; i++) state[i] = i < accumulators ? static_cast<float>(config_.rule.initial_accumulator) : 0.0f;
+  for (int i = 0; i < fields.state_width; i++)
+    state[i] = i < accumulators ? static_cast<float>(config_.rule.initial_accumulator) : 0.0f;
   if (fields.has_updated) row.set_updated(static_cast<uint32_t>(step_));
   if (fields.has_seen) row.set_seen(INT64_MIN);
   if (fields.has_count) row.set_count(0);
@@ -242,7 +251,8 @@ TableStats Table::stats() const {
   s.row_bytes = rows_.num_bytes();
   for (int p = 0; p < kPartitions; p++) {
     const Partition& partition = partitions_[p];
-    s.rows += num_alive(p), s.admitted += partition.admitted, s.refused += partition.refused, s.evicted += partition.evicted;
+    s.rows += num_alive(p), s.admitted += partition.admitted, s.refused += partition.refused,
+        s.evicted += partition.evicted;
     s.index_bytes += maps_[p].num_bytes() + partition.free.capacity() * sizeof(uint32_t);
     if (partition.candidates) s.candidate_bytes += partition.candidates->num_bytes();
   }
@@ -268,7 +278,8 @@ ExportedRows Table::export_partition(int p) {
   std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.id < b.id; });
   ExportedRows out;
   const RowLayout& fields = layout();
-  const size_t n = entries.size(), dim = static_cast<size_t>(fields.dim), width = static_cast<size_t>(fields.state_width);
+  const size_t n = entries.size(), dim = static_cast<size_t>(fields.dim),
+               width = static_cast<size_t>(fields.state_width);
   out.values.resize(n * dim);
   out.state.resize(n * width);
   for (size_t i = 0; i < n; i++) {
@@ -328,7 +339,8 @@ std::vector<uint32_t> Table::sketch(int p) const {
 }
 
 void Table::load_sketch(int p, const std::vector<uint32_t>& counters) {
-  if (auto& known = partitions_[p].candidates; known && known->sketch().size() == counters.size()) known->sketch() = counters;
+  if (auto& known = partitions_[p].candidates; known && known->sketch().size() == counters.size())
+    known->sketch() = counters;
 }
 
 }  // namespace hotbed

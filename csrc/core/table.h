@@ -20,10 +20,10 @@
 namespace hotbed {
 
 struct Eviction {
-  int64_t ttl = -1;         // microseconds of data time; -1 = off
-  uint64_t max_rows = 0;    // 0 = no cap
-  bool by_count = false;    // victims by (aged) count instead of last-seen time
-  double half_life = 0.0;   // microseconds; 0 = counts do not age
+  int64_t ttl = -1;        // microseconds of data time; -1 = off
+  uint64_t max_rows = 0;   // 0 = no cap
+  bool by_count = false;   // victims by (aged) count instead of last-seen time
+  double half_life = 0.0;  // microseconds; 0 = counts do not age
 };
 
 struct TableConfig {
@@ -91,8 +91,8 @@ class Table {
   bool capped() const noexcept { return cap_ != 0; }
   void check_capacity(const Uniques& uniques) const;  // throws TableFull before anything changes
   void begin_batch();
-  void admit(Uniques& uniques);                   // touches what was found; keeps in `missing` only what gets a row now
-  void reserve(Uniques* const* uniques, int n);   // fresh rows for all ranges, in partition order
+  void admit(Uniques& uniques);                  // touches what was found; keeps in `missing` only what gets a row now
+  void reserve(Uniques* const* uniques, int n);  // fresh rows for all ranges, in partition order
   void insert(Uniques& uniques);
 
   // Copies the row of a slot, or the value that an id without a row reads as.

@@ -39,10 +39,12 @@ void Table::load_scalars(uint64_t step, int64_t watermark, uint64_t calls, std::
   rates_.assign(std::move(rates));
   steps_.clear();
   if (config_.rule.scope != Scope::kTouched)
-    for (uint64_t t = 1; t <= std::min<uint64_t>(step, kCachedSteps); t++) steps_.push_back(rule_step(config_.rule, rates_.at(t), t));
+    for (uint64_t t = 1; t <= std::min<uint64_t>(step, kCachedSteps); t++)
+      steps_.push_back(rule_step(config_.rule, rates_.at(t), t));
 }
 
-// Half-precision rows are widened, stepped in fp32, and rounded by noise that depends on (seed, table, id, step, lane) only.
+// Half-precision rows are widened, stepped in fp32, and rounded by noise that depends on (seed, table, id, step, lane)
+// only.
 void Table::update_half(const RuleStep& rule, uint64_t step, const uint32_t* slots, const float* grads, int64_t n) {
   std::vector<float> wide(static_cast<size_t>(config_.dim));
   float* values = wide.data();
@@ -75,7 +77,8 @@ void Table::update(const uint32_t* slots, const float* grads, int64_t n) {
         row.set_updated(static_cast<uint32_t>(step_));
       }
     }
-    if (layout().dtype == Dtype::kFloat32) kernels().update(step, values, state, grads + begin * config_.dim, length, config_.dim);
+    if (layout().dtype == Dtype::kFloat32)
+      kernels().update(step, values, state, grads + begin * config_.dim, length, config_.dim);
     else update_half(step, step_, slots + begin, grads + begin * config_.dim, length);
     begin += length;
   }
@@ -88,7 +91,8 @@ void Table::replay(uint32_t slot, uint64_t to) {
   RuleStep scratch;
   if (layout().dtype == Dtype::kFloat32) {
     float *values = row.values(), *state = row.state();
-    for (uint64_t t = from + 1; t <= to; t++) kernels().update(step_at(t, &scratch), &values, &state, nullptr, 1, config_.dim);
+    for (uint64_t t = from + 1; t <= to; t++)
+      kernels().update(step_at(t, &scratch), &values, &state, nullptr, 1, config_.dim);
   } else {
     for (uint64_t t = from + 1; t <= to; t++) update_half(step_at(t, &scratch), t, &slot, nullptr, 1);
   }
@@ -106,7 +110,8 @@ void Table::catch_up(int first, int last) {
 bool Table::expired(const Row& row) const noexcept {
   if (watermark_ == INT64_MIN) return false;
   const int64_t seen = row.seen();
-  return seen <= watermark_ && static_cast<uint64_t>(watermark_) - static_cast<uint64_t>(seen) >= static_cast<uint64_t>(config_.eviction.ttl);
+  return seen <= watermark_ &&
+         static_cast<uint64_t>(watermark_) - static_cast<uint64_t>(seen) >= static_cast<uint64_t>(config_.eviction.ttl);
 }
 
 void Table::begin_evict(int64_t now) {

@@ -25,8 +25,8 @@ class Victims {
   }
   void clear() noexcept { heap_.clear(); }
 
-  // `scan(add)` offers every row that may go; `current(victim)` gives a row's present state: its key, or absent / protected.
-  // Returns false if no row may go.
+  // `scan(add)` offers every row that may go; `current(victim)` gives a row's present state: its key, or absent /
+  // protected. Returns false if no row may go.
   enum class State { kGone, kProtected, kAlive };
   template <class Scan, class Current>
   bool pop(Scan&& scan, Current&& current, Victim* out) {
