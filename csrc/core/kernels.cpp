@@ -182,7 +182,7 @@ inline void apply(const RuleStep& r, float* __restrict w, float* __restrict s, c
       const float sigma = (root - sqrtf(n[d])) / r.lr;
       z[d] += g[d] - sigma * w[d];
       n[d] = grown;
-      const float shrunk = z[d] - sign(z[d]) * r.l1;
+      const float shrunk = z[d] - copysignf(r.l1, z[d]);  // z = 0 falls under |z| <= l1
       const float moved = -shrunk / ((r.beta + root) / r.lr + r.l2);
       w[d] = fabsf(z[d]) <= r.l1 ? 0.0f : moved;
     }
@@ -254,7 +254,9 @@ void update(const RuleStep& r, float* const* w, float* const* s, const float* gr
     case RuleKind::kRowwiseAdagrad: return update_rule<RuleKind::kRowwiseAdagrad>(r, w, s, grads, n, dim);
     case RuleKind::kRmsProp: return update_rule<RuleKind::kRmsProp>(r, w, s, grads, n, dim);
     case RuleKind::kAdam: return update_rule<RuleKind::kAdam>(r, w, s, grads, n, dim);
-    case RuleKind::kFtrl: return update_rule<RuleKind::kFtrl>(r, w, s, grads, n, dim);
+    case RuleKind::kFtrl:
+      if (r.lr == 0.0f) return;  // a schedule's zero: no step, rather than a division by zero
+      return update_rule<RuleKind::kFtrl>(r, w, s, grads, n, dim);
   }
 }
 
