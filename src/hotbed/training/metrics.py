@@ -80,8 +80,14 @@ class AUC(Metric):
 class GAUC(StoredMetric):
     """AUC within each group (for example a user), averaged with the groups' weights; one-class groups are left out.
 
+    `group`: the Id column (one id a sample) that RecModel groups by; "gauc@user" as a name says the same.
+
     Source: Zhu et al., "Optimized Cost per Click in Taobao Display Advertising", KDD 2017.
     """
+
+    def __init__(self, group: str | None = None) -> None:
+        self.group = group
+        super().__init__()
 
     def eval(self) -> float:
         """A number in [0, 1]; nan where no group has both classes."""
@@ -204,8 +210,8 @@ class HitRate(StoredMetric):
     Among equal predictions negatives come first, so that a constant prediction earns nothing by luck.
     """
 
-    def __init__(self, k: int = 10) -> None:
-        self.k = _positive("HitRate.k", k)
+    def __init__(self, k: int = 10, group: str | None = None) -> None:
+        self.k, self.group = _positive("HitRate.k", k), group
         super().__init__()
 
     def eval(self) -> float:
@@ -233,7 +239,10 @@ class NDCG(StoredMetric):
     Evaluation of IR Techniques", TOIS 2002.
     """
 
-    def __init__(self, k: int | None = 10, gain: Literal["linear", "exponential"] = "linear") -> None:
+    def __init__(
+        self, k: int | None = 10, gain: Literal["linear", "exponential"] = "linear", group: str | None = None
+    ) -> None:
+        self.group = group
         self.k = None if k is None else _positive("NDCG.k", k)
         if gain not in ("linear", "exponential"):
             raise ConfigError(f"NDCG.gain: unknown — received {gain!r} — give 'linear' or 'exponential'")
