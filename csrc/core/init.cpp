@@ -2,7 +2,7 @@
 #include "init.h"
 
 #include <cmath>
-#include <cstring>
+#include <utility>
 
 #include "hash.h"
 
@@ -53,6 +53,11 @@ double exact_exp2(double x) noexcept {
   double term = 1.0, sum = 1.0;
   for (int i = 1; i <= 20; i++) term = term * t / i, sum += term;
   return std::ldexp(sum, static_cast<int>(whole < -1000.0 ? -1000.0 : whole > 1000.0 ? 1000.0 : whole));
+}
+
+double log2_sum(double a, double b) noexcept {
+  if (a < b) std::swap(a, b);
+  return std::isinf(b) ? a : a + exact_log(1.0 + exact_exp2(b - a)) / kLn2;
 }
 
 void initial_row(const Init& init, uint64_t key, int64_t id, float* out, int dim) noexcept {

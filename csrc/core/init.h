@@ -16,6 +16,8 @@ struct Init {
 // Natural and binary logarithm, and 2^x, from arithmetic alone: the same bits on every libm.
 double exact_log(double x) noexcept;
 double exact_exp2(double x) noexcept;
+// log2(2^a + 2^b): occurrences aged by a half-life are summed in the logarithm, where ageing is the same shift for all.
+double log2_sum(double a, double b) noexcept;
 
 void initial_row(const Init& init, uint64_t table_key, int64_t id, float* out, int dim) noexcept;
 

@@ -69,11 +69,6 @@ uint32_t number_distinct(const int64_t* values, int64_t n, Heads<Number>& heads,
   return count;
 }
 
-double log2_add(double a, double b) noexcept {
-  if (a < b) std::swap(a, b);
-  return std::isinf(b) ? a : a + exact_log(1.0 + exact_exp2(b - a)) / 0.6931471805599453;
-}
-
 }  // namespace
 
 void for_each_range(int pieces, const std::vector<Table*>& tables, void (*work)(Table&, int, int)) {
@@ -212,7 +207,7 @@ void Step::observe(const Part& part, Uniques& out, const std::vector<FeatureIds>
       if (!out.counts.empty()) out.counts[u]++;
       if (!out.times.empty()) out.times[u] = std::max(out.times[u], times[sample]);
       if (!out.scores.empty())
-        out.scores[u] = log2_add(out.scores[u], static_cast<double>(times ? times[sample] : 0) / half_life);
+        out.scores[u] = log2_sum(out.scores[u], static_cast<double>(times ? times[sample] : 0) / half_life);
     }
   }
 }

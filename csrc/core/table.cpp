@@ -23,12 +23,6 @@ RowLayout layout_of(const TableConfig& config) {
   return layout;
 }
 
-// log2(2^a + 2^b): occurrences aged by a half-life are summed in the logarithm, where ageing is the same shift for all.
-double log2_sum(double a, double b) noexcept {
-  if (a < b) std::swap(a, b);
-  return std::isinf(b) ? a : a + exact_log(1.0 + exact_exp2(b - a)) / 0.6931471805599453;
-}
-
 }  // namespace
 
 TableFull::TableFull(std::string table, uint64_t needed, uint64_t capacity)
