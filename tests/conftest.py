@@ -10,8 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parent.parent
+
+settings.register_profile("hotbed", deadline=None)  # no test asserts a time
+settings.load_profile("hotbed")
 
 # A skip with any other reason fails the run: a test that nobody runs proves nothing.
 ALLOWED_SKIPS = (
