@@ -377,8 +377,11 @@ def _schema(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
 
 
 def _any_of(kinds: Mapping[str, type], definitions: dict[str, Any]) -> dict[str, Any]:
-    references = [_class_schema(cls, kind, definitions, needs_kind=True) for kind, cls in sorted(kinds.items())]
-    return {"anyOf": [*references, {"enum": sorted(kinds)}]} if references else {}
+    own = {
+        kind: cls for kind, cls in sorted(kinds.items()) if cls.__module__.startswith("hotbed.")
+    }  # no user's plug-ins
+    references = [_class_schema(cls, kind, definitions, needs_kind=True) for kind, cls in own.items()]
+    return {"anyOf": [*references, {"enum": list(own)}]} if references else {}
 
 
 def _class_schema(cls: type, kind: str, definitions: dict[str, Any], *, needs_kind: bool) -> dict[str, Any]:
