@@ -17,7 +17,19 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "hotbed"
 
 # The path of the data is the order of imports: a folder imports only folders to its left, plus `errors` and `config`.
-FOLDERS = ["connectors", "data", "embedding", "models", "optim", "parallel", "persist", "serving", "training", "compat"]
+FOLDERS = [
+    "connectors",
+    "data",
+    "metrics",
+    "embedding",
+    "models",
+    "optim",
+    "parallel",
+    "persist",
+    "serving",
+    "training",
+    "compat",
+]
 BASE = {"errors", "config"}
 NEVER = {"serving": {"optim", "parallel", "training"}, "training": {"serving"}}
 NATIVE = {"data/encode", "embedding/table", "optim/sparse", "parallel/exchange", "persist/format", "serving/rows"}

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from . import config as config
     from . import connectors as sources  # noqa: F401 - public under this name
     from . import errors as errors
+    from . import metrics as metrics
     from . import models as models
     from . import testing as testing
     from .connectors import Position as Position
@@ -61,7 +62,6 @@ if TYPE_CHECKING:
     from .optim.sparse import SparseOptimizer as SparseOptimizer
     from .optim.sparse import dense_parameters as dense_parameters
     from .training import callbacks as callbacks
-    from .training import metrics as metrics
     from .training.model import RecModel as RecModel
     from .training.model import load as load
 
@@ -114,7 +114,7 @@ _HOMES: dict[str, str] = {
     "load": "training.model:load",
     "losses": "models.losses",
     "make_tables": "embedding.make:make_tables",
-    "metrics": "training.metrics",
+    "metrics": "metrics",
     "models": "models",
     "set_num_threads": "embedding.table:set_num_threads",
     "sources": "connectors",

@@ -34,7 +34,7 @@ _HOMES: Mapping[str, tuple[str, ...]] = {
     "data": ("hotbed.data",),
     "models": ("hotbed.models", "hotbed.models.losses"),
     "embedding": ("hotbed.embedding.rule", "hotbed.embedding.policy", "hotbed.embedding.tier", "hotbed.embedding.init"),
-    "training": ("hotbed.training.metrics",),
+    "metrics": ("hotbed.metrics",),
 }
 
 

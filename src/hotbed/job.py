@@ -201,7 +201,7 @@ class Job:
         return [_one_of(spec, kinds, f"job.{key}.{i}") for i, spec in enumerate(getattr(self, key))]
 
     def _metrics(self) -> Any:
-        from hotbed.training.metric import Metric
+        from hotbed.metrics import Metric
 
         def built(specs: Sequence[Spec], path: str) -> dict[str, Any]:
             found: dict[str, Any] = {}
@@ -340,8 +340,8 @@ _LEAVES: Mapping[Any, dict[str, Any]] = {
 
 def json_schema() -> dict[str, Any]:
     """JSON Schema (2020-12) of a job file, for completion and checks in editors; needs torch, to list the models."""
+    from hotbed.metrics import Metric
     from hotbed.models.losses import Loss, MultiTask
-    from hotbed.training.metric import Metric
 
     definitions: dict[str, Any] = {}
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Hotbed job"}

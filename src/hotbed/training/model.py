@@ -18,6 +18,7 @@ from hotbed.embedding.module import table_modules
 from hotbed.embedding.rule import Rule
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
+from hotbed.metrics import Metric
 from hotbed.models.losses import Loss, MultiTask
 from hotbed.optim.dense import NAMES, TorchOptimizer, dense_optimizer
 from hotbed.optim.precision import Boost, boost, precision
@@ -26,7 +27,6 @@ from hotbed.persist import checkpoint
 from hotbed.training.callbacks import Validate
 from hotbed.training.learner import Criterion, Learner, SelfUpdating, device_of, parameters_of
 from hotbed.training.loop import Callbacks, Run, pass_over
-from hotbed.training.metric import Metric
 from hotbed.training.scorer import Collector, Progressive, Scorer, metric_set
 from hotbed.training.watch import History, ProgressBar
 

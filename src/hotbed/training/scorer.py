@@ -14,10 +14,9 @@ import torch
 
 from hotbed.config import kind_of
 from hotbed.errors import ConfigError
+from hotbed.metrics import Metric, get_metric
 from hotbed.optim.precision import Precision
 from hotbed.training.learner import Criterion, Example
-from hotbed.training.metric import Metric
-from hotbed.training.metrics import get_metric
 
 LOSS = "loss"
 

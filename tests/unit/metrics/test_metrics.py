@@ -11,8 +11,7 @@ import pytest
 
 from hotbed import config
 from hotbed.errors import ConfigError, DataError
-from hotbed.training.metric import Metric
-from hotbed.training.metrics import (
+from hotbed.metrics import (
     AUC,
     GAUC,
     NDCG,
@@ -26,6 +25,7 @@ from hotbed.training.metrics import (
     Windowed,
     get_metric,
 )
+from hotbed.metrics.metric import Metric
 
 ALL = (AUC, GAUC, LogLoss, NormalizedEntropy, Calibration, Accuracy, Precision, Recall, HitRate, NDCG)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a metric is: samples in, one number out. The metrics are in `metrics`. No torch; float64 throughout."""
+"""What a metric is: samples in, one number out. No torch; float64 throughout."""
 
 from __future__ import annotations
 
@@ -150,3 +150,36 @@ def _floats(values: Any) -> Array:
     if hasattr(values, "detach"):  # a tensor of any device and dtype, without importing torch
         values = values.detach().float().cpu().numpy()
     return np.asarray(values, dtype=np.float64).reshape(-1)
+
+
+# --- what several metrics share -----------------------------------------------------------------------------------------
+
+
+def pair_areas(samples: Samples, codes: Array, num_groups: int) -> tuple[Array, Array, Array]:
+    """By group: weight of (negative, positive) pairs in order plus half of the ties, of negatives, of positives."""
+    order = np.lexsort((samples.prediction, codes))
+    codes, score = codes[order], samples.prediction[order]
+    positive = samples.label[order] > 0.5
+    weight = samples.weight[order]
+    tie = np.cumsum(starts(codes) | starts(score)) - 1
+    num_ties = int(tie[-1]) + 1 if len(tie) else 0
+    positives = np.bincount(tie[positive], weight[positive], num_ties)
+    negatives = np.bincount(tie[~positive], weight[~positive], num_ties)
+    owner = codes[np.flatnonzero(np.diff(tie, prepend=-1))]
+    by_group = np.bincount(owner, negatives, num_groups)
+    before = np.cumsum(negatives) - negatives - (np.cumsum(by_group) - by_group)[owner]
+    area = np.bincount(owner, positives * (before + 0.5 * negatives), num_groups)
+    return area, by_group, np.bincount(owner, positives, num_groups)
+
+
+def starts(values: Array) -> Array:
+    """True where a value differs from the one before it; true at the first."""
+    changed = np.ones(len(values), dtype=bool)
+    changed[1:] = values[1:] != values[:-1]
+    return changed
+
+
+def at_least_one(name: str, value: int) -> int:
+    if value < 1:
+        raise ConfigError(f"{name}: too small — received {value} — give a number from 1 on")
+    return value
