@@ -25,7 +25,9 @@ from hotbed.data.batch import Batch
 from hotbed.errors import ConfigError
 from hotbed.training.learner import Example, Update, prepare
 
-EVENTS = ("on_fit_begin", "on_epoch_begin", "on_gradients", "on_step_end", "on_epoch_end", "on_fit_end")
+EVENTS = (
+    "on_fit_begin", "on_epoch_begin", "on_predicted", "on_gradients", "on_step_end", "on_epoch_end", "on_fit_end",
+)  # fmt: skip
 
 
 class Observer(Protocol):
@@ -40,7 +42,8 @@ class Run:
     """What callbacks see and may change: where training is, and the switch that ends it.
 
     `step` and `samples` count over all epochs of this fit; `metrics` holds the newest value of each name; `now` is the
-    newest event time in microseconds (None without a Time column); `window` the metrics of a stream's last window.
+    newest event time in microseconds (None without a Time column); `window` the metrics of a stream's last window;
+    `windows` what the callback `Windows` has kept so far (None without one).
     """
 
     model: Any = None
@@ -58,6 +61,7 @@ class Run:
     loss: Tensor | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     window: dict[str, float] = field(default_factory=dict)
+    windows: Any = None
     validates: bool = False
     validated: bool = False
     total_steps: int | None = None
@@ -72,8 +76,9 @@ class Run:
 class Callbacks:
     """Calls each callback's methods at their events; what a callback does not define costs nothing.
 
-    A callback is any object with some of the methods `on_fit_begin`, `on_epoch_begin`, `on_gradients` (after backward,
-    before any update), `on_step_end`, `on_epoch_end`, `on_fit_end`, each taking the `Run`.
+    A callback is any object with some of the methods `on_fit_begin`, `on_epoch_begin`, `on_predicted` (a batch was
+    scored, by `run.observer`; it is not learned yet), `on_gradients` (after backward, before any update), `on_step_end`,
+    `on_epoch_end`, `on_fit_end`, each taking the `Run`.
     """
 
     def __init__(self, callbacks: Sequence[Any] = ()) -> None:
@@ -108,9 +113,10 @@ def pass_over(
     """One pass over `data`, to its end or until a callback stops it."""
     for item in data:  # a Dataset reads and encodes ahead, on its own thread
         example = prepare(item, device, labelled)
+        run.example = example
         if observer is not None:
             observer.observe(example)
-        run.example = example
+            callbacks("on_predicted", run)
         if update is not None:
             run.loss = loss = update.forward(example)  # maps ids to rows on its way
             update.backward(loss)

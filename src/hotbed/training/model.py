@@ -225,7 +225,7 @@ class RecModel:
                       precision=self._precision)  # fmt: skip
 
     def _observe(self, data: Iterable[Any], observer: Any, callbacks: Any) -> None:
-        run = Run(model=self, learner=self.learner, tables=self.tables)
+        run = Run(model=self, learner=self.learner, tables=self.tables, observer=observer)
         given = list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
         device = self.learner.device
         pass_over(data, run, Callbacks(given), observer=observer, device=device, labelled=self._labelled)
