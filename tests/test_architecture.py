@@ -50,7 +50,6 @@ FILE_LINES, NATIVE_LINES, FUNCTION_LINES, PARAMETERS, METHODS, FILES, EXAMPLE_LI
 ALLOWED: dict[str, str] = {
     "embedding/table.py:Table.__init__": "every policy of a table is one keyword value of its constructor",
     "embedding/table.py:Table": "the verbs of design 3 and what a checkpoint needs share one invariant: the life of a slot",
-    "embedding/make.py:make_tables": "the keywords of Table, for all tables of a schema",
     "embedding/reference.py:ReferenceTable.__init__": "the same face as Table",
     "embedding/opaque.py:pool": "the flat argument list of a torch custom operator",
     "embedding/opaque.py:_": "the same operator's shape function",

@@ -6,6 +6,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <mutex>
 
 #include "arrays.h"
@@ -18,15 +19,8 @@ namespace {
 
 using Floats = std::vector<float>;
 
-// Rows of one partition as a dict of flat arrays; columns the table does not keep are absent.
-nb::dict export_partition(Table& table, int partition) {
-  ExportedRows rows;
-  {
-    nb::gil_scoped_release release;
-    std::lock_guard lock(table.mutex());
-    rows = table.export_partition(partition);
-  }
-  const RowLayout& fields = table.layout();
+// Rows as a dict of flat arrays; columns the table does not keep are absent.
+nb::dict to_dict(ExportedRows rows, const RowLayout& fields) {
   nb::dict out;
   out["id"] = to_numpy(std::move(rows.ids));
   out["value"] = to_numpy(std::move(rows.values));
@@ -36,6 +30,72 @@ nb::dict export_partition(Table& table, int partition) {
   if (fields.has_updated) out["updated"] = to_numpy(std::move(rows.updated));
   if (fields.has_score) out["score"] = to_numpy(std::move(rows.scores));
   return out;
+}
+
+nb::dict export_partition(Table& table, int partition) {
+  ExportedRows rows;
+  {
+    nb::gil_scoped_release release;
+    std::lock_guard lock(table.mutex());
+    rows = table.export_partition(partition);
+  }
+  return to_dict(std::move(rows), table.layout());
+}
+
+// Sweeps what has expired, catches up what idles, then takes the picture; returns its rows (changes: an upper bound).
+uint64_t begin_snapshot(Table& table, bool changes) {
+  nb::gil_scoped_release release;
+  std::lock_guard lock(table.mutex());
+  Pool::instance().run(kPartitions, [&](int p) {
+    if (table.stale(p)) table.sweep(p, p + 1);
+  });
+  for_each_range(16, {&table}, [](Table& t, int first, int last) { t.catch_up(first, last); });
+  table.begin_snapshot(changes);
+  return table.num_snapshot_rows();
+}
+
+// One partition of the picture. The table is locked for a few thousand rows at a time, so that training goes on.
+nb::dict snapshot_rows(Table& table, int partition) {
+  constexpr size_t kPiece = 4096;
+  ExportedRows rows;
+  {
+    nb::gil_scoped_release release;
+    std::vector<SnapshotEntry> entries;
+    {
+      std::lock_guard lock(table.mutex());
+      entries = table.snapshot_entries(partition);
+    }
+    rows.reserve(entries.size(), table.layout());
+    for (size_t i = 0; i < entries.size(); i += kPiece) {
+      std::lock_guard lock(table.mutex());
+      table.read_snapshot(partition, entries.data() + i, std::min(kPiece, entries.size() - i), rows);
+    }
+    std::lock_guard lock(table.mutex());
+    table.drop_images(partition);
+  }
+  return to_dict(std::move(rows), table.layout());
+}
+
+void end_snapshot(Table& table, bool saved) {
+  nb::gil_scoped_release release;
+  std::lock_guard lock(table.mutex());
+  table.end_snapshot(saved);
+}
+
+// Ids removed between the last snapshot and this one, each once.
+nb::object snapshot_removed(Table& table, int partition) {
+  std::vector<int64_t> ids = table.snapshot_part(partition).removed;
+  std::sort(ids.begin(), ids.end());
+  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+  return nb::cast(to_numpy(std::move(ids)));
+}
+
+uint64_t remove_ids(Table& table, const Input<int64_t>& ids) {
+  nb::gil_scoped_release release;
+  std::lock_guard lock(table.mutex());
+  uint64_t removed = 0;
+  for (size_t i = 0; i < ids.size(); i++) removed += table.remove(ids.data()[i]);
+  return removed;
 }
 
 template <class T>
@@ -98,11 +158,10 @@ nb::dict stats(Table& table) {
   return out;
 }
 
-nb::dict candidates(const Table& table, int partition) {
+nb::dict to_dict(const std::vector<Candidate>& candidates) {
   std::vector<int64_t> ids, seen;
   std::vector<uint32_t> counts;
-  for (const Candidate& c : table.candidates(partition))
-    ids.push_back(c.id), counts.push_back(c.count), seen.push_back(c.seen);
+  for (const Candidate& c : candidates) ids.push_back(c.id), counts.push_back(c.count), seen.push_back(c.seen);
   nb::dict out;
   out["id"] = to_numpy(std::move(ids));
   out["count"] = to_numpy(std::move(counts));
@@ -212,7 +271,20 @@ void init_table(nb::module_& m) {
       .def("load_counters", &Table::load_counters, nb::arg("admitted"), nb::arg("refused"), nb::arg("evicted"))
       .def("export_partition", &export_partition, nb::arg("partition"))
       .def("load_rows", &load_rows, nb::arg("rows"))
-      .def("candidates", &candidates, nb::arg("partition"))
+      .def("begin_snapshot", &begin_snapshot, nb::arg("changes"))
+      .def("end_snapshot", &end_snapshot, nb::arg("saved"))
+      .def_prop_ro("has_snapshot", &Table::has_snapshot)
+      .def("snapshot_rows", &snapshot_rows, nb::arg("partition"))
+      .def("snapshot_removed", &snapshot_removed, nb::arg("partition"))
+      .def(
+          "snapshot_candidates", [](Table& t, int p) { return to_dict(t.snapshot_part(p).candidates); },
+          nb::arg("partition"))
+      .def(
+          "snapshot_sketch", [](Table& t, int p) { return to_numpy(t.snapshot_part(p).sketch); }, nb::arg("partition"))
+      .def("track", &Table::track, nb::arg("on"))
+      .def("remove", &remove_ids, nb::arg("ids"))
+      .def(
+          "candidates", [](const Table& t, int p) { return to_dict(t.candidates(p)); }, nb::arg("partition"))
       .def("load_candidates", &load_candidates, nb::arg("ids"), nb::arg("counts"), nb::arg("last_seen"))
       .def(
           "sketch", [](const Table& t, int p) { return to_numpy(t.sketch(p)); }, nb::arg("partition"))

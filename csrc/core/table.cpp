@@ -77,8 +77,7 @@ void Table::resolve(Uniques& uniques, bool training) {
     uint32_t slot = maps_[p].find(uniques.ids[u], hash);
     if (slot != kNoSlot && expires && partitions_[p].stale && expired(rows_[slot])) {
       if (training) {  // past its time but not swept yet: it starts anew
-        maps_[p].erase(uniques.ids[u], hash);
-        free_slot(partitions_[p], slot);
+        remove_row(p, uniques.ids[u], slot);
       }
       slot = kNoSlot;
     }
@@ -118,8 +117,10 @@ void Table::admit(Uniques& uniques) {
   const uint64_t coefficient = config_.admission.kind == AdmitKind::kMinCount ? config_.admission.coefficient : 1;
   if (fields.has_seen || fields.has_count || fields.has_score)
     for (size_t u = 0; u < uniques.slots.size(); u++)
-      if (uniques.slots[u] != kNoSlot)
+      if (uniques.slots[u] != kNoSlot) {
+        changing(uniques.slots[u]);
         touch(rows_[uniques.slots[u]], uniques, u, fields.has_count ? uniques.counts[u] * coefficient : 0);
+      }
   uniques.num_refused = 0;
   if (admits_all()) return;
   size_t kept = 0;
@@ -147,7 +148,7 @@ void Table::reserve(Uniques* const* uniques, int n) {
   for (int p = 0; p < kPartitions; p++) {
     std::vector<uint32_t>& free = partitions_[p].free;
     while (free.size() < needed[static_cast<size_t>(p)]) {
-      const uint32_t first = rows_.add_chunk();
+      const uint32_t first = add_chunk(p);
       const size_t old = free.size();  // fresh rows go below the freed ones, lowest slot on top
       free.resize(old + Rows::kChunk);
       std::move_backward(free.begin(), free.begin() + static_cast<ptrdiff_t>(old), free.end());
@@ -203,6 +204,7 @@ void Table::insert(Uniques& uniques) {
     const uint32_t slot = partition.free.back();
     maps_[p].insert(uniques.ids[u], hash, slot);
     partition.free.pop_back();
+    mark_born(p, uniques.ids[u], slot);
     start_row(slot, uniques.ids[u]);
     const Row row = rows_[slot];
     touch(row, uniques, u, layout().has_count ? uniques.counts[u] : 0);
@@ -228,7 +230,7 @@ void Table::read(uint32_t slot, int64_t id, float* out) const noexcept {
 }
 
 uint64_t Table::num_alive(int p) const noexcept {
-  if (!partitions_[p].stale) return maps_[p].size();
+  if (!partitions_[p].stale || config_.eviction.ttl < 0) return maps_[p].size();
   uint64_t n = 0;
   maps_[p].for_each([&](int64_t, uint32_t slot) { n += !expired(rows_[slot]); });
   return n;
@@ -260,33 +262,48 @@ void Table::load_counters(uint64_t admitted, uint64_t refused, uint64_t evicted)
 
 ExportedRows Table::export_partition(int p) {
   catch_up(p, p + 1);
-  struct Entry {
-    int64_t id;
-    uint32_t slot;
-  };
-  std::vector<Entry> entries;
+  std::vector<SnapshotEntry> entries;
   entries.reserve(maps_[p].size());
   maps_[p].for_each([&](int64_t id, uint32_t slot) {
     if (!partitions_[p].stale || !expired(rows_[slot])) entries.push_back({id, slot});
   });
-  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.id < b.id; });
+  std::sort(entries.begin(), entries.end(), by_id);
   ExportedRows out;
-  const RowLayout& fields = layout();
-  const size_t n = entries.size(), dim = static_cast<size_t>(fields.dim),
-               width = static_cast<size_t>(fields.state_width);
-  out.values.resize(n * dim);
-  out.state.resize(n * width);
-  for (size_t i = 0; i < n; i++) {
-    const Row row = rows_[entries[i].slot];
-    out.ids.push_back(entries[i].id);
-    row.read(out.values.data() + i * dim);
-    if (width) std::memcpy(out.state.data() + i * width, row.state(), width * sizeof(float));
-    if (fields.has_seen) out.seen.push_back(row.seen());
-    if (fields.has_count) out.counts.push_back(row.count());
-    if (fields.has_updated) out.updated.push_back(row.updated());
-    if (fields.has_score) out.scores.push_back(row.score());
-  }
+  out.reserve(entries.size(), layout());
+  for (const SnapshotEntry& entry : entries) append(out, entry.id, rows_[entry.slot]);
   return out;
+}
+
+void ExportedRows::reserve(size_t n, const RowLayout& fields) {
+  ids.reserve(n);
+  values.reserve(n * static_cast<size_t>(fields.dim));
+  state.reserve(n * static_cast<size_t>(fields.state_width));
+  if (fields.has_seen) seen.reserve(n);
+  if (fields.has_count) counts.reserve(n);
+  if (fields.has_updated) updated.reserve(n);
+  if (fields.has_score) scores.reserve(n);
+}
+
+void Table::append(ExportedRows& out, int64_t id, const Row& row) const {
+  const RowLayout& fields = layout();
+  out.ids.push_back(id);
+  const size_t at = out.values.size();
+  out.values.resize(at + static_cast<size_t>(fields.dim));
+  row.read(out.values.data() + at);
+  if (fields.state_width) out.state.insert(out.state.end(), row.state(), row.state() + fields.state_width);
+  if (fields.has_seen) out.seen.push_back(row.seen());
+  if (fields.has_count) out.counts.push_back(row.count());
+  if (fields.has_updated) out.updated.push_back(row.updated());
+  if (fields.has_score) out.scores.push_back(row.score());
+}
+
+bool Table::remove(int64_t id) {
+  const uint64_t hash = hash_id(id);
+  const int p = partition_of(hash);
+  const uint32_t slot = maps_[p].find(id, hash);
+  if (slot == kNoSlot) return false;
+  remove_row(p, id, slot);
+  return true;
 }
 
 void Table::load_rows(const ExportedRows& in) {
@@ -294,20 +311,23 @@ void Table::load_rows(const ExportedRows& in) {
   const size_t dim = static_cast<size_t>(fields.dim), width = static_cast<size_t>(fields.state_width);
   for (size_t i = 0; i < in.ids.size(); i++) {
     const uint64_t hash = hash_id(in.ids[i]);
-    IdMap& map = maps_[partition_of(hash)];
-    Partition& partition = partitions_[partition_of(hash)];
+    const int p = partition_of(hash);
+    IdMap& map = maps_[p];
+    Partition& partition = partitions_[p];
     uint32_t slot = map.find(in.ids[i], hash);
     if (slot == kNoSlot) {
       if (cap_ && map.size() >= cap_) throw TableFull(config_.name, map.size() + 1, cap_);
       if (partition.free.empty()) {
-        const uint32_t first = rows_.add_chunk();
+        const uint32_t first = add_chunk(p);
         for (uint32_t k = Rows::kChunk; k-- > 0;) partition.free.push_back(first + k);
       }
       slot = partition.free.back();
       partition.free.pop_back();
       map.insert(in.ids[i], hash, slot);
+      mark_born(p, in.ids[i], slot);
       start_row(slot, in.ids[i]);
     }
+    changing(slot);
     const Row row = rows_[slot];
     row.write(in.values.data() + i * dim, nullptr);
     if (width && !in.state.empty()) std::memcpy(row.state(), in.state.data() + i * width, width * sizeof(float));

@@ -15,6 +15,7 @@
 #include "init.h"
 #include "rows.h"
 #include "rule.h"
+#include "snapshot.h"
 #include "victims.h"
 
 namespace hotbed {
@@ -65,7 +66,9 @@ struct ExportedRows {
   std::vector<float> values, state;
   std::vector<uint32_t> counts, updated;
   std::vector<double> scores;
+  void reserve(size_t n, const RowLayout& fields);
 };
+inline bool by_id(const SnapshotEntry& a, const SnapshotEntry& b) noexcept { return a.id < b.id; }
 
 struct TableStats {
   uint64_t rows = 0, admitted = 0, refused = 0, evicted = 0, index_bytes = 0, row_bytes = 0, candidate_bytes = 0;
@@ -111,6 +114,7 @@ class Table {
   // --- eviction
   void begin_evict(int64_t now);  // from here on expired ids are absent
   uint64_t sweep(int first_partition, int last_partition);
+  bool stale(int partition) const noexcept { return partitions_[static_cast<size_t>(partition)].stale; }
   int64_t watermark() const noexcept { return watermark_; }
   uint64_t num_evictions() const noexcept { return num_evictions_.load(); }
 
@@ -131,10 +135,23 @@ class Table {
   uint64_t size() const noexcept;
   TableStats stats() const;
   void load_counters(uint64_t admitted, uint64_t refused, uint64_t evicted) noexcept;
+  bool remove(int64_t id);
+
+  // --- changes and snapshots (snapshot.cpp)
+  void track(bool on);  // from here on remember which rows change or go; all that are there count as changed
+  bool has_snapshot() const noexcept { return snapshot_ != nullptr; }
+  void begin_snapshot(bool changes);
+  uint64_t num_snapshot_rows() const noexcept;
+  std::vector<SnapshotEntry> snapshot_entries(int partition);  // by id; once a partition
+  void read_snapshot(int partition, const SnapshotEntry* entries, size_t n, ExportedRows& out);
+  void drop_images(int partition);
+  Snapshot::Part& snapshot_part(int partition) { return snapshot_->parts[static_cast<size_t>(partition)]; }
+  void end_snapshot(bool saved);
 
  private:
   struct Partition {
     std::vector<uint32_t> free, quarantine;
+    std::vector<int64_t> removed;  // since the last snapshot, where changes are tracked
     std::unique_ptr<Candidates> candidates;
     Victims victims;
     uint64_t admitted = 0, refused = 0, evicted = 0;
@@ -146,7 +163,16 @@ class Table {
   int64_t victim_key(const Row& row) const noexcept;
   bool would_admit(const Uniques& uniques, size_t u, uint64_t before) const noexcept;
   void touch(const Row& row, const Uniques& uniques, size_t u, uint64_t occurrences) const noexcept;
-  void free_slot(Partition& partition, uint32_t slot);
+  void remove_row(int partition, int64_t id, uint32_t slot);
+  uint32_t add_chunk(int partition);
+  void append(ExportedRows& out, int64_t id, const Row& row) const;
+  // Before a row changes; after a slot was given to a new id; before a row goes.
+  void changing(uint32_t slot) {
+    if (marking_) mark_changing(slot);
+  }
+  void mark_changing(uint32_t slot);
+  void mark_born(int partition, int64_t id, uint32_t slot);
+  void mark_gone(int partition, int64_t id, uint32_t slot);
   void evict_one(int partition, const std::vector<uint32_t>& in_batch);
   void start_row(uint32_t slot, int64_t id);
   void replay(uint32_t slot, uint64_t to);
@@ -166,7 +192,11 @@ class Table {
   uint64_t step_ = 0, calls_ = 0;
   int64_t watermark_ = INT64_MIN;
   RateHistory rates_;
-  std::vector<RuleStep> steps_;  // of the first kCachedSteps steps, where replays may need them
+  std::vector<RuleStep> steps_;              // of the first kCachedSteps steps, where replays may need them
+  std::vector<uint8_t> owners_;              // partition of each chunk of rows
+  bool tracking_ = false, marking_ = false;  // marking: changes are tracked or a snapshot is being read
+  Marks changed_;
+  std::unique_ptr<Snapshot> snapshot_;
 };
 
 }  // namespace hotbed

@@ -70,6 +70,7 @@ void Table::update(const uint32_t* slots, const float* grads, int64_t n) {
     }
     int64_t length = 0;
     for (; length < kRun && begin + length < n && slots[begin + length] != kNoSlot; length++) {
+      changing(slots[begin + length]);
       const Row row = rows_[slots[begin + length]];
       values[length] = row.values(), state[length] = row.state();
       if (marks) {
@@ -88,6 +89,7 @@ void Table::replay(uint32_t slot, uint64_t to) {
   const Row row = rows_[slot];
   const uint64_t from = row.updated();
   if (from >= to) return;
+  changing(slot);
   RuleStep scratch;
   if (layout().dtype == Dtype::kFloat32) {
     float *values = row.values(), *state = row.state();
@@ -117,7 +119,7 @@ bool Table::expired(const Row& row) const noexcept {
 void Table::begin_evict(int64_t now) {
   if (now <= watermark_) return;
   watermark_ = now;
-  if (config_.eviction.ttl >= 0)
+  if (config_.eviction.ttl >= 0 || config_.admission.expire_after >= 0)
     for (auto& partition : partitions_) partition.stale = true;
 }
 
@@ -128,24 +130,24 @@ uint64_t Table::sweep(int first, int last) {
     Partition& partition = partitions_[p];
     if (partition.candidates && config_.admission.expire_after >= 0 && watermark_ != INT64_MIN)
       partition.candidates->expire(watermark_ - config_.admission.expire_after + 1);
-    if (config_.eviction.ttl < 0) continue;
     partition.stale = false;
+    if (config_.eviction.ttl < 0) continue;
     dead.clear();
     maps_[p].for_each([&](int64_t id, uint32_t slot) {
       if (expired(rows_[slot])) dead.emplace_back(id, slot);
     });
     std::sort(dead.begin(), dead.end());  // the order of reuse must not depend on the layout of the map
-    for (const auto& [id, slot] : dead) {
-      maps_[p].erase(id, hash_id(id));
-      free_slot(partition, slot);
-    }
+    for (const auto& [id, slot] : dead) remove_row(p, id, slot);
     removed += dead.size();
     if (!dead.empty()) maps_[p].shrink();
   }
   return removed;
 }
 
-void Table::free_slot(Partition& partition, uint32_t slot) {
+void Table::remove_row(int p, int64_t id, uint32_t slot) {
+  Partition& partition = partitions_[p];
+  maps_[p].erase(id, hash_id(id));
+  mark_gone(p, id, slot);
   if (plans_.load() > 0) {
     partition.quarantine.push_back(slot);
     quarantined_.store(true);
@@ -178,8 +180,7 @@ void Table::evict_one(int p, const std::vector<uint32_t>& in_batch) {
   };
   Victim victim;
   if (!partition.victims.pop(scan, current, &victim)) throw TableFull(config_.name, map.size() + 1, cap_);
-  map.erase(victim.id, hash_id(victim.id));
-  free_slot(partition, victim.slot);
+  remove_row(p, victim.id, victim.slot);
   // With plans in flight the slot rests; reserve() has provided a fresh one for this insertion.
 }
 

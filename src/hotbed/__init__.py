@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from .embedding.init import Normal as Normal
     from .embedding.init import Uniform as Uniform
     from .embedding.init import Zeros as Zeros
-    from .embedding.make import make_tables as make_tables
     from .embedding.module import Embedding as Embedding
     from .embedding.module import EmbeddingBag as EmbeddingBag
     from .embedding.module import EmbeddingCollection as EmbeddingCollection
@@ -59,6 +58,7 @@ if TYPE_CHECKING:
     from .embedding.tier import Ssd as Ssd
     from .job import Job as Job
     from .models import losses as losses
+    from .models.tables import make_tables as make_tables
     from .optim.sparse import SparseOptimizer as SparseOptimizer
     from .optim.sparse import dense_parameters as dense_parameters
     from .training import callbacks as callbacks
@@ -113,7 +113,7 @@ _HOMES: dict[str, str] = {
     "errors": "errors",
     "load": "training.model:load",
     "losses": "models.losses",
-    "make_tables": "embedding.make:make_tables",
+    "make_tables": "models.tables:make_tables",
     "metrics": "metrics",
     "models": "models",
     "set_num_threads": "embedding.table:set_num_threads",

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from hotbed import _core
 from hotbed._core import Step as Step
 from hotbed.data.ids import as_ids
-from hotbed.errors import ConfigError, NonFiniteGradient, RowShapeError
+from hotbed.errors import ConfigError, NonFiniteGradient, PersistError, RowShapeError
 
 from .init import Constant, Init, Normal, Uniform, Zeros, check_integer, check_number, name_hash
 from .policy import PARTITIONS, Admission, Eviction, Lfu, Lru, MinCount, Probability, Ttl, evictions
 from .rule import SCOPES, Adagrad, Adam, Ftrl, Momentum, Nesterov, RmsProp, RowwiseAdagrad, Rule, Sgd
+from .snapshot import COLUMN_TYPES, Snapshot, candidate_batch, row_batch
 from .tier import Ram, Tier
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -26,7 +27,6 @@ DTYPES = ("float32", "bfloat16", "float16")
 POOLINGS = ("sum", "mean", "max", "none")
 _RULE_KINDS = (Sgd, Momentum, Nesterov, Adagrad, RowwiseAdagrad, RmsProp, Adam, Ftrl)
 _INIT_KINDS = (Uniform, Normal, Constant)
-_COLUMN_TYPES = {"last_seen": pa.int64(), "count": pa.uint32(), "updated": pa.uint32(), "score": pa.float64()}
 
 
 def set_num_threads(num_threads: int) -> None:
@@ -303,14 +303,26 @@ class Table:
         """
         for partition in partitions:
             rows = self.native.export_partition(partition)
-            if not len(rows["id"]):
-                continue
-            columns = {"partition": pa.array(np.full(len(rows["id"]), partition, np.uint8)), "id": pa.array(rows["id"])}
-            columns["value"] = pa.FixedSizeListArray.from_arrays(pa.array(rows["value"]), self.dim)
-            if self.state_width:
-                columns["state"] = pa.FixedSizeListArray.from_arrays(pa.array(rows["state"]), self.state_width)
-            columns |= {name: pa.array(rows[name], kind) for name, kind in _COLUMN_TYPES.items() if name in rows}
-            yield pa.record_batch(columns)
+            if len(rows["id"]):
+                yield row_batch(partition, rows, self.state_width)
+
+    def track(self, on: bool = True) -> None:
+        """Remember which rows change or go, for `snapshot(changes=True)`. ConfigError where the rule moves idle rows."""
+        if on and self.rule.scope != "touched":
+            raise ConfigError(
+                f"table {self.name!r}: every step moves all its rows — received scope={self.rule.scope!r} — save fulls, or use touched"
+            )
+        self.native.track(on)
+
+    def snapshot(self, changes: bool = False) -> Snapshot:
+        """The table as it is now, to be read while it goes on; `changes`: only what changed since the last one (see `track`)."""
+        if self.native.has_snapshot:
+            raise PersistError(f"table {self.name!r}: one snapshot at a time — received a second — close the first")
+        return Snapshot(self.native, self.scalars(), self.state_width, changes=changes)
+
+    def remove(self, ids: Any) -> int:
+        """Drops the rows of ids, int64 [n], as an eviction does; returns how many there were."""
+        return int(self.native.remove(as_ids(ids)))
 
     def load(self, batches: Iterable[pa.RecordBatch]) -> None:
         """Rows from `export` (of any table of this dim): known ids are overwritten, new ones inserted, without admission."""
@@ -329,7 +341,7 @@ class Table:
                 raise RowShapeError(
                     f"table {self.name!r}: rows need a column 'value' — received {batch.schema.names} — load what export gave"
                 )
-            rows |= {name: batch.column(name).to_numpy() for name in _COLUMN_TYPES if name in batch.schema.names}
+            rows |= {name: batch.column(name).to_numpy() for name in COLUMN_TYPES if name in batch.schema.names}
             self.native.load_rows(rows)
 
     def scalars(self) -> dict[str, Any]:
@@ -355,15 +367,7 @@ class Table:
     def candidates(self) -> Iterator[pa.RecordBatch]:
         """Admission's memory of ids without a row: partition, id, count, last_seen; a sketch as partition, counter number, count."""
         for partition in range(PARTITIONS) if self.native_admits else ():
-            known = self.native.candidates(partition)
-            sketch = self.native.sketch(partition)
-            if len(sketch):
-                known = {"id": np.arange(len(sketch)), "count": sketch, "last_seen": np.zeros(len(sketch), np.int64)}
-            if len(known["id"]):
-                number = pa.array(np.full(len(known["id"]), partition, np.uint8))
-                yield pa.record_batch(
-                    {"partition": number, **{name: pa.array(known[name]) for name in ("id", "count", "last_seen")}}
-                )
+            yield from candidate_batch(partition, self.native.candidates(partition), self.native.sketch(partition))
 
     def load_candidates(self, batches: Iterable[pa.RecordBatch]) -> None:
         """What `candidates` gave."""

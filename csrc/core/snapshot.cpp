@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// Table: which rows have changed, and pictures of the table that are read while it goes on.
+#include "snapshot.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+#include "table.h"
+
+namespace hotbed {
+
+uint32_t Table::add_chunk(int p) {
+  const uint32_t first = rows_.add_chunk();
+  owners_.push_back(static_cast<uint8_t>(p));
+  if (tracking_) changed_.add_chunk(0);
+  if (snapshot_) snapshot_->settled.add_chunk(0xffff);  // younger than the picture
+  return first;
+}
+
+void Table::mark_changing(uint32_t slot) {
+  if (tracking_) changed_.set(slot);
+  if (!snapshot_ || snapshot_->settled.test(slot)) return;
+  snapshot_->settled.set(slot);
+  Snapshot::Part& part = snapshot_->parts[owners_[slot / Rows::kChunk]];
+  const uint8_t* record = rows_.record(slot);
+  part.image_slots.push_back(slot);
+  part.images.insert(part.images.end(), record, record + layout().num_bytes);
+}
+
+void Table::mark_born(int p, int64_t id, uint32_t slot) {
+  if (tracking_) changed_.set(slot);
+  if (!snapshot_) return;
+  snapshot_->settled.set(slot);
+  Snapshot::Part& part = snapshot_part(p);
+  if (!part.collected) part.events.push_back({id, slot, true});
+}
+
+void Table::mark_gone(int p, int64_t id, uint32_t slot) {
+  if (!marking_) return;
+  mark_changing(slot);
+  if (tracking_) {
+    changed_.clear(slot);
+    partitions_[p].removed.push_back(id);
+  }
+  if (!snapshot_) return;
+  Snapshot::Part& part = snapshot_part(p);
+  if (!part.collected) part.events.push_back({id, slot, false});
+}
+
+void Table::track(bool on) {
+  if (on == tracking_) return;
+  tracking_ = on;
+  marking_ = tracking_ || snapshot_;
+  changed_ = on ? Marks(owners_.size(), 0xffff) : Marks();
+  for (Partition& partition : partitions_) partition.removed.clear();
+}
+
+// The caller has swept expired rows and caught up idle ones: the picture needs no clock and no rule.
+void Table::begin_snapshot(bool changes) {
+  if (snapshot_) throw std::logic_error("the table has a snapshot that is not closed");
+  if (changes && !tracking_) throw std::logic_error("the table does not track changes");
+  auto snapshot = std::make_unique<Snapshot>();
+  snapshot->changes = changes;
+  snapshot->settled = changes ? changed_.inverse() : Marks(owners_.size(), 0);
+  snapshot->parts.resize(kPartitions);
+  for (int p = 0; p < kPartitions; p++) {
+    Snapshot::Part& part = snapshot->parts[static_cast<size_t>(p)];
+    part.candidates = candidates(p);
+    part.sketch = sketch(p);
+    if (tracking_) part.removed = std::exchange(partitions_[p].removed, {});
+  }
+  if (tracking_) snapshot->changed = std::exchange(changed_, Marks(owners_.size(), 0));
+  snapshot_ = std::move(snapshot);
+  marking_ = true;
+}
+
+uint64_t Table::num_snapshot_rows() const noexcept { return snapshot_->changes ? snapshot_->changed.count() : size(); }
+
+std::vector<SnapshotEntry> Table::snapshot_entries(int p) {
+  Snapshot::Part& part = snapshot_part(p);
+  if (part.collected) throw std::logic_error("a partition of a snapshot is read once");
+  part.collected = true;
+  std::unordered_map<uint32_t, const Snapshot::Event*> first;
+  for (const Snapshot::Event& event : part.events) first.try_emplace(event.slot, &event);
+  for (; part.image_of.size() < part.image_slots.size();)
+    part.image_of.emplace(part.image_slots[part.image_of.size()], part.image_of.size());
+  std::vector<SnapshotEntry> entries;
+  maps_[p].for_each([&](int64_t id, uint32_t slot) {
+    if (!snapshot_->settled.test(slot) || (part.image_of.count(slot) && !first.count(slot)))
+      entries.push_back({id, slot});
+  });
+  for (const auto& [slot, event] : first)
+    if (!event->born && part.image_of.count(slot)) entries.push_back({event->id, slot});
+  std::sort(entries.begin(), entries.end(), by_id);
+  part.events = {};
+  return entries;
+}
+
+void Table::read_snapshot(int p, const SnapshotEntry* entries, size_t n, ExportedRows& out) {
+  Snapshot::Part& part = snapshot_part(p);
+  for (; part.image_of.size() < part.image_slots.size();)
+    part.image_of.emplace(part.image_slots[part.image_of.size()], part.image_of.size());
+  for (size_t i = 0; i < n; i++) {
+    const auto image = part.image_of.find(entries[i].slot);
+    if (image == part.image_of.end()) {
+      append(out, entries[i].id, rows_[entries[i].slot]);
+      snapshot_->settled.set(entries[i].slot);
+    } else {
+      append(out, entries[i].id, Row(part.images.data() + image->second * layout().num_bytes, layout()));
+    }
+  }
+}
+
+void Table::drop_images(int p) {
+  Snapshot::Part& part = snapshot_part(p);
+  part.images = {}, part.image_slots = {}, part.image_of = {};
+}
+
+void Table::end_snapshot(bool saved) {
+  if (!snapshot_) return;
+  if (tracking_ && !saved) {  // what this snapshot took is changed still
+    changed_.unite(snapshot_->changed);
+    for (int p = 0; p < kPartitions; p++) {
+      std::vector<int64_t>& removed = partitions_[p].removed;
+      removed.insert(removed.begin(), snapshot_part(p).removed.begin(), snapshot_part(p).removed.end());
+    }
+  }
+  snapshot_.reset();
+  marking_ = tracking_;
+}
+
+}  // namespace hotbed

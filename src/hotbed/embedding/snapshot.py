@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Snapshot: a table as it was at one moment, read while training goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from .policy import PARTITIONS
+
+COLUMN_TYPES = {"last_seen": pa.int64(), "count": pa.uint32(), "updated": pa.uint32(), "score": pa.float64()}
+"""Columns of a row that are there only if the table keeps them."""
+
+
+class Snapshot:
+    """What `Table.snapshot` gives: all rows of one moment, or with `changes` those changed since the last snapshot.
+
+    `num_rows`: rows in it (changes: an upper bound). `scalars`: `Table.scalars()` of that moment. Reading may happen on
+    another thread; the first change to a row not read yet keeps its old record, so memory grows by the rows that
+    training touches meanwhile. A table has one snapshot at a time; `close` ends it.
+
+    Example: `with table.snapshot() as rows: batches = list(rows.rows())`.
+    """
+
+    def __init__(self, native: Any, scalars: Mapping[str, Any], state_width: int, *, changes: bool) -> None:
+        self._native, self._state_width = native, state_width
+        self.changes, self.scalars = changes, dict(scalars)
+        self.num_rows = int(native.begin_snapshot(changes))
+
+    def __enter__(self) -> Snapshot:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(saved=kind is None)
+
+    def rows(self, partitions: Iterable[int] = range(PARTITIONS)) -> Iterator[pa.RecordBatch]:
+        """Rows as `Table.export` gives them; each partition can be read once."""
+        for partition in partitions:
+            rows = self._native.snapshot_rows(partition)
+            if len(rows["id"]):
+                yield row_batch(partition, rows, self._state_width)
+
+    def removed(self, partitions: Iterable[int] = range(PARTITIONS)) -> Iterator[pa.RecordBatch]:
+        """Tombstones: partition, id of rows that went since the last snapshot; `rows` may hold some of them anew."""
+        for partition in partitions:
+            ids = self._native.snapshot_removed(partition)
+            if len(ids):
+                yield pa.record_batch({"partition": _number(partition, len(ids)), "id": pa.array(ids)})
+
+    def candidates(self) -> Iterator[pa.RecordBatch]:
+        """Admission's memory of that moment, as `Table.candidates` gives it."""
+        for partition in range(PARTITIONS):
+            known = self._native.snapshot_candidates(partition)
+            yield from candidate_batch(partition, known, self._native.snapshot_sketch(partition))
+
+    def close(self, saved: bool) -> None:
+        """End the snapshot. Not `saved`: what it held as changed counts as changed still. Closing again does nothing."""
+        native, self._native = self._native, None
+        if native is not None:
+            native.end_snapshot(saved)
+
+
+def row_batch(partition: int, rows: Mapping[str, NDArray[Any]], state_width: int) -> pa.RecordBatch:
+    """Rows of one partition from flat arrays."""
+    n = len(rows["id"])
+    columns = {"partition": _number(partition, n), "id": pa.array(rows["id"])}
+    columns["value"] = pa.FixedSizeListArray.from_arrays(pa.array(rows["value"]), len(rows["value"]) // n)
+    if state_width:
+        columns["state"] = pa.FixedSizeListArray.from_arrays(pa.array(rows["state"]), state_width)
+    columns |= {name: pa.array(rows[name], kind) for name, kind in COLUMN_TYPES.items() if name in rows}
+    return pa.record_batch(columns)
+
+
+def candidate_batch(
+    partition: int, known: Mapping[str, NDArray[Any]], sketch: NDArray[np.uint32]
+) -> Iterator[pa.RecordBatch]:
+    """Candidates of one partition, or the counters of its sketch, as one batch if there are any."""
+    if len(sketch):
+        known = {"id": np.arange(len(sketch)), "count": sketch, "last_seen": np.zeros(len(sketch), np.int64)}
+    if len(known["id"]):
+        columns = {name: pa.array(known[name]) for name in ("id", "count", "last_seen")}
+        yield pa.record_batch({"partition": _number(partition, len(known["id"])), **columns})
+
+
+def _number(partition: int, n: int) -> pa.Array:
+    return pa.array(np.full(n, partition, np.uint8))
