@@ -7,6 +7,9 @@
 
 Predictions are probabilities; AUC, GAUC, HitRate and NDCG take any score. Labels above 0.5 are positive. A metric that
 is undefined for what it saw (one class only, no samples, no group) is nan and warns, saying why.
+
+`state()` gives what a metric has seen, as JSON values and NumPy arrays, and `load_state` takes it: checkpoints hold the
+windows of a stream. `bounded(metric)` is a metric like it for a stream that never ends.
 """
 
 from __future__ import annotations
@@ -23,11 +26,11 @@ from hotbed.metrics.classification import (
 )
 from hotbed.metrics.metric import Metric
 from hotbed.metrics.ranking import GAUC, NDCG, HitRate
-from hotbed.metrics.windowed import Windowed
+from hotbed.metrics.windowed import Windowed, bounded
 
 __all__ = [
     "AUC", "GAUC", "NDCG", "Accuracy", "Calibration", "HitRate", "LogLoss", "Metric", "NormalizedEntropy", "Precision",
-    "Recall", "Windowed", "get_metric",
+    "Recall", "Windowed", "bounded", "get_metric",
 ]  # fmt: skip
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -43,8 +45,26 @@ class AUC(Metric):
         with np.errstate(divide="ignore"):
             logit = np.log(samples.prediction) - np.log1p(-samples.prediction)
         place = np.clip((logit + 16.0) * (self.bins / 32.0), 0, self.bins - 1).astype(np.int64)
-        for side, chosen in enumerate((samples.label <= 0.5, samples.label > 0.5)):
-            self._counts[side] += np.bincount(place[chosen], samples.weight[chosen], self.bins)
+        np.add.at(self._counts.reshape(-1), place + self.bins * (samples.label > 0.5), samples.weight)
+
+    def state(self) -> dict[str, Any]:
+        """The samples; with bins, the counts of those that are not empty."""
+        if self.bins is None:
+            self._parts = [Samples.concat(self._parts)]
+            return self._parts[0].state()
+        (places,) = np.nonzero(self._counts.any(0))
+        return {"bins": self.bins, "place": places.astype(np.int64), "counts": self._counts[:, places]}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `state`; ConfigError where that AUC had another number of bins."""
+        if state.get("bins") != self.bins:
+            raise ConfigError(f"AUC.bins: the state is of another kind — received bins={state.get('bins')} into "
+                              f"bins={self.bins} — give the number that it was saved with")  # fmt: skip
+        self.clear()
+        if self.bins is None:
+            self._parts = [Samples.from_state(state)]
+        else:
+            self._counts[:, np.asarray(state["place"])] = state["counts"]
 
     def eval(self) -> float:
         """A number in [0, 1]; nan where one class is missing."""

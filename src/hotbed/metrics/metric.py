@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,18 @@ class Samples:
             np.concatenate(groups) if groups else None,
         )
 
+    def state(self) -> dict[str, Any]:
+        """NumPy arrays and, for groups that are texts, a list; `from_state` gives these samples back."""
+        group = self.group if self.group is None or self.group.dtype.kind in "iufb" else self.group.tolist()
+        state = {"prediction": self.prediction, "label": self.label, "weight": self.weight}
+        return state if group is None else {**state, "group": group}
+
+    @staticmethod
+    def from_state(state: Mapping[str, Any]) -> Samples:
+        """The samples that `state` described."""
+        prediction, label, weight = (np.asarray(state[name], np.float64) for name in ("prediction", "label", "weight"))
+        return Samples(prediction, label, weight, np.asarray(state["group"]) if "group" in state else None)
+
 
 class Metric(ABC):
     """Base of the metrics. The verbs are those of `mindspore.train.Metric`."""
@@ -61,6 +73,14 @@ class Metric(ABC):
     @abstractmethod
     def add(self, samples: Samples) -> None:
         """Take samples that `update` has checked."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """What it has seen, as JSON values and NumPy arrays: after `load_state`, it goes on to the same bits."""
+
+    @abstractmethod
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take what `state` of a metric with the same settings gave, in place of what it has seen."""
 
     def update(self, *inputs: Any, weight: Any = None, group: Any = None) -> None:
         """Take a batch: prediction [n], label [n], then weight [n] and group [n] by position or by name.
@@ -82,8 +102,21 @@ class Metric(ABC):
         group = rest[1] if len(rest) > 1 else group
         self.add(_checked(self._name, prediction, label, weight, group))
 
-    def set_indexes(self, indexes: Sequence[int]) -> Metric:
-        """Choose which inputs of `update` are prediction, label, weight and group; returns self."""
+    @property
+    def indexes(self) -> list[int] | None:
+        """What `set_indexes` chose; None = nothing."""
+        return self._indexes
+
+    def set_indexes(self, indexes: Sequence[int] | None) -> Metric:
+        """Choose which inputs of `update` are prediction, label, weight and group; None = as they come; returns self.
+
+        As in MindSpore: a list of integers from 0 on; the same input may be chosen twice.
+        """
+        if indexes is None:
+            self._indexes = None
+            return self
+        if not all(isinstance(index, int) for index in indexes):
+            raise ConfigError(f"indexes: integers needed — received {indexes!r} — give positions such as [2, 0]")
         if not 2 <= len(indexes) <= 4 or any(index < 0 for index in indexes):
             raise ConfigError(f"indexes: 2 to 4 positions needed — received {list(indexes)} — give those of "
                               "prediction and label (weight, group)")  # fmt: skip
@@ -108,6 +141,12 @@ class StoredMetric(Metric):
     def add(self, samples: Samples) -> None:
         self._parts.append(samples)
 
+    def state(self) -> dict[str, Any]:
+        return self._all().state()
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self._parts = [Samples.from_state(state)]
+
     def _all(self) -> Samples:
         self._parts = [Samples.concat(self._parts)]
         return self._parts[0]
@@ -121,6 +160,12 @@ class SumsMetric(Metric):
 
     def add(self, samples: Samples) -> None:
         self._sums += self._summands(samples)
+
+    def state(self) -> dict[str, Any]:
+        return {"sums": self._sums.copy()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self._sums = np.array(state["sums"], np.float64)
 
     @abstractmethod
     def _summands(self, samples: Samples) -> tuple[float, float, float]:

@@ -3,21 +3,28 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
+from collections.abc import Mapping
+from typing import Any
 
 from hotbed import config
-from hotbed.metrics.metric import Metric, Samples, at_least_one
+from hotbed.metrics.classification import AUC
+from hotbed.metrics.metric import Metric, Samples, StoredMetric, at_least_one
 
 
 @config.described
 class Windowed(Metric):
     """A metric of the last `samples` samples only, such as progressive AUC over event time.
 
+    Within groups where `metric` is: its `group` counts.
+
     Example: `Windowed(AUC(), samples=100_000)`.
     """
 
     def __init__(self, metric: Metric, samples: int) -> None:
         self.metric, self.samples = metric, at_least_one("Windowed.samples", samples)
+        self.group = getattr(metric, "group", None)
         super().__init__()
 
     def clear(self) -> None:
@@ -42,3 +49,32 @@ class Windowed(Metric):
         for part in self._parts:
             self.metric.add(part)
         return self.metric.eval()
+
+    def state(self) -> dict[str, Any]:
+        """The samples in the window."""
+        return Samples.concat(self._parts).state()
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `state`."""
+        self.clear()
+        self.add(Samples.from_state(state))
+
+
+def bounded(metric: Any, probabilities: bool = True, samples: int = 100_000) -> Any:
+    """A fresh metric like the given one whose memory does not grow with the number of samples.
+
+    AUC counts in 65,536 bins where predictions are `probabilities`; other metrics that keep their samples keep the last
+    `samples`. Those that keep none, and metrics that are not of this package, stay as they are.
+
+    Example: `bounded(GAUC("user"))` is `Windowed(GAUC("user"), samples=100_000)`.
+    """
+    made = copy.deepcopy(metric)
+    if isinstance(metric, AUC) and metric.bins is None and probabilities:
+        made = AUC(bins=65_536)
+    elif isinstance(metric, StoredMetric) or (isinstance(metric, AUC) and metric.bins is None):
+        made.set_indexes(None)
+        made = Windowed(made, samples)
+    if isinstance(metric, Metric):
+        made.set_indexes(metric.indexes)
+    made.clear()
+    return made

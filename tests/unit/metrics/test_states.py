@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics are saved and loaded to the bit, have forms of bounded memory, and choose their inputs."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hotbed.errors import ConfigError, DataError
+from hotbed.metrics import (
+    AUC,
+    GAUC,
+    NDCG,
+    Accuracy,
+    Calibration,
+    HitRate,
+    LogLoss,
+    NormalizedEntropy,
+    Precision,
+    Recall,
+    Windowed,
+    bounded,
+)
+
+# --- state ----------------------------------------------------------------------------------------------------------
+
+KINDS = {
+    **{
+        kind.__name__: kind
+        for kind in (AUC, GAUC, LogLoss, NormalizedEntropy, Calibration, Accuracy, Precision, Recall)
+    },
+    "HitRate": lambda: HitRate(k=1),
+    "NDCG": NDCG,
+    "AUC in bins": lambda: AUC(bins=512),
+    "Windowed AUC": lambda: Windowed(AUC(), samples=150),
+    "Windowed GAUC": lambda: Windowed(GAUC(), samples=150),
+}
+
+
+def through_json(state: dict[str, Any]) -> dict[str, Any]:
+    """A state as it comes back from a checkpoint: JSON for what is JSON, copies of the arrays."""
+    arrays = {name: value.copy() for name, value in state.items() if isinstance(value, np.ndarray)}
+    return json.loads(json.dumps({k: v for k, v in state.items() if k not in arrays}, allow_nan=False)) | arrays
+
+
+def samples(rng: np.random.Generator, rows: int, texts: bool) -> tuple[np.ndarray, ...]:
+    group = rng.integers(0, 9, rows)
+    score = np.round(rng.random(rows), 2)
+    return score, (rng.random(rows) < score).astype(float), rng.random(rows), group.astype(str) if texts else group
+
+
+@pytest.mark.parametrize("texts", [False, True])
+@pytest.mark.parametrize("name", KINDS)
+def test_a_metric_goes_on_from_its_state_to_the_same_bits(name: str, texts: bool) -> None:
+    """Saved and loaded in the middle, at random places: the same bits as one that was never stopped."""
+    rng = np.random.default_rng(len(name))
+    whole, stopped = KINDS[name](), KINDS[name]()
+    for step in range(12):
+        batch = samples(rng, int(rng.integers(1, 60)), texts)
+        whole.update(*batch)
+        stopped.update(*batch)
+        if step in (0, 5, 6):
+            state = through_json(stopped.state())
+            stopped.update(*samples(rng, 30, texts))  # what came after the save is lost in the crash
+            stopped = KINDS[name]()
+            stopped.update(*samples(rng, 30, texts))
+            stopped.load_state(state)
+        assert stopped.eval() == whole.eval()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_state_is_a_picture_that_later_samples_do_not_change(name: str) -> None:
+    rng = np.random.default_rng(3)
+    metric, other = KINDS[name](), KINDS[name]()
+    metric.update(*samples(rng, 100, False))
+    value, state = metric.eval(), metric.state()
+    metric.update(*samples(rng, 100, False))
+    other.load_state(state)
+    assert other.eval() == value != metric.eval()
+
+
+def test_the_state_of_bins_holds_those_that_are_not_empty() -> None:
+    metric = AUC(bins=65_536)
+    metric.update(np.array([0.1, 0.1, 0.7]), np.array([0, 1, 1]))
+    state = metric.state()
+    assert state["counts"].tolist() == [[1.0, 0.0], [1.0, 1.0]]
+    with pytest.raises(ConfigError, match="bins=65536 into bins=512"):
+        AUC(bins=512).load_state(state)
+    with pytest.raises(ConfigError, match="bins=65536 into bins=None"):
+        AUC().load_state(state)
+
+
+def test_the_samples_of_a_metric_without_any_are_a_state_too() -> None:
+    for kind in (AUC, GAUC, lambda: Windowed(NDCG(), 10)):
+        metric = kind()
+        metric.load_state(through_json(kind().state()))
+        with pytest.warns(RuntimeWarning, match="undefined"):
+            assert math.isnan(metric.eval())
+
+
+# --- bounded --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_bounded_metric_says_the_same_and_its_state_does_not_grow(name: str) -> None:
+    rng = np.random.default_rng(5)
+    metric, small = KINDS[name](), bounded(KINDS[name](), samples=400)
+    for step in range(8):
+        batch = samples(rng, 100, False)
+        metric.update(*batch)
+        small.update(*batch)
+        if step == 3:
+            assert small.eval() == pytest.approx(metric.eval(), abs=1e-4)
+    held = sum(value.nbytes for value in small.state().values() if isinstance(value, np.ndarray))
+    assert held <= 400 * 32
+
+
+def test_a_bounded_metric_keeps_its_settings() -> None:
+    assert bounded(GAUC("user")).group == "user"
+    assert bounded(GAUC().set_indexes([2, 0])).indexes == [2, 0]
+    assert bounded(AUC()).bins == 65_536
+    scores = bounded(AUC(), probabilities=False)  # any score: no bins
+    scores.update(np.array([-3.0, 5.0]), np.array([0, 1]))
+    assert scores.eval() == 1.0
+    own = object.__new__(type("Own", (), {"clear": lambda self: None}))
+    assert type(bounded(own)) is type(own)
+
+
+# --- set_indexes ----------------------------------------------------------------------------------------------------
+
+
+def test_indexes_choose_prediction_label_weight_and_group_among_the_inputs() -> None:
+    rng = np.random.default_rng(1)
+    score, label, weight, group = samples(rng, 200, False)
+    plain, chosen = GAUC(), GAUC().set_indexes([3, 0, 2, 1])
+    plain.update(score, label, weight, group)
+    chosen.update(label, group, weight, score)
+    assert chosen.eval() == plain.eval()
+    assert chosen.indexes == [3, 0, 2, 1]
+    chosen.clear()  # forgets samples, not settings
+    chosen.update(label, group, weight, score)
+    assert chosen.eval() == plain.eval()
+    assert chosen.set_indexes(None).indexes is None
+
+
+@pytest.mark.parametrize("indexes", [[1], [0, 1, 2, 3, 4], [0, -1], [0.0, 1], "ab"])
+def test_indexes_that_cannot_work_are_refused(indexes: Any) -> None:
+    with pytest.raises(ConfigError, match="indexes"):
+        AUC().set_indexes(indexes)
+
+
+def test_an_index_beyond_the_inputs_is_an_error_that_counts_them() -> None:
+    with pytest.raises(DataError, match="asks for input 5 — received 2 inputs"):
+        AUC().set_indexes([0, 5]).update(np.ones(1), np.ones(1))
