@@ -78,7 +78,8 @@ def test_a_state_is_a_picture_that_later_samples_do_not_change(name: str) -> Non
     metric, other = KINDS[name](), KINDS[name]()
     metric.update(*samples(rng, 100, False))
     value, state = metric.eval(), metric.state()
-    metric.update(*samples(rng, 100, False))
+    score, label, *rest = samples(rng, 100, False)
+    metric.update(score, 1.0 - label, *rest)
     other.load_state(state)
     assert other.eval() == value != metric.eval()
 
