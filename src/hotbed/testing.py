@@ -2,24 +2,28 @@
 """What tests of Hotbed, and of code built on it, need: a table too simple to be wrong, and the promises of every table.
 
 `ReferenceTable` has the verbs of `hb.Table` over one dict. `check_table(make_table)` checks the promises that every
-table and tier keeps; `TABLE_CHECKS` are the same, one by one.
+table and tier keeps; `TABLE_CHECKS` are the same, one by one. `FakeStream` is an endless source without a broker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from .connectors.base import PLACE, READ_ALL, READ_ROWS, TICK, Memory, Position, ReadPlan, Source
+from .connectors.journal import Live
 from .embedding.init import Uniform, Zeros, name_hash, partition
 from .embedding.policy import Lru, MinCount, Ttl
 from .embedding.reference import ReferenceTable
 from .embedding.rule import Adagrad, Adam, Sgd
 from .errors import NonFiniteGradient, RowShapeError, TableFull
 
-__all__ = ["TABLE_CHECKS", "MakeTable", "ReferenceTable", "check_table"]
+__all__ = ["TABLE_CHECKS", "FakeStream", "MakeTable", "ReferenceTable", "check_table"]
 
 # A table, or anything with its verbs; `make_table(name, dim, **keywords of hb.Table)` builds a fresh one.
 MakeTable = Callable[..., Any]
@@ -128,3 +132,66 @@ def check_table(make_table: MakeTable) -> None:
     """
     for check in TABLE_CHECKS:
         check(make_table)
+
+
+@dataclass(frozen=True, eq=False)
+class FakeStream(Source):
+    """An endless source over rows in memory, whose clock is a script: what Kafka is to a journal, without a broker.
+
+    `rows`: as for `hb.sources.Memory`. `takes`: what this life's clock decides: each number is a block of so many rows,
+    0 is a tick; after the script `then` is repeated (0 = ticks for ever). Blocks that are on record in the journal are
+    read as they stand there, and the script is used only after them. `ends`: stop after the last row, which a real
+    stream never does. `fails`: raised when this many rows were handed out. `commits`: what `commit` was told.
+
+    Example: `hb.Dataset(FakeStream({"user": [1, 2, 3], "label": [0, 1, 0]}, takes=[2, 0], then=1), schema, 2)`
+    """
+
+    rows: Mapping[str, Any] | pa.Table
+    takes: Sequence[int] = ()
+    then: int = 100
+    ends: bool = False
+    fails: int | None = None
+    commits: list[Position] = field(default_factory=list)
+
+    @property
+    def endless(self) -> bool:
+        return True
+
+    def schema(self) -> pa.Schema:
+        return Memory(self.rows).schema()
+
+    def commit(self, position: Position) -> None:
+        self.commits.append(position)
+
+    def read(
+        self, position: Position | None = None, batch_rows: int = READ_ROWS, plan: ReadPlan = READ_ALL
+    ) -> Iterator[tuple[pa.RecordBatch, Position]]:
+        live = plan.live or Live()
+        table = Memory(self.rows).table
+        names = [name for name in table.schema.names if plan.columns is None or name in plan.columns]
+        state = dict(position.state) if position else {"block": 0, "start": 0, "row": 0, "now": 0}
+        script = itertools.chain(self.takes, itertools.repeat(self.then))
+        while not (self.ends and state["start"] == table.num_rows):
+            block = live.journal.get("block", state["block"])
+            if block is None:
+                take = min(next(script), table.num_rows - state["start"])
+                if not take:
+                    live.lag = table.num_rows - state["start"]
+                    yield TICK, Position(dict(state))
+                    continue
+                block = {"take": state["start"] + take, "now": live.now()}
+                live.journal.append("block", state["block"], block)
+            live.lag = table.num_rows - block["take"]
+            rows = table.slice(state["start"], block["take"] - state["start"]).combine_chunks()
+            place = pa.array([{"row": row} for row in range(state["start"], block["take"])])
+            batch = rows.select(names).append_column(PLACE, place).to_batches()[0]
+            while state["row"] < batch.num_rows:
+                part = batch.slice(state["row"], batch_rows)
+                state = {**state, "row": state["row"] + part.num_rows, "now": block["now"]}
+                if self.fails is not None and state["start"] + state["row"] > self.fails:
+                    raise OSError(f"the stream broke after {self.fails} rows, as the test asked")
+                if state["row"] == batch.num_rows:
+                    state = {"block": state["block"] + 1, "start": block["take"], "row": 0, "now": block["now"]}
+                    yield part, Position(state)
+                    break
+                yield part, Position(state)

@@ -5,22 +5,33 @@ from __future__ import annotations
 
 import json
 import logging
+import queue
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
 
-from hotbed.errors import DataError
+from hotbed.connectors.journal import Live
+from hotbed.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from hotbed.connectors.derive import Join, Slice, Sort
 
 logger = logging.getLogger("hotbed.connectors")
+T = TypeVar("T")
 
 READ_ROWS = 65_536
 """Rows that one `read` step hands out unless told otherwise."""
+
+PLACE = "\0place"
+"""Column of an endless source's batches: where each row came from (a struct), for dead letters and messages."""
+
+TICK = pa.RecordBatch.from_arrays([], schema=pa.schema([]))
+"""The empty batch of an endless source that has nothing new."""
 
 
 @dataclass(frozen=True)
@@ -91,12 +102,13 @@ class ReadPlan:
 
     `columns`: only these are needed (None = all). `types`: types that text columns are to be read as, where the source
     has no types of its own. `skips`: None = the first bad row or file raises; else bad ones are counted there and left
-    out.
+    out. `live`: journal, dead letters and clock of an endless source; None = it makes some of its own, in memory.
     """
 
     columns: tuple[str, ...] | None = None
     types: Mapping[str, pa.DataType] = field(default_factory=dict)
     skips: Skips | None = None
+    live: Live | None = None
 
 
 READ_ALL = ReadPlan()
@@ -104,6 +116,10 @@ READ_ALL = ReadPlan()
 
 class Source(ABC):
     """A readable, re-readable sequence of rows. Sources are values: they hold no open file and no state.
+
+    An endless source (Kafka, a followed directory) hands out blocks. What is in a block was decided by the clock, once,
+    and stands in the journal of the plan before its rows are handed out, so that a run after a crash reads the same
+    blocks.
 
     Example:
         >>> source = hb.sources.Csv("ratings.csv").join(hb.sources.Csv("movies.csv"), on="movieId").sort("timestamp")
@@ -122,7 +138,19 @@ class Source(ABC):
 
         `position`: None = from the start. The sequence of rows does not depend on `batch_rows` or on where reading
         began.
+
+        An endless source never ends, and yields at least every `plan.live.tick_seconds`: rows, or a tick, which is an
+        empty batch with the position as it was. Its positions have "now", the clock in microseconds at which the block
+        of the last row was taken.
         """
+
+    @property
+    def endless(self) -> bool:
+        """Whether `read` never ends."""
+        return False
+
+    def commit(self, position: Position) -> None:  # noqa: B027 - most sources have nobody to tell
+        """Told when a checkpoint with this position is safe on disk. Never raises for what goes wrong elsewhere."""
 
     def num_rows(self) -> int | None:
         """Number of rows where that is known without reading them, else None."""
@@ -164,3 +192,143 @@ def cut(batch: pa.RecordBatch, batch_rows: int) -> Iterator[pa.RecordBatch]:
     """`batch` in pieces of at most `batch_rows` rows (views, no copy); nothing for an empty batch."""
     for start in range(0, batch.num_rows, batch_rows):
         yield batch.slice(start, batch_rows)
+
+
+def run_ahead(items: Iterator[T], depth: int) -> Generator[T, None, None]:
+    """Yields `items`, at most `depth` of them made ahead on a thread. Closing the generator stops the thread and waits
+    for it.
+
+    `None` items are ticks: one is passed on only where nothing else waits.
+    """
+    ready: queue.Queue[T | _End] = queue.Queue(depth)
+    stop = threading.Event()
+
+    def put(item: T | _End) -> bool:
+        if item is None and not ready.empty():
+            return not stop.is_set()
+        while not stop.is_set():
+            try:
+                ready.put(item, timeout=0.1)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    def work() -> None:
+        try:
+            for item in items:
+                if not put(item):
+                    break
+            put(_End())
+        except BaseException as error:  # handed to the consumer, which raises it
+            put(_End(error))
+        finally:
+            if isinstance(items, Generator):
+                items.close()
+
+    thread = threading.Thread(target=work, name="hotbed-read-ahead", daemon=True)
+    thread.start()
+    try:
+        while True:
+            item = ready.get()
+            if isinstance(item, _End):
+                if item.error is not None:
+                    raise item.error
+                return
+            yield item
+    finally:
+        stop.set()
+        while not ready.empty():  # a producer that waits for room sees the stop at once
+            ready.get_nowait()
+        thread.join()
+
+
+class _End:
+    """The last thing in the queue: the iterator ended, by `error` or well."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.error = error
+
+
+def not_endless(source: Source, what: str) -> None:
+    """Raises ConfigError where `what` needs a source that ends."""
+    if source.endless:
+        raise ConfigError(
+            f"source: {what} needs a source that ends — received {type(source).__name__} — use it on what the endless "
+            "source is joined with, or read files"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Memory(Source):
+    """A pyarrow Table, a RecordBatch, or a mapping of column names to lists or NumPy arrays of one length.
+
+    Raises DataError when the columns differ in length or cannot become Arrow arrays.
+
+    Example: `hb.sources.Memory({"user": [1, 2], "genres": [["a", "b"], []], "label": [0, 1]})`
+    """
+
+    columns: Mapping[str, Any] | pa.Table | pa.RecordBatch
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "columns", _as_table(self.columns))
+
+    @property
+    def table(self) -> pa.Table:
+        """The rows as one Arrow table."""
+        assert isinstance(self.columns, pa.Table)
+        return self.columns
+
+    def schema(self) -> pa.Schema:
+        return self.table.schema
+
+    def num_rows(self) -> int:
+        return int(self.table.num_rows)
+
+    def locate(self, position: Position, back: int) -> Place:
+        return Place("memory", int(position["row"]) - back + 1)
+
+    def read(
+        self, position: Position | None = None, batch_rows: int = READ_ROWS, plan: ReadPlan = READ_ALL
+    ) -> Iterator[tuple[pa.RecordBatch, Position]]:
+        row = int(position["row"]) if position else 0
+        table = self.table
+        if plan.columns is not None:
+            table = table.select([name for name in table.schema.names if name in plan.columns])
+        for batch in table.slice(row).to_batches(max_chunksize=batch_rows):
+            if batch.num_rows:
+                row += batch.num_rows
+                yield batch, Position({"row": row})
+
+
+def _as_table(columns: Mapping[str, Any] | pa.Table | pa.RecordBatch) -> pa.Table:
+    if isinstance(columns, pa.Table):
+        return columns
+    if isinstance(columns, pa.RecordBatch):
+        return pa.Table.from_batches([columns])
+    arrays: dict[str, pa.Array] = {}
+    for name, values in columns.items():
+        try:
+            arrays[name] = _as_array(values)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+            raise DataError(
+                f"memory source: column {name!r} is not one Arrow type — {error} — give each column values of one type"
+            ) from error
+    lengths = {name: len(array) for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        raise DataError(
+            f"memory source: columns differ in length — {lengths} — give every column the same number of rows"
+        )
+    return pa.table(arrays)
+
+
+def _as_array(values: Any) -> pa.Array:
+    if isinstance(values, (pa.Array, pa.ChunkedArray)):
+        return values
+    if isinstance(values, np.ndarray) and values.ndim == 2:
+        flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+        return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+    try:
+        return pa.array(values)
+    except OverflowError:  # Python integers above int64: ids that use the upper half of 64 bits
+        return pa.array(values, type=pa.uint64())

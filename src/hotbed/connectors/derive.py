@@ -10,8 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hotbed.connectors.base import READ_ALL, READ_ROWS, Place, Position, ReadPlan, Source
-from hotbed.connectors.memory import Memory
+from hotbed.connectors.base import PLACE, READ_ALL, READ_ROWS, Memory, Place, Position, ReadPlan, Source, not_endless
 from hotbed.errors import ConfigError, DataError, SchemaError
 
 
@@ -28,6 +27,7 @@ class Slice(Source):
     stop: int | float | None = None
 
     def __post_init__(self) -> None:
+        not_endless(self.source, "a slice")
         for name, value in (("start", self.start), ("stop", self.stop)):
             if value is not None and (value < 0 or (isinstance(value, float) and value > 1)):
                 raise ConfigError(
@@ -98,6 +98,9 @@ class Sort(Source):
     source: Source
     by: str
 
+    def __post_init__(self) -> None:
+        not_endless(self.source, "a sort")
+
     def schema(self) -> pa.Schema:
         return self.source.schema()
 
@@ -144,6 +147,16 @@ class Join(Source):
     table: Source
     on: str | Sequence[str]
 
+    def __post_init__(self) -> None:
+        not_endless(self.table, "a side table")
+
+    @property
+    def endless(self) -> bool:
+        return self.source.endless
+
+    def commit(self, position: Position) -> None:
+        self.source.commit(position)
+
     def schema(self) -> pa.Schema:
         left, right = self.source.schema(), self.table.schema()
         for side, schema in (("source", left), ("table", right)):
@@ -179,11 +192,16 @@ class Join(Source):
         side_keys = side.select(self._keys())
         types = {name: kind for name, kind in plan.types.items() if name not in self._keys()}
         for batch, after in self.source.read(position, batch_rows, replace(plan, columns=left_columns, types=types)):
+            if not batch.num_rows:
+                yield batch, after
+                continue
             rows = _match(batch, side_keys)
             arrays = [
                 side[name].take(rows).combine_chunks() if name in added else batch.column(name) for name in wanted
             ]
-            yield pa.RecordBatch.from_arrays([_one_chunk(array) for array in arrays], names=wanted), after
+            kept = [PLACE] if PLACE in batch.schema.names else []
+            arrays += [batch.column(name) for name in kept]
+            yield pa.RecordBatch.from_arrays([_one_chunk(array) for array in arrays], names=[*wanted, *kept]), after
 
     def _keys(self) -> list[str]:
         return [self.on] if isinstance(self.on, str) else list(self.on)

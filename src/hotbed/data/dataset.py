@@ -3,23 +3,22 @@
 
 from __future__ import annotations
 
-import queue
-import threading
+import json
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from hotbed.connectors.base import READ_ROWS, Position, ReadPlan, Skips, Source
+from hotbed.connectors.base import PLACE, READ_ROWS, Position, ReadPlan, Skips, Source, run_ahead
+from hotbed.connectors.journal import Live
 from hotbed.data.batch import Batch
 from hotbed.data.encode import Encoder
-from hotbed.data.schema import Dense, Label, Schema, Weight
-from hotbed.data.transforms import Extract, Map
+from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError, DecodeError
 
-T = TypeVar("T")
 Encoded = tuple[Batch, Position | None, Position]
 """Encoded rows (at least one) and the source's position before and after them."""
 
@@ -56,6 +55,11 @@ class Dataset:
     thread (0 = none). `cache`: keep the encoded rows in memory after the first reading; then a shuffle is of the whole
     epoch.
 
+    Of an endless source there is one epoch, in the order of the source. `flush_seconds`: after so long without a row
+    the rows at hand are a batch, however few (None = wait for `batch_size`). `max_ahead_seconds`: rows whose event time
+    lies further ahead of the clock are left out, as dead letters. `live` holds journal, dead letters and clock; put
+    your own there before reading.
+
     Raises SchemaError, DecodeError while iterating, ConfigError for wrong arguments.
 
     Example:
@@ -74,23 +78,41 @@ class Dataset:
         on_error: str = "raise",
         prefetch: int = 2,
         cache: bool = False,
+        flush_seconds: float | None = None,
+        max_ahead_seconds: float | None = None,
     ) -> None:
         for name, value, least in (("batch_size", batch_size, 1), ("shuffle", shuffle, 0), ("prefetch", prefetch, 0)):
             if not isinstance(value, int) or value < least:
                 raise ConfigError(f"dataset.{name}: an integer >= {least} — received {value!r} — correct it")
         if on_error not in ("raise", "skip"):
             raise ConfigError(f"dataset.on_error: 'raise' or 'skip' — received {on_error!r} — correct it")
+        for name, seconds in (("flush_seconds", flush_seconds), ("max_ahead_seconds", max_ahead_seconds)):
+            if seconds is not None and (not source.endless or not seconds >= 0):
+                raise ConfigError(
+                    f"dataset.{name}: seconds >= 0, of an endless source — received {seconds!r} — leave it out"
+                )
+        if source.endless and (shuffle > 1 or cache):
+            raise ConfigError(
+                f"dataset.{'cache' if cache else 'shuffle'}: the source is endless, its order is the order of events — "
+                f"received {cache or shuffle!r} — leave it out"
+            )
+        if max_ahead_seconds is not None and schema.time is None:
+            raise ConfigError(
+                f"dataset.max_ahead_seconds: events need a time — received {max_ahead_seconds!r} and a schema without "
+                "Time — name the Time column"
+            )
         self.source, self.schema = source, schema
         self.batch_size, self.shuffle, self.seed = batch_size, shuffle, seed
         self.drop_last, self.on_error, self.prefetch, self.cache = drop_last, on_error, prefetch, cache
-        self.skips = Skips()
-        self.encoder = Encoder(schema, on_error)
+        self.flush_seconds, self.max_ahead_seconds = flush_seconds, max_ahead_seconds
+        self.skips, self.live = Skips(), Live()
+        self.encoder = Encoder(schema, on_error, self._put_aside if source.endless else None)
         self.encoder.stats.skips = self.skips
         self._maps: tuple[Callable[[Batch], Batch], ...] = ()
         self._next_epoch = 0
         self._resume: Position | None = None
         # Part of every position: going on with another order would repeat and lose rows.
-        self._order = {"shuffle": shuffle, "seed": seed, "cache": cache} if shuffle else {}
+        self._order = {"shuffle": shuffle, "seed": seed, "cache": cache} if shuffle > source.endless else {}
         self._position = self._at(0, _place(None, 0))
         self._cached: Batch | None = None
         self._num_rows: int | None = None
@@ -100,14 +122,39 @@ class Dataset:
         """Where iteration is: after the last batch handed out."""
         return self._position
 
+    @property
+    def endless(self) -> bool:
+        """Whether iteration never ends."""
+        return self.source.endless
+
+    @property
+    def lag(self) -> int | None:
+        """Rows that wait at an endless source; None where it cannot tell."""
+        return self.live.lag
+
     def __iter__(self) -> Iterator[Batch]:
         return self.epoch(self._next_epoch)
 
     def epoch(self, number: int) -> Iterator[Batch]:
         """The batches of epoch `number`, or the rest of it after `resume`."""
+        return _without_ticks(self._begin(number))
+
+    def stream(self) -> Iterator[Batch | None]:
+        """As iteration, but None where an endless source has nothing new, at least every `live.tick_seconds`, so that
+        who reads can do what is due, or stop."""
+        return self._begin(self._next_epoch)
+
+    def commit(self, position: Position) -> None:
+        """To be told when a checkpoint with this position is safe on disk: what led there leaves the journal, and the
+        source is told."""
+        if self.endless and position["source"] is not None:
+            self.live.journal.forget({"block": position["source"]["block"], "cut": position["rows"]})
+            self.source.commit(Position.from_json(position["source"]))
+
+    def _begin(self, number: int) -> Generator[Batch | None, None, None]:
         resume, self._resume = self._resume, None
         start = resume if resume is not None and resume["epoch"] == number else None
-        self._next_epoch = number + 1
+        self._next_epoch = number if self.endless else number + 1
         return self._run(number, start)
 
     def resume(self, position: Position | Mapping[str, Any] | str) -> Dataset:
@@ -133,8 +180,8 @@ class Dataset:
     def map(self, fn: Callable[[Batch], Batch]) -> Dataset:
         """A dataset of `fn(batch)`; `fn` runs on the reading thread."""
         other = Dataset(self.source, self.schema, self.batch_size, self.shuffle, self.seed, self.drop_last,
-                        self.on_error, self.prefetch, self.cache)  # fmt: skip
-        other._maps = (*self._maps, fn)
+                        self.on_error, self.prefetch, self.cache, self.flush_seconds, self.max_ahead_seconds)  # fmt: skip
+        other._maps, other.live = (*self._maps, fn), self.live
         return other
 
     @property
@@ -161,23 +208,59 @@ class Dataset:
     def __bool__(self) -> bool:
         return True
 
-    def _run(self, epoch: int, start: Position | None) -> Iterator[Batch]:
+    def _run(self, epoch: int, start: Position | None) -> Generator[Batch | None, None, None]:
         self._position = start or self._at(epoch, _place(None, 0))
-        batches = self._batches(epoch, start)
-        if self.prefetch:
-            batches = run_ahead(batches, self.prefetch)
-        try:
-            for batch in batches:
-                assert batch.position is not None
-                self._position = batch.position
+        batches = self._live_batches(self._position) if self.endless else self._batches(epoch, start)
+        with closing(run_ahead(batches, self.prefetch) if self.prefetch else batches) as items:
+            for batch in items:
+                if batch is not None:
+                    assert batch.position is not None
+                    self._position = batch.position
                 yield batch
-        finally:
-            batches.close()
 
-    def _at(self, epoch: int, place: dict[str, Any]) -> Position:
-        return Position({"epoch": epoch, **place, "order": self._order})
+    def _at(self, epoch: int, place: dict[str, Any], rows: int = 0) -> Position:
+        return Position({"epoch": epoch, **place, **({"rows": rows} if self.endless else {}), "order": self._order})
 
-    def _batches(self, epoch: int, start: Position | None) -> Generator[Batch, None, None]:
+    def _live_batches(self, start: Position) -> Generator[Batch | None, None, None]:
+        """Batches across the blocks of an endless source, None at its ticks. A cut on record, or a new one after idle
+        time, ends a batch early."""
+        parts: list[Batch] = []
+        skip, rows, held, idle_since = int(start["skip"]), int(start["rows"]), 0, None  # rows: handed out so far
+        at = start
+        for chunk, before, after in self._encoded(None if start["source"] is None else Position(start["source"])):
+            row, skip = min(skip, chunk.num_samples), max(0, skip - chunk.num_samples)
+            while row < chunk.num_samples:
+                cut = next((number for number, _ in self.live.journal.after("cut", rows)), rows + self.batch_size)
+                room = min(self.batch_size, cut - rows) - held
+                part = chunk[row : row + room]
+                parts.append(part)
+                row, held = row + part.num_samples, held + part.num_samples
+                whole = row == chunk.num_samples
+                at = self._at(0, _place(after, 0) if whole else _place(before, row), rows + held)
+                if part.num_samples == room:
+                    yield self._finish(parts, at)
+                    parts, rows, held = [], rows + held, 0
+            if chunk.num_samples:
+                idle_since = None
+                continue
+            idle_since = min(self.live.clock() if idle_since is None else idle_since, self.live.clock())
+            if held and self._flushes(after, idle_since):
+                self.live.journal.append("cut", rows + held, {})
+                yield self._finish(parts, at)
+                parts, rows, held = [], rows + held, 0
+            else:
+                yield None
+        if parts:
+            yield self._finish(parts, at)
+
+    def _flushes(self, after: Position, idle_since: float) -> bool:
+        """Whether the rows at hand are a batch now. Not while blocks on record are still to come: the run that wrote
+        them got them in time."""
+        if self.flush_seconds is None or self.live.journal.last("block") >= after["block"]:
+            return False
+        return self.live.clock() - idle_since >= self.flush_seconds
+
+    def _batches(self, epoch: int, start: Position | None) -> Generator[Batch | None, None, None]:
         """Buffers cut into batches; a batch may span buffers."""
         parts: list[Batch] = []
         missing = self.batch_size
@@ -267,12 +350,19 @@ class Dataset:
     def _encoded(self, position: Position | None) -> Iterator[Encoded]:
         """Every chunk of the source after `position`, encoded."""
         skips = self.skips if self.on_error == "skip" else None
-        plan = ReadPlan(tuple(self.schema.raw_columns()), number_types(self.schema), skips)
+        live = self.live if self.endless else None
+        plan = ReadPlan(tuple(self.schema.raw_columns()), self.schema.number_types(), skips, live)
         num_rows, before = 0, position
         chunk_rows = max(self.batch_size, READ_ROWS)
         for raw, after in self.source.read(position, chunk_rows, plan):
+            if not raw.num_rows:  # a tick
+                yield Batch(num_samples=0), before, after
+                continue
+            latest = None
+            if self.max_ahead_seconds is not None:
+                latest = int(after["now"] + self.max_ahead_seconds * 1e6)
             try:
-                rows = self.encoder(raw)
+                rows = self.encoder(raw, latest=latest)
             except DecodeError as error:
                 raise self._located(error, raw, after) from error
             if rows.num_samples:
@@ -282,9 +372,28 @@ class Dataset:
         if position is None:
             self._num_rows = num_rows
 
+    def _put_aside(self, rows: pa.RecordBatch, reason: str, message: str) -> None:
+        """Rows of an endless source that were left out become dead letters."""
+        letters = rows.to_pylist()
+        places = [letter.pop(PLACE) for letter in letters]
+        payloads = [json.dumps(letter, default=str, ensure_ascii=False) for letter in letters]
+        self.live.dead_letters.add_all(zip(places, [reason] * len(places), payloads, strict=True))
+
     def _located(self, error: DecodeError, raw: pa.RecordBatch, after: Position) -> DecodeError:
+        if self.endless:
+            place = raw.column(PLACE)[(error.row or 1) - 1].as_py()
+            return DecodeError(
+                f"{', '.join(f'{key} {value}' for key, value in place.items())}: {error}",
+                row=error.row,
+                column=error.column,
+            )
         place = self.source.locate(after, raw.num_rows - (error.row or 1) + 1)
         return DecodeError(f"{place}: {error}" if place.file else str(error), place.file, place.number, error.column)
+
+
+def _without_ticks(items: Generator[Batch | None, None, None]) -> Iterator[Batch]:
+    with closing(items):
+        yield from (batch for batch in items if batch is not None)
 
 
 def _in_order(chunks: Iterator[Encoded], skip: int) -> Iterator[_Buffer]:
@@ -293,66 +402,3 @@ def _in_order(chunks: Iterator[Encoded], skip: int) -> Iterator[_Buffer]:
         if skip < rows.num_samples:
             yield _Buffer(rows[skip:] if skip else rows, _place(before, skip), _place(after, 0))
         skip = max(0, skip - rows.num_samples)
-
-
-def number_types(schema: Schema) -> dict[str, pa.DataType]:
-    """Raw columns that are read only as numbers: text sources parse them as floats whatever the first rows look
-    like."""
-    numbers: dict[str, bool] = {}
-    for column in schema.columns:
-        text = isinstance(column, Label) and column.positive is not None
-        text = text or (
-            isinstance(column, Dense) and bool(column.transforms) and isinstance(column.transforms[0], (Extract, Map))
-        )
-        fits = isinstance(column, (Label, Weight, Dense)) and not text
-        numbers[column.source] = fits and numbers.get(column.source, True)
-        for transform in getattr(column, "transforms", ()):
-            numbers.update(dict.fromkeys(transform.inputs(), False))
-    return {name: pa.float64() for name, fits in numbers.items() if fits}
-
-
-class _End:
-    """The last thing in the queue: the iterator ended, by `error` or well."""
-
-    def __init__(self, error: BaseException | None = None) -> None:
-        self.error = error
-
-
-def run_ahead(items: Iterator[T], depth: int) -> Generator[T, None, None]:
-    """Yields `items`, at most `depth` of them made ahead. Closing the generator stops the thread and waits for it."""
-    ready: queue.Queue[T | _End] = queue.Queue(depth)
-    stop = threading.Event()
-
-    def put(item: T | _End) -> bool:
-        while not stop.is_set():
-            try:
-                ready.put(item, timeout=0.1)
-                return True
-            except queue.Full:
-                continue
-        return False
-
-    def work() -> None:
-        try:
-            for item in items:
-                if not put(item):
-                    return
-            put(_End())
-        except BaseException as error:  # handed to the consumer, which raises it
-            put(_End(error))
-
-    thread = threading.Thread(target=work, name="hotbed-read-ahead", daemon=True)
-    thread.start()
-    try:
-        while True:
-            item = ready.get()
-            if isinstance(item, _End):
-                if item.error is not None:
-                    raise item.error
-                return
-            yield item
-    finally:
-        stop.set()
-        while not ready.empty():  # a producer that waits for room sees the stop at once
-            ready.get_nowait()
-        thread.join()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,9 @@ from hotbed.data.numbers import BadRows, is_bytes, is_list, numeric
 from hotbed.data.schema import Dense, Id, Label, Schema, Time, Weight
 from hotbed.data.transforms import Split, Transform
 from hotbed.errors import DataError, DecodeError, SchemaError
+
+Aside = Callable[[pa.RecordBatch, str, str], None]
+"""Takes raw rows that are left out, a word for the reason, and a message."""
 
 # Few of Arrow's functions take views.
 _VIEWS = {pa.string_view().id: pa.large_string(), pa.binary_view().id: pa.large_binary()}
@@ -40,22 +44,23 @@ class Encoder:
 
     `on_error`: "raise" = a bad row raises DecodeError (its `row` counts from 1 within the record batch); "skip" = it
     is left out, counted in `stats.skips` and logged. A missing column or a column of the wrong type always raises
-    SchemaError.
+    SchemaError. `aside`: gets the raw rows that are left out.
 
     Example: `Encoder(schema)(pa.record_batch({"user": ["ann"], "label": [1]}))`
     """
 
-    def __init__(self, schema: Schema, on_error: str = "raise") -> None:
+    def __init__(self, schema: Schema, on_error: str = "raise", aside: Aside | None = None) -> None:
         self.schema = schema
         self.on_error = on_error
+        self.aside = aside
         self.stats = EncodeStats()
         self._seen: list[tuple[pa.Schema, bool]] = []
         self._zones: set[str] = set()
         self._kinds: dict[str, set[str]] = {}
 
-    def __call__(self, rows: pa.RecordBatch | pa.Table, *, labels: bool = True) -> Batch:
+    def __call__(self, rows: pa.RecordBatch | pa.Table, *, labels: bool = True, latest: int | None = None) -> Batch:
         """Batch of `rows`. `labels=False` (serving): label and weight columns are not read, time only if it is
-        there."""
+        there. `latest`: rows with an event time after it (microseconds) are left out, whatever `on_error` says."""
         batch = _one_batch(rows)
         if not any(mode == labels and known.equals(batch.schema) for known, mode in self._seen):
             self._check(batch.schema, labels)
@@ -64,6 +69,10 @@ class Encoder:
             try:
                 context = Columns(batch)
                 encoded = self._encode(batch, labels, context)
+                if latest is not None and encoded.time is not None and (future := encoded.time > latest).any():
+                    early = f"an event of the future — received {int(encoded.time.max())} us, the clock allows {latest}"
+                    batch = self._leave_out(batch, future, "future", early)
+                    encoded = encoded.take(np.flatnonzero(~future))
                 self.stats.rows += encoded.num_samples
                 for name, count in context.missing.items():
                     self.stats.missing[name] = self.stats.missing.get(name, 0) + count
@@ -72,8 +81,14 @@ class Encoder:
                 if self.on_error != "skip":
                     row = int(np.flatnonzero(bad.mask)[0]) + 1
                     raise DecodeError(bad.message, "", row, bad.column) from None
-                self.stats.skips.add("value", bad.message, int(bad.mask.sum()))
-                batch = batch.filter(pa.array(~bad.mask))
+                batch = self._leave_out(batch, bad.mask, "value", bad.message)
+
+    def _leave_out(self, batch: pa.RecordBatch, mask: np.ndarray, reason: str, message: str) -> pa.RecordBatch:
+        """The rows outside `mask`; those inside are counted and put aside."""
+        self.stats.skips.add(reason, message, int(mask.sum()))
+        if self.aside is not None:
+            self.aside(batch.filter(pa.array(mask)), reason, message)
+        return batch.filter(pa.array(~mask))
 
     def _check(self, schema: pa.Schema, labels: bool) -> None:
         missing = [name for name in self.schema.raw_columns(labels) if name not in schema.names]

@@ -9,10 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pyarrow as pa
+
 from hotbed import config
 from hotbed.connectors.base import Source
 from hotbed.data import times
-from hotbed.data.transforms import Transform
+from hotbed.data.transforms import Extract, Map, Transform
 from hotbed.errors import ConfigError, SchemaError
 
 POOLINGS = ("sum", "mean", "max", "none")
@@ -216,6 +218,23 @@ class Schema:
             if isinstance(column, Id) and column.weights:
                 found[column.weights] = None
         return list(found)
+
+    def number_types(self) -> dict[str, pa.DataType]:
+        """Raw columns that are read only as numbers: text sources parse them as floats whatever the first rows look
+        like."""
+        numbers: dict[str, bool] = {}
+        for column in self.columns:
+            text = isinstance(column, Label) and column.positive is not None
+            text = text or (
+                isinstance(column, Dense)
+                and bool(column.transforms)
+                and isinstance(column.transforms[0], (Extract, Map))
+            )
+            fits = isinstance(column, (Label, Weight, Dense)) and not text
+            numbers[column.source] = fits and numbers.get(column.source, True)
+            for transform in getattr(column, "transforms", ()):
+                numbers.update(dict.fromkeys(transform.inputs(), False))
+        return {name: pa.float64() for name, fits in numbers.items() if fits}
 
     def fit(self, source: Source) -> Schema:
         """A schema whose transforms have learned (means, quantiles, vocabularies) from `source`: the training range

@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an endless source shares with its reader: the journal of the clock's decisions, and the rows nobody could use."""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hotbed.errors import FormatError, PersistError
+
+logger = logging.getLogger("hotbed.connectors")
+
+KEPT_ENTRIES = 100_000
+"""Decisions of a topic that a journal in memory keeps, the newest."""
+
+KEPT_PLACES = 1_000_000
+"""Dead letters whose places are remembered, so that reading them again after a crash writes none of them twice."""
+
+
+class Journal:
+    """Every decision of the clock, on disk before it takes effect, so that a run after a crash decides the same.
+
+    `path`: a file that one process writes; None = in memory only. Entries are numbered within a topic ("block": what
+    a source read at once; "cut": a batch that ended early; "evict": a step with an eviction), rising, not always by one.
+    A line is the CRC-32 of its JSON, a space and the JSON `[topic, number, value]`. Safe for several threads.
+
+    A last line that a crash tore is cut off. Raises FormatError (file, line) for damage elsewhere, PersistError when
+    another journal has the file open or it cannot be written.
+
+    Example:
+        >>> journal = Journal()
+        >>> journal.append("block", 0, {"take": 100})
+        >>> journal.get("block", 0), journal.get("block", 1), journal.last("block")
+        ({'take': 100}, None, 0)
+    """
+
+    def __init__(self, path: str | Path | None = None) -> None:
+        self._file: int | None = None
+        self._guard: int | None = None
+        self._entries: dict[str, dict[int, dict[str, Any]]] = {}
+        self._mutex = threading.Lock()
+        self.path = None if path is None else Path(path)
+        if self.path is not None:
+            self._guard = _only_writer(self.path)
+            try:
+                self._open(self.path)
+            except BaseException:
+                self.close()
+                raise
+
+    def get(self, topic: str, number: int) -> dict[str, Any] | None:
+        """The decision on record, or None."""
+        with self._mutex:
+            return self._entries.get(topic, {}).get(number)
+
+    def last(self, topic: str) -> int:
+        """The highest number on record; -1 = none."""
+        with self._mutex:
+            return next(reversed(self._entries.get(topic, {})), -1)
+
+    def append(self, topic: str, number: int, value: Mapping[str, Any]) -> None:
+        """Puts a decision on record: when this returns it is on disk. Raises PersistError when that fails, or when a
+        decision of this number or a later one stands already."""
+        line = _line(topic, number, dict(value))
+        with self._mutex:
+            entries = self._entries.setdefault(topic, {})
+            if number <= next(reversed(entries), -1):
+                raise PersistError(
+                    f"{self._name()}: a decision on record stands — received {topic} {number} after "
+                    f"{next(reversed(entries))} — read it with get() instead"
+                )
+            if self._file is not None:
+                self._write(line)
+            elif len(entries) >= KEPT_ENTRIES:
+                del entries[next(iter(entries))]
+            entries[number] = json.loads(line[9:])[2]  # what a run after a crash would read
+
+    def after(self, topic: str, number: int) -> Iterator[tuple[int, dict[str, Any]]]:
+        """(number, decision) on record with numbers above `number`, rising."""
+        with self._mutex:
+            found = [(n, value) for n, value in self._entries.get(topic, {}).items() if n > number]
+        yield from found
+
+    def forget(self, before: Mapping[str, int]) -> None:
+        """Drops the entries of each topic whose number is below `before[topic]`; the file is replaced at once."""
+        with self._mutex:
+            old = self._entries
+            kept = {
+                topic: {n: value for n, value in entries.items() if n >= before.get(topic, 0)}
+                for topic, entries in old.items()
+            }
+            if all(len(kept[topic]) == len(old[topic]) for topic in old):
+                return
+            if self.path is not None and self._file is not None:
+                lines = [_line(topic, n, value) for topic in kept for n, value in kept[topic].items()]
+                self._replace(self.path, b"".join(lines))
+            self._entries = kept
+
+    def close(self) -> None:
+        """Gives the file back; the entries can still be read."""
+        with self._mutex:
+            for file in (self._file, self._guard):
+                if file is not None:
+                    os.close(file)
+            self._file = self._guard = None
+
+    def __del__(self) -> None:
+        if self._guard is not None:
+            self.close()
+
+    def _name(self) -> str:
+        return str(self.path or "journal in memory")
+
+    def _open(self, path: Path) -> None:
+        data = path.read_bytes() if path.exists() else b""
+        *lines, rest = data.split(b"\n")
+        valid = 0
+        for place, line in enumerate(lines, 1):
+            entry = _parse(line)
+            if entry is None:
+                if place == len(lines) and not rest:  # the blocks of a line may reach the disk out of order
+                    break
+                raise FormatError(
+                    f"{path}, line {place}: its digest does not match — received {line[:60]!r} — restore the file, or "
+                    "remove it together with the checkpoints beside it"
+                )
+            topic, number, value = entry
+            self._entries.setdefault(topic, {})[number] = value
+            valid += len(line) + 1
+        self._file = _appended(path)
+        if valid < len(data):
+            logger.warning("%s: the last line was torn by a crash and is cut off", path)
+            os.ftruncate(self._file, valid)
+            os.fsync(self._file)
+        sync_folder(path.parent)
+
+    def _write(self, line: bytes) -> None:
+        assert self._file is not None
+        size = os.fstat(self._file).st_size
+        try:
+            if os.write(self._file, line) != len(line):
+                raise OSError("the disk took a part of the line only")
+            os.fsync(self._file)
+        except OSError as error:
+            os.ftruncate(self._file, size)  # half a line must not stand before the next one
+            raise PersistError(
+                f"{self._name()}: cannot be written — {error} — free space or mend the rights"
+            ) from error
+
+    def _replace(self, path: Path, data: bytes) -> None:
+        new = path.with_name(path.name + ".new")
+        try:
+            with open(new, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(new, path)
+            sync_folder(path.parent)
+        except OSError as error:
+            raise PersistError(f"{path}: cannot be written — {error} — free space or mend the rights") from error
+        assert self._file is not None
+        os.close(self._file)
+        self._file = _appended(path)
+
+
+def _line(topic: str, number: int, value: Mapping[str, Any]) -> bytes:
+    data = json.dumps([topic, number, value], separators=(",", ":")).encode()
+    return b"%08x %s\n" % (zlib.crc32(data), data)
+
+
+def _parse(line: bytes) -> tuple[str, int, dict[str, Any]] | None:
+    """What a line says; None = it is damaged."""
+    data = line[9:]
+    if line[:9] != b"%08x " % zlib.crc32(data) or not data:
+        return None
+    topic, number, value = json.loads(data)
+    return topic, number, value
+
+
+def _appended(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+
+def _only_writer(path: Path) -> int:
+    """A lock that ends with this process, also by kill -9: the open file that holds it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    guard = _appended(path.with_name(path.name + ".lock"))
+    try:
+        fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(guard)
+        raise PersistError(
+            f"{path}: another run writes this journal — {error} — stop it, or give this run a folder of its own"
+        ) from error
+    return guard
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes names that came, went or moved in `folder` survive a loss of power."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class DeadLetters:
+    """Rows that nobody could use, with the place they came from: JSON lines, one an event.
+
+    `path` None = counted and logged only. A line is `{"place": {...}, "reason": "...", "payload": "..."}`; a payload
+    that is no UTF-8 stands as `payload_base64`. The same place is written once, also after a crash and a second reading.
+
+    Example: `letters.add({"topic": "clicks", "partition": 0, "offset": 7}, "undecodable", b"{")`
+    """
+
+    def __init__(self, path: str | Path | None = None) -> None:
+        self.path = None if path is None else Path(path)
+        self.counts: dict[str, int] = {}
+        self._seen: dict[bytes, None] = {}
+        self._mutex = threading.Lock()
+        if self.path is not None and self.path.exists():
+            self._recall(self.path)
+
+    @property
+    def total(self) -> int:
+        """All rows that were ever put aside."""
+        return sum(self.counts.values())
+
+    def add(self, place: Mapping[str, Any], reason: str, payload: bytes | str) -> None:
+        """Puts one row aside; on disk when this returns. Raises PersistError when the file cannot be written."""
+        self.add_all([(place, reason, payload)])
+
+    def add_all(self, letters: Iterable[tuple[Mapping[str, Any], str, bytes | str]]) -> None:
+        """Puts several rows aside with one write to disk."""
+        lines: list[bytes] = []
+        with self._mutex:
+            for place, reason, payload in letters:
+                if self._is_new(place):
+                    self._count(reason, place)
+                    lines.append(_letter(place, reason, payload))
+            if self.path is None or not lines:
+                return
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                with open(self.path, "ab") as file:
+                    file.write(b"".join(lines))
+                    file.flush()
+                    os.fsync(file.fileno())
+            except OSError as error:
+                raise PersistError(
+                    f"{self.path}: cannot be written — {error} — free space or mend the rights"
+                ) from error
+
+    def _is_new(self, place: Mapping[str, Any]) -> bool:
+        key = hashlib.blake2b(json.dumps(place, sort_keys=True).encode(), digest_size=8).digest()
+        if key in self._seen:
+            return False
+        self._seen[key] = None
+        if len(self._seen) > KEPT_PLACES:
+            del self._seen[next(iter(self._seen))]
+        return True
+
+    def _count(self, reason: str, place: Mapping[str, Any]) -> None:
+        self.counts[reason] = count = self.counts.get(reason, 0) + 1
+        if count & (count - 1) == 0:  # the 1st, 2nd, 4th, 8th ...: a flood of bad rows must not flood the log
+            logger.warning("dead letter (%s), %d so far: %s", reason, count, dict(place))
+
+    def _recall(self, path: Path) -> None:
+        """Counts and places of earlier runs; a last line that a crash tore is cut off and comes again."""
+        data = path.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        for number, line in enumerate(whole.splitlines(), 1):
+            try:
+                letter = json.loads(line)
+                self._is_new(letter["place"])
+                self.counts[letter["reason"]] = self.counts.get(letter["reason"], 0) + 1
+            except (ValueError, KeyError, TypeError) as error:
+                raise FormatError(f"{path}, line {number}: no dead letter — {error} — move the file away") from error
+        if len(whole) < len(data):
+            os.truncate(path, len(whole))
+
+
+def _letter(place: Mapping[str, Any], reason: str, payload: bytes | str) -> bytes:
+    letter: dict[str, Any] = {"place": dict(place), "reason": reason}
+    try:
+        letter["payload"] = payload if isinstance(payload, str) else payload.decode()
+    except UnicodeDecodeError:
+        letter["payload_base64"] = base64.b64encode(bytes(payload)).decode()  # type: ignore[arg-type]
+    return json.dumps(letter, ensure_ascii=False).encode() + b"\n"
+
+
+@dataclass
+class Live:
+    """What an endless source shares with who reads it.
+
+    `tick_seconds`: it yields at least this often, so that its reader can stop. `lag`: rows that wait at the source, None
+    where it cannot tell. `clock`: seconds since 1970; tests put their own here.
+
+    Example: `dataset.live.journal = Journal("run/journal")` before the first batch is read.
+    """
+
+    journal: Journal = field(default_factory=Journal)
+    dead_letters: DeadLetters = field(default_factory=DeadLetters)
+    tick_seconds: float = 0.2
+    lag: int | None = None
+    clock: Callable[[], float] = time.time
+
+    def now(self) -> int:
+        """The clock in microseconds since 1970."""
+        return int(self.clock() * 1e6)
