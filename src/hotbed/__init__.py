@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from .connectors import Position as Position
     from .data import transforms as transforms
     from .data.batch import Batch as Batch
+    from .data.batch import Ids as Ids
     from .data.dataset import Dataset as Dataset
     from .data.encode import Encoder as Encoder
-    from .data.ids import Ids as Ids
     from .data.schema import Dense as Dense
     from .data.schema import Id as Id
     from .data.schema import Label as Label
@@ -82,7 +82,7 @@ _HOMES: dict[str, str] = {
     "Ftrl": "embedding.rule:Ftrl",
     "Gpu": "embedding.tier:Gpu",
     "Id": "data.schema:Id",
-    "Ids": "data.ids:Ids",
+    "Ids": "data.batch:Ids",
     "Job": "job:Job",
     "Label": "data.schema:Label",
     "Lfu": "embedding.policy:Lfu",

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Raw columns -> Batch: the same code in training and in serving."""
 
-from hotbed.data.batch import Batch
+from hotbed.data.batch import Batch, Ids
 from hotbed.data.dataset import Dataset
 from hotbed.data.encode import Encoder
-from hotbed.data.ids import Ids
 from hotbed.data.schema import Column, Dense, Id, Label, Schema, Time, Weight
 from hotbed.data.transforms import (
     Bucketize,

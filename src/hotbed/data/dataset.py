@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,34 +15,9 @@ from hotbed.connectors.base import PLACE, READ_ROWS, Position, ReadPlan, Skips, 
 from hotbed.connectors.journal import Live
 from hotbed.data.batch import Batch
 from hotbed.data.encode import Encoder
+from hotbed.data.order import Buffer, Encoded, Shuffle, in_order, place_at
 from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError, DecodeError
-
-Encoded = tuple[Batch, Position | None, Position]
-"""Encoded rows (at least one) and the source's position before and after them."""
-
-
-@dataclass(frozen=True)
-class _Buffer:
-    """Rows in the order of emission, with the reader's place before the first and after the last."""
-
-    rows: Batch
-    before: dict[str, Any]
-    after: dict[str, Any]
-    permuted: bool = False
-
-    def place(self, emitted: int) -> dict[str, Any]:
-        """Where a reader is that has handed out `emitted` of the rows."""
-        if emitted == self.rows.num_samples:
-            return self.after
-        if self.permuted:  # the whole buffer is read again, permuted again, and the rows handed out are passed over
-            return {**self.before, "emitted": emitted}
-        return {**self.before, "skip": self.before["skip"] + emitted}
-
-
-def _place(source: Position | None, skip: int, buffer: int = 0) -> dict[str, Any]:
-    """A reader's place: `skip` encoded rows after the position `source`, at the start of shuffle buffer `buffer`."""
-    return {"source": None if source is None else dict(source.state), "skip": skip, "buffer": buffer, "emitted": 0}
 
 
 class Dataset:
@@ -113,7 +87,7 @@ class Dataset:
         self._resume: Position | None = None
         # Part of every position: going on with another order would repeat and lose rows.
         self._order = {"shuffle": shuffle, "seed": seed, "cache": cache} if shuffle > source.endless else {}
-        self._position = self._at(0, _place(None, 0))
+        self._position = self._at(0, place_at(None, 0))
         self._cached: Batch | None = None
         self._num_rows: int | None = None
 
@@ -164,7 +138,7 @@ class Dataset:
         """
         given = Position.from_json(position)
         if not given.state:
-            given = self._at(0, _place(None, 0))
+            given = self._at(0, place_at(None, 0))
         if given.state.keys() != self._position.state.keys():
             raise ConfigError(f"dataset: not a dataset's position — received {given.state} — pass a batch's position")
         if given["order"] != self._order:
@@ -209,7 +183,7 @@ class Dataset:
         return True
 
     def _run(self, epoch: int, start: Position | None) -> Generator[Batch | None, None, None]:
-        self._position = start or self._at(epoch, _place(None, 0))
+        self._position = start or self._at(epoch, place_at(None, 0))
         batches = self._live_batches(self._position) if self.endless else self._batches(epoch, start)
         with closing(run_ahead(batches, self.prefetch) if self.prefetch else batches) as items:
             for batch in items:
@@ -236,7 +210,7 @@ class Dataset:
                 parts.append(part)
                 row, held = row + part.num_samples, held + part.num_samples
                 whole = row == chunk.num_samples
-                at = self._at(0, _place(after, 0) if whole else _place(before, row), rows + held)
+                at = self._at(0, place_at(after, 0) if whole else place_at(before, row), rows + held)
                 if part.num_samples == room:
                     yield self._finish(parts, at)
                     parts, rows, held = [], rows + held, 0
@@ -264,7 +238,7 @@ class Dataset:
         """Buffers cut into batches; a batch may span buffers."""
         parts: list[Batch] = []
         missing = self.batch_size
-        place = _place(None, 0) if start is None else {key: start[key] for key in _place(None, 0)}
+        place = place_at(None, 0) if start is None else {key: start[key] for key in place_at(None, 0)}
         emitted = int(place["emitted"])
         for buffer in self._buffers(epoch, place):
             row, emitted = emitted, 0
@@ -285,58 +259,16 @@ class Dataset:
             batch = fn(batch)
         return batch.at(position)
 
-    def _buffers(self, epoch: int, place: dict[str, Any]) -> Iterator[_Buffer]:
+    def _buffers(self, epoch: int, place: dict[str, Any]) -> Iterator[Buffer]:
         skip = int(place["skip"])
         if self.cache:
             return self._cached_buffers(epoch, skip)
         chunks = self._encoded(None if place["source"] is None else Position.from_json(place["source"]))
         if self.shuffle > 1:
-            return self._shuffled(chunks, epoch, int(place["buffer"]), skip)
-        return _in_order(chunks, skip)
+            return Shuffle(self.shuffle, self.seed, epoch).buffers(chunks, int(place["buffer"]), skip)
+        return in_order(chunks, skip)
 
-    def _shuffled(self, chunks: Iterator[Encoded], epoch: int, index: int, skip: int) -> Iterator[_Buffer]:
-        """Buffers of `shuffle` rows, each permuted by (seed, epoch, its number). The first is shorter by a random part,
-        so that buffers of different epochs do not hold the same rows."""
-        held: list[Encoded] = []
-        num_held = -skip
-        for chunk in chunks:
-            held.append(chunk)
-            num_held += chunk[0].num_samples
-            while num_held >= (size := self._buffer_rows(epoch, index)):
-                buffer, skip = self._permuted(held, skip, size, (epoch, index))
-                yield buffer
-                index, num_held = index + 1, num_held - size
-        if num_held > 0:
-            yield self._permuted(held, skip, num_held, (epoch, index))[0]
-
-    def _permuted(self, held: list[Encoded], skip: int, size: int, number: tuple[int, int]) -> tuple[_Buffer, int]:
-        """The next `size` rows of `held` after `skip`, permuted by (seed, *number); removes used chunks; returns the
-        new skip."""
-        while skip >= held[0][0].num_samples:
-            skip -= held.pop(0)[0].num_samples
-        before = _place(held[0][1], skip, number[1])
-        parts: list[Batch] = []
-        need = size
-        while True:
-            rows = held[0][0]
-            taken = min(need, rows.num_samples - skip)
-            parts.append(rows[skip : skip + taken])
-            need, skip = need - taken, skip + taken
-            if need == 0:
-                break
-            held.pop(0)
-            skip = 0
-        whole = skip == held[0][0].num_samples
-        after = _place(held[0][2] if whole else held[0][1], 0 if whole else skip, number[1] + 1)
-        order = np.random.default_rng((self.seed, *number)).permutation(size)
-        return _Buffer(Batch.concat(parts).take(order), before, after, permuted=True), skip
-
-    def _buffer_rows(self, epoch: int, index: int) -> int:
-        if index:
-            return self.shuffle
-        return int(np.random.default_rng((self.seed, epoch)).integers(self.shuffle // 2 + 1, self.shuffle + 1))
-
-    def _cached_buffers(self, epoch: int, skip: int) -> Iterator[_Buffer]:
+    def _cached_buffers(self, epoch: int, skip: int) -> Iterator[Buffer]:
         if self._cached is None:
             chunks = [chunk[0] for chunk in self._encoded(None)]
             self._cached = Batch.concat(chunks) if chunks else Batch(num_samples=0)
@@ -345,7 +277,7 @@ class Dataset:
         for at in range(skip, rows.num_samples, READ_ROWS):
             stop = min(at + READ_ROWS, rows.num_samples)
             part = rows[at:stop] if order is None else rows.take(order[at:stop])
-            yield _Buffer(part, _place(None, at), _place(None, stop))
+            yield Buffer(part, place_at(None, at), place_at(None, stop))
 
     def _encoded(self, position: Position | None) -> Iterator[Encoded]:
         """Every chunk of the source after `position`, encoded."""
@@ -394,11 +326,3 @@ class Dataset:
 def _without_ticks(items: Generator[Batch | None, None, None]) -> Iterator[Batch]:
     with closing(items):
         yield from (batch for batch in items if batch is not None)
-
-
-def _in_order(chunks: Iterator[Encoded], skip: int) -> Iterator[_Buffer]:
-    """Chunks as they come, without their first `skip` rows."""
-    for rows, before, after in chunks:
-        if skip < rows.num_samples:
-            yield _Buffer(rows[skip:] if skip else rows, _place(before, skip), _place(after, 0))
-        skip = max(0, skip - rows.num_samples)

@@ -15,8 +15,7 @@ import pyarrow.compute as pc
 from hotbed import config
 from hotbed.connectors.base import Skips
 from hotbed.data import numbers
-from hotbed.data.batch import Batch
-from hotbed.data.ids import Ids
+from hotbed.data.batch import Batch, Ids
 from hotbed.data.numbers import BadRows, is_bytes, is_list, numeric
 from hotbed.data.schema import Dense, Id, Label, Schema, Time, Weight
 from hotbed.data.transforms import Split, Transform

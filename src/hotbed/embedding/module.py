@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hotbed.data.ids import Ids
+from hotbed.data.batch import Ids
 from hotbed.errors import ConfigError, RowShapeError
 
 from .opaque import alive, pool_opaque

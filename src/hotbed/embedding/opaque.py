@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hotbed.data.ids import Ids
+from hotbed.data.batch import Ids
 from hotbed.errors import ConfigError
 
 from .table import Step

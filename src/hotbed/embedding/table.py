@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hotbed import _core
 from hotbed._core import Step as Step
-from hotbed.data.ids import as_ids
+from hotbed.data.batch import as_ids
 from hotbed.errors import ConfigError, NonFiniteGradient, PersistError, RowShapeError
 
 from .init import Constant, Init, Normal, Uniform, Zeros, check_integer, check_number, name_hash
