@@ -7,26 +7,29 @@
 * learn only: `fit`                     * predict only: `evaluate`, `predict`
 * predict, then learn: a stream, where each batch is scored as a server would have scored it before it is learned
 
-What varies comes in as objects: an `Observer` predicts, an `Update` learns, callbacks watch.
+What varies comes in as objects: an `Observer` predicts, an `Update` learns, callbacks watch. A stream without end hands
+out None now and then, a tick: nothing new, but callbacks look whether it is time to act or to stop.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from hotbed.config import nearest
+from hotbed.config import kind_of, nearest
+from hotbed.connectors import Position
 from hotbed.data.batch import Batch
 from hotbed.errors import ConfigError
 from hotbed.training.learner import Example, Update, prepare
 
 EVENTS = (
-    "on_fit_begin", "on_epoch_begin", "on_predicted", "on_gradients", "on_step_end", "on_epoch_end", "on_fit_end",
+    "on_fit_begin", "on_stream_begin", "on_epoch_begin", "on_predicted", "on_gradients", "on_step_end", "on_idle",
+    "on_epoch_end", "on_error", "on_fit_end",
 )  # fmt: skip
 
 
@@ -36,27 +39,41 @@ class Observer(Protocol):
     def observe(self, example: Example) -> None:
         """Score one example in eval mode; tables are read, never grown."""
 
+    def settle(self) -> None:
+        """The example last observed is learned: from now on it counts. One whose step failed never does."""
+
 
 @dataclass
 class Run:
     """What callbacks see and may change: where training is, and the switch that ends it.
 
-    `step` and `samples` count over all epochs of this fit; `metrics` holds the newest value of each name; `now` is the
-    newest event time in microseconds (None without a Time column); `window` the metrics of a stream's last window;
-    `windows` what the callback `Windows` has kept so far (None without one).
+        `step` and `samples` count over all epochs of this fit, and of a stream over all its resumptions; `metrics` holds the
+        newest value of each name; `now` is the watermark, the newest event time in microseconds, which never goes back (None
+    without a Time column); `window` the metrics of a stream's last window; `windows` what the callback `Windows` has kept
+        so far (None without one). `online`: this is a stream, not a fit. `position`: where the dataset was after the last
+        batch learned; `whole`: no step is half done; `sweeping`: an eviction is under way. `sink_size`: batches learned
+        between two `on_step_end`. `clock` tells seconds since the epoch; `journal` keeps what it decided.
     """
 
     model: Any = None
     tables: Mapping[str, Any] = field(default_factory=dict)
     learner: Any = None
     observer: Any = None
+    callbacks: Any = None
+    dataset: Any = None
     valid: Any = None
+    online: bool = False
     epochs: int = 1
     epoch: int = 0
     step: int = 0
     samples: int = 0
     skipped: int = 0
+    sink_size: int = 1
     now: int | None = None
+    position: Position | None = None
+    journal: Any = None
+    sweeping: bool = False
+    whole: bool = True
     example: Example | None = None
     loss: Tensor | None = None
     metrics: dict[str, float] = field(default_factory=dict)
@@ -64,8 +81,11 @@ class Run:
     windows: Any = None
     validates: bool = False
     validated: bool = False
+    counted: tuple[int, int] = (0, 0)
     total_steps: int | None = None
     stopped: str = ""
+    error: BaseException | None = None
+    clock: Callable[[], float] = time.time
     began: float = field(default_factory=time.perf_counter)
 
     def stop(self, reason: str) -> None:
@@ -76,13 +96,16 @@ class Run:
 class Callbacks:
     """Calls each callback's methods at their events; what a callback does not define costs nothing.
 
-    A callback is any object with some of the methods `on_fit_begin`, `on_epoch_begin`, `on_predicted` (a batch was
-    scored, by `run.observer`; it is not learned yet), `on_gradients` (after backward, before any update), `on_step_end`,
-    `on_epoch_end`, `on_fit_end`, each taking the `Run`.
+    A callback is any object with some of these methods, each taking the `Run`: `on_fit_begin`, `on_stream_begin` (of a
+    stream, after `on_fit_begin`), `on_epoch_begin`, `on_predicted` (a batch was scored, by `run.observer`; it is not
+    learned yet), `on_gradients` (after backward, before any update), `on_step_end`, `on_idle` (a stream has nothing
+    new), `on_epoch_end`, `on_error` (`run.error` ends training), `on_fit_end`. One whose `runs_last` is true is called
+    after all others. What it must remember over a restart it gives as `state()`, nested dicts and lists of plain values
+    and NumPy arrays, and takes back by `load_state`.
     """
 
     def __init__(self, callbacks: Sequence[Any] = ()) -> None:
-        self.all = list(callbacks)
+        self.all = sorted(callbacks, key=lambda callback: bool(getattr(callback, "runs_last", False)))
         for callback in self.all:
             known = [name for name in dir(callback) if name.startswith("on_")]
             wrong = [name for name in known if name not in EVENTS]
@@ -99,6 +122,23 @@ class Callbacks:
         for method in self._methods[event]:
             method(run)
 
+    def state(self) -> dict[str, Any]:
+        """What callbacks remember, by kind and number: "evict.0" is the first of its kind."""
+        return {name: callback.state() for name, callback in self._named() if hasattr(callback, "state")}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Give callbacks back what `state` gave; one that was not there then starts anew."""
+        for name, callback in self._named():
+            if name in state and hasattr(callback, "load_state"):
+                callback.load_state(state[name])
+
+    def _named(self) -> Iterator[tuple[str, Any]]:
+        counts: dict[str, int] = {}
+        for callback in self.all:
+            kind = kind_of(type(callback))
+            counts[kind] = counts.get(kind, -1) + 1
+            yield f"{kind}.{counts[kind]}", callback
+
 
 def pass_over(
     data: Iterable[Any],
@@ -110,9 +150,30 @@ def pass_over(
     device: torch.device,
     labelled: bool,
 ) -> None:
-    """One pass over `data`, to its end or until a callback stops it."""
-    for item in data:  # a Dataset reads and encodes ahead, on its own thread
-        example = prepare(item, device, labelled)
+    """One pass over `data`, to its end or until a callback stops it; a stopped run learns nothing more."""
+    held: list[Example] = []
+    for item in _items(data) if not run.stopped else ():  # a Dataset reads and encodes ahead, on its own thread
+        if item is None:
+            callbacks("on_idle", run)
+        else:
+            held.append(prepare(item, device, labelled))
+            if len(held) >= run.sink_size:
+                _step(held, run, callbacks, update, observer)
+                held = []
+        if run.stopped:
+            break
+    else:
+        if held:
+            _step(held, run, callbacks, update, observer)
+    run.example = run.loss = None
+
+
+def _step(
+    examples: Sequence[Example], run: Run, callbacks: Callbacks, update: Update | None, observer: Observer | None
+) -> None:
+    """Predict and learn each of the examples, then tell the callbacks once."""
+    run.whole = False
+    for example in examples:
         run.example = example
         if observer is not None:
             observer.observe(example)
@@ -129,10 +190,23 @@ def pass_over(
         run.step += 1
         run.samples += example.num_samples
         run.now = newest(example.batch, run.now)
-        callbacks("on_step_end", run)
-        if run.stopped:
-            break
-    run.example = run.loss = None
+        run.position = None if example.batch is None else example.batch.position
+        if observer is not None:
+            observer.settle()
+    callbacks("on_step_end", run)
+    run.whole = True
+
+
+def _items(data: Iterable[Any]) -> Generator[Any, None, None]:
+    """What `data` yields, ticks too; an iterator made here is closed here, which ends its reading thread."""
+    stream = getattr(data, "stream", None)
+    items = stream() if callable(stream) else iter(data)
+    try:
+        for item in items:  # not `yield from`, which would close an iterator of the user's own
+            yield item
+    finally:
+        if items is not data and hasattr(items, "close"):
+            items.close()
 
 
 def newest(batch: Batch | None, now: int | None) -> int | None:
@@ -141,3 +215,8 @@ def newest(batch: Batch | None, now: int | None) -> int | None:
         return now
     latest = int(batch.time.max())
     return latest if now is None else max(now, latest)
+
+
+def passed(step: int, before: int, every: int | None) -> bool:
+    """Whether a multiple of `every` lies in (before, step]; several steps may pass at once. None = never."""
+    return every is not None and step // every > before // every

@@ -7,18 +7,26 @@ import copy
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from hotbed.config import kind_of
 from hotbed.errors import ConfigError
-from hotbed.metrics import Metric, get_metric
+from hotbed.metrics import Metric, bounded, get_metric
 from hotbed.optim.precision import Precision
 from hotbed.training.learner import Criterion, Example
 
 LOSS = "loss"
+ALL = slice(None)
+
+
+class Watcher(Protocol):
+    """Hears of every batch that an observer scored, once it is learned."""
+
+    def watch(self, outputs: tuple[Any, ...], example: Example) -> None:
+        """`outputs` are those of `Scorer.outputs` for the example."""
 
 
 def metric_set(metrics: Any) -> dict[str, Any]:
@@ -79,7 +87,19 @@ class Scorer:
         self._own, self._indexes = own_outputs, indexes if own_outputs else (0, 1, 2)
         self._precision = precision or Precision()
         self._fed: list[tuple[str, str | None, Any]] = []
+        self._saved: Mapping[str, Any] = {}
         self._loss, self._seen = 0.0, 0
+        self._held: tuple[tuple[Any, ...], Example] | None = None
+        self.watchers: list[Watcher] = []
+
+    @property
+    def gives_probabilities(self) -> bool:
+        """Whether predictions are probabilities: the loss is a cross-entropy of logits. False where that is not known."""
+        if self._own or self.criterion is None:
+            return False
+        losses = getattr(self.criterion.loss_fn, "losses", self.criterion.loss_fn)
+        labels = losses if isinstance(losses, Mapping) else [None]
+        return all(float(self.criterion.activate(torch.zeros(()), label)) == 0.5 for label in labels)
 
     def outputs(self, example: Example) -> tuple[Any, ...]:
         """Outputs for one example, as NumPy on the host: (loss, prediction, label), or what `eval_network` returns."""
@@ -97,34 +117,72 @@ class Scorer:
             return host(loss), host(self.criterion.activate(raw)), host(example.labels)
 
     def observe(self, example: Example) -> None:
-        """Score one example and feed every metric."""
-        self.feed(self.outputs(example), example)
+        """Score one example."""
+        self._held = (self.outputs(example), example)
 
-    def feed(self, outputs: tuple[Any, ...], example: Example) -> None:
-        """Feed every metric with what `outputs` gave for an example."""
+    def settle(self) -> None:
+        """Feed every metric and watcher with what was observed."""
+        if self._held is not None:
+            (outputs, example), self._held = self._held, None
+            self.feed(outputs, example)
+            for watcher in self.watchers:
+                watcher.watch(outputs, example)
+
+    def feed(self, outputs: tuple[Any, ...], example: Example, rows: slice = ALL) -> None:
+        """Feed every metric with what `outputs` gave for an example, or for some of its rows."""
         weight = None if example.weight is None else host(example.weight)
+        num_rows = example.num_samples
+
+        def update(metric: Any, *arguments: Any, **extras: Any) -> None:
+            metric.update(
+                *(_part(value, rows, num_rows) for value in arguments),
+                **{name: _part(value, rows, num_rows) for name, value in extras.items()},
+            )
+
         if self._indexes is None:
             for _, _, metric in self._fed or self._lay_out(None):
-                metric.update(*outputs)
+                update(metric, *outputs)
             return
         loss, prediction, label = (self._pick(outputs, place) for place in self._indexes)
         if loss is not None:
-            self._loss += float(np.mean(loss)) * example.num_samples
-            self._seen += example.num_samples
+            chosen = len(range(*rows.indices(num_rows)))
+            self._loss += float(np.mean(loss)) * chosen
+            self._seen += chosen
         if self._metrics and label is None:
             raise ConfigError("metrics need labels — received data without — use predict(), or add a Label column")
         for _, name, metric in self._fed or self._lay_out(prediction):
-            if self._own and getattr(metric, "_indexes", None) is not None:  # it chooses for itself
-                metric.update(*outputs)
+            if self._own and getattr(metric, "indexes", None) is not None:  # it chooses for itself
+                update(metric, *outputs)
                 continue
             arguments = (prediction, label) if name is None else (prediction[name], label[name])
-            metric.update(*arguments, **_extras(metric, weight, example))
+            update(metric, *arguments, **_extras(metric, weight, example))
 
-    def again(self) -> Scorer:
-        """A scorer of the same kind that has seen nothing yet."""
+    def state(self) -> dict[str, Any]:
+        """What has been fed, as JSON values and NumPy arrays; metrics of the user's own without `state` begin anew."""
+        metrics = {name: metric.state() for name, _, metric in self._fed if hasattr(metric, "state")}
+        return {"loss": self._loss, "seen": self._seen, "metrics": metrics or dict(self._saved)}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take what `state` gave; a metric that was not there then begins anew."""
+        self._loss, self._seen = float(state["loss"]), int(state["seen"])
+        self._fed, self._saved, self._held = [], dict(state["metrics"]), None  # metrics are laid out by the first batch
+
+    def again(self, metrics: Mapping[str, Any] | None = None) -> Scorer:
+        """A scorer of the same kind that has seen nothing yet; `metrics`: others than this one's."""
         fresh = copy.copy(self)
-        fresh._fed, fresh._loss, fresh._seen = [], 0.0, 0
+        fresh._metrics = self._metrics if metrics is None else metrics
+        fresh._fed, fresh._saved, fresh._loss, fresh._seen, fresh._held = [], {}, 0.0, 0, None
+        fresh.watchers = []
         return fresh
+
+    def bounded(self) -> Scorer:
+        """A scorer that has seen nothing yet, whose metrics need memory that does not grow: see `hb.metrics.bounded`."""
+
+        def each(metrics: Mapping[str, Any]) -> dict[str, Any]:
+            sure = self.gives_probabilities
+            return {k: each(v) if isinstance(v, Mapping) else bounded(v, sure) for k, v in metrics.items()}
+
+        return self.again(each(self._metrics))
 
     def results(self) -> dict[str, float]:
         """Newest value of each metric, `label.metric` for several labels, and the mean loss where one is computed."""
@@ -142,6 +200,10 @@ class Scorer:
                 self._fed += [(f"{name}.{inner}", name, _fresh(one)) for inner, one in metric.items()]
             else:
                 self._fed += [(name if label is None else f"{label}.{name}", label, _fresh(metric)) for label in labels]
+        for name, _, metric in self._fed:
+            if name in self._saved and hasattr(metric, "load_state"):
+                metric.load_state(self._saved[name])
+        self._saved = {}
         return self._fed
 
     def _pick(self, outputs: tuple[Any, ...], place: int) -> Any:
@@ -152,15 +214,29 @@ class Scorer:
 
 
 class Progressive:
-    """Scores a stream batch by batch before it is learned: all of it, and the window since the last `roll`."""
+    """Scores a stream batch by batch before it is learned: all of it, and the window since the last `roll`.
 
-    def __init__(self, scorer: Scorer) -> None:
-        self.total, self._window = scorer, scorer.again()
+    `endless`: the metrics take the form whose memory does not grow (`hb.metrics.bounded`). What it has seen is a
+    `state` for checkpoints, and of batches that were learned only.
+    """
+
+    def __init__(self, scorer: Scorer, *, endless: bool = False) -> None:
+        self.total = scorer.bounded() if endless else scorer
+        self._window = self.total.again()
+        self._held: tuple[tuple[Any, ...], Example] | None = None
+        self.watchers: list[Watcher] = []
 
     def observe(self, example: Example) -> None:
-        outputs = self.total.outputs(example)
-        self.total.feed(outputs, example)
-        self._window.feed(outputs, example)
+        self._held = (self.total.outputs(example), example)
+
+    def settle(self) -> None:
+        if self._held is None:
+            return
+        (outputs, example), self._held = self._held, None
+        for scorer in (self.total, self._window):
+            scorer.feed(outputs, example)
+        for watcher in self.watchers:
+            watcher.watch(outputs, example)
 
     def roll(self) -> dict[str, float]:
         """Metrics of the window, which then starts anew; nan where the window has one class only."""
@@ -169,6 +245,17 @@ class Progressive:
             results = self._window.results()
         self._window = self.total.again()
         return results
+
+    def state(self) -> dict[str, Any]:
+        """All of the stream and the window since the last `roll`, as JSON values and NumPy arrays."""
+        return {"total": self.total.state(), "window": self._window.state()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave: to the same bits."""
+        self.total.load_state(state["total"])
+        self._window = self.total.again()
+        self._window.load_state(state["window"])
+        self._held = None
 
 
 class Collector:
@@ -179,6 +266,8 @@ class Collector:
 
     def observe(self, example: Example) -> None:
         self._parts.append(self._scorer.outputs(replace(example, labels=None))[1])
+
+    def settle(self) -> None: ...
 
     def predictions(self) -> Any:
         """float32 [n] (or [n, k]); a dict of these for a network with several outputs."""
@@ -196,6 +285,13 @@ def host(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: host(part) for name, part in value.items()}
     return value
+
+
+def _part(value: Any, rows: slice, num_rows: int) -> Any:
+    """The given rows of an array that has one a sample; other values as they are."""
+    if rows is ALL or getattr(value, "shape", ())[:1] != (num_rows,):
+        return value
+    return value[rows]
 
 
 def _fresh(metric: Any) -> Any:
