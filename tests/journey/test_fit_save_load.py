@@ -58,7 +58,7 @@ def trained(tmp_path: Path) -> tuple[hb.RecModel, Path]:
     torch.manual_seed(0)
     network = hb.models.DeepFM(schema, tables, hidden=(16,), batch_norm=True)
     model = hb.RecModel(network, "bce", hb.Adam(lr=0.01), ["auc"])
-    model.fit(hb.Dataset(source, schema, 100), callbacks=hb.callbacks.Evict(every_steps=5), progress=False)
+    model.fit(hb.Dataset(source, schema, 100), callbacks=hb.callbacks.Evict(step_interval=5), progress=False)
     model.save(tmp_path / "model")
     return model, tmp_path / "model"
 

@@ -3,7 +3,7 @@
 
     model.fit(train, valid, epochs=20, callbacks=[
         Validate(every_steps=500), ReducePlateau("auc", patience=1), EarlyStopping("auc", patience=3),
-        BestWeights("auc"), ClipGradients(10.0), Evict(every_steps=1000)])
+        BestWeights("auc"), ClipGradients(10.0), Evict(step_interval=1000)])
 
 They run in the order given; validation goes first. Metrics of validation are named `valid.auc`; a callback that is told
 to watch `auc` looks for `valid.auc` first, then for `auc` (progressive training).
@@ -16,7 +16,7 @@ import math
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +25,8 @@ import torch
 from hotbed.config import described, nearest
 from hotbed.errors import ConfigError
 from hotbed.optim.schedule import Chain, Schedule
-from hotbed.training.loop import Run
+from hotbed.training.loop import Run, passed
+from hotbed.training.online import Evict
 from hotbed.training.watch import History, ProgressBar, TensorBoard
 
 __all__ = [
@@ -47,22 +48,29 @@ class Validate:
     """
 
     def __init__(self, every_steps: int | None = None, data: Iterable[Any] | None = None) -> None:
-        self._every, self._data, self._at = _positive("Validate.every_steps", every_steps), data, -1
+        self._every, self._data, self._at, self._step = _positive("Validate.every_steps", every_steps), data, -1, 0
 
     def on_fit_begin(self, run: Run) -> None:
-        self._at, run.validates = -1, True
+        self._at, self._step, run.validates = -1, run.step, True
         if self._data is None and run.valid is None:
             raise ConfigError("Validate: no data — received fit() without valid — give fit(valid=…) or data=…")
 
     def on_step_end(self, run: Run) -> None:
         run.validated = False
-        if self._every is not None and run.step % self._every == 0:
+        if passed(run.step, self._step, self._every):
             self._validate(run)
+        self._step = run.step
 
     def on_epoch_end(self, run: Run) -> None:
         run.validated = False
         if self._at != run.step:
             self._validate(run)
+
+    def state(self) -> dict[str, Any]:
+        return {"at": self._at, "step": self._step}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self._at, self._step = state["at"], state["step"]
 
     def _validate(self, run: Run) -> None:
         results = run.model.evaluate(run.valid if self._data is None else self._data)
@@ -83,9 +91,17 @@ class Judge(ABC):
         self._metric, self._mode, self._delta = metric, mode, min_delta
         self.best = math.nan
 
+        self._bad = 0
+
     @abstractmethod
     def judge(self, run: Run, better: bool) -> None:
         """Act on a new value: `better` than the best so far, or not."""
+
+    def state(self) -> dict[str, Any]:
+        return {"best": None if math.isnan(self.best) else self.best, "bad": self._bad}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.best, self._bad = math.nan if state["best"] is None else state["best"], state["bad"]
 
     def on_step_end(self, run: Run) -> None:
         if run.validated:
@@ -125,7 +141,7 @@ class EarlyStopping(Judge):
         self, metric: str | None = None, patience: int = 2, *, mode: Mode = "auto", min_delta: float = 0.0
     ) -> None:
         super().__init__(metric, mode, min_delta)
-        self._patience, self._bad = _positive("EarlyStopping.patience", patience), 0
+        self._patience = _positive("EarlyStopping.patience", patience)
 
     def judge(self, run: Run, better: bool) -> None:
         self._bad = 0 if better else self._bad + 1
@@ -152,7 +168,7 @@ class ReducePlateau(Judge):
         super().__init__(metric, mode, min_delta)
         if not 0.0 < factor < 1.0:
             raise ConfigError(f"ReducePlateau.factor: out of range — received {factor} — give a number in (0, 1)")
-        self._patience, self._factor, self._min_lr, self._bad = _positive("patience", patience), factor, min_lr, 0
+        self._patience, self._factor, self._min_lr = _positive("ReducePlateau.patience", patience), factor, min_lr
 
     def judge(self, run: Run, better: bool) -> None:
         self._bad = 0 if better else self._bad + 1
@@ -223,36 +239,30 @@ class LearningRate:
     def __init__(self, schedule: Schedule | Chain | Callable[[torch.optim.Optimizer], Any]) -> None:
         self._make = schedule.attach if isinstance(schedule, (Schedule, Chain)) else schedule
         self._schedulers: list[Any] = []
+        self._step = 0
 
     def on_fit_begin(self, run: Run) -> None:
         self._schedulers = [self._make(optimizer) for optimizer in (run.learner.dense, run.learner.sparse) if optimizer]
+        self._step = run.step
 
     def on_step_end(self, run: Run) -> None:
-        for scheduler in self._schedulers:
-            scheduler.step()
+        for _ in range(run.step - self._step):
+            for scheduler in self._schedulers:
+                scheduler.step()
+        self._step = run.step
 
+    def state(self) -> dict[str, Any]:
+        plain = [{key: value for key, value in scheduler.state_dict().items() if not callable(value)}
+                 for scheduler in self._schedulers]  # fmt: skip
+        return {
+            "step": self._step,
+            "schedulers": [{**one, "lr_lambdas": None} if "lr_lambdas" in one else one for one in plain],
+        }
 
-@described
-class Evict:
-    """Removes stale rows, as the tables' eviction policies say, every `every_steps` steps and at the end of each epoch.
-
-    The clock is the newest event time seen, so a table with `Ttl` needs data with a Time column.
-    """
-
-    def __init__(self, every_steps: int | None = None) -> None:
-        self._every = _positive("Evict.every_steps", every_steps)
-
-    def on_step_end(self, run: Run) -> None:
-        if self._every is not None and run.step % self._every == 0:
-            self._evict(run)
-
-    def on_epoch_end(self, run: Run) -> None:
-        self._evict(run)
-
-    def _evict(self, run: Run) -> None:
-        for table in run.tables.values():
-            if table.evictions:
-                table.evict(0 if run.now is None else run.now)  # Lru and Lfu need no clock; 0 moves no watermark back
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self._step = state["step"]
+        for scheduler, saved in zip(self._schedulers, state["schedulers"], strict=True):
+            scheduler.load_state_dict(saved)
 
 
 def groups_of(run: Run) -> list[dict[str, Any]]:

@@ -202,7 +202,7 @@ def _items(data: Iterable[Any]) -> Generator[Any, None, None]:
     stream = getattr(data, "stream", None)
     items = stream() if callable(stream) else iter(data)
     try:
-        for item in items:  # not `yield from`, which would close an iterator of the user's own
+        for item in items:  # noqa: UP028 - `yield from` would close an iterator of the user's own
             yield item
     finally:
         if items is not data and hasattr(items, "close"):

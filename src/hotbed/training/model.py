@@ -27,6 +27,7 @@ from hotbed.persist import checkpoint
 from hotbed.training.callbacks import Validate
 from hotbed.training.learner import Criterion, Learner, SelfUpdating, device_of, parameters_of
 from hotbed.training.loop import Callbacks, Run, pass_over
+from hotbed.training.online import Limits, batches_a_call, follow
 from hotbed.training.scorer import Collector, Progressive, Scorer, metric_set
 from hotbed.training.watch import History, ProgressBar
 
@@ -111,38 +112,59 @@ class RecModel:
             raise ConfigError(f"epochs: must be at least 1 — received {epochs} — give the number of passes")
         if iter(train) is train and epochs > 1:
             raise ConfigError("train: an iterator can be read once — received epochs > 1 — give a Dataset or a list")
-        if seed is not None:
-            set_seed(seed)
-        given = list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
-        if valid is not None and not any(isinstance(one, Validate) for one in given):
-            given.insert(0, Validate())
-        history = History()
-        watchers = [ProgressBar()] if progress else []
-        called = Callbacks([*given, history, *watchers])
-        observer = Progressive(self._scorer()) if progressive else None
-        run = Run(model=self, learner=self.learner, tables=self.tables, observer=observer, valid=valid, epochs=epochs)
-        run.total_steps = getattr(train, "num_batches", None) or _length(train)
-        self.schema = getattr(train, "schema", None) or self.schema
-        if isinstance(self.learner, Learner):
-            self.learner.forget()  # what an interrupted fit, or a loop of the user's own, left behind
+        run, history = self._run(train, valid, callbacks, progressive=progressive, progress=progress, seed=seed)
+        run.epochs, called = epochs, run.callbacks
         called("on_fit_begin", run)
         try:
             for run.epoch in range(epochs):
                 called("on_epoch_begin", run)
-                pass_over(
-                    train, run, called, self.learner, observer, device=self.learner.device, labelled=self._labelled
-                )
-                if observer is not None:
-                    run.metrics.update(observer.total.results())
+                self._learn(train, run)
                 self.counters["epochs"] += 1
                 called("on_epoch_end", run)
                 if run.stopped:
                     log.info("training stopped: %s", run.stopped)
                     break
         finally:
-            self.counters["steps"] += run.step
-            self.counters["samples"] += run.samples
+            self._count(run)
             called("on_fit_end", run)
+        return history
+
+    def online_train(
+        self,
+        train_dataset: Iterable[Any],
+        callbacks: Any = None,
+        dataset_sink_mode: bool = True,
+        sink_size: int = 1,
+        *,
+        max_steps: int | None = None,
+        max_seconds: float | None = None,
+        valid: Iterable[Any] | None = None,
+        progressive: bool = True,
+        progress: bool = True,
+        seed: int | None = None,
+    ) -> History:
+        """Learn a stream batch by batch, in its order, until it ends, is stopped or fails; returns the history.
+
+        `train_dataset`: a Dataset, endless or not, or any iterable of batches or tuples; its length is not asked for.
+        With `progressive`, each batch is predicted before it is learned. It ends with the stream, after `max_steps`
+        (those before a resumption included) or `max_seconds`, by `run.stop()` of a callback, or by SIGINT or SIGTERM,
+        always after a whole step. The callback `Checkpoint` makes it go on where it was left, however it was left.
+
+        `dataset_sink_mode` on a device that is no CPU: `sink_size` batches move there and are learned in one call, after
+        which `on_step_end` comes once. A CPU learns batch by batch whatever it says. `valid` is what `Validate` evaluates.
+
+        Example:
+            >>> model.online_train(dataset, [hb.callbacks.Checkpoint("runs/clicks", every_seconds=60)])
+        """
+        size = batches_a_call(dataset_sink_mode, sink_size, self.learner.device.type)
+        given = [*_listed(callbacks), Limits(max_steps, max_seconds)]
+        run, history = self._run(train_dataset, valid, given, progressive=progressive, progress=progress, seed=seed)
+        run.online, run.sink_size = True, size
+        run.observer = Progressive(self._scorer(), endless=True) if progressive else None
+        try:
+            follow(train_dataset, run, self._learn)
+        finally:
+            self._count(run)
         return history
 
     def evaluate(self, data: Iterable[Any], callbacks: Any = ()) -> dict[str, float]:
@@ -179,14 +201,15 @@ class RecModel:
         lines += [f"{name}: {_brief(value)}" for name, value in given.items() if value is not None]
         return "\n".join(lines)
 
-    def save(self, path: str | Path) -> Path:
-        """Write a checkpoint under `path` (see docs/format.md) and make it the current one; returns its folder."""
-        folder, self.parent = checkpoint.save(Path(path), self._state())
-        return folder
+    def save(self, path: str | Path) -> str | Path:
+        """Write a checkpoint under `path` (see docs/format.md), a local path or URL; returns its folder, now the newest."""
+        saved = checkpoint.save(path, self._state())
+        self.parent = saved.digest
+        return saved.folder
 
     def restore(self, path: str | Path) -> RecModel:
         """Take network, tables and optimizer state from a checkpoint of a model built alike; returns self."""
-        reader = checkpoint.open_checkpoint(Path(path))
+        reader = checkpoint.open_checkpoint(path)
         checkpoint.restore(reader, self._state())
         if isinstance(self.learner, Learner):
             self.learner.forget()
@@ -224,11 +247,43 @@ class RecModel:
         return Scorer(network, self._criterion, self.metrics, indexes=self._indexes, own_outputs=own,
                       precision=self._precision)  # fmt: skip
 
+    def _run(
+        self, data: Iterable[Any], valid: Any, callbacks: Any, *, progressive: bool, progress: bool, seed: int | None
+    ) -> tuple[Run, History]:
+        """What `fit` and `online_train` begin with."""
+        if seed is not None:
+            set_seed(seed)
+        given, history = _listed(callbacks), History()
+        if valid is not None and not any(isinstance(one, Validate) for one in given):
+            given.insert(0, Validate())
+        called = Callbacks([*given, history, *([ProgressBar()] if progress else [])])
+        observer = Progressive(self._scorer()) if progressive else None
+        self.schema = getattr(data, "schema", None) or self.schema
+        if isinstance(self.learner, Learner):
+            self.learner.forget()  # what an interrupted fit, or a loop of the user's own, left behind
+        run = Run(
+            model=self, learner=self.learner, tables=self.tables, observer=observer, callbacks=called, valid=valid
+        )
+        run.dataset, run.total_steps = data, getattr(data, "num_batches", None) or _length(data)
+        return run, history
+
+    def _learn(self, data: Iterable[Any], run: Run) -> None:
+        """One pass over `data`, and the metrics of what was predicted on the way."""
+        device, labelled = self.learner.device, self._labelled
+        pass_over(data, run, run.callbacks, self.learner, run.observer, device=device, labelled=labelled)
+        if run.observer is not None:
+            run.metrics.update(run.observer.total.results())
+
+    def _count(self, run: Run) -> None:
+        """Add what `run` learned since it was last counted."""
+        self.counters["steps"] += run.step - run.counted[0]
+        self.counters["samples"] += run.samples - run.counted[1]
+        run.counted = (run.step, run.samples)
+
     def _observe(self, data: Iterable[Any], observer: Any, callbacks: Any) -> None:
         run = Run(model=self, learner=self.learner, tables=self.tables, observer=observer)
-        given = list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
-        device = self.learner.device
-        pass_over(data, run, Callbacks(given), observer=observer, device=device, labelled=self._labelled)
+        called, device = Callbacks(_listed(callbacks)), self.learner.device
+        pass_over(data, run, called, observer=observer, device=device, labelled=self._labelled)
 
     def _make_learner(self, optimizer: torch.optim.Optimizer | Rule | str | None) -> Learner | SelfUpdating:
         chosen = self._effective_boost(optimizer)
@@ -266,7 +321,7 @@ def load(path: str | Path, network: nn.Module | None = None) -> RecModel:
 
     Example: `hb.load("model").predict(dataset)`.
     """
-    manifest = checkpoint.open_checkpoint(Path(path)).manifest
+    manifest = checkpoint.open_checkpoint(path).manifest
     described: dict[str, Any] = dict(manifest["model"] or {})
     schema = None if manifest["schema"] is None else Schema.from_json(manifest["schema"])
     tables = described.pop("given_tables", None)
@@ -337,6 +392,12 @@ def _rebuilt(name: str, value: Any) -> Any:
 def set_seed(seed: int) -> None:
     """Seed torch's generators; initial rows and shuffles have their own: `Table(seed=…)`, `Dataset(seed=…)`."""
     torch.manual_seed(seed)
+
+
+def _listed(callbacks: Any) -> list[Any]:
+    if callbacks is None:
+        return []
+    return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
 
 
 def _length(data: Any) -> int | None:

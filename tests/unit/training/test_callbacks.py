@@ -199,7 +199,7 @@ def test_eviction_happens_by_steps_in_event_time(dataset: Any, network: Any) -> 
         def on_step_end(self, run: Any) -> None:
             seen.append((run.step, run.tables["user"].stats["evicted"]))
 
-    model.fit(dataset(640), callbacks=[Evict(every_steps=5), Watch()], progress=False)
+    model.fit(dataset(640), callbacks=[Evict(step_interval=5), Watch()], progress=False)
     assert [step for step, _ in seen] == list(range(1, 11))
     assert seen[3][1] == 0
     assert 0 < seen[4][1] == seen[8][1] < seen[9][1]

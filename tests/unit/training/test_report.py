@@ -22,7 +22,7 @@ def test_the_report_shows_loss_stream_tables_and_flows_and_fetches_nothing(
     tmp_path: Path, dataset: Any, network: Any
 ) -> None:
     model = hb.RecModel(network(admit=hb.MinCount(2), evict=hb.Ttl(seconds=300)), "bce", "adam", ["auc"])
-    evict = hb.callbacks.Evict(every_steps=4)
+    evict = hb.callbacks.Evict(step_interval=4)
     histories = {"train": model.fit(dataset(2048), dataset(256), 2, evict, progress=False)}
     histories["stream"] = model.fit(dataset(4096, 1), callbacks=evict, progressive=True, progress=False)
     page = write_report(tmp_path / "report.html", histories, title="A <title>", facts={"films": 9742},

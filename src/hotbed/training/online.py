@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Following a stream: what `RecModel.online_train` adds to the loop. When it ends, how it sinks, what it forgets."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from hotbed.config import described
+from hotbed.embedding.policy import PARTITIONS
+from hotbed.embedding.table import Table
+from hotbed.errors import ConfigError
+from hotbed.training.loop import Run, passed
+
+log = logging.getLogger("hotbed")
+TOPIC = "evict"
+SLICE_ROWS = 200_000
+"""Rows that an eviction looks at in one step."""
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def batches_a_call(sink_mode: bool, sink_size: int, device_type: str) -> int:
+    """How many batches are learned between two `on_step_end`: `sink_size` where data sink into a device, else 1.
+
+    A CPU has nowhere to sink to: it learns batch by batch, and says so in one log line. Raises ConfigError.
+    """
+    if not isinstance(sink_mode, bool):
+        raise ConfigError(f"dataset_sink_mode: must be a bool — received {sink_mode!r} — give True or False")
+    if not isinstance(sink_size, int) or isinstance(sink_size, bool) or sink_size < 1:
+        raise ConfigError(f"sink_size: must be an integer >= 1 — received {sink_size!r} — give the batches of one call")
+    if sink_mode and device_type == "cpu":
+        log.info("dataset_sink_mode: a CPU has nowhere to sink data to; training goes batch by batch")
+    return sink_size if sink_mode and device_type != "cpu" else 1
+
+
+class Limits:
+    """Ends a stream after `max_steps`, those before a resumption included, or after `max_seconds` of this call."""
+
+    def __init__(self, max_steps: int | None, max_seconds: float | None) -> None:
+        for name, value in (("max_steps", max_steps), ("max_seconds", max_seconds)):
+            if value is not None and not value >= 0:
+                raise ConfigError(
+                    f"{name}: must not be negative — received {value!r} — give a number, or None for ever"
+                )
+        self._steps, self._seconds, self._until = max_steps, max_seconds, 0.0
+
+    def on_epoch_begin(self, run: Run) -> None:
+        self._until = time.monotonic() + (self._seconds or 0.0)
+        if self._steps is not None and run.step >= self._steps:
+            run.stop(f"{run.step} steps")
+
+    def on_step_end(self, run: Run) -> None:
+        if self._steps is not None and run.step >= self._steps:
+            run.stop(f"{run.step} steps")
+        self.on_idle(run)
+
+    def on_idle(self, run: Run) -> None:
+        if self._seconds is not None and time.monotonic() >= self._until:
+            run.stop(f"{self._seconds:g} seconds")
+
+
+@described
+class Evict:
+    """Removes stale rows, as the tables' eviction policies say, every `step_interval` steps and every `seconds_interval`
+    seconds, whichever is first (None or -1 = not by these), and at the end of each epoch of a `fit`.
+
+    What is stale is measured against the newest event time seen less `lateness_seconds`, so a table with `Ttl` needs data
+    with a Time column. `clock` says whose seconds the interval counts: "data" = event time; "wall" = this machine's, whose
+    decisions are journalled before they take effect, so that a resumed run decides the same.
+
+    From one step to the next stale rows are absent for every lookup; their memory is freed over the following steps, at
+    most about 200,000 rows of a step, so that training never pauses for long.
+    """
+
+    def __init__(
+        self,
+        step_interval: int | None = None,
+        seconds_interval: float | None = None,
+        clock: Literal["data", "wall"] = "data",
+        lateness_seconds: float = 0.0,
+    ) -> None:
+        if clock not in ("data", "wall"):
+            raise ConfigError(f"Evict.clock: unknown — received {clock!r} — give 'data' or 'wall'")
+        if not lateness_seconds >= 0:
+            raise ConfigError(
+                f"Evict.lateness_seconds: below 0 — received {lateness_seconds!r} — give 0 or more seconds"
+            )
+        self._steps = _interval("Evict.step_interval", step_interval)
+        self._seconds = _interval("Evict.seconds_interval", seconds_interval)
+        self._wall, self._lateness = clock == "wall", int(lateness_seconds * 1e6)
+        self._at: float | None = None  # when the interval began, by the clock that counts
+        self._step, self._begun, self._boundary = 0, -1, 0
+        self._cursor = self._left = 0  # partitions: the next to sweep, and how many are still to be swept
+
+    def on_fit_begin(self, run: Run) -> None:
+        if run.online and self._steps is None and self._seconds is None:
+            raise ConfigError("Evict: a stream has no epochs — received neither step_interval nor seconds_interval — "
+                              "give one or both")  # fmt: skip
+        self._at, self._step, self._begun, self._left = run.clock() if self._wall else None, run.step, -1, 0
+
+    def on_epoch_begin(self, run: Run) -> None:
+        if self._on_record(run):  # it began while the stream was idle, after the checkpoint that this run goes on from
+            self._begin(run)
+
+    def on_step_end(self, run: Run) -> None:
+        if self._due(run):
+            self._begin(run)
+        self._step = run.step
+        self._sweep(run, SLICE_ROWS)
+
+    def on_idle(self, run: Run) -> None:
+        if self._wall and self._wall_due(run):
+            self._begin(run)
+        self._sweep(run, SLICE_ROWS)
+
+    def on_epoch_end(self, run: Run) -> None:
+        if not run.online:
+            self._begin(run)
+            self._sweep(run, None)
+
+    def state(self) -> dict[str, Any]:
+        return {"at": None if self._wall else self._at, "step": self._step, "begun": self._begun,
+                "boundary": self._boundary, "cursor": self._cursor, "left": self._left}  # fmt: skip
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self._at = self._at if self._wall else state["at"]
+        self._step, self._begun, self._boundary = state["step"], state["begun"], state["boundary"]
+        self._cursor, self._left = state["cursor"], state["left"]
+
+    def _due(self, run: Run) -> bool:
+        by_seconds = self._wall_due(run) if self._wall else self._data_due(run)
+        return passed(run.step, self._step, self._steps) or by_seconds
+
+    def _data_due(self, run: Run) -> bool:
+        if self._seconds is None or run.now is None:
+            return False
+        self._at = run.now if self._at is None else self._at
+        return bool(run.now - self._at >= self._seconds * 1e6)
+
+    def _wall_due(self, run: Run) -> bool:
+        """What the journal says of this step, else what the clock says, which is journalled first."""
+        if self._seconds is None:
+            return False
+        if run.journal is not None and run.journal.last(TOPIC) >= run.step:
+            return self._on_record(run)
+        now = run.clock()
+        self._at = min(now, now if self._at is None else self._at)  # a clock that goes back starts the interval anew
+        if now - self._at < self._seconds:
+            return False
+        if run.journal is not None:
+            run.journal.append(TOPIC, run.step, {"now": run.now})
+        return True
+
+    def _on_record(self, run: Run) -> bool:
+        if not self._wall or run.journal is None or self._begun == run.step:
+            return False
+        return run.journal.get(TOPIC, run.step) is not None
+
+    def _begin(self, run: Run) -> None:
+        """Expired rows are absent from here on. A sweep under way goes on where it is, once around from here."""
+        tables = _evicting(run)
+        # Lru and Lfu need no clock; 0 moves no watermark back
+        self._boundary = 0 if run.now is None else run.now - self._lateness
+        for table in tables:
+            table.evict(self._boundary, range(0))
+        self._left = PARTITIONS * len(tables)
+        self._at = run.clock() if self._wall else run.now
+        self._begun = run.step
+
+    def _sweep(self, run: Run, rows: int | None) -> None:
+        """Free the memory of expired rows in the next partitions: all of them, or those of about `rows` rows."""
+        tables, room = _evicting(run), rows
+        while self._left > 0 and (room is None or room > 0):
+            table, first = tables[self._cursor // PARTITIONS], self._cursor % PARTITIONS
+            each = max(1, table.native.num_slots // PARTITIONS)
+            count = min(PARTITIONS - first, self._left, PARTITIONS if room is None else max(1, room // each))
+            table.evict(self._boundary, range(first, first + count))
+            self._cursor = (self._cursor + count) % (PARTITIONS * len(tables))
+            self._left, room = self._left - count, None if room is None else room - count * each
+        run.sweeping = self._left > 0
+
+
+def _evicting(run: Run) -> list[Table]:
+    return [table for _, table in sorted(run.tables.items()) if table.evictions]
+
+
+def _interval(name: str, value: Any) -> Any:
+    """None for off, else a positive number."""
+    if value is None or value == -1:
+        return None
+    if not value > 0:
+        raise ConfigError(f"{name}: must be above 0 — received {value!r} — give a positive number, or None for off")
+    return value
+
+
+def follow(data: Iterable[Any], run: Run, learn: Callable[[Iterable[Any], Run], None]) -> None:
+    """Learn a stream by `learn(data, run)` until it ends, is stopped, or fails; callbacks hear of each.
+
+    SIGINT and SIGTERM end it after the step under way; a second one ends it at once. An error reaches `on_error` with
+    `run.error` before it is raised.
+    """
+    called = run.callbacks
+    called("on_fit_begin", run)
+    try:
+        with _ended_by_signals(run):
+            called("on_stream_begin", run)
+            called("on_epoch_begin", run)
+            learn(data, run)
+            called("on_epoch_end", run)
+        if run.stopped:
+            log.info("the stream was left at step %d: %s", run.step, run.stopped)
+    except BaseException as error:
+        run.error = error
+        called("on_error", run)
+        raise
+    finally:
+        called("on_fit_end", run)
+
+
+@contextmanager
+def _ended_by_signals(run: Run) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
+        yield
+        return
+
+    def stop(number: int, _: Any) -> None:
+        run.stop(signal.Signals(number).name)
+        signal.signal(number, before[signal.Signals(number)])
+
+    before = {number: signal.getsignal(number) or signal.SIG_DFL for number in SIGNALS}
+    for number in SIGNALS:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

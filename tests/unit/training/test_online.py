@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""online_train: streams of any length, how they end, how they sink, what errors leave."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch absent")
+
+import hotbed as hb
+from hotbed.errors import ConfigError
+from hotbed.training import online
+from hotbed.training.online import batches_a_call
+
+
+class Endless:
+    """Batches again and again, with a tick before each; it has no length. `on_item(n)` is called before the n-th."""
+
+    def __init__(self, batches: Any, on_item: Callable[[int], None] = lambda n: None) -> None:
+        self.batches, self.on_item, self.closed = list(batches), on_item, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return (item for item in self.stream() if item is not None)
+
+    def stream(self) -> Iterator[Any]:
+        try:
+            for n, batch in enumerate(itertools.cycle(self.batches)):
+                self.on_item(n)
+                yield None
+                yield batch
+        finally:
+            self.closed += 1
+
+
+class Recorder:
+    """Keeps (event, step) of what it is told."""
+
+    def __init__(self, events: tuple[str, ...]) -> None:
+        self.seen: list[tuple[str, int]] = []
+        for event in events:
+            setattr(self, event, lambda run, event=event: self.seen.append((event, run.step)))
+
+
+class Stop:
+    """Ends training at a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, run: Any) -> None:
+        if run.step == self.step:
+            run.stop("enough")
+
+
+@pytest.fixture
+def model(network: Any) -> hb.RecModel:
+    return hb.RecModel(network(), "bce", "adam", {"log_loss"})
+
+
+def test_a_stream_without_a_length_goes_on_until_a_callback_stops_it(model: Any, dataset: Any) -> None:
+    stream = Endless(dataset(192))
+    history = model.online_train(stream, Stop(7), progress=False)
+    assert model.counters["steps"] == 7
+    assert stream.closed == 1
+    assert np.isfinite(history.epochs[-1]["log_loss"])
+
+
+def test_max_steps_and_max_seconds_end_it(model: Any, dataset: Any) -> None:
+    model.online_train(Endless(dataset(192)), max_steps=5, progress=False)
+    assert model.counters["steps"] == 5
+    model.online_train(Endless(dataset(192)), max_seconds=0.0, progress=False)  # the first tick is late enough
+    assert model.counters["steps"] == 5
+    model.online_train(Endless(dataset(192)), max_steps=0, progress=False)
+    assert model.counters["steps"] == 5
+    with pytest.raises(ConfigError, match="max_steps: must not be negative"):
+        model.online_train(Endless(dataset(192)), max_steps=-1)
+
+
+def test_a_finite_dataset_is_learned_once_as_a_progressive_fit_learns_it(
+    dataset: Any, network: Any, world: Any
+) -> None:
+    models = [hb.RecModel(network(), "bce", "adam", {"auc"}) for _ in range(2)]
+    online = models[0].online_train(dataset(640), progress=False, seed=1)
+    offline = models[1].fit(dataset(640), progressive=True, progress=False, seed=1)
+    assert world.same(world.snapshot(models[0]), world.snapshot(models[1]))
+    assert online.metrics == pytest.approx(offline.metrics, abs=1e-4)  # of a stream, the AUC has bounded memory
+    assert models[0].counters["steps"] == 10
+
+
+def test_each_batch_is_predicted_before_it_is_learned_unless_not_wanted(model: Any, dataset: Any) -> None:
+    first = next(iter(dataset(64)))
+    before = model.evaluate([first])["log_loss"]
+    assert model.online_train([first], progress=False).metrics["log_loss"] == before
+    assert "log_loss" not in model.online_train([first], progressive=False, progress=False).metrics
+
+
+def test_tuples_of_data_and_label_are_learned_too(network: Any) -> None:
+    from torch import nn
+
+    model = hb.RecModel(nn.Linear(3, 1), "mse", hb.Sgd(lr=0.1))
+    rows = (np.ones((4, 3), np.float32), np.ones(4, np.float32))
+    history = model.online_train(itertools.repeat(rows), max_steps=50, progress=False)
+    assert history.points[-1].loss < 1e-3
+
+
+def test_an_iterator_of_the_users_own_is_left_open(model: Any, dataset: Any) -> None:
+    batches = itertools.cycle(list(dataset(192)))
+    own = (batch for batch in batches)
+    model.online_train(own, max_steps=2, progress=False)
+    assert next(own) is not None
+
+
+def test_ticks_reach_callbacks_and_can_end_it(model: Any, dataset: Any) -> None:
+    class Idle:
+        def __init__(self) -> None:
+            self.ticks = 0
+
+        def on_idle(self, run: Any) -> None:
+            self.ticks += 1
+            if self.ticks == 4:
+                run.stop("idle")
+
+    model.online_train(Endless(dataset(192)), Idle(), progress=False)
+    assert model.counters["steps"] == 3
+
+
+def test_the_events_of_a_stream_come_in_order(model: Any, dataset: Any) -> None:
+    events = ("on_fit_begin", "on_stream_begin", "on_epoch_begin", "on_idle", "on_predicted", "on_gradients",
+              "on_step_end", "on_epoch_end", "on_error", "on_fit_end")  # fmt: skip
+    recorder = Recorder(events)
+    model.online_train(Endless(dataset(192)), [recorder], max_steps=1, progress=False)
+    assert [event for event, _ in recorder.seen] == [event for event in events if event != "on_error"]
+
+
+def test_an_error_reaches_the_callbacks_and_then_the_caller(model: Any, dataset: Any) -> None:
+    recorder = Recorder(("on_error", "on_epoch_end", "on_fit_end"))
+
+    def fail(n: int) -> None:
+        if n == 3:
+            raise OSError("the broker is gone")
+
+    with pytest.raises(OSError, match="the broker is gone"):
+        model.online_train(Endless(dataset(192), fail), recorder, progress=False)
+    assert recorder.seen == [("on_error", 3), ("on_fit_end", 3)]
+    assert model.counters["steps"] == 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_training_after_a_whole_step(number: int, model: Any, dataset: Any, caplog: Any) -> None:
+    handler = signal.getsignal(number)
+    caplog.set_level(logging.INFO, "hotbed")
+    model.online_train(
+        Endless(dataset(192), lambda n: os.kill(os.getpid(), number) if n == 3 else None), progress=False
+    )
+    assert model.counters["steps"] == 3
+    assert signal.Signals(number).name in caplog.text
+    assert signal.getsignal(number) is handler
+
+
+def test_a_second_signal_ends_it_at_once(model: Any, dataset: Any) -> None:
+    def twice(n: int) -> None:
+        if n == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        model.online_train(Endless(dataset(192), twice), progress=False)
+
+
+def test_off_the_main_thread_signals_are_left_alone(model: Any, dataset: Any) -> None:
+    thread = threading.Thread(
+        target=model.online_train, args=(Endless(dataset(192)), Stop(2)), kwargs={"progress": False}
+    )
+    thread.start()
+    thread.join()
+    assert model.counters["steps"] == 2
+
+
+# --- sinking -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, True, "2", None])
+def test_a_sink_size_that_is_no_positive_integer_is_refused_on_any_device(size: Any, model: Any, dataset: Any) -> None:
+    with pytest.raises(ConfigError, match="sink_size: must be an integer >= 1"):
+        model.online_train(dataset(64), None, False, size)
+    with pytest.raises(ConfigError, match="sink_size"):
+        batches_a_call(True, size, "cuda")
+
+
+def test_a_sink_mode_that_is_no_bool_is_refused(model: Any, dataset: Any) -> None:
+    with pytest.raises(ConfigError, match="dataset_sink_mode: must be a bool"):
+        model.online_train(dataset(64), None, "yes")
+
+
+def test_a_cpu_does_not_sink_and_says_so_in_one_line(model: Any, dataset: Any, caplog: Any) -> None:
+    caplog.set_level(logging.INFO, "hotbed")
+    recorder = Recorder(("on_step_end",))
+    model.online_train(dataset(256), recorder, True, 4, progress=False)
+    assert [step for _, step in recorder.seen] == [1, 2, 3, 4]
+    assert sum("sink" in record.message for record in caplog.records) == 1
+    caplog.clear()
+    model.online_train(dataset(64), None, False, 4, progress=False)
+    assert not any("sink" in record.message for record in caplog.records)
+
+
+@pytest.fixture
+def fake_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU, taken for a device that data sink into."""
+    monkeypatch.setattr(
+        "hotbed.training.model.batches_a_call", lambda mode, size, _: online.batches_a_call(mode, size, "fake")
+    )
+
+
+@pytest.mark.usefixtures("fake_device")
+def test_a_device_learns_k_batches_a_call_and_tells_callbacks_once(dataset: Any, network: Any, world: Any) -> None:
+    sunk, single = (hb.RecModel(network(), "bce", "adam", {"auc"}) for _ in range(2))
+    recorder = Recorder(("on_step_end", "on_predicted"))
+    history = sunk.online_train(dataset(640), recorder, True, 4, progress=False)
+    assert [step for event, step in recorder.seen if event == "on_step_end"] == [
+        4,
+        8,
+        10,
+    ]  # the rest at the stream's end
+    assert len([event for event, _ in recorder.seen if event == "on_predicted"]) == 10
+    assert history.metrics == single.online_train(dataset(640), None, False, progress=False).metrics
+    assert world.same(world.snapshot(sunk), world.snapshot(single))
+
+
+@pytest.mark.usefixtures("fake_device")
+def test_a_call_that_is_not_full_waits_whatever_the_clock_says(model: Any, dataset: Any) -> None:
+    recorder = Recorder(("on_step_end",))
+    model.online_train(Endless(dataset(192)), [recorder, Stop(6)], True, 3, progress=False)  # a tick before each batch
+    assert [step for _, step in recorder.seen] == [3, 6]
+    ticks = itertools.count(1)
+
+    class Idle:
+        def on_idle(self, run: Any) -> None:
+            if next(ticks) == 5:
+                run.stop("idle with one batch held")
+
+    model.online_train(Endless(dataset(192)), [recorder, Idle()], True, 3, progress=False)
+    assert model.counters["steps"] == 6 + 3
+
+
+@pytest.mark.usefixtures("fake_device")
+def test_callbacks_that_count_steps_do_so_when_several_sink_at_once(model: Any, dataset: Any) -> None:
+    from hotbed.training.callbacks import LearningRate, Validate
+
+    class Watch:
+        def __init__(self) -> None:
+            self.validated: list[int] = []
+
+        def on_step_end(self, run: Any) -> None:
+            self.validated += [run.step] if run.validated else []
+
+    from hotbed.optim.schedule import Warmup
+
+    watch = Watch()
+    rate = model.learner.dense.param_groups[0]["lr"]
+    model.online_train(
+        dataset(640), [Validate(3), LearningRate(Warmup(20)), watch], True, 2, valid=dataset(64), progress=False
+    )
+    assert watch.validated == [4, 6, 10]
+    assert model.learner.dense.param_groups[0]["lr"] == pytest.approx(rate * 11 / 20)
