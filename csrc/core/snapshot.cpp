@@ -39,10 +39,7 @@ void Table::mark_born(int p, int64_t id, uint32_t slot) {
 void Table::mark_gone(int p, int64_t id, uint32_t slot) {
   if (!marking_) return;
   mark_changing(slot);
-  if (tracking_) {
-    changed_.clear(slot);
-    partitions_[p].removed.push_back(id);
-  }
+  if (tracking_) partitions_[p].removed.push_back(id);
   if (!snapshot_) return;
   Snapshot::Part& part = snapshot_part(p);
   if (!part.collected) part.events.push_back({id, slot, false});

@@ -24,7 +24,6 @@ class Marks {
   void add_chunk(uint16_t word) { words_.push_back(word); }
   bool test(uint32_t slot) const noexcept { return words_[slot >> 4] & bit(slot); }
   void set(uint32_t slot) noexcept { words_[slot >> 4] |= bit(slot); }
-  void clear(uint32_t slot) noexcept { words_[slot >> 4] &= static_cast<uint16_t>(~bit(slot)); }
   void unite(const Marks& other) noexcept {  // `other` has no more chunks than this
     for (size_t i = 0; i < other.words_.size(); i++) words_[i] |= other.words_[i];
   }
