@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is in a checkpoint: network, tables, optimizers and their description, in the container of `format`.
+"""What is in a checkpoint: network, tables, optimizers, progress and their description, in the container of `format`.
 
-folder, digest = save(path, State(network=network, tables=tables, optimizers={"dense": optimizer}))
+saved = save(path, State(network=network, tables=tables, optimizers={"dense": optimizer}))
 restore(open_checkpoint(path), State(network=network, tables=tables, optimizers={"dense": optimizer}))
+
+While training goes on: `capture` the state between two steps, `write` it on another thread (see `saver`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -20,12 +24,17 @@ from torch import Tensor, nn
 
 from hotbed.config import describe
 from hotbed.embedding.table import Table
-from hotbed.errors import FormatError, PersistError
-from hotbed.persist.format import Reader, Writer, open_checkpoint, partition_ranges, table_folder
+from hotbed.errors import PersistError
+from hotbed.persist.chain import retain
+from hotbed.persist.content import CapturedTable, Whole, load_table, write_table
+from hotbed.persist.format import Reader, Writer, open_checkpoint, open_link
+from hotbed.persist.store import LocalStore, Where
+from hotbed.persist.tree import Arrays, encode, packed
 
-__all__ = ["State", "open_checkpoint", "restore", "save"]
+__all__ = ["Capture", "Saved", "State", "capture", "open_checkpoint", "restore", "save", "write"]
 
-DENSE = "dense.safetensors"
+DENSE, PROGRESS = "dense.safetensors", "progress.safetensors"
+log = logging.getLogger("hotbed.persist")
 
 
 @dataclass(frozen=True)
@@ -33,7 +42,9 @@ class State:
     """Everything a checkpoint holds.
 
     `tables` by name; `optimizers` by name, None = there is none; `rows` = parameters of `network` that are rows of
-    tables, which are saved with the tables instead. The rest is plain JSON, see docs/format.md.
+    tables, which are saved with the tables instead; `progress` = nested dicts and lists with numbers, text and NumPy arrays
+    (callbacks, metrics, the run); `random` = states of torch's generators by name. The rest is plain JSON, see
+    docs/format.md.
     """
 
     network: nn.Module | None = None
@@ -44,64 +55,175 @@ class State:
     schema: Any = None
     positions: Mapping[str, Any] = field(default_factory=dict)
     counters: Mapping[str, int] = field(default_factory=dict)
+    progress: Mapping[str, Any] = field(default_factory=dict)
+    random: Mapping[str, Tensor] = field(default_factory=dict)
     version: int = 0
     parent: str | None = None
 
 
-def save(path: Path, state: State, keep: int = 1) -> tuple[Path, str]:
-    """Write `state` as the current checkpoint under `path`; its folder and digest. `keep` = checkpoints that stay.
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that is on disk. `folder`: a Path, or a URL as text; `bytes`: of its files; `chain`: what a delta on it rests on."""
 
-    Raises PersistError when the disk refuses or when optimizer state is neither a tensor nor JSON; what was current
-    before then stays current.
+    folder: Where
+    digest: str
+    version: int
+    bytes: int
+    kind: str
+    chain: tuple[Mapping[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Capture:
+    """A state at one moment, to be written while training goes on. `write` closes it; else call `close(saved=False)`."""
+
+    members: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+    optimizers: Mapping[str, Any] | None
+    progress: Mapping[str, Any]
+    arrays: Arrays
+    tables: tuple[CapturedTable, ...]
+    changes: bool
+
+    def close(self, saved: bool) -> None:
+        """End the snapshots; not `saved`: the next capture of changes holds these changes too."""
+        for table in self.tables:
+            table.rows.close(saved)
+
+
+def capture(state: State, changes: bool = False) -> Capture:
+    """The state of this moment. Call it between two steps, on the thread that trains; it copies the dense part only.
+
+    `changes`: of tables only rows that changed or went since the last capture that was saved; every table must `track`.
+    Raises PersistError where a snapshot of a table is open, or where something cannot be saved, naming it.
     """
-    with Writer(path) as writer:
-        tensors = {} if state.network is None else _network_tensors(state.network, state.rows)
-        optimizers: dict[str, Any] = {}
-        for name, optimizer in state.optimizers.items():
-            if optimizer is not None:
-                found, optimizers[name] = flatten(optimizer, name)
-                tensors |= found
-        if tensors:
-            writer.write(DENSE, safetensors.torch.save(tensors))
-        tables = [_save_table(writer, i, name, state.tables[name]) for i, name in enumerate(sorted(state.tables))]
-        dense = None if state.network is None else {"file": DENSE if tensors else None, "optimizers": optimizers}
-        members = {
-            "package_version": _package_version(),
-            "kind": "full",
-            "version": state.version,
-            "parent": state.parent,
-            "model": state.model,
-            "schema": state.schema,
-            "positions": dict(state.positions),
-            "counters": dict(state.counters),
-            "dense": dense,
-            "tables": tables,
-        }
-        return writer.commit(members, keep)
+    with contextlib.ExitStack() as undo:
+        tables = []
+        for name, table in sorted(state.tables.items()):
+            rows = table.snapshot(changes=changes)
+            undo.callback(rows.close, saved=False)
+            tables.append(CapturedTable(name, describe(table.config), len(table), rows))
+        captured = _capture(state, tuple(tables), changes=changes)
+        undo.pop_all()
+    return captured
+
+
+def write(where: Where, captured: Capture, keep: int = 1, parent: Saved | None = None) -> Saved:
+    """Write a capture as the newest checkpoint under `where` and close it.
+
+    `keep`: fulls that stay, each with the deltas on it. `parent`: the checkpoint that it descends from, needed for a capture
+    of changes, which becomes a delta on it; else `State.parent` counts. Raises PersistError when the disk refuses or the
+    parent is gone; what was newest before then stays so, and the changes are held by the next capture.
+    """
+    saved = False
+    try:
+        with Writer(where) as writer:
+            done = _write(writer, captured, parent)
+        saved = True
+    finally:
+        captured.close(saved)
+    if done.kind == "full":
+        try:
+            retain(writer.store, keep)
+        except (PersistError, OSError) as error:
+            log.warning("%s: older checkpoints stay: %s", where, error)
+    return done
+
+
+def save(where: Where, state: State, keep: int = 1) -> Saved:
+    """Write `state` as the newest checkpoint under `where` (a path or URL), a full; `keep` = fulls that stay.
+
+    What tables track is left alone. Raises PersistError when the disk refuses or when optimizer state is neither a
+    tensor nor JSON; what was newest before then stays so.
+    """
+    tables = [CapturedTable(name, describe(t.config), len(t), Whole(t)) for name, t in sorted(state.tables.items())]
+    return write(where, _capture(state, tuple(tables), changes=False), keep)
 
 
 def restore(reader: Reader, state: State) -> None:
     """Load a checkpoint into the network, tables and optimizers of `state`, which were built alike.
 
-    Every file is checked before anything changes. Raises FormatError naming a bad file, PersistError naming the
-    parameter, table or optimizer that the checkpoint does not fit.
+    `reader.progress` and `reader.random` are for the caller. Every file is checked before anything changes. Raises
+    FormatError naming a bad file, PersistError naming the parameter, table or optimizer that the checkpoint does not fit.
     """
     reader.verify()
     saved = {entry["name"]: entry for entry in reader.manifest["tables"]}
     if set(saved) != set(state.tables):
         raise PersistError(f"{reader.folder}: it has tables {sorted(saved)} — received a network with "
                            f"{sorted(state.tables)} — build the network as it was when it was saved")  # fmt: skip
-    dense = reader.manifest["dense"] or {"file": None, "optimizers": {}}
-    loaded = safetensors.torch.load(bytes(reader.read(dense["file"]))) if dense["file"] else {}
+    loaded = safetensors.torch.load(bytes(reader.dense())) if reader.dense() else {}
     # clones lie where torch's allocator aligns them: kernels may give other last bits for other alignments
     tensors = {name: tensor.clone() for name, tensor in loaded.items()}
     if state.network is not None:
         _load_network(reader.folder, state.network, state.rows, tensors)
-    for name, entry in saved.items():
-        _load_table(reader, state.tables[name], entry)
+    for name in saved:
+        load_table(reader, state.tables[name])
+    optimizers = (reader.manifest["dense"] or {"optimizers": {}})["optimizers"]
     for name, optimizer in state.optimizers.items():
-        if optimizer is not None and name in dense["optimizers"]:
-            unflatten(optimizer, name, tensors, dense["optimizers"][name])
+        if optimizer is not None and name in optimizers:
+            unflatten(optimizer, name, tensors, optimizers[name])
+
+
+def _capture(state: State, tables: tuple[CapturedTable, ...], *, changes: bool) -> Capture:
+    tensors = {} if state.network is None else _network_tensors(state.network, state.rows)
+    optimizers: dict[str, Any] = {}
+    for name, optimizer in state.optimizers.items():
+        if optimizer is not None:
+            found, optimizers[name] = flatten(optimizer, name)
+            tensors |= found
+    tree, arrays = encode(state.progress, "progress")
+    random, states = encode({name: one.cpu().numpy() for name, one in state.random.items()}, "random")
+    members = {
+        "package_version": _package_version(),
+        "contents": "state",
+        "version": state.version,
+        "parent": state.parent,
+        "model": state.model,
+        "schema": state.schema,
+        "positions": dict(state.positions),
+        "counters": dict(state.counters),
+    }
+    progress = {"tree": tree, "random": random}
+    dense = None if state.network is None else optimizers
+    return Capture(members, tensors, dense, progress, {**arrays, **states}, tables, changes)
+
+
+def _write(writer: Writer, captured: Capture, parent: Saved | None) -> Saved:
+    if captured.changes:
+        _check_chain(writer, parent)
+    if captured.tensors:
+        writer.write(DENSE, safetensors.torch.save(dict(captured.tensors)))
+    if captured.arrays:
+        writer.write(PROGRESS, packed(captured.arrays))
+    tables = [write_table(writer, number, table) for number, table in enumerate(captured.tables)]
+    chain = parent.chain if captured.changes and parent is not None else ()
+    kind = "delta" if captured.changes else "full"
+    dense, progress = captured.optimizers, captured.progress
+    members = {
+        **captured.members,
+        "kind": kind,
+        "parent": captured.members["parent"] if parent is None else parent.digest,
+        "chain": list(chain),
+        "dense": None if dense is None else {"file": DENSE if captured.tensors else None, "optimizers": dense},
+        "progress": {"file": PROGRESS if captured.arrays else None, **progress} if any(progress.values()) else None,
+        "tables": tables,
+    }
+    folder, digest = writer.commit(members)
+    link = {"folder": folder, "digest": digest}
+    place = writer.store.place(folder)
+    where = Path(place) if isinstance(writer.store, LocalStore) else place
+    return Saved(where, digest, members["version"], writer.num_bytes, kind, (*chain, link))
+
+
+def _check_chain(writer: Writer, parent: Saved | None) -> None:
+    """A delta must never become newest without what it rests on."""
+    for link in () if parent is None else parent.chain:
+        if open_link(writer.store, link["folder"]).manifest["digest"] != link["digest"]:
+            raise PersistError(f"{writer.store.place(link['folder'])}: a delta rests on it, but it is another checkpoint — "
+                               "received another digest — save a full")  # fmt: skip
+    if parent is None:
+        raise PersistError("write: a capture of changes needs the checkpoint that they follow — received parent=None — "
+                           "save a full first")  # fmt: skip
 
 
 # --- network --------------------------------------------------------------------------------------------------------
@@ -116,9 +238,7 @@ def _network_tensors(network: nn.Module, rows: Iterable[nn.Parameter]) -> dict[s
     }
 
 
-def _load_network(
-    folder: Path, network: nn.Module, rows: Iterable[nn.Parameter], tensors: Mapping[str, Tensor]
-) -> None:
+def _load_network(folder: str, network: nn.Module, rows: Iterable[nn.Parameter], tensors: Mapping[str, Tensor]) -> None:
     skipped = _names_of(network, rows)
     own = {name: one for name, one in network.state_dict().items() if name not in skipped and torch.is_tensor(one)}
     saved = {name.removeprefix("network/"): tensor for name, tensor in tensors.items() if name.startswith("network/")}
@@ -133,42 +253,6 @@ def _load_network(
 def _names_of(network: nn.Module, parameters: Iterable[nn.Parameter]) -> set[str]:
     wanted = {id(parameter) for parameter in parameters}
     return {name for name, one in network.named_parameters(remove_duplicate=False) if id(one) in wanted}
-
-
-# --- tables ---------------------------------------------------------------------------------------------------------
-
-
-def _save_table(writer: Writer, number: int, name: str, table: Table) -> dict[str, Any]:
-    folder = table_folder(number, name)
-    parts = []
-    for span in partition_ranges(len(table)):
-        file = f"{folder}/rows-{span.start:03d}-{span.stop - 1:03d}.arrow"
-        rows = writer.write_batches(file, table.export(partitions=span))
-        if rows:
-            parts.append({"file": file, "first": span.start, "last": span.stop - 1, "rows": rows})
-    file = f"{folder}/candidates.arrow"
-    waiting = writer.write_batches(file, table.candidates())
-    return {
-        "name": name,
-        "config": describe(table.config),
-        "rows": sum(part["rows"] for part in parts),
-        "scalars": table.scalars(),
-        "parts": parts,
-        "candidates": {"file": file, "rows": waiting} if waiting else None,
-    }
-
-
-def _load_table(reader: Reader, table: Table, entry: Mapping[str, Any]) -> None:
-    if len(table) or table.step:
-        table.clear()
-    for part in entry["parts"]:
-        table.load(reader.batches(part["file"]))
-    table.load_scalars(entry["scalars"])
-    if entry["candidates"] is not None:
-        table.load_candidates(reader.batches(entry["candidates"]["file"]))
-    if len(table) != entry["rows"]:
-        raise FormatError(f"{reader.folder}: table {entry['name']!r} has {len(table)} rows after loading — "
-                          f"received {entry['rows']} in the manifest — do not use it; restore a copy")  # fmt: skip
 
 
 # --- optimizers -----------------------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The container of docs/format.md: files with digests, a manifest written last, CURRENT moved by an atomic rename.
+"""The container of docs/format.md: files with digests, a manifest written last, fulls and the deltas that rest on them.
 
 It knows nothing of networks or optimizers, imports no torch, and unpickles nothing.
 """
@@ -7,29 +7,30 @@ It knows nothing of networks or optimizers, imports no torch, and unpickles noth
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
-import mmap
 import os
-import re
-import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from types import TracebackType
-from typing import Any, BinaryIO
-from urllib.parse import quote
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
+from hotbed.embedding.policy import PARTITIONS, Ttl
 from hotbed.errors import FormatError, PersistError, VersionError
+from hotbed.persist.sink import HashedFile
+from hotbed.persist.store import ADVICE, MANIFEST, Store, Where, open_store, split
+from hotbed.persist.tree import decode, unpacked
 
 FORMAT = "hotbed.checkpoint"
-FORMAT_VERSION = 1
-MANIFEST, CURRENT = "MANIFEST.json", "CURRENT"
-NUM_PARTITIONS = 256
-_NAME = re.compile(r"checkpoint-(\d{8,})")
-_PARTIAL = re.compile(r"\.checkpoint-\d+\.(\d+)\.partial")
+FORMAT_VERSION = 2
 _ZEROS = "0" * 64
+NO_WATERMARK = -(2**63)
 
 
 class Writer:
@@ -38,21 +39,17 @@ class Writer:
     Example:
         >>> with Writer(root) as writer:
         ...     writer.write("dense.safetensors", data)
-        ...     writer.commit({"kind": "full"})
+        ...     folder, digest = writer.commit({"kind": "full"})
     """
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Where | Store) -> None:
+        self.store = root if isinstance(root, Store) else open_store(root)
         self.files: dict[str, dict[str, Any]] = {}
         try:
-            root.mkdir(parents=True, exist_ok=True)
-            _sweep(root)
-            self.number = max(_numbers(root), default=0) + 1
-            self._folder = root / f".checkpoint-{self.number:08d}.{os.getpid()}.partial"
-            self._folder.mkdir()
+            self._draft = self.store.draft()
         except OSError as error:
             raise PersistError(
-                f"{root}: cannot be written — {error} — give a folder that this process may write"
+                f"{self.store.place('')}: cannot be written — {error} — give a place that this process may write"
             ) from error
 
     def __enter__(self) -> Writer:
@@ -61,15 +58,20 @@ class Writer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._draft.discard()
         if isinstance(error, OSError):
             raise PersistError(
-                f"{self.root}: cannot be written — {error} — free space or choose another folder"
+                f"{self.store.place('')}: cannot be written — {error} — free space or choose another place"
             ) from error
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all files written so far."""
+        return sum(int(entry["bytes"]) for entry in self.files.values())
 
     def write(self, name: str, data: bytes | memoryview) -> None:
         """One file from bytes."""
-        with _Hashed(self._place(name)) as file:
+        with self._draft.create(name) as file:
             file.write(data)
         self.files[name] = file.entry()
 
@@ -79,67 +81,43 @@ class Writer:
         first = next(iterator, None)
         if first is None:
             return 0
-        rows = 0
-        with _Hashed(self._place(name)) as file, pa.ipc.new_file(pa.PythonFile(file, mode="w"), first.schema) as sink:
-            for batch in _prepend(first, iterator):
-                sink.write_batch(batch)
-                rows += batch.num_rows
+        with self._draft.create(name) as file:
+            rows = _write_arrow(file, itertools.chain([first], iterator), first.schema)
         self.files[name] = file.entry()
         return rows
 
-    def commit(self, members: Mapping[str, Any], keep: int = 1) -> tuple[Path, str]:
-        """Write the manifest with `members`, make the checkpoint visible and current; its folder and digest.
-
-        Older checkpoints beyond `keep` are removed afterwards.
-        """
+    def commit(self, members: Mapping[str, Any]) -> tuple[str, str]:
+        """Write the manifest with `members`, make the checkpoint visible and newest; its folder's name and digest."""
         head = {"format": FORMAT, "format_version": FORMAT_VERSION}
-        text, digest = _sealed({**head, **members, "files": self.files})
-        with _Hashed(self._folder / MANIFEST) as file:
-            file.write(text.encode())
-        for folder in [path for path in self._folder.rglob("*") if path.is_dir()] + [self._folder]:
-            _sync_folder(folder)
-        final = self.root / f"checkpoint-{self.number:08d}"
-        try:
-            os.rename(self._folder, final)
-        except OSError as error:
-            raise PersistError(
-                f"{final}: another process wrote it meanwhile — {error} — let one process save"
-            ) from error
-        _sync_folder(self.root)
-        _point(self.root, final.name, file.entry()["sha256"])
-        for number in sorted(_numbers(self.root))[:-keep]:
-            shutil.rmtree(self.root / f"checkpoint-{number:08d}", ignore_errors=True)
-        return final, digest
-
-    def _place(self, name: str) -> Path:
-        path = self._folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path
+        text, digest = _sealed({**head, **members, "files": dict(sorted(self.files.items()))})
+        self._draft.publish(text.encode())
+        return self._draft.folder, digest
 
 
 @dataclass(frozen=True)
-class Reader:
-    """One complete checkpoint; every file is checked against its digest when it is read."""
+class Link:
+    """One checkpoint folder by itself; every file is checked against its digest when it is read."""
 
-    folder: Path
+    store: Store
+    folder: str
     manifest: Mapping[str, Any]
     _checked: dict[str, memoryview] = field(default_factory=dict, repr=False)
 
     def read(self, name: str) -> memoryview:
-        """Bytes of one file, memory-mapped. Raises FormatError naming the file when it is missing, torn or changed."""
-        path = self.folder / name
+        """Bytes of one file. Raises FormatError naming the file when it is missing, torn or changed."""
+        place = self.store.place(f"{self.folder}/{name}")
         if name in self._checked:
             return self._checked[name]
         entry = self.manifest["files"].get(name)
         if entry is None:
             raise FormatError(
-                f"{path}: not listed in {MANIFEST} — a part refers to it — restore the checkpoint from a copy"
+                f"{place}: not listed in {MANIFEST} — a part refers to it — restore the checkpoint from a copy"
             )
-        data = _map(path)
+        data = self.store.read(f"{self.folder}/{name}")
         if len(data) != entry["bytes"]:
-            raise FormatError(f"{path}: torn — received {len(data)} bytes instead of {entry['bytes']} — {_ADVICE}")
+            raise FormatError(f"{place}: torn — received {len(data)} bytes instead of {entry['bytes']} — {ADVICE}")
         if hashlib.sha256(data).hexdigest() != entry["sha256"]:
-            raise FormatError(f"{path}: changed since it was written — its SHA-256 is not the manifest's — {_ADVICE}")
+            raise FormatError(f"{place}: changed since it was written — its SHA-256 is not the manifest's — {ADVICE}")
         self._checked[name] = data
         return data
 
@@ -151,57 +129,218 @@ class Reader:
             for index in range(file.num_record_batches):
                 yield file.get_batch(index)
         except pa.ArrowInvalid as error:
-            raise FormatError(f"{self.folder / name}: no Arrow IPC file — {error} — {_ADVICE}") from error
+            place = self.store.place(f"{self.folder}/{name}")
+            raise FormatError(f"{place}: no Arrow IPC file — {error} — {ADVICE}") from error
+
+    def parts(self, table: str, member: str = "parts") -> Iterator[pa.RecordBatch]:
+        """The rows (or `removed` ids) that this folder itself holds of a table, by (partition, id)."""
+        for part in self.entry(table).get(member, ()):
+            yield from self.batches(part["file"])
+
+    def entry(self, table: str) -> Mapping[str, Any]:
+        """The manifest's entry of a table; PersistError when there is none of that name."""
+        for entry in self.manifest["tables"]:
+            if entry["name"] == table:
+                found: Mapping[str, Any] = entry
+                return found
+        names = [entry["name"] for entry in self.manifest["tables"]]
+        raise PersistError(f"{self.store.place(self.folder)}: no table {table!r} — it has {names} — name one of these")
+
+
+@dataclass(frozen=True)
+class Reader:
+    """One complete state: a full, or a delta with its chain. `links`: the full first, the state's own folder last."""
+
+    links: tuple[Link, ...]
+
+    @property
+    def store(self) -> Store:
+        return self.links[-1].store
+
+    @property
+    def folder(self) -> str:
+        """Where the newest link lies, as a path or URL."""
+        return self.store.place(self.links[-1].folder)
+
+    @property
+    def manifest(self) -> Mapping[str, Any]:
+        """The manifest of the state itself."""
+        return self.links[-1].manifest
+
+    @property
+    def chain(self) -> list[dict[str, str]]:
+        """What a delta on this state gives as its chain."""
+        return [{"folder": link.folder, "digest": link.manifest["digest"]} for link in self.links]
 
     def verify(self) -> None:
-        """Check every file; FormatError names the first bad one."""
-        for name in self.manifest["files"]:
-            self.read(name)
+        """Check every file of every link; FormatError names the first bad one."""
+        names = [(link, name) for link in self.links for name in link.manifest["files"]]
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            for _ in pool.map(lambda pair: pair[0].read(pair[1]), names):
+                pass
+
+    def read(self, name: str) -> memoryview:
+        """Bytes of a file of the newest link."""
+        return self.links[-1].read(name)
+
+    def batches(self, name: str) -> Iterator[pa.RecordBatch]:
+        """Record batches of an Arrow file of the newest link."""
+        return self.links[-1].batches(name)
+
+    def rows(self, table: str) -> Iterator[pa.RecordBatch]:
+        """All rows of a table in this state, a batch a partition that has any, by rising id."""
+        keep = _unexpired(self.links[-1].entry(table))
+        rows = [ByPartition(link.parts(table)) for link in self.links]
+        gone = [ByPartition(link.parts(table, "removed")) for link in self.links]
+        for partition in range(PARTITIONS):
+            merged = _merge([one.take(partition) for one in rows], [one.take(partition) for one in gone])
+            if merged is not None and (kept := keep(merged)).num_rows:
+                yield kept
+
+    def candidates(self, table: str) -> Iterator[pa.RecordBatch]:
+        """Admission's memory of a table."""
+        entry = self.links[-1].entry(table)["candidates"]
+        return iter(()) if entry is None else self.batches(entry["file"])
+
+    def dense(self) -> memoryview:
+        """The bytes of dense.safetensors; empty without a dense part."""
+        part = self.manifest["dense"] or {"file": None}
+        return self.read(part["file"]) if part["file"] else memoryview(b"")
+
+    @property
+    def progress(self) -> Any:
+        """What `State.progress` was, with NumPy arrays; {} where nothing was kept."""
+        return self._tree("tree")
+
+    @property
+    def random(self) -> Any:
+        """What `State.random` was, as NumPy arrays; {} where nothing was kept."""
+        return self._tree("random")
+
+    def _tree(self, member: str) -> Any:
+        part = self.manifest.get("progress")
+        if part is None:
+            return {}
+        return decode(part[member], unpacked(self.read(part["file"])) if part["file"] else {})
 
 
-_ADVICE = "do not use it; restore the checkpoint from a copy"
+def open_checkpoint(path: Where) -> Reader:
+    """The newest checkpoint under `path`, or the one in `path` itself, with its chain; all manifests checked.
 
-
-def open_checkpoint(path: Path) -> Reader:
-    """The current checkpoint under `path`, or the one in `path` itself; its manifest checked.
-
-    Raises FormatError naming what is missing, torn or changed, VersionError for another format version.
+    `path`: a local path, or a URL for fsspec. Raises FormatError naming what is missing, torn or changed, VersionError
+    for another format version.
     """
-    pointer = path / CURRENT
-    if pointer.is_file():
-        name, expected = _read_pointer(pointer)
-        folder = path / name
-    elif (path / MANIFEST).is_file():
-        folder, expected = path, None
-    else:
-        raise FormatError(f"{path}: no checkpoint — it holds neither {CURRENT} nor {MANIFEST} — "
+    store = open_store(path)
+    newest = store.newest()
+    if newest is not None:
+        return open_folder(store, newest.folder, newest.sha256)
+    if not store.exists(MANIFEST):
+        raise FormatError(f"{path}: no checkpoint — it holds neither CURRENT nor {MANIFEST} — "
                           "give the path that save() was called with")  # fmt: skip
-    file = folder / MANIFEST
-    data = bytes(_map(file))
-    if expected is not None and hashlib.sha256(data).hexdigest() != expected:
-        raise FormatError(f"{file}: not the manifest that {pointer} points to — its SHA-256 differs — {_ADVICE}")
-    return Reader(folder, _unsealed(data, file))
+    root, folder = split(path)
+    return open_folder(open_store(root), folder)
 
 
-def table_folder(number: int, name: str) -> str:
-    """Folder of a table: its number and its name, made safe for any file system.
-
-    >>> table_folder(3, "item/colour")
-    'tables/003-item%2Fcolour'
-    """
-    return f"tables/{number:03d}-{quote(name, safe='')[:100]}"
-
-
-def partition_ranges(rows: int, rows_per_part: int = 1 << 20) -> list[range]:
-    """Equal ranges of the 256 partitions for a table of `rows`, about `rows_per_part` rows each."""
-    parts = 1
-    while parts < NUM_PARTITIONS and rows > parts * rows_per_part:
-        parts *= 2
-    width = NUM_PARTITIONS // parts
-    return [range(first, first + width) for first in range(0, NUM_PARTITIONS, width)]
+def open_folder(store: Store, folder: str, sha256: str | None = None) -> Reader:
+    """The state of one checkpoint folder; `sha256`: what its manifest must hash to, else its own digest is trusted."""
+    newest = open_link(store, folder, sha256)
+    links = []
+    for entry in newest.manifest.get("chain", ()):
+        link = open_link(store, entry["folder"])
+        if link.manifest["digest"] != entry["digest"]:
+            raise FormatError(f"{store.place(entry['folder'])}: not the state that {folder} rests on — its digest is "
+                              f"{link.manifest['digest']} — {ADVICE}")  # fmt: skip
+        links.append(link)
+    return Reader((*links, newest))
 
 
-# --- sealing --------------------------------------------------------------------------------------------------------
+def open_link(store: Store, folder: str, sha256: str | None = None) -> Link:
+    """One checkpoint folder without its chain."""
+    name = f"{folder}/{MANIFEST}"
+    data = bytes(store.read(name))
+    if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
+        raise FormatError(
+            f"{store.place(name)}: not the manifest that CURRENT points to — its SHA-256 differs — {ADVICE}"
+        )
+    return Link(store, folder, _unsealed(data, store.place(name)))
+
+
+# --- rows of a chain ------------------------------------------------------------------------------------------------
+
+
+class ByPartition:
+    """Batches in the order of partitions, handed out a partition at a time."""
+
+    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+        self._pieces = _pieces(batches)
+        self._head = next(self._pieces, None)
+
+    def take(self, partition: int) -> pa.RecordBatch | None:
+        found = []
+        while self._head is not None and self._head[0] == partition:
+            found.append(self._head[1])
+            self._head = next(self._pieces, None)
+        return pa.concat_batches(found) if len(found) > 1 else found[0] if found else None
+
+
+def _pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    last = 0
+    for batch in batches:
+        partitions = batch.column("partition").to_numpy()
+        starts = [0, *(np.flatnonzero(np.diff(partitions)) + 1).tolist()]
+        for start, stop in itertools.pairwise([*starts, batch.num_rows]):
+            if partitions[start] < last:
+                raise FormatError(f"rows: partitions must rise — received {partitions[start]} after {last} — {ADVICE}")
+            last = int(partitions[start])
+            yield last, batch.slice(start, stop - start)
+
+
+def _merge(rows: list[pa.RecordBatch | None], gone: list[pa.RecordBatch | None]) -> pa.RecordBatch | None:
+    """The rows of one partition: of an id the newest, unless it went later; by rising id."""
+    decided: NDArray[np.int64] = np.empty(0, np.int64)
+    kept = []
+    for batch, removed in zip(reversed(rows), reversed(gone), strict=True):
+        if batch is not None:
+            ids = batch.column("id").to_numpy()
+            kept.append(batch.filter(pa.array(~np.isin(ids, decided))) if len(decided) else batch)
+            decided = np.union1d(decided, ids)
+        if removed is not None:
+            decided = np.union1d(decided, removed.column("id").to_numpy())
+    if len(kept) < 2:
+        return kept[0] if kept else None
+    merged = pa.concat_batches(kept)
+    return merged.take(pa.array(np.argsort(merged.column("id").to_numpy())))
+
+
+def _unexpired(entry: Mapping[str, Any]) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+    """What drops rows past the table's time to live at its watermark."""
+    given = entry["config"].get("evict") or []
+    specs = given if isinstance(given, list) else [given]
+    ttls = [
+        Ttl(**{k: v for k, v in spec.items() if k != "kind"}).microseconds for spec in specs if spec["kind"] == "ttl"
+    ]
+    watermark = entry["scalars"]["watermark"]
+
+    def keep(batch: pa.RecordBatch) -> pa.RecordBatch:
+        if "last_seen" not in batch.schema.names:
+            return batch
+        seen = batch.column("last_seen").to_numpy()
+        alive = (seen > watermark) | (watermark - seen.astype(np.float64) < ttls[0])
+        return batch if alive.all() else batch.filter(pa.array(alive))
+
+    return keep if ttls and ttls[0] is not None and watermark != NO_WATERMARK else lambda batch: batch
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+def _write_arrow(file: HashedFile, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> int:
+    rows = 0
+    with pa.ipc.new_file(pa.PythonFile(file, mode="w"), schema) as sink:
+        for batch in batches:
+            sink.write_batch(batch)
+            rows += batch.num_rows
+    return rows
 
 
 def _sealed(members: Mapping[str, Any]) -> tuple[str, str]:
@@ -214,121 +353,20 @@ def _sealed(members: Mapping[str, Any]) -> tuple[str, str]:
     return head + digest + tail, digest
 
 
-def _unsealed(data: bytes, file: Path) -> dict[str, Any]:
+def _unsealed(data: bytes, place: str) -> dict[str, Any]:
     at = data.rfind(b'"digest": "') + len(b'"digest": "')
     digest = data[at : at + 64]
     if hashlib.sha256(data[:at] + _ZEROS.encode() + data[at + 64 :]).hexdigest().encode() != digest:
-        raise FormatError(f"{file}: torn or changed since it was written — its own digest does not fit — {_ADVICE}")
+        raise FormatError(f"{place}: torn or changed since it was written — its own digest does not fit — {ADVICE}")
     manifest: dict[str, Any] = json.loads(data)
     if manifest.get("format") != FORMAT:
         raise FormatError(
-            f"{file}: not a Hotbed checkpoint — received format {manifest.get('format')!r} — give another path"
+            f"{place}: not a Hotbed checkpoint — received format {manifest.get('format')!r} — give another path"
         )
-    if manifest["format_version"] != FORMAT_VERSION:
-        raise VersionError(f"{file}: format version {manifest['format_version']} — this build reads {FORMAT_VERSION} — "
+    if manifest["format_version"] not in (FORMAT_VERSION - 1, FORMAT_VERSION):
+        raise VersionError(f"{place}: format version {manifest['format_version']} — this build reads {FORMAT_VERSION} — "
                            "use the Hotbed version that wrote it, or a newer one")  # fmt: skip
     for name in manifest["files"]:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-            raise FormatError(f"{file}: a file outside of the checkpoint — received {name!r} — {_ADVICE}")
+            raise FormatError(f"{place}: a file outside of the checkpoint — received {name!r} — {ADVICE}")
     return manifest
-
-
-def _point(root: Path, name: str, sha256: str) -> None:
-    partial = root / f".{CURRENT}.{os.getpid()}.partial"
-    with _Hashed(partial) as file:
-        file.write(f"{name} {sha256}\n".encode())
-    os.replace(partial, root / CURRENT)
-    _sync_folder(root)
-
-
-def _read_pointer(pointer: Path) -> tuple[str, str]:
-    match = re.fullmatch(rb"(checkpoint-\d{8,}) ([0-9a-f]{64})\n", bytes(_map(pointer)))
-    if match is None:
-        raise FormatError(f"{pointer}: torn or changed — it is not a checkpoint's name and digest — "
-                          "name the newest complete checkpoint folder instead")  # fmt: skip
-    return match[1].decode(), match[2].decode()
-
-
-# --- files ----------------------------------------------------------------------------------------------------------
-
-
-class _Hashed:
-    """A new file that is hashed while it is written, and on disk when it closes."""
-
-    def __init__(self, path: Path) -> None:
-        self._file: BinaryIO = open(path, "xb", buffering=1 << 20)  # noqa: SIM115 - closed by __exit__
-        self._hash, self._bytes = hashlib.sha256(), 0
-
-    def __enter__(self) -> _Hashed:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        self._file.flush()
-        if kind is None:
-            os.fsync(self._file.fileno())
-        self._file.close()
-
-    @property
-    def closed(self) -> bool:
-        return self._file.closed
-
-    def write(self, data: Any) -> int:
-        view = memoryview(data)
-        self._hash.update(view)
-        self._bytes += view.nbytes
-        return self._file.write(view)
-
-    def flush(self) -> None:
-        """Arrow asks for it after each batch; the file flushes itself when it is full and when it closes."""
-
-    def entry(self) -> dict[str, Any]:
-        return {"bytes": self._bytes, "sha256": self._hash.hexdigest()}
-
-
-def _map(path: Path) -> memoryview:
-    try:
-        with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_size == 0:
-                return memoryview(b"")
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    except OSError as error:
-        raise FormatError(f"{path}: missing or unreadable — {error.strerror or error} — {_ADVICE}") from error
-
-
-def _sync_folder(path: Path) -> None:
-    if os.name == "nt":  # folders cannot be opened there
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _numbers(root: Path) -> list[int]:
-    return [int(match[1]) for path in root.iterdir() if (match := _NAME.fullmatch(path.name))]
-
-
-def _sweep(root: Path) -> None:
-    """Remove partial folders of processes that are gone."""
-    for path in root.iterdir():
-        match = _PARTIAL.fullmatch(path.name)
-        if match and not _alive(int(match[1])):
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _alive(process: int) -> bool:
-    if process == os.getpid():
-        return False  # a process that ended had our number, as happens in containers: we are not saving yet
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
-def _prepend(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield first
-    yield from rest

@@ -72,7 +72,7 @@ def test_an_empty_table_and_a_bare_network_can_be_saved(tmp_path: Path) -> None:
 
 
 def test_tables_are_files_that_polars_reads_without_hotbed(tmp_path: Path) -> None:
-    folder, _ = save(tmp_path, State(tables={"t": trained_table(hb.Adagrad())}))
+    folder = save(tmp_path, State(tables={"t": trained_table(hb.Adagrad())})).folder
     manifest = json.loads((folder / "MANIFEST.json").read_text())
     rows = pl.concat([pl.read_ipc(folder / part["file"]) for part in manifest["tables"][0]["parts"]])
     assert set(rows["id"]) == set(EXTREMES.tolist())
@@ -162,7 +162,7 @@ def test_a_network_or_optimizer_that_does_not_fit_is_refused_by_name(tmp_path: P
 def test_nothing_changes_when_a_file_is_bad(tmp_path: Path) -> None:
     network, optimizer = stepped(torch.optim.Adam)
     table = trained_table(hb.Adagrad())
-    folder, _ = save(tmp_path, State(network=network, tables={"t": table}, optimizers={"dense": optimizer}))
+    folder = save(tmp_path, State(network=network, tables={"t": table}, optimizers={"dense": optimizer})).folder
     part = next((folder / "tables").rglob("*.arrow"))
     data = bytearray(part.read_bytes())
     data[len(data) // 2] ^= 1

@@ -12,24 +12,19 @@ import pyarrow as pa
 import pytest
 
 from hotbed.errors import FormatError, PersistError, VersionError
-from hotbed.persist.format import (
-    CURRENT,
-    MANIFEST,
-    Reader,
-    Writer,
-    open_checkpoint,
-    partition_ranges,
-    table_folder,
-)
+from hotbed.persist.chain import retain
+from hotbed.persist.content import partition_ranges, table_folder
+from hotbed.persist.format import Reader, Writer, open_checkpoint
+from hotbed.persist.store import CURRENT, MANIFEST, open_store
 
 
-def write(root: Path, text: bytes = b"some bytes", keep: int = 1) -> Path:
+def write(root: Path, text: bytes = b"some bytes") -> Path:
     with Writer(root) as writer:
         writer.write("dense.safetensors", text)
         batch = pa.record_batch({"id": pa.array([1, -1, 2**63 - 1], pa.int64())})
         assert writer.write_batches("tables/000-user/rows-000-255.arrow", iter([batch, batch])) == 6
         assert writer.write_batches("tables/000-user/candidates.arrow", iter([])) == 0
-        return writer.commit({"kind": "full"}, keep)[0]
+        return root / writer.commit({"kind": "full"})[0]
 
 
 def files(root: Path) -> list[Path]:
@@ -41,20 +36,21 @@ def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
     for path in (tmp_path, folder):
         reader = open_checkpoint(path)
         reader.verify()
-        assert reader.folder == folder
+        assert reader.folder == str(folder)
         assert bytes(reader.read("dense.safetensors")) == b"some bytes"
         ids = [batch.column("id").to_pylist() for batch in reader.batches("tables/000-user/rows-000-255.arrow")]
         assert ids == [[1, -1, 2**63 - 1]] * 2
         assert reader.manifest["kind"] == "full"
 
 
-def test_a_second_save_becomes_current_and_the_first_goes(tmp_path: Path) -> None:
+def test_a_second_save_becomes_current_and_the_first_stays_until_retention(tmp_path: Path) -> None:
     first, second = write(tmp_path), write(tmp_path, b"newer")
-    assert not first.exists()
     assert bytes(open_checkpoint(tmp_path).read("dense.safetensors")) == b"newer"
-    third = write(tmp_path, keep=2)
-    assert second.exists()
-    assert open_checkpoint(tmp_path).folder == third
+    assert bytes(open_checkpoint(first).read("dense.safetensors")) == b"some bytes"
+    third = write(tmp_path)
+    retain(open_store(tmp_path), keep=2)
+    assert (first.exists(), second.exists(), third.exists()) == (False, True, True)
+    assert open_checkpoint(tmp_path).folder == str(third)
 
 
 def check_all(path: Path) -> Reader:
@@ -103,8 +99,8 @@ def test_a_missing_file_is_refused_and_named(tmp_path: Path) -> None:
 
 
 def test_files_of_two_checkpoints_cannot_be_mixed(tmp_path: Path) -> None:
-    first = write(tmp_path, b"same size!", keep=2)
-    second = write(tmp_path, b"SAME SIZE!", keep=2)
+    first = write(tmp_path, b"same size!")
+    second = write(tmp_path, b"SAME SIZE!")
     (second / MANIFEST).write_bytes((first / MANIFEST).read_bytes())
     with pytest.raises(FormatError, match="not the manifest"):
         check_all(tmp_path)
@@ -122,7 +118,7 @@ def test_a_save_that_fails_leaves_the_earlier_state_current_and_no_trace(tmp_pat
     with pytest.raises(RuntimeError, match="halfway"):
         fails()
     assert files(tmp_path) == before
-    assert open_checkpoint(tmp_path).folder == folder
+    assert open_checkpoint(tmp_path).folder == str(folder)
 
 
 def test_what_a_killed_process_left_is_swept_and_that_of_a_live_one_is_not(tmp_path: Path) -> None:
@@ -177,6 +173,6 @@ def test_parts_cover_every_partition_once(rows: int) -> None:
 def test_the_manifest_is_plain_json_with_the_members_of_the_document(tmp_path: Path) -> None:
     manifest = json.loads((write(tmp_path) / MANIFEST).read_text())
     assert manifest["format"] == "hotbed.checkpoint"
-    assert manifest["format_version"] == 1
+    assert manifest["format_version"] == 2
     assert list(manifest)[-1] == "digest"
     assert set(manifest["files"]) == {"dense.safetensors", "tables/000-user/rows-000-255.arrow"}

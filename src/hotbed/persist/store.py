@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where checkpoints lie: a local folder, or any store that fsspec knows. docs/format.md says in which order things appear."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import mmap
+import os
+import re
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hotbed.errors import FormatError, MissingExtra, PersistError
+from hotbed.persist.sink import HashedFile, LocalFile, Workers
+
+Where = str | Path
+"""A local path or a URL such as `s3://bucket/model`."""
+
+MANIFEST, CURRENT, CLAIM = "MANIFEST.json", "CURRENT", "CLAIM"
+ADVICE = "do not use it; restore the checkpoint from a copy"
+_NAME = re.compile(r"checkpoint-(\d{8,})")
+_PARTIAL = re.compile(r"\.checkpoint-\d+\.(\d+)\.partial")
+_URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+(::|://)")
+
+
+class Newest(NamedTuple):
+    """The newest checkpoint of a store: its folder and, where the store keeps it apart, its manifest's SHA-256."""
+
+    folder: str
+    sha256: str | None
+
+
+class Draft(ABC):
+    """A checkpoint being written: nothing is visible before `publish`; `discard` leaves no trace."""
+
+    folder: str
+
+    @abstractmethod
+    def create(self, name: str) -> HashedFile:
+        """A new file of the checkpoint."""
+
+    @abstractmethod
+    def publish(self, manifest: bytes) -> None:
+        """Everything durable, then the manifest, then visible and newest. PersistError if another writer was first."""
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Forget the draft and free its threads; harmless after `publish`."""
+
+
+class Store(ABC):
+    """Checkpoints under one root. Names are relative, always with `/`."""
+
+    @abstractmethod
+    def place(self, name: str) -> str:
+        """Where `name` is, for messages and for people."""
+
+    @abstractmethod
+    def read(self, name: str) -> memoryview:
+        """Bytes of a file; FormatError naming it when it is missing."""
+
+    @abstractmethod
+    def exists(self, name: str) -> bool: ...
+
+    @abstractmethod
+    def newest(self) -> Newest | None:
+        """None = the root holds no checkpoint. FormatError when the pointer to it is torn."""
+
+    @abstractmethod
+    def folders(self) -> list[str]:
+        """The visible checkpoints, oldest first."""
+
+    @abstractmethod
+    def draft(self) -> Draft:
+        """Start the next checkpoint; OSError where that is not possible."""
+
+    @abstractmethod
+    def remove(self, folder: str) -> None:
+        """Take a checkpoint away: invisible first, then gone."""
+
+
+def open_store(where: Where) -> Store:
+    """The store of a local path or URL. MissingExtra where a URL needs a package that is not installed.
+
+    Example: `open_store("s3://bucket/model")`.
+    """
+    text = str(where)
+    if text.startswith("file://"):
+        return LocalStore(Path(text.removeprefix("file://")))
+    if isinstance(where, str) and _URL.match(where):
+        return ObjectStore(where)
+    return LocalStore(Path(where))
+
+
+def split(where: Where) -> tuple[Where, str]:
+    """The root and the name of a checkpoint folder's own path."""
+    text = str(where).rstrip("/")
+    if isinstance(where, str) and _URL.match(where):
+        root, _, name = text.rpartition("/")
+        return root, name
+    path = Path(where).resolve()
+    return path.parent, path.name
+
+
+# --- a local folder -------------------------------------------------------------------------------------------------
+
+
+class LocalStore(Store):
+    """A folder. Files are memory-mapped; a checkpoint appears by a rename, and `CURRENT` moves by another."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def place(self, name: str) -> str:
+        return str(self.root / name)
+
+    def read(self, name: str) -> memoryview:
+        path = self.root / name
+        try:
+            with open(path, "rb") as file:
+                if os.fstat(file.fileno()).st_size == 0:
+                    return memoryview(b"")
+                return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        except OSError as error:
+            raise FormatError(f"{path}: missing or unreadable — {error.strerror or error} — {ADVICE}") from error
+
+    def exists(self, name: str) -> bool:
+        return (self.root / name).is_file()
+
+    def newest(self) -> Newest | None:
+        if not self.exists(CURRENT):
+            return None
+        match = re.fullmatch(rb"(checkpoint-\d{8,}) ([0-9a-f]{64})\n", bytes(self.read(CURRENT)))
+        if match is None:
+            raise FormatError(f"{self.root / CURRENT}: torn or changed — it is not a checkpoint's name and digest — "
+                              "name the newest complete checkpoint folder instead")  # fmt: skip
+        return Newest(match[1].decode(), match[2].decode())
+
+    def folders(self) -> list[str]:
+        found = self.root.iterdir() if self.root.is_dir() else ()
+        return sorted((p.name for p in found if _NAME.fullmatch(p.name)), key=number_of)
+
+    def draft(self) -> Draft:
+        self.root.mkdir(parents=True, exist_ok=True)
+        self._sweep()
+        return _LocalDraft(self.root, number_of(self.folders()[-1]) + 1 if self.folders() else 1)
+
+    def remove(self, folder: str) -> None:
+        hidden = self.root / f".{folder}.{os.getpid()}.partial"
+        with contextlib.suppress(OSError):  # what stays is swept by a later writer
+            os.rename(self.root / folder, hidden)
+            shutil.rmtree(hidden, ignore_errors=True)
+
+    def _sweep(self) -> None:
+        """Remove partial folders of processes that are gone."""
+        for path in self.root.iterdir():
+            match = _PARTIAL.fullmatch(path.name)
+            if match and not _alive(int(match[1])):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+class _LocalDraft(Draft):
+    def __init__(self, root: Path, number: int) -> None:
+        self.folder, self._root = f"checkpoint-{number:08d}", root
+        self._partial = root / f".{self.folder}.{os.getpid()}.partial"
+        self._partial.mkdir()
+        self._workers = Workers()
+
+    def create(self, name: str) -> HashedFile:
+        file = LocalFile(self._partial / name)
+        return HashedFile(file, self._workers, file.finish)
+
+    def publish(self, manifest: bytes) -> None:
+        self._workers.settle()
+        with self.create(MANIFEST) as file:
+            file.write(manifest)
+        self._workers.settle()
+        for folder in [path for path in self._partial.rglob("*") if path.is_dir()] + [self._partial]:
+            _sync_folder(folder)
+        final = self._root / self.folder
+        try:
+            os.rename(self._partial, final)
+        except OSError as error:
+            raise PersistError(
+                f"{final}: another process wrote it meanwhile — {error} — let one process save"
+            ) from error
+        _sync_folder(self._root)
+        self._point(hashlib.sha256(manifest).hexdigest())
+
+    def discard(self) -> None:
+        self._workers.close()
+        shutil.rmtree(self._partial, ignore_errors=True)
+
+    def _point(self, sha256: str) -> None:
+        partial = self._root / f".{CURRENT}.{os.getpid()}.partial"
+        partial.unlink(missing_ok=True)  # a process that was killed had our number
+        file = LocalFile(partial)
+        file.write(memoryview(f"{self.folder} {sha256}\n".encode()))
+        file.finish()
+        os.replace(partial, self._root / CURRENT)
+        _sync_folder(self._root)
+
+
+def number_of(folder: str) -> int:
+    """The number in a checkpoint's name."""
+    match = _NAME.fullmatch(folder)
+    if match is None:
+        raise FormatError(f"{folder}: no checkpoint's name — received {folder!r} — give a folder checkpoint-<number>")
+    return int(match[1])
+
+
+def _sync_folder(path: Path) -> None:
+    if os.name == "nt":  # folders cannot be opened there
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _alive(process: int) -> bool:
+    if process == os.getpid():
+        return False  # a process that ended had our number, as happens in containers: we are not saving yet
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+# --- an object store ------------------------------------------------------------------------------------------------
+
+
+class ObjectStore(Store):
+    """A prefix of a store that fsspec knows: no rename, no pointer; a checkpoint is there once its manifest is."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            import fsspec
+
+            self._fs, self._root = fsspec.core.url_to_fs(url.rstrip("/"))
+        except ImportError as error:
+            raise MissingExtra(
+                f"{url} needs a package — {error} — pip install hotbed[object] and fsspec's package for it"
+            ) from error
+        self.url = url.rstrip("/")
+
+    def place(self, name: str) -> str:
+        return f"{self.url}/{name}"
+
+    def read(self, name: str) -> memoryview:
+        try:
+            return memoryview(self._fs.cat_file(f"{self._root}/{name}"))
+        except OSError as error:
+            raise FormatError(f"{self.place(name)}: missing or unreadable — {error} — {ADVICE}") from error
+
+    def exists(self, name: str) -> bool:
+        self._fs.invalidate_cache()
+        return bool(self._fs.isfile(f"{self._root}/{name}"))
+
+    def newest(self) -> Newest | None:
+        visible = self.folders()
+        return Newest(visible[-1], None) if visible else None
+
+    def folders(self) -> list[str]:
+        return [folder for folder in self._prefixes() if self.exists(f"{folder}/{MANIFEST}")]
+
+    def draft(self) -> Draft:
+        taken, visible = self._prefixes(), self.folders()
+        for folder in taken:  # a writer that died left it; one that lives on is late, and its state would not be newest
+            if visible and folder not in visible and number_of(folder) < number_of(visible[-1]):
+                self.remove(folder)
+        number = number_of(taken[-1]) + 1 if taken else 1
+        while not self.create(f"checkpoint-{number:08d}/{CLAIM}", b""):
+            number += 1
+        return _ObjectDraft(self, f"checkpoint-{number:08d}")
+
+    def remove(self, folder: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.rm_file(f"{self._root}/{folder}/{MANIFEST}")
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.rm(f"{self._root}/{folder}", recursive=True)
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Put a whole object; False if it is there already, as surely as the store can tell."""
+        path = f"{self._root}/{name}"
+        try:
+            self._fs.pipe_file(path, data, mode="create")
+        except FileExistsError:
+            return False
+        except (NotImplementedError, TypeError, ValueError):  # a store without exclusive creation
+            if self.exists(name):
+                return False
+            self._fs.pipe_file(path, data)
+        return True
+
+    def open(self, name: str) -> Any:
+        """A new object, written through."""
+        path = f"{self._root}/{name}"
+        with contextlib.suppress(OSError, NotImplementedError):  # stores without folders have nothing to make
+            self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+        return self._fs.open(path, "wb")
+
+    def _prefixes(self) -> list[str]:
+        self._fs.invalidate_cache()
+        try:
+            found = self._fs.ls(self._root, detail=False)
+        except FileNotFoundError:
+            return []
+        names: Iterator[str] = (str(path).rstrip("/").rpartition("/")[2] for path in found)
+        return sorted((name for name in names if _NAME.fullmatch(name)), key=number_of)
+
+
+class _ObjectDraft(Draft):
+    def __init__(self, store: ObjectStore, folder: str) -> None:
+        self.folder, self._store = folder, store
+        self._workers = Workers()
+        self._open = True
+
+    def create(self, name: str) -> HashedFile:
+        file = self._store.open(f"{self.folder}/{name}")
+        return HashedFile(file, self._workers, file.close)
+
+    def publish(self, manifest: bytes) -> None:
+        self._workers.settle()
+        name = f"{self.folder}/{MANIFEST}"
+        if not self._store.create(name, manifest):
+            raise PersistError(f"{self._store.place(name)}: another process wrote it meanwhile — received a second "
+                               "manifest — let one process save")  # fmt: skip
+        self._open = False
+
+    def discard(self) -> None:
+        self._workers.close()
+        if self._open:
+            self._store.remove(self.folder)
+            self._open = False

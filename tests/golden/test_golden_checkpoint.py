@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A checkpoint of format version 1, written once and kept: every later build that promises to read it reads it so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch absent")
+
+import torch
+from torch import nn
+
+import hotbed as hb
+from hotbed.persist.checkpoint import State, open_checkpoint, restore, save
+from hotbed.persist.content import content_digest
+
+HERE = Path(__file__).parent
+
+
+def test_a_checkpoint_of_version_1_is_read_as_it_was_written(tmp_path: Path) -> None:
+    network = nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(network.parameters())
+    table = hb.Table("item/colour", 2, rule=hb.Adagrad(lr=0.5), admit=hb.MinCount(2), evict=hb.Ttl(seconds=100), seed=3)
+    state = State(network=network, tables={"item/colour": table}, optimizers={"dense": optimizer})
+    reader = open_checkpoint(HERE / "checkpoint_1")
+    assert reader.manifest["format_version"] == 1
+    restore(reader, state)
+    assert (len(table), table.step, reader.progress, reader.random) == (5, 2, {}, {})
+    rows = table.lookup(np.array([0, 7], np.int64))
+    np.testing.assert_array_equal(rows.view(np.uint32), ROWS)
+    assert optimizer.state_dict()["state"][0]["step"] == 1
+    assert content_digest(reader) == DIGEST
+    again = save(tmp_path, State(network=network, tables={"item/colour": table}, optimizers={"dense": optimizer},
+                                 positions={"train": {"row": 12}}, counters={"steps": 2}))  # fmt: skip
+    assert content_digest(open_checkpoint(again.folder)) == DIGEST
+
+
+# pinned: what the content digest is of must not drift between builds either
+ROWS = np.array([[3204840542, 3203466230], [3210851088, 3210138186]], np.uint32)
+DIGEST = "4ce8c943dd878324ee38b4d2d8b0876e67174b157b6a5a40726cc3e3a9bac146"
