@@ -98,7 +98,7 @@ def init(
     out: Annotated[Path, typer.Option(help="The job file to write.")] = Path("job.yaml"),
 ) -> None:
     """Write a commented job for a data file by looking at its columns."""
-    from hotbed.connectors.draft import draft
+    from hotbed.draft import draft
 
     if out.exists():
         raise ConfigError(f"{out}: the file exists — it is not overwritten — give another name with --out")

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import hotbed as hb
 from hotbed import cli
-from hotbed.connectors.draft import draft
+from hotbed.draft import draft
 from hotbed.errors import ConfigError, SchemaError
 from hotbed.job import Job, parse_value
 
