@@ -130,6 +130,7 @@ _EXTRAS = {
     "fastapi": "serve",
     "grpc": "serve",
     "onnx": "export",
+    "prometheus_client": "prometheus",
     "tensorboard": "tensorboard",
 }
 

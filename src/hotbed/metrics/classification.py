@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,33 +24,39 @@ class AUC(Metric):
         bins: None keeps all samples and is exact. A number keeps two counts a bin (equal widths in logit between -16
             and 16; predictions must be probabilities), so that memory does not grow: 65,536 bins err by less than 1e-4
             on smooth scores.
+        exact: with bins, so many samples are kept as they are, and the AUC of up to so many is exact. Scores of a model
+            that has learned little lie close together, in few bins.
     """
 
-    def __init__(self, bins: int | None = None) -> None:
+    def __init__(self, bins: int | None = None, exact: int = 0) -> None:
         if bins is not None and bins < 2:
             raise ConfigError(f"AUC.bins: too few — received {bins} — give None (exact) or a number such as 65536")
-        self.bins = bins
+        if exact < 0:
+            raise ConfigError(f"AUC.exact: a number of samples — received {exact} — give one from 0 on")
+        self.bins, self.exact = bins, exact
         super().__init__()
 
     def clear(self) -> None:
         """Forget all samples."""
         self._parts: list[Samples] = []
-        self._counts = np.zeros((2, self.bins or 0))
+        self._held = 0  # samples in parts
+        self._counts = np.zeros((2, 0))
 
     def add(self, samples: Samples) -> None:
         """Take checked samples."""
-        if self.bins is None:
-            self._parts.append(samples)
-            return
-        _probabilities(self._name, samples.prediction)
-        with np.errstate(divide="ignore"):
-            logit = np.log(samples.prediction) - np.log1p(-samples.prediction)
-        place = np.clip((logit + 16.0) * (self.bins / 32.0), 0, self.bins - 1).astype(np.int64)
-        np.add.at(self._counts.reshape(-1), place + self.bins * (samples.label > 0.5), samples.weight)
+        if self.bins is not None:
+            _probabilities(self._name, samples.prediction)
+            if self._counts.size or self._held + len(samples.label) > self.exact:
+                kept, self._parts, self._held = [*self._parts, samples], [], 0
+                for part in kept:
+                    self._count(part, self.bins)
+                return
+        self._parts.append(replace(samples, group=None))
+        self._held += len(samples.label)
 
     def state(self) -> dict[str, Any]:
-        """The samples; with bins, the counts of those that are not empty."""
-        if self.bins is None:
+        """The samples, or the counts of the bins that are not empty."""
+        if not self._counts.size:
             self._parts = [Samples.concat(self._parts)]
             return self._parts[0].state()
         (places,) = np.nonzero(self._counts.any(0))
@@ -57,30 +64,39 @@ class AUC(Metric):
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state`; ConfigError where that AUC had another number of bins."""
-        if state.get("bins") != self.bins:
-            raise ConfigError(f"AUC.bins: the state is of another kind — received bins={state.get('bins')} into "
-                              f"bins={self.bins} — give the number that it was saved with")  # fmt: skip
         self.clear()
-        if self.bins is None:
-            self._parts = [Samples.from_state(state)]
-        else:
-            self._counts[:, np.asarray(state["place"])] = state["counts"]
+        if "place" not in state:
+            self.add(Samples.from_state(state))
+            return
+        if state["bins"] != self.bins:
+            raise ConfigError(f"AUC.bins: the state is of another kind — received bins={state['bins']} into "
+                              f"bins={self.bins} — give the number that it was saved with")  # fmt: skip
+        self._counts = np.zeros((2, self.bins or 0))
+        self._counts[:, np.asarray(state["place"])] = state["counts"]
 
     def eval(self) -> float:
         """A number in [0, 1]; nan where one class is missing."""
-        if self.bins is None:
-            samples = Samples.concat(self._parts)
-            self._parts = [samples]
-            area, negatives, positives = pair_areas(samples, np.zeros(len(samples.label), np.int64), 1)
-        else:
+        if self._counts.size:
             below = np.cumsum(self._counts[0]) - self._counts[0]
             area = np.array([np.sum(self._counts[1] * (below + 0.5 * self._counts[0]))])
             negatives, positives = self._counts.sum(1)[:, None]
+        else:
+            samples = Samples.concat(self._parts)
+            self._parts = [samples]
+            area, negatives, positives = pair_areas(samples, np.zeros(len(samples.label), np.int64), 1)
         if not (negatives[0] > 0 and positives[0] > 0):
             return self._undefined(
                 f"it needs both classes, it saw {positives[0]:g} positive, {negatives[0]:g} negative"
             )
         return float(area[0] / (positives[0] * negatives[0]))
+
+    def _count(self, samples: Samples, bins: int) -> None:
+        if not self._counts.size:
+            self._counts = np.zeros((2, bins))
+        with np.errstate(divide="ignore"):
+            logit = np.log(samples.prediction) - np.log1p(-samples.prediction)
+        place = np.clip((logit + 16.0) * (bins / 32.0), 0, bins - 1).astype(np.int64)
+        np.add.at(self._counts.reshape(-1), place + bins * (samples.label > 0.5), samples.weight)
 
 
 @config.described

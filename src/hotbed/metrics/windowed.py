@@ -63,14 +63,15 @@ class Windowed(Metric):
 def bounded(metric: Any, probabilities: bool = True, samples: int = 100_000) -> Any:
     """A fresh metric like the given one whose memory does not grow with the number of samples.
 
-    AUC counts in 65,536 bins where predictions are `probabilities`; other metrics that keep their samples keep the last
-    `samples`. Those that keep none, and metrics that are not of this package, stay as they are.
+    Where predictions are `probabilities`, the AUC of more than 10,000 samples counts in 65,536 bins; other metrics that
+    keep their samples keep the last `samples`. Those that keep none, and metrics that are not of this package, stay as
+    they are.
 
     Example: `bounded(GAUC("user"))` is `Windowed(GAUC("user"), samples=100_000)`.
     """
     made = copy.deepcopy(metric)
     if isinstance(metric, AUC) and metric.bins is None and probabilities:
-        made = AUC(bins=65_536)
+        made = AUC(bins=65_536, exact=10_000)
     elif isinstance(metric, StoredMetric) or (isinstance(metric, AUC) and metric.bins is None):
         made.set_indexes(None)
         made = Windowed(made, samples)

@@ -83,7 +83,7 @@ class Scorer:
         own_outputs: bool = False,
         precision: Precision | None = None,
     ) -> None:
-        self.network, self.criterion, self._metrics = network, criterion, metrics
+        self.network, self.criterion, self.metrics = network, criterion, metrics
         self._own, self._indexes = own_outputs, indexes if own_outputs else (0, 1, 2)
         self._precision = precision or Precision()
         self._fed: list[tuple[str, str | None, Any]] = []
@@ -133,29 +133,27 @@ class Scorer:
         weight = None if example.weight is None else host(example.weight)
         num_rows = example.num_samples
 
-        def update(metric: Any, *arguments: Any, **extras: Any) -> None:
-            metric.update(
-                *(_part(value, rows, num_rows) for value in arguments),
-                **{name: _part(value, rows, num_rows) for name, value in extras.items()},
-            )
+        def update(metric: Any, arguments: tuple[Any, ...], extras: Mapping[str, Any]) -> None:
+            chosen = {name: _part(value, rows, num_rows) for name, value in extras.items()}
+            metric.update(*(_part(value, rows, num_rows) for value in arguments), **chosen)
 
         if self._indexes is None:
             for _, _, metric in self._fed or self._lay_out(None):
-                update(metric, *outputs)
+                update(metric, outputs, {})
             return
         loss, prediction, label = (self._pick(outputs, place) for place in self._indexes)
         if loss is not None:
             chosen = len(range(*rows.indices(num_rows)))
             self._loss += float(np.mean(loss)) * chosen
             self._seen += chosen
-        if self._metrics and label is None:
+        if self.metrics and label is None:
             raise ConfigError("metrics need labels — received data without — use predict(), or add a Label column")
         for _, name, metric in self._fed or self._lay_out(prediction):
-            if self._own and getattr(metric, "indexes", None) is not None:  # it chooses for itself
-                update(metric, *outputs)
-                continue
-            arguments = (prediction, label) if name is None else (prediction[name], label[name])
-            update(metric, *arguments, **_extras(metric, weight, example))
+            chooses = getattr(metric, "indexes", None) is not None
+            arguments = outputs if chooses else (prediction, label)
+            if name is not None:
+                arguments = tuple(value[name] if isinstance(value, Mapping) else value for value in arguments)
+            update(metric, arguments, {} if chooses and self._own else _extras(metric, weight, example))
 
     def state(self) -> dict[str, Any]:
         """What has been fed, as JSON values and NumPy arrays; metrics of the user's own without `state` begin anew."""
@@ -170,7 +168,7 @@ class Scorer:
     def again(self, metrics: Mapping[str, Any] | None = None) -> Scorer:
         """A scorer of the same kind that has seen nothing yet; `metrics`: others than this one's."""
         fresh = copy.copy(self)
-        fresh._metrics = self._metrics if metrics is None else metrics
+        fresh.metrics = self.metrics if metrics is None else metrics
         fresh._fed, fresh._saved, fresh._loss, fresh._seen, fresh._held = [], {}, 0.0, 0, None
         fresh.watchers = []
         return fresh
@@ -182,7 +180,7 @@ class Scorer:
             sure = self.gives_probabilities
             return {k: each(v) if isinstance(v, Mapping) else bounded(v, sure) for k, v in metrics.items()}
 
-        return self.again(each(self._metrics))
+        return self.again(each(self.metrics))
 
     def results(self) -> dict[str, float]:
         """Newest value of each metric, `label.metric` for several labels, and the mean loss where one is computed."""
@@ -192,7 +190,7 @@ class Scorer:
     def _lay_out(self, prediction: Any) -> list[tuple[str, str | None, Any]]:
         """Fix which metric reads which label: a metric given once serves every label with a copy of its own."""
         labels = list(prediction) if isinstance(prediction, dict) else [None]
-        for name, metric in self._metrics.items():
+        for name, metric in self.metrics.items():
             if isinstance(metric, Mapping):
                 if name not in labels:
                     known = ", ".join(str(label) for label in labels) if labels != [None] else "one without a name"
@@ -238,11 +236,15 @@ class Progressive:
         for watcher in self.watchers:
             watcher.watch(outputs, example)
 
-    def roll(self) -> dict[str, float]:
-        """Metrics of the window, which then starts anew; nan where the window has one class only."""
+    def window(self) -> dict[str, float]:
+        """Metrics since the last `roll`; nan where there was one class only."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
-            results = self._window.results()
+            return self._window.results()
+
+    def roll(self) -> dict[str, float]:
+        """Metrics of the window, which then starts anew."""
+        results = self.window()
         self._window = self.total.again()
         return results
 

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callbacks that look on: history, progress bars, TensorBoard. Those that act are in `callbacks`."""
+"""Callbacks that look on: windows, progress bars, TensorBoard, Prometheus. Those that act are in `callbacks`."""
 
 from __future__ import annotations
 
+import logging
+import math
 import time
-from dataclasses import dataclass, field
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -19,102 +23,181 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from hotbed.errors import MissingExtra
+from hotbed.config import described
+from hotbed.errors import ConfigError, MissingExtra
+from hotbed.metrics import get_metric
+from hotbed.metrics.history import History as History
+from hotbed.metrics.history import Point as Point
+from hotbed.metrics.prometheus import Endpoint
+from hotbed.metrics.readings import Reading, observations, readings
+from hotbed.metrics.windows import Cuts, Window, WindowLog
+from hotbed.training.learner import Example
 from hotbed.training.loop import Run
+from hotbed.training.scorer import Scorer, host, metric_set
 
-MAX_POINTS = 512
-
-
-@dataclass
-class Point:
-    """State of training at one moment; `window` holds metrics since the last window, `tables` their statistics."""
-
-    step: int
-    epoch: int
-    samples: int
-    seconds: float
-    time: int | None
-    loss: float
-    window: dict[str, float] = field(default_factory=dict)
-    tables: dict[str, dict[str, int]] = field(default_factory=dict)
+log = logging.getLogger("hotbed")
+FOUR = ("auc", "log_loss", "calibration", "normalized_entropy")
 
 
-class History:
-    """What happened: `epochs` holds one dict an epoch, `points` at most 512 moments, thinned evenly as they grow.
+@described
+class Windows:
+    """Progressive metrics in windows of a stream, with what its tables and the machine did meanwhile.
 
-    The first points are `every_steps` apart; the distance doubles whenever 512 are reached, so that a stream without
-    end needs bounded memory. Windows of progressive metrics hold at least `window_samples`, and about a sixtieth of a
-    stream of known length. `fit` returns it, and the report draws it.
+    Args:
+        seconds: length of a window in event time; windows begin at its whole multiples (86400: days of UTC).
+        samples: or their number of samples.
+        metrics: names; None = AUC, log loss, calibration and normalized entropy where predictions are probabilities,
+            and the model's own metrics, each in the form whose memory does not grow (`hb.metrics.bounded`).
+        most: windows kept; when there are more, neighbours are joined.
+
+    A sample belongs to the window of the newest event time so far. Where batches are predicted before they are learned,
+    metrics are of these predictions, else of the training forward's. `points` are the windows, the open one last.
+    They follow from the stream alone and are part of checkpoints; freshness (the clock minus the event time of a batch),
+    lag, bytes and rows left out are observations and are not.
+
+    Example: `model.online_train(stream, [hb.callbacks.Windows(seconds=3600)])`
     """
 
-    def __init__(self, every_steps: int = 1, window_samples: int = 1000) -> None:
-        self.epochs: list[dict[str, float]] = []
-        self.points: list[Point] = []
-        self.metrics: dict[str, float] = {}
-        self._every, self._steps = max(1, every_steps), 0
-        self._window_samples, self._window_began = window_samples, 0
-        self._sum: Any = 0.0  # a tensor while steps are added: no wait for the device
-        self._epoch_sum, self._epoch_steps, self._epoch_began = 0.0, 0, (0.0, 0)
+    def __init__(
+        self,
+        seconds: float | None = None,
+        samples: int | None = None,
+        metrics: Sequence[str] | None = None,
+        most: int = 512,
+    ) -> None:
+        self._cuts, self._log = Cuts(seconds, samples), WindowLog(most)
+        self._names = None if metrics is None else tuple(metrics)
+        for name in self._names or ():
+            get_metric(name.partition("@")[0])
+        self._scorer: Scorer | None = None
+        self._saved: Mapping[str, Any] | None = None
+        self._run: Run | None = None
+        self._open: int | None = None
+        self._rows, self._samples = 0, 0
+        self._span: tuple[int, int] | None = None
+        self._fresh, self._weight = 0.0, 0
 
-    def on_epoch_begin(self, run: Run) -> None:
-        self._epoch_sum, self._epoch_steps = 0.0, 0
-        self._epoch_began = (time.perf_counter(), run.samples)
+    def on_predicted(self, run: Run) -> None:
+        self._begin(run)
+        if run.observer is not None and self not in run.observer.watchers:
+            run.observer.watchers.append(self)  # it is told once the batch is learned
 
-    def on_step_end(self, run: Run) -> None:
-        if run.loss is not None:
-            self._sum, self._steps = self._sum + run.loss.detach(), self._steps + 1
-        if run.step % self._every == 0:
-            self._record(run)
+    def on_gradients(self, run: Run) -> None:
+        if run.observer is None and run.example is not None:
+            self._begin(run)
+            self.watch(_forward(run), run.example)
 
-    def on_epoch_end(self, run: Run) -> None:
-        if self._steps:
-            self._record(run)
-        run.window = {}
-        if self.points:  # callbacks before this one may have evicted
-            self.points[-1].tables = _stats(run)
-        began, samples = self._epoch_began
-        seconds = time.perf_counter() - began
-        row: dict[str, float] = {"epoch": run.epoch + 1, "seconds": seconds}
-        row["samples_per_second"] = (run.samples - samples) / max(seconds, 1e-9)
-        if self._epoch_steps:
-            row["loss"] = self._epoch_sum / self._epoch_steps
-        self.epochs.append(row | run.metrics)
+    @property
+    def newest(self) -> Window | None:
+        """The window that closed last."""
+        return self._log.windows[-1] if self._log.windows else None
 
-    def on_fit_end(self, run: Run) -> None:
-        self.metrics = dict(run.metrics)
+    @property
+    def points(self) -> list[Window]:
+        """The windows so far, oldest first; the last one may still be open."""
+        return [*self._log.windows, *([self._window()] if self._rows else [])]
 
-    def _record(self, run: Run) -> None:
-        loss = float(self._sum) / self._steps if self._steps else float("nan")
-        self._epoch_sum, self._epoch_steps = self._epoch_sum + float(self._sum), self._epoch_steps + self._steps
-        self._sum, self._steps = 0.0, 0
-        seconds = time.perf_counter() - run.began
-        window = self._roll(run)
-        self.points.append(Point(run.step, run.epoch, run.samples, seconds, run.now, loss, window, _stats(run)))
-        if len(self.points) >= MAX_POINTS:  # windows grow with the distance of points
-            self.points = _halve(self.points)
-            self._every *= 2
+    def watch(self, outputs: tuple[Any, ...], example: Example) -> None:
+        """Takes the scores of a batch: called by what made them."""
+        batch = example.batch
+        times = None if batch is None or batch.time is None else np.asarray(batch.time)
+        for number, rows in self._cuts.pieces(times, example.num_samples):
+            if self._open is not None and number != self._open:
+                self._close()
+            self._open = number
+            self._rows, self._samples = self._rows + rows.stop - rows.start, self._samples + rows.stop - rows.start
+            if times is not None:
+                first, last = int(times[rows][0]), int(times[rows].max())
+                self._span = (first, last) if self._span is None else (self._span[0], max(self._span[1], last))
+            if self._scorer is not None and outputs:
+                self._scorer.feed(outputs, example, rows)
+        self._observe_freshness(times)
+        if self._open is not None and self._cuts.is_full(self._open):
+            self._close()
 
-    def _roll(self, run: Run) -> dict[str, float]:
-        roll = getattr(run.observer, "roll", None)
-        held = run.samples - self._window_began
-        wanted = max(self._window_samples, run.samples // max(run.step, 1) * (run.total_steps or 0) // 60)
-        if roll is None or held < wanted:
-            return {}
-        self._window_began = run.samples
-        run.window = dict(roll())
-        return run.window
+    def state(self) -> dict[str, Any]:
+        """Closed windows and the open one, as JSON values and NumPy arrays."""
+        scorer = self._saved["scorer"] if self._saved else None if self._scorer is None else self._scorer.state()
+        cuts = {"watermark": self._cuts.watermark, "seen": self._cuts.seen}
+        span = None if self._span is None else list(self._span)
+        open_ = {"number": self._open, "rows": self._rows, "samples": self._samples, "span": span}
+        return {"cuts": cuts, "open": open_, "log": self._log.state(), "scorer": scorer}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        self._cuts.watermark, self._cuts.seen = state["cuts"]["watermark"], int(state["cuts"]["seen"])
+        kept, span = state["open"], state["open"]["span"]
+        self._open, self._rows, self._samples = kept["number"], int(kept["rows"]), int(kept["samples"])
+        self._span = None if span is None else (int(span[0]), int(span[1]))
+        self._log.load_state(state["log"])
+        self._saved, self._scorer = (state if state["scorer"] is not None else None), None
+
+    def _begin(self, run: Run) -> None:
+        self._run, run.windows = run, self
+        if self._scorer is None:
+            self._scorer = _window_scorer(run, self._names)
+            if self._saved is not None and self._scorer is not None:
+                self._scorer.load_state(self._saved["scorer"])
+            self._saved = None
+
+    def _close(self) -> None:
+        window = self._window()
+        self._log.append(window)
+        if self._scorer is not None:
+            self._scorer = self._scorer.again()
+        self._open, self._rows, self._span, self._fresh, self._weight = None, 0, None, 0.0, 0
+        if self._run is not None:
+            self._run.window = window.values
+
+    def _window(self) -> Window:
+        bounds = None if self._open is None else self._cuts.bounds(self._open)
+        begin, end = bounds or self._span or (None, None)
+        values = {}
+        if self._scorer is not None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)
+                values = self._scorer.results()
+        window = Window(begin, end, self._rows, self._samples, values)
+        if self._run is not None:
+            window.tables = {name: dict(table.stats) for name, table in self._run.tables.items()}
+            window.observed = dict(observations(self._run))
+        if self._weight:
+            window.observed["freshness_seconds"] = self._fresh / self._weight
+        return window
+
+    def _observe_freshness(self, times: Any) -> None:
+        if times is not None and len(times) and self._run is not None:
+            self._fresh += (self._run.clock() - int(times.max()) / 1e6) * len(times)
+            self._weight += len(times)
 
 
-def _stats(run: Run) -> dict[str, dict[str, int]]:
-    return {name: dict(table.stats) for name, table in run.tables.items()}
+def _window_scorer(run: Run, names: Sequence[str] | None) -> Scorer | None:
+    """A scorer for the metrics of windows; None where training computes its own loss and nothing predicts."""
+    scorer: Scorer | None = getattr(run.observer, "total", run.observer)
+    if scorer is None:
+        criterion = getattr(run.learner, "criterion", None)
+        if criterion is None:
+            return None
+        scorer = Scorer(run.learner.network, criterion, getattr(run.model, "metrics", {}))
+    if names is not None:
+        return scorer.again(metric_set({name: name for name in names})).bounded()
+    if not scorer.gives_probabilities:
+        return scorer.bounded()
+    own = {name: {k: v for k, v in one.items() if k not in FOUR} if isinstance(one, Mapping) else one
+           for name, one in scorer.metrics.items()}  # fmt: skip
+    return scorer.again({**metric_set({name: name for name in FOUR}), **own}).bounded()
 
 
-def _halve(points: list[Point]) -> list[Point]:
-    """Every second point; the loss of the one before is averaged into it, and its window kept where it has none."""
-    for before, kept in zip(points[::2], points[1::2], strict=False):
-        kept.loss = (before.loss + kept.loss) / 2
-        kept.window = kept.window or before.window
-    return points[1::2]
+def _forward(run: Run) -> tuple[Any, ...]:
+    """What the training forward gave, as an observer's outputs."""
+    raw, criterion, example = (
+        getattr(run.learner, "outputs", None),
+        getattr(run.learner, "criterion", None),
+        run.example,
+    )
+    if raw is None or criterion is None or example is None:
+        return ()
+    return host(run.loss), host(criterion.activate(raw)), host(example.labels)
 
 
 class ProgressBar:
@@ -182,7 +265,8 @@ class ProgressBar:
 
 
 class TensorBoard:
-    """Writes loss, metrics, learning rates and table sizes as TensorBoard event files every `every_steps` steps.
+    """Writes loss, metrics, windows, learning rates, tables and the state of a stream as TensorBoard event files every
+    `every_steps` steps. A window is written when it closes, at the time of its end: event time is TensorBoard's "wall".
 
     Needs the extra: `pip install hotbed[tensorboard]`, else MissingExtra. Show them with `tensorboard --logdir DIR`.
     """
@@ -195,10 +279,10 @@ class TensorBoard:
                 "TensorBoard needs tensorboard — it is not installed — pip install hotbed[tensorboard]"
             ) from error
         self._writer: Any = SummaryWriter(str(log_dir))
-        self._every = max(1, every_steps)
+        self._every, self._window = max(1, every_steps), -1
 
     def on_step_end(self, run: Run) -> None:
-        if run.step % self._every == 0:
+        if run.step // self._every != (run.step - run.sink_size) // self._every:
             self._write(run)
 
     def on_epoch_end(self, run: Run) -> None:
@@ -208,13 +292,73 @@ class TensorBoard:
         self._writer.close()
 
     def _write(self, run: Run) -> None:
-        values = dict(run.metrics)
-        if run.loss is not None:
-            values["loss"] = float(run.loss.detach())
-        for name, optimizer in (("dense", run.learner.dense), ("tables", run.learner.sparse)):
-            if optimizer is not None and optimizer.param_groups:
-                values[f"lr/{name}"] = float(optimizer.param_groups[0]["lr"])
-        for table, stats in ((name, table.stats) for name, table in run.tables.items()):
-            values |= {f"tables/{table}/{key}": float(value) for key, value in stats.items()}
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, run.step)
+        for reading in readings(run):
+            if reading.name != "window_metric":
+                self._writer.add_scalar(_tag(reading), reading.value, run.step)
+        newest = None if run.windows is None else run.windows.newest
+        if newest is not None and newest.samples > self._window:
+            self._window = newest.samples
+            when = None if newest.end is None else newest.end / 1e6
+            for name, value in newest.values.items():
+                self._writer.add_scalar(f"window/{name}", value, run.step, walltime=when)
+
+
+def _tag(reading: Reading) -> str:
+    """loss, valid.auc, lr/dense, tables/user/rows, stream/freshness_seconds."""
+    labels = reading.labels
+    if reading.name == "metric":
+        return labels["metric"]
+    if "table" in labels:
+        return f"tables/{labels['table']}/{reading.name.removeprefix('table_')}"
+    name = {"learning_rate": "lr", "loss": "loss"}.get(reading.name, f"stream/{reading.name}")
+    return "/".join([name, *labels.values()])
+
+
+@described
+class Prometheus:
+    """Serves what `readings` names at http://host:port/metrics while training goes on, renewed every `every_seconds`.
+
+    `port` 0 takes a free one; `address` says where. It is open to whoever reaches the host: the default is this machine.
+    Needs the extra: `pip install hotbed[prometheus]`, else MissingExtra.
+
+    Example: `model.online_train(stream, [hb.callbacks.Windows(seconds=3600), hb.callbacks.Prometheus(9109)])`
+    """
+
+    def __init__(self, port: int = 9109, host: str = "127.0.0.1", every_seconds: float = 1.0) -> None:
+        if not (0 <= port < 65_536 and every_seconds >= 0):
+            raise ConfigError(f"Prometheus: port 0 to 65535 and every_seconds from 0 on — received port={port!r}, "
+                              f"every_seconds={every_seconds!r} — correct them")  # fmt: skip
+        self._where, self._every = (port, host), every_seconds
+        self._endpoint: Endpoint | None = None
+        self._shown = -math.inf
+
+    @property
+    def address(self) -> str:
+        """Where it is served; empty while nothing is trained."""
+        return "" if self._endpoint is None else f"http://{self._where[1]}:{self._endpoint.port}/metrics"
+
+    def on_fit_begin(self, run: Run) -> None:
+        if self._endpoint is None:
+            self._endpoint = Endpoint(*self._where)
+        log.info("Prometheus: %s", self.address)
+        self._show(run)
+
+    def on_step_end(self, run: Run) -> None:
+        if time.monotonic() - self._shown >= self._every:
+            self._show(run)
+
+    def on_idle(self, run: Run) -> None:
+        self.on_step_end(run)
+
+    def on_epoch_end(self, run: Run) -> None:
+        self._show(run)
+
+    def on_fit_end(self, run: Run) -> None:
+        if self._endpoint is not None:
+            self._endpoint.close()
+            self._endpoint = None
+
+    def _show(self, run: Run) -> None:
+        if self._endpoint is not None:
+            self._endpoint.show(readings(run))
+        self._shown = time.monotonic()

@@ -36,6 +36,7 @@ KINDS = {
     "HitRate": lambda: HitRate(k=1),
     "NDCG": NDCG,
     "AUC in bins": lambda: AUC(bins=512),
+    "AUC in bins, at first exact": lambda: AUC(bins=512, exact=250),
     "Windowed AUC": lambda: Windowed(AUC(), samples=150),
     "Windowed GAUC": lambda: Windowed(GAUC(), samples=150),
 }
@@ -60,7 +61,7 @@ def test_a_metric_goes_on_from_its_state_to_the_same_bits(name: str, texts: bool
     rng = np.random.default_rng(len(name))
     whole, stopped = KINDS[name](), KINDS[name]()
     for step in range(12):
-        batch = samples(rng, int(rng.integers(1, 60)), texts)
+        batch = samples(rng, int(rng.integers(20, 60)), texts)
         whole.update(*batch)
         stopped.update(*batch)
         if step in (0, 5, 6):
@@ -95,6 +96,22 @@ def test_the_state_of_bins_holds_those_that_are_not_empty() -> None:
         AUC().load_state(state)
 
 
+def test_an_auc_in_bins_is_exact_up_to_a_number_of_samples() -> None:
+    rng = np.random.default_rng(0)
+    exact, binned = AUC(), AUC(bins=16, exact=300)
+    for rows, equal in ((200, True), (100, True), (1, False)):
+        batch = rng.random(rows), rng.random(rows) > 0.5
+        exact.update(*batch)
+        binned.update(*batch)
+        assert (binned.eval() == exact.eval()) is equal
+        assert ("place" in binned.state()) is not equal
+    coarse = AUC(bins=16)  # the samples that were kept are in the bins now
+    coarse.load_state(binned.state())
+    assert coarse.eval() == binned.eval() == pytest.approx(exact.eval(), abs=0.05)
+    with pytest.raises(ConfigError, match=r"AUC\.exact"):
+        AUC(bins=16, exact=-1)
+
+
 def test_the_samples_of_a_metric_without_any_are_a_state_too() -> None:
     for kind in (AUC, GAUC, lambda: Windowed(NDCG(), 10)):
         metric = kind()
@@ -111,7 +128,7 @@ def test_a_bounded_metric_says_the_same_and_its_state_does_not_grow(name: str) -
     rng = np.random.default_rng(5)
     metric, small = KINDS[name](), bounded(KINDS[name](), samples=400)
     for step in range(8):
-        batch = samples(rng, 100, False)
+        batch = samples(rng, 100 if step < 4 else 4000, False)
         metric.update(*batch)
         small.update(*batch)
         if step == 3:

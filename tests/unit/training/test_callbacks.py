@@ -206,7 +206,7 @@ def test_eviction_happens_by_steps_in_event_time(dataset: Any, network: Any) -> 
 
 
 def test_history_keeps_a_bounded_number_of_points(network: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hotbed.training.watch.MAX_POINTS", 32)
+    monkeypatch.setattr("hotbed.metrics.history.MAX_POINTS", 32)
     model = hb.RecModel(network(), "bce", "adam")
     batch = hb.Batch({"user": hb.Ids(np.arange(2)), "item": hb.Ids(np.arange(2))}, {"x": np.ones(2, np.float32)},
                      {"y": np.ones(2, np.float32)}, time=np.arange(2))  # fmt: skip

@@ -133,7 +133,7 @@ def test_the_state_of_an_endless_stream_does_not_grow() -> None:
     fixed = [x.astype(np.float32) for x in (rng.normal(size=200), rng.random(200) > 0.5)]
     sizes = []
     for _ in range(3):
-        see(observer, iter([hb.Batch({}, {"x": fixed[0]}, {"click": fixed[1], "buy": fixed[1]})] * 50))
+        see(observer, iter([hb.Batch({}, {"x": fixed[0]}, {"click": fixed[1], "buy": fixed[1]})] * 60))
         sizes.append(size())
     assert sizes[0] == sizes[1] == sizes[2]
 
@@ -243,3 +243,16 @@ def test_rows_of_an_example_can_be_fed_alone() -> None:
             parts.feed(outputs, example, rows)
     assert parts.results() == pytest.approx(whole.results())
     assert parts.results()["click.auc"] == whole.results()["click.auc"]
+
+
+def test_a_metric_may_choose_among_loss_prediction_and_label() -> None:
+    """`set_indexes` without an eval_network: the outputs are (loss, prediction, label), of its label."""
+    observer = progressive({"plain": "auc", "chosen": hb.metrics.AUC().set_indexes([1, 2]),
+                            "turned": hb.metrics.Calibration().set_indexes([2, 1])})  # fmt: skip
+    see(observer, batches(3))
+    results = observer.total.results()
+    assert results["click.chosen"] == results["click.plain"]
+    assert results["buy.chosen"] == results["buy.plain"]
+    whole = progressive({"calibration"})
+    see(whole, batches(3))
+    assert results["click.turned"] == pytest.approx(1.0 / whole.total.results()["click.calibration"])

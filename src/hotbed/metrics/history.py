@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""History: what happened in training, in bounded memory. It is a callback that looks on; the report draws it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from hotbed.metrics.windows import Tables, Window, columns, counters, rows_of, tables_of
+
+MAX_POINTS = 512
+
+
+@dataclass
+class Point:
+    """State of training at one moment; `window` holds metrics since the last window, `tables` their statistics.
+
+    `seconds`: since training began; nan for a point from before a restart.
+    """
+
+    step: int
+    epoch: int
+    samples: int
+    seconds: float
+    time: int | None
+    loss: float
+    window: dict[str, float] = field(default_factory=dict)
+    tables: Tables = field(default_factory=dict)
+
+
+class History:
+    """What happened: `epochs` holds one dict an epoch, `points` at most 512 moments, thinned evenly as they grow.
+
+    The first points are `every_steps` apart; the distance doubles whenever 512 are reached, so that a stream without
+    end needs bounded memory. Windows of progressive metrics hold at least `window_samples`, and about a sixtieth of a
+    stream of known length; where the callback `Windows` cuts the stream, `windows` holds its windows instead. `fit` and
+    `online_train` return it, and the report draws it. Its `state` holds what follows from the stream, no wall time.
+    """
+
+    def __init__(self, every_steps: int = 1, window_samples: int = 1000) -> None:
+        self.epochs: list[dict[str, float]] = []
+        self.points: list[Point] = []
+        self.metrics: dict[str, float] = {}
+        self.windows: list[Window] = []
+        self._every, self._steps = max(1, every_steps), 0
+        self._window_samples, self._window_began = window_samples, 0
+        self._sum: Any = 0.0  # a tensor while steps are added: no wait for the device
+        self._epoch_sum, self._epoch_steps, self._epoch_began = 0.0, 0, (0.0, 0)
+        self._ended = False
+
+    def on_epoch_begin(self, run: Any) -> None:
+        self._epoch_sum, self._epoch_steps = 0.0, 0
+        self._epoch_began = (time.perf_counter(), run.samples)
+
+    def on_step_end(self, run: Any) -> None:
+        if run.loss is not None:
+            self._sum, self._steps = self._sum + run.loss.detach(), self._steps + 1
+        if run.step % self._every == 0:
+            self._record(run)
+
+    def on_epoch_end(self, run: Any) -> None:
+        self.windows = [] if run.windows is None else run.windows.points
+        if run.online:  # only a look: a stream that is stopped here goes on as if it had not been
+            if self._steps:
+                self.points.append(self._point(run, dict(run.observer.window()) if run.observer is not None else {}))
+                self._ended = True
+        else:
+            if self._steps:
+                self._record(run)
+            run.window = {}
+            if self.points:  # callbacks before this one may have evicted
+                self.points[-1].tables = _stats(run)
+        began, samples = self._epoch_began
+        seconds = time.perf_counter() - began
+        row: dict[str, float] = {"epoch": run.epoch + 1, "seconds": seconds}
+        row["samples_per_second"] = (run.samples - samples) / max(seconds, 1e-9)
+        loss_sum = self._epoch_sum + (float(self._sum) if self._ended else 0.0)
+        steps = self._epoch_steps + (self._steps if self._ended else 0)
+        if steps:
+            row["loss"] = loss_sum / steps
+        self.epochs.append(row | run.metrics)
+
+    def on_fit_end(self, run: Any) -> None:
+        self.metrics = dict(run.metrics)
+
+    def state(self) -> dict[str, Any]:
+        """Points and sums, as JSON values and NumPy arrays."""
+        points = self.points[:-1] if self._ended else self.points
+        numbers = [[p.step, p.epoch, p.samples, p.time is not None, p.time or 0] for p in points]
+        return {
+            "every": self._every,
+            "steps": self._steps,
+            "sum": np.array([float(self._sum)]),
+            "window_began": self._window_began,
+            "numbers": np.array(numbers, np.int64).reshape(-1, 5),
+            "loss": np.array([p.loss for p in points], np.float64),
+            "windows": columns([p.window for p in points]),
+            "tables": counters([p.tables for p in points]),
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        self._every, self._steps, self._sum = (
+            int(state["every"]),
+            int(state["steps"]),
+            float(np.asarray(state["sum"])[0]),
+        )
+        self._window_began, self._ended = int(state["window_began"]), False
+        parts = (state["numbers"], state["loss"], rows_of(state["windows"]), tables_of(state["tables"]))
+        numbers, losses = (np.asarray(part).tolist() for part in parts[:2])
+        self.points = [
+            Point(step, epoch, samples, math.nan, when if timed else None, loss, window, tables)
+            for (step, epoch, samples, timed, when), loss, window, tables in zip(
+                numbers, losses, *parts[2:], strict=True
+            )
+        ]
+
+    def _record(self, run: Any) -> None:
+        self.points.append(self._point(run, self._roll(run)))
+        self._epoch_sum, self._epoch_steps = self._epoch_sum + float(self._sum), self._epoch_steps + self._steps
+        self._sum, self._steps = 0.0, 0
+        if len(self.points) >= MAX_POINTS:  # windows grow with the distance of points
+            self.points = _halve(self.points)
+            self._every *= 2
+
+    def _point(self, run: Any, window: dict[str, float]) -> Point:
+        loss = float(self._sum) / self._steps if self._steps else float("nan")
+        seconds = time.perf_counter() - run.began
+        return Point(run.step, run.epoch, run.samples, seconds, run.now, loss, window, _stats(run))
+
+    def _roll(self, run: Any) -> dict[str, float]:
+        roll = getattr(run.observer, "roll", None)
+        held = run.samples - self._window_began
+        wanted = max(self._window_samples, run.samples // max(run.step, 1) * (run.total_steps or 0) // 60)
+        if roll is None or held < wanted:
+            return {}
+        self._window_began = run.samples
+        values: dict[str, float] = dict(roll())
+        if run.windows is None:
+            run.window = values
+        return values
+
+
+def _stats(run: Any) -> Tables:
+    return {name: dict(table.stats) for name, table in run.tables.items()}
+
+
+def _halve(points: list[Point]) -> list[Point]:
+    """Every second point; the loss of the one before is averaged into it, and its window kept where it has none."""
+    for before, kept in zip(points[::2], points[1::2], strict=False):
+        kept.loss = (before.loss + kept.loss) / 2
+        kept.window = kept.window or before.window
+    return points[1::2]

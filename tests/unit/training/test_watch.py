@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Windows, Prometheus and TensorBoard show a stream as it was, and what they keep survives a restart."""
+
+from __future__ import annotations
+
+import socket
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch absent")
+
+import hotbed as hb
+from hotbed.errors import ConfigError, DataError, MissingExtra
+from hotbed.metrics.history import History
+
+SECOND = 1_000_000  # microseconds
+FOUR = {"auc", "log_loss", "calibration", "normalized_entropy"}
+
+
+def stream(model: hb.RecModel, data: Any, *callbacks: Any, **settings: Any) -> History:
+    return model.fit(data, callbacks=list(callbacks), progressive=True, progress=False, **settings)
+
+
+def model_of(network: Any, metrics: Any = ("auc",)) -> hb.RecModel:
+    return hb.RecModel(network(), "bce", hb.Adam(lr=0.01), list(metrics))
+
+
+def exact(scores: np.ndarray, labels: np.ndarray, name: str) -> float:
+    metric = hb.metrics.get_metric(name)
+    metric.update(scores, labels)
+    return metric.eval()
+
+
+class Scores:
+    """Keeps what the observer predicted, batch by batch."""
+
+    def __init__(self) -> None:
+        self.scores: list[np.ndarray] = []
+
+    def on_predicted(self, run: Any) -> None:
+        if self not in run.observer.watchers:
+            run.observer.watchers.append(self)
+
+    def watch(self, outputs: Any, example: Any) -> None:
+        self.scores.append(outputs[1])
+
+
+def test_windows_of_event_time_hold_the_progressive_metrics_of_their_samples(dataset: Any, network: Any) -> None:
+    """Event times are 0, 1, 2 … seconds: a window of 100 of them is cut inside batches of 64."""
+    scores, windows = Scores(), hb.callbacks.Windows(seconds=100)
+    history = stream(model_of(network), dataset(1000), scores, windows)
+    seen = np.concatenate(scores.scores)
+    labels = np.concatenate([batch.labels["y"] for batch in dataset(1000)])
+    assert [(w.begin, w.end, w.rows, w.samples) for w in windows.points] == [
+        (start * SECOND, (start + 100) * SECOND, 100, start + 100) for start in range(0, 1000, 100)
+    ]
+    for number, window in enumerate(windows.points):
+        part = slice(number * 100, number * 100 + 100)
+        assert set(window.values) == FOUR | {"loss"}
+        for name in FOUR:
+            assert window.values[name] == pytest.approx(exact(seen[part], labels[part], name), abs=1e-4)
+        assert window.tables["user"]["rows"] > 0
+        assert window.observed["bytes"] > 0
+    assert history.windows == windows.points
+    assert windows.newest == windows.points[-2]  # the last one is open: no later sample has closed it
+
+
+def test_windows_of_samples_close_when_they_are_full(dataset: Any, network: Any) -> None:
+    windows = hb.callbacks.Windows(samples=256)
+    stream(model_of(network), dataset(1024), windows)
+    assert [(w.begin, w.end, w.rows) for w in windows.points] == [
+        (i * SECOND, (i + 255) * SECOND, 256) for i in range(0, 1024, 256)
+    ]
+    assert windows.newest == windows.points[-1]
+
+
+def test_metrics_of_windows_can_be_chosen(dataset: Any, network: Any) -> None:
+    windows = hb.callbacks.Windows(samples=512, metrics=["accuracy", "gauc@user"])
+    stream(model_of(network), dataset(1024), windows)
+    assert set(windows.points[0].values) == {"loss", "accuracy", "gauc@user"}
+    with pytest.raises(ConfigError, match="did you mean 'auc'"):
+        hb.callbacks.Windows(samples=5, metrics=["acu"])
+
+
+def test_the_models_own_metrics_come_beside_the_four(dataset: Any, network: Any) -> None:
+    windows = hb.callbacks.Windows(samples=512)
+    stream(model_of(network, ["auc", "gauc@user"]), dataset(512), windows)
+    assert set(windows.points[0].values) == FOUR | {"loss", "gauc@user"}
+
+
+def test_without_predictions_the_training_forward_is_watched(dataset: Any, network: Any) -> None:
+    windows = hb.callbacks.Windows(samples=256)
+    history = model_of(network).fit(dataset(1024), epochs=2, callbacks=windows, progress=False)
+    assert [w.rows for w in windows.points] == [256] * 8
+    assert windows.points[-1].values["auc"] > windows.points[0].values["auc"]
+    assert history.windows == windows.points
+
+
+def test_an_evaluation_has_windows_too_and_they_are_those_of_a_frozen_model(dataset: Any, network: Any) -> None:
+    model, windows = model_of(network), hb.callbacks.Windows(samples=256)
+    stream(model, dataset(1024))
+    values = model.evaluate(dataset(512, 3), callbacks=windows)
+    assert np.average([w.values["log_loss"] for w in windows.points]) == pytest.approx(values["loss"], abs=1e-5)
+    assert len(windows.points) == 2
+
+
+def test_a_network_that_computes_its_own_loss_has_windows_of_counts(dataset: Any) -> None:
+    import torch
+
+    class Own(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+
+        def forward(self, batch: Any) -> Any:
+            return self.layer(batch.dense["x"].reshape(-1, 1)).square().mean()
+
+    windows = hb.callbacks.Windows(samples=256)
+    hb.RecModel(Own(), None, hb.Adam()).fit(dataset(512), callbacks=windows, progress=False)
+    assert [(w.rows, w.values) for w in windows.points] == [(256, {}), (256, {})]
+
+
+def test_windows_of_seconds_without_times_are_an_error(network: Any, dataset: Any) -> None:
+    data = [hb.Batch(b.ids, b.dense, b.labels) for b in dataset(64)]
+    with pytest.raises(DataError, match="seconds are event time"):
+        stream(model_of(network), data, hb.callbacks.Windows(seconds=1))
+
+
+@pytest.mark.parametrize("settings", [{"seconds": 150}, {"samples": 150}, {"samples": 64, "most": 4}])
+def test_windows_and_history_go_on_from_their_states(dataset: Any, network: Any, settings: dict[str, Any]) -> None:
+    """Interrupted in the middle of a window and of a batch's window: what follows is what an unbroken run has."""
+    batches = list(dataset(1536))
+
+    def looks() -> tuple[hb.RecModel, hb.callbacks.Windows, History]:
+        return model_of(network), hb.callbacks.Windows(**settings), History(every_steps=3)
+
+    model, whole, history = looks()
+    model.fit(batches, callbacks=[whole, history], progressive=True, progress=False)
+    model, first, early = looks()
+
+    class Save:
+        """Takes the states as Checkpoint does, after a step."""
+
+        runs_last = True
+        states: tuple[Any, ...] = ()
+
+        def on_step_end(self, run: Any) -> None:
+            if run.step == 10:
+                self.states = (first.state(), early.state(), run.observer.state())
+
+    class Load:
+        def __init__(self, states: tuple[Any, ...], *looks: Any) -> None:
+            self.states, self.looks = states, looks
+
+        def on_epoch_begin(self, run: Any) -> None:
+            for state, one in zip(self.states, (*self.looks, run.observer), strict=True):
+                one.load_state(state)
+            run.step, run.samples, run.now = 10, 640, 639 * SECOND
+
+    save = Save()
+    model.fit(batches[:12], callbacks=[first, early, save], progressive=True, progress=False)  # two steps too many
+    restored = model_of(network)
+    stream(restored, batches[:10])
+    _, second, late = looks()
+    restored.fit(
+        batches[10:], callbacks=[Load(save.states, second, late), second, late], progressive=True, progress=False
+    )
+    np.testing.assert_equal(second.state(), whole.state())
+    np.testing.assert_equal(late.state(), history.state())
+    for a, b in zip(whole.points, second.points, strict=True):
+        assert (a.begin, a.end, a.rows, a.samples, a.values) == (b.begin, b.end, b.rows, b.samples, b.values)
+
+
+def test_states_before_the_first_batch_are_states(network: Any) -> None:
+    for fresh in (lambda: hb.callbacks.Windows(samples=5), History):
+        one, other = fresh(), fresh()
+        other.load_state(one.state())
+        np.testing.assert_equal(other.state(), one.state())
+
+
+def test_the_state_of_windows_knows_neither_clock_nor_memory(dataset: Any, network: Any) -> None:
+    states = []
+    for clock in (1e9, 2e9):
+        windows = hb.callbacks.Windows(samples=200)
+
+        class At:
+            def __init__(self, seconds: float) -> None:
+                self.seconds = seconds
+
+            def on_fit_begin(self, run: Any) -> None:
+                run.clock = lambda: self.seconds
+
+        stream(model_of(network), dataset(1024), At(clock), windows)
+        assert windows.points[0].observed["freshness_seconds"] == pytest.approx(clock, rel=1e-6)
+        states.append(windows.state())
+    np.testing.assert_equal(states[0], states[1])
+
+
+# --- Prometheus -----------------------------------------------------------------------------------------------------
+
+
+def scrape(address: str) -> dict[str, float]:
+    with urllib.request.urlopen(address, timeout=10) as answer:
+        assert answer.headers["Content-Type"].startswith("text/plain")
+        lines = answer.read().decode().splitlines()
+    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if line and line[0] != "#"}
+
+
+def test_a_scrape_sees_the_stream_as_it_is(dataset: Any, network: Any) -> None:
+    pages: list[dict[str, float]] = []
+    prometheus = hb.callbacks.Prometheus(port=0, every_seconds=0)
+
+    class Scrape:
+        def on_step_end(self, run: Any) -> None:
+            pages.append(scrape(prometheus.address))
+
+    data, windows = dataset(640), hb.callbacks.Windows(samples=128)
+    model = hb.RecModel(network(admit=hb.MinCount(2)), "bce", hb.Adam(lr=0.01), ["auc"])
+    stream(model, data, windows, prometheus, Scrape())
+    assert [page["hotbed_samples_total"] for page in pages] == [64 * (i + 1) for i in range(10)]
+    last, tables = pages[-1], model.tables
+    assert last["hotbed_steps_total"] == 10
+    assert last['hotbed_table_rows{table="user"}'] == len(tables["user"])
+    assert last['hotbed_table_refused_total{table="item"}'] == tables["item"].stats["refused"] > 0
+    assert last['hotbed_window_metric{metric="auc"}'] == windows.points[-1].values["auc"]
+    assert last['hotbed_learning_rate{of="dense"}'] == 0.01
+    assert last["hotbed_watermark_seconds"] == 639.0
+    assert {"hotbed_loss", "hotbed_freshness_seconds", "hotbed_bytes"} <= set(last)
+    assert {"hotbed_skipped_rows_total", "hotbed_dead_letters_total"} <= set(last)
+    assert prometheus.address == ""  # the port is free again
+
+
+def test_the_endpoint_goes_with_an_error_and_comes_again(dataset: Any, network: Any) -> None:
+    class Fail:
+        def on_step_end(self, run: Any) -> None:
+            raise RuntimeError("on purpose")
+
+    prometheus = hb.callbacks.Prometheus(port=0)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="on purpose"):
+            stream(model_of(network), dataset(64), prometheus, Fail())
+        assert prometheus.address == ""
+
+
+def test_a_port_that_is_taken_is_an_error_that_names_it(dataset: Any, network: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"cannot listen — received 127.0.0.1:{port}"):
+            stream(model_of(network), dataset(64), hb.callbacks.Prometheus(port=port))
+    for arguments in ({"port": -1}, {"port": 65_536}, {"port": 0, "every_seconds": -1}):
+        with pytest.raises(ConfigError, match="Prometheus: port 0 to 65535"):
+            hb.callbacks.Prometheus(**arguments)
+
+
+def test_without_prometheus_client_the_error_says_what_to_install(
+    dataset: Any, network: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "prometheus_client", None)
+    with pytest.raises(MissingExtra, match=r"pip install hotbed\[prometheus\]"):
+        stream(model_of(network), dataset(64), hb.callbacks.Prometheus(port=0))
+
+
+# --- TensorBoard ----------------------------------------------------------------------------------------------------
+
+
+def test_tensorboard_shows_windows_at_their_event_time(tmp_path: Path, dataset: Any, network: Any) -> None:
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    windows, board = hb.callbacks.Windows(samples=256), hb.callbacks.TensorBoard(tmp_path, every_steps=2)
+    stream(model_of(network), dataset(1024), windows, board)
+    events = reader.EventAccumulator(str(tmp_path)).Reload()
+    tags = set(events.Tags()["scalars"])
+    assert {"loss", "lr/dense", "lr/tables", "tables/user/rows", "tables/item/evicted", "window/auc", "auc",
+            "stream/watermark_seconds", "stream/freshness_seconds", "stream/bytes"} <= tags  # fmt: skip
+    shown = events.Scalars("window/auc")
+    assert [event.value for event in shown] == pytest.approx([w.values["auc"] for w in windows.points])
+    assert [event.wall_time for event in shown] == pytest.approx([w.end / 1e6 for w in windows.points])
