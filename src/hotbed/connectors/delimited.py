@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Delimited text: csv, tsv and their relatives."""
+"""Fields with something between them: csv, tsv and their relatives, and libsvm."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,6 +16,7 @@ import pyarrow.csv as pacsv
 
 from hotbed.connectors.base import Place, ReadPlan, Skips
 from hotbed.connectors.files import FileSource, Paths
+from hotbed.connectors.lines import LineSource
 from hotbed.errors import ConfigError, DecodeError, SchemaError
 
 SAMPLE_BYTES = 1 << 20
@@ -248,3 +250,61 @@ def _decode_error(error: Exception, file: str, names: list[str]) -> DecodeError:
         "on_error='skip'",
         file, line, name,
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Libsvm(LineSource):
+    """`label index:value index:value ...` lines, with columns `label` float64, `indices` list<int64>, `values`
+    list<float32>.
+
+    `binary`: labels are classes: 0/1, or -1/1 where -1 reads as 0; anything else is an error. Otherwise they are
+    numbers. Text after `#` is ignored. A schema takes it as `Id("features", column="indices", weights="values")`.
+
+    Raises DecodeError (file, line). Format: https://www.csie.ntu.edu.tw/~cjlin/libsvm/
+    """
+
+    path: Paths
+    binary: bool = True
+
+    def schema(self) -> pa.Schema:
+        return pa.schema(
+            [("label", pa.float64()), ("indices", pa.list_(pa.int64())), ("values", pa.list_(pa.float32()))]
+        )
+
+    def parse(self, lines: list[bytes], plan: ReadPlan) -> pa.RecordBatch:
+        arrays = dict(zip(self.schema().names, _parse_libsvm(lines, self._labels), strict=True))
+        names = [name for name in self.schema().names if plan.columns is None or name in plan.columns]
+        return pa.RecordBatch.from_arrays([arrays[name] for name in names], names=names)
+
+    def _labels(self, labels: np.ndarray) -> np.ndarray:
+        if not self.binary:
+            return labels
+        wrong = ~np.isin(labels, (-1.0, 0.0, 1.0))
+        if wrong.any():
+            raise ValueError(f"label {labels[wrong][0]:g} is not -1, 0 or 1 (numbers need binary=False)")
+        return np.asarray(np.maximum(labels, 0.0))
+
+
+def _parse_libsvm(lines: list[bytes], read_labels: Callable[[np.ndarray], np.ndarray]) -> list[pa.Array]:
+    """Every field of all lines at once: label, index:value, index:value ..."""
+    if any(b"#" in line for line in lines):
+        lines = [line.partition(b"#")[0] for line in lines]
+    fields = pc.ascii_split_whitespace(pc.ascii_trim_whitespace(pa.array(lines, pa.binary()).cast(pa.string())))
+    counts = pc.list_value_length(fields).to_numpy(zero_copy_only=False)
+    flat = fields.flatten()
+    is_pair = np.ones(len(flat), dtype=bool)
+    is_pair[np.cumsum(counts) - counts] = False
+    labels = flat.filter(pa.array(~is_pair)).cast(pa.float64()).to_numpy(zero_copy_only=False)
+    pairs = flat.filter(pa.array(is_pair))
+    if not pc.all(pc.equal(pc.count_substring(pairs, ":"), 1), min_count=0).as_py():
+        raise ValueError("not 'label index:value index:value ...'")
+    parts = pc.split_pattern(pairs, ":").flatten()
+    even = np.arange(0, len(parts), 2)
+    indices = parts.take(pa.array(even)).cast(pa.int64())
+    values = parts.take(pa.array(even + 1)).cast(pa.float32())
+    offsets = pa.array(np.concatenate([[0], np.cumsum(counts - 1)]).astype(np.int32))
+    return [
+        pa.array(read_labels(labels)),
+        pa.ListArray.from_arrays(offsets, indices),
+        pa.ListArray.from_arrays(offsets, values),
+    ]

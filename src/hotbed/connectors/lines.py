@@ -1,23 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text with one record a line: JSON lines and libsvm."""
+"""Text with one record a line; and messages of a broker, which are the same without line ends."""
 
 from __future__ import annotations
 
+import base64
 import io
-from abc import abstractmethod
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.json as pajson
 
 from hotbed.connectors.base import ReadPlan
 from hotbed.connectors.files import FileSource, Paths
-from hotbed.errors import DecodeError
+from hotbed.errors import ConfigError, DecodeError, SchemaError
 
 BLOCK_BYTES = 1 << 22
+_TYPES: dict[str, pa.DataType] = {
+    "int64": pa.int64(), "uint64": pa.uint64(), "float64": pa.float64(), "string": pa.string(), "bool": pa.bool_(),
+}  # fmt: skip
 
 
 class LineSource(FileSource):
@@ -104,7 +107,8 @@ class Jsonl(LineSource):
                     lines = [line for line in next(_blocks(stream), []) if line.strip()]
             except OSError as error:
                 raise DecodeError(f"{file}: cannot be read — {error} — write the file again", file) from error
-            cached = _infer_json(lines, file)
+            # Arrow guesses times from strings; the Time role does that itself, zones included.
+            cached = pa.schema([(column.name, _plain(column.type)) for column in _infer_json(lines, file)])
             object.__setattr__(self, "_schema", cached)
         return cached
 
@@ -115,17 +119,20 @@ class Jsonl(LineSource):
         schema = pa.schema(
             [pa.field(f.name, plan.types.get(f.name, f.type) if _is_number(f.type) else f.type) for f in schema]
         )
-        if not lines:
-            return pa.RecordBatch.from_arrays([pa.array([], type=field.type) for field in schema], schema=schema)
-        options = pajson.ParseOptions(
-            explicit_schema=schema, unexpected_field_behavior="ignore", newlines_in_values=False
-        )
-        data = b"\n".join(lines)
-        table = pajson.read_json(io.BytesIO(data), read_options=_whole(data), parse_options=options)
-        if table.num_rows != len(lines):
-            raise ValueError(f"{len(lines)} lines hold {table.num_rows} objects")
-        batch: pa.RecordBatch = table.combine_chunks().to_batches()[0]
-        return batch.select(schema.names)
+        return read_json_lines(lines, schema)
+
+
+def read_json_lines(lines: list[bytes], schema: pa.Schema) -> pa.RecordBatch:
+    """The columns of `schema` of some JSON objects, a line each; absent keys are null."""
+    if not lines:
+        return pa.RecordBatch.from_arrays([pa.array([], type=field.type) for field in schema], schema=schema)
+    options = pajson.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore", newlines_in_values=False)
+    data = b"\n".join(lines)
+    table = pajson.read_json(io.BytesIO(data), read_options=_whole(data), parse_options=options)
+    if table.num_rows != len(lines):
+        raise ValueError(f"{len(lines)} lines hold {table.num_rows} objects")
+    batch: pa.RecordBatch = table.combine_chunks().to_batches()[0]
+    return batch.select(schema.names)
 
 
 def _is_number(kind: pa.DataType) -> bool:
@@ -143,15 +150,14 @@ def _infer_json(lines: list[bytes], file: str) -> pa.Schema:
             lines, count = (lines, count // 2) if count > 1 else (lines[1:], len(lines) - 1)
     if found is None:
         raise DecodeError(f"{file}: holds no JSON object — no line of the first block is one — write one a line", file)
-    # Arrow guesses times from strings; the Time role does that itself, zones included.
-    return pa.schema([(field.name, _plain(field.type)) for field in _with_big_ids(data, found)])
+    return _with_big_ids(data, found)
 
 
 def _with_big_ids(data: bytes, found: pa.Schema) -> pa.Schema:
     """Arrow reads integers above int64 as floats, which lose digits: such columns become uint64."""
-    for place, field in enumerate(found):
-        if pa.types.is_floating(field.type):
-            wanted = pa.field(field.name, pa.uint64())
+    for place, column in enumerate(found):
+        if pa.types.is_floating(column.type):
+            wanted = pa.field(column.name, pa.uint64())
             options = pajson.ParseOptions(explicit_schema=pa.schema([wanted]), unexpected_field_behavior="ignore")
             try:
                 pajson.read_json(io.BytesIO(data), read_options=_whole(data), parse_options=options)
@@ -166,6 +172,11 @@ def _whole(data: bytes) -> pajson.ReadOptions:
     return pajson.ReadOptions(use_threads=False, block_size=max(len(data) + 1, 1 << 10))
 
 
+def has_nulls(kind: pa.DataType) -> bool:
+    """Whether nothing but nulls (or empty lists) was met, so that the type is not known yet."""
+    return bool(pa.types.is_null(kind) or (pa.types.is_list(kind) and has_nulls(kind.value_type)))
+
+
 def _plain(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_timestamp(kind) or pa.types.is_null(kind):
         return pa.string()
@@ -174,59 +185,134 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
+class Decoder(ABC):
+    """Turns the bytes of a broker's messages into rows. `many`: a message may hold any number of rows (it is decoded
+    alone), else exactly one."""
+
+    many: ClassVar[bool] = False
+
+    @abstractmethod
+    def infer(self, values: Sequence[bytes]) -> pa.Schema:
+        """Names and types of the fields of some messages, and of those that are declared. Raises ValueError where no
+        message can be decoded, or there is none and nothing is declared."""
+
+    @abstractmethod
+    def decode(self, values: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch:
+        """The columns of `schema`, absent ones null. Raises ValueError (or an Arrow error) if any message is bad."""
+
+
 @dataclass(frozen=True)
-class Libsvm(LineSource):
-    """`label index:value index:value ...` lines, with columns `label` float64, `indices` list<int64>, `values`
-    list<float32>.
+class Json(Decoder):
+    """A JSON object a message. `columns`: names and types ("int64", "uint64", "float64", "string", "bool", "list<int64>",
+    ...) where they are known; the others have the type with which they are first met, and keep it.
 
-    `binary`: labels are classes: 0/1, or -1/1 where -1 reads as 0; anything else is an error. Otherwise they are
-    numbers. Text after `#` is ignored. A schema takes it as `Id("features", column="indices", weights="values")`.
-
-    Raises DecodeError (file, line). Format: https://www.csie.ntu.edu.tw/~cjlin/libsvm/
+    Example: `hb.sources.Json({"user": "int64", "genres": "list<string>"})`
     """
 
-    path: Paths
-    binary: bool = True
+    columns: Mapping[str, str] = field(default_factory=dict)
 
-    def schema(self) -> pa.Schema:
-        return pa.schema(
-            [("label", pa.float64()), ("indices", pa.list_(pa.int64())), ("values", pa.list_(pa.float32()))]
+    def __post_init__(self) -> None:
+        for name, kind in self.columns.items():
+            _declared(name, kind)
+
+    def infer(self, values: Sequence[bytes]) -> pa.Schema:
+        declared = pa.schema([(name, _declared(name, kind)) for name, kind in self.columns.items()])
+        lines = [value.replace(b"\n", b" ") for value in values if value and value.lstrip()[:1] == b"{"]
+        if not lines and (values or not self.columns):
+            raise ValueError("no JSON object among them")
+        if not lines:
+            return declared
+        found = [column for column in _infer_json(lines, "a message") if column.name not in declared.names]
+        return pa.schema([*declared, *((c.name, c.type if has_nulls(c.type) else _plain(c.type)) for c in found)])
+
+    def decode(self, values: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch:
+        for value in values:
+            if value[:1] != b"{" and value.lstrip()[:1] != b"{":
+                raise ValueError("no JSON object")
+        return read_json_lines([value.replace(b"\n", b" ") for value in values], schema)
+
+
+@dataclass(frozen=True)
+class Arrow(Decoder):
+    """An Arrow IPC stream a message, with any number of rows: a tenth of JSON's work.
+
+    Example of the writing side: `with pa.ipc.new_stream(sink, batch.schema) as writer: writer.write_batch(batch)`
+    """
+
+    many: ClassVar[bool] = True
+
+    def infer(self, values: Sequence[bytes]) -> pa.Schema:
+        for value in values:
+            try:
+                return pa.ipc.open_stream(value).schema.remove_metadata()
+            except pa.ArrowException:
+                continue
+        raise ValueError("no Arrow stream among them")
+
+    def decode(self, values: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch:
+        table = pa.concat_tables([pa.ipc.open_stream(value).read_all() for value in values]).combine_chunks()
+        columns = [
+            table[name].combine_chunks().cast(kind) if name in table.schema.names else pa.nulls(table.num_rows, kind)
+            for name, kind in zip(schema.names, schema.types, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays([_flat(column) for column in columns], schema=schema)
+
+
+def _flat(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+def _declared(name: str, kind: str) -> pa.DataType:
+    """The type called `kind`."""
+    inner = kind.removeprefix("list<").removesuffix(">")
+    if inner not in _TYPES or kind not in (inner, f"list<{inner}>"):
+        raise ConfigError(
+            f"columns.{name}: unknown type — received {kind!r} — use one of {', '.join(_TYPES)}, or list<one of them>"
         )
-
-    def parse(self, lines: list[bytes], plan: ReadPlan) -> pa.RecordBatch:
-        arrays = dict(zip(self.schema().names, _parse_libsvm(lines, self._labels), strict=True))
-        names = [name for name in self.schema().names if plan.columns is None or name in plan.columns]
-        return pa.RecordBatch.from_arrays([arrays[name] for name in names], names=names)
-
-    def _labels(self, labels: np.ndarray) -> np.ndarray:
-        if not self.binary:
-            return labels
-        wrong = ~np.isin(labels, (-1.0, 0.0, 1.0))
-        if wrong.any():
-            raise ValueError(f"label {labels[wrong][0]:g} is not -1, 0 or 1 (numbers need binary=False)")
-        return np.asarray(np.maximum(labels, 0.0))
+    return _TYPES[inner] if kind == inner else pa.list_(_TYPES[inner])
 
 
-def _parse_libsvm(lines: list[bytes], read_labels: Callable[[np.ndarray], np.ndarray]) -> list[pa.Array]:
-    """Every field of all lines at once: label, index:value, index:value ..."""
-    if any(b"#" in line for line in lines):
-        lines = [line.partition(b"#")[0] for line in lines]
-    fields = pc.ascii_split_whitespace(pc.ascii_trim_whitespace(pa.array(lines, pa.binary()).cast(pa.string())))
-    counts = pc.list_value_length(fields).to_numpy(zero_copy_only=False)
-    flat = fields.flatten()
-    is_pair = np.ones(len(flat), dtype=bool)
-    is_pair[np.cumsum(counts) - counts] = False
-    labels = flat.filter(pa.array(~is_pair)).cast(pa.float64()).to_numpy(zero_copy_only=False)
-    pairs = flat.filter(pa.array(is_pair))
-    if not pc.all(pc.equal(pc.count_substring(pairs, ":"), 1), min_count=0).as_py():
-        raise ValueError("not 'label index:value index:value ...'")
-    parts = pc.split_pattern(pairs, ":").flatten()
-    even = np.arange(0, len(parts), 2)
-    indices = parts.take(pa.array(even)).cast(pa.int64())
-    values = parts.take(pa.array(even + 1)).cast(pa.float32())
-    offsets = pa.array(np.concatenate([[0], np.cumsum(counts - 1)]).astype(np.int32))
-    return [
-        pa.array(read_labels(labels)),
-        pa.ListArray.from_arrays(offsets, indices),
-        pa.ListArray.from_arrays(offsets, values),
-    ]
+def wanted_types(decoder: Decoder, values: Sequence[bytes], plan: ReadPlan, types: str) -> tuple[pa.Schema, str]:
+    """The columns to decode and their types; and, as text, the types met so far: a column keeps its first one.
+
+    Raises SchemaError for a column that is neither known nor in any of the messages.
+    """
+    known = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(types))) if types else pa.schema([])
+    columns = list(known.names if plan.columns is None else plan.columns)
+    if plan.columns is None or not set(columns) <= set(known.names):
+        try:
+            found = decoder.infer(values)
+        except ValueError:  # no message can be decoded, so nothing is known about them either
+            found = pa.schema([(name, pa.null()) for name in columns])
+        columns += [] if plan.columns is not None else [name for name in found.names if name not in columns]
+        if absent := [name for name in columns if name not in {*known.names, *found.names}]:
+            raise SchemaError(
+                f"no message has columns {absent} — received {found.names} — correct the schema, or declare columns "
+                "that may be absent: Json(columns={...})"
+            )
+        met = [c for c in found if c.name in columns and c.name not in known.names and not has_nulls(c.type)]
+        known = pa.schema([*known, *met])
+        types = base64.b64encode(known.serialize().to_pybytes()).decode()
+    kinds = {name: known.field(name).type if name in known.names else pa.null() for name in columns}
+    numbers = {name: kind for name, kind in plan.types.items() if name in kinds and _is_number(kinds[name])}
+    return pa.schema(list({**kinds, **numbers}.items())), types
+
+
+Decoded = tuple[list[pa.RecordBatch], list[int], dict[int, Exception]]
+"""Rows; how many of them each message gave; the messages that could not be decoded."""
+
+
+def decode(decoder: Decoder, values: Sequence[bytes], schema: pa.Schema, first: int = 0) -> Decoded:
+    """Messages (numbered from `first`) decoded at once; bad ones among them are found by halving."""
+    if not decoder.many or len(values) == 1:
+        try:
+            batch = decoder.decode(values, schema)
+            if not decoder.many and batch.num_rows != len(values):
+                raise ValueError(f"{len(values)} messages gave {batch.num_rows} rows")
+            return [batch], [batch.num_rows] if decoder.many else [1] * len(values), {}
+        except (ValueError, TypeError, KeyError, pa.ArrowException) as error:
+            if len(values) == 1:
+                return [], [0], {first: error}
+    half = len(values) // 2
+    left, right = decode(decoder, values[:half], schema, first), decode(decoder, values[half:], schema, first + half)
+    return [*left[0], *right[0]], [*left[1], *right[1]], {**left[2], **right[2]}
