@@ -26,7 +26,7 @@ from hotbed.metrics.classification import (
 )
 from hotbed.metrics.metric import Metric
 from hotbed.metrics.ranking import GAUC, NDCG, HitRate
-from hotbed.metrics.windowed import Windowed, bounded
+from hotbed.metrics.windows import Windowed, bounded
 
 __all__ = [
     "AUC", "GAUC", "NDCG", "Accuracy", "Calibration", "HitRate", "LogLoss", "Metric", "NormalizedEntropy", "Precision",

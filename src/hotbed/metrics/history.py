@@ -38,8 +38,9 @@ class History:
 
     The first points are `every_steps` apart; the distance doubles whenever 512 are reached, so that a stream without
     end needs bounded memory. Windows of progressive metrics hold at least `window_samples`, and about a sixtieth of a
-    stream of known length; where the callback `Windows` cuts the stream, `windows` holds its windows instead. `fit` and
-    `online_train` return it, and the report draws it. Its `state` holds what follows from the stream, no wall time.
+    stream of known length. Where the callback `Windows` cuts the stream, `windows` holds its windows, and `compared`
+    takes others by name, to be drawn beside them. `fit` and `online_train` return the history, and the report draws
+    it. Its `state` holds what follows from the stream, no wall time.
     """
 
     def __init__(self, every_steps: int = 1, window_samples: int = 1000) -> None:
@@ -47,6 +48,7 @@ class History:
         self.points: list[Point] = []
         self.metrics: dict[str, float] = {}
         self.windows: list[Window] = []
+        self.compared: dict[str, list[Window]] = {}
         self._every, self._steps = max(1, every_steps), 0
         self._window_samples, self._window_began = window_samples, 0
         self._sum: Any = 0.0  # a tensor while steps are added: no wait for the device

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -11,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from hotbed import config
 from hotbed.errors import ConfigError, DataError
-from hotbed.metrics.metric import Array
+from hotbed.metrics.classification import AUC
+from hotbed.metrics.metric import Array, Metric, Samples, StoredMetric, at_least_one
 
 Tables = dict[str, dict[str, int]]
 
@@ -143,6 +147,77 @@ class WindowLog:
             Window(begin if timed else None, end if timed else None, rows_, samples, values, tables, {}, windows)
             for (timed, begin, end, rows_, samples, windows), values, tables in rows
         ]
+
+
+# --- metrics of bounded memory ---------------------------------------------------------------------------------------
+
+
+@config.described
+class Windowed(Metric):
+    """A metric of the last `samples` samples only, such as progressive AUC over event time.
+
+    Within groups where `metric` is: its `group` counts.
+
+    Example: `Windowed(AUC(), samples=100_000)`.
+    """
+
+    def __init__(self, metric: Metric, samples: int) -> None:
+        self.metric, self.samples = metric, at_least_one("Windowed.samples", samples)
+        self.group = getattr(metric, "group", None)
+        super().__init__()
+
+    def clear(self) -> None:
+        """Forget all samples."""
+        self._parts: deque[Samples] = deque()
+        self._held = 0
+
+    def add(self, samples: Samples) -> None:
+        """Take checked samples and drop the oldest beyond the window."""
+        self._parts.append(samples)
+        self._held += len(samples.label)
+        while self._held > self.samples:
+            oldest = self._parts.popleft()
+            spare = self._held - self.samples
+            if len(oldest.label) > spare:
+                self._parts.appendleft(oldest[spare:])
+            self._held -= min(spare, len(oldest.label))
+
+    def eval(self) -> float:
+        """The inner metric of the samples in the window."""
+        self.metric.clear()
+        for part in self._parts:
+            self.metric.add(part)
+        return self.metric.eval()
+
+    def state(self) -> dict[str, Any]:
+        """The samples in the window."""
+        return Samples.concat(self._parts).state()
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `state`."""
+        self.clear()
+        self.add(Samples.from_state(state))
+
+
+def bounded(metric: Any, probabilities: bool = True, samples: int = 100_000) -> Any:
+    """A fresh metric like the given one whose memory does not grow with the number of samples.
+
+    Where predictions are `probabilities`, the AUC of more than 10,000 samples counts in 65,536 bins; other metrics that
+    keep their samples keep the last `samples`. Those that keep none, and metrics that are not of this package, stay as
+    they are.
+
+    Example: `bounded(GAUC("user"))` is `Windowed(GAUC("user"), samples=100_000)`.
+    """
+    made = copy.deepcopy(metric)
+    if isinstance(metric, AUC) and metric.bins is None and probabilities:
+        made = AUC(bins=65_536, exact=10_000)
+    elif isinstance(metric, StoredMetric) or (isinstance(metric, AUC) and metric.bins is None):
+        made.set_indexes(None)
+        made = Windowed(made, samples)
+    if isinstance(metric, Metric):
+        made.set_indexes(metric.indexes)
+    made.clear()
+    return made
 
 
 # --- many small dicts as a few arrays -------------------------------------------------------------------------------

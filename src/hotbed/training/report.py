@@ -7,43 +7,17 @@ write_report("report.html", {"train": model.fit(train, valid), "stream": model.f
 from __future__ import annotations
 
 import html
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path
 from string import Template
 from typing import Any
 
-from hotbed.training.watch import History, Point
-
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 560, 250, 52, 546, 12, 218
-COLORS = 8
-
-
-@dataclass
-class Series:
-    """One line: `x` ascending. `color`: number of a colour, -1 = thin and faint, behind its smoothed self."""
-
-    name: str
-    x: list[float]
-    y: list[float]
-    color: int = 0
-    dots: bool = False
-
-
-@dataclass
-class Chart:
-    """One plot. `time`: x is in microseconds UTC; `marks`: names of x positions that get a dashed line."""
-
-    title: str
-    x_label: str
-    series: list[Series] = field(default_factory=list)
-    time: bool = False
-    marks: Mapping[str, float] = field(default_factory=dict)
-    from_zero: bool = False
+from hotbed.metrics.chart import COLORS, Chart, Series, figure, number_text
+from hotbed.metrics.history import History, Point
+from hotbed.metrics.windows import Window
 
 
 def write_report(
@@ -58,11 +32,13 @@ def write_report(
     """Write a self-contained page about one or several `fit`s, in the order they ran; returns its path.
 
     `histories`: by name, such as train and stream. `facts`: more numbers for the cards on top. `summary`: text for the
-    end, such as `model.summary()`.
+    end, such as `model.summary()`. Where the callback `Windows` cut a stream, metrics, tables, freshness and lag are
+    drawn over event time; `history.compared["frozen"] = other_windows.points` draws another model's beside them.
     """
     parts = [
         ("Learning", "Mean loss of the batches since the point before, and metrics of each epoch.", _learning(histories)),
         ("The stream", "Each batch was predicted before it was learned, as a server would have scored it.", _stream(histories)),
+        ("What came and went", "In each window of the stream.", _flow_of_windows(histories)),
         ("Tables", "Rows that each table holds.", _sizes(histories)),
         ("Admission and eviction", "Ids admitted, refused (once a batch) and evicted, in total so far.", _flows(histories)),
     ]  # fmt: skip
@@ -70,13 +46,13 @@ def write_report(
     sections.append(_tables(histories))
     if summary:
         sections.append(f"<h2>Model</h2><div class='box'><pre>{html.escape(summary)}</pre></div>")
-    cards = {**_numbers(histories), **(facts or {})}
+    cards = {**number_texts(histories), **(facts or {})}
     template = Template(resources.files("hotbed.training").joinpath("report.html").read_text(encoding="utf-8"))
     page = template.safe_substitute(
         title=html.escape(title),
         subtitle=html.escape(subtitle),
         cards="".join(
-            f"<div class='card'><b>{html.escape(_number(value))}</b><span>{html.escape(name)}</span></div>"
+            f"<div class='card'><b>{html.escape(number_text(value))}</b><span>{html.escape(name)}</span></div>"
             for name, value in cards.items()
         ),
         sections="\n".join(sections),
@@ -111,6 +87,9 @@ def _learning(histories: Mapping[str, History]) -> list[Chart]:
 def _stream(histories: Mapping[str, History]) -> list[Chart]:
     charts = []
     for history in histories.values():
+        if history.windows:
+            charts += _metrics_of_windows(history)
+            continue
         points = [point for point in history.points if point.window]
         timed = bool(points) and all(point.time is not None for point in points)
         x = [float(point.time if timed and point.time is not None else point.samples) for point in points]
@@ -124,10 +103,101 @@ def _stream(histories: Mapping[str, History]) -> list[Chart]:
             if key in history.metrics:
                 lines.append(Series("whole stream", [kept[0][0], kept[-1][0]], [history.metrics[key]] * 2, 1))
             label = "event time" if timed else "samples"
-            name = key.rpartition(".")[2]
-            shown = key.replace("_", " ") if name == "loss" or "_" in name else key.upper()
-            charts.append(Chart(f"{shown} over {label}", label, lines, time=timed))
+            charts.append(Chart(f"{_shown(key)} over {label}", label, lines, time=timed))
     return charts
+
+
+def _shown(key: str) -> str:
+    """A metric's name for people: AUC, log loss."""
+    words = {"auc": "AUC", "gauc": "GAUC", "ndcg": "NDCG"}
+    label, _, name = key.rpartition(".")
+    name, _, group = name.partition("@")
+    text = words.get(name, name.replace("_", " ") if label else name.replace("_", " ").capitalize())
+    return (f"{label}: " if label else "") + text + (f" by {group}" if group else "")
+
+
+LEVELS = {"calibration": {"calibrated": 1.0}, "normalized_entropy": {"knows the mean only": 1.0}}
+
+
+def _metrics_of_windows(history: History) -> list[Chart]:
+    charts = []
+    for key in _worth(key for window in history.windows for key in window.values):
+        lines = []
+        named = {"window": history.windows, **history.compared}
+        for color, (name, windows) in zip((0, 2, 3, 4, 5, 6, 7), named.items(), strict=False):
+            kept = [w for w in windows if math.isfinite(w.values.get(key, math.nan))]
+            if kept:
+                lines.append(_line(name, kept, [w.values[key] for w in kept], color))
+        if lines and key in history.metrics and math.isfinite(history.metrics[key]):
+            ends = [lines[0].x[0], lines[0].x[-1]]
+            lines.append(Series("whole stream", ends, [history.metrics[key]] * 2, 1))
+        if lines:
+            levels = LEVELS.get(key.rpartition(".")[2], {})
+            charts.append(_over(f"{_shown(key)}", history.windows, lines, levels=levels))
+    return charts
+
+
+def _flow_of_windows(histories: Mapping[str, History]) -> list[Chart]:
+    """Events, ids, rows, bytes, freshness and lag, for each history that has windows."""
+    charts = []
+    for name, windows in ((name, history.windows) for name, history in histories.items() if len(history.windows) > 1):
+        suffix = f", {name}" if sum(bool(history.windows) for history in histories.values()) > 1 else ""
+        charts.append(
+            _over("Events" + suffix, windows, [_line("events", windows, [w.rows for w in windows], 0)], zero=True)
+        )
+        flows = [
+            _line(key, windows[1:], [_sum(b, key) - _sum(a, key) for a, b in pairwise(windows)], color)
+            for color, key in ((2, "admitted"), (7, "refused"), (1, "evicted"))
+        ]
+        if any(any(line.y) for line in flows):
+            charts.append(_over("Ids" + suffix, windows, [line for line in flows if any(line.y)], zero=True))
+        if any(w.tables for w in windows):
+            rows = [_line("rows", windows, [_sum(w, "rows") for w in windows], 3)]
+            charts.append(_over("Rows of all tables" + suffix, windows, rows, zero=True))
+        for key, (title, unit) in OBSERVED.items():
+            kept = [w for w in windows if key in w.observed]
+            values = [w.observed[key] * unit for w in kept]
+            replayed = key == "freshness_seconds" and values and min(values) > 86_400
+            if any(values) and not replayed:  # history that is played again is not stale
+                charts.append(_over(title + suffix, windows, [_line(title.lower(), kept, values, 6)], zero=True))
+    return charts
+
+
+OBSERVED = {
+    "bytes": ("MiB of all tables", 2.0**-20),
+    "freshness_seconds": ("Freshness, seconds from event to learned", 1.0),
+    "lag_rows": ("Lag, rows waiting at the source", 1.0),
+    "skipped_rows": ("Rows skipped so far", 1.0),
+    "dead_letters": ("Dead letters so far", 1.0),
+    "skipped_batches": ("Batches skipped so far", 1.0),
+}
+
+
+def _timed(windows: Sequence[Window]) -> bool:
+    return all(window.end is not None for window in windows)
+
+
+def _line(name: str, windows: Sequence[Window], values: Sequence[float], color: int) -> Series:
+    x = [float(w.end if w.end is not None else w.samples) for w in windows]
+    return Series(name, x, [float(value) for value in values], color, len(x) <= 60)
+
+
+def _over(
+    title: str,
+    windows: Sequence[Window],
+    lines: list[Series],
+    *,
+    levels: Mapping[str, float] | None = None,
+    zero: bool = False,
+) -> Chart:
+    """A chart over event time, where windows have it, else over samples."""
+    timed = _timed(windows)
+    label = "event time" if timed else "samples"
+    return Chart(f"{title} over {label}", label, lines, time=timed, levels=levels or {}, from_zero=zero)
+
+
+def _sum(window: Window, key: str) -> int:
+    return sum(stats.get(key, 0) for stats in window.tables.values())
 
 
 def _worth(names: Iterable[str]) -> list[str]:
@@ -181,7 +251,7 @@ def _flows(histories: Mapping[str, History]) -> list[Chart]:
     return charts
 
 
-def _numbers(histories: Mapping[str, History]) -> dict[str, Any]:
+def number_texts(histories: Mapping[str, History]) -> dict[str, Any]:
     """The numbers on the cards: newest metrics of each history, speed, rows."""
     numbers: dict[str, Any] = {}
     for name, history in histories.items():
@@ -202,7 +272,7 @@ def _tables(histories: Mapping[str, History]) -> str:
     blocks = []
     for name, history in histories.items():
         keys = list(dict.fromkeys(key for epoch in history.epochs for key in epoch))
-        rows = [[_number(epoch.get(key, "")) for key in keys] for epoch in history.epochs]
+        rows = [[number_text(epoch.get(key, "")) for key in keys] for epoch in history.epochs]
         if rows:
             blocks.append(
                 f"<h2>Epochs, {html.escape(name)}</h2>" + _grid([key.replace("_", " ") for key in keys], rows)
@@ -210,99 +280,23 @@ def _tables(histories: Mapping[str, History]) -> str:
     last = next((history.points[-1] for history in reversed(list(histories.values())) if history.points), None)
     if last is not None and last.tables:
         keys = list(next(iter(last.tables.values())))
-        rows = [[name, *(_number(stats.get(key, "")) for key in keys)] for name, stats in last.tables.items()]
+        rows = [[name, *(number_text(stats.get(key, "")) for key in keys)] for name, stats in last.tables.items()]
         blocks.append("<h2>Tables at the end</h2>" + _grid(["table", *(key.replace("_", " ") for key in keys)], rows))
     return "\n".join(blocks)
 
 
-# --- how it is drawn ------------------------------------------------------------------------------------------------
+# --- parts of the page -----------------------------------------------------------------------------------------------
 
 
 def _section(name: str, text: str, charts: Sequence[Chart], small: bool) -> str:
-    figures = "\n".join(_figure(chart) for chart in charts)
+    figures = "\n".join(figure(chart) for chart in charts)
     return f"<h2>{name}</h2><p>{text}</p><div class='grid{' small' if small else ''}'>{figures}</div>"
-
-
-def _figure(chart: Chart) -> str:
-    xs = [x for line in chart.series for x in line.x]
-    ys = [y for line in chart.series for y in line.y]
-    x0, x1 = min(xs), max(xs)
-    low, high = (0.0 if chart.from_zero else min(ys)), max(ys)
-    steps = _ticks(low, high)
-    low, high = min(low, steps[0]), max(high, steps[-1])
-
-    def place_x(x: float) -> float:
-        return LEFT + (x - x0) / ((x1 - x0) or 1.0) * (RIGHT - LEFT)
-
-    def place_y(y: float) -> float:
-        return BOTTOM - (y - low) / ((high - low) or 1.0) * (BOTTOM - TOP)
-
-    shapes = [
-        f"<line class='axis' x1='{LEFT}' x2='{RIGHT}' y1='{place_y(y):.1f}' y2='{place_y(y):.1f}'/>"
-        f"<text x='{LEFT - 8}' y='{place_y(y) + 4:.1f}' text-anchor='end'>{_number(y)}</text>"
-        for y in steps
-    ]
-    shapes += [
-        f"<text x='{place_x(x):.1f}' y='{BOTTOM + 18}' text-anchor='middle'>{label}</text>"
-        for x, label in _x_ticks(x0, x1, chart)
-    ]
-    shapes.append(f"<text x='{RIGHT}' y='{BOTTOM + 32}' text-anchor='end'>{html.escape(chart.x_label)}</text>")
-    for name, x in chart.marks.items():
-        shapes.append(f"<line class='mark' x1='{place_x(x):.1f}' x2='{place_x(x):.1f}' y1='{TOP}' y2='{BOTTOM}'/>"
-                      f"<text x='{place_x(x) + 5:.1f}' y='{TOP + 9}'>{html.escape(name)}</text>")  # fmt: skip
-    for line in chart.series:
-        placed = [(place_x(x), place_y(y)) for x, y in zip(line.x, line.y, strict=True)]
-        shapes.append(f"<polyline class='plot{' faint' if line.color < 0 else ''}' stroke='{_color(line)}' points='"
-                      + " ".join(f"{x:.1f},{y:.1f}" for x, y in placed) + "'/>")  # fmt: skip
-        if line.dots:
-            shapes += [f"<circle cx='{x:.1f}' cy='{y:.1f}' r='2.6' fill='{_color(line)}'/>" for x, y in placed]
-    shapes.append(f"<line class='cursor' y1='{TOP}' y2='{BOTTOM}'/><rect x='{LEFT}' y='{TOP}' width='{RIGHT - LEFT}' "
-                  f"height='{BOTTOM - TOP}' fill='transparent'/>")  # fmt: skip
-    legend = "".join(f"<span><i style='background:{_color(line)}'></i>{html.escape(line.name)}</span>"
-                     for line in chart.series)  # fmt: skip
-    data = {
-        "x0": x0, "x1": x1, "left": LEFT, "right": RIGHT, "width": WIDTH, "time": chart.time, "label": chart.x_label,
-        "series": [{"name": line.name, "x": line.x, "y": [float(f"{y:.6g}") for y in line.y], "color": _color(line)}
-                   for line in chart.series],
-    }  # fmt: skip
-    return (
-        f'<figure data-chart="{html.escape(json.dumps(data))}"><figcaption>{html.escape(chart.title)}</figcaption>'
-        f"<div class='legend'>{legend}</div><svg viewBox='0 0 {WIDTH} {HEIGHT}' role='img' "
-        f"aria-label='{html.escape(chart.title)}'>{''.join(shapes)}</svg><div class='tip'></div></figure>"
-    )
-
-
-def _color(line: Series) -> str:
-    return f"var(--c{max(line.color, 0)})"
 
 
 def _grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     top = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
     body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<div class='box'><table><tr>{top}</tr>{body}</table></div>"
-
-
-def _ticks(low: float, high: float) -> list[float]:
-    """About five round numbers that enclose low..high."""
-    if not high > low:
-        low, high = low - (abs(low) * 0.1 or 1.0), high + (abs(high) * 0.1 or 1.0)
-    raw = (high - low) / 4
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= raw * 0.999)
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(step * number, 10) for number in range(first, last + 1)]
-
-
-def _x_ticks(x0: float, x1: float, chart: Chart) -> list[tuple[float, str]]:
-    if not chart.time:
-        if chart.x_label == "epoch":
-            width = max(1, math.ceil((x1 - x0) / 8))
-            return [(float(x), str(x)) for x in range(int(x0), int(x1) + 1, width)]
-        return [(x, _number(x)) for x in _ticks(x0, x1) if x0 <= x <= x1 or x1 == x0]
-    days = (x1 - x0) / 86_400e6
-    shape = "%Y" if days > 1500 else "%b %Y" if days > 120 else "%d %b" if days > 4 else "%d %b %H:%M"
-    places = [x0 + (x1 - x0) * part / 4 for part in range(5)]
-    return [(x, datetime.fromtimestamp(x / 1e6, UTC).strftime(shape)) for x in places]
 
 
 def _smooth(values: Sequence[float]) -> list[float]:
@@ -313,15 +307,3 @@ def _smooth(values: Sequence[float]) -> list[float]:
         mean, weight = keep * mean + (1.0 - keep) * value, keep * weight + 1.0 - keep
         out.append(mean / weight)
     return out
-
-
-def _number(value: Any) -> str:
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return str(value)
-    if not math.isfinite(value):
-        return "–"
-    if abs(value) >= 1e6:
-        return f"{value / 1e6:,.4g} M"
-    if float(value).is_integer() or abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.4f}".rstrip("0").rstrip(".") if abs(value) >= 1e-3 else f"{value:.2g}"

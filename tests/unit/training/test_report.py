@@ -14,7 +14,8 @@ import pytest
 pytest.importorskip("torch", reason="torch absent")
 
 import hotbed as hb
-from hotbed.training.report import _ticks, write_report
+from hotbed.metrics.chart import ticks
+from hotbed.training.report import write_report
 from hotbed.training.watch import History
 
 
@@ -46,6 +47,6 @@ def test_a_history_without_anything_is_still_a_page(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (0.7, 0.7), (0.0, 0.0), (-3.0, 12345.0), (0.6931, 0.6932)])
 def test_ticks_are_few_and_enclose_the_values(low: float, high: float) -> None:
-    ticks = _ticks(low, high)
-    assert ticks[0] <= low <= high <= ticks[-1]
-    assert 2 <= len(ticks) <= 8
+    steps = ticks(low, high)
+    assert steps[0] <= low <= high <= steps[-1]
+    assert 2 <= len(steps) <= 8
