@@ -25,13 +25,14 @@ import torch
 from hotbed.config import described, nearest
 from hotbed.errors import ConfigError
 from hotbed.optim.schedule import Chain, Schedule
+from hotbed.training.durable import Checkpoint
 from hotbed.training.loop import Run, passed
 from hotbed.training.online import Evict
-from hotbed.training.watch import History, ProgressBar, TensorBoard
+from hotbed.training.watch import History, ProgressBar, Prometheus, TensorBoard, Windows
 
 __all__ = [
-    "BestWeights", "ClipGradients", "EarlyStopping", "Evict", "History", "LearningRate", "ProgressBar", "ReducePlateau",
-    "TensorBoard", "Validate",
+    "BestWeights", "Checkpoint", "ClipGradients", "EarlyStopping", "Evict", "History", "LearningRate", "ProgressBar", "Prometheus",
+    "ReducePlateau", "TensorBoard", "Validate", "Windows",
 ]  # fmt: skip
 
 log = logging.getLogger("hotbed")
@@ -252,12 +253,11 @@ class LearningRate:
         self._step = run.step
 
     def state(self) -> dict[str, Any]:
-        plain = [{key: value for key, value in scheduler.state_dict().items() if not callable(value)}
-                 for scheduler in self._schedulers]  # fmt: skip
-        return {
-            "step": self._step,
-            "schedulers": [{**one, "lr_lambdas": None} if "lr_lambdas" in one else one for one in plain],
-        }
+        states = [scheduler.state_dict() for scheduler in self._schedulers]
+        for state in states:
+            if "lr_lambdas" in state:  # functions belong to the code, not to a state
+                state["lr_lambdas"] = [None] * len(state["lr_lambdas"])
+        return {"step": self._step, "schedulers": states}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self._step = state["step"]

@@ -266,6 +266,15 @@ class Learner:
             self.sparse.step()
             self.sparse.zero_grad(set_to_none=True)
 
+    def state(self) -> dict[str, Any]:
+        """What is neither in the network nor in an optimizer: the scale of losses, and how many batches it cost."""
+        return {"skipped": self.skipped, "scaler": None if self._scaler is None else self._scaler.state_dict()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.skipped = state["skipped"]
+        if self._scaler is not None and state["scaler"] is not None:
+            self._scaler.load_state_dict(dict(state["scaler"]))
+
     def forget(self) -> None:
         """Drop every gradient."""
         for optimizer in (self.dense, self.sparse):
@@ -315,6 +324,11 @@ class SelfUpdating:
         if self.criterion is None:
             return _own_loss(outputs)
         return self.criterion(self.criterion.shape(outputs, example.labels), example.labels, example.weight)
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None: ...
 
     def backward(self, loss: Tensor) -> None: ...
 

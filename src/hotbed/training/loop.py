@@ -92,6 +92,12 @@ class Run:
         """End training after this step."""
         self.stopped = self.stopped or reason
 
+    def count(self) -> None:
+        """Add what was learned since the last count to the model's counters."""
+        self.model.counters["steps"] += self.step - self.counted[0]
+        self.model.counters["samples"] += self.samples - self.counted[1]
+        self.counted = (self.step, self.samples)
+
 
 class Callbacks:
     """Calls each callback's methods at their events; what a callback does not define costs nothing.

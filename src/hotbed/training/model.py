@@ -18,13 +18,13 @@ from hotbed.embedding.module import table_modules
 from hotbed.embedding.rule import Rule
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
-from hotbed.metrics import Metric
-from hotbed.models.losses import Loss, MultiTask
-from hotbed.optim.dense import NAMES, TorchOptimizer, dense_optimizer
+from hotbed.optim.dense import dense_optimizer
 from hotbed.optim.precision import Boost, boost, precision
 from hotbed.optim.sparse import SparseOptimizer, dense_parameters
 from hotbed.persist import checkpoint
+from hotbed.persist.format import Reader
 from hotbed.training.callbacks import Validate
+from hotbed.training.durable import described_argument, given_tables, rebuilt_argument
 from hotbed.training.learner import Criterion, Learner, SelfUpdating, device_of, parameters_of
 from hotbed.training.loop import Callbacks, Run, pass_over
 from hotbed.training.online import Limits, batches_a_call, follow
@@ -125,7 +125,7 @@ class RecModel:
                     log.info("training stopped: %s", run.stopped)
                     break
         finally:
-            self._count(run)
+            run.count()
             called("on_fit_end", run)
         return history
 
@@ -164,7 +164,7 @@ class RecModel:
         try:
             follow(train_dataset, run, self._learn)
         finally:
-            self._count(run)
+            run.count()
         return history
 
     def evaluate(self, data: Iterable[Any], callbacks: Any = ()) -> dict[str, float]:
@@ -203,14 +203,14 @@ class RecModel:
 
     def save(self, path: str | Path) -> str | Path:
         """Write a checkpoint under `path` (see docs/format.md), a local path or URL; returns its folder, now the newest."""
-        saved = checkpoint.save(path, self._state())
+        saved = checkpoint.save(path, self.state())
         self.parent = saved.digest
         return saved.folder
 
-    def restore(self, path: str | Path) -> RecModel:
+    def restore(self, path: str | Path | Reader) -> RecModel:
         """Take network, tables and optimizer state from a checkpoint of a model built alike; returns self."""
-        reader = checkpoint.open_checkpoint(path)
-        checkpoint.restore(reader, self._state())
+        reader = path if isinstance(path, Reader) else checkpoint.open_checkpoint(path)
+        checkpoint.restore(reader, self.state())
         if isinstance(self.learner, Learner):
             self.learner.forget()
         self.counters = {**self.counters, **reader.manifest["counters"]}
@@ -226,15 +226,20 @@ class RecModel:
     def _labelled(self) -> bool:
         return self._criterion is not None
 
-    def _state(self) -> checkpoint.State:
+    def state(self) -> checkpoint.State:
+        """Everything that `save` writes, for `hotbed.persist`."""
         known = {id(parameter) for parameter in dense_parameters(self.network)}
-        described = {name: _described(value) for name, value in self._arguments.items()}
+        described = {name: described_argument(value) for name, value in self._arguments.items()}
         return checkpoint.State(
             network=self.network,
             tables=self.tables,
             optimizers={"dense": self.learner.dense, "sparse": self.learner.sparse},
             rows=[parameter for parameter in self.network.parameters() if id(parameter) not in known],
-            model={"network": _described(self.network), "given_tables": _given_tables(self.network), **described},
+            model={
+                "network": described_argument(self.network),
+                "given_tables": given_tables(self.network),
+                **described,
+            },
             schema=None if self.schema is None else self.schema.to_json(),
             counters=self.counters,
             version=self.counters["steps"],
@@ -273,12 +278,6 @@ class RecModel:
         pass_over(data, run, run.callbacks, self.learner, run.observer, device=device, labelled=labelled)
         if run.observer is not None:
             run.metrics.update(run.observer.total.results())
-
-    def _count(self, run: Run) -> None:
-        """Add what `run` learned since it was last counted."""
-        self.counters["steps"] += run.step - run.counted[0]
-        self.counters["samples"] += run.samples - run.counted[1]
-        run.counted = (run.step, run.samples)
 
     def _observe(self, data: Iterable[Any], observer: Any, callbacks: Any) -> None:
         run = Run(model=self, learner=self.learner, tables=self.tables, observer=observer)
@@ -335,7 +334,7 @@ def load(path: str | Path, network: nn.Module | None = None) -> RecModel:
             "tables": {name: build(one, Table, f"tables.{name}") for name, one in tables.items()},
         }
         network = build(spec, nn.Module, "network", given)
-    arguments = {name: _rebuilt(name, value) for name, value in described.items() if value is not None}
+    arguments = {name: rebuilt_argument(name, value) for name, value in described.items() if value is not None}
     model = RecModel(network, **arguments)
     model.schema = schema or model.schema
     return model.restore(path)
@@ -349,44 +348,6 @@ def _tables(network: nn.Module) -> dict[str, Table]:
                 f"network: two tables are called {table.name!r} — received both in one network — rename one"
             )
     return tables
-
-
-def _described(value: Any) -> Any:
-    """Plain values for the checkpoint; None for what only the user's own code can make."""
-    if isinstance(value, (set, frozenset)):
-        value = sorted(value, key=str)
-    if isinstance(value, torch.optim.Optimizer):
-        plain = {key: item for key, item in value.defaults.items() if isinstance(item, (int, float, bool, tuple))}
-        return {"torch": type(value).__name__, **plain} if type(value) in NAMES.values() else None
-    try:
-        return describe(value)
-    except ConfigError:
-        return None
-
-
-def _given_tables(network: nn.Module) -> dict[str, Any] | None:
-    tables = getattr(network, "_described", {}).get("tables")
-    return None if tables is None else {name: describe(table.config) for name, table in tables.items()}
-
-
-def _rebuilt(name: str, value: Any) -> Any:
-    """The constructor's argument from its description."""
-    if name == "metrics":
-        many = value.items() if isinstance(value, dict) and "kind" not in value else None
-        if many is not None:
-            return {key: _rebuilt(name, one) for key, one in many}
-        if isinstance(value, list):
-            return [_rebuilt(name, one) for one in value]
-        return value if isinstance(value, str) else build(value, Metric, "metrics")
-    if name == "optimizer" and isinstance(value, dict):
-        if "torch" in value:
-            return TorchOptimizer(value["torch"], {key: item for key, item in value.items() if key != "torch"})
-        return build(value, Rule, "optimizer")
-    if name == "loss_fn" and isinstance(value, dict):
-        if "kind" not in value:
-            return {label: _rebuilt(name, one) for label, one in value.items()}
-        return build(value, MultiTask if value["kind"] == "multi_task" else Loss, "loss_fn")
-    return build(value, Boost, "boost_level") if name == "boost_level" and isinstance(value, dict) else value
 
 
 def set_seed(seed: int) -> None:

@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoint: a stream that can be killed at any moment and started again, to the bits that an unbroken run gives."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from hotbed.config import build, describe, described
+from hotbed.connectors import DeadLetters, Journal, Position
+from hotbed.embedding.rule import Rule
+from hotbed.errors import ConfigError, PersistError
+from hotbed.metrics import Metric
+from hotbed.models.losses import Loss, MultiTask
+from hotbed.optim.dense import NAMES, TorchOptimizer
+from hotbed.optim.precision import Boost
+from hotbed.persist.checkpoint import Saved, State, capture, open_checkpoint
+from hotbed.persist.format import Reader
+from hotbed.persist.saver import Saver
+from hotbed.persist.store import LocalStore, open_store
+from hotbed.training.loop import Run, passed
+from hotbed.training.online import TOPIC
+
+log = logging.getLogger("hotbed")
+STREAM = "stream"
+PATIENCE = 1000
+"""Steps that a due checkpoint waits for an eviction under way, which a snapshot would have to finish at once."""
+
+
+@described
+class Checkpoint:
+    """Keeps a stream's state under `path`, and goes on from it: the first call starts there, every later one resumes.
+
+    It saves when the stream begins, every `every_steps` steps and `every_seconds` seconds, whichever is first, and when
+    the stream ends, is stopped or fails. The moment is caught at once and written on a thread of its own; a save that
+    falls due meanwhile is made as soon as that one is written (`wait`: training waits for it). The first is a full, the
+    next ones hold what changed, every `full_every`-th is a full again; `keep` fulls stay, with what rests on them.
+    Tables whose rule moves idle rows are saved in full always. A save that fails is logged and tried again when the next
+    is due; only a last one that fails is an error.
+
+    A state holds model, optimizers, tables, callbacks, metrics, random state and the position in the stream. Beside
+    the states lie `journal` (what the clock decided) and `dead_letters.jsonl` (rows that could not be used). After
+    kill -9 at any moment the same call ends with the bits of a run that was never killed. A batch that fails half
+    learned is not saved: the state before it is that of the newest checkpoint, and what lies between is learned again.
+
+    `path`: a local path; or a URL for fsspec, where decisions of the clock are not journalled. `publish`: a `Publisher`
+    that hands each saved version on. Needs a Dataset, or data with `position` and `resume(position)`.
+
+    Example:
+        >>> model.online_train(dataset, [Evict(seconds_interval=3600), Checkpoint("runs/clicks", every_seconds=60)])
+    """
+
+    runs_last = True
+
+    def __init__(
+        self,
+        path: str | Path,
+        every_steps: int | None = None,
+        every_seconds: float | None = None,
+        full_every: int = 10,
+        keep: int = 2,
+        publish: Any = None,
+        wait: bool = False,
+    ) -> None:
+        for name, value in (("every_steps", every_steps), ("full_every", full_every), ("keep", keep)):
+            if value is not None and value < 1:
+                raise ConfigError(f"Checkpoint.{name}: must be at least 1 — received {value} — give a positive integer")
+        if every_seconds is not None and not every_seconds > 0:
+            raise ConfigError(f"Checkpoint.every_seconds: must be above 0 — received {every_seconds} — give seconds")
+        self._path, self._every, self._seconds = path, every_steps, every_seconds
+        self._full_every, self._keep, self._publisher, self._wait = full_every, keep, publish, wait
+        self._deltas, self._since_full = True, 0
+        self._due, self._looked, self._saved_step, self._at = False, 0, -1, 0.0
+        self._caught: list[tuple[int, Position]] = []  # what is being written
+        self._saver: Saver | None = None
+        self._ready = False
+        self._own: tuple[Any, Journal, DeadLetters] | None = None  # ... and what was in `live` before
+        self._thread: ThreadPoolExecutor | None = None
+        self._published: list[Future[None]] = []
+
+    # --- events
+
+    def on_fit_begin(self, run: Run) -> None:
+        if not run.online:
+            raise ConfigError("Checkpoint: it follows a stream — received fit() — use online_train(), or model.save()")
+        if not callable(getattr(run.dataset, "resume", None)):
+            raise ConfigError(f"Checkpoint: the data cannot tell where they are — received {type(run.dataset).__name__} — "
+                              "give a hb.Dataset, or leave Checkpoint out")  # fmt: skip
+        self._open(run)
+
+    def on_stream_begin(self, run: Run) -> None:
+        self._saver = Saver(self._path, self._keep)
+        self._thread = None if self._publisher is None else ThreadPoolExecutor(1, "hotbed-publish")
+        self._deltas, self._saved_step = _tracks_changes(run), -1
+        if open_store(self._path).newest() is not None:
+            resume(run, open_checkpoint(self._path))
+            self._saved_step = run.step
+        else:
+            run.position = run.dataset.position
+            self._save(run)
+            self._settle(run, raises=True)
+        self._due, self._looked, self._at, self._ready = False, run.step, run.clock(), True
+
+    def on_step_end(self, run: Run) -> None:
+        self._due = self._due or passed(run.step, self._looked, self._every)
+        if not self._due:
+            self._looked = run.step
+        self._look(run)
+
+    def on_idle(self, run: Run) -> None:
+        self._look(run)
+
+    def on_epoch_end(self, run: Run) -> None:
+        self._finish(run, raises=True)
+
+    def on_error(self, run: Run) -> None:
+        if not self._ready:  # what is half resumed is no state
+            return
+        if not run.whole:
+            log.error("step %d failed half learned and is not saved; a new start goes on from the newest checkpoint in %s",
+                      run.step + 1, self._path)  # fmt: skip
+        self._finish(run, raises=False)
+
+    def on_fit_end(self, run: Run) -> None:
+        (saver, self._saver), self._ready = (self._saver, None), False
+        try:
+            if saver is not None:
+                saver.wait()
+        except PersistError as error:
+            log.error("%s", error)
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._hear_publisher()
+        if self._own is not None:
+            live, journal, letters = self._own
+            run.journal.close()
+            self._own = None
+            if live is not None:
+                live.journal, live.dead_letters = journal, letters
+
+    # --- saving
+
+    def _look(self, run: Run) -> None:
+        """Save, if a save is due and can be made now."""
+        assert self._saver is not None
+        if self._caught and not self._saver.busy:
+            self._settle(run, raises=False)
+        now = run.clock()
+        self._at = min(self._at, now)  # a clock that goes back
+        if not (self._due or (self._seconds is not None and now - self._at >= self._seconds)):
+            return
+        late = run.step - self._looked >= PATIENCE
+        if run.step == self._saved_step or (run.sweeping and not late) or (self._saver.busy and not self._wait):
+            return
+        self._settle(run, raises=False)
+        try:
+            self._save(run)
+        except PersistError as error:
+            log.error("not saved at step %d: %s", run.step, error)
+        self._due, self._looked, self._at = False, run.step, now
+
+    def _finish(self, run: Run, *, raises: bool) -> None:
+        """The last save: of this step, if it is whole and not saved yet; wait until it is on disk."""
+        try:
+            self._settle(run, raises=False)
+            if run.whole and run.step != self._saved_step:
+                self._save(run)
+            self._settle(run, raises=raises)
+        except PersistError as error:
+            if raises:
+                raise
+            log.error("the last state could not be saved: %s", error)
+
+    def _save(self, run: Run) -> None:
+        assert self._saver is not None
+        run.count()
+        changes = self._deltas and not self._saver.needs_full and self._since_full < self._full_every - 1
+        state = state_of(run)
+        self._saver.submit(capture(state, changes=changes))
+        self._since_full = self._since_full + 1 if changes else 0
+        self._saved_step = run.step
+        assert run.position is not None
+        self._caught.append((run.step, run.position))
+
+    def _settle(self, run: Run, *, raises: bool) -> None:
+        """Wait for what is being written; then the source and the journal may forget what led there."""
+        if not self._caught or self._saver is None:
+            return
+        step, position = self._caught.pop()
+        try:
+            saved = self._saver.wait()
+        except PersistError as error:
+            self._saved_step = -1
+            if raises:
+                raise
+            log.error("not saved at step %d, the state before stays: %s", step, error)
+            return
+        assert saved is not None
+        run.model.parent = saved.digest
+        if hasattr(run.dataset, "commit"):
+            run.dataset.commit(position)
+        run.journal.forget({TOPIC: step})
+        self._publish(saved)
+
+    def _publish(self, saved: Saved) -> None:
+        if self._publisher is not None and self._thread is not None:
+            self._hear_publisher()
+            self._published.append(self._thread.submit(self._publisher.publish, saved))
+
+    def _hear_publisher(self) -> None:
+        """What became of publishing so far. A version that failed is a gap that readers close with the next full."""
+        while self._published and self._published[0].done():
+            error = self._published.pop(0).exception()
+            if error is not None:
+                log.error("not published: %s", error)
+
+    def _open(self, run: Run) -> None:
+        """Journal and dead letters beside the states, before anything is read; those that the user gave stay."""
+        live = getattr(run.dataset, "live", None)
+        if live is not None and live.journal.path is not None:
+            run.journal = live.journal
+            return
+        local = isinstance(open_store(self._path), LocalStore)
+        if not local:
+            log.warning("%s: no journal: after a kill the stream goes on without loss or repeat, but decisions of the "
+                        "clock may fall otherwise; put one on a local disk into dataset.live.journal", self._path)  # fmt: skip
+        folder = Path(self._path)
+        run.journal = Journal(folder / "journal" if local else None)
+        letters = DeadLetters(folder / "dead_letters.jsonl" if local else None)
+        self._own = (live, getattr(live, "journal", run.journal), getattr(live, "dead_letters", letters))
+        if live is not None:
+            live.journal, live.dead_letters = run.journal, letters
+
+
+def _tracks_changes(run: Run) -> bool:
+    """Make every table remember what changes; False where a rule moves rows that nobody touched."""
+    try:
+        for table in run.tables.values():
+            table.track()
+    except ConfigError as error:
+        log.info("every checkpoint is a full: %s", error)
+        return False
+    return True
+
+
+def state_of(run: Run) -> State:
+    """Everything that makes `run` go on to the same bits."""
+    position = {} if run.position is None else {STREAM: run.position.to_json()}
+    counts = {"step": run.step, "samples": run.samples, "skipped": run.skipped, "now": run.now}
+    progress: dict[str, Any] = {
+        "run": {**counts, "metrics": dict(run.metrics)},
+        "callbacks": run.callbacks.state(),
+        "learner": run.learner.state(),
+    }
+    if hasattr(run.observer, "state"):
+        progress["observer"] = run.observer.state()
+    state: State = run.model.state()
+    return replace(state, positions=position, progress=progress, random=_random_state())
+
+
+def resume(run: Run, reader: Reader) -> None:
+    """Make `run`, which has not begun, go on from a checkpoint of the same stream."""
+    position = reader.manifest["positions"].get(STREAM)
+    if position is None:
+        raise PersistError(f"{reader.folder}: it holds a model, but no place in a stream — received a checkpoint of "
+                           "fit() or save() — load it with hb.load(), and give Checkpoint a folder of its own")  # fmt: skip
+    run.model.restore(reader)
+    progress: Mapping[str, Any] = reader.progress
+    for name, value in progress["run"].items():
+        setattr(run, name, value)
+    run.counted = (run.step, run.samples)
+    run.callbacks.load_state(progress["callbacks"])
+    run.learner.load_state(progress["learner"])
+    if run.observer is not None and "observer" in progress:
+        run.observer.load_state(progress["observer"])
+    run.position = Position.from_json(position)
+    run.dataset.resume(run.position)
+    for name, state in reader.random.items():
+        _generator(name).set_state(torch.from_numpy(state))
+    log.info("going on at step %d, from %s", run.step, reader.folder)
+
+
+def _random_state() -> dict[str, torch.Tensor]:
+    names = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0))]
+    return {name: _generator(name).get_state() for name in names}
+
+
+def _generator(name: str) -> torch.Generator:
+    return torch.default_generator if name == "cpu" else torch.cuda.default_generators[int(name.removeprefix("cuda:"))]
+
+
+# --- what a checkpoint says of a model ------------------------------------------------------------------------------
+
+
+def described_argument(value: Any) -> Any:
+    """Plain values for the checkpoint; None for what only the user's own code can make."""
+    if isinstance(value, (set, frozenset)):
+        value = sorted(value, key=str)
+    if isinstance(value, torch.optim.Optimizer):
+        plain = {key: item for key, item in value.defaults.items() if isinstance(item, (int, float, bool, tuple))}
+        return {"torch": type(value).__name__, **plain} if type(value) in NAMES.values() else None
+    try:
+        return describe(value)
+    except ConfigError:
+        return None
+
+
+def given_tables(network: nn.Module) -> dict[str, Any] | None:
+    tables = getattr(network, "_described", {}).get("tables")
+    return None if tables is None else {name: describe(table.config) for name, table in tables.items()}
+
+
+def rebuilt_argument(name: str, value: Any) -> Any:
+    """The inverse of `described_argument`."""
+    if name == "metrics":
+        many = value.items() if isinstance(value, dict) and "kind" not in value else None
+        if many is not None:
+            return {key: rebuilt_argument(name, one) for key, one in many}
+        if isinstance(value, list):
+            return [rebuilt_argument(name, one) for one in value]
+        return value if isinstance(value, str) else build(value, Metric, "metrics")
+    if name == "optimizer" and isinstance(value, dict):
+        if "torch" in value:
+            return TorchOptimizer(value["torch"], {key: item for key, item in value.items() if key != "torch"})
+        return build(value, Rule, "optimizer")
+    if name == "loss_fn" and isinstance(value, dict):
+        if "kind" not in value:
+            return {label: rebuilt_argument(name, one) for label, one in value.items()}
+        return build(value, MultiTask if value["kind"] == "multi_task" else Loss, "loss_fn")
+    return build(value, Boost, "boost_level") if name == "boost_level" and isinstance(value, dict) else value

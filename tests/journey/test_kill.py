@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kill -9 at any moment, start again: the bits of a run that was never killed. `make soak` has many more."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="torch absent")
+
+pytestmark = pytest.mark.slow
+
+DRIVER = Path(__file__).resolve().parents[1] / "soak" / "driver.py"
+SEED = 20260601
+
+
+@pytest.fixture(scope="module")
+def driver() -> Any:
+    """The module tests/soak/driver.py."""
+    spec = importlib.util.spec_from_file_location("kill_driver", DRIVER)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def lives(driver: Any) -> Iterator[Any]:
+    """Trains in a forked process: `lives(root, kill={…})`."""
+    server = driver.Lives()
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def unbroken(driver: Any, lives: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a run ends with that nobody kills."""
+    root = tmp_path_factory.mktemp("unbroken")
+    driver.write_events(root / "events", SEED)
+    answer: dict[str, Any] = lives(root)
+    assert answer["steps"] == 94
+    return answer
+
+
+@pytest.mark.parametrize(
+    "at, number, after",
+    [
+        ("reading", 2, False),
+        ("mapping", 33, True),
+        ("dense", 61, True),  # dense parameters have moved, rows have not
+        ("update", 47, True),
+        ("eviction", 40, False),
+        ("capture", 4, True),
+        ("table", 3, False),  # in the first checkpoint, a full
+        ("table", 9, False),  # in a delta
+        ("rename", 2, False),  # complete, but not visible
+        ("replace", 2, False),  # visible, but not current
+        ("replace", 3, True),
+        ("committed", 2, False),  # durable, but the source has not heard of it
+    ],
+)
+def test_a_killed_run_ends_with_the_bits_of_one_that_was_not(
+    at: str, number: int, after: bool, unbroken: dict[str, Any], lives: Any, driver: Any, tmp_path: Path
+) -> None:
+    driver.write_events(tmp_path / "events", SEED)
+    assert lives(tmp_path, kill={"at": at, "number": number, "after": after})["killed"] == 9
+    answer = lives(tmp_path)
+    assert answer["steps"] == unbroken["steps"]
+    assert answer["digest"] == unbroken["digest"]
+
+
+def test_two_kills_in_a_row_change_nothing(unbroken: dict[str, Any], lives: Any, driver: Any, tmp_path: Path) -> None:
+    driver.write_events(tmp_path / "events", SEED)
+    for number in (50, 15):
+        assert lives(tmp_path, kill={"at": "update", "number": number})["killed"] == 9
+    answer = lives(tmp_path)
+    assert answer["resumed"] > 0
+    assert answer["digest"] == unbroken["digest"]
+
+
+def test_other_threads_and_a_stop_on_the_way_change_nothing(
+    unbroken: dict[str, Any], lives: Any, driver: Any, tmp_path: Path
+) -> None:
+    driver.write_events(tmp_path / "events", SEED)
+    assert lives(tmp_path, max_steps=37)["steps"] == 37
+    assert lives(tmp_path, kill={"at": "mapping", "number": 30}, threads=2)["killed"] == 9
+    assert lives(tmp_path, threads=3)["digest"] == unbroken["digest"]
+
+
+def test_what_is_compared_is_everything_that_was_learned(
+    unbroken: dict[str, Any], lives: Any, driver: Any, tmp_path: Path
+) -> None:
+    driver.write_events(tmp_path / "events", SEED + 1)
+    assert lives(tmp_path)["digest"] != unbroken["digest"]
+
+
+def test_a_stream_that_is_over_is_over(lives: Any, driver: Any, tmp_path: Path) -> None:
+    driver.write_events(tmp_path / "events", SEED, rows=200)
+    first = lives(tmp_path)
+    again = lives(tmp_path)
+    assert again["resumed"] == first["steps"] == again["steps"]
+    assert again["digest"] == first["digest"]

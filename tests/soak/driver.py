@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lives of a stream that is killed: a server for kill tests, which forks a process for each life.
+
+One JSON object a line in, one out. `{"root": DIR, "kill": {"at": POINT, "number": N, "after": bool}}` trains online from
+the events in DIR until the stream ends or the N-th passage of POINT kills it; `{"kill_after": SECONDS}` kills it from
+outside. The answer has `killed`, and for a life that ended `digest`, `steps`, `resumed` (the step it began at), `folder`.
+Other keys: `batch_size`, `threads`, `source` ("files", "follow"), `max_steps`, `checkpoint` (keywords), `evict` (keywords).
+Tests write the events with `write_events`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+ROWS = 3000
+
+
+def write_events(folder: Path, seed: int, rows: int = ROWS, files: int = 5) -> None:
+    """Events of users and items that come and go, one a minute, in parquet files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(seed)
+    drift = np.arange(rows) // 30  # ids wander, so that old ones expire and new ones wait for admission
+    user, item = rng.integers(0, 40, rows) + drift, rng.zipf(1.5, rows) % 60 + drift
+    x = rng.normal(size=rows).astype(np.float32)
+    y = ((user * 7 + item * 3) % 11 + x > 5).astype(np.int64)
+    events = pa.table(
+        {"user": user, "item": item, "x": x, "y": y, "t": np.arange(rows) * 60 + rng.integers(0, 90, rows)}
+    )
+    size = -(-rows // files)
+    for number in range(files):
+        pq.write_table(events.slice(number * size, size), folder / f"events-{number:03d}.parquet", row_group_size=200)
+
+
+def live(config: dict[str, Any]) -> dict[str, Any]:
+    """One life: train until the stream ends."""
+    import torch
+
+    import hotbed as hb
+    from hotbed.optim.schedule import Warmup
+    from hotbed.persist.content import content_digest
+    from hotbed.persist.format import open_checkpoint
+
+    hb.set_num_threads(config.get("threads", 1))
+    root = Path(config["root"])
+    schema = hb.Schema([hb.Label("y"), hb.Time("t", unit="s"), hb.Id("user"), hb.Id("item"), hb.Dense("x")])
+    torch.manual_seed(3)
+    tables = hb.make_tables(
+        schema, 4, rule=hb.Adagrad(lr=0.1), admit=hb.MinCount(2, expire_seconds=9000), evict=hb.Ttl(seconds=7200)
+    )
+    network = hb.models.DCNv2(schema, tables, hidden=(8,), num_cross_layers=1, batch_norm=True, dropout=0.3)
+    model = hb.RecModel(network, "bce", hb.Adam(lr=0.01), {"auc", "log_loss"})
+    data = hb.Dataset(_source(config, root), schema, config.get("batch_size", 32), **config.get("dataset", {}))
+    keywords = {"every_steps": 20, "full_every": 3, "wait": True} | config.get("checkpoint", {})
+    callbacks = [
+        hb.callbacks.Evict(**config.get("evict", {"step_interval": 7})),
+        hb.callbacks.LearningRate(Warmup(60)),
+        hb.callbacks.Windows(samples=500),
+        hb.callbacks.Checkpoint(root / "state", **keywords),
+        (first := _First()),
+    ]
+    model.online_train(data, callbacks, seed=5, progress=False, max_steps=config.get("max_steps"))
+    reader = open_checkpoint(root / "state")
+    return {"digest": content_digest(reader), "steps": model.counters["steps"], "resumed": first.step,
+            "folder": str(reader.folder)}  # fmt: skip
+
+
+class _First:
+    """Remembers the step that a life begins at."""
+
+    step = -1
+
+    def on_epoch_begin(self, run: Any) -> None:
+        self.step = run.step
+
+
+def _source(config: dict[str, Any], root: Path) -> Any:
+    import hotbed as hb
+
+    if config.get("source", "files") == "files":
+        return hb.sources.Parquet(str(root / "events" / "*.parquet"))
+    return hb.sources.Follow(str(root / "events"), pattern="*.parquet", **config.get("follow", {}))
+
+
+# --- killing --------------------------------------------------------------------------------------------------------
+
+
+def points() -> dict[str, tuple[Any, str]]:
+    """Where a life can be killed: the function that is passed there."""
+    from hotbed.connectors.journal import Journal
+    from hotbed.data.dataset import Dataset
+    from hotbed.data.encode import Encoder
+    from hotbed.embedding.table import Table
+    from hotbed.persist import checkpoint
+    from hotbed.persist.format import Writer
+    from hotbed.training.learner import Learner
+
+    return {
+        "reading": (Encoder, "__call__"),
+        "mapping": (Learner, "forward"),
+        "dense": (Learner, "dense_step"),
+        "update": (Learner, "sparse_step"),
+        "eviction": (Table, "evict"),
+        "capture": (checkpoint, "_capture"),
+        "checkpoint": (Writer, "write"),
+        "table": (Writer, "write_batches"),
+        "rename": (os, "rename"),
+        "replace": (os, "replace"),
+        "committed": (Dataset, "commit"),
+        "forget": (Journal, "forget"),
+        "journal": (Journal, "append"),
+    }
+
+
+def arm(at: str, number: int, *, after: bool) -> None:
+    """Make the `number`-th passage of a point kill this process, before or after what happens there."""
+    owner, name = points()[at]
+    original: Callable[..., Any] = getattr(owner, name)
+    passed = 0
+
+    def deadly(*args: Any, **kwargs: Any) -> Any:
+        nonlocal passed
+        passed += 1
+        if passed == number and not after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = original(*args, **kwargs)
+        if passed == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(owner, name, deadly)
+
+
+def fork(config: dict[str, Any]) -> dict[str, Any]:
+    """One life in a process of its own."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(read)
+        code = 1
+        try:
+            if "kill" in config:
+                arm(config["kill"]["at"], config["kill"]["number"], after=config["kill"].get("after", False))
+            with open(write, "w") as out:
+                json.dump(live(config), out)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    os.close(write)
+    if "kill_after" in config:
+        time.sleep(config["kill_after"])
+        os.kill(child, signal.SIGKILL)
+    with open(read) as answer:
+        text = answer.read()
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        return {"killed": os.WTERMSIG(status)}
+    if os.WEXITSTATUS(status):
+        return {"failed": True}
+    return {"killed": 0, **json.loads(text)}
+
+
+class Lives:
+    """The server in a process of its own, for tests: `lives(root=…, kill=…)` is one life."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, __file__]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        self._server = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def __call__(self, root: Path, **config: Any) -> dict[str, Any]:
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.write(json.dumps({"root": str(root), **config}) + "\n")
+        self._server.stdin.flush()
+        answer: dict[str, Any] = json.loads(self._server.stdout.readline())
+        assert not answer.get("failed"), "the life failed; its traceback is above"
+        return answer
+
+    def close(self) -> None:
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.close()
+        self._server.wait()
+        self._server.stdout.close()
+
+
+def serve() -> None:
+    import hotbed as hb
+
+    _ = hb.RecModel, hb.callbacks.Checkpoint, hb.models.DCNv2  # what every life needs is imported once
+    for line in sys.stdin:
+        print(json.dumps(fork(json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    serve()
