@@ -12,7 +12,9 @@ HotbedError
 │   └── NonFiniteGradient              a gradient is NaN or infinite (table, id)
 ├── PersistError                       a checkpoint cannot be written or read
 │   ├── FormatError                    a file is torn, foreign or fails its digest
-│   └── VersionError                   a file has a format version that this build does not read
+│   ├── VersionError                   a file has a format version that this build does not read
+│   ├── DeltaGap                       a delta does not follow the state at hand: deltas between, or the full, are missing
+│   └── ForkedLineage                  a delta belongs to a run that branched off from the state at hand
 └── MissingExtra (ImportError)         an optional dependency is not installed
 
 A message says what happened, what was received and what to do.
@@ -78,6 +80,14 @@ class FormatError(PersistError):
 
 class VersionError(PersistError):
     """A file's format version is not one that this build reads."""
+
+
+class DeltaGap(PersistError):
+    """A delta cannot be applied yet: what lies between the state at hand and it is missing."""
+
+
+class ForkedLineage(PersistError):
+    """A delta descends from another state than the one at hand; the next full of its run recovers."""
 
 
 class MissingExtra(HotbedError, ImportError):

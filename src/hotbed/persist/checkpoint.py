@@ -15,7 +15,6 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import safetensors.torch
@@ -27,8 +26,8 @@ from hotbed.embedding.table import Table
 from hotbed.errors import PersistError
 from hotbed.persist.chain import retain
 from hotbed.persist.content import CapturedTable, Whole, load_table, write_table
-from hotbed.persist.format import Reader, Writer, open_checkpoint, open_link
-from hotbed.persist.store import LocalStore, Where
+from hotbed.persist.format import Reader, Saved, Writer, open_checkpoint, open_link
+from hotbed.persist.store import Where
 from hotbed.persist.tree import Arrays, encode, packed
 
 __all__ = ["Capture", "Saved", "State", "capture", "open_checkpoint", "restore", "save", "write"]
@@ -59,18 +58,6 @@ class State:
     random: Mapping[str, Tensor] = field(default_factory=dict)
     version: int = 0
     parent: str | None = None
-
-
-@dataclass(frozen=True)
-class Saved:
-    """A checkpoint that is on disk. `folder`: a Path, or a URL as text; `bytes`: of its files; `chain`: what a delta on it rests on."""
-
-    folder: Where
-    digest: str
-    version: int
-    bytes: int
-    kind: str
-    chain: tuple[Mapping[str, str], ...]
 
 
 @dataclass(frozen=True)
@@ -157,7 +144,7 @@ def restore(reader: Reader, state: State) -> None:
     if state.network is not None:
         _load_network(reader.folder, state.network, state.rows, tensors)
     for name in saved:
-        load_table(reader, state.tables[name])
+        load_table(reader, name, state.tables[name])
     optimizers = (reader.manifest["dense"] or {"optimizers": {}})["optimizers"]
     for name, optimizer in state.optimizers.items():
         if optimizer is not None and name in optimizers:
@@ -208,11 +195,7 @@ def _write(writer: Writer, captured: Capture, parent: Saved | None) -> Saved:
         "progress": {"file": PROGRESS if captured.arrays else None, **progress} if any(progress.values()) else None,
         "tables": tables,
     }
-    folder, digest = writer.commit(members)
-    link = {"folder": folder, "digest": digest}
-    place = writer.store.place(folder)
-    where = Path(place) if isinstance(writer.store, LocalStore) else place
-    return Saved(where, digest, members["version"], writer.num_bytes, kind, (*chain, link))
+    return writer.commit(members)
 
 
 def _check_chain(writer: Writer, parent: Saved | None) -> None:

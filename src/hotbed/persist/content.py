@@ -5,22 +5,26 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from hotbed.embedding.policy import PARTITIONS
+from hotbed.config import describe
 from hotbed.embedding.table import Table
-from hotbed.errors import FormatError
-from hotbed.persist.format import NO_WATERMARK, ByPartition, Reader, Writer
+from hotbed.errors import FormatError, PersistError
+from hotbed.persist.format import NO_WATERMARK, Link, Reader, Writer, in_order, partition_ranges
+from hotbed.persist.store import ADVICE
 from hotbed.persist.tree import unpacked
 
-_COLUMNS = ("id", "value", "state", "last_seen", "count", "updated", "score")
+BATCH_ROWS = 4096
+_COLUMNS = ("partition", "id", "value", "state", "last_seen", "count", "updated", "score")
 
 
 class Rows(Protocol):
@@ -81,27 +85,118 @@ def _parts(writer: Writer, name: str, spans: list[range], batches: Any) -> list[
     parts = []
     for span in spans:
         file = f"{name}-{span.start:03d}-{span.stop - 1:03d}.arrow"
-        if rows := writer.write_batches(file, batches(span)):
+        if rows := writer.write_batches(file, _gathered(batches(span))):
             parts.append({"file": file, "first": span.start, "last": span.stop - 1, "rows": rows})
     return parts
 
 
-def load_table(reader: Reader, table: Table) -> None:
+def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of at least BATCH_ROWS, but for the last."""
+    waiting: list[pa.RecordBatch] = []
+    for batch in batches:
+        waiting.append(batch)
+        if sum(one.num_rows for one in waiting) >= BATCH_ROWS:
+            yield pa.concat_batches(waiting) if len(waiting) > 1 else batch
+            waiting = []
+    if waiting:
+        yield pa.concat_batches(waiting)
+
+
+def load_table(reader: Reader, name: str, table: Table) -> None:
     """Load a table of a checkpoint, its chain in order, in the place of all that `table` holds."""
     if len(table) or table.step:
         table.clear()
     for link in reader.links:
-        for batch in link.parts(table.name, "removed"):
+        for batch in link.parts(name, "removed"):
             table.remove(batch.column("id"))
-        table.load(link.parts(table.name))
-    entry = reader.links[-1].entry(table.name)
-    if len(reader.links) > 1 and entry["scalars"]["watermark"] > NO_WATERMARK:
-        table.evict(entry["scalars"]["watermark"])  # what was expired but not yet swept has no tombstone
+        table.load(link.parts(name))
+    settle_table(table, reader.links[-1].entry(name), reader.links[-1])
+    table.load_candidates(reader.candidates(name))
+
+
+def settle_table(table: Table, entry: Mapping[str, Any], link: Link) -> None:
+    """After the rows of a full or a delta: what belongs to the table as a whole, and a check of its size."""
+    watermark = entry["scalars"]["watermark"]
+    whole = (
+        link.manifest.get("contents") != "values"
+    )  # values have no times: what is published is there until it is removed
+    if whole and len(table) != entry["rows"] and watermark > NO_WATERMARK:
+        table.evict(watermark)  # what was expired but not yet swept has no tombstone
     table.load_scalars(entry["scalars"])
-    table.load_candidates(reader.candidates(table.name))
-    if len(table) != entry["rows"]:
-        raise FormatError(f"{reader.folder}: table {table.name!r} has {len(table)} rows after loading — "
-                          f"received {entry['rows']} in the manifest — do not use it; restore a copy")  # fmt: skip
+    if whole and len(table) != entry["rows"]:
+        raise FormatError(f"{link.store.place(link.folder)}: table {entry['name']!r} has {len(table)} rows after loading — "
+                          f"received {entry['rows']} in the manifest — {ADVICE}")  # fmt: skip
+
+
+def warm_start(
+    tables: Mapping[str, Table],
+    checkpoint: Reader,
+    rename: Mapping[str, str] | Sequence[tuple[str, str]] = (),
+    *,
+    optimizer_state: bool = False,
+    now: int | None = None,
+) -> dict[str, str]:
+    """Rows of another job's checkpoint into tables of this one; returns table here -> table there.
+
+    `rename`: names there to names here, or pairs of a regular expression that matches the whole name there and its
+    replacement, the first that matches counts. Tables without a counterpart, here or there, are left alone.
+    `optimizer_state`: also state and the step that bias correction counts; both tables then need the same rule. Counts
+    and times come where the table here keeps them; `now`: int64 microseconds, when rows without a time count as seen.
+    Raises PersistError for two tables with one name, other dims or rules, and FormatError naming a bad file, before
+    anything changes.
+
+    Example: `warm_start({"item": table}, open_checkpoint("old"), rename=[(r"v1_(.*)", r"\\1")])`
+    """
+    sources: dict[str, str] = {}
+    for there in table_names(checkpoint):
+        here = _renamed(there, rename)
+        if here in sources:
+            raise PersistError(f"warm start: two tables become {here!r} — received {sources[here]!r} and {there!r} — "
+                               "rename one of them")  # fmt: skip
+        sources[here] = there
+    found = {here: there for here, there in sources.items() if here in tables}
+    for here, there in found.items():
+        entry = checkpoint.links[-1].entry(there)["config"]
+        _check_alike(tables[here], entry, there, optimizer_state=optimizer_state)
+        timed = next(checkpoint.links[0].parts(there), None)
+        if now is None and tables[here].needs_times and timed is not None and "last_seen" not in timed.schema.names:
+            raise PersistError(f"warm start: table {here!r} needs times — received none in {there!r} — give now=, when its "
+                               "rows count as seen")  # fmt: skip
+    checkpoint.verify()
+    for here, there in found.items():
+        table, scalars = tables[here], checkpoint.links[-1].entry(there)["scalars"]
+        dropped = ("partition", "updated") if optimizer_state else ("partition", "updated", "state")
+        for batch in checkpoint.rows(there):
+            kept = batch.select([name for name in batch.schema.names if name not in dropped])
+            if now is not None and "last_seen" not in kept.schema.names:
+                kept = kept.append_column("last_seen", pa.array(np.full(kept.num_rows, now, np.int64)))
+            table.load([kept])
+        if optimizer_state:
+            table.load_scalars({**table.scalars(), "step": scalars["step"], "rates": scalars["rates"]})
+    return found
+
+
+def _renamed(name: str, rename: Mapping[str, str] | Sequence[tuple[str, str]]) -> str:
+    if isinstance(rename, Mapping):
+        return rename.get(name, name)
+    for pattern, replacement in rename:
+        try:
+            if (match := re.fullmatch(pattern, name)) is not None:
+                return match.expand(replacement)
+        except (re.error, IndexError) as error:
+            raise PersistError(f"warm start: no rule to rename by — received {(pattern, replacement)!r}: {error} — give a "
+                               "regular expression and what takes its place") from error  # fmt: skip
+    return name
+
+
+def _check_alike(table: Table, config: Mapping[str, Any], there: str, *, optimizer_state: bool) -> None:
+    if config["dim"] != table.dim:
+        raise PersistError(f"warm start: table {table.name!r} has dim {table.dim} — received {config['dim']} in {there!r} — "
+                           "build it with the same dim, or rename it away")  # fmt: skip
+    rule = describe(table.rule)
+    if optimizer_state and rule["kind"] != config["rule"]["kind"]:
+        raise PersistError(f"warm start: table {table.name!r} has the rule {rule['kind']} — received the state of "
+                           f"{config['rule']['kind']} in {there!r} — use optimizer_state=False")  # fmt: skip
 
 
 def table_folder(number: int, name: str) -> str:
@@ -111,15 +206,6 @@ def table_folder(number: int, name: str) -> str:
     'tables/003-item%2Fcolour'
     """
     return f"tables/{number:03d}-{quote(name, safe='')[:100]}"
-
-
-def partition_ranges(rows: int, rows_per_part: int = 1 << 20) -> list[range]:
-    """Equal ranges of the 256 partitions for a table of `rows`, about `rows_per_part` rows each."""
-    parts = 1
-    while parts < PARTITIONS and rows > parts * rows_per_part:
-        parts *= 2
-    width = PARTITIONS // parts
-    return [range(first, first + width) for first in range(0, PARTITIONS, width)]
 
 
 # --- the content digest ---------------------------------------------------------------------------------------------
@@ -138,53 +224,79 @@ def content_digest(state: Reader | Mapping[str, Table]) -> str:
             name: _of_table(one.dim, one.scalars(), one.export(), one.candidates()) for name, one in state.items()
         }
         return _hex(_canonical({"tables": tables}))
-    tables = {name: table_digest(state, name) for name in (entry["name"] for entry in state.manifest["tables"])}
+    tables = {name: table_digest(state, name) for name in table_names(state)}
     manifest = state.manifest
     parts = {"tables": tables, "dense": _of_dense(state), "progress": _of_progress(state)}
     return _hex(_canonical({**parts, "positions": manifest["positions"], "counters": manifest["counters"]}))
 
 
+def values_digest(state: Reader | Mapping[str, Table]) -> str:
+    """SHA-256 (hex) of the rows' values alone: what a server holds that followed a run, and the run itself, have the same."""
+    if isinstance(state, Mapping):
+        sources = {name: (table.dim, table.export()) for name, table in state.items()}
+    else:
+        entries = {name: state.links[-1].entry(name) for name in table_names(state)}
+        sources = {name: (entry["config"]["dim"], state.rows(name)) for name, entry in entries.items()}
+    tables = {name: _of_table(dim, None, rows, (), ("id", "value")) for name, (dim, rows) in sources.items()}
+    return _hex(_canonical({"tables": tables}))
+
+
 def table_digest(reader: Reader, name: str) -> str:
-    """The same of one table of a checkpoint."""
+    """The content digest of one table of a checkpoint."""
     entry = reader.links[-1].entry(name)
     return _of_table(entry["config"]["dim"], entry["scalars"], reader.rows(name), reader.candidates(name))
 
 
+def table_names(reader: Reader) -> list[str]:
+    """Names of a checkpoint's tables."""
+    return [entry["name"] for entry in reader.manifest["tables"]]
+
+
+def tensors(reader: Reader) -> Iterator[tuple[str, str, list[int], memoryview]]:
+    """Name, dtype, shape and bytes of each dense tensor by name, without torch; bfloat16 is bytes like any other."""
+    data = reader.dense()
+    if not data:
+        return
+    size = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(bytes(data[8 : 8 + size]))
+    for name in sorted(header):
+        if name != "__metadata__":
+            first, last = header[name]["data_offsets"]
+            yield name, header[name]["dtype"], header[name]["shape"], data[8 + size + first : 8 + size + last]
+
+
 def _of_table(
-    dim: int, scalars: Mapping[str, Any], rows: Iterable[pa.RecordBatch], candidates: Iterable[pa.RecordBatch]
+    dim: int,
+    scalars: Mapping[str, Any] | None,
+    rows: Iterable[pa.RecordBatch],
+    candidates: Iterable[pa.RecordBatch],
+    columns: tuple[str, ...] = _COLUMNS,
 ) -> str:
-    sha = hashlib.sha256(_canonical({"dim": dim, "scalars": scalars}))
-    for batch in rows:
-        _hash_rows(sha, batch)
-    sha.update(b"\xff\xff")
-    waiting = ByPartition(iter(candidates))
-    for partition in range(PARTITIONS):
-        if (batch := waiting.take(partition)) is not None:
-            order = np.argsort(batch.column("id").to_numpy(), kind="stable")
-            _hash_rows(sha, batch.take(pa.array(order)))
-    return sha.hexdigest()
+    waiting = list(candidates)
+    sorted_ = [in_order(pa.concat_batches(waiting))] if waiting else []
+    held = {"rows": _of_columns(rows, columns), "candidates": _of_columns(sorted_, columns)}
+    return _hex(_canonical({"dim": dim, "scalars": scalars, **held}))
 
 
-def _hash_rows(sha: Any, batch: pa.RecordBatch) -> None:
-    sha.update(struct.pack("<BQ", batch.column("partition")[0].as_py(), batch.num_rows))
-    for name in (name for name in _COLUMNS if name in batch.schema.names):
-        column = batch.column(name)
-        flat = column.flatten() if pa.types.is_fixed_size_list(column.type) else column
-        sha.update(name.encode() + b"\0")
-        sha.update(np.ascontiguousarray(flat.to_numpy()))
+def _of_columns(batches: Iterable[pa.RecordBatch], columns: tuple[str, ...]) -> dict[str, str]:
+    hashes: dict[str, Any] = {}
+    for batch in batches:
+        for name in (name for name in columns if name in batch.schema.names):
+            hashes.setdefault(name, hashlib.sha256()).update(np.ascontiguousarray(flat(batch.column(name))))
+    return {name: sha.hexdigest() for name, sha in hashes.items()}
+
+
+def flat(column: pa.Array) -> NDArray[Any]:
+    """A column's values as one flat array, without a copy where Arrow allows."""
+    values: NDArray[Any] = (column.flatten() if pa.types.is_fixed_size_list(column.type) else column).to_numpy()
+    return values
 
 
 def _of_dense(reader: Reader) -> str:
-    """Read without torch and without NumPy's types, so that bfloat16 is bytes like any other."""
-    data, sha = reader.dense(), hashlib.sha256()
-    if data:
-        size = struct.unpack("<Q", data[:8])[0]
-        header = json.loads(bytes(data[8 : 8 + size]))
-        for name in sorted(header):
-            if name != "__metadata__":
-                first, last = header[name]["data_offsets"]
-                sha.update(_canonical([name, header[name]["dtype"], header[name]["shape"]]))
-                sha.update(data[8 + size + first : 8 + size + last])
+    sha = hashlib.sha256()
+    for name, dtype, shape, data in tensors(reader):
+        sha.update(_canonical([name, dtype, shape]))
+        sha.update(data)
     sha.update(_canonical((reader.manifest["dense"] or {"optimizers": {}})["optimizers"]))
     return sha.hexdigest()
 

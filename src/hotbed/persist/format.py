@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from hotbed.embedding.policy import PARTITIONS, Ttl
 from hotbed.errors import FormatError, PersistError, VersionError
-from hotbed.persist.sink import HashedFile
 from hotbed.persist.store import ADVICE, MANIFEST, Store, Where, open_store, split
 from hotbed.persist.tree import decode, unpacked
 
@@ -33,13 +32,28 @@ _ZEROS = "0" * 64
 NO_WATERMARK = -(2**63)
 
 
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that is on disk.
+
+    `folder`: a Path, or a URL as text; `bytes`: of its files, manifest aside; `chain`: what a delta on it rests on.
+    """
+
+    folder: Where
+    digest: str
+    version: int
+    bytes: int
+    kind: str
+    chain: tuple[Mapping[str, str], ...]
+
+
 class Writer:
     """Writes one checkpoint under `root`: nothing is visible before `commit`, and leaving without it removes the files.
 
     Example:
         >>> with Writer(root) as writer:
         ...     writer.write("dense.safetensors", data)
-        ...     folder, digest = writer.commit({"kind": "full"})
+        ...     saved = writer.commit({"kind": "full"})
     """
 
     def __init__(self, root: Where | Store) -> None:
@@ -64,11 +78,6 @@ class Writer:
                 f"{self.store.place('')}: cannot be written — {error} — free space or choose another place"
             ) from error
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all files written so far."""
-        return sum(int(entry["bytes"]) for entry in self.files.values())
-
     def write(self, name: str, data: bytes | memoryview) -> None:
         """One file from bytes."""
         with self._draft.create(name) as file:
@@ -81,17 +90,22 @@ class Writer:
         first = next(iterator, None)
         if first is None:
             return 0
-        with self._draft.create(name) as file:
-            rows = _write_arrow(file, itertools.chain([first], iterator), first.schema)
+        rows = 0
+        with self._draft.create(name) as file, pa.ipc.new_file(pa.PythonFile(file, mode="w"), first.schema) as sink:
+            for batch in itertools.chain([first], iterator):
+                sink.write_batch(batch)
+                rows += batch.num_rows
         self.files[name] = file.entry()
         return rows
 
-    def commit(self, members: Mapping[str, Any]) -> tuple[str, str]:
-        """Write the manifest with `members`, make the checkpoint visible and newest; its folder's name and digest."""
+    def commit(self, members: Mapping[str, Any]) -> Saved:
+        """Write the manifest with `members`, make the checkpoint visible and newest."""
         head = {"format": FORMAT, "format_version": FORMAT_VERSION}
         text, digest = _sealed({**head, **members, "files": dict(sorted(self.files.items()))})
         self._draft.publish(text.encode())
-        return self._draft.folder, digest
+        name, num_bytes = self._draft.folder, sum(int(entry["bytes"]) for entry in self.files.values())
+        chain = (*members.get("chain", ()), {"folder": name, "digest": digest})
+        return Saved(self.store.path(name), digest, members.get("version", 0), num_bytes, members["kind"], chain)
 
 
 @dataclass(frozen=True)
@@ -131,6 +145,12 @@ class Link:
         except pa.ArrowInvalid as error:
             place = self.store.place(f"{self.folder}/{name}")
             raise FormatError(f"{place}: no Arrow IPC file — {error} — {ADVICE}") from error
+
+    def verify(self) -> None:
+        """Check every file; FormatError names the first bad one."""
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            for _ in pool.map(self.read, self.manifest["files"]):
+                pass
 
     def parts(self, table: str, member: str = "parts") -> Iterator[pa.RecordBatch]:
         """The rows (or `removed` ids) that this folder itself holds of a table, by (partition, id)."""
@@ -174,10 +194,8 @@ class Reader:
 
     def verify(self) -> None:
         """Check every file of every link; FormatError names the first bad one."""
-        names = [(link, name) for link in self.links for name in link.manifest["files"]]
-        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            for _ in pool.map(lambda pair: pair[0].read(pair[1]), names):
-                pass
+        for link in self.links:
+            link.verify()
 
     def read(self, name: str) -> memoryview:
         """Bytes of a file of the newest link."""
@@ -188,14 +206,19 @@ class Reader:
         return self.links[-1].batches(name)
 
     def rows(self, table: str) -> Iterator[pa.RecordBatch]:
-        """All rows of a table in this state, a batch a partition that has any, by rising id."""
+        """All rows of a table in this state by (partition, id), in batches of some ten thousand."""
+        held = sum(part["rows"] for link in self.links for part in link.entry(table)["parts"])
+        return (batch for batch in self.spans(table, partition_ranges(held, 1 << 16)) if batch is not None)
+
+    def spans(self, table: str, spans: Iterable[range]) -> Iterator[pa.RecordBatch | None]:
+        """The rows of each span of partitions, by (partition, id); None where there are none. `spans`: rising, without gaps."""
         keep = _unexpired(self.links[-1].entry(table))
-        rows = [ByPartition(link.parts(table)) for link in self.links]
-        gone = [ByPartition(link.parts(table, "removed")) for link in self.links]
-        for partition in range(PARTITIONS):
-            merged = _merge([one.take(partition) for one in rows], [one.take(partition) for one in gone])
-            if merged is not None and (kept := keep(merged)).num_rows:
-                yield kept
+        rows = [Cuts(link.parts(table)) for link in self.links]
+        gone = [Cuts(link.parts(table, "removed")) for link in self.links]
+        for span in spans:
+            merged = _merge([one.until(span.stop) for one in rows], [one.until(span.stop) for one in gone])
+            kept = None if merged is None else keep(merged)
+            yield kept if kept is not None and kept.num_rows else None
 
     def candidates(self, table: str) -> Iterator[pa.RecordBatch]:
         """Admission's memory of a table."""
@@ -268,48 +291,57 @@ def open_link(store: Store, folder: str, sha256: str | None = None) -> Link:
 # --- rows of a chain ------------------------------------------------------------------------------------------------
 
 
-class ByPartition:
-    """Batches in the order of partitions, handed out a partition at a time."""
+def partition_ranges(rows: int, rows_per_part: int = 1 << 20) -> list[range]:
+    """Equal ranges of the 256 partitions for a table of `rows`, about `rows_per_part` rows each."""
+    parts = 1
+    while parts < PARTITIONS and rows > parts * rows_per_part:
+        parts *= 2
+    width = PARTITIONS // parts
+    return [range(first, first + width) for first in range(0, PARTITIONS, width)]
+
+
+class Cuts:
+    """Batches in the order of partitions, cut where the reader asks."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
-        self._pieces = _pieces(batches)
-        self._head = next(self._pieces, None)
+        self._batches, self._head = batches, next(batches, None)
 
-    def take(self, partition: int) -> pa.RecordBatch | None:
+    def until(self, stop: int) -> pa.RecordBatch | None:
+        """All rows of partitions below `stop` that were not handed out yet."""
         found = []
-        while self._head is not None and self._head[0] == partition:
-            found.append(self._head[1])
-            self._head = next(self._pieces, None)
+        while self._head is not None:
+            partitions = self._head.column("partition").to_numpy()
+            if (partitions[1:] < partitions[:-1]).any():
+                raise FormatError(f"rows: partitions must rise — received them out of order — {ADVICE}")
+            n = int(np.searchsorted(partitions, stop))
+            if n:
+                found.append(self._head.slice(0, n))
+            if n < self._head.num_rows:
+                self._head = self._head.slice(n)
+                break
+            self._head = next(self._batches, None)
         return pa.concat_batches(found) if len(found) > 1 else found[0] if found else None
 
 
-def _pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
-    last = 0
-    for batch in batches:
-        partitions = batch.column("partition").to_numpy()
-        starts = [0, *(np.flatnonzero(np.diff(partitions)) + 1).tolist()]
-        for start, stop in itertools.pairwise([*starts, batch.num_rows]):
-            if partitions[start] < last:
-                raise FormatError(f"rows: partitions must rise — received {partitions[start]} after {last} — {ADVICE}")
-            last = int(partitions[start])
-            yield last, batch.slice(start, stop - start)
+def in_order(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows by (partition, id)."""
+    return batch.take(pa.array(np.lexsort([batch.column(name).to_numpy() for name in ("id", "partition")])))
 
 
 def _merge(rows: list[pa.RecordBatch | None], gone: list[pa.RecordBatch | None]) -> pa.RecordBatch | None:
-    """The rows of one partition: of an id the newest, unless it went later; by rising id."""
+    """The rows of some partitions: of an id the newest, unless it went later."""
     decided: NDArray[np.int64] = np.empty(0, np.int64)
     kept = []
     for batch, removed in zip(reversed(rows), reversed(gone), strict=True):
         if batch is not None:
             ids = batch.column("id").to_numpy()
             kept.append(batch.filter(pa.array(~np.isin(ids, decided))) if len(decided) else batch)
-            decided = np.union1d(decided, ids)
+            decided = np.union1d(decided, ids) if len(rows) > 1 else decided
         if removed is not None:
             decided = np.union1d(decided, removed.column("id").to_numpy())
     if len(kept) < 2:
         return kept[0] if kept else None
-    merged = pa.concat_batches(kept)
-    return merged.take(pa.array(np.argsort(merged.column("id").to_numpy())))
+    return in_order(pa.concat_batches(kept))
 
 
 def _unexpired(entry: Mapping[str, Any]) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
@@ -332,15 +364,6 @@ def _unexpired(entry: Mapping[str, Any]) -> Callable[[pa.RecordBatch], pa.Record
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
-
-
-def _write_arrow(file: HashedFile, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> int:
-    rows = 0
-    with pa.ipc.new_file(pa.PythonFile(file, mode="w"), schema) as sink:
-        for batch in batches:
-            sink.write_batch(batch)
-            rows += batch.num_rows
-    return rows
 
 
 def _sealed(members: Mapping[str, Any]) -> tuple[str, str]:

@@ -60,6 +60,10 @@ class Store(ABC):
         """Where `name` is, for messages and for people."""
 
     @abstractmethod
+    def path(self, folder: str) -> Where:
+        """What to give to `open_checkpoint` for one checkpoint: a Path, or a URL as text."""
+
+    @abstractmethod
     def read(self, name: str) -> memoryview:
         """Bytes of a file; FormatError naming it when it is missing."""
 
@@ -117,6 +121,9 @@ class LocalStore(Store):
 
     def place(self, name: str) -> str:
         return str(self.root / name)
+
+    def path(self, folder: str) -> Where:
+        return self.root / folder
 
     def read(self, name: str) -> memoryview:
         path = self.root / name
@@ -254,6 +261,9 @@ class ObjectStore(Store):
 
     def place(self, name: str) -> str:
         return f"{self.url}/{name}"
+
+    def path(self, folder: str) -> Where:
+        return self.place(folder)
 
     def read(self, name: str) -> memoryview:
         try:

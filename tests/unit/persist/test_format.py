@@ -13,8 +13,8 @@ import pytest
 
 from hotbed.errors import FormatError, PersistError, VersionError
 from hotbed.persist.chain import retain
-from hotbed.persist.content import partition_ranges, table_folder
-from hotbed.persist.format import Reader, Writer, open_checkpoint
+from hotbed.persist.content import table_folder
+from hotbed.persist.format import Reader, Writer, open_checkpoint, partition_ranges
 from hotbed.persist.store import CURRENT, MANIFEST, open_store
 
 
@@ -24,7 +24,7 @@ def write(root: Path, text: bytes = b"some bytes") -> Path:
         batch = pa.record_batch({"id": pa.array([1, -1, 2**63 - 1], pa.int64())})
         assert writer.write_batches("tables/000-user/rows-000-255.arrow", iter([batch, batch])) == 6
         assert writer.write_batches("tables/000-user/candidates.arrow", iter([])) == 0
-        return root / writer.commit({"kind": "full"})[0]
+        return Path(writer.commit({"kind": "full"}).folder)
 
 
 def files(root: Path) -> list[Path]:
@@ -146,7 +146,7 @@ def test_another_format_version_is_refused_by_number(tmp_path: Path, monkeypatch
 def test_a_path_that_leaves_the_checkpoint_is_refused(tmp_path: Path) -> None:
     with Writer(tmp_path) as writer:
         writer.files["../../secret"] = {"bytes": 0, "sha256": ""}
-        writer.commit({})
+        writer.commit({"kind": "full"})
     with pytest.raises(FormatError, match="outside of the checkpoint"):
         open_checkpoint(tmp_path)
 

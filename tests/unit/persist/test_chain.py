@@ -1,0 +1,361 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Deltas: what applies to what, what stays, one full from a chain, and what people ask about checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch absent")
+
+import torch
+from torch import nn
+
+import hotbed as hb
+from hotbed.errors import DeltaGap, ForkedLineage, FormatError, PersistError
+from hotbed.persist.chain import Replica, compact, describe, diff, retain, verify
+from hotbed.persist.checkpoint import Saved, State, capture, open_checkpoint, restore, save, write
+from hotbed.persist.content import content_digest, values_digest, warm_start
+from hotbed.persist.format import Writer
+from hotbed.persist.store import LocalStore, open_store
+
+RULE = hb.Adagrad(lr=0.1)
+
+
+def learn(table: hb.Table, ids: Any, time: int | None = None) -> None:
+    slots = table.find_or_insert(np.asarray(ids, np.int64), time)
+    table.update(slots, np.full((len(slots), table.dim), 0.5, np.float32))
+
+
+def tracked(name: str = "t", **keywords: Any) -> hb.Table:
+    table = hb.Table(name, 2, rule=RULE, **keywords)
+    table.track()
+    return table
+
+
+def run(where: Any, steps: int, table: hb.Table, keep: int = 1, parent: Saved | None = None) -> list[Saved]:
+    """A full and deltas: step k learns ids 10 k .. 10 k + 30 and removes id 10 k."""
+    saves: list[Saved] = []
+    for step in range(steps):
+        learn(table, range(step * 10, step * 10 + 30))
+        table.remove(np.array([step * 10], np.int64))
+        state = State(tables={table.name: table}, counters={"steps": step}, version=step)
+        changes = parent is not None or bool(saves)
+        saves.append(write(where, capture(state, changes), keep, saves[-1] if saves else parent))
+    return saves
+
+
+def test_a_delta_holds_only_what_changed_and_removed_ids(tmp_path: Path) -> None:
+    table = tracked()
+    learn(table, range(1000))
+    first = write(tmp_path, capture(State(tables={"t": table})))
+    learn(table, [5, 7, 2000])
+    table.remove(np.array([9], np.int64))
+    write(tmp_path, capture(State(tables={"t": table}), changes=True), parent=first)
+    told = describe(tmp_path)["tables"][0]
+    assert (told["rows"], told["changed"], told["removed"]) == (1000, 3, 1)
+
+
+def test_nothing_but_evictions_makes_a_delta(tmp_path: Path) -> None:
+    table = tracked(evict=hb.Ttl(seconds=10))
+    learn(table, range(100), time=0)
+    learn(table, range(50), time=9_000_000)
+    state = State(tables={"t": table})
+    first = write(tmp_path, capture(state))
+    assert table.evict(10_000_000) == 50
+    write(tmp_path, capture(state, changes=True), parent=first)
+    assert describe(tmp_path)["tables"][0]["removed"] == 50
+    other = hb.Table("t", 2, rule=RULE, evict=hb.Ttl(seconds=10))
+    restore(open_checkpoint(tmp_path), State(tables={"t": other}))
+    assert content_digest({"t": other}) == content_digest({"t": table})
+    assert list(other.export()) == list(table.export())
+
+
+def test_a_save_in_the_middle_of_a_sweep_holds_no_expired_row(tmp_path: Path) -> None:
+    table = tracked(evict=hb.Ttl(seconds=10))
+    learn(table, range(100), time=0)
+    state = State(tables={"t": table})
+    first = write(tmp_path, capture(state))
+    learn(table, range(100, 120), time=9_000_000)
+    table.evict(10_000_000, partitions=range(40))  # most expired rows have not been swept yet
+    write(tmp_path, capture(state, changes=True), parent=first)
+    reader = open_checkpoint(tmp_path)
+    assert sum(batch.num_rows for batch in reader.rows("t")) == 20
+    other = hb.Table("t", 2, rule=RULE, evict=hb.Ttl(seconds=10))
+    restore(reader, State(tables={"t": other}))
+    assert (len(other), len(list(other.export()))) == (20, len(list(table.export())))
+    assert verify(tmp_path)["links"] == 2
+
+
+def test_growth_admission_eviction_and_deltas_work_together_and_readmitted_ids_start_anew(tmp_path: Path) -> None:
+    def make() -> hb.Table:
+        return hb.Table("t", 2, rule=RULE, admit=hb.MinCount(2), evict=hb.Ttl(seconds=10))
+
+    table, saves = make(), []
+    table.track()
+    initial = hb.Table("t", 2, rule=RULE)
+    for step in range(8):
+        now = step * 4_000_000
+        ids = np.arange(step * 500, step * 500 + 1000)  # each id is seen in two steps, and then no more
+        learn(table, np.repeat(ids, 2) if step % 3 == 0 else ids, now)
+        if step == 7:  # ids of the first step, long gone, come again
+            assert (table.find(np.arange(400)) == -1).all()
+            slots = table.find_or_insert(np.repeat(np.arange(400), 2), now)
+            np.testing.assert_array_equal(table.gather(slots[::2]), initial.lookup(np.arange(400)))
+        table.evict(now)
+        state = State(tables={"t": table}, version=step)
+        saves.append(write(tmp_path / "run", capture(state, changes=step > 0), parent=saves[-1] if saves else None))
+        other = make()
+        restore(open_checkpoint(tmp_path / "run"), State(tables={"t": other}))
+        assert content_digest({"t": other}) == content_digest({"t": table})
+        whole = save(tmp_path / "whole", state)
+        assert content_digest(open_checkpoint(whole.folder)) == content_digest(open_checkpoint(tmp_path / "run"))
+    assert describe(tmp_path / "run")["tables"][0]["removed"] > 0
+
+
+@pytest.mark.parametrize(
+    "evict", [hb.Lru(1024), hb.Lfu(1024), hb.Lfu(1024, half_life_seconds=3), [hb.Ttl(seconds=3), hb.Lru(1024)]]
+)
+def test_bounded_tables_have_deltas_too(tmp_path: Path, evict: Any) -> None:
+    table, saves = tracked(evict=evict), []
+    draw = np.random.default_rng(0)
+    for step in range(40):
+        learn(table, np.unique(draw.integers(0, 3000, 60)), step * 1_000_000)
+        saves.append(
+            write(tmp_path, capture(State(tables={"t": table}), step > 0), parent=saves[-1] if saves else None)
+        )
+    other = hb.Table("t", 2, rule=RULE, evict=evict)
+    restore(open_checkpoint(tmp_path), State(tables={"t": other}))
+    assert content_digest({"t": other}) == content_digest({"t": table})
+    for one in (table, other):
+        learn(one, np.arange(5000, 5060), 9_000_000)
+    assert content_digest({"t": other}) == content_digest({"t": table})
+
+
+def test_tables_whose_rule_moves_idle_rows_have_fulls_only() -> None:
+    with pytest.raises(hb.errors.ConfigError, match="save fulls"):
+        hb.Table("t", 2, rule=hb.Adam(scope="catch_up")).track()
+
+
+def test_gaps_forks_and_duplicates_are_told_apart(tmp_path: Path) -> None:
+    saves = run(tmp_path / "run", 4, table := tracked())
+    links = [open_checkpoint(saved.folder).links[-1] for saved in saves]
+    replica = Replica()
+    with pytest.raises(DeltaGap, match="no state yet"):
+        replica.apply(links[1])
+    assert replica.apply(links[0])
+    with pytest.raises(DeltaGap, match="1 deltas before it are missing"):
+        replica.apply(links[2])
+    assert [replica.apply(link) for link in links] == [False, True, True, True]
+    assert [replica.apply(link) for link in links] == [False] * 4
+    assert values_digest(replica.tables) == values_digest({"t": table})
+    other = hb.Table("t", 2, rule=RULE)  # a run that went on from the second state
+    restore(open_checkpoint(saves[1].folder), State(tables={"t": other}))
+    other.track()
+    forked = run(tmp_path / "run", 1, other, parent=saves[1])
+    before = values_digest(replica.tables)
+    with pytest.raises(ForkedLineage, match="branched off"):
+        replica.apply(open_checkpoint(forked[0].folder).links[-1])
+    assert values_digest(replica.tables) == before
+    full = save(tmp_path / "run", State(tables={"t": other}, parent=forked[0].digest), keep=9)
+    assert replica.apply(open_checkpoint(full.folder))
+    assert values_digest(replica.tables) == values_digest({"t": other})
+    late = write(tmp_path / "run", capture(State(tables={"t": table}), changes=True), 9, saves[-1])
+    with pytest.raises(ForkedLineage):
+        replica.apply(open_checkpoint(late.folder).links[-1])
+    assert not replica.apply(links[-1])
+
+
+def test_a_replica_takes_a_whole_chain_where_the_delta_alone_does_not_fit(tmp_path: Path) -> None:
+    run(tmp_path, 4, table := tracked())
+    replica = Replica()
+    assert replica.apply(open_checkpoint(tmp_path))
+    assert values_digest(replica.tables) == values_digest({"t": table})
+
+
+def test_a_bad_delta_leaves_a_replica_as_it_was(tmp_path: Path) -> None:
+    saves = run(tmp_path, 2, tracked())
+    replica = Replica()
+    replica.apply(open_checkpoint(saves[0].folder))
+    before = values_digest(replica.tables)
+    part = next(Path(saves[1].folder).rglob("removed*.arrow"))
+    part.write_bytes(part.read_bytes()[:-1])
+    with pytest.raises(FormatError, match=r"removed-000-255\.arrow: torn"):
+        replica.apply(open_checkpoint(saves[1].folder))
+    assert values_digest(replica.tables) == before
+
+
+def test_compaction_gives_one_full_of_the_same_content_and_the_run_goes_on(tmp_path: Path) -> None:
+    saves = run(tmp_path, 4, table := tracked())
+    digest, replica = content_digest(open_checkpoint(tmp_path)), Replica()
+    replica.apply(open_checkpoint(tmp_path))
+    made = compact(tmp_path)
+    assert made is not None
+    reader = open_checkpoint(tmp_path)
+    assert (reader.manifest["kind"], len(reader.links), content_digest(reader)) == ("full", 1, digest)
+    assert compact(tmp_path) is None
+    follower = Replica()
+    follower.apply(reader)
+    learn(table, range(5))
+    after = write(tmp_path, capture(State(tables={"t": table}, version=9), changes=True), 1, saves[-1])
+    link = open_checkpoint(after.folder).links[-1]
+    for one in (replica, follower):  # one that took the deltas, and one that took the compacted full
+        assert one.apply(link)
+        assert values_digest(one.tables) == values_digest({"t": table})
+
+
+def test_compaction_does_not_overtake_a_save(tmp_path: Path, monkeypatch: Any) -> None:
+    saves = run(tmp_path, 2, table := tracked())
+    real = LocalStore.draft
+
+    def racing(store: LocalStore) -> Any:
+        monkeypatch.undo()
+        draft = real(store)
+        draft.discard()
+        write(tmp_path, capture(State(tables={"t": table}), changes=True), 1, saves[-1])
+        return real(store)
+
+    monkeypatch.setattr(LocalStore, "draft", racing)
+    with pytest.raises(PersistError, match="became newest meanwhile"):
+        compact(tmp_path)
+    assert open_checkpoint(tmp_path).manifest["kind"] == "delta"
+
+
+def test_retention_keeps_fulls_with_their_deltas(tmp_path: Path) -> None:
+    table, saves = tracked(), []
+    for step in range(9):
+        learn(table, range(step, step + 5))
+        full = step % 3 == 0
+        saves.append(write(tmp_path, capture(State(tables={"t": table}), not full), 2, saves[-1] if saves else None))
+    names = [Path(saved.folder).name for saved in saves]
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == names[3:]
+    for name in names[3:]:
+        open_checkpoint(tmp_path / name).verify()
+    retain(open_store(tmp_path), keep=1)
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == names[6:]
+
+
+def test_retention_never_takes_what_the_newest_state_rests_on(tmp_path: Path) -> None:
+    saves = run(tmp_path, 3, table := tracked())
+    save(tmp_path, State(tables={"t": table}), keep=9)  # a user's own save under the same path
+    learn(table, range(3))
+    newest = write(tmp_path, capture(State(tables={"t": table}), True), 1, saves[-1])
+    retain(open_store(tmp_path), keep=1)
+    assert [link["folder"] for link in newest.chain[:3]] == [Path(one.folder).name for one in saves]
+    open_checkpoint(tmp_path).verify()
+
+
+def test_retention_lets_an_unreadable_checkpoint_lie_until_it_is_old(tmp_path: Path) -> None:
+    first, second = (Path(save(tmp_path, State(), keep=9).folder) for _ in range(2))
+    (second / "MANIFEST.json").write_text("torn")
+    save(tmp_path, State(), keep=2)
+    assert (first.exists(), second.exists()) == (True, True)
+    save(tmp_path, State(), keep=1)
+    assert (first.exists(), second.exists()) == (False, False)
+
+
+def test_verify_tells_the_digests_and_refuses_rows_out_of_order(tmp_path: Path) -> None:
+    run(tmp_path, 3, tracked())
+    told = verify(tmp_path)
+    assert told["content_digest"] == content_digest(open_checkpoint(tmp_path))
+    assert (told["links"], told["kind"]) == (3, "delta")
+    table = hb.Table("t", 2)
+    learn(table, range(10))
+    reader = open_checkpoint(save(tmp_path / "b", State(tables={"t": table})).folder)
+    with Writer(tmp_path / "c") as writer:
+        entry = dict(reader.manifest["tables"][0])
+        (batch,) = reader.batches(entry["parts"][0]["file"])
+        writer.write_batches(entry["parts"][0]["file"], [batch.take(list(range(9, -1, -1)))])
+        members = {name: value for name, value in reader.manifest.items() if name not in ("files", "digest", "dense")}
+        writer.commit({**members, "dense": None})
+    with pytest.raises(FormatError, match="rows out of order"):
+        verify(tmp_path / "c")
+
+
+def test_describe_tells_tables_positions_and_histograms(tmp_path: Path) -> None:
+    table = hb.Table("t", 2, rule=RULE, admit=hb.MinCount(2), evict=hb.Ttl(seconds=9), init=hb.Constant(3.0))
+    table.find_or_insert(np.array([1, 1, 2, 2, 3]), 5)
+    state = State(network=nn.Linear(2, 1), tables={"t": table}, positions={"train": {"row": 5}}, counters={"steps": 4})
+    save(tmp_path, state)
+    told = describe(tmp_path)
+    assert (told["positions"], told["counters"]) == ({"train": {"row": 5}}, {"steps": 4})
+    assert told["dense"] == {"tensors": 2, "parameters": 3}
+    (one,) = told["tables"]
+    assert (one["rows"], one["candidates"], one["removed"]) == (2, 1, 0)
+    assert one["norms"] == [{"from": 4.0, "to": 8.0, "rows": 2}]  # |(3, 3)| = 4.24
+
+
+def test_diff_tells_rows_and_tensors(tmp_path: Path) -> None:
+    network, table = nn.Linear(2, 1).bfloat16(), tracked()
+    learn(table, range(10))
+    state = State(network=network, tables={"t": table, "gone": hb.Table("gone", 2)})
+    a = save(tmp_path / "a", state).folder
+    assert diff(a, save(tmp_path / "b", state).folder)["same"]
+    table.remove(np.array([1, 2], np.int64))
+    learn(table, [3, 50])
+    with torch.no_grad():
+        network.weight += 2
+    told = diff(a, save(tmp_path / "b", State(network=network, tables={"t": table}), keep=1).folder)
+    assert not told["same"]
+    assert told["tables"]["gone"] is None
+    assert {k: told["tables"]["t"][k] for k in ("added", "removed", "changed")} == {
+        "added": 1,
+        "removed": 2,
+        "changed": 1,
+    }
+    assert 0 < told["tables"]["t"]["largest"] <= 0.1
+    assert set(told["dense"]) == {"network/weight"}
+    assert told["dense"]["network/weight"] == pytest.approx(2, abs=0.01)
+
+
+def test_a_warm_start_takes_rows_under_new_names(tmp_path: Path) -> None:
+    old = {name: tracked(name) for name in ("v1_user", "v1_item", "other")}
+    for table in old.values():
+        learn(table, range(20))
+    save(tmp_path, State(tables=old))
+    new = {name: hb.Table(name, 2, rule=RULE) for name in ("user", "item", "fresh")}
+    found = warm_start(new, open_checkpoint(tmp_path), rename=[(r"v1_(.*)", r"\1"), (r"nothing", "x")])
+    assert found == {"user": "v1_user", "item": "v1_item"}
+    ids = np.arange(20)
+    np.testing.assert_array_equal(new["user"].lookup(ids), old["v1_user"].lookup(ids))
+    assert (len(new["fresh"]), new["user"].step) == (0, 0)
+    state = [value for batch in new["user"].export() for value in batch.column("state").flatten().to_pylist()]
+    assert set(state) == {RULE.initial_accumulator}
+    assert warm_start({"user": new["user"]}, open_checkpoint(tmp_path), {"other": "user"}) == {"user": "other"}
+
+
+def test_a_warm_start_with_state_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    old = tracked("old")
+    learn(old, range(20))
+    save(tmp_path, State(tables={"old": old}))
+    new = hb.Table("new", 2, rule=RULE)
+    warm_start({"new": new}, open_checkpoint(tmp_path), {"old": "new"}, optimizer_state=True)
+    for table in (old, new):
+        learn(table, range(20))
+    np.testing.assert_array_equal(new.lookup(np.arange(20)), old.lookup(np.arange(20)))
+    assert new.step == old.step
+
+
+def test_a_warm_start_that_does_not_fit_is_refused_before_anything_changes(tmp_path: Path) -> None:
+    old = {name: tracked(name) for name in ("a", "b")}
+    for table in old.values():
+        learn(table, range(20))
+    save(tmp_path, State(tables=old))
+    reader, wide = open_checkpoint(tmp_path), hb.Table("b", 3)
+    with pytest.raises(PersistError, match="'b' has dim 3 — received 2"):
+        warm_start({"a": (first := hb.Table("a", 2)), "b": wide}, reader)
+    assert (len(first), len(wide)) == (0, 0)
+    with pytest.raises(PersistError, match=r"two tables become 'x' — received 'a' and 'b'"):
+        warm_start({}, reader, [("a|b", "x")])
+    with pytest.raises(PersistError, match="no rule to rename by"):
+        warm_start({}, reader, [("a", r"\2")])
+    with pytest.raises(PersistError, match="has the rule sgd — received the state of adagrad"):
+        warm_start({"a": hb.Table("a", 2, rule=hb.Sgd())}, reader, optimizer_state=True)
+    timed = hb.Table("a", 2, evict=hb.Ttl(seconds=5))
+    with pytest.raises(PersistError, match="needs times — received none in 'a' — give now="):
+        warm_start({"a": timed}, reader)
+    warm_start({"a": timed}, reader, now=1_000_000)
+    assert (timed.evict(5_999_999), timed.evict(6_000_000)) == (0, 20)
