@@ -66,9 +66,8 @@ def figure(chart: Chart) -> str:
     for name, x in chart.marks.items():
         shapes.append(f"<line class='mark' x1='{place_x(x):.1f}' x2='{place_x(x):.1f}' y1='{TOP}' y2='{BOTTOM}'/>"
                       f"<text x='{place_x(x) + 5:.1f}' y='{TOP + 9}'>{html.escape(name)}</text>")  # fmt: skip
-    for name, y in chart.levels.items():
-        shapes.append(f"<line class='mark' x1='{LEFT}' x2='{RIGHT}' y1='{place_y(y):.1f}' y2='{place_y(y):.1f}'/>"
-                      f"<text x='{RIGHT}' y='{place_y(y) - 4:.1f}' text-anchor='end'>{html.escape(name)}</text>")  # fmt: skip
+    shapes += [f"<line class='mark' x1='{LEFT}' x2='{RIGHT}' y1='{place_y(y):.1f}' y2='{place_y(y):.1f}'/>"
+               for y in chart.levels.values()]  # fmt: skip
     for line in chart.series:
         placed = [(place_x(x), place_y(y)) for x, y in zip(line.x, line.y, strict=True)]
         shapes.append(f"<polyline class='plot{' faint' if line.color < 0 else ''}' stroke='{_color(line)}' points='"
@@ -79,6 +78,7 @@ def figure(chart: Chart) -> str:
                   f"height='{BOTTOM - TOP}' fill='transparent'/>")  # fmt: skip
     legend = "".join(f"<span><i style='background:{_color(line)}'></i>{html.escape(line.name)}</span>"
                      for line in chart.series)  # fmt: skip
+    legend += "".join(f"<span><i class='level'></i>{html.escape(name)}</span>" for name in chart.levels)
     data = {
         "x0": x0, "x1": x1, "left": LEFT, "right": RIGHT, "width": WIDTH, "time": chart.time, "label": chart.x_label,
         "series": [{"name": line.name, "x": line.x, "y": [float(f"{y:.6g}") for y in line.y], "color": _color(line)}

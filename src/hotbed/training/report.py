@@ -154,22 +154,23 @@ def _flow_of_windows(histories: Mapping[str, History]) -> list[Chart]:
         if any(w.tables for w in windows):
             rows = [_line("rows", windows, [_sum(w, "rows") for w in windows], 3)]
             charts.append(_over("Rows of all tables" + suffix, windows, rows, zero=True))
-        for key, (title, unit) in OBSERVED.items():
+        for key, (title, unit, factor) in OBSERVED.items():
             kept = [w for w in windows if key in w.observed]
-            values = [w.observed[key] * unit for w in kept]
+            values = [w.observed[key] * factor for w in kept]
             replayed = key == "freshness_seconds" and values and min(values) > 86_400
             if any(values) and not replayed:  # history that is played again is not stale
-                charts.append(_over(title + suffix, windows, [_line(title.lower(), kept, values, 6)], zero=True))
+                charts.append(_over(title + suffix, windows, [_line(unit, kept, values, 6)], zero=True))
     return charts
 
 
+# observation -> title, name of the line, unit
 OBSERVED = {
-    "bytes": ("MiB of all tables", 2.0**-20),
-    "freshness_seconds": ("Freshness, seconds from event to learned", 1.0),
-    "lag_rows": ("Lag, rows waiting at the source", 1.0),
-    "skipped_rows": ("Rows skipped so far", 1.0),
-    "dead_letters": ("Dead letters so far", 1.0),
-    "skipped_batches": ("Batches skipped so far", 1.0),
+    "bytes": ("Memory of all tables", "MiB", 2.0**-20),
+    "freshness_seconds": ("Freshness", "seconds from event to learned", 1.0),
+    "lag_rows": ("Lag", "rows waiting at the source", 1.0),
+    "skipped_rows": ("Skipped rows", "so far", 1.0),
+    "dead_letters": ("Dead letters", "so far", 1.0),
+    "skipped_batches": ("Skipped batches", "so far", 1.0),
 }
 
 

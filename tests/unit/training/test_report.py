@@ -15,6 +15,7 @@ pytest.importorskip("torch", reason="torch absent")
 
 import hotbed as hb
 from hotbed.metrics.chart import ticks
+from hotbed.metrics.windows import Window
 from hotbed.training.report import write_report
 from hotbed.training.watch import History
 
@@ -50,3 +51,55 @@ def test_ticks_are_few_and_enclose_the_values(low: float, high: float) -> None:
     steps = ticks(low, high)
     assert steps[0] <= low <= high <= steps[-1]
     assert 2 <= len(steps) <= 8
+
+
+def charts_of(page: str) -> dict[str, dict[str, Any]]:
+    """Title of each chart -> its data."""
+    figures = re.findall(r'data-chart="(.*?)"><figcaption>(.*?)</figcaption>', page)
+    return {title: json.loads(unescape(data)) for data, title in figures}
+
+
+def window(number: int, **observed: float) -> Window:
+    tables = {
+        name: {"rows": 10 + number, "admitted": 12 * number, "refused": 0, "evicted": 2 * number} for name in "ab"
+    }
+    values = {"auc": 0.5 + number / 100, "calibration": 1.1, "log_loss": 0.6 if number else float("nan")}
+    return Window(number * HOUR, (number + 1) * HOUR, 50 + number, 50 * number, values, tables, observed)
+
+
+HOUR = 3_600_000_000
+
+
+def test_windows_are_drawn_over_event_time_beside_another_models(tmp_path: Path) -> None:
+    history = History()
+    history.windows = [window(i, freshness_seconds=2.0, lag_rows=7.0 * i, dead_letters=0.0) for i in range(5)]
+    history.compared["frozen"] = [window(i) for i in (0, 2, 4)]
+    history.metrics = {"auc": 0.55}
+    charts = charts_of(write_report(tmp_path / "report.html", {"stream": history}).read_text())
+    auc = charts["AUC over event time"]
+    assert auc["time"]
+    assert [line["name"] for line in auc["series"]] == ["window", "frozen", "whole stream"]
+    assert auc["series"][0]["x"] == [(i + 1) * HOUR for i in range(5)]
+    assert auc["series"][1]["y"] == [0.5, 0.52, 0.54]
+    assert len(charts["Log loss over event time"]["series"][0]["x"]) == 4  # an undefined window is left out
+    ids = {line["name"]: line["y"] for line in charts["Ids over event time"]["series"]}
+    assert ids == {"admitted": [24.0] * 4, "evicted": [4.0] * 4}  # in each window, of both tables; nothing was refused
+    assert charts["Rows of all tables over event time"]["series"][0]["y"] == [20.0, 22.0, 24.0, 26.0, 28.0]
+    assert charts["Lag over event time"]["series"][0]["y"] == [0.0, 7.0, 14.0, 21.0, 28.0]
+    assert "Freshness over event time" in charts
+    assert "Dead letters over event time" not in charts  # there were none
+
+
+def test_history_that_is_played_again_is_not_called_stale(tmp_path: Path) -> None:
+    history = History()
+    history.windows = [window(i, freshness_seconds=3e8) for i in range(3)]
+    charts = charts_of(write_report(tmp_path / "report.html", {"stream": history}).read_text())
+    assert "Freshness over event time" not in charts
+    assert "Events over event time" in charts
+
+
+def test_windows_without_times_are_drawn_over_samples(tmp_path: Path) -> None:
+    history = History()
+    history.windows = [Window(None, None, 10, 10 * (i + 1), {"auc": 0.6}) for i in range(3)]
+    charts = charts_of(write_report(tmp_path / "report.html", {"stream": history}).read_text())
+    assert charts["AUC over samples"]["series"][0]["x"] == [10, 20, 30]
