@@ -9,6 +9,7 @@
 namespace nb = nanobind;
 
 void init_encode(nb::module_& m);
+void init_frozen(nb::module_& m);
 void init_step(nb::module_& m);
 void init_table(nb::module_& m);
 
@@ -35,4 +36,5 @@ NB_MODULE(_core, m) {
   init_encode(m);
   init_table(m);
   init_step(m);
+  init_frozen(m);
 }

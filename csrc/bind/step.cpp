@@ -5,7 +5,6 @@
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
-#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
@@ -13,42 +12,16 @@
 #include <stdexcept>
 
 #include "arrays.h"
+#include "features.h"
 
 using namespace hotbed;
 
 namespace {
 
-using Address = uint64_t;
-using IdsTuple = std::tuple<Address, int64_t, Address, Address, int64_t>;  // values, count, offsets, weights, samples
-using RowsTuple = std::tuple<Address, int64_t>;                            // first row, floats between rows
-
-template <class T>
-T* pointer(Address address) {
-  return reinterpret_cast<T*>(address);
-}
-
-void check_offsets(const FeatureIds& ids) {
-  if (!ids.offsets) {
-    if (ids.num_values != ids.num_samples)
-      throw std::invalid_argument("[lookup] without offsets a feature has one id a sample");
-    return;
-  }
-  bool rising = ids.offsets[0] == 0 && ids.offsets[ids.num_samples] == ids.num_values;
-  for (int64_t i = 0; i < ids.num_samples; i++) rising &= ids.offsets[i] <= ids.offsets[i + 1];
-  if (!rising)
-    throw std::invalid_argument("[lookup] offsets must start at 0, never fall, and end at the number of ids");
-}
-
 void lookup(Step& step, const std::vector<IdsTuple>& ids, Address times, bool training,
             const std::vector<RowsTuple>& out) {
-  std::vector<FeatureIds> features;
-  for (const auto& [values, count, offsets, weights, samples] : ids) {
-    features.push_back({pointer<const int64_t>(values), count, pointer<const int64_t>(offsets),
-                        pointer<const float>(weights), samples});
-    check_offsets(features.back());
-  }
-  std::vector<OutputRows> rows;
-  for (const auto& [data, distance] : out) rows.push_back({pointer<float>(data), distance});
+  const std::vector<FeatureIds> features = checked_features(ids);
+  const std::vector<OutputRows> rows = output_rows(out);
   nb::gil_scoped_release release;
   step.lookup(features, pointer<const int64_t>(times), training, rows);
 }

@@ -62,14 +62,17 @@ nb::dict snapshot_rows(Table& table, int partition) {
     nb::gil_scoped_release release;
     std::vector<SnapshotEntry> entries;
     {
+      table.mutex().give_way();
       std::lock_guard lock(table.mutex());
       entries = table.snapshot_entries(partition);
     }
     rows.reserve(entries.size(), table.layout());
     for (size_t i = 0; i < entries.size(); i += kPiece) {
+      table.mutex().give_way();
       std::lock_guard lock(table.mutex());
       table.read_snapshot(partition, entries.data() + i, std::min(kPiece, entries.size() - i), rows);
     }
+    table.mutex().give_way();
     std::lock_guard lock(table.mutex());
     table.drop_images(partition);
   }

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "admission.h"
@@ -38,6 +39,25 @@ struct TableConfig {
   Eviction eviction;
   bool keep_count = false, keep_seen = false;
   float default_value = 0.0f;
+};
+
+// A mutex whose holder can see that somebody waits. Training takes it once a step; whoever takes it again and again,
+// for a piece of work each time, gives way first, or training would starve.
+class TableMutex {
+ public:
+  void lock() {
+    waiting_.fetch_add(1);
+    mutex_.lock();
+    waiting_.fetch_sub(1);
+  }
+  void unlock() { mutex_.unlock(); }
+  void give_way() const noexcept {
+    while (waiting_.load() > 0) std::this_thread::yield();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::atomic<int> waiting_{0};
 };
 
 // The policy lets a partition keep `capacity` rows and one batch needs `needed`.
@@ -82,7 +102,7 @@ class Table {
   const RowLayout& layout() const noexcept { return rows_.layout(); }
   const Rows& rows() const noexcept { return rows_; }
   uint64_t key() const noexcept { return key_; }
-  std::mutex& mutex() noexcept { return mutex_; }
+  TableMutex& mutex() noexcept { return mutex_; }
 
   bool admits_all() const noexcept { return config_.admission.kind == AdmitKind::kAll; }
   bool wants_counts() const noexcept { return !admits_all() || layout().has_count; }
@@ -184,7 +204,7 @@ class Table {
   Rows rows_;
   std::vector<IdMap> maps_;  // by partition; side by side, since every lookup reads one
   std::vector<Partition> partitions_;
-  std::mutex mutex_;
+  TableMutex mutex_;
   std::atomic<int> plans_{0};
   std::atomic<uint64_t> num_evictions_{0};
   std::atomic<bool> quarantined_{false};

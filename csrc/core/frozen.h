@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows that no longer change: one file, streamed out once, mapped into memory and read in place, so that processes
+// share it and starting costs nothing. docs/format.md describes the bytes.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "id_map.h"
+#include "init.h"
+#include "kernels.h"
+#include "step.h"
+
+namespace hotbed {
+
+enum class FrozenDtype : uint32_t { kFloat32, kFloat16, kInt8 };  // int8: one fp32 scale a row, then its lanes
+
+inline constexpr uint32_t kRemoved = 0xfffffffeu;  // in place of a slot: the id has no row any more
+
+// A file of rows: the rows, padding to 64 bytes, the index, this. A writer streams it.
+struct FrozenFooter {
+  static constexpr char kMagic[8] = {'H', 'B', 'R', 'O', 'W', 'S', '0', '1'};
+  uint64_t num_rows, num_removed, num_buckets, buckets_at, num_bytes, reserved;
+  uint32_t dim;
+  FrozenDtype dtype;
+  char magic[8];
+};
+static_assert(sizeof(FrozenFooter) == 64);
+
+// Bytes of n rows, of the index over their ids and the removed ones, and of the end of the file.
+std::vector<uint8_t> frozen_rows(const float* values, size_t n, int dim, FrozenDtype dtype);
+std::vector<uint8_t> frozen_index(const int64_t* ids, size_t n, const int64_t* removed, size_t num_removed);
+FrozenFooter frozen_footer(uint64_t num_rows, uint64_t num_removed, int dim, FrozenDtype dtype);
+
+// One mapped file. Reading needs no lock.
+class FrozenRows {
+ public:
+  explicit FrozenRows(const std::string& path);  // throws std::runtime_error naming the path
+  ~FrozenRows();
+  FrozenRows(const FrozenRows&) = delete;
+  FrozenRows& operator=(const FrozenRows&) = delete;
+
+  int dim() const noexcept { return static_cast<int>(footer_->dim); }
+  uint64_t num_rows() const noexcept { return footer_->num_rows; }
+  uint64_t num_removed() const noexcept { return footer_->num_removed; }
+  uint64_t num_bytes() const noexcept { return footer_->num_bytes; }
+
+  void prefetch(uint64_t hash) const noexcept;
+  uint32_t find(int64_t id, uint64_t hash) const noexcept;  // a slot, kRemoved or kNoSlot
+  void prefetch_row(uint32_t slot) const noexcept { __builtin_prefetch(row(slot)); }
+  const float* fp32(uint32_t slot) const noexcept {  // the row in place; null where it must be decoded
+    return footer_->dtype == FrozenDtype::kFloat32 ? reinterpret_cast<const float*>(row(slot)) : nullptr;
+  }
+  void read(uint32_t slot, float* out) const noexcept;
+  // Calls visit(id, slot) for every row, then for every removed id with kRemoved.
+  template <class F>
+  void for_each(F&& visit) const {
+    for (uint64_t b = 0; b < footer_->num_buckets; b++)
+      for (int e = 0; e < kEntries; e++)
+        if (buckets_[b].used >> e & 1) visit(buckets_[b].id[e], buckets_[b].slot[e]);
+  }
+
+ private:
+  friend std::vector<uint8_t> frozen_index(const int64_t*, size_t, const int64_t*, size_t);
+  friend FrozenFooter frozen_footer(uint64_t, uint64_t, int, FrozenDtype);
+  static constexpr int kEntries = 5;
+  struct alignas(64) Bucket {  // as in IdMap; an entry that found its bucket full lies in a later one
+    int64_t id[kEntries];
+    uint32_t slot[kEntries];
+    uint16_t used, overflow;
+  };
+  static_assert(sizeof(Bucket) == 64);
+  static uint64_t buckets_for(uint64_t entries) noexcept { return entries ? entries * 10 / (kEntries * 7) + 1 : 0; }
+  static uint64_t bucket_of(uint64_t hash, uint64_t num_buckets) noexcept {
+    return static_cast<uint64_t>((static_cast<unsigned __int128>(hash) * num_buckets) >> 64);
+  }
+  const uint8_t* row(uint32_t slot) const noexcept { return data_ + static_cast<size_t>(slot) * row_bytes_; }
+
+  const uint8_t* data_ = nullptr;
+  size_t bytes_ = 0, row_bytes_ = 0;
+  const FrozenFooter* footer_ = nullptr;
+  const Bucket* buckets_ = nullptr;
+};
+
+// A table as a server sees it: newer files before older ones, and what an id without a row reads as.
+class FrozenTable {
+ public:
+  struct Absent {
+    bool initial_row = false;  // else `value` in every lane
+    float value = 0.0f;
+    Init init;
+    uint64_t key = 0;
+  };
+  FrozenTable(std::vector<std::shared_ptr<FrozenRows>> layers, int dim, Absent absent);
+
+  int dim() const noexcept { return dim_; }
+  const std::vector<std::shared_ptr<FrozenRows>>& layers() const noexcept { return layers_; }
+  // rows[i] = the fp32 row of ids[i]; what cannot be read in place goes to `scratch`. found[i] = 1 where there is a
+  // row.
+  void find_rows(const int64_t* ids, int64_t n, std::vector<float>& scratch, std::vector<const float*>& rows,
+                 uint8_t* found) const;
+
+ private:
+  std::vector<std::shared_ptr<FrozenRows>> layers_;
+  int dim_;
+  Absent absent_;
+};
+
+// Forward over several features, as Step::lookup does it in evaluation.
+void frozen_lookup(const std::vector<const FrozenTable*>& tables, const std::vector<Feature>& features,
+                   const std::vector<FeatureIds>& ids, const std::vector<OutputRows>& out);
+
+}  // namespace hotbed

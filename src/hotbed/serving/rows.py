@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows that a server reads: files that are written once, mapped into memory and shared by every process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from hotbed import _core
+from hotbed.config import build
+from hotbed.data.batch import Ids
+from hotbed.embedding.table import POOLINGS, Table
+from hotbed.errors import FormatError, PersistError, RowShapeError
+
+RowDtype = Literal["float32", "float16", "int8"]
+ROW_DTYPES: tuple[RowDtype, ...] = ("float32", "float16", "int8")
+_REMOVED = 2**32 - 2
+
+
+def write_rows(
+    path: Path,
+    dim: int,
+    batches: Iterable[pa.RecordBatch],
+    removed: Iterable[pa.RecordBatch] = (),
+    dtype: RowDtype = "float32",
+) -> int:
+    """Write one file from record batches with columns `id` and `value` (each id once); returns its rows.
+
+    `removed`: batches with a column `id`, of ids that older files hold and this one takes away. int8 rows have one
+    scale each. The file appears whole or not at all. Raises PersistError when the disk refuses.
+    """
+    kind, ids = ROW_DTYPES.index(dtype), [np.empty(0, np.int64)]
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with open(partial, "wb", buffering=1 << 20) as file:
+            for batch in batches:
+                ids.append(batch.column("id").to_numpy())
+                values = np.ascontiguousarray(batch.column("value").flatten().to_numpy())
+                file.write(np.asarray(_core.frozen_rows(values, dim, kind)).data)
+            _write_index(file, np.concatenate(ids), _ids(removed), dim, kind)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise PersistError(f"{path}: cannot be written — {error} — free space or choose another folder") from error
+    return sum(map(len, ids))
+
+
+def _write_index(file: BinaryIO, ids: NDArray[np.int64], gone: NDArray[np.int64], dim: int, kind: int) -> None:
+    gone = np.setdiff1d(gone, ids)  # a row that came back has a row
+    file.write(bytes(-file.tell() % 64))
+    file.write(np.asarray(_core.frozen_index(ids, gone)).data)
+    file.write(_core.frozen_footer(len(ids), len(gone), dim, kind))
+
+
+def _ids(batches: Iterable[pa.RecordBatch]) -> NDArray[np.int64]:
+    return np.concatenate([np.empty(0, np.int64), *(batch.column("id").to_numpy() for batch in batches)])
+
+
+class Rows:
+    """One mapped file of rows."""
+
+    def __init__(self, path: str | Path) -> None:
+        try:
+            self.native = _core.FrozenRows(str(path))
+        except (RuntimeError, OSError) as error:
+            raise FormatError(
+                f"{error} — not a whole file of rows — restore it from a copy, or export again"
+            ) from error
+
+    def __len__(self) -> int:
+        return int(self.native.num_rows)
+
+    def removed(self) -> NDArray[np.int64]:
+        """Ids that this file takes away from older ones."""
+        ids, slots = self.native.entries()
+        return np.asarray(ids[slots == _REMOVED])
+
+    def ids(self) -> NDArray[np.int64]:
+        """Ids with a row, in no useful order."""
+        ids, slots = self.native.entries()
+        return np.asarray(ids[slots != _REMOVED])
+
+
+class ServedTable:
+    """A table as servers read it: files of rows, newest first, and what an id without a row reads as.
+
+    `config`: the table's constructor keywords, as a checkpoint holds them; with admission an unknown id reads as
+    `default`, without it as its initial row, exactly as in training.
+    """
+
+    def __init__(self, config: Mapping[str, Any], layers: Sequence[Rows]) -> None:
+        table: Table = build(config, Table, "table")
+        self.name, self.dim, self.layers = table.name, table.dim, tuple(layers)
+        try:
+            self.native = _core.FrozenTable([layer.native for layer in layers], table._native_config())
+        except ValueError as error:
+            raise FormatError(f"table {self.name!r}: {error} — received files of another dim — export again") from error
+
+    def find(self, ids: Any) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """Rows of ids, int64 [n] -> float32 [n, dim], and whether each has one."""
+        rows, found = self.native.find(np.ascontiguousarray(ids, np.int64))
+        return rows.reshape(-1, self.dim), found.astype(bool)
+
+    def batches(self, batch_rows: int = 65_536) -> Iterator[pa.RecordBatch]:
+        """All rows there are, as record batches of `id` and `value`."""
+        gone: set[int] = set()
+        for layer in self.layers:
+            ids = np.array([one for one in layer.ids().tolist() if one not in gone], np.int64)
+            for start in range(0, len(ids), batch_rows):
+                part = ids[start : start + batch_rows]
+                values = pa.FixedSizeListArray.from_arrays(pa.array(self.find(part)[0].reshape(-1)), self.dim)
+                yield pa.record_batch({"id": pa.array(part), "value": values})
+            gone |= set(layer.ids().tolist()) | set(layer.removed().tolist())
+
+
+class Lookup:
+    """The embedding half of a model: pooled rows of every feature, side by side, in one native call.
+
+    `features`: (name, table, pooling) as the collection in the network had them.
+    """
+
+    def __init__(self, features: Sequence[tuple[str, str, str]], tables: Mapping[str, ServedTable]) -> None:
+        names = sorted({table for _, table, _ in features})
+        self._tables = [tables[name].native for name in names]
+        self._names = [name for name, _, _ in features]
+        self._layout = [(names.index(table), POOLINGS.index(pooling)) for _, table, pooling in features]
+        self._dims = [tables[table].dim for _, table, _ in features]
+        self._pooled = [pooling != "none" for _, _, pooling in features]
+        self.width = sum(dim for dim, pooled in zip(self._dims, self._pooled, strict=True) if pooled)
+
+    def __call__(
+        self, ids: Mapping[str, Ids], num_samples: int
+    ) -> tuple[NDArray[np.float32], list[NDArray[np.float32]]]:
+        """Pooled features [n, width], and the rows [m, dim] of each sequence feature, in order."""
+        flat = np.empty((num_samples, self.width), np.float32)
+        base, at = _address(flat), 0
+        given, out, sequences = [], [], []
+        for name, dim, pooled in zip(self._names, self._dims, self._pooled, strict=True):
+            one = ids[name]
+            if len(one) != num_samples:
+                raise RowShapeError(f"feature {name!r}: one entry a sample — received {len(one)} for {num_samples}")
+            starts = 0 if one.offsets is None else _address(one.offsets)
+            weights = 0 if one.weights is None else _address(one.weights)
+            given.append((_address(one.values), len(one.values), starts, weights, num_samples))
+            if pooled:
+                out.append((base + 4 * at, self.width))
+                at += dim
+            else:
+                sequences.append(np.empty((len(one.values), dim), np.float32))
+                out.append((_address(sequences[-1]), dim))
+        _core.frozen_lookup(self._tables, self._layout, given, out)
+        return flat, sequences
+
+
+def _address(array: Any) -> int:
+    return int(array.__array_interface__["data"][0])
