@@ -8,6 +8,7 @@ import math
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -201,10 +202,12 @@ def _forward(run: Run) -> tuple[Any, ...]:
 
 
 class ProgressBar:
-    """A bar an epoch with time left, samples/s, loss and newest metrics; one plain line where there is no terminal."""
+    """A bar an epoch with time left, samples/s, loss and newest metrics; plain lines where there is no terminal: one an
+    epoch, and one every `every_seconds` of a stream, with its event time, freshness and lag.
+    """
 
-    def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console()
+    def __init__(self, console: Console | None = None, every_seconds: float = 60.0) -> None:
+        self._console, self._every = console or Console(), every_seconds
         self._bar: Progress | None = None
         self._task = TaskID(0)
         self._shown = self._began = 0.0
@@ -225,8 +228,7 @@ class ProgressBar:
             console=self._console,
             expand=True,
         )
-        title = f"epoch {run.epoch + 1}/{run.epochs}" if run.epochs > 1 or run.observer is None else "stream"
-        self._task = self._bar.add_task(title, total=run.total_steps, rate="", values="")
+        self._task = self._bar.add_task(_title(run), total=run.total_steps, rate="", values="")
         self._bar.start()
 
     def on_step_end(self, run: Run) -> None:
@@ -234,6 +236,12 @@ class ProgressBar:
         if self._bar is not None and now - self._shown > 0.1:
             self._shown = now
             self._draw(self._bar, run)
+        elif self._bar is None and run.online and now - max(self._shown, self._began) >= self._every:
+            self._shown = now
+            self._print(run)
+
+    def on_idle(self, run: Run) -> None:
+        self.on_step_end(run)
 
     def on_epoch_end(self, run: Run) -> None:
         if self._bar is not None:
@@ -241,13 +249,18 @@ class ProgressBar:
             self._bar.stop()
             self._bar = None
         else:
-            line = f"epoch {run.epoch + 1}/{run.epochs}  {self._rate(run)}  {self._values(run)}"
-            self._console.print(line, highlight=False, soft_wrap=True)
+            self._print(run)
 
     def on_fit_end(self, run: Run) -> None:
         if self._bar is not None:  # training ended by an error
             self._bar.stop()
             self._bar = None
+
+    def _print(self, run: Run) -> None:
+        parts = [_title(run), self._rate(run), self._values(run)]
+        if run.online:
+            parts.insert(1, f"step {run.step:,}")
+        self._console.print("  ".join(part for part in parts if part), highlight=False, soft_wrap=True)
 
     def _draw(self, bar: Progress, run: Run) -> None:
         done = run.step - self._step
@@ -261,7 +274,22 @@ class ProgressBar:
         values = {f"{name} now": value for name, value in run.window.items() if name != "loss"} | run.metrics
         if run.loss is not None:
             values = {"loss": float(run.loss.detach())} | values
-        return "  ".join(f"{name} {value:.4f}" for name, value in values.items())
+        shown = [f"{name} {value:.4f}" for name, value in values.items()]
+        return "  ".join([*shown, *_stream_facts(run)] if run.online else shown)
+
+
+def _title(run: Run) -> str:
+    streamed = run.online or (run.epochs == 1 and run.observer is not None)
+    return "stream" if streamed else f"epoch {run.epoch + 1}/{run.epochs}"
+
+
+def _stream_facts(run: Run) -> list[str]:
+    """Event time, and how far behind the world this is."""
+    seen = observations(run)
+    facts = [] if run.now is None else [f"event time {datetime.fromtimestamp(run.now / 1e6, UTC):%Y-%m-%d %H:%M:%S}"]
+    if 0 <= seen.get("freshness_seconds", -1.0) < 86_400:
+        facts.append(f"fresh {seen['freshness_seconds']:.1f} s")
+    return facts + ([f"lag {seen['lag_rows']:,.0f} rows"] if "lag_rows" in seen else [])
 
 
 class TensorBoard:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 import socket
 import urllib.request
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 pytest.importorskip("torch", reason="torch absent")
 
@@ -198,6 +200,46 @@ def test_the_state_of_windows_knows_neither_clock_nor_memory(dataset: Any, netwo
         assert windows.points[0].observed["freshness_seconds"] == pytest.approx(clock, rel=1e-6)
         states.append(windows.state())
     np.testing.assert_equal(states[0], states[1])
+
+
+def test_a_stream_that_is_stopped_leaves_the_state_that_it_had(
+    dataset: Any, network: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopping looks at the open window and the last steps, and closes nothing: what follows is not moved by it."""
+    monkeypatch.setattr("hotbed.metrics.history.MAX_POINTS", 8)  # points are 4 steps apart at the end
+    batches = list(dataset(2048))
+    seen: list[Any] = []
+
+    class Save:
+        runs_last = True
+
+        def on_step_end(self, run: Any) -> None:
+            history = next(one for one in run.callbacks.all if isinstance(one, History))
+            seen.append((windows.state(), history.state(), run.observer.state()))
+
+        def on_fit_end(self, run: Any) -> None:
+            self.on_step_end(run)
+
+    windows = hb.callbacks.Windows(seconds=150)
+    model = model_of(network)
+    history = model.online_train(batches, [windows, Save()], max_steps=23, progress=False)
+    np.testing.assert_equal(seen[-1], seen[-2])
+    assert len(seen) == 24
+    assert history.windows == windows.points
+    assert [w.rows for w in history.windows] == [150] * 9 + [122]
+    assert [point.step for point in history.points] == [4, 8, 12, 16, 20, 23]
+
+
+def test_a_stream_without_a_terminal_says_where_it_is_now_and_then(dataset: Any, network: Any) -> None:
+    console = Console(force_terminal=False, width=300, record=True, file=io.StringIO())
+    data = dataset(320)
+    model_of(network).online_train(data, [hb.callbacks.ProgressBar(console, every_seconds=0)], progress=False)
+    lines = console.export_text().splitlines()
+    assert len(lines) == 6  # one a step, one at the end
+    assert lines[0].startswith("stream  step 1  ")
+    assert "event time 1970-01-01 00:05:19" in lines[-1]
+    assert "auc" in lines[-1]
+    assert "fresh" not in lines[-1]  # history that is played again has no freshness
 
 
 # --- Prometheus -----------------------------------------------------------------------------------------------------
