@@ -9,6 +9,11 @@
 #include "table.h"
 
 namespace hotbed {
+namespace {
+
+constexpr size_t kAhead = 16;
+
+}  // namespace
 
 uint32_t Table::add_chunk(int p) {
   const uint32_t first = rows_.add_chunk();
@@ -99,7 +104,8 @@ void Table::read_snapshot(int p, const SnapshotEntry* entries, size_t n, Exporte
   for (; part.image_of.size() < part.image_slots.size();)
     part.image_of.emplace(part.image_slots[part.image_of.size()], part.image_of.size());
   for (size_t i = 0; i < n; i++) {
-    const auto image = part.image_of.find(entries[i].slot);
+    if (i + kAhead < n) rows_.prefetch(entries[i + kAhead].slot);
+    const auto image = part.image_of.empty() ? part.image_of.end() : part.image_of.find(entries[i].slot);
     if (image == part.image_of.end()) {
       append(out, entries[i].id, rows_[entries[i].slot]);
       snapshot_->settled.set(entries[i].slot);

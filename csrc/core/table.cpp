@@ -287,9 +287,12 @@ void ExportedRows::reserve(size_t n, const RowLayout& fields) {
 void Table::append(ExportedRows& out, int64_t id, const Row& row) const {
   const RowLayout& fields = layout();
   out.ids.push_back(id);
-  const size_t at = out.values.size();
-  out.values.resize(at + static_cast<size_t>(fields.dim));
-  row.read(out.values.data() + at);
+  if (fields.dtype == Dtype::kFloat32) {
+    out.values.insert(out.values.end(), row.values(), row.values() + fields.dim);
+  } else {
+    out.values.resize(out.values.size() + static_cast<size_t>(fields.dim));
+    row.read(out.values.data() + out.values.size() - fields.dim);
+  }
   if (fields.state_width) out.state.insert(out.state.end(), row.state(), row.state() + fields.state_width);
   if (fields.has_seen) out.seen.push_back(row.seen());
   if (fields.has_count) out.counts.push_back(row.count());
