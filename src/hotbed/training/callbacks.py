@@ -66,12 +66,14 @@ class Validate:
         run.validated = False
         if self._at != run.step:
             self._validate(run)
+        if run.online:  # only a look: a stream that is left here goes on as if it had not been
+            run.validated = False
 
     def state(self) -> dict[str, Any]:
-        return {"at": self._at, "step": self._step}
+        return {"step": self._step}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        self._at, self._step = state["at"], state["step"]
+        self._step = state["step"]
 
     def _validate(self, run: Run) -> None:
         results = run.model.evaluate(run.valid if self._data is None else self._data)
@@ -109,7 +111,7 @@ class Judge(ABC):
             self._look(run)
 
     def on_epoch_end(self, run: Run) -> None:
-        if run.validated or not run.validates:
+        if run.validated or not (run.validates or run.online):
             self._look(run)
 
     def _look(self, run: Run) -> None:

@@ -21,9 +21,8 @@ from hotbed.metrics import Metric
 from hotbed.models.losses import Loss, MultiTask
 from hotbed.optim.dense import NAMES, TorchOptimizer
 from hotbed.optim.precision import Boost
-from hotbed.persist.checkpoint import Saved, State, capture, open_checkpoint
+from hotbed.persist.checkpoint import Saved, Saver, State, capture, open_checkpoint
 from hotbed.persist.format import Reader
-from hotbed.persist.saver import Saver
 from hotbed.persist.store import LocalStore, open_store
 from hotbed.training.loop import Run, passed
 from hotbed.training.online import TOPIC
@@ -255,7 +254,7 @@ def state_of(run: Run) -> State:
     position = {} if run.position is None else {STREAM: run.position.to_json()}
     counts = {"step": run.step, "samples": run.samples, "skipped": run.skipped, "now": run.now}
     progress: dict[str, Any] = {
-        "run": {**counts, "metrics": dict(run.metrics)},
+        "run": counts,
         "callbacks": run.callbacks.state(),
         "learner": run.learner.state(),
     }
@@ -288,7 +287,7 @@ def resume(run: Run, reader: Reader) -> None:
 
 
 def _random_state() -> dict[str, torch.Tensor]:
-    names = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0))]
+    names = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0))]  # type: ignore[no-untyped-call]
     return {name: _generator(name).get_state() for name in names}
 
 

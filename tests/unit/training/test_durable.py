@@ -1,0 +1,364 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoint: when it saves, what it goes on from, what failures leave. Kills are in tests/journey/test_kill.py."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch absent")
+
+import hotbed as hb
+from hotbed.connectors import Journal
+from hotbed.errors import ConfigError, NonFiniteGradient, PersistError
+from hotbed.optim.schedule import Warmup
+from hotbed.persist import checkpoint as saver
+from hotbed.persist.content import content_digest
+from hotbed.persist.format import open_checkpoint
+from hotbed.testing import FakeStream
+from hotbed.training.callbacks import Checkpoint, EarlyStopping, Evict, LearningRate, ReducePlateau, Validate
+
+
+@pytest.fixture
+def learn(dataset: Any, network: Any, tmp_path: Path) -> Any:
+    """learn(*callbacks, data=…, **keywords): a new model follows 640 events in 10 steps, with a Checkpoint last."""
+
+    def run(
+        *callbacks: Any, data: Any = None, path: Any = tmp_path / "state", save: Any = None, **keywords: Any
+    ) -> Any:
+        model = hb.RecModel(network(evict=hb.Ttl(seconds=200)), "bce", "adam", {"auc"})
+        given = [*callbacks, Checkpoint(path, **(save or {}))]
+        model.online_train(dataset(640) if data is None else data, given, progress=False, seed=1, **keywords)
+        return model
+
+    return run
+
+
+def digest(path: Path) -> str:
+    return content_digest(open_checkpoint(path))
+
+
+def kinds(path: Path) -> list[tuple[str, int]]:
+    """(kind, step) of the checkpoints in a folder, oldest first."""
+    manifests = [open_checkpoint(folder).manifest for folder in sorted(path.glob("checkpoint-*"))]
+    return [(manifest["kind"], manifest["version"]) for manifest in manifests]
+
+
+def test_a_stream_left_at_any_step_goes_on_to_the_bits_of_one_that_was_not(learn: Any, tmp_path: Path) -> None:
+    learn(Evict(step_interval=4), path=tmp_path / "whole")
+    for steps in (3, 3, 8, None):
+        model = learn(Evict(step_interval=4), path=tmp_path / "parts", max_steps=steps)
+    assert model.counters["steps"] == 10
+    assert digest(tmp_path / "parts") == digest(tmp_path / "whole")
+
+
+def test_callbacks_remember_what_they_saw(learn: Any, dataset: Any, tmp_path: Path) -> None:
+    def callbacks() -> list[Any]:
+        return [Validate(3, dataset(64)), ReducePlateau("auc", factor=0.5, min_delta=1.0), EarlyStopping("auc", 9),
+                LearningRate(Warmup(8))]  # fmt: skip
+
+    whole = learn(*callbacks(), path=tmp_path / "whole")
+    for steps in (4, 7, None):
+        parts = learn(*callbacks(), path=tmp_path / "parts", max_steps=steps)
+    rates = [[group["lr"] for group in model.learner.sparse.param_groups] for model in (whole, parts)]
+    assert rates[0] == rates[1]
+    states = [open_checkpoint(tmp_path / name).progress["callbacks"] for name in ("whole", "parts")]
+    assert {"validate.0", "reduce_plateau.0", "early_stopping.0", "learning_rate.0"} <= states[0].keys()
+    assert states[0]["reduce_plateau.0"] == states[1]["reduce_plateau.0"]
+    assert states[0]["learning_rate.0"] == states[1]["learning_rate.0"]
+    assert states[0]["early_stopping.0"]["best"] == states[1]["early_stopping.0"]["best"]
+
+
+def test_it_saves_at_the_start_when_due_and_at_the_end_a_full_first_then_changes(learn: Any, tmp_path: Path) -> None:
+    learn(save={"every_steps": 2, "full_every": 4, "keep": 9, "wait": True})
+    assert kinds(tmp_path / "state") == [
+        ("full", 0),
+        ("delta", 2),
+        ("delta", 4),
+        ("delta", 6),
+        ("full", 8),
+        ("delta", 10),
+    ]
+
+
+def test_a_resumed_stream_begins_a_lineage_with_a_full_of_its_own(learn: Any, tmp_path: Path) -> None:
+    learn(max_steps=4, save={"every_steps": 2, "keep": 9, "wait": True})
+    before = open_checkpoint(tmp_path / "state").manifest["digest"]
+    learn(save={"every_steps": 3, "keep": 9, "wait": True})
+    assert kinds(tmp_path / "state")[3:] == [("full", 6), ("delta", 9), ("delta", 10)]
+    manifests = [open_checkpoint(folder).manifest for folder in sorted((tmp_path / "state").glob("checkpoint-*"))]
+    assert manifests[3]["parent"] == before
+    assert manifests[4]["parent"] == manifests[3]["digest"]
+
+
+def test_seconds_are_told_by_the_clock_of_the_run_also_while_idle(learn: Any, dataset: Any, tmp_path: Path) -> None:
+    class Clock:
+        now = 1000.0
+
+        def on_fit_begin(self, run: Any) -> None:
+            run.clock = lambda: self.now
+
+        def on_step_end(self, run: Any) -> None:
+            self.now += 10.0 if run.step != 5 else -5000.0  # someone sets the clock back
+
+    learn(Clock(), save={"every_seconds": 20.0, "keep": 9, "wait": True})
+    assert [step for _, step in kinds(tmp_path / "state")] == [0, 2, 4, 7, 9, 10]
+
+
+def test_a_save_that_is_due_while_one_is_written_waits_for_it_not_for_training(
+    learn: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    written, write = threading.Event(), saver.write
+
+    def slow(*arguments: Any) -> Any:
+        if arguments[1].members["version"] == 2:
+            assert written.wait(60)
+        return write(*arguments)
+
+    class Release:
+        def on_step_end(self, run: Any) -> None:
+            if run.step == 7:
+                written.set()
+                while any(thread.name.startswith("hotbed-saver") for thread in threading.enumerate()):
+                    pass
+
+    monkeypatch.setattr(saver, "write", slow)
+    learn(Release(), save={"every_steps": 2, "keep": 9})
+    steps = [step for _, step in kinds(tmp_path / "state")]
+    assert steps[:3] == [0, 2, 7]
+    assert steps[-1] == 10
+
+
+def test_an_eviction_under_way_puts_a_due_save_off(learn: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Sweeps:
+        def on_step_end(self, run: Any) -> None:
+            run.sweeping = 2 <= run.step < 5
+
+    learn(Sweeps(), save={"every_steps": 2, "keep": 9, "wait": True})
+    assert [step for _, step in kinds(tmp_path / "state")] == [0, 5, 6, 8, 10]
+    monkeypatch.setattr("hotbed.training.durable.PATIENCE", 2)
+    learn(Sweeps(), path=tmp_path / "impatient", save={"every_steps": 2, "keep": 9, "wait": True})
+    assert [step for _, step in kinds(tmp_path / "impatient")][:3] == [0, 3, 5]
+
+
+def test_an_error_while_reading_leaves_the_last_step(learn: Any, dataset: Any, tmp_path: Path) -> None:
+    class Torn:
+        position, schema = hb.Position({}), None
+
+        def __iter__(self) -> Any:
+            yield from list(dataset(640))[:7]
+            raise OSError("the disk is gone")
+
+        def resume(self, position: Any) -> None: ...
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        learn(data=Torn())
+    assert open_checkpoint(tmp_path / "state").manifest["counters"]["steps"] == 7
+    learn(path=tmp_path / "other", max_steps=7)
+    learn()
+    learn(path=tmp_path / "other")
+    assert digest(tmp_path / "state") == digest(tmp_path / "other")
+
+
+def test_a_batch_that_fails_half_learned_is_not_in_any_state(
+    learn: Any, dataset: Any, tmp_path: Path, caplog: Any
+) -> None:
+    batches = list(dataset(640))
+    dense = {name: values.copy() for name, values in batches[6].dense.items()}
+    dense["x"][5] = np.nan
+
+    class Poisoned:
+        position, schema = hb.Position({}), None
+
+        def __iter__(self) -> Any:
+            return iter([*batches[:6], dataclasses.replace(batches[6], dense=dense)])
+
+        def resume(self, position: Any) -> None: ...
+
+    with pytest.raises(NonFiniteGradient):
+        learn(data=Poisoned(), save={"every_steps": 4, "wait": True})
+    assert "step 7 failed half learned" in caplog.text
+    assert open_checkpoint(tmp_path / "state").manifest["counters"]["steps"] == 4
+    learn(path=tmp_path / "whole")
+    learn()
+    assert digest(tmp_path / "state") == digest(tmp_path / "whole")
+
+
+def test_a_resumption_that_fails_leaves_the_state_as_it_was(learn: Any, tmp_path: Path) -> None:
+    learn(max_steps=4)
+    before = digest(tmp_path / "state")
+
+    class Refuses:
+        def state(self) -> dict[str, Any]:
+            return {}
+
+        def load_state(self, state: Any) -> None:
+            raise ValueError("not mine")
+
+        def on_epoch_begin(self, run: Any) -> None: ...
+
+    learn(Refuses(), max_steps=4, path=tmp_path / "other")
+    with pytest.raises(ValueError, match="not mine"):
+        learn(Refuses(), path=tmp_path / "other")
+    assert digest(tmp_path / "state") == before
+    assert open_checkpoint(tmp_path / "other").manifest["counters"]["steps"] == 4
+
+
+@pytest.mark.parametrize("fails", [2, 10])
+def test_a_save_that_fails_is_made_up_for_and_only_the_last_one_is_an_error(
+    fails: int, learn: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: Any
+) -> None:
+    write = saver.write
+
+    def refuse(where: Any, captured: Any, *rest: Any) -> Any:
+        if captured.members["version"] == fails:
+            captured.close(saved=False)
+            raise PersistError("no space left")
+        return write(where, captured, *rest)
+
+    monkeypatch.setattr(saver, "write", refuse)
+    save = {"every_steps": 2, "keep": 9, "wait": True}
+    if fails == 10:
+        with pytest.raises(PersistError, match="no space left"):
+            learn(save=save)
+    else:
+        learn(save=save)
+        assert kinds(tmp_path / "state") == [("full", 0), ("full", 4), ("delta", 6), ("delta", 8), ("delta", 10)]
+    assert "no space left" in caplog.text
+    monkeypatch.setattr(saver, "write", write)
+    learn(save=save)
+    learn(path=tmp_path / "whole")
+    assert digest(tmp_path / "state") == digest(tmp_path / "whole")
+
+
+def test_tables_whose_rule_moves_idle_rows_are_saved_in_full_and_the_log_says_so(
+    dataset: Any, network: Any, tmp_path: Path, caplog: Any
+) -> None:
+    caplog.set_level(logging.INFO, "hotbed")
+    model = hb.RecModel(network(rule=hb.Adam(lr=0.01, scope="catch_up")), "bce", "adam")
+    model.online_train(dataset(256), Checkpoint(tmp_path, every_steps=2, keep=9, wait=True), progress=False)
+    assert kinds(tmp_path) == [("full", 0), ("full", 2), ("full", 4)]
+    assert caplog.text.count("every checkpoint is a full") == 1
+
+
+# --- the journal, the source, other hands ---------------------------------------------------------------------------------
+
+
+def stream(columns: Any, schema: Any, takes: list[int]) -> hb.Dataset:
+    """An endless dataset whose blocks come as a script says; it stops after its last row."""
+    return hb.Dataset(
+        FakeStream(columns(640), takes=takes, then=50, ends=True), schema, 64, prefetch=0, flush_seconds=0.0
+    )
+
+
+def test_what_the_clock_decided_is_decided_again(
+    learn: Any, world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that was killed, against one that was not and finds the same decisions on record."""
+    monkeypatch.setattr(Journal, "forget", lambda self, before: None)
+
+    def script(*takes: int) -> hb.Dataset:
+        return stream(world.columns, world.schema, list(takes))
+
+    evict = Evict(seconds_interval=1e-4, clock="wall")
+    with pytest.raises(RuntimeError, match="killed"):
+        learn(evict, _Fails(6), data=script(40, 0, 0, 70, 0, 0, 10, 0, 0), save={"every_steps": 2, "wait": True})
+    learn(evict, data=script(500))
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "whole" / "journal").write_bytes((tmp_path / "state" / "journal").read_bytes())
+    learn(evict, path=tmp_path / "whole", data=script(7))
+    assert open_checkpoint(tmp_path / "state").manifest["counters"]["steps"] > 10  # idle times ended batches early
+    assert digest(tmp_path / "state") == digest(tmp_path / "whole")
+
+
+class _Fails:
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, run: Any) -> None:
+        if run.step == self.step:
+            raise RuntimeError("killed")
+
+
+def test_the_source_hears_of_durable_positions_only_and_the_journal_forgets_them(
+    learn: Any, world: Any, tmp_path: Path
+) -> None:
+    data = stream(world.columns, world.schema, [])
+    learn(data=data, max_steps=5)
+    source: Any = data.source
+    saved = open_checkpoint(tmp_path / "state").manifest["positions"]["stream"]["source"]
+    assert source.commits[-1].to_json() == saved
+    journal = Journal(tmp_path / "state" / "journal")
+    assert journal.get("block", saved["block"] - 1) is None
+    assert journal.last("block") >= saved["block"]
+    journal.close()
+
+
+def test_two_runs_in_one_folder_are_refused(learn: Any, tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "state" / "journal")
+    with pytest.raises(PersistError, match="another run writes this journal"):
+        learn()
+    journal.close()
+    learn(max_steps=1)
+    learn(max_steps=2)
+
+
+def test_dead_letters_lie_beside_the_states(learn: Any, world: Any, tmp_path: Path) -> None:
+    columns = world.columns(640)
+    columns["t"][7] = 10**12
+    data = hb.Dataset(FakeStream(columns, ends=True), world.schema, 64, max_ahead_seconds=3600.0)
+    learn(data=data)
+    assert "future" in (tmp_path / "state" / "dead_letters.jsonl").read_text()
+
+
+def test_other_batch_sizes_and_thread_counts_go_on_without_loss_or_repeat(learn: Any, dataset: Any) -> None:
+    learn(max_steps=3)
+    hb.set_num_threads(2)
+    model = learn(data=dataset(640, batch_size=50))
+    assert model.counters["samples"] == 640
+    assert model.counters["steps"] == 3 + 9
+
+
+def test_what_it_cannot_follow_is_refused(learn: Any, dataset: Any, network: Any, tmp_path: Path) -> None:
+    model = hb.RecModel(network(), "bce", "adam")
+    with pytest.raises(ConfigError, match=r"Checkpoint: it follows a stream — received fit\(\)"):
+        model.fit(dataset(64), callbacks=Checkpoint(tmp_path), progress=False)
+    with pytest.raises(ConfigError, match="Checkpoint: the data cannot tell where they are — received list"):
+        model.online_train(list(dataset(64)), Checkpoint(tmp_path), progress=False)
+    model.save(tmp_path)
+    with pytest.raises(PersistError, match="no place in a stream"):
+        model.online_train(dataset(64), Checkpoint(tmp_path), progress=False)
+    for wrong in ({"every_steps": 0}, {"every_seconds": 0.0}, {"full_every": 0}, {"keep": 0}):
+        with pytest.raises(ConfigError, match=rf"Checkpoint\.{next(iter(wrong))}"):
+            Checkpoint(tmp_path, **wrong)  # type: ignore[arg-type]
+
+
+def test_a_url_takes_states_too_without_a_journal(learn: Any, caplog: Any) -> None:
+    pytest.importorskip("fsspec", reason="fsspec absent")
+    learn(path="memory://durable", max_steps=4)
+    assert "no journal" in caplog.text
+    assert learn(path="memory://durable").counters["samples"] == 640
+
+
+def test_versions_are_published_in_order_and_a_failure_does_not_end_training(
+    learn: Any, tmp_path: Path, caplog: Any
+) -> None:
+    class Publisher:
+        def __init__(self) -> None:
+            self.seen: list[int] = []
+
+        def publish(self, saved: Any) -> None:
+            self.seen.append(saved.version)
+            if saved.version == 4:
+                raise PersistError("the broker is gone")
+
+    publisher = Publisher()
+    learn(save={"every_steps": 4, "publish": publisher, "wait": True})
+    assert publisher.seen == [0, 4, 8, 10]
+    assert "not published: the broker is gone" in caplog.text

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evict: when it begins, by whose clock, what it leaves for the next steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch absent")
+
+import hotbed as hb
+from hotbed.connectors import Journal
+from hotbed.errors import ConfigError
+from hotbed.training.callbacks import Evict
+from hotbed.training.loop import Run
+
+SECOND = 1_000_000
+
+
+class Script:
+    """A run by hand: event times, ticks and a clock."""
+
+    def __init__(self, evict: Evict, tables: Any = None, journal: Journal | None = None, step: int = 0) -> None:
+        table = Spy() if tables is None else None
+        self.evict, self.spy = evict, table
+        self.run = Run(tables={"t": table} if tables is None else tables, online=True, step=step, journal=journal)
+        self.wall = 1000.0
+        self.run.clock = lambda: self.wall
+        evict.on_fit_begin(self.run)
+
+    def step(self, now: float | None = None, wall: float = 0.0) -> bool:
+        """One step at event time `now` (seconds), after the wall clock moved; whether an eviction began."""
+        self.wall += wall
+        self.run.step += 1
+        self.run.now = self.run.now if now is None else int(now * SECOND)
+        return self._began(self.evict.on_step_end)
+
+    def tick(self, wall: float = 0.0) -> bool:
+        self.wall += wall
+        return self._began(self.evict.on_idle)
+
+    def _began(self, event: Any) -> bool:
+        assert self.spy is not None
+        before = len(self.spy.begun)
+        event(self.run)
+        return len(self.spy.begun) > before
+
+
+class Spy:
+    """The part of a table that Evict uses."""
+
+    evictions = (hb.Ttl(days=1),)
+
+    class native:
+        num_slots = 1000
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        self.swept: list[range] = []
+
+    def evict(self, now: int, partitions: range = range(256)) -> int:
+        if len(partitions) == 0:
+            self.begun.append(now)
+        else:
+            assert now == self.begun[-1]
+            self.swept.append(partitions)
+        return 0
+
+
+def test_steps_alone() -> None:
+    script = Script(Evict(step_interval=3))
+    assert [script.step(now=100) for _ in range(7)] == [False, False, True, False, False, True, False]
+    assert script.spy.begun == [100 * SECOND] * 2
+
+
+def test_seconds_of_event_time_alone() -> None:
+    script = Script(Evict(seconds_interval=10))
+    assert [script.step(now) for now in (100, 105, 109, 110, 119, 120, 300)] == [
+        False,
+        False,
+        False,
+        True,
+        False,
+        True,
+        True,
+    ]
+    assert not script.tick(wall=1e9)
+
+
+def test_both_whichever_is_first() -> None:
+    script = Script(Evict(step_interval=4, seconds_interval=10))
+    began = [script.step(now) for now in (100, 112, 113, 114, 121, 122, 123, 124)]
+    assert began == [
+        False,
+        True,
+        False,
+        True,
+        False,
+        False,
+        False,
+        True,
+    ]  # at 124 s by both; the steps restart the seconds
+
+
+def test_seconds_of_the_wall_clock_also_while_the_stream_is_idle() -> None:
+    script = Script(Evict(seconds_interval=60, clock="wall"))
+    assert [script.step(now=5, wall=wall) for wall in (1, 40, 20, 30)] == [False, False, True, False]
+    assert [script.tick(wall=wall) for wall in (10, 20, 10)] == [False, True, False]
+    assert script.spy.begun == [5 * SECOND, 5 * SECOND]
+
+
+def test_a_clock_that_goes_back_starts_the_interval_anew() -> None:
+    script = Script(Evict(seconds_interval=60, clock="wall"))
+    assert [script.step(now=5, wall=wall) for wall in (50, -5000, 50, 20)] == [False, False, False, True]
+
+
+def test_what_the_wall_clock_decided_is_on_record_first_and_decided_again() -> None:
+    journal = Journal()
+    first = Script(Evict(seconds_interval=60, clock="wall"), journal=journal)
+    began = [first.step(now=5, wall=20) for _ in range(7)]
+    assert began == [False, False, True, False, False, True, False]
+    assert [number for number, _ in journal.after("evict", -1)] == [3, 6]
+    again = Script(Evict(seconds_interval=60, clock="wall"), journal=journal)  # time stands still: the journal decides
+    assert [again.step(now=5) for _ in range(7)] == began
+    assert not any(again.step(now=5, wall=20) for _ in range(2))
+    assert again.step(now=5, wall=20)  # after the record, the clock again
+
+
+def test_an_eviction_begun_while_idle_comes_again_before_the_next_batch() -> None:
+    journal = Journal()
+    first = Script(Evict(seconds_interval=60, clock="wall"), journal=journal)
+    assert [first.step(now=5), first.step(now=5)] == [False, False]
+    state = first.evict.state()  # a checkpoint here, then idle time
+    assert first.tick(wall=100)
+    again = Script(Evict(seconds_interval=60, clock="wall"), journal=journal, step=2)
+    again.evict.load_state(state)
+    again.run.now = 5 * SECOND
+    assert again._began(again.evict.on_epoch_begin)
+    assert not again._began(again.evict.on_epoch_begin)
+
+
+def test_late_events_keep_their_rows_for_a_while() -> None:
+    script = Script(Evict(step_interval=1, lateness_seconds=30))
+    script.step(now=100)
+    assert script.spy.begun == [70 * SECOND]
+
+
+def test_a_large_table_is_swept_over_several_steps_once_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hotbed.training.online.SLICE_ROWS", 100)
+    script = Script(Evict(step_interval=1000), step=999)
+    script.spy.native.num_slots = 256 * 25  # type: ignore[union-attr]
+    assert script.step(now=1)
+    assert script.run.sweeping
+    for _ in range(40):
+        script.step()
+        script.tick()
+    assert not script.run.sweeping
+    assert [len(part) for part in script.spy.swept] == [4] * 64
+    assert [number for part in script.spy.swept for number in part] == list(range(256))
+
+
+def test_an_eviction_that_is_due_during_a_sweep_takes_the_sweep_once_around_from_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hotbed.training.online.SLICE_ROWS", 1024)
+    script = Script(Evict(step_interval=5))
+    script.spy.native.num_slots = 256 * 32  # type: ignore[union-attr]
+    for now in range(1, 11):
+        script.step(now)  # 32 partitions a step, 8 steps a sweep
+    assert script.spy.begun == [5 * SECOND, 10 * SECOND]
+    assert script.spy.swept[:6] == [range(at, at + 32) for at in range(0, 192, 32)]
+    for now in range(11, 15):
+        script.step(now)
+    assert script.spy.swept[5:10] == [range(at % 256, at % 256 + 32) for at in range(160, 320, 32)]
+
+
+def test_the_end_of_an_epoch_evicts_at_once_but_that_of_a_stream_does_not() -> None:
+    script = Script(Evict(step_interval=100))
+    script.run.now = 0
+    assert not script._began(script.evict.on_epoch_end)
+    script.run.online = False
+    assert script._began(script.evict.on_epoch_end)
+    assert not script.run.sweeping
+
+
+def test_thresholds_mean_what_they_say(dataset: Any, network: Any) -> None:
+    for off in (None, -1):
+        assert not Script(Evict(step_interval=1, seconds_interval=off)).tick(wall=1e9)
+    for wrong in (0, -2, -0.5):
+        with pytest.raises(ConfigError, match=r"Evict\.seconds_interval: must be above 0"):
+            Evict(seconds_interval=wrong)
+    with pytest.raises(ConfigError, match=r"Evict\.step_interval"):
+        Evict(step_interval=0)
+    with pytest.raises(ConfigError, match=r"Evict\.clock"):
+        Evict(clock="sun")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"Evict\.lateness_seconds"):
+        Evict(lateness_seconds=-1)
+    with pytest.raises(ConfigError, match="a stream has no epochs"):
+        hb.RecModel(network(), "bce", "adam").online_train(dataset(64), Evict(), progress=False)
+
+
+def test_its_state_comes_back() -> None:
+    script = Script(Evict(step_interval=7, seconds_interval=10))
+    for now in (100, 105, 109):
+        script.step(now)
+    other = Script(Evict(step_interval=7, seconds_interval=10), step=3)
+    other.evict.load_state(script.evict.state())
+    assert [script.step(now) for now in (110, 111, 112, 113)] == [other.step(now) for now in (110, 111, 112, 113)]
+
+
+@pytest.mark.parametrize("admit", [None, hb.MinCount(2, expire_seconds=500)])
+def test_slices_and_ticks_change_no_row(admit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training goes on between slices: the table holds what it holds when evicted at once."""
+
+    def life(slice_rows: int, ticks: int) -> list[Any]:
+        monkeypatch.setattr("hotbed.training.online.SLICE_ROWS", slice_rows)
+        rng = np.random.default_rng(0)
+        table = hb.Table("t", 2, rule=hb.Adagrad(), admit=admit, evict=hb.Ttl(seconds=300))
+        script = Script(Evict(seconds_interval=100), {"t": table})
+        for step in range(60):
+            ids = rng.integers(0, 500, 200) + step * 5
+            slots = table.find_or_insert(ids, (step * 20 + rng.integers(0, 20, 200)) * SECOND)
+            table.update(slots, np.ones((200, 2), np.float32))
+            script.run.step, script.run.now = script.run.step + 1, (step * 20 + 19) * SECOND
+            script.evict.on_step_end(script.run)
+            for _ in range(ticks):
+                script.evict.on_idle(script.run)
+        assert table.stats["evicted"] > 0
+        return [list(table.export()), len(table), list(table.candidates())]
+
+    assert life(10**9, 0) == life(300, 0) == life(50, 1)
