@@ -22,8 +22,7 @@ import torch
 from torch import Tensor
 
 import hotbed as hb
-from hotbed.persist.checkpoint import State, capture, open_checkpoint, restore
-from hotbed.persist.saver import Saver
+from hotbed.persist.checkpoint import Saver, State, capture, open_checkpoint, restore
 
 FEATURES, DIM = 8, 16
 

@@ -9,6 +9,7 @@ import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any, Protocol
 from urllib.parse import quote
 
@@ -24,6 +25,7 @@ from hotbed.persist.store import ADVICE
 from hotbed.persist.tree import unpacked
 
 BATCH_ROWS = 4096
+VALUES = ("partition", "id", "value")
 _COLUMNS = ("partition", "id", "value", "state", "last_seen", "count", "updated", "score")
 
 
@@ -100,6 +102,34 @@ def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             waiting = []
     if waiting:
         yield pa.concat_batches(waiting)
+
+
+def write_values(writer: Writer, number: int, link: Link, name: str) -> dict[str, Any]:
+    """Write the values of a delta's own rows, and its removed ids; returns the table's entry in the manifest."""
+    entry, folder = dict(link.entry(name)), table_folder(number, name)
+    for member, columns in (("parts", VALUES), ("removed", VALUES[:2])):
+        parts = []
+        for part in entry[member]:
+            file = f"{folder}/{PurePosixPath(part['file']).name}"
+            writer.write_batches(file, (batch.select(list(columns)) for batch in link.batches(part["file"])))
+            parts.append({**part, "file": file})
+        entry[member] = parts
+    return entry
+
+
+def network_bytes(reader: Reader) -> bytes:
+    """The network's tensors alone as the bytes of a safetensors file, without torch; empty where there are none."""
+    found = [one for one in tensors(reader) if one[0].startswith("network/")]
+    found.sort(
+        key=lambda one: (-len(one[3]) // max(1, int(np.prod(one[2]))), one[0])
+    )  # wide types first: all are aligned
+    header, at = {}, 0
+    for name, dtype, shape, data in found:
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(data)]}
+        at += len(data)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + b"".join(one[3] for one in found) if found else b""
 
 
 def load_table(reader: Reader, name: str, table: Table) -> None:

@@ -65,7 +65,7 @@ class Checkpoint:
         every_seconds: float | None = None,
         full_every: int = 10,
         keep: int = 2,
-        publish: Any = None,
+        publish: Publisher | None = None,
         wait: bool = False,
     ) -> None:
         for name, value in (("every_steps", every_steps), ("full_every", full_every), ("keep", keep)):

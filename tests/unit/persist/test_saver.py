@@ -17,10 +17,9 @@ from torch import nn
 
 import hotbed as hb
 from hotbed.errors import PersistError
-from hotbed.persist import saver as saver_module
-from hotbed.persist.checkpoint import State, capture, open_checkpoint, restore, save, write
+from hotbed.persist import checkpoint as saver_module
+from hotbed.persist.checkpoint import Saver, State, capture, open_checkpoint, restore, save, write
 from hotbed.persist.content import content_digest
-from hotbed.persist.saver import Saver
 
 
 def tracked(**keywords: Any) -> hb.Table:

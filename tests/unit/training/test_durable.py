@@ -18,7 +18,6 @@ import hotbed as hb
 from hotbed.connectors import Journal
 from hotbed.errors import ConfigError, NonFiniteGradient, PersistError
 from hotbed.optim.schedule import Warmup
-from hotbed.persist import checkpoint as saver
 from hotbed.persist.content import content_digest
 from hotbed.persist.format import open_checkpoint
 from hotbed.testing import FakeStream
@@ -114,7 +113,7 @@ def test_seconds_are_told_by_the_clock_of_the_run_also_while_idle(learn: Any, da
 def test_a_save_that_is_due_while_one_is_written_waits_for_it_not_for_training(
     learn: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    written, write = threading.Event(), saver.write
+    written, write = threading.Event(), checkpoint.write
 
     def slow(*arguments: Any) -> Any:
         if arguments[1].members["version"] == 2:
@@ -128,7 +127,7 @@ def test_a_save_that_is_due_while_one_is_written_waits_for_it_not_for_training(
                 while any(thread.name.startswith("hotbed-saver") for thread in threading.enumerate()):
                     pass
 
-    monkeypatch.setattr(saver, "write", slow)
+    monkeypatch.setattr(checkpoint, "write", slow)
     learn(Release(), save={"every_steps": 2, "keep": 9})
     steps = [step for _, step in kinds(tmp_path / "state")]
     assert steps[:3] == [0, 2, 7]
@@ -214,7 +213,7 @@ def test_a_resumption_that_fails_leaves_the_state_as_it_was(learn: Any, tmp_path
 def test_a_save_that_fails_is_made_up_for_and_only_the_last_one_is_an_error(
     fails: int, learn: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: Any
 ) -> None:
-    write = saver.write
+    write = checkpoint.write
 
     def refuse(where: Any, captured: Any, *rest: Any) -> Any:
         if captured.members["version"] == fails:
@@ -222,7 +221,7 @@ def test_a_save_that_fails_is_made_up_for_and_only_the_last_one_is_an_error(
             raise PersistError("no space left")
         return write(where, captured, *rest)
 
-    monkeypatch.setattr(saver, "write", refuse)
+    monkeypatch.setattr(checkpoint, "write", refuse)
     save = {"every_steps": 2, "keep": 9, "wait": True}
     if fails == 10:
         with pytest.raises(PersistError, match="no space left"):
@@ -231,7 +230,7 @@ def test_a_save_that_fails_is_made_up_for_and_only_the_last_one_is_an_error(
         learn(save=save)
         assert kinds(tmp_path / "state") == [("full", 0), ("full", 4), ("delta", 6), ("delta", 8), ("delta", 10)]
     assert "no space left" in caplog.text
-    monkeypatch.setattr(saver, "write", write)
+    monkeypatch.setattr(checkpoint, "write", write)
     learn(save=save)
     learn(path=tmp_path / "whole")
     assert digest(tmp_path / "state") == digest(tmp_path / "whole")

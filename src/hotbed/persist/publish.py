@@ -1,0 +1,396 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Handing saved states on to servers: values only, by a directory or a Kafka topic; and following them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from hotbed.config import described
+from hotbed.connectors.kafka import Kafka
+from hotbed.errors import DeltaGap, ForkedLineage, FormatError, MissingExtra, PersistError
+from hotbed.persist.chain import Lineage, retain, write_merged
+from hotbed.persist.content import VALUES, network_bytes, table_names, write_values
+from hotbed.persist.format import Link, Reader, Saved, Writer, open_checkpoint, open_folder, open_link
+from hotbed.persist.store import MANIFEST, LocalStore, Store, Where, number_of, open_store
+
+DENSE = "dense.safetensors"
+CHUNK_BYTES = 900_000
+_CONNECT_SECONDS, _SEND_SECONDS = 10.0, 300.0
+log = logging.getLogger("hotbed.persist")
+
+
+@dataclass(frozen=True)
+class _Last:
+    """The version that was published last: what the next one can rest on."""
+
+    source: str
+    digest: str
+    chain: tuple[Mapping[str, str], ...]
+
+    @classmethod
+    def of(cls, folder: str, manifest: Mapping[str, Any]) -> _Last:
+        link = {"folder": folder, "digest": manifest["digest"]}
+        return cls(manifest["source"], manifest["digest"], (*manifest["chain"], link))
+
+
+class Publisher(ABC):
+    """Hands saved states on. Publishing the same bits again changes nothing."""
+
+    @abstractmethod
+    def publish(self, saved: Saved) -> Saved | None:
+        """Publish a checkpoint, as a delta where the version published last is its parent, else in full.
+
+        Returns what was published; None where it was published before. Raises PersistError, naming what is wrong.
+        """
+
+
+@described
+class PublishDirectory(Publisher):
+    """Versions in a directory or under a URL, in the container of docs/format.md; `keep` fulls stay, with their deltas.
+
+    Example: `hb.callbacks.Checkpoint("runs/clicks", publish=PublishDirectory("published/clicks"))`
+    """
+
+    def __init__(self, path: str | Path, keep: int = 2) -> None:
+        self._path, self._keep = path, keep
+
+    def publish(self, saved: Saved) -> Saved | None:
+        reader = open_checkpoint(saved.folder)
+        store = open_store(self._path)
+        last = _newest(store)
+        if last is not None and last.source == saved.digest:
+            return None
+        with Writer(store) as writer:
+            made = write_version(writer, reader, last)
+        if made.kind == "full":
+            retain(store, self._keep)
+        return made
+
+
+class PublishTopic(Publisher):
+    """Versions as messages in partition 0 of a topic, which must exist. `options`: as for `hb.sources.Kafka`.
+
+    Example: `PublishTopic("localhost:9092", "clicks-model")`
+    """
+
+    def __init__(self, servers: str, topic: str, options: Mapping[str, Any] | None = None) -> None:
+        self._kafka = Kafka(servers, topic, options=options or {})
+        self._last: _Last | None = None
+
+    @property
+    def _described(self) -> dict[str, Any]:
+        known = self._kafka._described
+        return {name: known[name] for name in ("servers", "topic", "options")}
+
+    def publish(self, saved: Saved) -> Saved | None:
+        reader = open_checkpoint(saved.folder)
+        last = self._last or self._newest()
+        if last is not None and last.source == saved.digest:
+            return None
+        with tempfile.TemporaryDirectory(prefix="hotbed-publish-") as folder:
+            if last is not None:  # numbers go on
+                (Path(folder) / last.chain[-1]["folder"]).mkdir()
+            with Writer(folder) as writer:
+                made = write_version(writer, reader, last)
+            link = open_link(LocalStore(Path(folder)), made.chain[-1]["folder"])
+            self._send(link)
+            self._last = _Last.of(link.folder, link.manifest)
+        return made
+
+    def _newest(self) -> _Last | None:
+        """What another process published last, if the topic ends with it."""
+        with _consumer(self._kafka) as (consumer, at):
+            low, high = _ends(consumer, at(0))
+            if high == low:
+                return None
+            consumer.assign([at(high - 1)])
+            message = consumer.poll(_CONNECT_SECONDS)
+        if message is None or message.error():
+            raise PersistError(f"topic {self._kafka.topic}: its last message cannot be read — received {message and message.error()} — "
+                               "look at the brokers")  # fmt: skip
+        head, data = _unframed(message.value())
+        return _Last.of(head["folder"], json.loads(bytes(data))) if head.get("manifest") else None
+
+    def _send(self, link: Link) -> None:
+        kafka = _confluent()
+        failed: list[Any] = []
+        options = {**_client(self._kafka), "acks": "all", "max.in.flight.requests.per.connection": 1,
+                   "message.timeout.ms": int(_SEND_SECONDS * 1000), "queue.buffering.max.kbytes": 1 << 16}  # fmt: skip
+        producer = kafka.Producer(options)
+
+        def send(value: bytes) -> None:
+            while not failed:
+                try:
+                    producer.produce(self._kafka.topic, value, str(link.manifest["version"]), 0,
+                                     on_delivery=lambda error, _: failed.append(error) if error else None)  # fmt: skip
+                    producer.poll(0)
+                    return
+                except BufferError:  # the queue is full: let it drain
+                    producer.poll(0.1)
+
+        def settle() -> None:
+            left = producer.flush(_SEND_SECONDS)
+            if failed or left:
+                producer.purge()
+                raise PersistError(f"topic {self._kafka.topic}: version {link.manifest['version']} was not published — "
+                                   f"received {failed[0] if failed else 'no answer'} — look at the brokers and the topic")  # fmt: skip
+
+        for message in _messages(link):
+            send(message)
+        settle()
+        head = {"digest": link.manifest["digest"], "folder": link.folder, "manifest": True}
+        send(_framed(head, link.store.read(f"{link.folder}/{MANIFEST}")))
+        settle()
+
+
+def _newest(store: Store) -> _Last | None:
+    try:
+        newest = store.newest()
+        link = None if newest is None else open_link(store, newest.folder, newest.sha256)
+    except FormatError as error:  # a new full recovers
+        log.warning("%s; publishing a full", error)
+        return None
+    if link is None:
+        return None
+    if link.manifest.get("contents") != "values":
+        raise PersistError(f"{store.place('')}: it holds checkpoints, not published versions — received contents "
+                           f"{link.manifest.get('contents')!r} — publish to another place")  # fmt: skip
+    return _Last.of(link.folder, link.manifest)
+
+
+def write_version(
+    writer: Writer, reader: Reader, last: _Last | None, members: Mapping[str, Any] | None = None
+) -> Saved:
+    """Write what a server needs of a checkpoint: a delta where `last` is its parent, else a full; `members` go into the manifest."""
+    manifest, link = reader.manifest, reader.links[-1]
+    delta = last is not None and manifest["kind"] == "delta" and last.source == manifest["parent"]
+    names = table_names(reader)
+    tables = [write_values(writer, number, link, name) if delta else write_merged(writer, number, reader, name, VALUES)
+              for number, name in enumerate(names)]  # fmt: skip
+    network = network_bytes(reader)
+    if network:
+        writer.write(DENSE, network)
+    kept = ("package_version", "version", "model", "schema", "counters")
+    return writer.commit({
+        **{name: manifest[name] for name in kept},
+        **(members or {}),
+        "kind": "delta" if delta else "full",
+        "contents": "values",
+        "parent": None if last is None else last.digest,
+        "chain": list(last.chain) if delta and last is not None else [],
+        "source": manifest["digest"],
+        "positions": {},
+        "dense": {"file": DENSE, "optimizers": {}} if network else None,
+        "progress": None,
+        "tables": [{**entry, "candidates": None} for entry in tables],
+    })  # fmt: skip
+
+
+# --- messages -------------------------------------------------------------------------------------------------------
+
+
+def _messages(link: Link) -> Iterator[bytes]:
+    for name in link.manifest["files"]:
+        data = link.read(name)
+        for at in range(0, len(data), CHUNK_BYTES) if data else (0,):
+            head = {"digest": link.manifest["digest"], "file": name, "at": at}
+            yield _framed(head, data[at : at + CHUNK_BYTES])
+
+
+def _framed(head: Mapping[str, Any], data: memoryview) -> bytes:
+    return json.dumps(head).encode() + b"\n" + data
+
+
+def _unframed(value: bytes) -> tuple[dict[str, Any], memoryview]:
+    line, _, _ = value.partition(b"\n")
+    try:
+        head = json.loads(line)
+        return {**head, "digest": str(head["digest"])}, memoryview(value)[len(line) + 1 :]
+    except (ValueError, KeyError, TypeError) as error:
+        raise FormatError(f"a message is no part of a published version — received {line[:60]!r} — "
+                          "give a topic of PublishTopic") from error  # fmt: skip
+
+
+def _confluent() -> Any:
+    try:
+        import confluent_kafka
+    except ImportError as error:
+        raise MissingExtra("a topic needs confluent_kafka — it is not installed — pip install hotbed[kafka]") from error
+    return confluent_kafka
+
+
+def _client(kafka: Kafka) -> dict[str, Any]:
+    """Options that producers and consumers share."""
+    given = kafka.client_options()
+    return {name: value for name, value in given.items() if name in kafka.options or name == "bootstrap.servers"}
+
+
+@contextlib.contextmanager
+def _consumer(kafka: Kafka) -> Iterator[tuple[Any, Any]]:
+    module = _confluent()
+    consumer = module.Consumer({**kafka.client_options(), "enable.partition.eof": False})
+    try:
+        yield consumer, lambda offset: module.TopicPartition(kafka.topic, 0, offset)
+    finally:
+        consumer.close()
+
+
+def _ends(consumer: Any, partition: Any) -> tuple[int, int]:
+    module = _confluent()
+    try:
+        low, high = consumer.get_watermark_offsets(partition, timeout=_CONNECT_SECONDS)
+    except module.KafkaException as error:
+        raise PersistError(f"topic {partition.topic}: cannot be read — received {error} — create it with one partition, or "
+                           "look at the brokers") from error  # fmt: skip
+    return low, high
+
+
+# --- following ------------------------------------------------------------------------------------------------------
+
+
+class Follower:
+    """The versions that a publisher hands on: complete, in order, each once.
+
+    `source`: the directory or URL of a `PublishDirectory`, or a `Topic`. A gap or a fork is logged and kept in `told`; the next
+    version that can be loaded whole recovers. Feed what comes to `Replica.apply`.
+
+    Example:
+        >>> for reader in Follower("published/clicks"):
+        ...     replica.apply(reader)
+    """
+
+    def __init__(self, source: Where | Topic, poll_seconds: float = 1.0) -> None:
+        self._feed: Feed = source if isinstance(source, Topic) else _Directory(open_store(source))
+        self._poll_seconds, self._lineage = poll_seconds, Lineage()
+        self.told: list[PersistError] = []
+
+    def __iter__(self) -> Iterator[Reader]:
+        while True:
+            yield from self.poll()
+            time.sleep(self._poll_seconds)
+
+    def poll(self) -> Iterator[Reader]:
+        """What is new now, without waiting for more."""
+        for folder in self._feed.arrivals():
+            try:
+                reader = open_folder(self._feed.store, folder)
+            except FormatError as error:  # its chain, or itself, is not (or no longer) there
+                self._tell(DeltaGap(f"{folder}: it cannot be read with what it rests on — {error}"))
+                continue
+            yield from self._advance(reader)
+
+    def _advance(self, reader: Reader) -> Iterator[Reader]:
+        for number, link in enumerate(reader.links, 1):
+            try:
+                if self._lineage.accepts(link.manifest):
+                    self._lineage.took(link.manifest)
+                    yield Reader(reader.links[:number])
+            except (DeltaGap, ForkedLineage) as error:
+                self._tell(error)
+                self._lineage.took(reader.manifest)  # it is whole: what follows rests on it
+                yield reader
+                return
+
+    def _tell(self, error: PersistError) -> None:
+        log.warning("%s", error)
+        self.told = [*self.told[-99:], error]
+
+
+class Feed(ABC):
+    """Where published versions arrive. `store`: where they can be read."""
+
+    store: Store
+
+    @abstractmethod
+    def arrivals(self) -> Iterator[str]:
+        """Folders in `store` of versions that are complete since the last call, in order."""
+
+
+class _Directory(Feed):
+    def __init__(self, store: Store) -> None:
+        self.store, self._seen = store, ""
+
+    def arrivals(self) -> Iterator[str]:
+        newest = self.store.newest()
+        if newest is not None and newest.folder != self._seen:
+            self._seen = newest.folder
+            yield newest.folder
+
+
+class Topic(Feed):
+    """The topic of a `PublishTopic`, collected in a local folder `cache`, which is emptied first.
+
+    Example: `Follower(Topic("localhost:9092", "clicks-model", cache="/var/cache/clicks"))`
+    """
+
+    def __init__(self, servers: str, topic: str, cache: str | Path, options: Mapping[str, Any] | None = None) -> None:
+        self._kafka = Kafka(servers, topic, options=options or {})
+        self._cache = Path(cache)
+        if self._cache.exists():
+            shutil.rmtree(self._cache)
+        self._cache.mkdir(parents=True)
+        self.store = LocalStore(self._cache)
+        self._offset: int | None = None
+
+    def arrivals(self) -> Iterator[str]:
+        with _consumer(self._kafka) as (consumer, at):
+            low, high = _ends(consumer, at(0))
+            self._offset = low if self._offset is None or self._offset < low else self._offset
+            consumer.assign([at(self._offset)])
+            while self._offset < high:
+                for message in consumer.consume(64, _CONNECT_SECONDS):
+                    if message.error():
+                        raise PersistError(f"topic {self._kafka.topic}: cannot be read — received {message.error()} — "
+                                           "look at the brokers")  # fmt: skip
+                    self._offset = message.offset() + 1
+                    folder = self._take(message.value())
+                    if folder is not None:
+                        yield folder
+
+    def _take(self, value: bytes) -> str | None:
+        head, data = _unframed(value)
+        partial = self._cache / f".{head['digest'][:32]}.partial"
+        if not head.get("manifest"):
+            path = partial / head["file"]
+            if ".." in PurePosixPath(head["file"]).parts or PurePosixPath(head["file"]).is_absolute():
+                raise FormatError(f"topic {self._kafka.topic}: a file outside of the version — received {head['file']!r} — "
+                                  "do not follow it")  # fmt: skip
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(path, "r+b" if path.exists() else "xb") as file:
+                file.seek(head["at"])
+                file.write(data)
+            return None
+        partial.mkdir(exist_ok=True)
+        (partial / MANIFEST).write_bytes(data)
+        return self._finish(partial, head)
+
+    def _finish(self, partial: Path, head: Mapping[str, Any]) -> str | None:
+        """Make a version visible once its manifest has come; drop it, and what else is unfinished, where files are missing."""
+        folder = str(head["folder"])
+        final = self._cache / f"checkpoint-{number_of(folder):08d}"
+        try:
+            link = open_link(LocalStore(partial.parent), partial.name)
+            link.verify()
+        except FormatError as error:
+            log.warning("topic %s: an incomplete version is passed over: %s", self._kafka.topic, error)
+            shutil.rmtree(partial)
+            return None
+        if final.exists():
+            shutil.rmtree(final)
+        os.rename(partial, final)
+        for path in self._cache.iterdir():
+            full = link.manifest["kind"] == "full" and path != final  # a full needs nothing that came before
+            if full or path.name.endswith(".partial"):
+                shutil.rmtree(path)
+        return folder
