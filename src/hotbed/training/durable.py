@@ -23,6 +23,7 @@ from hotbed.optim.dense import NAMES, TorchOptimizer
 from hotbed.optim.precision import Boost
 from hotbed.persist.checkpoint import Saved, Saver, State, capture, open_checkpoint
 from hotbed.persist.format import Reader
+from hotbed.persist.publish import Publisher
 from hotbed.persist.store import LocalStore, open_store
 from hotbed.training.loop import Run, passed
 from hotbed.training.online import TOPIC

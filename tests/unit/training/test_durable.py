@@ -18,6 +18,7 @@ import hotbed as hb
 from hotbed.connectors import Journal
 from hotbed.errors import ConfigError, NonFiniteGradient, PersistError
 from hotbed.optim.schedule import Warmup
+from hotbed.persist import checkpoint
 from hotbed.persist.content import content_digest
 from hotbed.persist.format import open_checkpoint
 from hotbed.testing import FakeStream
