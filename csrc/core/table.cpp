@@ -247,7 +247,7 @@ TableStats Table::stats() const {
   s.row_bytes = rows_.num_bytes();
   for (int p = 0; p < kPartitions; p++) {
     const Partition& partition = partitions_[p];
-    s.rows += num_alive(p), s.admitted += partition.admitted, s.refused += partition.refused,
+    s.rows += maps_[p].size(), s.admitted += partition.admitted, s.refused += partition.refused,
         s.evicted += partition.evicted;
     s.index_bytes += maps_[p].num_bytes() + partition.free.capacity() * sizeof(uint32_t);
     if (partition.candidates) s.candidate_bytes += partition.candidates->num_bytes();

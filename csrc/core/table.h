@@ -90,6 +90,7 @@ struct ExportedRows {
 };
 inline bool by_id(const SnapshotEntry& a, const SnapshotEntry& b) noexcept { return a.id < b.id; }
 
+// `rows` are those in memory, expired ones until they are swept: asking costs nothing while they are many.
 struct TableStats {
   uint64_t rows = 0, admitted = 0, refused = 0, evicted = 0, index_bytes = 0, row_bytes = 0, candidate_bytes = 0;
 };

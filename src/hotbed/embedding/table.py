@@ -165,7 +165,8 @@ class Table:
 
     @property
     def stats(self) -> dict[str, int]:
-        """`rows`; ids ever `admitted`, `refused` (a batch and id counts once), `evicted`; bytes of index, rows and candidates."""
+        """`rows` in memory (expired ones until they are swept); ids ever `admitted`, `refused` (a batch and id counts once),
+        `evicted`; bytes of index, rows and candidates. Asking is cheap, also while `len` must look at every row."""
         return dict(self.native.stats())
 
     # ------------------------------------------------------------------------------------------------------ ids and rows
