@@ -267,14 +267,15 @@ class Broker:
 
     def produce(self, topic: str, values: Sequence[bytes | None], partition: int = 0, start: int | None = None) -> None:
         """Messages to one partition, in order; returns when the broker has them. Their timestamps are `start`, `start`
-        + 1, ... milliseconds, or now."""
+        + 1, ... milliseconds (not 0, which Kafka takes for now), or now."""
         times = [int(time.time() * 1000) if start is None else start + i for i in range(len(values))]
         self._topics[topic][partition] += list(zip(times, values, strict=True))
         self._send(topic, partition, self._topics[topic][partition][-len(values) :] if values else [])
 
     def delete(self, topic: str) -> None:
         """Removes a topic."""
-        self._admin.AdminClient(self._options()).delete_topics([topic])[topic].result(30)
+        client = self._admin.AdminClient(self._options())
+        client.delete_topics([topic])[topic].result(30)
         del self._topics[topic]
 
     def pause(self, paused: bool = True) -> None:
@@ -310,7 +311,10 @@ class Broker:
         if self._producer is None:
             self._producer = self._kafka.Producer({**self._options(), "linger.ms": 1, "enable.idempotence": False,
                                                    "max.in.flight": 1})  # fmt: skip
-        for at, value in messages:
+        for number, (at, value) in enumerate(messages, 1):
+            if number == len(messages):
+                self._producer.flush(60)  # Tansu tells the end of a partition rightly after a batch of one message
+            self._producer.poll(0)
             while True:
                 try:
                     self._producer.produce(

@@ -84,7 +84,7 @@ class Kafka(Source):
         """What librdkafka is given, variables filled in."""
         options = {key: _expanded(key, value) for key, value in self.options.items()}
         own = (self.servers, self.group or "hotbed", False, "error", True)
-        return {"reconnect.backoff.max.ms": 2000, **options, **dict(zip(_OWN, own, strict=True))}
+        return {"reconnect.backoff.max.ms": 2000, "log_level": 0, **options, **dict(zip(_OWN, own, strict=True))}
 
     def schema(self) -> pa.Schema:
         """The fields of the oldest messages; waits for the first for some seconds."""

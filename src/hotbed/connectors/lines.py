@@ -245,7 +245,7 @@ class Arrow(Decoder):
         for value in values:
             try:
                 return pa.ipc.open_stream(value).schema.remove_metadata()
-            except pa.ArrowException:
+            except (OSError, pa.ArrowException):
                 continue
         raise ValueError("no Arrow stream among them")
 
@@ -310,7 +310,7 @@ def decode(decoder: Decoder, values: Sequence[bytes], schema: pa.Schema, first: 
             if not decoder.many and batch.num_rows != len(values):
                 raise ValueError(f"{len(values)} messages gave {batch.num_rows} rows")
             return [batch], [batch.num_rows] if decoder.many else [1] * len(values), {}
-        except (ValueError, TypeError, KeyError, pa.ArrowException) as error:
+        except (ValueError, TypeError, KeyError, OSError, pa.ArrowException) as error:
             if len(values) == 1:
                 return [], [0], {first: error}
     half = len(values) // 2

@@ -44,7 +44,7 @@ class Topic:
         self._paused: set[int] = set()
         self._doubts: dict[str, float] = {}
         self._looked, self._turn, self._committing = 0.0, 0, 0
-        self._refused, self._down = "", False
+        self._refused, self._down, self._shaken = "", False, False
         options = {**source.client_options(), "error_cb": self._on_error, "on_commit": self._on_commit}
         self._consumer = self.kafka.Consumer(options, logger=logger)
 
@@ -129,6 +129,7 @@ class Topic:
             if topic.error.code() == topic.error.TOPIC_AUTHORIZATION_FAILED:
                 raise self._error(topic.error.str(), f"{self.source.servers}", "ask for the right to read it")
             self._doubt("topic", "the broker does not know it", topic.error.str(), "create it or correct the name")
+            raise _Doubt
         rank, ranks = self.source.shard
         asked = topic.partitions if self.source.partitions is None else self.source.partitions
         found = {int(p) for p in asked if p in topic.partitions and p % ranks == rank}
@@ -137,6 +138,7 @@ class Topic:
             there = f"partitions {sorted(topic.partitions)}, of which {sorted(found)} are asked for"
             self._doubt("topic", f"partitions {lost} are not there", there, "was the topic made anew? begin without "
                         "the position, or ask for other partitions")  # fmt: skip
+            raise _Doubt
         self._doubts.pop("topic", None)
         return found
 
@@ -153,7 +155,7 @@ class Topic:
         return int(low), int(high)
 
     def _accept(self, bounds: Mapping[int, tuple[int, int]], new: Sequence[int]) -> bool:
-        """Whether all partitions hold what the position says they do; then the new ones are fetched as well."""
+        """Checks that partitions hold what the position says they do, and fetches the new ones as well."""
         if not self.begins:
             self._choose_start(bounds)
         begins = {p: self.begins.get(p, self._begin_on_record(p, bounds[p][0])) for p in new}
@@ -164,18 +166,15 @@ class Topic:
                     f"messages {at} to {low - 1} of partition {p} are gone", f"{low} as the oldest",
                     "keep more on the broker (retention), or begin without the position and lose them",
                 )  # fmt: skip
-            if at <= high:
+            if at <= high or self._ended.get(p, -1) >= at:  # Tansu tells the end too low, but fetches rightly
                 self._doubts.pop(f"end of {p}", None)
-                continue
-            try:
+            else:
                 self._doubt(f"end of {p}", f"partition {p} ends before the position", f"{high} messages, position {at}",
                             "was the topic made anew? begin without the position")  # fmt: skip
-            except _Doubt:
-                return False
         self.begins |= begins
         self.fetched |= begins
         self.pending |= {p: [] for p in new}
-        if new:
+        if new or self._shaken:
             self._assign()
         return True
 
@@ -196,7 +195,7 @@ class Topic:
     def _assign(self) -> None:
         """Fetches all partitions from where they are."""
         places = [self._place(p, offset) for p, offset in self.fetched.items()]
-        self._ended, self._paused = {}, set()
+        self._ended, self._paused, self._shaken = {}, set(), False
         self._consumer.assign(places)
         self._consumer.resume(places)
 
@@ -221,17 +220,15 @@ class Topic:
         since = self._doubts.setdefault(key, time.monotonic())
         if time.monotonic() - since >= PATIENCE_SECONDS:
             raise self._error(what, received, remedy)
-        raise _Doubt
 
     def _failed(self, error: Any, partition: int, offset: int) -> None:
         if error.code() == error._PARTITION_EOF:
             self._ended[partition] = offset
         elif error.code() == error.TOPIC_AUTHORIZATION_FAILED or error.fatal():
             raise self._error(error.str(), error.name(), "ask for the right to read it, or start again")
-        else:  # the next look tells what it means; a partition with such an error is fetched no more
+        else:  # such a partition is fetched no more; the next look tells what it means and begins anew
             logger.info("topic %r, partition %d: %s", self.source.topic, partition, error)
-            if partition in self.fetched:
-                self._assign()
+            self._shaken = True
 
     def _is_down(self, error: Exception, first: bool) -> None:
         if self._refused and first:
@@ -245,6 +242,7 @@ class Topic:
     def _on_error(self, error: Any) -> None:
         if error.code() in (error._AUTHENTICATION, error.SASL_AUTHENTICATION_FAILED, error._SSL):
             self._refused = str(error)
+        self._shaken = True  # a broker that comes back may not be the same
         logger.debug("%s", error)
 
     def _on_commit(self, error: Any, _places: Any) -> None:

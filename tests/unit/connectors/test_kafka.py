@@ -1,0 +1,423 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kafka against a real broker: each message once, in one order, whatever dies; what cannot be is said clearly."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from hotbed import config
+from hotbed.connectors import Arrow, DeadLetters, Journal, Json, Kafka, Live, Position, ReadPlan, Skips
+from hotbed.connectors import topic as topic_module
+from hotbed.connectors.base import PLACE
+from hotbed.data import Batch, Dataset, Id, Label, Schema
+from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
+from hotbed.testing import Broker
+
+pytestmark = pytest.mark.core
+SCHEMA = Schema([Label("label"), Id("row")])
+SKEW = (0, 0, 0, 0, 0, 0, 1, 1, 2)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Broker]:
+    """A broker for tests that leave it as it is; each has a topic of its own."""
+    with Broker() as running:
+        yield running
+
+
+@pytest.fixture
+def topic(shared: Broker, request: pytest.FixtureRequest) -> str:
+    name = request.node.name.split("[")[0][-60:]
+    shared.create(name, 3)
+    return name
+
+
+def message(row: int, **more: Any) -> bytes:
+    return json.dumps({"row": row, "label": row % 2, **more}).encode()
+
+
+def fill(broker: Broker, topic: str, rows: range) -> None:
+    """Three skewed partitions; timestamps rise with row numbers."""
+    for partition in range(3):
+        part = [row for row in rows if SKEW[row % 9] == partition]
+        for row in part:
+            broker._topics[topic][partition].append((row + 1, message(row)))
+        broker._send(topic, partition, broker._topics[topic][partition][-len(part) :])
+
+
+def make(source: Kafka, batch_size: int = 50, live: Live | None = None, **arguments: Any) -> Dataset:
+    dataset = Dataset(source, SCHEMA, batch_size, **{"prefetch": 0, **arguments})
+    dataset.live = live or Live()
+    return dataset
+
+
+def rows(batches: Any) -> list[list[int]]:
+    return [batch.ids["row"].values.tolist() for batch in batches]
+
+
+def within(items: Any, count: int, seconds: float = 30.0) -> list[Batch]:
+    """The first `count` batches of a stream."""
+    found: list[Batch] = []
+    deadline = time.monotonic() + seconds
+    for item in items:
+        if item is not None:
+            found.append(item)
+        if len(found) == count:
+            break
+        assert time.monotonic() < deadline, f"{len(found)} of {count} batches in {seconds} s"
+    return found
+
+
+def test_each_message_comes_once_in_the_order_of_timestamps_though_partitions_are_skewed(
+    shared: Broker, topic: str
+) -> None:
+    fill(shared, topic, range(5000))
+    dataset = make(Kafka(shared.servers, topic, block_rows=200))
+    assert [row for batch in rows(within(dataset.stream(), 100)) for row in batch] == list(range(5000))
+    assert dataset.lag == 0
+
+
+def test_a_run_that_dies_again_and_again_gets_the_batches_of_one_that_does_not(
+    shared: Broker, topic: str, tmp_path: Path
+) -> None:
+    fill(shared, topic, range(4000))
+    draw = random.Random(7)
+    source = Kafka(shared.servers, topic, block_rows=150, linger_seconds=0.02)
+    journal = Journal(tmp_path / "journal")
+    position: dict[str, Any] = {}
+    seen: dict[int, list[int]] = {}
+    while len(seen) < 80:
+        dataset = make(source, live=Live(journal), prefetch=draw.choice([0, 3])).resume(position)
+        left = 80 - position.get("rows", 0) // 50
+        for batch in within(dataset.stream(), min(left, draw.randint(1, 30))):
+            assert batch.position is not None
+            number = batch.position["rows"]
+            batch_rows = batch.ids["row"].values.tolist()
+            assert seen.setdefault(number, batch_rows) == batch_rows
+            if draw.random() < 0.1:
+                position = batch.position.to_json()
+        journal.close()
+        journal = Journal(tmp_path / "journal")
+    assert [row for number in sorted(seen) for row in seen[number]] == list(range(4000))
+
+
+def test_without_the_journal_a_position_loses_and_repeats_nothing(shared: Broker, topic: str) -> None:
+    fill(shared, topic, range(1000))
+    first = within(make(Kafka(shared.servers, topic, block_rows=130)).stream(), 7)
+    position = json.dumps((first[-1].position or Position({})).to_json())
+    rest = within(make(Kafka(shared.servers, topic, block_rows=77)).resume(position).stream(), 13)
+    assert sorted(row for batch in rows([*first, *rest]) for row in batch) == list(range(1000))
+
+
+def test_a_block_of_few_messages_comes_after_the_linger_and_ticks_meanwhile(shared: Broker, topic: str) -> None:
+    items = make(Kafka(shared.servers, topic), 3).stream()
+    assert list(islice(items, 3)) == [None] * 3
+    shared.produce(topic, [message(0), message(1)], start=1)
+    shared.produce(topic, [message(2)], partition=1, start=3)
+    assert rows(within(items, 1)) == [[0, 1, 2]]
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest"])
+def test_where_a_first_reading_begins_is_decided_once(shared: Broker, start: Any) -> None:
+    topic = f"begins-{start}"
+    shared.create(topic, 2)
+    shared.produce(topic, [message(row) for row in range(10)])
+    live = Live(Journal())
+    items = make(Kafka(shared.servers, topic, start=start), 5, live).stream()
+    if start == "earliest":
+        assert rows(within(items, 2)) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+        return
+    assert list(islice(items, 5)) == [None] * 5
+    shared.produce(topic, [message(row) for row in range(10, 15)])
+    again = make(Kafka(shared.servers, topic, start=start), 5, live).stream()  # died before the first batch
+    assert rows(within(again, 1)) == [[10, 11, 12, 13, 14]]
+
+
+def test_named_partitions_and_shards_divide_a_topic(shared: Broker, topic: str) -> None:
+    fill(shared, topic, range(900))
+    only = make(Kafka(shared.servers, topic, partitions=[1]), 200)
+    assert all(SKEW[row % 9] == 1 for row in rows(within(only.stream(), 1))[0])
+    halves = [make(Kafka(shared.servers, topic, shard=(rank, 2)), 50) for rank in (0, 1)]
+    even, odd = rows(within(halves[0].stream(), 14)), rows(within(halves[1].stream(), 4))
+    assert sorted(row for batch in [*even, *odd] for row in batch) == list(range(900))
+
+
+def test_poison_is_a_dead_letter_with_its_place_and_the_others_live(shared: Broker, topic: str, tmp_path: Path) -> None:
+    poison: list[bytes | None] = [
+        b"{",
+        b"",
+        None,
+        b"[]",
+        b'{"row": 1} {"row": 2}',
+        b'{"row": "one", "label": 1}',
+        b"\xff",
+    ]
+    good: list[bytes | None] = [message(row) for row in range(50)]
+    good[3] = b'{\n  "row": 3,\n  "label": 1\n}'
+    shared.produce(topic, [*good[:20], *poison, *good[20:]])
+    letters = DeadLetters(tmp_path / "dead.jsonl")
+    dataset = make(Kafka(shared.servers, topic), live=Live(dead_letters=letters), on_error="skip")
+    assert rows(within(dataset.stream(), 1)) == [list(range(50))]
+    assert letters.counts == {"undecodable": len(poison)} == {"undecodable": dataset.skips.total}
+    places = [json.loads(line)["place"] for line in (tmp_path / "dead.jsonl").read_text().splitlines()]
+    assert places == [{"topic": topic, "partition": 0, "offset": 20 + i} for i in range(len(poison))]
+
+
+def test_poison_is_an_error_with_its_place_where_nothing_may_be_skipped(shared: Broker, topic: str) -> None:
+    shared.produce(topic, [message(0), b"{"], partition=2)
+    with pytest.raises(DecodeError, match=rf"topic {topic}, partition 2, offset 1: cannot be decoded"):
+        within(make(Kafka(shared.servers, topic)).stream(), 1)
+
+
+def test_a_row_that_does_not_encode_is_named_with_its_place(shared: Broker, topic: str) -> None:
+    shared.produce(topic, [message(0), b'{"row": 1}'], partition=1)
+    with pytest.raises(DecodeError, match=rf"topic {topic}, partition 1, offset 1: label 'label'"):
+        within(make(Kafka(shared.servers, topic)).stream(), 1)
+
+
+def test_fields_may_come_and_go_and_a_column_keeps_its_type(shared: Broker, topic: str) -> None:
+    schema = Schema([Label("label"), Id("row"), Id("tags")])
+    shared.produce(topic, [message(0, tags=["a"]), message(1, tags=[], new={"deep": 1}), message(2)], start=1)
+    shared.produce(topic, [message(3, tags=[5], old=1), message(4, tags=["b"])], start=10)
+    dataset = Dataset(Kafka(shared.servers, topic), schema, 4, prefetch=0, on_error="skip")
+    (batch,) = within(dataset.stream(), 1)
+    assert rows([batch]) == [[0, 1, 2, 4]]
+    assert batch.ids["tags"].lengths().tolist() == [1, 0, 0, 1]
+    assert dataset.live.dead_letters.counts == {"undecodable": 1}
+
+
+def test_types_met_first_are_part_of_the_position(shared: Broker, topic: str) -> None:
+    shared.produce(topic, [message(0)] * 4)
+    source = Kafka(shared.servers, topic, block_rows=4)
+    first = within(make(source, 4).stream(), 1)
+    shared.produce(topic, [b'{"row": "text", "label": 1}'] * 4)
+    resumed = make(source, 4).resume(first[0].position or {})
+    with pytest.raises(DecodeError, match="offset 4: cannot be decoded"):
+        within(resumed.stream(), 1)
+
+
+def test_a_column_that_no_message_has_is_an_error_unless_it_was_declared(shared: Broker, topic: str) -> None:
+    shared.produce(topic, [b'{"row": 1, "lable": 1}', b'{"row": 2}'])
+    with pytest.raises(SchemaError, match=r"no message has columns \['label'\] — received \['row', 'lable'\]"):
+        within(make(Kafka(shared.servers, topic)).stream(), 1)
+    schema = Schema([Id("row"), Id("tags")])
+    source = Kafka(shared.servers, topic, Json({"tags": "list<string>"}))
+    (batch,) = within(Dataset(source, schema, 2, prefetch=0).stream(), 1)
+    assert batch.ids["tags"].lengths().tolist() == [0, 0]
+    with pytest.raises(ConfigError, match=r"columns.tags: unknown type — received 'text'"):
+        Json({"tags": "text"})
+
+
+def test_arrow_messages_hold_many_rows_each(shared: Broker, topic: str) -> None:
+    def stream(values: list[int], kind: pa.DataType) -> bytes:
+        sink = pa.BufferOutputStream()
+        batch = pa.record_batch({"row": pa.array(values, kind), "label": [0.0] * len(values)})
+        with pa.ipc.new_stream(sink, batch.schema) as writer:
+            writer.write_batch(batch)
+        return bytes(sink.getvalue())
+
+    whole = stream(list(range(10)), pa.int64())
+    shared.produce(topic, [whole, whole[:-50], stream([], pa.int64()), stream([10, 11], pa.int32())])
+    dataset = make(Kafka(shared.servers, topic, Arrow()), 4, on_error="skip")
+    batches = within(dataset.stream(), 3)
+    assert [row for batch in rows(batches) for row in batch] == list(range(12))
+    assert dataset.live.dead_letters.counts == {"undecodable": 1}
+    resumed = make(Kafka(shared.servers, topic, Arrow()), 4, on_error="skip").resume(batches[0].position or {})
+    assert rows(within(resumed.stream(), 2)) == rows(batches[1:])
+
+
+def test_raw_batches_know_where_each_row_came_from(shared: Broker, topic: str) -> None:
+    shared.produce(topic, [message(7)], partition=2)
+    for batch, position in Kafka(shared.servers, topic).read(plan=ReadPlan(("row",), skips=Skips())):
+        if batch.num_rows:
+            assert batch.column(PLACE).to_pylist() == [{"topic": topic, "partition": 2, "offset": 0}]
+            assert position["now"] == pytest.approx(time.time() * 1e6, abs=60e6)
+            assert Kafka(shared.servers, topic).schema().names == ["row", "label"]
+            break
+
+
+def test_commits_reach_the_brokers_group_only_when_told(shared: Broker, topic: str) -> None:
+    import confluent_kafka as kafka
+
+    fill(shared, topic, range(900))
+    source = Kafka(shared.servers, topic, group="trainer", block_rows=90)
+    places = [kafka.TopicPartition(topic, partition) for partition in range(3)]
+    other = kafka.Consumer({"bootstrap.servers": shared.servers, "group.id": "trainer"})
+
+    def committed() -> list[int]:
+        return [place.offset for place in other.committed(places, timeout=10)]
+
+    dataset = make(source, 90)
+    items = dataset.stream()
+    batches = within(items, 5)
+    assert batches[1].position is not None
+    assert batches[3].position is not None
+    assert committed() == [-1001] * 3
+    dataset.commit(batches[1].position)
+    deadline = time.monotonic() + 20
+    while committed() == [-1001] * 3 and time.monotonic() < deadline:
+        next(items)
+    assert committed() == list(batches[1].position["source"]["offsets"].values())
+    items.close()  # type: ignore[attr-defined]
+    dataset.commit(batches[3].position)  # the last checkpoint, when reading has ended
+    assert committed() == list(batches[3].position["source"]["offsets"].values())
+    other.close()
+
+
+def test_secrets_are_filled_in_late_and_shown_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Kafka("host:9092", "clicks", options={"sasl.password": "hunter2", "security.protocol": "SASL_SSL"})
+    assert "hunter2" not in repr(source) + json.dumps(config.describe(source))
+    named = Kafka("host:9092", "clicks", options={"sasl.password": "${KAFKA_PASSWORD}"})
+    assert config.build(config.describe(named), Kafka) == named
+    with pytest.raises(ConfigError, match=r"options.sasl.password: no environment variable KAFKA_PASSWORD"):
+        named.client_options()
+    monkeypatch.setenv("KAFKA_PASSWORD", "hunter2")
+    assert named.client_options()["sasl.password"] == "hunter2"
+    rebuilt = config.build(config.describe(source), Kafka)
+    with pytest.raises(ConfigError, match="a secret is never written down"):
+        rebuilt.client_options()
+    monkeypatch.delenv("KAFKA_PASSWORD")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"start": "middle"}, "start: 'earliest' or 'latest'"),
+        ({"shard": (2, 2)}, "shard: "),
+        ({"block_rows": 0}, "block_rows >= 1"),
+        ({"options": {"group.id": "x"}}, r"options.group.id: Hotbed sets it itself"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Kafka("host:9092", "clicks", **arguments)
+
+
+def test_a_topic_that_is_not_there_is_waited_for_and_then_named(
+    shared: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    items = make(Kafka(shared.servers, "later"), 2).stream()
+    assert list(islice(items, 3)) == [None] * 3
+    shared.create("later")
+    shared.produce("later", [message(0), message(1)])
+    assert rows(within(items, 1)) == [[0, 1]]
+    monkeypatch.setattr(topic_module, "PATIENCE_SECONDS", 0.5)
+    with pytest.raises(DataError, match=r"kafka topic 'never': the broker does not know it"):
+        within(make(Kafka(shared.servers, "never")).stream(), 1)
+
+
+def test_offsets_that_are_gone_are_an_error(shared: Broker, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(shared, topic, range(900))
+    first = within(make(Kafka(shared.servers, topic, block_rows=90), 90).stream(), 2)
+    monkeypatch.setattr(topic_module.Topic, "_bounds", lambda self, partition: (200, 900))  # retention took 0 to 199
+    with pytest.raises(DataError, match=r"messages \d+ to 199 of partition 0 are gone — received 200 as the oldest"):
+        within(make(Kafka(shared.servers, topic)).resume(first[-1].position or {}).stream(), 1)
+
+
+# --- outages: each has a broker of its own -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
+    monkeypatch.setattr(topic_module, "LOOK_SECONDS", 0.2)
+    with Broker() as running:
+        running.create("clicks", 3)
+        yield running
+
+
+def test_a_broker_that_restarts_is_waited_for_and_nothing_is_lost(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(broker, "clicks", range(900))
+    items = make(Kafka(broker.servers, "clicks", block_rows=100), 90).stream()
+    first = within(items, 4)
+    broker.kill()
+    with caplog.at_level(logging.WARNING, "hotbed.kafka"):
+        before = time.monotonic()
+        while "is away" not in caplog.text and time.monotonic() < before + 20:
+            first += [item for item in [next(items)] if item is not None]
+        broker.restart()
+        fill(broker, "clicks", range(900, 1800))
+        rest = within(items, 20 - len(first), 60)
+    assert sorted(row for batch in rows([*first, *rest]) for row in batch) == list(range(1800))
+    assert caplog.text.count("is away, reading waits") == 1
+    assert caplog.text.count("is back") == 1
+
+
+def test_a_broker_that_hangs_is_waited_for(broker: Broker) -> None:
+    fill(broker, "clicks", range(900))
+    items = make(Kafka(broker.servers, "clicks", block_rows=90), 90).stream()
+    first = within(items, 3)
+    broker.pause()
+    first += [item for item in islice(items, 12) if item is not None]
+    broker.pause(False)
+    rest = within(items, 10 - len(first))
+    assert sorted(row for batch in rows([*first, *rest]) for row in batch) == list(range(900))
+
+
+def test_a_stream_may_begin_before_its_broker(broker: Broker) -> None:
+    broker.kill()
+    items = make(Kafka(broker.servers, "clicks"), 2).stream()
+    assert list(islice(items, 3)) == [None] * 3
+    broker.restart()
+    broker.produce("clicks", [message(0), message(1)])
+    assert rows(within(items, 1)) == [[0, 1]]
+
+
+def test_new_partitions_are_read_from_their_beginning_now_and_in_the_next_life(broker: Broker) -> None:
+    fill(broker, "clicks", range(90))
+    live = Live(Journal())
+    source = Kafka(broker.servers, "clicks", start="latest", linger_seconds=0.02)
+    items = make(source, 30, live).stream()
+    assert list(islice(items, 5)) == [None] * 5
+    fill(broker, "clicks", range(90, 180))
+    seen = within(items, 3)
+    broker.restart({"clicks": 5})
+    broker.produce("clicks", [message(row) for row in range(1000, 1030)], partition=3)
+    broker.produce("clicks", [message(row) for row in range(1030, 1060)], partition=4)
+    seen += within(items, 2)
+    assert sorted(row for batch in rows(seen) for row in batch) == [*range(90, 180), *range(1000, 1060)]
+    for number in (0, 2, 3):
+        again = make(source, 30, Live(live.journal)).resume(seen[number].position or {})
+        assert rows(within(again.stream(), 4 - number)) == rows(seen[number + 1 :])
+
+
+def test_a_topic_made_anew_or_with_fewer_partitions_is_refused(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(broker, "clicks", range(900))
+    first = within(make(Kafka(broker.servers, "clicks", block_rows=90), 90).stream(), 2)
+    position = first[-1].position or Position({})
+    monkeypatch.setattr(topic_module, "PATIENCE_SECONDS", 0.5)
+    broker.delete("clicks")
+    with pytest.raises(DataError, match="the broker does not know it"):
+        within(make(Kafka(broker.servers, "clicks")).resume(position).stream(), 1)
+    broker.create("clicks", 3)
+    with pytest.raises(DataError, match=r"partition 0 ends before the position — received 0 messages, position \d+"):
+        within(make(Kafka(broker.servers, "clicks")).resume(position).stream(), 1)
+    broker.delete("clicks")
+    broker.create("clicks", 2)
+    with pytest.raises(DataError, match=r"partitions \[2\] are not there — received partitions \[0, 1\]"):
+        within(make(Kafka(broker.servers, "clicks")).resume(position).stream(), 1)
+
+
+def test_a_topic_that_is_emptied_under_a_reader_is_an_error_not_a_jump(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(broker, "clicks", range(900))
+    items = make(Kafka(broker.servers, "clicks", block_rows=90), 90).stream()
+    within(items, 10)
+    monkeypatch.setattr(topic_module, "PATIENCE_SECONDS", 1.0)
+    broker.kill()
+    broker.start()
+    broker.create("clicks", 3)
+    with pytest.raises(DataError, match="ends before the position"):
+        within(items, 1, 60)
