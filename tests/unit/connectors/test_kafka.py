@@ -15,7 +15,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from hotbed import config
 from hotbed.connectors import Arrow, DeadLetters, Journal, Json, Kafka, Live, Position, ReadPlan, Skips
 from hotbed.connectors import topic as topic_module
 from hotbed.connectors.base import PLACE
@@ -23,7 +22,6 @@ from hotbed.data import Batch, Dataset, Id, Label, Schema
 from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
 from hotbed.testing import Broker
 
-pytestmark = pytest.mark.core
 SCHEMA = Schema([Label("label"), Id("row")])
 SKEW = (0, 0, 0, 0, 0, 0, 1, 1, 2)
 
@@ -274,35 +272,6 @@ def test_commits_reach_the_brokers_group_only_when_told(shared: Broker, topic: s
     other.close()
 
 
-def test_secrets_are_filled_in_late_and_shown_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = Kafka("host:9092", "clicks", options={"sasl.password": "hunter2", "security.protocol": "SASL_SSL"})
-    assert "hunter2" not in repr(source) + json.dumps(config.describe(source))
-    named = Kafka("host:9092", "clicks", options={"sasl.password": "${KAFKA_PASSWORD}"})
-    assert config.build(config.describe(named), Kafka) == named
-    with pytest.raises(ConfigError, match=r"options.sasl.password: no environment variable KAFKA_PASSWORD"):
-        named.client_options()
-    monkeypatch.setenv("KAFKA_PASSWORD", "hunter2")
-    assert named.client_options()["sasl.password"] == "hunter2"
-    rebuilt = config.build(config.describe(source), Kafka)
-    with pytest.raises(ConfigError, match="a secret is never written down"):
-        rebuilt.client_options()
-    monkeypatch.delenv("KAFKA_PASSWORD")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"start": "middle"}, "start: 'earliest' or 'latest'"),
-        ({"shard": (2, 2)}, "shard: "),
-        ({"block_rows": 0}, "block_rows >= 1"),
-        ({"options": {"group.id": "x"}}, r"options.group.id: Hotbed sets it itself"),
-    ],
-)
-def test_wrong_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Kafka("host:9092", "clicks", **arguments)
-
-
 def test_a_topic_that_is_not_there_is_waited_for_and_then_named(
     shared: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,6 +304,7 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
         yield running
 
 
+@pytest.mark.slow
 def test_a_broker_that_restarts_is_waited_for_and_nothing_is_lost(
     broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -354,6 +324,7 @@ def test_a_broker_that_restarts_is_waited_for_and_nothing_is_lost(
     assert caplog.text.count("is back") == 1
 
 
+@pytest.mark.slow
 def test_a_broker_that_hangs_is_waited_for(broker: Broker) -> None:
     fill(broker, "clicks", range(900))
     items = make(Kafka(broker.servers, "clicks", block_rows=90), 90).stream()
@@ -374,6 +345,7 @@ def test_a_stream_may_begin_before_its_broker(broker: Broker) -> None:
     assert rows(within(items, 1)) == [[0, 1]]
 
 
+@pytest.mark.slow
 def test_new_partitions_are_read_from_their_beginning_now_and_in_the_next_life(broker: Broker) -> None:
     fill(broker, "clicks", range(90))
     live = Live(Journal())
@@ -392,6 +364,7 @@ def test_new_partitions_are_read_from_their_beginning_now_and_in_the_next_life(b
         assert rows(within(again.stream(), 4 - number)) == rows(seen[number + 1 :])
 
 
+@pytest.mark.slow
 def test_a_topic_made_anew_or_with_fewer_partitions_is_refused(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(broker, "clicks", range(900))
     first = within(make(Kafka(broker.servers, "clicks", block_rows=90), 90).stream(), 2)
@@ -409,6 +382,7 @@ def test_a_topic_made_anew_or_with_fewer_partitions_is_refused(broker: Broker, m
         within(make(Kafka(broker.servers, "clicks")).resume(position).stream(), 1)
 
 
+@pytest.mark.slow
 def test_a_topic_that_is_emptied_under_a_reader_is_an_error_not_a_jump(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
