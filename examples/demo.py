@@ -2,7 +2,8 @@
 """`make demo`: train on the MovieLens events that the repository ships, offline and then online; recommend films.
 
 1. `hotbed train examples/movielens.yaml`: a DCNv2 learns the first 80 % of the events (the last tenth of them validates),
-   then goes through the rest in the order of time: each batch is predicted, then learned. Model and report are saved.
+   then follows the rest as a stream, as `hotbed online` does: each batch is predicted, then learned, and what was learned
+   is kept in checkpoints, so that a stream without end can be killed and started again. Model and report are saved.
 2. `examples/recommend.py`: a new process loads the model and ranks the films that a user has not seen.
 
 Arguments are passed on to `hotbed train`: `python examples/demo.py --set fit.epochs=2`.

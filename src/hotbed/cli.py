@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import sys
 from collections.abc import Mapping
 from importlib import import_module, metadata, util
@@ -20,17 +21,18 @@ from rich.table import Table as Grid
 
 from hotbed import config
 from hotbed.errors import ConfigError, HotbedError
-from hotbed.job import Job, json_schema, parse_value
+from hotbed.job import Job, json_schema
+from hotbed.jobfile import parse_value
+from hotbed.show import console, print_checkpoint, print_columns, print_difference, print_results, print_values
 
 if TYPE_CHECKING:
-    from hotbed.embedding.table import Table
+    from hotbed.data.schema import Schema
     from hotbed.training.model import RecModel
     from hotbed.training.watch import History
 
-HELP = "Train, evaluate and inspect recommendation models that a job file describes; see docs/jobs.md."
+HELP = "Train, follow, evaluate and inspect recommendation models that a job file describes; see docs/jobs.md."
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=HELP)
-console = Console()
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="A job: YAML, or JSON.")]
 Assignments = Annotated[
@@ -38,10 +40,27 @@ Assignments = Annotated[
 ]
 
 
+Checkpoint = Annotated[str, typer.Argument(metavar="CKPT", help="A folder of states, one of them, or a URL.")]
+
+
 @app.command()
 def train(job_file: JobFile, assignments: Assignments = None) -> None:
-    """Train the job's model, run its stream, and write checkpoint and report to its output folder."""
+    """Train the job's model, from the start; run its stream; write model and report to its output folder."""
     run_job(_read(job_file, assignments))
+
+
+@app.command()
+def online(
+    job_file: JobFile,
+    assignments: Assignments = None,
+    max_steps: Annotated[int | None, typer.Option(help="End after so many steps, earlier runs included.")] = None,
+    max_seconds: Annotated[float | None, typer.Option(help="End after so many seconds.")] = None,
+) -> None:
+    """Follow the job's stream: predict each batch, then learn it. Started again, it goes on where it was left.
+
+    A job with `train` learns that first, once. Ctrl-C ends it after a step, and leaves its state.
+    """
+    follow_job(_read(job_file, assignments), max_steps, max_seconds)
 
 
 @app.command()
@@ -52,7 +71,7 @@ def evaluate(job_file: JobFile, assignments: Assignments = None) -> None:
     job = _read(job_file, assignments)
     if job.valid is None:
         raise ConfigError("job.valid: missing key — `hotbed evaluate` needs a source with labels — add it, or --set it")
-    model = hb.load(job.output)
+    model = hb.load(_newest(job))
     print_values("evaluation", model.evaluate(job.dataset(job.valid, model.schema)))
 
 
@@ -68,7 +87,7 @@ def predict(job_file: JobFile, assignments: Assignments = None) -> None:
     source = job.predict or job.valid
     if source is None:
         raise ConfigError("job.predict: missing key — there is nothing to score — add a source, or --set it")
-    model = hb.load(job.output)
+    model = hb.load(_newest(job))
     scores = model.predict(job.dataset(source, model.schema))
     columns = scores if isinstance(scores, Mapping) else {model.schema.labels[0].name: scores}
     path = Path(job.output) / "predictions.parquet"
@@ -77,18 +96,52 @@ def predict(job_file: JobFile, assignments: Assignments = None) -> None:
 
 
 @app.command()
-def inspect(job_file: JobFile, assignments: Assignments = None) -> None:
-    """Show what a job is: its data, columns and tables; and the trained model, once there is one."""
+def inspect(
+    what: Annotated[str, typer.Argument(metavar="JOB.yaml|CKPT", help="A job file; or a folder or URL of states.")],
+    assignments: Assignments = None,
+) -> None:
+    """Show what a job is: its data, columns and tables, and the trained model; or what a checkpoint holds."""
     import hotbed as hb
 
-    job = _read(job_file, assignments)
+    if "://" in what or Path(what).is_dir():
+        from hotbed.persist import chain
+
+        print_checkpoint(chain.describe(what))
+        return
+    job = _read(Path(what), assignments)
     print_columns(job)
     rest = {key: value for key, value in job.to_json().items() if key != "schema"}
     console.print(escape(yaml.safe_dump(rest, sort_keys=False, default_flow_style=None, width=110)), highlight=False)
-    if (Path(job.output) / "CURRENT").exists():
-        console.print(hb.load(job.output).summary(), highlight=False)
+    newest = _newest(job)
+    if (Path(newest) / "CURRENT").exists():
+        console.print(hb.load(newest).summary(), highlight=False)
     else:
         console.print(f"not trained yet: no checkpoint in {job.output}")
+
+
+@app.command()
+def verify(checkpoint: Checkpoint) -> None:
+    """Check every file of a checkpoint and of what it rests on; what is wrong is named, with exit code 2."""
+    from hotbed.persist import chain
+
+    found = chain.verify(checkpoint)
+    console.print(
+        f"{found['folder']} is whole: {found['kind']}, version {found['version']}, {found['links']} links, "
+        f"{found['files']} files, {found['bytes'] / 2**20:,.1f} MiB\ndigest   {found['digest']}\n"
+        f"content  {found['content_digest']}", highlight=False, soft_wrap=True)  # fmt: skip
+
+
+@app.command()
+def diff(one: Checkpoint, two: Checkpoint) -> None:
+    """Show what differs between two checkpoints; exit code 1 where something does."""
+    from hotbed.persist import chain
+
+    found = chain.diff(one, two)
+    if found["same"]:
+        console.print("the same content")
+        return
+    print_difference(found)
+    raise typer.Exit(1)
 
 
 @app.command()
@@ -126,35 +179,68 @@ def doctor() -> None:
 
 def run_job(job: Job) -> RecModel:
     """Train, stream, save and report as the job says; prints what comes of it; returns the model."""
-    from hotbed.training.report import write_report
+    if job.train is None:
+        raise ConfigError("job.train: missing key — `hotbed train` begins with it — add it, or use `hotbed online`")
+    model, history = learn_past(job, job.fitted())
+    histories = {"train": history}
+    if job.stream is not None:
+        shutil.rmtree(job.state_path, ignore_errors=True)  # a training from the start begins its stream there too
+        histories["stream"] = learn_stream(job, model)
+    print_results(model, histories)
+    console.print(f"model: {model.save(job.output)}", highlight=False, soft_wrap=True)
+    print_report(job, model, histories)
+    return model
 
-    schema = job.schema.fit(job.train)
+
+def follow_job(job: Job, max_steps: int | None = None, max_seconds: float | None = None) -> RecModel:
+    """Go on with the job's stream, or begin: train first what it has to train; returns the model."""
+    if job.stream is None:
+        raise ConfigError("job.stream: missing key — `hotbed online` follows it — add a source, or use `hotbed train`")
+    histories: dict[str, History] = {}
+    if (Path(job.state_path) / "CURRENT").exists():
+        model = job.rec_model(job.schema_of(job.state_path))
+    elif job.train is None:
+        model = job.rec_model(job.fitted())
+    else:
+        model, histories["train"] = learn_past(job, job.fitted())
+    histories["stream"] = learn_stream(job, model, max_steps, max_seconds)
+    print_results(model, histories)
+    console.print(f"state: {job.state_path}", highlight=False, soft_wrap=True)
+    print_report(job, model, histories)
+    return model
+
+
+def learn_past(job: Job, schema: Schema) -> tuple[RecModel, History]:
+    """A model that has learned the job's `train`."""
+    assert job.train is not None
     model = job.rec_model(schema)
-    fit, output = job.fit, Path(job.output)
+    _begin(job, model, "training")
+    valid = None if job.valid is None else job.dataset(job.valid, schema)
+    data = job.dataset(job.train, schema)
+    return model, model.fit(data, valid, job.fit.epochs, job.make_callbacks(), seed=job.seed)
+
+
+def learn_stream(job: Job, model: RecModel, max_steps: int | None = None, max_seconds: float | None = None) -> History:
+    """Follow the job's stream."""
+    assert job.stream is not None
+    _begin(job, model, "the stream: each batch is predicted, then learned by")
+    events = job.dataset(job.stream, model.schema, batch_size=job.fit.stream_batch_size)
+    return model.online_train(
+        events, job.make_callbacks(stream=True), max_steps=max_steps, max_seconds=max_seconds, seed=job.seed
+    )
+
+
+def _begin(job: Job, model: RecModel, what: str) -> None:
+    output, schema = Path(job.output), model.schema
     output.mkdir(parents=True, exist_ok=True)
     (output / "job.json").write_text(json.dumps(job.to_json(), indent=1, ensure_ascii=False), encoding="utf-8")
     name = config.kind_of(type(model.network))
-    console.rule(f"[bold]training {name} on {len(schema.ids)} id and {len(schema.dense)} dense features", align="left")
-    valid = None if job.valid is None else job.dataset(job.valid, schema)
-    data = job.dataset(job.train, schema)
-    histories = {"train": model.fit(data, valid, fit.epochs, job.make_callbacks(), seed=job.seed)}
-    if job.stream is not None:
-        console.rule("[bold]the stream: each batch is predicted, then learned", align="left")
-        events = job.dataset(job.stream, schema, batch_size=fit.stream_batch_size)
-        callbacks = job.make_callbacks(stream=True)
-        histories["stream"] = model.fit(events, callbacks=callbacks, progressive=True)
-    console.rule("[bold]results", align="left")
-    for part, history in histories.items():
-        speed = history.epochs[-1]["samples_per_second"]
-        kind = "progressive " if part == "stream" else ""
-        values = {kind + name: value for name, value in history.metrics.items()}
-        print_values(part, values, f"  {speed:,.0f} samples/s")
-    print_tables(model.tables, histories)
-    console.print(f"model: {model.save(output)}", highlight=False, soft_wrap=True)
-    summary = model.summary()
-    report = write_report(output / "report.html", histories, title=f"{name}: {output.name}", summary=summary)
-    console.print(f"report: {report}", highlight=False, soft_wrap=True)
-    return model
+    console.rule(f"[bold]{what} {name} on {len(schema.ids)} id and {len(schema.dense)} dense features", align="left")
+
+
+def _newest(job: Job) -> str:
+    """Where the newest model of a job is: in its stream's states, or in its output folder."""
+    return job.state_path if (Path(job.state_path) / "CURRENT").exists() else job.output
 
 
 def diagnose() -> list[tuple[str, str, str]]:
@@ -179,37 +265,14 @@ def diagnose() -> list[tuple[str, str, str]]:
     return rows
 
 
-def print_columns(job: Job) -> None:
-    """Print the job's columns: role, the raw column and its type, table, settings."""
-    raw = job.train.schema()
-    grid = Grid("column", "role", "reads", "table", "settings")
-    for column in job.schema.columns:
-        shown_elsewhere = ("kind", "name", "column", "table")
-        settings = {key: value for key, value in config.describe(column).items() if key not in shown_elsewhere}
-        kind = raw.field(column.source).type if column.source in raw.names else "[red]absent[/]"
-        text = escape(json.dumps(settings, ensure_ascii=False)) if settings else ""
-        table = str(getattr(column, "table", "") or "")
-        grid.add_row(column.name, config.kind_of(type(column)), f"{column.source}: {kind}", table, text)
-    console.print(grid)
+def print_report(job: Job, model: RecModel, histories: Mapping[str, History]) -> None:
+    """Write the report, and say where."""
+    from hotbed.training.report import write_report
 
-
-def print_tables(tables: Mapping[str, Table], histories: Mapping[str, History]) -> None:
-    """Print how tables grew: rows after each part, and the ids that were admitted, refused and evicted on the way."""
-    grid = Grid("table", *(f"rows after {part}" for part in histories), "admitted", "refused", "evicted", "MiB")
-    for name, stats in ((name, table.stats) for name, table in sorted(tables.items())):
-        rows = [history.points[-1].tables[name]["rows"] if history.points else 0 for history in histories.values()]
-        counts = [f"{count:,.0f}" for count in (*rows, stats["admitted"], stats["refused"], stats["evicted"])]
-        size = sum(value for key, value in stats.items() if "bytes" in key)
-        grid.add_row(name, *counts, f"{size / 2**20:.1f}")
-    console.print(grid)
-
-
-def print_values(title: str, values: Mapping[str, float], more: str = "") -> None:
-    """Print named numbers on one line."""
-    same = [name for name in values if name.endswith("loss") and f"{name.removesuffix('loss')}log_loss" in values]
-    kept = {name.replace("valid.", "validation "): value for name, value in values.items() if name not in same}
-    named = "  ".join(f"{name} {value:.4f}" for name, value in kept.items())
-    console.print(f"{title}: {named}{more}", highlight=False, soft_wrap=True)
+    output = Path(job.output)
+    title = f"{config.kind_of(type(model.network))}: {output.name}"
+    report = write_report(output / "report.html", histories, title=title, summary=model.summary())
+    console.print(f"report: {report}", highlight=False, soft_wrap=True)
 
 
 def main() -> None:

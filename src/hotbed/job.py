@@ -12,17 +12,13 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-import json
 import operator
-import re
 import types
 import typing
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-
-import yaml
 
 from hotbed import config
 from hotbed.connectors import Slice, Source
@@ -32,6 +28,7 @@ from hotbed.embedding.policy import Admission, Eviction
 from hotbed.embedding.rule import Adagrad, Adam, Rule
 from hotbed.embedding.tier import Ram, Tier
 from hotbed.errors import ConfigError
+from hotbed.jobfile import override, read_mapping
 
 #: A kind and its keywords, or the bare kind; built only when the job runs, since it needs torch.
 Spec = Mapping[str, Any] | str
@@ -84,7 +81,8 @@ class Fit:
 
     `shuffle`: rows in the shuffle buffer of `train`, 0 = keep the order of the source. `stream_batch_size`: of
     `stream`, None = `batch_size`. `torch_threads`: of the dense network, None = torch's choice; small networks are
-    fastest with 1. `amp_level`, `boost_level`: as in `RecModel`.
+    fastest with 1. `amp_level`, `boost_level`: as in `RecModel`. `flush_seconds`, `max_ahead_seconds`: of an endless
+    `stream`, as in `Dataset`.
     """
 
     epochs: int = 1
@@ -95,6 +93,8 @@ class Fit:
     torch_threads: int | None = None
     amp_level: Literal["O0", "O1", "O2", "O3", "auto"] = "O0"
     boost_level: Literal["O0", "O1", "O2"] = "O0"
+    flush_seconds: float | None = None
+    max_ahead_seconds: float | None = None
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -113,20 +113,21 @@ class Fit:
 class Job:
     """One training run: data, model, tables, optimizers, how to train, where results go.
 
-    `train` is learned first, for `fit.epochs`; `valid` is only evaluated; `stream` comes last, in the order of the
-    source, each batch predicted before it is learned; `predict` is what `hotbed predict` scores (default: `valid`).
-    `model`: a kind of `hb.models` and its keywords. `optimizer`: a rule, for the dense parameters; rows have
-    `tables.rule`. `loss`, `metrics`, `callbacks`: kinds of `hb.losses`, `hb.metrics`, `hb.callbacks`; for several
-    labels `metrics` may be a mapping of label to list. `stream_callbacks` are those of the stream. `output`: folder of
-    the checkpoint and the report.
+    A job needs `train` or `stream`. `train` is learned first, for `fit.epochs`; `valid` is only evaluated; `stream`, which
+    may be endless, comes last, in the order of the source, each batch predicted before it is learned; `predict` is what
+    `hotbed predict` scores (default: `valid`). `model`: a kind of `hb.models` and its keywords. `optimizer`: a rule, for
+    the dense parameters; rows have `tables.rule`. `loss`, `metrics`, `callbacks`: kinds of `hb.losses`, `hb.metrics`,
+    `hb.callbacks`; for several labels `metrics` may be a mapping of label to list. `stream_callbacks` are those of the
+    stream, `checkpoint` the keywords of its `Checkpoint`, whose folder is `checkpoint` in `output`. `output`: folder of
+    the model and the report.
     Raises ConfigError with the dotted path of what is wrong.
 
     Example: `Job.read("job.yaml", {"fit.epochs": 2})`, `hotbed train job.yaml --set fit.epochs=2`.
     """
 
     schema: Schema
-    train: Source
     model: Spec
+    train: Source | None = None
     valid: Source | None = None
     stream: Source | None = None
     predict: Source | None = None
@@ -136,11 +137,14 @@ class Job:
     metrics: Sequence[Spec] | Mapping[str, Sequence[Spec]] = ("auc", "log_loss")
     callbacks: Sequence[Spec] = ()
     stream_callbacks: Sequence[Spec] = ()
+    checkpoint: Mapping[str, Any] = field(default_factory=lambda: {"every_seconds": 60.0})
     fit: Fit = field(default_factory=Fit)
     output: str = "runs/job"
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if self.train is None and self.stream is None:
+            raise ConfigError("train: missing key — received a job without train and stream — add one of them")
         whole: list[Source] = []  # slices of equal sources share one, so that it is sorted and held in memory once
         for name in ("train", "valid", "stream", "predict"):
             part = getattr(self, name)
@@ -170,9 +174,27 @@ class Job:
         """The batches of one of the job's sources; only `train` is shuffled."""
         from hotbed.data.dataset import Dataset
 
-        shuffle = self.fit.shuffle if source is self.train else 0
-        size = batch_size or self.fit.batch_size
-        return Dataset(source, schema, size, shuffle=shuffle, seed=self.seed, on_error=self.fit.on_error)
+        fit, shuffle = self.fit, self.fit.shuffle if source is self.train else 0
+        size, live = batch_size or fit.batch_size, source.endless
+        return Dataset(
+            source, schema, size, shuffle=shuffle, seed=self.seed, on_error=fit.on_error,
+            flush_seconds=fit.flush_seconds if live else None, max_ahead_seconds=fit.max_ahead_seconds if live else None,
+        )  # fmt: skip
+
+    def fitted(self) -> Schema:
+        """The schema after its transforms learned from `train`; as it is in a job without."""
+        return self.schema if self.train is None else self.schema.fit(self.train)
+
+    def schema_of(self, states: str) -> Schema:
+        """The fitted schema that a stream's states were learned with; ConfigError where the job has other columns now."""
+        from hotbed.persist.format import open_checkpoint
+
+        schema = Schema.from_json(open_checkpoint(states).manifest["schema"])
+        before, now = ([(type(one), one.name) for one in columns] for columns in (schema.columns, self.schema.columns))
+        if before != now:
+            raise ConfigError(f"schema: its columns are not those that {states} was learned with — received "
+                              f"{[name for _, name in now]} after {[name for _, name in before]} — give another output")  # fmt: skip
+        return schema
 
     def rec_model(self, schema: Schema) -> RecModel:
         """The job's model, untrained, over a schema that is fitted. Its dense parameters are a function of `seed`."""
@@ -195,10 +217,19 @@ class Job:
         )
 
     def make_callbacks(self, *, stream: bool = False) -> list[Any]:
-        """Fresh callbacks for `train`, or for `stream`."""
+        """Fresh callbacks for `train`; or for `stream`, with its `Checkpoint`."""
         key = "stream_callbacks" if stream else "callbacks"
         kinds = config.public_kinds("hotbed.training.callbacks")
-        return [_one_of(spec, kinds, f"job.{key}.{i}") for i, spec in enumerate(getattr(self, key))]
+        made = [_one_of(spec, kinds, f"job.{key}.{i}") for i, spec in enumerate(getattr(self, key))]
+        if stream:
+            given = {"path": self.state_path}
+            made.append(config.build(self.checkpoint, kinds["checkpoint"], "job.checkpoint", given))
+        return made
+
+    @property
+    def state_path(self) -> str:
+        """Where the states of the stream are."""
+        return f"{self.output.rstrip('/')}/checkpoint"
 
     def _metrics(self) -> Any:
         from hotbed.metrics import Metric
@@ -218,116 +249,6 @@ class Job:
 
 def _one_of(spec: Spec, kinds: Mapping[str, type], path: str, given: Mapping[str, object] | None = None) -> Any:
     return config.build(spec, functools.reduce(operator.or_, kinds.values()), path, given)
-
-
-# --- files ----------------------------------------------------------------------------------------------------------
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML 1.2's plain values: `1e-3` is a number, `no` and `2014-10-21` are strings; a key given twice is an error."""
-
-    yaml_implicit_resolvers = {}  # noqa: RUF012 - the base class's table, emptied
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        keys = [key.value for key, _ in node.value]
-        twice = next((key for key in keys if keys.count(key) > 1), None)
-        if twice is not None:
-            raise yaml.constructor.ConstructorError(None, None, f"the key {twice!r} is given twice", node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
-for tag, pattern, first in (
-    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
-    ("int", r"[-+]?[0-9]+|0x[0-9a-fA-F]+", list("-+0123456789")),
-    (
-        "float",
-        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf)|\.(nan|NaN)",
-        list("-+.0123456789"),
-    ),
-    ("merge", r"<<", ["<"]),
-):
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(f"^(?:{pattern})$"), first)
-
-
-def _number(loader: _Loader, node: yaml.ScalarNode) -> int:
-    text = loader.construct_scalar(node)
-    return int(text, 16) if text.startswith("0x") else int(text)
-
-
-_Loader.add_constructor("tag:yaml.org,2002:int", _number)
-
-
-def parse_value(text: str) -> Any:
-    """The value of `text` as YAML reads it: `3`, `1e-3`, `true`, `null`, `[a, b]`, `{kind: sgd}`, or a string."""
-    try:
-        return yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
-        raise ConfigError(
-            f"not a value: {_yaml_problem(error)} — received {text!r} — quote it if it is text"
-        ) from error
-
-
-def read_mapping(path: str | Path) -> dict[str, Any]:
-    """The mapping in a YAML or JSON file; ConfigError with file and line when it does not parse."""
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read — {error} — give the path of a YAML or JSON file") from error
-    try:
-        # JSON is YAML, but its own parser gives the better messages and does not mind tabs
-        value = json.loads(text) if path.suffix == ".json" else yaml.load(text, _Loader)
-    except (yaml.YAMLError, json.JSONDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be parsed — {_yaml_problem(error)} — correct it") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path}: not a job — received {type(value).__name__} — write a mapping of the keys of a job")
-    return value
-
-
-def _yaml_problem(error: Exception) -> str:
-    mark = getattr(error, "problem_mark", None)
-    return f"line {mark.line + 1}: {error.problem}" if mark is not None else str(error)  # type: ignore[attr-defined]
-
-
-def override(spec: Mapping[str, Any], assignments: Mapping[str, object]) -> dict[str, Any]:
-    """A copy of `spec` with values set by dotted path; numbers index lists; a string kind becomes a mapping on the way.
-
-    >>> override({"rule": "adagrad"}, {"rule.lr": 0.1})
-    {'rule': {'kind': 'adagrad', 'lr': 0.1}}
-    """
-    result: dict[str, Any] = json.loads(json.dumps(spec))  # YAML anchors share nodes; a copy must not
-    for dotted, value in assignments.items():
-        node: Any = result
-        steps = dotted.split(".")
-        if not all(steps):
-            raise ConfigError(f"{dotted}: not a path — received {dotted!r} — write names joined by dots, such as a.b=c")
-        for depth, step in enumerate(steps):
-            key = _step_key(node, step, ".".join(steps[: depth + 1]))
-            if depth == len(steps) - 1:
-                node[key] = value
-                break
-            child: Any = node[key] if isinstance(node, list) else node.get(key)
-            if isinstance(child, str):
-                child = {"kind": child}
-            elif not isinstance(child, (dict, list)):
-                child = {}
-            node[key] = child
-            node = child
-    return result
-
-
-def _step_key(node: Any, step: str, path: str) -> Any:
-    if not isinstance(node, list):
-        return step
-    if step.isdigit() and int(step) < len(node):
-        return int(step)
-    named = [i for i, item in enumerate(node) if isinstance(item, Mapping) and item.get("name") == step]
-    if named:
-        return named[0]
-    raise ConfigError(
-        f"{path}: no such item — received {step!r} — use a name in the list or a number below {len(node)}"
-    )
 
 
 # --- JSON schema for editors ----------------------------------------------------------------------------------------
@@ -352,6 +273,9 @@ def json_schema() -> dict[str, Any]:
     metrics = {"type": "array", "items": _any_of(config.kinds(Metric), definitions)}
     properties["metrics"] = {"anyOf": [metrics, {"type": "object", "additionalProperties": metrics}]}
     callbacks = _any_of(config.public_kinds("hotbed.training.callbacks"), definitions)
+    keywords = config.parameters(config.public_kinds("hotbed.training.callbacks")["checkpoint"])
+    known = {name: _schema(p.annotation, definitions) for name, p in keywords.items() if name != "path"}
+    properties["checkpoint"] = {"type": "object", "properties": known, "additionalProperties": False}
     properties["callbacks"] = properties["stream_callbacks"] = {"type": "array", "items": callbacks}
     return {**head, "$defs": dict(sorted(definitions.items()))}
 

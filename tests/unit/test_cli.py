@@ -19,7 +19,8 @@ import hotbed as hb
 from hotbed import cli
 from hotbed.draft import draft
 from hotbed.errors import ConfigError, SchemaError
-from hotbed.job import Job, parse_value
+from hotbed.job import Job
+from hotbed.jobfile import parse_value
 
 ROOT = Path(__file__).parents[2]
 
@@ -81,8 +82,9 @@ def test_verbs_and_flags_are_frozen() -> None:
     }
     job = ["--set", "job_file"]
     assert flags == {
-        "train": job, "evaluate": job, "predict": job, "inspect": job, "init": ["--label", "--out", "data_file"],
-        "schema": [], "doctor": [],
+        "train": job, "online": ["--max-seconds", "--max-steps", *job], "evaluate": job, "predict": job,
+        "inspect": ["--set", "what"], "verify": ["checkpoint"], "diff": ["one", "two"],
+        "init": ["--label", "--out", "data_file"], "schema": [], "doctor": [],
     }  # fmt: skip
 
 
@@ -119,6 +121,74 @@ def test_train_evaluate_predict_inspect(
     assert "not trained yet" not in after
 
 
+def test_online_learns_the_past_once_and_goes_on_where_it_was_left(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, first, _ = call(capsys, monkeypatch, "online", "job.yaml", "--max-steps", "1")
+    assert code == 0
+    assert "training dnn" in first
+    assert "rows after train" in first
+    code, second, _ = call(capsys, monkeypatch, "online", "job.yaml")
+    assert code == 0
+    assert "training dnn" not in second
+    assert "stream: progressive auc" in second
+    call(capsys, monkeypatch, "online", "job.yaml", "--set", "output=whole")
+
+    code, same, _ = call(capsys, monkeypatch, "diff", "out/checkpoint", "whole/checkpoint")
+    assert code == 0, same
+    assert "the same content" in same
+    code, verified, _ = call(capsys, monkeypatch, "verify", "out/checkpoint")
+    assert code == 0
+    assert "is whole" in verified
+    code, shown, _ = call(capsys, monkeypatch, "inspect", "out/checkpoint")
+    assert code == 0
+    assert "version 14" in shown  # 10 steps of train, 4 of the stream
+    assert "norms of rows" in shown
+    code, evaluated, _ = call(capsys, monkeypatch, "evaluate", "job.yaml")
+    assert code == 0
+    assert "evaluation: auc" in evaluated
+
+
+def test_a_difference_is_shown_and_a_torn_checkpoint_named(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for output, steps in (("one", "1"), ("two", "2")):
+        call(capsys, monkeypatch, "online", "job.yaml", "--max-steps", steps, "--set", f"output={output}")
+    code, shown, _ = call(capsys, monkeypatch, "diff", "one/checkpoint", "two/checkpoint")
+    assert code == 1
+    assert "user" in shown
+    assert "network/" in shown
+    assert "counters" in shown
+    part = next(Path("two/checkpoint").rglob("rows-*.arrow"))
+    part.write_bytes(part.read_bytes()[:-1])
+    code, _, errors = call(capsys, monkeypatch, "verify", "two/checkpoint")
+    assert code == 2
+    assert part.name in errors
+
+
+def test_train_begins_the_stream_anew(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed = [call(capsys, monkeypatch, "train", "job.yaml")[1] for _ in range(2)]
+    tables = [next(line for line in text.splitlines() if "│ user" in line) for text in printed]
+    assert tables[0] == tables[1]
+    assert (folder / "out" / "checkpoint" / "CURRENT").exists()
+
+
+def test_a_job_of_a_stream_alone_is_followed_but_not_trained(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = Path("job.yaml").read_text().replace(", transforms: [normalize]", "")
+    Path("alone.yaml").write_text(text)
+    sets = ("--set", "train=null", "--set", "stream.start=0.0")
+    code, _, errors = call(capsys, monkeypatch, "train", "alone.yaml", *sets)
+    assert code == 2
+    assert "use `hotbed online`" in " ".join(errors.split())
+    code, followed, _ = call(capsys, monkeypatch, "online", "alone.yaml", *sets)
+    assert code == 0
+    assert "rows after stream" in followed
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -132,6 +202,13 @@ def test_train_evaluate_predict_inspect(
         (["train", "job.yaml", "--set", "callbacks=[evikt]"], "ConfigError job.callbacks.0.kind: unknown kind"),
         (["train", "job.yaml", "--set", "loss=bec"], "ConfigError job.loss.kind: unknown kind — received 'bec'"),
         (["train", "job.yaml", "--set", "fit.epochs"], "ConfigError --set: no '='"),
+        (["online", "job.yaml", "--set", "stream=null"], "ConfigError job.stream: missing key"),
+        (
+            ["train", "job.yaml", "--set", "checkpoint.every_step=3"],
+            "ConfigError job.checkpoint.every_step: unknown key of checkpoint",
+        ),
+        (["train", "job.yaml", "--set", "stream=null", "--set", "train=null"], "ConfigError job.train: missing key"),
+        (["verify", "nowhere"], "FormatError nowhere: no checkpoint"),
         (["evaluate", "job.yaml", "--set", "valid=null"], "ConfigError job.valid: missing key"),
         (["predict", "job.yaml", "--set", "valid=null"], "ConfigError job.predict: missing key"),
         (["init", "rows.parquet", "--out", "job.yaml"], "ConfigError job.yaml: the file exists"),

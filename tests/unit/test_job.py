@@ -11,7 +11,8 @@ import pytest
 
 import hotbed as hb
 from hotbed.errors import ConfigError
-from hotbed.job import Fit, Job, Tables, json_schema, override, parse_value, read_mapping
+from hotbed.job import Fit, Job, Tables, json_schema
+from hotbed.jobfile import override, parse_value, read_mapping
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -196,7 +197,7 @@ def test_the_json_schema_knows_every_key_and_kind() -> None:
     schema = json_schema()
     job = schema["$defs"]["job.job"]
     assert set(job["properties"]) == {"kind", *Job.__dataclass_fields__}
-    assert job["required"] == ["schema", "train", "model"]
+    assert job["required"] == ["schema", "model"]
     assert "models.dcnv2" in schema["$defs"]
     assert schema["$defs"]["embedding.adagrad"]["properties"]["lr"] == {"type": "number"}
     assert not schema["$defs"]["embedding.adagrad"]["additionalProperties"]

@@ -83,7 +83,7 @@ class Checkpoint:
         self._ready = False
         self._own: tuple[Any, Journal, DeadLetters] | None = None  # ... and what was in `live` before
         self._thread: ThreadPoolExecutor | None = None
-        self._published: list[Future[None]] = []
+        self._published: list[Future[Any]] = []
 
     # --- events
 
