@@ -246,7 +246,7 @@ def describe(where: Where) -> dict[str, Any]:
     return {
         **_head(reader),
         "parent": manifest["parent"],
-        "chain": reader.chain,
+        "chain": manifest.get("chain", []),
         "package_version": manifest["package_version"],
         "format_version": manifest["format_version"],
         "bytes": [sum(entry["bytes"] for entry in link.manifest["files"].values()) for link in reader.links],

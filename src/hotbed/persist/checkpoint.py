@@ -134,6 +134,9 @@ def restore(reader: Reader, state: State) -> None:
     `reader.progress` and `reader.random` are for the caller. Every file is checked before anything changes. Raises
     FormatError naming a bad file, PersistError naming the parameter, table or optimizer that the checkpoint does not fit.
     """
+    if reader.manifest.get("contents") == "values":
+        raise PersistError(f"{reader.folder}: published values, not a state — received contents 'values' — give the path that "
+                           "training saves to")  # fmt: skip
     reader.verify()
     saved = {entry["name"]: entry for entry in reader.manifest["tables"]}
     if set(saved) != set(state.tables):

