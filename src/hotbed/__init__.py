@@ -61,6 +61,8 @@ if TYPE_CHECKING:
     from .models.tables import make_tables as make_tables
     from .optim.sparse import SparseOptimizer as SparseOptimizer
     from .optim.sparse import dense_parameters as dense_parameters
+    from .serving.parameter_server import ParameterServer as ParameterServer
+    from .serving.session import InferenceSession as InferenceSession
     from .training import callbacks as callbacks
     from .training.model import RecModel as RecModel
     from .training.model import load as load
@@ -83,6 +85,7 @@ _HOMES: dict[str, str] = {
     "Gpu": "embedding.tier:Gpu",
     "Id": "data.schema:Id",
     "Ids": "data.batch:Ids",
+    "InferenceSession": "serving.session:InferenceSession",
     "Job": "job:Job",
     "Label": "data.schema:Label",
     "Lfu": "embedding.policy:Lfu",
@@ -94,6 +97,7 @@ _HOMES: dict[str, str] = {
     "Position": "connectors:Position",
     "Probability": "embedding.policy:Probability",
     "Ram": "embedding.tier:Ram",
+    "ParameterServer": "serving.parameter_server:ParameterServer",
     "RecModel": "training.model:RecModel",
     "RmsProp": "embedding.rule:RmsProp",
     "RowwiseAdagrad": "embedding.rule:RowwiseAdagrad",

@@ -58,7 +58,7 @@ class Life:
         elif what == "evict":
             table.evict(self.now)
         elif what == "sweep":
-            table.evict(self.now, range(0, 100))
+            table.evict(self.now, range(100))
         elif what == "remove":
             table.remove(ids)
         else:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +18,11 @@ from hotbed.data.batch import Batch, Ids
 from hotbed.data.schema import Schema
 from hotbed.embedding.module import TableModule, table_modules
 from hotbed.errors import ConfigError, MissingExtra, PersistError
+from hotbed.persist.format import Saved, Writer, open_checkpoint
+from hotbed.persist.publish import write_version
+from hotbed.persist.store import Where
 
+GRAPH = "graph.onnx"
 TOLERANCE = 1e-5
 _ROWS = 5  # of the batch that the graph is traced and checked with
 
@@ -28,12 +31,14 @@ _ROWS = 5  # of the batch that the graph is traced and checked with
 class Graph:
     """An ONNX graph and what it is fed with.
 
-    `lookups`: for each lookup of the network, its name and its features (name, table, pooling); the graph's input
-    `<name>` takes the pooled ones side by side, float32 [n, width]. `dense`: columns that are inputs `dense/<column>`.
-    `outputs`: names of the predictions, one a label.
+    `weights`: parameters of the network that the graph holds by name; later versions bring new values. `lookups`: for
+    each lookup of the network, its name and its features (name, table, pooling); the graph's input of that name takes
+    the pooled ones side by side, float32 [n, width]. `dense`: columns that are inputs `dense/<column>`. `outputs`:
+    names of the predictions, one a label.
     """
 
     onnx: bytes
+    weights: Sequence[str]
     lookups: Mapping[str, Sequence[tuple[str, str, str]]]
     dense: Sequence[str]
     outputs: Sequence[str]
@@ -41,7 +46,22 @@ class Graph:
     def describe(self) -> dict[str, Any]:
         """Everything but the graph itself, as JSON values."""
         lookups = [{"name": name, "features": [list(one) for one in found]} for name, found in self.lookups.items()]
-        return {"lookups": lookups, "dense": list(self.dense), "outputs": list(self.outputs)}
+        plain = {"weights": list(self.weights), "dense": list(self.dense), "outputs": list(self.outputs)}
+        return {"file": GRAPH, "lookups": lookups, **plain}
+
+
+def export(
+    checkpoint: Where, to: Where, network: nn.Module, schema: Schema, activate: Callable[[Any], Any] | None
+) -> Saved:
+    """Freeze the newest state under `checkpoint` for servers: values of rows, weights, schema and graph, under `to`.
+
+    `network`: the one that the checkpoint was made of. Raises what `export_graph` raises, PersistError where `to` cannot be
+    written.
+    """
+    graph = export_graph(network, schema, activate)
+    with Writer(to) as writer:
+        writer.write(GRAPH, graph.onnx)
+        return write_version(writer, open_checkpoint(checkpoint), None, {"graph": graph.describe()})
 
 
 def export_graph(network: nn.Module, schema: Schema, activate: Callable[[Any], Any] | None = None) -> Graph:
@@ -64,14 +84,14 @@ def export_graph(network: nn.Module, schema: Schema, activate: Callable[[Any], A
     try:
         with torch.no_grad(), _quiet():
             expected = half(*inputs.values())
-            onnx = _export(half, inputs, half.outputs)
+            onnx, weights = _export(half, inputs, half.outputs)
     except Exception as error:
         raise ConfigError(f"export: {type(network).__name__} cannot become an ONNX graph — {_first(error)} — keep to "
                           "tensor operations that do not depend on values") from error  # fmt: skip
     finally:
         network.train(training)
         half.release()
-    graph = Graph(onnx, {name: [(f.name, f.table, f.pooling) for f in module.features] for name, module in modules.items()},
+    graph = Graph(onnx, weights, {name: [(f.name, f.table, f.pooling) for f in module.features] for name, module in modules.items()},
                   list(columns), half.outputs)  # fmt: skip
     _check(graph, inputs, expected)
     return graph
@@ -109,16 +129,16 @@ def _given(flat: Tensor) -> Any:
     return lambda inputs, time: (flat, [])
 
 
-def _export(half: _DenseHalf, inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> bytes:
+def _export(half: _DenseHalf, inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> tuple[bytes, list[str]]:
     rows = torch.export.Dim("rows")
     program = torch.onnx.export(
         half, tuple(inputs.values()), dynamo=True, input_names=list(inputs), output_names=list(outputs),
         dynamic_shapes=(tuple({0: rows} for _ in inputs),), optimize=False, verbose=False,
     )  # fmt: skip
     assert program is not None
-    file = io.BytesIO()
-    program.save(file)
-    return file.getvalue()
+    model = program.model_proto
+    known = {f"network.{name}" for name in half.network.state_dict()}
+    return model.SerializeToString(), [one.name for one in model.graph.initializer if one.name in known]
 
 
 def _check(graph: Graph, inputs: Mapping[str, Tensor], expected: Sequence[Tensor]) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from hotbed.optim.dense import dense_optimizer
 from hotbed.optim.precision import Boost, boost, precision
 from hotbed.optim.sparse import SparseOptimizer, dense_parameters
 from hotbed.persist import checkpoint
+from hotbed.persist.export import export
 from hotbed.persist.format import Reader
 from hotbed.training.callbacks import Validate
 from hotbed.training.durable import described_argument, given_tables, rebuilt_argument
@@ -216,6 +218,15 @@ class RecModel:
         self.counters = {**self.counters, **reader.manifest["counters"]}
         self.parent = reader.manifest["digest"]
         return self
+
+    def export(self, path: str | Path) -> str | Path:
+        """Freeze the model for servers, rows, weights, schema and an ONNX graph, under `path`; see docs/serving.md."""
+        if self.schema is None:
+            raise ConfigError("export: the model knows no schema — received none — train it on a Dataset")
+        activate = None if self._criterion is None else self._criterion.activate
+        with tempfile.TemporaryDirectory(prefix="hotbed-export-") as state:
+            checkpoint.save(state, self.state())
+            return export(state, path, self.network, self.schema, activate).folder
 
     def set_dense_optimizer(self, optimizer: torch.optim.Optimizer | Rule | str) -> None:
         """Replace the optimizer of the dense parameters; its state starts anew."""

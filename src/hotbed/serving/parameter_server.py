@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ParameterServer: owns the tables of several models and versions, mapped into memory."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from hotbed.data.schema import Schema
+from hotbed.errors import ConfigError
+from hotbed.persist.content import table_folder, table_names, tensors
+from hotbed.persist.format import Link, Reader, open_checkpoint
+from hotbed.persist.store import Where
+from hotbed.serving.rows import RowDtype, Rows, ServedTable, write_rows
+
+
+@dataclass(frozen=True)
+class ModelVersion:
+    """One version of a model, ready to be read: `tables` by name, `schema`; `exported` holds the graph, `reader` the state."""
+
+    name: str
+    version: int
+    digest: str
+    tables: Mapping[str, ServedTable]
+    schema: Schema
+    exported: Link = field(repr=False)
+    reader: Reader = field(repr=False)
+
+    @property
+    def graph(self) -> Mapping[str, Any]:
+        """What the graph is fed with, as `hotbed.persist.export.Graph` describes it."""
+        found: Mapping[str, Any] = self.exported.manifest["graph"]
+        return found
+
+    def graph_bytes(self) -> bytes:
+        """The ONNX graph."""
+        return bytes(self.exported.read(self.graph["file"]))
+
+    def weights(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
+        """Parameters that the graph knows by name, with this version's values."""
+        for name, dtype, shape, data in tensors(self.reader):
+            known = "network." + name.removeprefix("network/")
+            if dtype == "F32" and known in self.graph["weights"]:
+                yield known, np.frombuffer(data, np.float32).reshape(shape).copy()
+
+
+class ParameterServer:
+    """Loads exported models and gives rows by id; a version that is loaded never changes.
+
+    `folder`: where rows are kept as files that processes map and share; a second start finds them there and needs no
+    time. None: a temporary folder. `dtype`: float32, float16 or int8 (one scale a row).
+
+    Example:
+        >>> server = hb.ParameterServer("rows")
+        >>> server.load("ranker", "exported")
+        >>> rows, found = server.lookup("ranker", "user", [7, 8])
+    """
+
+    def __init__(self, folder: str | Path | None = None, dtype: RowDtype = "float32") -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="hotbed-rows-") if folder is None else folder)
+        if folder is None:
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        self._dtype, self._models, self._lock = dtype, dict[str, ModelVersion](), threading.Lock()
+
+    def load(self, name: str, source: Where | Reader) -> ModelVersion:
+        """Load the newest version under `source` as model `name`; requests see the version before until it is ready.
+
+        An exported model brings its graph. What a trainer publishes later (a path, or a Reader from a `Follower`) brings rows
+        and weights for it; of a delta only what changed is written. Raises ConfigError for what does not fit, FormatError
+        for bad files; the version before stays.
+        """
+        reader = source if isinstance(source, Reader) else open_checkpoint(source)
+        manifest = reader.manifest
+        exported = reader.links[0] if manifest.get("graph") else self._exported(name, reader)
+        reader.verify()
+        with self._lock:
+            tables = {entry["name"]: self._table(reader, number, entry)
+                      for number, entry in enumerate(manifest["tables"])}  # fmt: skip
+            schema = Schema.from_json(exported.manifest["schema"])
+            loaded = ModelVersion(name, manifest["version"], manifest["digest"], tables, schema, exported, reader)
+            _check_weights(loaded)
+            self._models[name] = loaded
+        return loaded
+
+    def _exported(self, name: str, reader: Reader) -> Link:
+        place = reader.store.place(reader.folder)
+        if name not in self._models:
+            raise ConfigError(f"{place}: no exported model — received a state without a graph — export the model first")
+        served = self._models[name]
+        if set(served.tables) != set(table_names(reader)):
+            raise ConfigError(f"{place}: another model's state — received tables {table_names(reader)} for "
+                              f"{sorted(served.tables)} — export that model and load it")  # fmt: skip
+        return served.exported
+
+    def unload(self, name: str) -> None:
+        """Forget a model; sessions that still hold a version keep it."""
+        self.model(name)
+        del self._models[name]
+
+    def model(self, name: str) -> ModelVersion:
+        """The version that is served now."""
+        if name not in self._models:
+            raise ConfigError(f"model {name!r}: not loaded — received {sorted(self._models) or 'no model'} — load it")
+        return self._models[name]
+
+    def lookup(self, model: str, table: str, ids: Any) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """Rows of ids, int64 [n] -> float32 [n, dim], and whether each has one."""
+        tables = self.model(model).tables
+        if table not in tables:
+            raise ConfigError(f"model {model!r}: no table {table!r} — received {sorted(tables)} — name one of them")
+        return tables[table].find(ids)
+
+    def _table(self, reader: Reader, number: int, entry: Mapping[str, Any]) -> ServedTable:
+        """A file for the full, and one for everything that its deltas changed."""
+        name, layers = entry["name"], list[Rows]()
+        for link in reader.links:
+            file = self._folder / str(link.manifest["digest"])[:32] / f"{Path(table_folder(number, name)).name}.rows"
+            if not file.exists():
+                file.parent.mkdir(parents=True, exist_ok=True)
+                self._write(file, link, name, layers, int(entry["config"]["dim"]))
+            layers = [Rows(file), *layers[-1:]]
+        return ServedTable(entry["config"], layers)
+
+    def _write(self, file: Path, link: Link, name: str, layers: list[Rows], dim: int) -> None:
+        if not layers:
+            write_rows(file, dim, link.parts(name), dtype=self._dtype)
+            return
+        rows, gone = list(link.parts(name)), list(link.parts(name, "removed"))
+        if len(layers) > 1:  # what the deltas before this one changed, and this one does not
+            config = next(entry["config"] for entry in link.manifest["tables"] if entry["name"] == name)
+            before = ServedTable(config, layers[:1])
+            known = pa.concat_arrays([batch.column("id") for batch in [*rows, *gone]] or [pa.array([], pa.int64())])
+            for batch in before.batches():
+                keep = ~np.isin(batch.column("id").to_numpy(), known.to_numpy())
+                rows.append(batch.filter(pa.array(keep)))
+            gone.append(pa.record_batch({"id": pa.array(layers[0].removed())}))
+        write_rows(file, dim, [batch.select(["id", "value"]) for batch in rows], gone, self._dtype)
+
+
+def _check_weights(model: ModelVersion) -> None:
+    missing = sorted(set(model.graph["weights"]) - {name for name, _ in model.weights()})
+    if missing:
+        raise ConfigError(f"model {model.name!r}: the graph needs weights that this version lacks — received none for "
+                          f"{missing[0]!r} — export the model again")  # fmt: skip

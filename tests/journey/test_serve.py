@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is served is what was trained: the same score for every model, pooling and transform, also for unknown ids."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hotbed as hb
+from hotbed.errors import ConfigError, DataError, FormatError
+from hotbed.persist.checkpoint import Saver, capture
+from hotbed.persist.publish import Follower, PublishDirectory
+
+MODELS = ["LR", "FM", "WideDeep", "DeepFM", "DNN", "DCN", "DCNv2", "DLRM"]
+
+
+def columns(n: int, seed: int) -> dict[str, Any]:
+    draw = np.random.default_rng(seed)
+    return {
+        "user": draw.integers(0, 60, n),
+        "item": [f"i{one}" for one in draw.integers(0, 90, n)],
+        "genres": ["|".join(f"g{one}" for one in draw.integers(0, 9, draw.integers(0, 4))) for _ in range(n)],
+        "price": np.where(draw.random(n) < 0.2, np.nan, draw.random(n) * 100),
+        "age": draw.integers(0, 90, n),
+        "label": draw.integers(0, 2, n),
+        "like": draw.integers(0, 2, n),
+    }
+
+
+def schema_of(labels: int) -> hb.Schema:
+    t = hb.transforms
+    return hb.Schema(
+        [
+            *([hb.Label("label"), hb.Label("like")][:labels]),
+            hb.Id("user"),
+            hb.Id("item"),
+            hb.Id("genres", transforms=[t.Split("|")], pooling="mean"),
+            hb.Id("pair", column="user", table="user", transforms=[t.Cross("age")]),
+            hb.Dense("price", transforms=[t.FillMissing(statistic="mean"), t.Normalize()]),
+            hb.Dense("age", transforms=[t.Log()]),
+        ]
+    )
+
+
+def trained(kind: str) -> tuple[hb.RecModel, hb.Schema]:
+    schema = schema_of(2 if kind == "MMoE" else 1).fit(hb.sources.Memory(columns(400, 0)))
+    tables = hb.make_tables(schema, dim=4, admit=hb.MinCount(3), default=0.1)
+    tables["user"] = hb.Table("user", 4)
+    network = getattr(hb.models, kind)(schema, tables)
+    model = hb.RecModel(network, "bce", hb.Adam(lr=0.01), {"auc"})
+    model.fit(hb.Dataset(hb.sources.Memory(columns(400, 0)), schema, 64), epochs=2, progress=False)
+    return model, schema
+
+
+def frozen(model: hb.RecModel, folder: Path) -> Path:
+    model.export(folder / "export")
+    return folder / "export"
+
+
+@pytest.mark.parametrize("kind", [*MODELS, "MMoE"])
+def test_a_served_score_is_the_training_score(kind: str, tmp_path: Path) -> None:
+    model, schema = trained(kind)
+    served = hb.ParameterServer(tmp_path / "rows").load("m", frozen(model, tmp_path))
+    asked = columns(200, 7)  # a third of it never seen
+    expected = model.predict(hb.Dataset(hb.sources.Memory(asked), schema, 64))
+    found = hb.InferenceSession(served).predict({name: asked[name] for name in asked if name not in ("label", "like")})
+    if kind != "MMoE":
+        expected, found = {"label": expected}, {"label": found}
+    assert set(found) == set(expected)
+    for name in expected:
+        assert np.abs(found[name] - expected[name]).max() < 1e-6, name
+
+
+def test_a_context_holds_for_every_candidate(tmp_path: Path) -> None:
+    model = trained("DCNv2")[0]
+    session = hb.InferenceSession(hb.ParameterServer().load("m", frozen(model, tmp_path)))
+    asked = {name: value for name, value in columns(50, 3).items() if name not in ("label", "like")}
+    asked["user"], asked["age"] = np.full(50, 7), np.full(50, 30)
+    rest = {name: value for name, value in asked.items() if name not in ("user", "age")}
+    assert (session.predict(rest, context={"user": 7, "age": 30}) == session.predict(asked)).all()
+    with pytest.raises(DataError, match="given twice"):
+        session.predict(asked, context={"user": 7})
+    assert session.predict({name: value[:0] for name, value in asked.items()}).shape == (0,)
+
+
+def test_a_second_start_finds_the_rows_where_the_first_left_them(tmp_path: Path) -> None:
+    model = trained("DNN")[0]
+    path = frozen(model, tmp_path)
+    hb.ParameterServer(tmp_path / "rows").load("m", path)
+    files = {file: file.stat().st_mtime_ns for file in (tmp_path / "rows").rglob("*.rows")}
+    server = hb.ParameterServer(tmp_path / "rows")
+    server.load("m", path)
+    assert files == {file: file.stat().st_mtime_ns for file in (tmp_path / "rows").rglob("*.rows")}
+    rows, found = server.lookup("m", "user", [1, 10_000])
+    assert found.tolist() == [True, False]
+    assert (rows == model.tables["user"].lookup(np.array([1, 10_000]))).all()
+
+
+def test_published_versions_are_served_with_the_scores_of_the_trainer(tmp_path: Path) -> None:
+    model, schema = trained("DCNv2")
+    server = hb.ParameterServer(tmp_path / "rows")
+    server.load("m", frozen(model, tmp_path))
+    saver, publisher, follower = Saver(tmp_path / "run"), PublishDirectory(tmp_path / "out"), Follower(tmp_path / "out")
+    for table in model.tables.values():
+        table.track()
+    asked = {name: value for name, value in columns(300, 9).items() if name not in ("label", "like")}
+    scores, kinds = [], []
+    for version in range(4):
+        model.fit(hb.Dataset(hb.sources.Memory(columns(100, 20 + version)), schema, 50), progress=False)
+        model.tables["user"].remove(np.arange(version * 5, version * 5 + 5))
+        saver.submit(capture(model.state(), changes=not saver.needs_full))
+        saved = saver.wait()
+        assert saved is not None
+        publisher.publish(saved)
+        for reader in follower.poll():
+            loaded = server.load("m", reader)
+            kinds.append(reader.manifest["kind"])
+        found = hb.InferenceSession(loaded).predict(asked)
+        expected = model.predict(hb.Dataset(hb.sources.Memory({**asked, "label": np.zeros(300)}), schema, 100))
+        assert np.abs(found - expected).max() < 1e-6, version
+        assert len(loaded.tables["user"].layers) <= 2
+        scores.append(found)
+    assert kinds == ["full", "delta", "delta", "delta"]
+    assert (scores[0] != scores[-1]).any()
+
+
+def test_what_cannot_be_served_is_refused_by_name(tmp_path: Path) -> None:
+    model = trained("LR")[0]
+    path = frozen(model, tmp_path)
+    server = hb.ParameterServer(tmp_path / "rows")
+    with pytest.raises(ConfigError, match="export the model first"):
+        server.load("m", model.save(tmp_path / "state"))
+    with pytest.raises(ConfigError, match="not loaded"):
+        server.model("m")
+    server.load("m", path)
+    with pytest.raises(ConfigError, match="no table 'x'"):
+        server.lookup("m", "x", [1])
+    graph = next(path.rglob("graph.onnx"))
+    graph.write_bytes(graph.read_bytes()[:-5])
+    with pytest.raises(FormatError, match=r"graph\.onnx"):
+        hb.ParameterServer().load("m", path)
+
+
+def test_serving_needs_no_torch(tmp_path: Path) -> None:
+    model, schema = trained("DeepFM")
+    path = frozen(model, tmp_path)
+    expected = model.predict(hb.Dataset(hb.sources.Memory(columns(20, 5)), schema, 64))
+    code = f"""
+import sys
+sys.modules["torch"] = None  # as if it were not installed
+import numpy as np
+import hotbed as hb
+rows = np.load({str(tmp_path / "asked.npy")!r}, allow_pickle=True).item()
+found = hb.InferenceSession(hb.ParameterServer().load("m", {str(path)!r})).predict(rows)
+np.save({str(tmp_path / "found.npy")!r}, found)
+"""
+    np.save(
+        tmp_path / "asked.npy",
+        {k: v for k, v in columns(20, 5).items() if k not in ("label", "like")},
+        allow_pickle=True,
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert np.abs(np.load(tmp_path / "found.npy") - expected).max() < 1e-6
