@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from hotbed.metrics.readings import statistics
 from hotbed.metrics.windows import Tables, Window, columns, counters, rows_of, tables_of
 
 MAX_POINTS = 512
@@ -76,7 +77,7 @@ class History:
                 self._record(run)
             run.window = {}
             if self.points:  # callbacks before this one may have evicted
-                self.points[-1].tables = _stats(run)
+                self.points[-1].tables = statistics(run)
         began, samples = self._epoch_began
         seconds = time.perf_counter() - began
         row: dict[str, float] = {"epoch": run.epoch + 1, "seconds": seconds}
@@ -133,7 +134,7 @@ class History:
     def _point(self, run: Any, window: dict[str, float]) -> Point:
         loss = float(self._sum) / self._steps if self._steps else float("nan")
         seconds = time.perf_counter() - run.began
-        return Point(run.step, run.epoch, run.samples, seconds, run.now, loss, window, _stats(run))
+        return Point(run.step, run.epoch, run.samples, seconds, run.now, loss, window, statistics(run))
 
     def _roll(self, run: Any) -> dict[str, float]:
         roll = getattr(run.observer, "roll", None)
@@ -146,10 +147,6 @@ class History:
         if run.windows is None:
             run.window = values
         return values
-
-
-def _stats(run: Any) -> Tables:
-    return {name: dict(table.stats) for name, table in run.tables.items()}
 
 
 def _halve(points: list[Point]) -> list[Point]:

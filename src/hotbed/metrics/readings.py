@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hotbed.metrics.windows import Tables
+
 TOTALS = ("skipped_rows", "skipped_batches", "dead_letters")
 
 
@@ -21,6 +23,14 @@ class Reading:
     value: float
     labels: Mapping[str, str] = field(default_factory=dict)
     total: bool = False
+
+
+def statistics(run: Any) -> Tables:
+    """Statistics of each table, now; while an eviction is under way, as of when it began: how far a sweep has come at a
+    moment may depend on checkpoints and is of no interest.
+    """
+    return {name: dict(run.statistics.get(name) or table.stats) if run.sweeping else dict(table.stats)
+            for name, table in run.tables.items()}  # fmt: skip
 
 
 def readings(run: Any) -> list[Reading]:

@@ -47,12 +47,13 @@ class Observer(Protocol):
 class Run:
     """What callbacks see and may change: where training is, and the switch that ends it.
 
-        `step` and `samples` count over all epochs of this fit, and of a stream over all its resumptions; `metrics` holds the
-        newest value of each name; `now` is the watermark, the newest event time in microseconds, which never goes back (None
+    `step` and `samples` count over all epochs of this fit, and of a stream over all its resumptions; `metrics` holds the
+    newest value of each name; `now` is the watermark, the newest event time in microseconds, which never goes back (None
     without a Time column); `window` the metrics of a stream's last window; `windows` what the callback `Windows` has kept
-        so far (None without one). `online`: this is a stream, not a fit. `position`: where the dataset was after the last
-        batch learned; `whole`: no step is half done; `sweeping`: an eviction is under way. `sink_size`: batches learned
-        between two `on_step_end`. `clock` tells seconds since the epoch; `journal` keeps what it decided.
+    so far (None without one). `online`: this is a stream, not a fit. `position`: where the dataset was after the last
+    batch learned; `whole`: no step is half done; `sweeping`: an eviction is under way, and `statistics` are the tables' as
+    of when it began. `sink_size`: batches learned between two `on_step_end`. `clock` tells seconds since the epoch;
+    `journal` keeps what it decided.
     """
 
     model: Any = None
@@ -73,6 +74,7 @@ class Run:
     position: Position | None = None
     journal: Any = None
     sweeping: bool = False
+    statistics: dict[str, dict[str, int]] = field(default_factory=dict)
     whole: bool = True
     example: Example | None = None
     loss: Tensor | None = None

@@ -15,12 +15,13 @@ from hotbed.config import described
 from hotbed.embedding.policy import PARTITIONS
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
+from hotbed.metrics.windows import Tables, counters, tables_of
 from hotbed.training.loop import Run, passed
 
 log = logging.getLogger("hotbed")
 TOPIC = "evict"
-SLICE_ROWS = 200_000
-"""Rows that an eviction looks at in one step."""
+SLICE_ROWS = 40_000
+"""Rows that an eviction looks at in one step, but at least one partition of one table."""
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -74,8 +75,9 @@ class Evict:
     with a Time column. `clock` says whose seconds the interval counts: "data" = event time; "wall" = this machine's, whose
     decisions are journalled before they take effect, so that a resumed run decides the same.
 
-    From one step to the next stale rows are absent for every lookup; their memory is freed over the following steps, at
-    most about 200,000 rows of a step, so that training never pauses for long.
+    From one step to the next stale rows are absent for every lookup; their memory is freed over the following steps,
+    about 40,000 rows a step, so that training never pauses for long. An eviction that is due meanwhile begins when that is
+    done. Which rows are swept at which step follows from the steps alone.
     """
 
     def __init__(
@@ -96,28 +98,36 @@ class Evict:
         self._wall, self._lateness = clock == "wall", int(lateness_seconds * 1e6)
         self._at: float | None = None  # when the interval began, by the clock that counts
         self._step, self._begun, self._boundary = 0, -1, 0
-        self._cursor = self._left = 0  # partitions: the next to sweep, and how many are still to be swept
+        self._passed = False  # a multiple of step_interval, while a sweep was under way
+        self._left = 0  # partitions still to be swept, of all tables one after another
+        self._each: list[int] = []  # rows of a partition, by table, when the eviction began
+        self._statistics: Tables = {}  # of the tables, as of then
 
     def on_fit_begin(self, run: Run) -> None:
         if run.online and self._steps is None and self._seconds is None:
             raise ConfigError("Evict: a stream has no epochs — received neither step_interval nor seconds_interval — "
                               "give one or both")  # fmt: skip
         self._at, self._step, self._begun, self._left = run.clock() if self._wall else None, run.step, -1, 0
+        self._passed = False
 
     def on_epoch_begin(self, run: Run) -> None:
+        run.sweeping, run.statistics = self._left > 0, self._statistics
         if self._on_record(run):  # it began while the stream was idle, after the checkpoint that this run goes on from
             self._begin(run)
 
     def on_step_end(self, run: Run) -> None:
-        if self._due(run):
-            self._begin(run)
+        free = not run.sweeping  # between two long sweeps lies a step end that a checkpoint can use
+        self._passed = self._passed or passed(run.step, self._step, self._steps)
         self._step = run.step
+        if free and (self._passed or self._seconds_due(run)):
+            self._begin(run)
         self._sweep(run, SLICE_ROWS)
+        if self._on_record(run):  # it began after this step, while the stream was idle
+            self._begin(run)
 
     def on_idle(self, run: Run) -> None:
-        if self._wall and self._wall_due(run):
+        if self._wall and not run.sweeping and self._wall_due(run, idle=True):
             self._begin(run)
-        self._sweep(run, SLICE_ROWS)
 
     def on_epoch_end(self, run: Run) -> None:
         if not run.online:
@@ -125,17 +135,18 @@ class Evict:
             self._sweep(run, None)
 
     def state(self) -> dict[str, Any]:
-        return {"at": None if self._wall else self._at, "step": self._step, "begun": self._begun,
-                "boundary": self._boundary, "cursor": self._cursor, "left": self._left}  # fmt: skip
+        return {"at": None if self._wall else self._at, "step": self._step, "begun": self._begun, "passed": self._passed,
+                "boundary": self._boundary, "left": self._left, "each": list(self._each),
+                "statistics": counters([self._statistics])}  # fmt: skip
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self._at = self._at if self._wall else state["at"]
         self._step, self._begun, self._boundary = state["step"], state["begun"], state["boundary"]
-        self._cursor, self._left = state["cursor"], state["left"]
+        self._passed, self._left, self._each = state["passed"], state["left"], list(state["each"])
+        self._statistics = tables_of(state["statistics"])[0]
 
-    def _due(self, run: Run) -> bool:
-        by_seconds = self._wall_due(run) if self._wall else self._data_due(run)
-        return passed(run.step, self._step, self._steps) or by_seconds
+    def _seconds_due(self, run: Run) -> bool:
+        return self._wall_due(run) if self._wall else self._data_due(run)
 
     def _data_due(self, run: Run) -> bool:
         if self._seconds is None or run.now is None:
@@ -143,46 +154,54 @@ class Evict:
         self._at = run.now if self._at is None else self._at
         return bool(run.now - self._at >= self._seconds * 1e6)
 
-    def _wall_due(self, run: Run) -> bool:
+    def _wall_due(self, run: Run, *, idle: bool = False) -> bool:
         """What the journal says of this step, else what the clock says, which is journalled first."""
         if self._seconds is None:
             return False
         if run.journal is not None and run.journal.last(TOPIC) >= run.step:
-            return self._on_record(run)
+            entry = run.journal.get(TOPIC, run.step)
+            return entry is not None and not entry["idle"] and self._begun != run.step
         now = run.clock()
         self._at = min(now, now if self._at is None else self._at)  # a clock that goes back starts the interval anew
         if now - self._at < self._seconds:
             return False
         if run.journal is not None:
-            run.journal.append(TOPIC, run.step, {"now": run.now})
+            run.journal.append(TOPIC, run.step, {"now": run.now, "idle": idle})
         return True
 
     def _on_record(self, run: Run) -> bool:
-        if not self._wall or run.journal is None or self._begun == run.step:
-            return False
-        return run.journal.get(TOPIC, run.step) is not None
+        """Whether an eviction began after this step, while the stream was idle, and is not repeated yet."""
+        entry = run.journal.get(TOPIC, run.step) if self._wall and run.journal is not None else None
+        return entry is not None and entry["idle"] and self._begun != run.step
 
     def _begin(self, run: Run) -> None:
-        """Expired rows are absent from here on. A sweep under way goes on where it is, once around from here."""
+        """Expired rows are absent from here on; this step and those after it sweep them."""
         tables = _evicting(run)
+        # counted before rows expire: a count while expired ones are among them looks at each
+        self._statistics = run.statistics = {name: dict(table.stats) for name, table in run.tables.items()}
+        self._each = [max(1, table.stats["rows"] // PARTITIONS) for table in tables]
         # Lru and Lfu need no clock; 0 moves no watermark back
         self._boundary = 0 if run.now is None else run.now - self._lateness
         for table in tables:
             table.evict(self._boundary, range(0))
-        self._left = PARTITIONS * len(tables)
+        self._left, self._passed = PARTITIONS * len(tables), False
+        run.sweeping = self._left > 0
         self._at = run.clock() if self._wall else run.now
         self._begun = run.step
 
     def _sweep(self, run: Run, rows: int | None) -> None:
         """Free the memory of expired rows in the next partitions: all of them, or those of about `rows` rows."""
         tables, room = _evicting(run), rows
-        while self._left > 0 and (room is None or room > 0):
-            table, first = tables[self._cursor // PARTITIONS], self._cursor % PARTITIONS
-            each = max(1, table.native.num_slots // PARTITIONS)
-            count = min(PARTITIONS - first, self._left, PARTITIONS if room is None else max(1, room // each))
-            table.evict(self._boundary, range(first, first + count))
-            self._cursor = (self._cursor + count) % (PARTITIONS * len(tables))
-            self._left, room = self._left - count, None if room is None else room - count * each
+        while self._left > 0:
+            number, first = divmod(PARTITIONS * len(tables) - self._left, PARTITIONS)
+            count = PARTITIONS - first
+            if room is not None:
+                count = min(count, max(room // self._each[number], 1 if room == rows else 0))
+                room -= count * self._each[number]
+            if count == 0:
+                break
+            tables[number].evict(self._boundary, range(first, first + count))
+            self._left -= count
         run.sweeping = self._left > 0
 
 

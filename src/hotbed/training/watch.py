@@ -30,7 +30,7 @@ from hotbed.metrics import get_metric
 from hotbed.metrics.history import History as History
 from hotbed.metrics.history import Point as Point
 from hotbed.metrics.prometheus import Endpoint
-from hotbed.metrics.readings import Reading, observations, readings
+from hotbed.metrics.readings import Reading, observations, readings, statistics
 from hotbed.metrics.windows import Cuts, Window, WindowLog
 from hotbed.training.learner import Example
 from hotbed.training.loop import Run
@@ -160,7 +160,7 @@ class Windows:
                 values = self._scorer.results()
         window = Window(begin, end, self._rows, self._samples, values)
         if self._run is not None:
-            window.tables = {name: dict(table.stats) for name, table in self._run.tables.items()}
+            window.tables = statistics(self._run)
             window.observed = dict(observations(self._run))
         if self._weight:
             window.observed["freshness_seconds"] = self._fresh / self._weight

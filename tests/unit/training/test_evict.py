@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -52,11 +52,10 @@ class Spy:
     """The part of a table that Evict uses."""
 
     evictions = (hb.Ttl(days=1),)
-
-    class native:
-        num_slots = 1000
+    stats: ClassVar = {"rows": 1}
 
     def __init__(self) -> None:
+        self.stats = {"rows": 1000}
         self.begun: list[int] = []
         self.swept: list[range] = []
 
@@ -150,30 +149,97 @@ def test_late_events_keep_their_rows_for_a_while() -> None:
 def test_a_large_table_is_swept_over_several_steps_once_around(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hotbed.training.online.SLICE_ROWS", 100)
     script = Script(Evict(step_interval=1000), step=999)
-    script.spy.native.num_slots = 256 * 25  # type: ignore[union-attr]
+    script.spy.stats["rows"] = 256 * 25  # type: ignore[union-attr]
     assert script.step(now=1)
-    assert script.run.sweeping
-    for _ in range(40):
+    for _ in range(63):
+        assert script.run.sweeping
+        script.tick()  # idle time sweeps nothing: how far a sweep is follows from the steps
         script.step()
-        script.tick()
     assert not script.run.sweeping
     assert [len(part) for part in script.spy.swept] == [4] * 64
     assert [number for part in script.spy.swept for number in part] == list(range(256))
 
 
-def test_an_eviction_that_is_due_during_a_sweep_takes_the_sweep_once_around_from_there(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_slice_is_bounded_in_rows_whatever_the_tables_are() -> None:
+    """Counted, not timed: no step looks at more rows than a slice holds, or than one partition of one table does."""
+    tables = {name: Spy() for name in "abc"}
+    for spy, rows in zip(tables.values(), (10_000_000, 1_000, 0), strict=True):
+        spy.stats = {"rows": rows}
+    script = Script(Evict(step_interval=1000), tables, step=999)
+    script.run.step, script.run.now = 1000, 1
+    steps = 0
+    while script.run.sweeping or not steps:
+        before = {name: len(spy.swept) for name, spy in tables.items()}
+        script.evict.on_step_end(script.run)
+        script.run.step += 1
+        looked = sum(len(part) * (spy.stats["rows"] // 256)
+                     for name, spy in tables.items() for part in spy.swept[before[name]:])  # fmt: skip
+        assert looked <= 40_000
+        steps += 1
+    assert steps == 256 + 1  # a partition of the large table a step; both small ones in one step
+    for spy in tables.values():
+        assert [number for part in spy.swept for number in part] == list(range(256))
+
+
+def test_an_eviction_that_is_due_during_a_sweep_begins_when_the_sweep_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hotbed.training.online.SLICE_ROWS", 1024)
     script = Script(Evict(step_interval=5))
-    script.spy.native.num_slots = 256 * 32  # type: ignore[union-attr]
-    for now in range(1, 11):
+    script.spy.stats["rows"] = 256 * 32  # type: ignore[union-attr]
+    sweeping = []
+    for now in range(1, 31):
         script.step(now)  # 32 partitions a step, 8 steps a sweep
-    assert script.spy.begun == [5 * SECOND, 10 * SECOND]
-    assert script.spy.swept[:6] == [range(at, at + 32) for at in range(0, 192, 32)]
-    for now in range(11, 15):
-        script.step(now)
-    assert script.spy.swept[5:10] == [range(at % 256, at % 256 + 32) for at in range(160, 320, 32)]
+        sweeping.append(script.run.sweeping)
+    assert script.spy.begun == [at * SECOND for at in (5, 13, 21, 29)]
+    assert [at + 1 for at, busy in enumerate(sweeping) if not busy] == [
+        1,
+        2,
+        3,
+        4,
+        12,
+        20,
+        28,
+    ]  # moments for a checkpoint
+    assert script.spy.swept[8:10] == [range(32), range(32, 64)]
+
+
+def test_what_is_swept_when_follows_from_the_steps_also_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hotbed.training.online.SLICE_ROWS", 1024)
+    whole = Script(Evict(step_interval=7))
+    whole.spy.stats["rows"] = 256 * 32  # type: ignore[union-attr]
+    for now in range(1, 40):
+        whole.step(now)
+    for stop in (7, 8, 12, 15, 16, 20):
+        first, second = Script(Evict(step_interval=7)), Script(Evict(step_interval=7), step=stop)
+        first.spy.stats["rows"] = 256 * 32  # type: ignore[union-attr]
+        for now in range(1, stop + 1):
+            first.step(now)
+        second.spy.stats["rows"] = 1  # type: ignore[union-attr] - a capture has swept all that is stale
+        second.spy.begun, second.spy.swept = list(first.spy.begun), list(first.spy.swept)  # type: ignore[union-attr]
+        second.evict.load_state(first.evict.state())
+        second.evict.on_epoch_begin(second.run)
+        assert second.run.sweeping == first.run.sweeping
+        second.run.now = first.run.now
+        for now in range(stop + 1, 40):
+            second.spy.stats["rows"] = 256 * 32 if not second.run.sweeping else 1  # type: ignore[union-attr]
+            second.step(now)
+        assert second.spy.begun == whole.spy.begun
+        assert second.spy.swept == whole.spy.swept
+
+
+def test_statistics_stand_still_while_a_sweep_is_under_way() -> None:
+    from hotbed.metrics.readings import statistics
+
+    script = Script(Evict(step_interval=2))
+    script.spy.stats = {"rows": 10_000_000, "row_bytes": 5}
+    assert [script.step(now=1), script.step()] == [False, True]
+    script.spy.stats = {"rows": 7, "row_bytes": 5}
+    assert statistics(script.run) == {"t": {"rows": 10_000_000, "row_bytes": 5}}
+    other = Script(Evict(step_interval=2), step=2)
+    other.evict.load_state(script.evict.state())
+    other.evict.on_epoch_begin(other.run)
+    assert statistics(other.run) == {"t": {"rows": 10_000_000}}
+    other.run.sweeping = False
+    assert statistics(other.run) == {"t": {"rows": 1000}}
 
 
 def test_the_end_of_an_epoch_evicts_at_once_but_that_of_a_stream_does_not() -> None:
@@ -218,7 +284,7 @@ def test_slices_and_ticks_change_no_row(admit: Any, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr("hotbed.training.online.SLICE_ROWS", slice_rows)
         rng = np.random.default_rng(0)
         table = hb.Table("t", 2, rule=hb.Adagrad(), admit=admit, evict=hb.Ttl(seconds=300))
-        script = Script(Evict(seconds_interval=100), {"t": table})
+        script = Script(Evict(seconds_interval=200), {"t": table})
         for step in range(60):
             ids = rng.integers(0, 500, 200) + step * 5
             slots = table.find_or_insert(ids, (step * 20 + rng.integers(0, 20, 200)) * SECOND)
@@ -230,4 +296,4 @@ def test_slices_and_ticks_change_no_row(admit: Any, monkeypatch: pytest.MonkeyPa
         assert table.stats["evicted"] > 0
         return [list(table.export()), len(table), list(table.candidates())]
 
-    assert life(10**9, 0) == life(300, 0) == life(50, 1)
+    assert life(10**9, 0) == life(300, 0) == life(60, 1)
