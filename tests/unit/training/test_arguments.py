@@ -174,6 +174,7 @@ def test_8_boost_level_takes_effect_with_an_optimizer_and_an_evaluation_only(cap
     assert compiled
     assert "has no effect" not in caplog.text
     compiled.clear()
+    torch.compiler.reset()
     online(hb.RecModel(nn.Linear(3, 1), "mse", "adam", None, lambda *items: items, boost_level=boost))
     assert compiled
 
