@@ -10,9 +10,9 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
-PIECE_BYTES = 4 << 20
+PIECE_BYTES, SMALL_BYTES = 4 << 20, 16 << 10
 _WRITEBACK_BYTES = 32 << 20
-_IN_FLIGHT, _UNSYNCED = 4, 32
+_IN_FLIGHT, _UNSYNCED, _MOST_BUFFERS = 4, 32, 512
 
 
 class Workers:
@@ -35,13 +35,14 @@ class Workers:
 class HashedFile:
     """A new file that is hashed while it is written, in large pieces; on disk once its draft is published.
 
-    `raw`: takes `write(buffer)`; `finish`: makes it durable and closes it.
+    `raw`: `write(buffers)` returns how many bytes it took; `finish`: makes it durable and closes it.
     """
 
     def __init__(self, raw: Any, workers: Workers, finish: Callable[[], None]) -> None:
         self._raw, self._workers, self._finish = raw, workers, finish
         self._hash, self._bytes = hashlib.sha256(), 0
-        self._piece, self._filled = bytearray(), 0
+        self._piece: list[memoryview] = []
+        self._held = 0
         self._flying: list[tuple[Future[None], Future[None]]] = []
         self.closed = False
 
@@ -60,18 +61,15 @@ class HashedFile:
         self._workers.settle(_UNSYNCED)
 
     def write(self, data: Any) -> int:
+        """Take bytes; buffers of SMALL_BYTES and more are not copied, so they must not change any more."""
         view = memoryview(data).cast("B")
         self._bytes += view.nbytes
-        if view.nbytes >= PIECE_BYTES:  # Arrow and safetensors hand out buffers that nobody changes: no copy
-            self._emit()
-            for at in range(0, view.nbytes, PIECE_BYTES):
-                self._send(view[at : at + PIECE_BYTES])
-            return view.nbytes
-        if not self._piece or self._filled + view.nbytes > len(self._piece):
-            self._emit()
-            self._piece = bytearray(max(PIECE_BYTES, view.nbytes))
-        self._piece[self._filled : self._filled + view.nbytes] = view
-        self._filled += view.nbytes
+        whole = view if view.nbytes >= SMALL_BYTES else memoryview(bytes(view))
+        for at in range(0, whole.nbytes, PIECE_BYTES):
+            self._piece.append(whole[at : at + PIECE_BYTES])
+            self._held += self._piece[-1].nbytes
+            if self._held >= PIECE_BYTES or len(self._piece) == _MOST_BUFFERS:
+                self._emit()
         return view.nbytes
 
     def flush(self) -> None:
@@ -82,18 +80,24 @@ class HashedFile:
         return {"bytes": self._bytes, "sha256": self._hash.hexdigest()}
 
     def _emit(self) -> None:
-        if self._filled:
-            self._send(memoryview(self._piece)[: self._filled])
-        self._piece, self._filled = bytearray(), 0
+        if self._piece:
+            self._land(_IN_FLIGHT - 1)
+            workers, piece = self._workers, self._piece
+            self._flying.append((workers.hash.submit(self._update, piece), workers.write.submit(self._put, piece)))
+        self._piece, self._held = [], 0
 
-    def _send(self, piece: memoryview) -> None:
-        self._land(_IN_FLIGHT - 1)
-        workers = self._workers
-        self._flying.append((workers.hash.submit(self._hash.update, piece), workers.write.submit(self._put, piece)))
+    def _update(self, piece: list[memoryview]) -> None:
+        for view in piece:
+            self._hash.update(view)
 
-    def _put(self, piece: memoryview) -> None:
-        while piece.nbytes:
-            piece = piece[self._raw.write(piece) :]
+    def _put(self, piece: list[memoryview]) -> None:
+        piece = list(piece)
+        while piece:
+            written = self._raw.write(piece)
+            while piece and written >= piece[0].nbytes:
+                written -= piece.pop(0).nbytes
+            if written:
+                piece[0] = piece[0][written:]
 
     def _land(self, allowed: int) -> None:
         while len(self._flying) > allowed:
@@ -110,8 +114,8 @@ class LocalFile:
         self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
         self._at = self._begun = 0
 
-    def write(self, data: memoryview) -> int:
-        n = os.write(self._handle, data)
+    def write(self, buffers: list[memoryview]) -> int:
+        n = os.writev(self._handle, buffers)
         self._at += n
         if self._at - self._begun >= _WRITEBACK_BYTES and hasattr(os, "posix_fadvise"):
             # starts writeback of what is dirty, and drops from memory what is clean: nobody reads it soon

@@ -206,7 +206,7 @@ class _LocalDraft(Draft):
         partial = self._root / f".{CURRENT}.{os.getpid()}.partial"
         partial.unlink(missing_ok=True)  # a process that was killed had our number
         file = LocalFile(partial)
-        file.write(memoryview(f"{self.folder} {sha256}\n".encode()))
+        file.write([memoryview(f"{self.folder} {sha256}\n".encode())])
         file.finish()
         os.replace(partial, self._root / CURRENT)
         _sync_folder(self._root)
@@ -328,6 +328,17 @@ class ObjectStore(Store):
         return sorted((name for name in names if _NAME.fullmatch(name)), key=number_of)
 
 
+class _ObjectFile:
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def write(self, buffers: list[memoryview]) -> int:
+        return sum(int(self._file.write(buffer)) for buffer in buffers)
+
+    def finish(self) -> None:
+        self._file.close()
+
+
 class _ObjectDraft(Draft):
     def __init__(self, store: ObjectStore, folder: str) -> None:
         self.folder, self._store = folder, store
@@ -335,8 +346,8 @@ class _ObjectDraft(Draft):
         self._open = True
 
     def create(self, name: str) -> HashedFile:
-        file = self._store.open(f"{self.folder}/{name}")
-        return HashedFile(file, self._workers, file.close)
+        file = _ObjectFile(self._store.open(f"{self.folder}/{name}"))
+        return HashedFile(file, self._workers, file.finish)
 
     def publish(self, manifest: bytes) -> None:
         self._workers.settle()
