@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import socket
 import urllib.request
@@ -228,6 +229,35 @@ def test_a_stream_that_is_stopped_leaves_the_state_that_it_had(
     assert history.windows == windows.points
     assert [w.rows for w in history.windows] == [150] * 9 + [122]
     assert [point.step for point in history.points] == [4, 8, 12, 16, 20, 23]
+
+
+def test_a_stream_resumed_from_a_checkpoint_has_the_windows_of_an_unbroken_one(
+    tmp_path: Path, dataset: Any, network: Any
+) -> None:
+    """Killed after step 13 with the last checkpoint at step 8, of a table that evicts: steps 9 to 13 come again."""
+
+    class Kill:
+        def on_step_end(self, run: Any) -> None:
+            if run.step == 13:
+                raise KeyboardInterrupt
+
+    def go(folder: str, *more: Any) -> tuple[hb.callbacks.Windows, History]:
+        windows = hb.callbacks.Windows(seconds=150)
+        evict = hb.callbacks.Evict(seconds_interval=200)
+        model = hb.RecModel(network(evict=hb.Ttl(seconds=300)), "bce", hb.Adam(lr=0.01), ["auc", "gauc@user"])
+        checkpoint = hb.callbacks.Checkpoint(tmp_path / folder, every_steps=8, wait=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            history = model.online_train(dataset(2048), [windows, evict, *more, checkpoint], progress=False)
+            return windows, history
+        return windows, History()
+
+    whole, expected = go("whole")
+    go("killed", Kill())
+    windows, history = go("killed")
+    assert len(windows.points) == 14
+    np.testing.assert_equal(windows.state(), whole.state())
+    np.testing.assert_equal(history.state(), expected.state())
+    assert history.metrics == expected.metrics
 
 
 def test_a_stream_without_a_terminal_says_where_it_is_now_and_then(dataset: Any, network: Any) -> None:
