@@ -26,7 +26,6 @@ from hotbed.jobfile import parse_value
 from hotbed.show import console, print_checkpoint, print_columns, print_difference, print_results, print_values
 
 if TYPE_CHECKING:
-    from hotbed.data.schema import Schema
     from hotbed.training.model import RecModel
     from hotbed.training.watch import History
 
@@ -181,7 +180,7 @@ def run_job(job: Job) -> RecModel:
     """Train, stream, save and report as the job says; prints what comes of it; returns the model."""
     if job.train is None:
         raise ConfigError("job.train: missing key — `hotbed train` begins with it — add it, or use `hotbed online`")
-    model, history = learn_past(job, job.fitted())
+    model, history = learn_past(job)
     histories = {"train": history}
     if job.stream is not None:
         shutil.rmtree(job.state_path, ignore_errors=True)  # a training from the start begins its stream there too
@@ -200,9 +199,9 @@ def follow_job(job: Job, max_steps: int | None = None, max_seconds: float | None
     if (Path(job.state_path) / "CURRENT").exists():
         model = job.rec_model(job.schema_of(job.state_path))
     elif job.train is None:
-        model = job.rec_model(job.fitted())
+        model = _new(job)
     else:
-        model, histories["train"] = learn_past(job, job.fitted())
+        model, histories["train"] = learn_past(job)
     histories["stream"] = learn_stream(job, model, max_steps, max_seconds)
     print_results(model, histories)
     console.print(f"state: {job.state_path}", highlight=False, soft_wrap=True)
@@ -210,13 +209,13 @@ def follow_job(job: Job, max_steps: int | None = None, max_seconds: float | None
     return model
 
 
-def learn_past(job: Job, schema: Schema) -> tuple[RecModel, History]:
+def learn_past(job: Job) -> tuple[RecModel, History]:
     """A model that has learned the job's `train`."""
     assert job.train is not None
-    model = job.rec_model(schema)
+    model = _new(job)
     _begin(job, model, "training")
-    valid = None if job.valid is None else job.dataset(job.valid, schema)
-    data = job.dataset(job.train, schema)
+    valid = None if job.valid is None else job.dataset(job.valid, model.schema)
+    data = job.dataset(job.train, model.schema)
     return model, model.fit(data, valid, job.fit.epochs, job.make_callbacks(), seed=job.seed)
 
 
@@ -228,6 +227,17 @@ def learn_stream(job: Job, model: RecModel, max_steps: int | None = None, max_se
     return model.online_train(
         events, job.make_callbacks(stream=True), max_steps=max_steps, max_seconds=max_seconds, seed=job.seed
     )
+
+
+def _new(job: Job) -> RecModel:
+    """The job's model before it learned anything, with the rows that it starts from."""
+    model = job.rec_model(job.fitted())
+    if job.warm_start is not None:
+        start = job.warm_start
+        found = model.warm_start(start.path, start.rename, optimizer_state=start.optimizer_state)
+        for here, there in found.items():
+            console.print(f"warm start: {here} has {len(model.tables[here]):,} rows of {there} in {start.path}")
+    return model
 
 
 def _begin(job: Job, model: RecModel, what: str) -> None:

@@ -110,6 +110,16 @@ class Fit:
 
 
 @dataclass(frozen=True)
+class WarmStart:
+    """Rows that a job begins with: those of another job's checkpoint at `path`. `rename`, `optimizer_state`: as in
+    `RecModel.warm_start`."""
+
+    path: str
+    rename: Mapping[str, str] | list[tuple[str, str]] = field(default_factory=dict)
+    optimizer_state: bool = False
+
+
+@dataclass(frozen=True)
 class Job:
     """One training run: data, model, tables, optimizers, how to train, where results go.
 
@@ -118,8 +128,8 @@ class Job:
     `hotbed predict` scores (default: `valid`). `model`: a kind of `hb.models` and its keywords. `optimizer`: a rule, for
     the dense parameters; rows have `tables.rule`. `loss`, `metrics`, `callbacks`: kinds of `hb.losses`, `hb.metrics`,
     `hb.callbacks`; for several labels `metrics` may be a mapping of label to list. `stream_callbacks` are those of the
-    stream, `checkpoint` the keywords of its `Checkpoint`, whose folder is `checkpoint` in `output`. `output`: folder of
-    the model and the report.
+    stream, `checkpoint` the keywords of its `Checkpoint`, whose folder is `checkpoint` in `output`. `warm_start`: where
+    rows come from before anything is learned. `output`: folder of the model and the report.
     Raises ConfigError with the dotted path of what is wrong.
 
     Example: `Job.read("job.yaml", {"fit.epochs": 2})`, `hotbed train job.yaml --set fit.epochs=2`.
@@ -132,6 +142,7 @@ class Job:
     stream: Source | None = None
     predict: Source | None = None
     tables: Tables = field(default_factory=Tables)
+    warm_start: WarmStart | None = None
     optimizer: Rule = field(default_factory=lambda: Adam(lr=1e-3))
     loss: Spec = "bce"
     metrics: Sequence[Spec] | Mapping[str, Sequence[Spec]] = ("auc", "log_loss")
@@ -166,7 +177,7 @@ class Job:
     def to_json(self) -> dict[str, Any]:
         """Plain values, defaults left out; `Job.from_json(job.to_json()) == job`."""
         plain: dict[str, Any] = config.describe(self)
-        for part in (plain, plain["schema"], plain.get("tables", {}), plain.get("fit", {})):
+        for part in (plain, *(plain.get(name, {}) for name in ("schema", "tables", "fit", "warm_start"))):
             part.pop("kind", None)  # only one class fits there
         return plain
 

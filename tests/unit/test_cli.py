@@ -166,6 +166,22 @@ def test_a_difference_is_shown_and_a_torn_checkpoint_named(
     assert part.name in errors
 
 
+def test_a_job_starts_from_the_rows_of_another(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call(capsys, monkeypatch, "train", "job.yaml", "--set", "output=old")
+    renamed = ("--set", "schema.columns.user.table=member", "--set", "output=new", "--set", "train=null",
+               "--set", "schema.columns.price.transforms=[]", "--max-steps", "0")  # fmt: skip
+    start = ("--set", "warm_start={path: old/checkpoint, rename: {user: member}}")
+    code, printed, _ = call(capsys, monkeypatch, "online", "job.yaml", *renamed, *start)
+    assert code == 0
+    assert "of user in old/checkpoint" in printed
+    there, here = hb.load("old").tables["user"], hb.load("new/checkpoint").tables["member"]
+    assert len(here) == len(there) > 0
+    ids = np.concatenate([batch.column("id").to_numpy() for batch in there.export()])
+    np.testing.assert_array_equal(here.lookup(ids), there.lookup(ids))
+
+
 def test_train_begins_the_stream_anew(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,6 +225,10 @@ def test_a_job_of_a_stream_alone_is_followed_but_not_trained(
         ),
         (["train", "job.yaml", "--set", "stream=null", "--set", "train=null"], "ConfigError job.train: missing key"),
         (["verify", "nowhere"], "FormatError nowhere: no checkpoint"),
+        (
+            ["train", "job.yaml", "--set", "warm_start={path: a, renam: {}}"],
+            "ConfigError job.warm_start.renam: unknown key of warm_start",
+        ),
         (["evaluate", "job.yaml", "--set", "valid=null"], "ConfigError job.valid: missing key"),
         (["predict", "job.yaml", "--set", "valid=null"], "ConfigError job.predict: missing key"),
         (["init", "rows.parquet", "--out", "job.yaml"], "ConfigError job.yaml: the file exists"),

@@ -335,3 +335,16 @@ def rebuilt_argument(name: str, value: Any) -> Any:
             return {label: rebuilt_argument(name, one) for label, one in value.items()}
         return build(value, MultiTask if value["kind"] == "multi_task" else Loss, "loss_fn")
     return build(value, Boost, "boost_level") if name == "boost_level" and isinstance(value, dict) else value
+
+
+def brief(value: Any) -> str:
+    """A value as its constructor would be called, without what is left at its default."""
+    try:
+        plain = describe(value)
+    except ConfigError:
+        plain = repr(value).replace("\n", " ")
+    if isinstance(plain, dict) and "kind" in plain:
+        keywords = ", ".join(f"{key}={item}" for key, item in plain.items() if key != "kind")
+        return f"{plain['kind']}({keywords})" if keywords else str(plain["kind"])
+    text = str(plain)
+    return text if len(text) <= 100 else text[:97] + "..."

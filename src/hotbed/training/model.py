@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from hotbed.config import build, describe
+from hotbed.config import build
 from hotbed.data.batch import Batch
 from hotbed.data.schema import Schema
 from hotbed.embedding.module import table_modules
@@ -22,11 +22,11 @@ from hotbed.errors import ConfigError
 from hotbed.optim.dense import dense_optimizer
 from hotbed.optim.precision import Boost, boost, precision
 from hotbed.optim.sparse import SparseOptimizer, dense_parameters
-from hotbed.persist import checkpoint
+from hotbed.persist import checkpoint, content
 from hotbed.persist.export import export
 from hotbed.persist.format import Reader
 from hotbed.training.callbacks import Validate
-from hotbed.training.durable import described_argument, given_tables, rebuilt_argument
+from hotbed.training.durable import brief, described_argument, given_tables, rebuilt_argument
 from hotbed.training.learner import Criterion, Learner, SelfUpdating, device_of, parameters_of
 from hotbed.training.loop import Callbacks, Run, pass_over
 from hotbed.training.online import Limits, batches_a_call, follow
@@ -196,11 +196,11 @@ class RecModel:
         if self.tables:
             lines.append(f"{'table':18} {'dim':>4} {'rows':>10} {'MiB':>8}  rule, policies")
         for name, table in self.tables.items():
-            policies = ", ".join(_brief(policy) for policy in (table.rule, table.admit, *table.evictions) if policy)
+            policies = ", ".join(brief(policy) for policy in (table.rule, table.admit, *table.evictions) if policy)
             mib = sum(value for key, value in table.stats.items() if "bytes" in key) / 2**20
             lines.append(f"{name:18} {table.dim:>4} {len(table):>10,} {mib:>8.1f}  {policies}")
         given = {**self._arguments, "metrics": sorted(self.metrics)}
-        lines += [f"{name}: {_brief(value)}" for name, value in given.items() if value is not None]
+        lines += [f"{name}: {brief(value)}" for name, value in given.items() if value is not None]
         return "\n".join(lines)
 
     def save(self, path: str | Path) -> str | Path:
@@ -227,6 +227,24 @@ class RecModel:
         with tempfile.TemporaryDirectory(prefix="hotbed-export-") as state:
             checkpoint.save(state, self.state())
             return export(state, path, self.network, self.schema, activate).folder
+
+    def warm_start(
+        self,
+        path: str | Path,
+        rename: Mapping[str, str] | Sequence[tuple[str, str]] = (),
+        *,
+        optimizer_state: bool = False,
+        now: int | None = None,
+    ) -> dict[str, str]:
+        """Take rows from the tables of another model's checkpoint; returns table here -> table there.
+
+        `rename`: table there -> table here, or pairs of (regular expression for the name there, what takes its place);
+        more in `hotbed.persist.content.warm_start`. Raises PersistError where dims or rules differ.
+
+        Example: `model.warm_start("runs/old", {"member": "user"})`
+        """
+        reader = checkpoint.open_checkpoint(path)
+        return content.warm_start(self.tables, reader, rename, optimizer_state=optimizer_state, now=now)
 
     def set_dense_optimizer(self, optimizer: torch.optim.Optimizer | Rule | str) -> None:
         """Replace the optimizer of the dense parameters; its state starts anew."""
@@ -377,16 +395,3 @@ def _length(data: Any) -> int | None:
         return len(data)
     except TypeError:
         return None
-
-
-def _brief(value: Any) -> str:
-    """A value as its constructor would be called, without what is left at its default."""
-    try:
-        plain = describe(value)
-    except ConfigError:
-        plain = repr(value).replace("\n", " ")
-    if isinstance(plain, dict) and "kind" in plain:
-        keywords = ", ".join(f"{key}={item}" for key, item in plain.items() if key != "kind")
-        return f"{plain['kind']}({keywords})" if keywords else str(plain["kind"])
-    text = str(plain)
-    return text if len(text) <= 100 else text[:97] + "..."
