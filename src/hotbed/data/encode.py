@@ -26,6 +26,7 @@ Aside = Callable[[pa.RecordBatch, str, str], None]
 
 # Few of Arrow's functions take views.
 _VIEWS = {pa.string_view().id: pa.large_string(), pa.binary_view().id: pa.large_binary()}
+_INT64 = pa.int64().id
 _WIDE = {pa.large_string().id, pa.large_binary().id}
 
 
@@ -56,6 +57,7 @@ class Encoder:
         self._seen: list[tuple[pa.Schema, bool]] = []
         self._zones: set[str] = set()
         self._kinds: dict[str, set[str]] = {}
+        self._noted: set[tuple[str, int]] = set()
 
     def __call__(self, rows: pa.RecordBatch | pa.Table, *, labels: bool = True, latest: int | None = None) -> Batch:
         """Batch of `rows`. `labels=False` (serving): label and weight columns are not read, time only if it is
@@ -119,6 +121,11 @@ class Encoder:
         return Batch(ids, dense, targets, weight, time, None, batch.num_rows)
 
     def _ids(self, column: Id, context: Columns) -> Ids:
+        if not column.transforms and column.padding is None and column.weights is None:
+            plain = context.column(column.source)
+            if plain.type.id == _INT64 and not plain.null_count:  # the common case, kept short for requests
+                self._note_kind(column, plain.type)
+                return Ids(plain.to_numpy().copy())
         values = _plain_dictionary(_transformed(column, context))
         num_missing = values.null_count
         num_rows = len(values)
@@ -148,6 +155,9 @@ class Encoder:
         return result if column.max_length is None else _newest(result, column.max_length)
 
     def _note_kind(self, column: Id, kind: pa.DataType) -> None:
+        if (column.name, kind.id) in self._noted:
+            return
+        self._noted.add((column.name, kind.id))
         table = column.table or column.name
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         if pa.types.is_null(kind):

@@ -15,6 +15,7 @@ from hotbed.data.times import to_microseconds
 from hotbed.errors import SchemaError
 
 _LISTS = {kind.id for kind in (pa.list_(pa.null()), pa.large_list(pa.null()), pa.list_(pa.null(), 1))}
+_PLAIN = {kind.id for kind in (pa.float32(), pa.int8(), pa.int16(), pa.int32(), pa.int64())}
 _BYTES = {kind.id for kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())}
 
 
@@ -92,6 +93,10 @@ def numeric(name: str, values: pa.Array, lengths: np.ndarray | None = None) -> n
     `lengths`: the number of values of each row where they are items of lists.
     """
     kind = values.type
+    if kind.id in _PLAIN and not values.null_count:  # the common case, and the only one that a request can wait for
+        plain: np.ndarray = values.to_numpy().astype(np.float32)
+        if np.isfinite(plain).all():
+            return plain
     if pa.types.is_dictionary(kind):
         return numeric(name, values.dictionary_decode(), lengths)
     if is_list(kind) or pa.types.is_temporal(kind):
