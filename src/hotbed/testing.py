@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from .connectors.base import PLACE, READ_ALL, READ_ROWS, TICK, Memory, Position, ReadPlan, Source
+from .connectors.base import OPENED, PLACE, READ_ALL, READ_ROWS, TICK, Memory, Position, ReadPlan, Source
 from .connectors.journal import Live
 from .embedding.init import Uniform, Zeros, name_hash, partition
 from .embedding.policy import Lru, MinCount, Ttl
@@ -175,32 +175,38 @@ class FakeStream(Source):
         live = plan.live or Live()
         table = Memory(self.rows).table
         names = [name for name in table.schema.names if plan.columns is None or name in plan.columns]
-        state = dict(position.state) if position else {"block": 0, "start": 0, "row": 0, "now": 0}
+        state: dict[str, Any] = {"block": 0, "start": 0, "take": None, "row": 0, "now": 0}
+        state |= position.state if position else {}
         script = itertools.chain(self.takes, itertools.repeat(self.then))
         while not (self.ends and state["start"] == table.num_rows):
-            block = live.journal.get("block", state["block"])
-            if block is None:
-                take = min(next(script), table.num_rows - state["start"])
-                if not take:
-                    live.lag = table.num_rows - state["start"]
-                    yield TICK, Position(dict(state))
-                    continue
-                block = {"take": state["start"] + take, "now": live.now()}
-                live.journal.append("block", state["block"], block)
-            live.lag = table.num_rows - block["take"]
-            rows = table.slice(state["start"], block["take"] - state["start"]).combine_chunks()
-            place = pa.array([{"row": row} for row in range(state["start"], block["take"])])
+            live.lag = table.num_rows - state["start"]
+            if state["take"] is None and not self._decide(state, live, script, table.num_rows):
+                yield TICK, Position(dict(state))
+                continue
+            yield OPENED, Position(dict(state))
+            rows = table.slice(state["start"], state["take"] - state["start"]).combine_chunks()
+            place = pa.array([{"row": row} for row in range(state["start"], state["take"])])
             batch = rows.select(names).append_column(PLACE, place).to_batches()[0]
-            while state["row"] < batch.num_rows:
+            while state["take"] is not None:
                 part = batch.slice(state["row"], batch_rows)
-                state = {**state, "row": state["row"] + part.num_rows, "now": block["now"]}
+                state["row"] += part.num_rows
                 if self.fails is not None and state["start"] + state["row"] > self.fails:
                     raise OSError(f"the stream broke after {self.fails} rows, as the test asked")
                 if state["row"] == batch.num_rows:
-                    state = {"block": state["block"] + 1, "start": block["take"], "row": 0, "now": block["now"]}
-                    yield part, Position(state)
-                    break
-                yield part, Position(state)
+                    state |= {"block": state["block"] + 1, "start": state["take"], "take": None, "row": 0}
+                yield part, Position(dict(state))
+
+    def _decide(self, state: dict[str, Any], live: Live, script: Iterator[int], num_rows: int) -> bool:
+        """Whether there is a block: the one on record, or the script's next, put on record."""
+        block = live.journal.get("block", state["block"])
+        if block is None:
+            take = min(next(script), num_rows - state["start"])
+            if not take:
+                return False
+            block = {"take": state["start"] + take, "now": live.now()}
+            live.journal.append("block", state["block"], block)
+        state |= block
+        return True
 
 
 class Broker:

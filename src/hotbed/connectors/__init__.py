@@ -4,7 +4,7 @@
 from hotbed.connectors.base import Memory, Position, ReadPlan, Skips, Source
 from hotbed.connectors.delimited import Csv, Libsvm
 from hotbed.connectors.derive import Join, Slice, Sort
-from hotbed.connectors.files import Parquet
+from hotbed.connectors.files import Follow, Parquet
 from hotbed.connectors.journal import DeadLetters, Journal, Live
 from hotbed.connectors.kafka import Kafka
 from hotbed.connectors.lines import Arrow, Decoder, Json, Jsonl
@@ -14,6 +14,7 @@ __all__ = [
     "Csv",
     "DeadLetters",
     "Decoder",
+    "Follow",
     "Join",
     "Journal",
     "Json",

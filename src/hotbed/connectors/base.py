@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import queue
@@ -32,6 +33,9 @@ PLACE = "\0place"
 
 TICK = pa.RecordBatch.from_arrays([], schema=pa.schema([]))
 """The empty batch of an endless source that has nothing new."""
+
+OPENED = pa.RecordBatch.from_arrays([], schema=pa.schema([]))
+"""The empty batch before the rows of a block: its position knows what is in the block, also without the journal."""
 
 
 @dataclass(frozen=True)
@@ -139,9 +143,10 @@ class Source(ABC):
         `position`: None = from the start. The sequence of rows does not depend on `batch_rows` or on where reading
         began.
 
-        An endless source never ends, and yields at least every `plan.live.tick_seconds`: rows, or a tick, which is an
-        empty batch with the position as it was. Its positions have "now", the clock in microseconds at which the block
-        of the last row was taken.
+        An endless source never ends, and yields at least every `plan.live.tick_seconds`: rows, or `TICK`, an empty
+        batch, with the position as it was. Before the rows of a block it yields `OPENED` with a position that holds the
+        decision about the block. Its positions have "block", the number of the block that holds the next row, and
+        "now", the clock in microseconds at which the block of the last row was taken.
         """
 
     @property
@@ -248,6 +253,16 @@ class _End:
 
     def __init__(self, error: BaseException | None = None) -> None:
         self.error = error
+
+
+def schema_to_text(schema: pa.Schema) -> str:
+    """Names and types as text for a position."""
+    return base64.b64encode(schema.remove_metadata().serialize().to_pybytes()).decode()
+
+
+def schema_from_text(text: str) -> pa.Schema:
+    """Inverse of `schema_to_text`; no columns for an empty text."""
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text))) if text else pa.schema([])
 
 
 def not_endless(source: Source, what: str) -> None:

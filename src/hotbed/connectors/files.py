@@ -1,19 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paths and globs, positions inside a list of files, and parquet."""
+"""Paths and globs, positions inside a list of files, parquet, and a directory that files arrive in."""
 
 from __future__ import annotations
 
+import fnmatch
 import glob
 import os
+import re
+import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hotbed.connectors.base import READ_ALL, READ_ROWS, Place, Position, ReadPlan, Source, cut
-from hotbed.errors import DataError, DecodeError, SchemaError
+from hotbed.connectors.base import (
+    OPENED,
+    PLACE,
+    READ_ALL,
+    READ_ROWS,
+    TICK,
+    Place,
+    Position,
+    ReadPlan,
+    Source,
+    cut,
+    schema_from_text,
+    schema_to_text,
+)
+from hotbed.connectors.journal import Live
+from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -99,7 +119,8 @@ class Parquet(FileSource):
     path: Paths
 
     def schema(self) -> pa.Schema:
-        return _open(self.files()[0]).schema_arrow.remove_metadata()
+        cached: pa.Schema | None = self.__dict__.get("_schema")
+        return _open(self.files()[0]).schema_arrow.remove_metadata() if cached is None else cached
 
     def num_rows(self) -> int:
         return sum(_open(file).metadata.num_rows for file in self.files())
@@ -164,3 +185,158 @@ def _conform(batch: pa.RecordBatch, wanted: pa.Schema, file: str) -> pa.RecordBa
 
 def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+@dataclass(frozen=True)
+class Follow(Source):
+    """A directory that files arrive in, for ever: each is read once, whole, and then the next.
+
+    A file is there when it has its name: write it under one that begins with "." or ends in ".tmp" or ".partial", and
+    rename it. For writers that cannot, `settle_seconds` is how long a file must not have changed. Which file is next is
+    journalled before it is read. `pattern`: names, such as "*.parquet". `order`: of files that wait, by "name" or by
+    "time" of change. `format`: a source that says how to read (its own path is not used); None = by the ending: csv,
+    tsv, jsonl, parquet, svm, also compressed. All files are read with the types of the first. A file may be removed once
+    a checkpoint has passed it.
+
+    Raises DecodeError for a torn file (with `on_error="skip"` the rest of it is a dead letter), SchemaError for columns
+    that are not those of the first file, DataError when a file changes or vanishes before it was read to its end.
+
+    Example: `hb.sources.Follow("/data/incoming", "*.jsonl.gz")`
+    """
+
+    directory: str | Path
+    pattern: str = "*"
+    order: Literal["name", "time"] = "name"
+    settle_seconds: float = 0.0
+    format: Source | None = None
+
+    def __post_init__(self) -> None:
+        if self.order not in ("name", "time"):
+            raise ConfigError(f"order: 'name' or 'time' — received {self.order!r} — correct it")
+        if self.format is not None and not isinstance(self.format, FileSource):
+            kind = type(self.format).__name__
+            raise ConfigError(f"format: a source of files — received {kind} — give csv, jsonl, libsvm or parquet")
+
+    @property
+    def endless(self) -> bool:
+        return True
+
+    def schema(self) -> pa.Schema:
+        """That of the first file that is there."""
+        waiting = self._there(time.time())
+        if not waiting:
+            raise DataError(
+                f"{self.directory}: no file yet — {self.pattern!r} matches nothing — put the first one there"
+            )
+        return self._source(waiting[0], "").schema()
+
+    def read(
+        self, position: Position | None = None, batch_rows: int = READ_ROWS, plan: ReadPlan = READ_ALL
+    ) -> Iterator[tuple[pa.RecordBatch, Position]]:
+        live = plan.live or Live()
+        state: dict[str, Any] = {"block": 0, "file": None, "size": 0, "row": 0, "seen": (), "now": 0, "schema": ""}
+        state |= position.state if position else {}
+        while True:
+            if state["file"] is None:
+                found = live.journal.get("block", state["block"]) or self._choose(state, live)
+                if found is None:
+                    yield TICK, Position(dict(state))
+                    time.sleep(live.tick_seconds)
+                    continue
+                state |= found
+                yield OPENED, Position(dict(state))
+            last = None
+            for batch in self._rows(state, batch_rows, plan, live):
+                if last is not None:
+                    state["row"] += last.num_rows
+                    yield last, Position(dict(state))
+                last = batch
+            seen = (*state["seen"], state["file"])
+            state |= {"block": state["block"] + 1, "file": None, "size": 0, "row": 0, "seen": seen}
+            yield (TICK if last is None else last), Position(dict(state))
+
+    def _choose(self, state: dict[str, Any], live: Live) -> dict[str, Any] | None:
+        """The file to read next and its size, put on record; None where there is none."""
+        there = self._there(live.clock())
+        present, seen = set(there), set(state["seen"])
+        if not seen <= present:  # those that were removed need not be remembered
+            state["seen"] = tuple(name for name in state["seen"] if name in present)
+        waiting = [name for name in there if name not in seen]
+        live.lag = None if waiting else 0
+        size = self._size(waiting[0]) if waiting else None
+        if size is None:
+            return None
+        found = {"file": waiting[0], "size": size, "now": live.now()}
+        live.journal.append("block", state["block"], found)
+        return found
+
+    def _there(self, now: float) -> list[str]:
+        """Names of the files that are there, in order."""
+        names: list[tuple[int, str]] = []
+        for entry in os.scandir(self.directory):
+            hidden = entry.name.startswith(".") or entry.name.endswith((".tmp", ".partial"))
+            if hidden or not fnmatch.fnmatch(entry.name, self.pattern) or not entry.is_file():
+                continue
+            changed = entry.stat() if self.order == "time" or self.settle_seconds else None
+            if changed is None or now - changed.st_mtime >= self.settle_seconds:
+                names.append((changed.st_mtime_ns if changed and self.order == "time" else 0, entry.name))
+        return [name for _, name in sorted(names)]
+
+    def _rows(self, state: dict[str, Any], batch_rows: int, plan: ReadPlan, live: Live) -> Iterator[pa.RecordBatch]:
+        """The rows of the file at hand after `row`, each with its place."""
+        name, row = state["file"], state["row"]
+        self._check_size(name, state["size"])
+        try:
+            source = self._source(name, state["schema"])
+            state["schema"] = state["schema"] or schema_to_text(source.schema())
+            for whole in source.read_file(os.path.join(self.directory, name), row, batch_rows, plan):
+                for batch in cut(whole, batch_rows):
+                    file = pa.DictionaryArray.from_arrays(pa.array(np.zeros(batch.num_rows, np.int8)), [name])
+                    rows = pa.array(np.arange(row + 1, row + 1 + batch.num_rows))
+                    place = pa.StructArray.from_arrays([file, rows], ["file", "row"])
+                    yield batch.append_column(PLACE, place)
+                    row += batch.num_rows
+        except DecodeError as error:
+            if plan.skips is None:
+                raise
+            plan.skips.add("file", f"{error}; the rest of {name} is left out")
+            live.dead_letters.add({"file": name, "row": row + 1}, "torn", str(error))
+        self._check_size(name, state["size"])
+
+    def _source(self, name: str, types: str) -> FileSource:
+        """What reads a file, with the types of the first one."""
+        from hotbed.connectors.delimited import Csv, Libsvm
+        from hotbed.connectors.lines import Jsonl
+
+        path = os.path.join(self.directory, name)
+        stem = re.sub(r"\.(gz|zst|bz2|lz4)$", "", name.lower())
+        kinds: dict[str, FileSource] = {
+            ".csv": Csv(path), ".tsv": Csv(path, delimiter="\t"), ".jsonl": Jsonl(path), ".ndjson": Jsonl(path),
+            ".parquet": Parquet(path), ".pq": Parquet(path), ".svm": Libsvm(path), ".libsvm": Libsvm(path),
+        }  # fmt: skip
+        kind = self.format or kinds.get(os.path.splitext(stem)[1])
+        if kind is None:
+            raise ConfigError(
+                f"format: the ending of {path} tells no format — received {name!r} — give `format`, or a `pattern` that "
+                "leaves it out"
+            )
+        source: Any = replace(kind, path=path)  # type: ignore[type-var]
+        if types:
+            object.__setattr__(source, "_schema", schema_from_text(types))
+        assert isinstance(source, FileSource)
+        return source
+
+    def _size(self, name: str) -> int | None:
+        try:
+            return os.stat(os.path.join(self.directory, name)).st_size
+        except FileNotFoundError:
+            return None
+
+    def _check_size(self, name: str, size: int) -> None:
+        now = self._size(name)
+        if now != size:
+            what = "was removed" if now is None else f"has {now} bytes"
+            raise DataError(
+                f"{os.path.join(self.directory, name)}: it changed before it was read to its end — it had {size} bytes "
+                f"and {what} — write files under another name and rename them; remove them after a checkpoint"
+            )

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from hotbed.connectors.base import PLACE, READ_ALL, READ_ROWS, TICK, Position, ReadPlan, Source
+from hotbed.connectors.base import OPENED, PLACE, READ_ALL, READ_ROWS, TICK, Position, ReadPlan, Source
 from hotbed.connectors.journal import Live
 from hotbed.connectors.lines import Decoder, Json, decode, wanted_types
 from hotbed.connectors.topic import PATIENCE_SECONDS, Message, Topic
@@ -213,6 +213,7 @@ class _Reader:
     ) -> Iterator[tuple[pa.RecordBatch, Position]]:
         """The block decoded, from row `row` on; the last position is the one before the next block."""
         batch = self._decoded(taken, plan)
+        yield OPENED, self.position()
         while self.row + batch_rows < batch.num_rows:
             part = batch.slice(self.row, batch_rows)
             self.row += batch_rows

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import base64
 import io
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import ClassVar
 import pyarrow as pa
 import pyarrow.json as pajson
 
-from hotbed.connectors.base import ReadPlan
+from hotbed.connectors.base import ReadPlan, schema_from_text, schema_to_text
 from hotbed.connectors.files import FileSource, Paths
 from hotbed.errors import ConfigError, DecodeError, SchemaError
 
@@ -277,7 +276,7 @@ def wanted_types(decoder: Decoder, values: Sequence[bytes], plan: ReadPlan, type
 
     Raises SchemaError for a column that is neither known nor in any of the messages.
     """
-    known = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(types))) if types else pa.schema([])
+    known = schema_from_text(types)
     columns = list(known.names if plan.columns is None else plan.columns)
     if plan.columns is None or not set(columns) <= set(known.names):
         try:
@@ -292,7 +291,7 @@ def wanted_types(decoder: Decoder, values: Sequence[bytes], plan: ReadPlan, type
             )
         met = [c for c in found if c.name in columns and c.name not in known.names and not has_nulls(c.type)]
         known = pa.schema([*known, *met])
-        types = base64.b64encode(known.serialize().to_pybytes()).decode()
+        types = schema_to_text(known)
     kinds = {name: known.field(name).type if name in known.names else pa.null() for name in columns}
     numbers = {name: kind for name, kind in plan.types.items() if name in kinds and _is_number(kinds[name])}
     return pa.schema(list({**kinds, **numbers}.items())), types

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from hotbed.connectors.base import PLACE, READ_ROWS, Position, ReadPlan, Skips, Source, run_ahead
+from hotbed.connectors.base import OPENED, PLACE, READ_ROWS, Position, ReadPlan, Skips, Source, run_ahead
 from hotbed.connectors.journal import Live
 from hotbed.data.batch import Batch
 from hotbed.data.encode import Encoder
@@ -287,6 +287,9 @@ class Dataset:
         num_rows, before = 0, position
         chunk_rows = max(self.batch_size, READ_ROWS)
         for raw, after in self.source.read(position, chunk_rows, plan):
+            if raw is OPENED:
+                before = after
+                continue
             if not raw.num_rows:  # a tick
                 yield Batch(num_samples=0), before, after
                 continue
