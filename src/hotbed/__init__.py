@@ -61,6 +61,9 @@ if TYPE_CHECKING:
     from .models.tables import make_tables as make_tables
     from .optim.sparse import SparseOptimizer as SparseOptimizer
     from .optim.sparse import dense_parameters as dense_parameters
+    from .persist.publish import Follower as Follower
+    from .persist.publish import PublishDirectory as PublishDirectory
+    from .persist.publish import PublishTopic as PublishTopic
     from .serving.parameter_server import ParameterServer as ParameterServer
     from .serving.session import InferenceSession as InferenceSession
     from .training import callbacks as callbacks
@@ -81,6 +84,7 @@ _HOMES: dict[str, str] = {
     "EmbeddingBag": "embedding.module:EmbeddingBag",
     "EmbeddingCollection": "embedding.module:EmbeddingCollection",
     "Encoder": "data.encode:Encoder",
+    "Follower": "persist.publish:Follower",
     "Ftrl": "embedding.rule:Ftrl",
     "Gpu": "embedding.tier:Gpu",
     "Id": "data.schema:Id",
@@ -96,6 +100,8 @@ _HOMES: dict[str, str] = {
     "Normal": "embedding.init:Normal",
     "Position": "connectors:Position",
     "Probability": "embedding.policy:Probability",
+    "PublishDirectory": "persist.publish:PublishDirectory",
+    "PublishTopic": "persist.publish:PublishTopic",
     "Ram": "embedding.tier:Ram",
     "ParameterServer": "serving.parameter_server:ParameterServer",
     "RecModel": "training.model:RecModel",
