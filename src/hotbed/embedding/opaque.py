@@ -44,7 +44,13 @@ def pool_opaque(module: TableModule, inputs: Sequence[Ids], time: Tensor | None)
     return results[0], list(results[1:-1])
 
 
-@torch.library.custom_op("hotbed::pool", mutates_args=())
+_POOL = (  # spelled out: torch 2.6 cannot read the schema from `-> list[Tensor]`
+    "(Tensor anchor, Tensor[] values, Tensor[] offsets, Tensor[] weights, Tensor time, SymInt number, bool training, bool learns)"
+    " -> Tensor[]"
+)
+
+
+@torch.library.custom_op("hotbed::pool", mutates_args=(), schema=_POOL)
 def pool(
     anchor: Tensor,
     values: Sequence[Tensor],
