@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lives of a stream that is killed: a server for kill tests, which forks a process for each life.
 
-One JSON object a line in, one out. `{"root": DIR, "kill": {"at": POINT, "number": N, "after": bool}}` trains online from
-the events in DIR until the stream ends or the N-th passage of POINT kills it; `{"kill_after": SECONDS}` kills it from
-outside. The answer has `killed`, and for a life that ended `digest`, `steps`, `resumed` (the step it began at), `folder`.
-Other keys: `batch_size`, `threads`, `source` ("files", "follow"), `max_steps`, `checkpoint` (keywords), `evict` (keywords).
-Tests write the events with `write_events`.
+One JSON object a line in, one out. `{"root": DIR, "kill": {"at": POINT, "number": N, "after": bool}}` trains online
+from the events in DIR until the stream ends or the N-th passage of POINT kills it; `{"kill_after": SECONDS}` kills it
+from outside. The answer has `killed`, and for a life that ended `digest`, `steps`, `samples`, `resumed` (the step it
+began at). Other keys: `source` ("files"; "follow" = DIR/events as files arrive; or Kafka's keywords), `rows` (an endless
+stream ends after so many), `max_steps`, `threads`, `dataset`, `checkpoint`, `evict` (keywords), `remember` (the
+journal forgets nothing, so that an unbroken run can be made to decide the same). Tests make events with `events`.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,20 +31,25 @@ import pyarrow.parquet as pq
 ROWS = 3000
 
 
-def write_events(folder: Path, seed: int, rows: int = ROWS, files: int = 5) -> None:
-    """Events of users and items that come and go, one a minute, in parquet files."""
-    folder.mkdir(parents=True, exist_ok=True)
+def events(seed: int, rows: int = ROWS) -> pa.Table:
+    """Events of users and items that come and go, one a minute."""
     rng = np.random.default_rng(seed)
     drift = np.arange(rows) // 30  # ids wander, so that old ones expire and new ones wait for admission
     user, item = rng.integers(0, 40, rows) + drift, rng.zipf(1.5, rows) % 60 + drift
     x = rng.normal(size=rows).astype(np.float32)
     y = ((user * 7 + item * 3) % 11 + x > 5).astype(np.int64)
-    events = pa.table(
-        {"user": user, "item": item, "x": x, "y": y, "t": np.arange(rows) * 60 + rng.integers(0, 90, rows)}
-    )
-    size = -(-rows // files)
+    return pa.table({"user": user, "item": item, "x": x, "y": y, "t": np.arange(rows) * 60 + rng.integers(0, 90, rows)})
+
+
+def write_events(folder: Path, seed: int, rows: int = ROWS, files: int = 5, pause: float = 0.0) -> None:
+    """The events in parquet files; each appears whole, `pause` seconds after the one before."""
+    folder.mkdir(parents=True, exist_ok=True)
+    whole, size = events(seed, rows), -(-rows // files)
     for number in range(files):
-        pq.write_table(events.slice(number * size, size), folder / f"events-{number:03d}.parquet", row_group_size=200)
+        path = folder / f"events-{number:03d}.parquet"
+        pq.write_table(whole.slice(number * size, size), path.with_suffix(".tmp"), row_group_size=200)
+        path.with_suffix(".tmp").rename(path)
+        time.sleep(pause if number < files - 1 else 0.0)
 
 
 def live(config: dict[str, Any]) -> dict[str, Any]:
@@ -49,6 +57,7 @@ def live(config: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     import hotbed as hb
+    from hotbed.connectors import Journal
     from hotbed.optim.schedule import Warmup
     from hotbed.persist.content import content_digest
     from hotbed.persist.format import open_checkpoint
@@ -62,36 +71,47 @@ def live(config: dict[str, Any]) -> dict[str, Any]:
     )
     network = hb.models.DCNv2(schema, tables, hidden=(8,), num_cross_layers=1, batch_norm=True, dropout=0.3)
     model = hb.RecModel(network, "bce", hb.Adam(lr=0.01), {"auc", "log_loss"})
-    data = hb.Dataset(_source(config, root), schema, config.get("batch_size", 32), **config.get("dataset", {}))
+    data = hb.Dataset(_source(config, root), schema, 32, **config.get("dataset", {}))
+    if config.get("remember"):
+        Journal.forget = lambda self, before: None  # type: ignore[method-assign]
     keywords = {"every_steps": 20, "full_every": 3, "wait": True} | config.get("checkpoint", {})
     callbacks = [
         hb.callbacks.Evict(**config.get("evict", {"step_interval": 7})),
         hb.callbacks.LearningRate(Warmup(60)),
         hb.callbacks.Windows(samples=500),
         hb.callbacks.Checkpoint(root / "state", **keywords),
-        (first := _First()),
+        (bounds := _Bounds(config.get("rows"))),
     ]
     model.online_train(data, callbacks, seed=5, progress=False, max_steps=config.get("max_steps"))
     reader = open_checkpoint(root / "state")
-    return {"digest": content_digest(reader), "steps": model.counters["steps"], "resumed": first.step,
-            "folder": str(reader.folder)}  # fmt: skip
+    counters = {name: model.counters[name] for name in ("steps", "samples")}
+    return {"digest": content_digest(reader), "resumed": bounds.first, **counters}
 
 
-class _First:
-    """Remembers the step that a life begins at."""
+class _Bounds:
+    """Remembers the step that a life begins at, and ends it after so many rows."""
 
-    step = -1
+    def __init__(self, rows: int | None) -> None:
+        self.first, self._rows = -1, rows
 
     def on_epoch_begin(self, run: Any) -> None:
-        self.step = run.step
+        self.first = run.step
+        self.on_step_end(run)
+
+    def on_step_end(self, run: Any) -> None:
+        if self._rows is not None and run.samples >= self._rows:
+            run.stop("all rows")
 
 
 def _source(config: dict[str, Any], root: Path) -> Any:
     import hotbed as hb
 
-    if config.get("source", "files") == "files":
-        return hb.sources.Parquet(str(root / "events" / "*.parquet"))
-    return hb.sources.Follow(str(root / "events"), pattern="*.parquet", **config.get("follow", {}))
+    source = config.get("source", "files")
+    if isinstance(source, dict):
+        return hb.sources.Kafka(**source)
+    if source == "follow":
+        return hb.sources.Follow(root / "events", "*.parquet")
+    return hb.sources.Parquet(str(root / "events" / "*.parquet"))
 
 
 # --- killing --------------------------------------------------------------------------------------------------------
@@ -200,6 +220,35 @@ class Lives:
         self._server.stdin.close()
         self._server.wait()
         self._server.stdout.close()
+
+
+# The wall clock evicts, idle time ends batches, and nothing of it is forgotten.
+CLOCK = {"evict": {"seconds_interval": 0.3, "clock": "wall"}, "dataset": {"flush_seconds": 0.05}, "remember": True}
+
+
+def decided_alike(lives: Lives, root: Path, whole: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """A run in `whole` that nobody kills, with the decisions that those in `root` took."""
+    (whole / "state").mkdir(parents=True)
+    shutil.copy(root / "state" / "journal", whole / "state" / "journal")
+    decided = (root / "state" / "journal").read_text()
+    assert all(f'"{topic}"' in decided for topic in ("block", "cut", "evict")), "the clock had nothing to decide"
+    answer = lives(whole, **config)
+    assert answer["resumed"] == 0
+    return answer
+
+
+def produce(broker: Any, topic: str, rows: list[dict[str, Any]], seed: int) -> None:
+    """The rows to three partitions of a topic, most of them to one, in bursts."""
+    choose = random.Random(seed)
+    while rows:
+        burst = rows[: choose.randint(100, 900)]
+        rows = rows[len(burst) :]
+        parts: list[list[bytes]] = [[], [], []]
+        for row in burst:
+            parts[choose.choices(range(3), (6, 2, 1))[0]].append(json.dumps(row).encode())
+        for partition, messages in enumerate(parts):
+            broker.produce(topic, messages, partition)
+        time.sleep(choose.uniform(0.0, 0.5))
 
 
 def serve() -> None:
