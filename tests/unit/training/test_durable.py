@@ -340,7 +340,6 @@ def test_what_it_cannot_follow_is_refused(learn: Any, dataset: Any, network: Any
 
 
 def test_a_url_takes_states_too_without_a_journal(learn: Any, caplog: Any) -> None:
-    pytest.importorskip("fsspec", reason="fsspec absent")
     learn(path="memory://durable", max_steps=4)
     assert "no journal" in caplog.text
     assert learn(path="memory://durable").counters["samples"] == 640
