@@ -87,7 +87,7 @@ def _(
     training: bool,
     learns: bool,
 ) -> list[Tensor]:
-    module = alive[number]
+    module = alive[int(number)]  # torch 2.6 may give a symbol, which int() pins to its value
     num_samples = offsets[0].shape[0] - 1 if offsets[0].shape[0] else values[0].shape[0]
     sequences = [anchor.new_empty(v.shape[0], dim) for v, dim in zip(values, module.dims, strict=True)]
     kept = [rows for rows, pooled in zip(sequences, module.pooled, strict=True) if not pooled]

@@ -286,6 +286,7 @@ def test_the_summary_names_parameters_tables_and_settings(network: Any, dataset:
         assert part in text
 
 
+@pytest.mark.torch_core
 def test_a_boosted_network_learns_as_the_plain_one_and_evaluates_uncompiled(dataset: Any, network: Any) -> None:
     """Compiled by a backend that needs no compiler, so that this runs anywhere; graph breaks would be errors."""
     scores = []
