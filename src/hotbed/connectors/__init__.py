@@ -3,11 +3,12 @@
 
 from hotbed.connectors.base import Memory, Position, ReadPlan, Skips, Source
 from hotbed.connectors.delimited import Csv, Libsvm
-from hotbed.connectors.derive import Join, Slice, Sort
+from hotbed.connectors.derive import Join, LateLabels, Slice, Sort
 from hotbed.connectors.files import Follow, Parquet
 from hotbed.connectors.journal import DeadLetters, Journal, Live
 from hotbed.connectors.kafka import Kafka
 from hotbed.connectors.lines import Arrow, Decoder, Json, Jsonl
+from hotbed.connectors.times import Replay
 
 __all__ = [
     "Arrow",
@@ -20,12 +21,14 @@ __all__ = [
     "Json",
     "Jsonl",
     "Kafka",
+    "LateLabels",
     "Libsvm",
     "Live",
     "Memory",
     "Parquet",
     "Position",
     "ReadPlan",
+    "Replay",
     "Skips",
     "Slice",
     "Sort",

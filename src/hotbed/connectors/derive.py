@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sources made from other sources: a range of rows, an order, a side table's columns."""
+"""Sources made from other sources: a range of rows, an order, a side table's columns; and labels from later events."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -165,16 +168,10 @@ class Join(Source):
                 raise SchemaError(
                     f"join: the {side} has no key column {missing} — it has {schema.names} — correct `on`"
                 )
-        fields = list(left)
-        for field in right:
-            if field.name in self._keys():
-                continue
-            if field.name in left.names:
-                raise SchemaError(
-                    f"join: both sides have a column {field.name!r} — left: {left.names} — rename one of them"
-                )
-            fields.append(field)
-        return pa.schema(fields)
+        added = [column for column in right if column.name not in self._keys()]
+        if clash := [column.name for column in added if column.name in left.names]:
+            raise SchemaError(f"join: both sides have a column {clash[0]!r} — left: {left.names} — rename one of them")
+        return pa.schema([*left, *added])
 
     def num_rows(self) -> int | None:
         return self.source.num_rows()
@@ -239,3 +236,115 @@ def _one_chunk(array: pa.ChunkedArray | pa.Array) -> pa.Array:
 
 def _read_table(source: Source) -> pa.Table:
     return pa.Table.from_batches([batch for batch, _ in source.read()], schema=source.schema())
+
+
+@dataclass(frozen=True)
+class LateLabels:
+    """Labels that are events themselves: a view is positive when a purchase of the same keys follows in time.
+
+    Rows whose `column` is `event` become samples with a column `label`: 1.0 where a row with `positive` there and
+    equal `on` follows within `within_seconds`, 0.0 where none did. A sample comes at the moment its label is known: with
+    the purchase, or when the events have passed the end of its window. Samples whose window reaches beyond the last
+    event are left out, for nobody knows their labels.
+
+    Example: `LateLabels(on=("user_id", "product_id"), column="event_type", event="view", positive="purchase")`
+    """
+
+    on: Sequence[str]
+    column: str
+    event: str
+    positive: str
+    within_seconds: float = 1800.0
+    label: str = "label"
+
+    def __post_init__(self) -> None:
+        if not self.on or not self.within_seconds > 0:
+            raise ConfigError(
+                f"late labels: key columns and seconds > 0 — received on={self.on!r}, "
+                f"within_seconds={self.within_seconds!r} — correct them"
+            )
+
+
+@dataclass
+class Run:
+    """Some events in their order. `keys`: when each is due, rising; `times`: when each happened; `before`, `after`:
+    where the sources are then; `place`: the position after so many of them."""
+
+    table: pa.Table
+    keys: np.ndarray
+    times: np.ndarray
+    before: Sequence[Any]
+    after: Sequence[Any]
+    place: Callable[[int], dict[str, Any]] = field(default=lambda row: {})
+
+
+class LabelJoin:
+    """Samples that wait for their labels, and what is needed to say where reading must begin to have them again.
+
+    Events are numbered from where reading began, so that which sample is decided when does not depend on the runs.
+    """
+
+    def __init__(self, late: LateLabels) -> None:
+        self.late, self.window = late, int(late.within_seconds * 1e6)
+        self.waiting: pa.Table | None = None
+        self.numbers = self.times = np.zeros(0, np.int64)  # of the waiting samples
+        self.num_events = 0
+        self.starts: deque[tuple[int, Sequence[Any]]] = deque()  # number of a run's first event, and where it begins
+        self.emitted = np.zeros(0, np.int64)  # numbers of the samples handed out, back to the first start
+
+    def __call__(self, run: Run) -> Run:
+        """The samples whose labels are known when these events have passed, in the order of decision."""
+        first, count = self.num_events, len(run.keys)
+        self.starts.append((first, run.before))
+        self.num_events += count
+        new, causes = self._are(run.table, self.late.event), self._are(run.table, self.late.positive)
+        samples = run.table.take(pa.array(new))
+        samples = samples if self.waiting is None else pa.concat_tables([self.waiting, samples])
+        numbers = np.concatenate([self.numbers, first + new])
+        times = np.concatenate([self.times, run.times[new]])
+        # The event at which each is decided: the first one past its window, or a cause before that.
+        past = np.maximum(first + np.searchsorted(run.keys, times + self.window, "right"), numbers + 1)
+        cause = self._next_cause(samples, numbers, run.table.take(pa.array(causes)), first + causes)
+        positive = cause < past
+        when = np.where(positive, cause, past)
+        order = np.lexsort((numbers, np.where(positive, 0, times), positive, when))
+        order = order[when[order] < first + count]
+        still = np.setdiff1d(np.arange(len(numbers)), order)
+        table = samples.take(pa.array(order))
+        table = table.drop_columns([self.late.label]) if self.late.label in table.schema.names else table
+        table = table.append_column(self.late.label, pa.array(positive[order].astype(np.float64)))
+        self.waiting, self.numbers, self.times = samples.take(pa.array(still)), numbers[still], times[still]
+        place = self._places(numbers[order], run)
+        return Run(table, run.keys[when[order] - first], times[order], run.before, run.after, place)
+
+    def _are(self, table: pa.Table, kind: str) -> np.ndarray:
+        """Which rows are of a kind."""
+        return np.flatnonzero(pc.fill_null(pc.equal(table[self.late.column], kind), False).to_numpy())
+
+    def _next_cause(self, samples: pa.Table, numbers: np.ndarray, causes: pa.Table, at: np.ndarray) -> np.ndarray:
+        """Number of the next positive event with the same keys after each sample; a huge one where there is none."""
+        keys = list(self.late.on)
+        left = pl.DataFrame(samples.select(keys)).with_columns(event=pl.Series(numbers), row=pl.int_range(pl.len()))
+        right = pl.DataFrame(causes.select(keys)).with_columns(event=pl.Series(at), cause=pl.Series(at)).drop_nulls()
+        joined = left.sort("event").join_asof(
+            right, on="event", by=keys, strategy="forward", allow_exact_matches=False, check_sortedness=False
+        )
+        return np.asarray(joined.sort("row")["cause"].fill_null(2**63 - 1).to_numpy())
+
+    def _places(self, done: np.ndarray, run: Run) -> Callable[[int], dict[str, Any]]:
+        """The positions after each sample of a run: where to begin, and how many samples come again from there."""
+        history, starts, events, after = self.emitted, list(self.starts), self.num_events, run.after
+        waiting = self.numbers.min(initial=events)
+        oldest = np.minimum.accumulate(np.append(done, waiting)[::-1])[::-1]
+
+        def place(row: int) -> dict[str, Any]:
+            if oldest[row] == events:
+                return {"at": after, "emitted": 0}
+            number, at = next(start for start in reversed(starts) if start[0] <= oldest[row])
+            return {"at": at, "emitted": int((history >= number).sum() + (done[:row] >= number).sum())}
+
+        while len(self.starts) > 1 and self.starts[1][0] <= waiting:
+            self.starts.popleft()
+        emitted = np.concatenate([history, done])
+        self.emitted = emitted[emitted >= self.starts[0][0]]
+        return place

@@ -10,8 +10,8 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from hotbed.connectors.times import to_microseconds
 from hotbed.data.schema import Dense, Label, Time, Weight
-from hotbed.data.times import to_microseconds
 from hotbed.errors import SchemaError
 
 _LISTS = {kind.id for kind in (pa.list_(pa.null()), pa.large_list(pa.null()), pa.list_(pa.null(), 1))}

@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 
 from hotbed import config
+from hotbed.connectors import times
 from hotbed.connectors.base import Source
-from hotbed.data import times
 from hotbed.data.transforms import Extract, Map, Transform
 from hotbed.errors import ConfigError, SchemaError
 

@@ -14,7 +14,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hotbed.data.times import to_microseconds
+from hotbed.connectors.times import to_microseconds
 from hotbed.errors import ConfigError, SchemaError
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
