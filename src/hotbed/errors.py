@@ -15,6 +15,9 @@ HotbedError
 │   ├── VersionError                   a file has a format version that this build does not read
 │   ├── DeltaGap                       a delta does not follow the state at hand: deltas between, or the full, are missing
 │   └── ForkedLineage                  a delta belongs to a run that branched off from the state at hand
+├── ServingError                       a server cannot answer
+│   ├── NotServed                      the model, or that version of it, is not loaded
+│   └── Overloaded                     too many requests wait; try again later
 └── MissingExtra (ImportError)         an optional dependency is not installed
 
 A message says what happened, what was received and what to do.
@@ -88,6 +91,18 @@ class DeltaGap(PersistError):
 
 class ForkedLineage(PersistError):
     """A delta descends from another state than the one at hand; the next full of its run recovers."""
+
+
+class ServingError(HotbedError):
+    """A server cannot answer a request that may well be right."""
+
+
+class NotServed(ServingError):
+    """A model, or that version of it, is not loaded."""
+
+
+class Overloaded(ServingError):
+    """Too many requests wait; the same one may succeed later."""
 
 
 class MissingExtra(HotbedError, ImportError):
