@@ -87,7 +87,7 @@ Step::Step(std::vector<std::shared_ptr<Table>> tables, std::vector<Feature> feat
 
 Step::~Step() {
   if (retained_)
-    for (Part& part : parts_) part.table->retire();
+    for (Part& part : parts_) part.table->retire(part.generation);
 }
 
 void Step::lock() {
@@ -354,7 +354,8 @@ void Step::lookup(const std::vector<FeatureIds>& ids, const int64_t* times, bool
   if (!training) return;
   for (Part& part : parts_) {
     part.evictions = part.table->num_evictions();
-    part.table->retain();
+    part.generation = part.table->generation();
+    part.table->retain(part.generation);
   }
   retained_ = true;
   for (size_t f = 0; f < ids.size(); f++) {  // the caller's arrays end with the call
@@ -474,6 +475,7 @@ std::unique_ptr<Step> Step::merge(const std::vector<const Step*>& steps,
   for (size_t t = 0; t < tables.size(); t++) {
     merged->parts_[t].ranges.resize(1);
     merged->parts_[t].evictions = UINT64_MAX;
+    merged->parts_[t].generation = tables[t]->generation();
   }
   for (size_t s = 0; s < steps.size(); s++)
     for (size_t p = 0; p < steps[s]->parts_.size(); p++) {
@@ -484,6 +486,7 @@ std::unique_ptr<Step> Step::merge(const std::vector<const Step*>& steps,
       const size_t dim = static_cast<size_t>(part.table->config().dim);
       const float* from = sums[s][p];
       merged->parts_[t].evictions = std::min(merged->parts_[t].evictions, part.evictions);
+      merged->parts_[t].generation = part.table->older(merged->parts_[t].generation, part.generation);
       for (const Uniques& range : part.ranges)
         for (size_t u = 0; u < range.ids.size(); u++, from += dim) {
           const auto [at, fresh] = places[t].try_emplace(range.ids[u], all.ids.size());
@@ -500,7 +503,7 @@ std::unique_ptr<Step> Step::merge(const std::vector<const Step*>& steps,
     }
   for (Part& part : merged->parts_) {
     part.num_unique = static_cast<int64_t>(part.ranges[0].ids.size());
-    part.table->retain();
+    part.table->retain(part.generation);
   }
   merged->retained_ = true;
   return merged;

@@ -80,6 +80,7 @@ class Step {
     std::vector<float> widened;      // rows that have no fp32 storage: half precision, absent ids
     int64_t num_unique = 0;
     uint64_t evictions = 0;
+    int generation = 0;
   };
 
   void lock();

@@ -43,13 +43,20 @@ Table::Table(TableConfig config)
 
 void Table::begin_batch() {
   calls_++;
-  if (quarantined_.load() && plans_.load() == 0) {
-    for (auto& partition : partitions_) {
-      partition.free.insert(partition.free.end(), partition.quarantine.begin(), partition.quarantine.end());
-      partition.quarantine.clear();
-    }
-    quarantined_.store(false);
+  while (quarantined_.load() && plans_[1 - generation()].load() == 0) next_generation();
+}
+
+// No plan of the generation before lives: nobody can know the slots that waited through it.
+void Table::next_generation() {
+  bool waits = false;
+  for (auto& partition : partitions_) {
+    partition.free.insert(partition.free.end(), partition.waiting.begin(), partition.waiting.end());
+    partition.waiting.clear();
+    partition.waiting.swap(partition.fresh);
+    waits = waits || !partition.waiting.empty();
   }
+  generation_.fetch_add(1);
+  quarantined_.store(waits);
 }
 
 void Table::touch(const Row& row, const Uniques& uniques, size_t u, uint64_t occurrences) const noexcept {

@@ -139,9 +139,13 @@ class Table {
   int64_t watermark() const noexcept { return watermark_; }
   uint64_t num_evictions() const noexcept { return num_evictions_.load(); }
 
-  // --- plans in flight: their slots are not reused before they retire
-  void retain() noexcept { plans_.fetch_add(1); }
-  void retire() noexcept { plans_.fetch_sub(1); }
+  // --- plans in flight: their slots are not reused before they retire. A plan often lives until the next one is made,
+  // so that there is always one: plans belong to the generation they were made in, and a slot waits for the plans of
+  // its own generation and of the one before. Two generations are alive at a time.
+  int generation() const noexcept { return generation_.load() & 1; }
+  int older(int a, int b) const noexcept { return a == b ? a : 1 - generation(); }
+  void retain(int generation) noexcept { plans_[generation].fetch_add(1); }
+  void retire(int generation) noexcept { plans_[generation].fetch_sub(1); }
 
   // --- persistence
   ExportedRows export_partition(int partition);
@@ -171,8 +175,8 @@ class Table {
 
  private:
   struct Partition {
-    std::vector<uint32_t> free, quarantine;
-    std::vector<int64_t> removed;  // since the last snapshot, where changes are tracked
+    std::vector<uint32_t> free, fresh, waiting;  // slots without a row: of now, of this generation, of the one before
+    std::vector<int64_t> removed;                // since the last snapshot, where changes are tracked
     std::unique_ptr<Candidates> candidates;
     Victims victims;
     uint64_t admitted = 0, refused = 0, evicted = 0;
@@ -185,6 +189,7 @@ class Table {
   bool would_admit(const Uniques& uniques, size_t u, uint64_t before) const noexcept;
   void touch(const Row& row, const Uniques& uniques, size_t u, uint64_t occurrences) const noexcept;
   void remove_row(int partition, int64_t id, uint32_t slot);
+  void next_generation();
   uint32_t add_chunk(int partition);
   void append(ExportedRows& out, int64_t id, const Row& row) const;
   // Before a row changes; after a slot was given to a new id; before a row goes.
@@ -206,7 +211,7 @@ class Table {
   std::vector<IdMap> maps_;  // by partition; side by side, since every lookup reads one
   std::vector<Partition> partitions_;
   TableMutex mutex_;
-  std::atomic<int> plans_{0};
+  std::atomic<int> plans_[2] = {0, 0}, generation_{0};
   std::atomic<uint64_t> num_evictions_{0};
   std::atomic<bool> quarantined_{false};
   uint64_t cap_ = 0;  // rows a partition may keep; 0 = no cap

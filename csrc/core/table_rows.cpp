@@ -148,8 +148,8 @@ void Table::remove_row(int p, int64_t id, uint32_t slot) {
   Partition& partition = partitions_[p];
   maps_[p].erase(id, hash_id(id));
   mark_gone(p, id, slot);
-  if (plans_.load() > 0) {
-    partition.quarantine.push_back(slot);
+  if (plans_[0].load() > 0 || plans_[1].load() > 0) {
+    partition.fresh.push_back(slot);
     quarantined_.store(true);
   } else {
     partition.free.push_back(slot);

@@ -279,6 +279,53 @@ TEST_CASE("an update that comes after an eviction does not touch the row's succe
   CHECK(same_bits(before, group.dump()));
 }
 
+TEST_CASE("slots of rows that went are reused, also where a plan always lives until the next is made") {
+  for (int together : {1, 2, 3}) {  // plans alive at a time
+    TableConfig c = config("churn", 2);
+    c.eviction.ttl = 10, c.keep_seen = true;
+    Group group({c});
+    std::vector<std::unique_ptr<Step>> alive;
+    uint64_t early = 0;
+    for (int64_t n = 0; n < 120; n++) {
+      const int64_t time = n * 100;
+      std::vector<int64_t> ids(500);
+      for (size_t i = 0; i < ids.size(); i++) ids[i] = n * 500 + static_cast<int64_t>(i);
+      const std::vector<int64_t> times(ids.size(), time);
+      auto step = group.make_step();
+      group.look({ids}, times.data(), true, *step);
+      alive.push_back(std::move(step));
+      if (static_cast<int>(alive.size()) > together) alive.erase(alive.begin());
+      group.tables[0]->begin_evict(time + 50);
+      CHECK(group.tables[0]->sweep(0, kPartitions) == 500);
+      if (n == 20) early = group.tables[0]->rows().capacity();
+    }
+    CHECK(group.tables[0]->rows().capacity() <= 2 * early);
+  }
+}
+
+TEST_CASE("a slot is not given away while a plan knows it, whatever else is made and retired") {
+  TableConfig c = config("held", 2);
+  c.eviction.ttl = 10, c.keep_seen = true;
+  Group group({c});
+  int64_t time = 0;
+  auto old = group.make_step();
+  group.look({{1}}, &time, true, *old);
+  std::unique_ptr<Step> last;
+  for (int64_t n = 2; n < 40; n++) {
+    time = n * 1000;
+    group.tables[0]->begin_evict(time);
+    group.tables[0]->sweep(0, kPartitions);
+    auto step = group.make_step();
+    group.look({{n}}, &time, true, *step);
+    last = std::move(step);
+    uint32_t slot = 0, held = 0;
+    int64_t slots[1];
+    old->position_slots(0, slots), held = static_cast<uint32_t>(slots[0]);
+    last->position_slots(0, slots), slot = static_cast<uint32_t>(slots[0]);
+    CHECK(slot != held);
+  }
+}
+
 TEST_CASE("bags of a million ids, empty batches, dimensions of one and of a thousand") {
   for (int dim : {1, 1000}) {
     Group group({config("t", dim)});
