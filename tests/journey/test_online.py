@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`hotbed online JOB.yaml`: follows a directory, is killed, is started again, is asked to end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+pytest.importorskip("torch", reason="torch absent")
+
+import hotbed as hb
+from hotbed.persist.content import content_digest
+
+pytestmark = pytest.mark.slow
+
+ROWS = 4000
+JOB = """
+schema:
+  columns:
+    - {kind: label, name: clicked}
+    - {kind: time, name: at, unit: s}
+    - {kind: id, name: user}
+    - {kind: dense, name: price, transforms: [normalize]}
+train: {kind: parquet, path: past.parquet}
+stream: {kind: follow, directory: incoming}
+model: {kind: dcnv2, hidden: [4], num_cross_layers: 1, dropout: 0.2}
+tables: {dim: 4, admit: {kind: min_count, count: 2}, evict: {kind: ttl, hours: 12}}
+stream_callbacks: [{kind: evict, seconds_interval: 3600}, {kind: windows, samples: 500}]
+checkpoint: {every_steps: 5}
+fit: {batch_size: 32, torch_threads: 1}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A job, its past, and files that have arrived."""
+    rng = np.random.default_rng(5)
+    events = pa.table({
+        "clicked": rng.integers(0, 2, ROWS), "at": np.arange(ROWS) * 60, "user": rng.integers(0, 50, ROWS) + np.arange(ROWS) // 50,
+        "price": rng.normal(size=ROWS),
+    })  # fmt: skip
+    (tmp_path / "incoming").mkdir()
+    pq.write_table(events[:800], tmp_path / "past.parquet")
+    for number in range(4):
+        pq.write_table(events[800 + number * 800 :][:800], tmp_path / "incoming" / f"{number}.parquet")
+    (tmp_path / "job.yaml").write_text(JOB)
+    return tmp_path
+
+
+def start(folder: Path, output: str, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "hotbed.cli", "online", "job.yaml", "--set", f"output={output}", *arguments]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def ended(process: subprocess.Popen[str]) -> str:
+    """What it printed; it must have ended well."""
+    printed, _ = process.communicate(timeout=100)
+    assert process.returncode == 0, printed
+    return printed
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    while not path.exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+
+
+def test_killed_and_started_again_it_has_learned_each_event_once(folder: Path) -> None:
+    killed = start(folder, "killed")
+    wait_for(folder / "killed" / "checkpoint" / "checkpoint-00000003", killed)
+    killed.kill()
+    killed.communicate()
+    again = ended(start(folder, "killed", "--max-steps", "100"))
+    assert "training dcnv2" not in again  # the past is learned once
+    whole = ended(start(folder, "whole", "--max-steps", "100"))
+    assert "training dcnv2" in whole
+    assert "progressive auc" in again
+    models = [hb.load(folder / output / "checkpoint") for output in ("killed", "whole")]
+    assert [model.counters["samples"] for model in models] == [800 + 3200] * 2
+    assert content_digest(models[0].tables) == content_digest(models[1].tables)
+
+
+def test_it_waits_for_more_until_it_is_asked_to_end(folder: Path) -> None:
+    process = start(folder, "out", "--set", "fit.flush_seconds=0.2")
+    states = folder / "out" / "checkpoint"
+    wait_for(states / "CURRENT", process)
+    table: Any = pq.read_table(folder / "past.parquet")
+    pq.write_table(table, folder / "incoming" / ".late.parquet")
+    (folder / "incoming" / ".late.parquet").rename(folder / "incoming" / "9.parquet")
+    deadline = time.monotonic() + 60
+    while '"9.parquet"' not in (states / "journal").read_text() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(1.0)  # nothing more comes; it is idle
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    assert "state: out/checkpoint" in ended(process)
+    assert hb.load(states).counters["samples"] == 800 + 3200 + 800
