@@ -156,6 +156,11 @@ class Job:
     def __post_init__(self) -> None:
         if self.train is None and self.stream is None:
             raise ConfigError("train: missing key — received a job without train and stream — add one of them")
+        for name in ("train", "valid", "predict"):
+            if getattr(getattr(self, name), "endless", False):
+                raise ConfigError(
+                    f"{name}: it never ends — received {getattr(self, name)} — an endless source is a `stream`"
+                )
         whole: list[Source] = []  # slices of equal sources share one, so that it is sorted and held in memory once
         for name in ("train", "valid", "stream", "predict"):
             part = getattr(self, name)

@@ -122,6 +122,15 @@ def test_a_missing_key_is_an_error() -> None:
         Job.from_json({"model": "dcnv2"})
 
 
+@pytest.mark.parametrize("name", ["train", "valid", "predict"])
+def test_only_a_stream_may_be_endless(name: str) -> None:
+    follow = {"kind": "follow", "directory": "incoming"}
+    spec = {"schema": {"columns": [{"kind": "label", "name": "y"}]}, "model": "dcnv2"}
+    assert Job.from_json({**spec, "stream": follow}).stream == hb.sources.Follow("incoming")
+    with pytest.raises(ConfigError, match=rf"^job\.{name}: it never ends"):
+        Job.from_json({**spec, "train": {"kind": "csv", "path": "a.csv"}, name: follow})
+
+
 def test_override_sets_by_dotted_path_and_leaves_the_original() -> None:
     spec: dict[str, Any] = {"rule": "adagrad", "columns": [{"name": "user"}, {"name": "film"}], "fit": {"epochs": 1}}
     changes = {"rule.lr": 0.1, "columns.1.x": 2, "columns.user.x": 3, "fit.epochs": 2, "new.deep": 1}

@@ -159,6 +159,9 @@ def pass_over(
     labelled: bool,
 ) -> None:
     """One pass over `data`, to its end or until a callback stops it; a stopped run learns nothing more."""
+    if getattr(data, "endless", False) and not run.online:
+        raise ConfigError("the data never end — received an endless Dataset — follow it with online_train(), or give a "
+                          "Dataset of what is there")  # fmt: skip
     held: list[Example] = []
     for item in _items(data) if not run.stopped else ():  # a Dataset reads and encodes ahead, on its own thread
         if item is None:

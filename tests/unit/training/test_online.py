@@ -119,6 +119,16 @@ def test_an_iterator_of_the_users_own_is_left_open(model: Any, dataset: Any) -> 
     assert next(own) is not None
 
 
+def test_what_never_ends_is_followed_and_not_fitted_or_evaluated(model: Any, world: Any) -> None:
+    from hotbed.testing import FakeStream
+
+    endless = hb.Dataset(FakeStream(world.columns(640)), world.schema, 64)
+    for call in (model.fit, model.evaluate, model.predict):
+        with pytest.raises(ConfigError, match="the data never end"):
+            call(endless)
+    model.online_train(endless, max_steps=2, progress=False)
+
+
 def test_ticks_reach_callbacks_and_can_end_it(model: Any, dataset: Any) -> None:
     class Idle:
         def __init__(self) -> None:
