@@ -33,6 +33,7 @@ class Rows(Protocol):
     """The rows of a table at one moment: what `Table.snapshot` gives."""
 
     num_rows: int
+    changes: bool
     scalars: dict[str, Any]
 
     def rows(self, partitions: Iterable[int]) -> Iterator[pa.RecordBatch]: ...
@@ -55,7 +56,7 @@ class Whole:
     """A table itself in the place of a snapshot, for a save that nothing runs beside."""
 
     def __init__(self, table: Table) -> None:
-        self.num_rows, self.scalars = len(table), table.scalars()
+        self.num_rows, self.changes, self.scalars = len(table), False, table.scalars()
         self.rows, self.candidates = table.export, table.candidates
 
     def removed(self, partitions: Iterable[int]) -> Iterator[pa.RecordBatch]:
@@ -69,7 +70,7 @@ def write_table(writer: Writer, number: int, table: CapturedTable) -> dict[str, 
     spans = partition_ranges(rows.num_rows)
     # every part before the next kind: a part's file is written in one go, and tombstones are few
     parts = _parts(writer, f"{folder}/rows", spans, rows.rows)
-    removed = _parts(writer, f"{folder}/removed", partition_ranges(0), rows.removed)
+    removed = _parts(writer, f"{folder}/removed", partition_ranges(0), rows.removed) if rows.changes else []
     file = f"{folder}/candidates.arrow"
     waiting = writer.write_batches(file, rows.candidates())
     return {

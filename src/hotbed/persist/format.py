@@ -271,7 +271,7 @@ def open_folder(store: Store, folder: str, sha256: str | None = None) -> Reader:
     for entry in newest.manifest.get("chain", ()):
         link = open_link(store, entry["folder"])
         if link.manifest["digest"] != entry["digest"]:
-            raise FormatError(f"{store.place(entry['folder'])}: not the state that {folder} rests on — its digest is "
+            raise FormatError(f"{store.place(entry['folder'])}/{MANIFEST}: not the state that {folder} rests on — its digest is "
                               f"{link.manifest['digest']} — {ADVICE}")  # fmt: skip
         links.append(link)
     return Reader((*links, newest))

@@ -7,7 +7,7 @@ import hashlib
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ class Workers:
 class HashedFile:
     """A new file that is hashed while it is written, in large pieces; on disk once its draft is published.
 
-    `raw`: `write(buffers)` returns how many bytes it took; `finish`: makes it durable and closes it.
+    `raw`: `write(buffers)` takes them all; `finish`: makes it durable and closes it.
     """
 
     def __init__(self, raw: Any, workers: Workers, finish: Callable[[], None]) -> None:
@@ -93,21 +93,14 @@ class HashedFile:
         if self._piece:
             self._land(_IN_FLIGHT - 1)
             workers, piece = self._workers, self._piece
-            self._flying.append((workers.hash.submit(self._update, piece), workers.write.submit(self._put, piece)))
+            self._flying.append(
+                (workers.hash.submit(self._update, piece), workers.write.submit(self._raw.write, piece))
+            )
         self._piece, self._held = [], 0
 
     def _update(self, piece: list[memoryview]) -> None:
         for view in piece:
             self._hash.update(view)
-
-    def _put(self, piece: list[memoryview]) -> None:
-        piece = list(piece)
-        while piece:
-            written = self._raw.write(piece)
-            while piece and written >= piece[0].nbytes:
-                written -= piece.pop(0).nbytes
-            if written:
-                piece[0] = piece[0][written:]
 
     def _land(self, allowed: int) -> None:
         while len(self._flying) > allowed:
@@ -124,14 +117,19 @@ class LocalFile:
         self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
         self._at = self._begun = 0
 
-    def write(self, buffers: list[memoryview]) -> int:
-        n = os.writev(self._handle, buffers)
-        self._at += n
+    def write(self, buffers: Iterable[memoryview]) -> None:
+        left = list(buffers)
+        while left:
+            written = os.writev(self._handle, left)
+            self._at += written
+            while left and written >= left[0].nbytes:
+                written -= left.pop(0).nbytes
+            if written:
+                left[0] = left[0][written:]
         if self._at - self._begun >= _WRITEBACK_BYTES and hasattr(os, "posix_fadvise"):
             # starts writeback of what is dirty, and drops from memory what is clean: nobody reads it soon
             os.posix_fadvise(self._handle, 0, self._at, os.POSIX_FADV_DONTNEED)
             self._begun = self._at
-        return n
 
     def finish(self) -> None:
         try:

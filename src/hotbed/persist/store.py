@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -195,8 +195,12 @@ class _LocalDraft(Draft):
             raise PersistError(
                 f"{final}: another process wrote it meanwhile — {error} — let one process save"
             ) from error
-        _sync_folder(self._root)
-        self._point(hashlib.sha256(manifest).hexdigest())
+        try:
+            _sync_folder(self._root)
+            self._point(hashlib.sha256(manifest).hexdigest())
+        except OSError:
+            LocalStore(self._root).remove(self.folder)  # whole, but nothing came to point to it
+            raise
 
     def discard(self) -> None:
         self._workers.close()
@@ -205,10 +209,13 @@ class _LocalDraft(Draft):
     def _point(self, sha256: str) -> None:
         partial = self._root / f".{CURRENT}.{os.getpid()}.partial"
         partial.unlink(missing_ok=True)  # a process that was killed had our number
-        file = LocalFile(partial)
-        file.write([memoryview(f"{self.folder} {sha256}\n".encode())])
-        file.finish()
-        os.replace(partial, self._root / CURRENT)
+        try:
+            file = LocalFile(partial)
+            file.write([memoryview(f"{self.folder} {sha256}\n".encode())])
+            file.finish()
+            os.replace(partial, self._root / CURRENT)
+        finally:
+            partial.unlink(missing_ok=True)
         _sync_folder(self._root)
 
 
@@ -332,8 +339,9 @@ class _ObjectFile:
     def __init__(self, file: Any) -> None:
         self._file = file
 
-    def write(self, buffers: list[memoryview]) -> int:
-        return sum(int(self._file.write(buffer)) for buffer in buffers)
+    def write(self, buffers: Iterable[memoryview]) -> None:
+        for buffer in buffers:
+            self._file.write(buffer)
 
     def finish(self) -> None:
         self._file.close()

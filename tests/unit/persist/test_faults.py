@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: Apache-2.0
+"""G2: whatever happens to the files of a full or of a delta, loading refuses with the file's name, and saving keeps the last good state."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch absent")
+
+import torch
+from torch import nn
+
+import hotbed as hb
+from hotbed.errors import FormatError, PersistError
+from hotbed.persist import sink
+from hotbed.persist.chain import Replica, verify
+from hotbed.persist.checkpoint import Saved, Saver, State, capture, open_checkpoint, restore, save, write
+from hotbed.persist.content import content_digest, warm_start
+
+RULE, POLICY = hb.Adagrad(lr=0.1), {"admit": hb.MinCount(2)}
+
+
+def learn(table: hb.Table, ids: Any) -> None:
+    slots = table.find_or_insert(np.repeat(np.asarray(ids, np.int64), 2))
+    table.update(slots, np.full((len(slots), 2), 0.5, np.float32))
+    table.find_or_insert(np.arange(10_000, 10_005) + 5 * table.step)  # these wait for admission
+
+
+def state_of(table: hb.Table, step: int = 0) -> State:
+    return State(
+        nn.Linear(2, 1), {"t": table}, version=step, progress={"x": np.arange(9) + step}, positions={"s": {"row": step}}
+    )
+
+
+def chain(where: Any, steps: int = 3) -> list[Saved]:
+    """A full and deltas with every kind of file."""
+    torch.manual_seed(0)
+    table = hb.Table("t", 2, rule=RULE, **POLICY)
+    table.track()
+    saves: list[Saved] = []
+    for step in range(steps):
+        learn(table, range(step * 10, step * 10 + 30))
+        table.remove(np.array([step * 10 + 5], np.int64))
+        saves.append(write(where, capture(state_of(table, step), step > 0), 9, saves[-1] if saves else None))
+    return saves
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("good") / "model"
+    chain(root)
+    return root
+
+
+KINDS = ["CURRENT"] + [
+    f"checkpoint-{number:08d}/{name}"
+    for number in (1, 2, 3)
+    for name in ("MANIFEST.json", "dense.safetensors", "progress.safetensors", "tables/000-t/rows-000-255.arrow",
+                 "tables/000-t/removed-000-255.arrow", "tables/000-t/candidates.arrow")
+    if (number, name) != (1, "tables/000-t/removed-000-255.arrow")
+]  # fmt: skip
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: random.Random(path.name).randrange(path.stat().st_size)])
+
+
+def flipped(path: Path) -> None:
+    data, draw = bytearray(path.read_bytes()), random.Random(str(path.name))
+    for _ in range(3):
+        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+    path.write_bytes(data)
+
+
+def longer(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"\0")
+
+
+def missing(path: Path) -> None:
+    path.unlink()
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def foreign(path: Path) -> None:
+    path.write_bytes(b"PK\x03\x04 this is another program's file" * 40)
+
+
+def a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def unreadable(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/proc/self/mem")
+
+
+def load(root: Path) -> None:
+    restore(open_checkpoint(root), state_of(hb.Table("t", 2, rule=RULE, **POLICY)))
+
+
+def replicate(root: Path) -> None:
+    Replica().apply(open_checkpoint(root))
+
+
+def warm(root: Path) -> None:
+    warm_start({"t": hb.Table("t", 2)}, open_checkpoint(root))
+
+
+def test_the_list_below_is_every_file(good: Path) -> None:
+    assert sorted(KINDS) == sorted(path.relative_to(good).as_posix() for path in good.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("harm", [truncated, flipped, longer, missing, empty, foreign, a_folder, unreadable])
+@pytest.mark.parametrize("name", KINDS)
+def test_a_harmed_file_is_refused_by_its_name(
+    good: Path, tmp_path: Path, name: str, harm: Callable[[Path], None]
+) -> None:
+    root = tmp_path / "model"
+    shutil.copytree(good, root)
+    load(root)
+    harm(root / name)
+    for read in (load, verify, replicate, warm):
+        with pytest.raises(PersistError) as caught:
+            read(root)
+        # without CURRENT the path holds no pointer to any checkpoint: the message names the path
+        assert (name.rpartition("/")[2] in str(caught.value)) or (name == "CURRENT" and str(root) in str(caught.value))
+    assert isinstance(caught.value, PersistError)
+
+
+def test_files_of_other_checkpoints_are_foreign(good: Path, tmp_path: Path) -> None:
+    root = tmp_path / "model"
+    for name in KINDS:
+        shutil.rmtree(root, ignore_errors=True)
+        shutil.copytree(good, root)
+        swapped = name.replace("00000002", "00000003") if "00000002" in name else name.replace("00000003", "00000002")
+        if swapped == name or not (good / swapped).exists():
+            continue
+        shutil.copy(good / swapped, root / name)
+        with pytest.raises(PersistError, match=name.rpartition("/")[2]):
+            load(root)
+
+
+def test_a_chain_whose_base_was_taken_away_is_refused(good: Path, tmp_path: Path) -> None:
+    root = tmp_path / "model"
+    for number in (1, 2):
+        shutil.copytree(good, root)
+        shutil.rmtree(root / f"checkpoint-{number:08d}")
+        with pytest.raises(PersistError, match=f"checkpoint-{number:08d}"):
+            load(root)
+        shutil.rmtree(root)
+
+
+def test_files_that_nobody_knows_do_no_harm(good: Path, tmp_path: Path) -> None:
+    root = tmp_path / "model"
+    shutil.copytree(good, root)
+    for place in ("notes.txt", "checkpoint-00000003/core.1", "checkpoint-x", ".checkpoint-00000009.1.partial/file"):
+        (root / place).parent.mkdir(exist_ok=True)
+        (root / place).write_text("?")
+    load(root)
+    save(root, State())
+
+
+# --- writing ------------------------------------------------------------------------------------------------------------
+
+
+def before_and_after(root: Path, fails: Callable[[Saver, hb.Table], None]) -> None:
+    """A save that fails leaves the state before it as it was, and the run's next full and deltas are whole."""
+    table = hb.Table("t", 2, rule=RULE)
+    table.track()
+    learn(table, range(20_000))
+    saver = Saver(root)
+    saver.submit(capture(state_of(table, 1)))
+    first = saver.wait()
+    learn(table, range(500))
+    digest, files = content_digest(open_checkpoint(root)), {path for path in root.rglob("*")}
+    fails(saver, table)
+    assert {path for path in root.rglob("*")} == files
+    assert content_digest(open_checkpoint(root)) == digest
+    assert saver.needs_full
+    for changes in (False, True):
+        learn(table, range(100, 700))
+        saver.submit(capture(state_of(table, 2), changes))
+        saved = saver.wait()
+        assert saved != first
+        other = hb.Table("t", 2, rule=RULE)
+        restore(open_checkpoint(root), state_of(other))
+        assert content_digest({"t": other}) == content_digest({"t": table})
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_a_full_disk_leaves_the_last_good_state(tmp_path: Path, changes: bool) -> None:
+    def fails(saver: Saver, table: hb.Table) -> None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))  # a write beyond it fails, as on a full disk
+        try:
+            saver.submit(capture(state_of(table), changes))
+            with pytest.raises(PersistError, match=r"cannot be written — .*File too large"):
+                saver.wait()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    before_and_after(tmp_path / "model", fails)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
+@pytest.mark.parametrize("call", ["writev", "fsync", "rename", "replace", "open", "mkdir"])
+def test_an_error_of_the_disk_at_any_call_leaves_the_last_good_state(
+    tmp_path: Path, monkeypatch: Any, number: int, call: str
+) -> None:
+    real = getattr(os, call)
+
+    def refuses(*arguments: Any, **keywords: Any) -> Any:
+        if call == "open" and not arguments[1] & os.O_CREAT:
+            return real(*arguments, **keywords)
+        raise OSError(number, os.strerror(number))
+
+    def fails(saver: Saver, table: hb.Table) -> None:
+        with monkeypatch.context() as broken:
+            broken.setattr(os, call, refuses)
+            saver.submit(capture(state_of(table), changes=True))
+            with pytest.raises(PersistError):
+                saver.wait()
+
+    before_and_after(tmp_path / "model", fails)
+
+
+def test_permission_denied_is_told(tmp_path: Path, monkeypatch: Any) -> None:
+    def denied(path: Any, *rest: Any, **keywords: Any) -> Any:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    def fails(saver: Saver, table: hb.Table) -> None:
+        with monkeypatch.context() as broken:
+            broken.setattr(Path, "mkdir", denied)
+            saver.submit(capture(state_of(table)))
+            with pytest.raises(PersistError, match=r"cannot be written.*Permission denied"):
+                saver.wait()
+
+    before_and_after(tmp_path / "model", fails)
+
+
+def test_a_clock_that_goes_back_changes_nothing(tmp_path: Path, monkeypatch: Any) -> None:
+    clock = iter(range(2_000_000_000, 0, -86_400))
+    monkeypatch.setattr(time, "time", lambda: float(next(clock)))
+    saves = chain(tmp_path / "a")
+    monkeypatch.undo()
+    assert next(iter(chain(tmp_path / "b"))).digest == saves[0].digest  # the manifest holds no time
+    verify(tmp_path / "a")
+    for number, saved in enumerate(saves):  # nor do file times matter
+        for path in Path(saved.folder).rglob("*"):
+            os.utime(path, (1e9 - 1e6 * number,) * 2)
+    load(tmp_path / "a")
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+import test_faults as t
+calls = 0
+def counted(real):
+    def call(*arguments, **keywords):
+        global calls
+        calls += 1
+        if calls == {at}:
+            os._exit(9)  # what kill -9 does, at this very call
+        return real(*arguments, **keywords)
+    return call
+t.chain(Path({root!r}), {before})
+for name in ("writev", "fsync", "rename", "replace", "mkdir", "open"):
+    setattr(os, name, counted(getattr(os, name)))
+t.chain(Path({root!r}), 2)
+"""
+CALLS = 80  # about as many as write, sync or rename while a full and a delta are saved
+
+
+def dies(root: Path, at: int, before: int) -> bool:
+    """Save a full and a delta in another process that dies at a call, after `before` saves went well. Whether it died."""
+    code = KILLED.format(tests=str(Path(__file__).parent), at=at, root=str(root), before=before)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 9), done.stderr
+    if before or (root / "CURRENT").exists():
+        verify(root)
+        load(root)
+    else:  # the very first save: there is nothing, or all of it
+        with pytest.raises(FormatError, match="no checkpoint"):
+            load(root)
+    return done.returncode == 9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_a_process_that_dies_at_any_call_leaves_a_whole_state(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    assert dies(tmp_path, draw.randrange(1, CALLS), before=seed % 2)
+    chain(tmp_path, 2)
+    verify(tmp_path)
+    assert not list(tmp_path.glob(".checkpoint*"))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_process_that_dies_at_each_call_leaves_a_whole_state(tmp_path: Path, before: int) -> None:
+    at = 1
+    while dies(tmp_path / str(at), at, before):
+        at += 1
+    assert at > CALLS
+
+
+def test_pieces_of_a_file_keep_their_order_and_their_hash(tmp_path: Path, monkeypatch: Any) -> None:
+    """Writes that are cut short by the system, tiny and large ones, in one file."""
+    real = os.writev
+    monkeypatch.setattr(os, "writev", lambda handle, buffers: real(handle, [buffers[0][: 1 + len(buffers[0]) // 3]]))
+    monkeypatch.setattr(sink, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(sink, "SMALL_BYTES", 100)
+    table = hb.Table("t", 2, rule=RULE)
+    learn(table, range(3000))
+    save(tmp_path, state_of(table))
+    monkeypatch.undo()
+    load_into = hb.Table("t", 2, rule=RULE)
+    restore(open_checkpoint(tmp_path), state_of(load_into))
+    assert content_digest({"t": load_into}) == content_digest({"t": table})
