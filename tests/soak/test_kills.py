@@ -61,10 +61,11 @@ def broker() -> Iterator[Any]:
 def killed(lives: Any, root: Path, seed: int, config: dict[str, Any]) -> dict[str, Any]:
     """One to three kills, half of them at a named point, then a life to the end."""
     choose = random.Random(SEED * 1000 + seed)
+    points = POINTS | ({"journal": 8} if "source" in config else {})
     for _ in range(choose.randint(1, 3)):
         if choose.random() < 0.5:
-            at = choose.choice(list(POINTS))
-            point = {"at": at, "number": choose.randint(1, POINTS[at]), "after": choose.random() < 0.5}
+            at = choose.choice(list(points))
+            point = {"at": at, "number": choose.randint(1, points[at]), "after": choose.random() < 0.5}
             how, answer = str(point), lives(root, kill=point, **config)
         else:
             seconds = choose.uniform(0.1, 1.0)

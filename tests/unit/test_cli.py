@@ -132,7 +132,9 @@ def test_online_learns_the_past_once_and_goes_on_where_it_was_left(
     assert code == 0
     assert "training dnn" not in second
     assert "stream: progressive auc" in second
-    call(capsys, monkeypatch, "online", "job.yaml", "--set", "output=whole")
+    publish = "checkpoint.publish={kind: publish_directory, path: served}"
+    call(capsys, monkeypatch, "online", "job.yaml", "--set", "output=whole", "--set", publish)
+    assert (folder / "served" / "CURRENT").exists()
 
     code, same, _ = call(capsys, monkeypatch, "diff", "out/checkpoint", "whole/checkpoint")
     assert code == 0, same

@@ -93,6 +93,10 @@ class Checkpoint:
         if not callable(getattr(run.dataset, "resume", None)):
             raise ConfigError(f"Checkpoint: the data cannot tell where they are — received {type(run.dataset).__name__} — "
                               "give a hb.Dataset, or leave Checkpoint out")  # fmt: skip
+        if any(isinstance(other, Checkpoint) and other is not self for other in run.callbacks.all):
+            raise ConfigError(
+                "Checkpoint: a stream has one — received several — keep one, and copy or publish its states"
+            )
         self._open(run)
 
     def on_stream_begin(self, run: Run) -> None:

@@ -331,6 +331,8 @@ def test_what_it_cannot_follow_is_refused(learn: Any, dataset: Any, network: Any
         model.fit(dataset(64), callbacks=Checkpoint(tmp_path), progress=False)
     with pytest.raises(ConfigError, match="Checkpoint: the data cannot tell where they are — received list"):
         model.online_train(list(dataset(64)), Checkpoint(tmp_path), progress=False)
+    with pytest.raises(ConfigError, match="Checkpoint: a stream has one — received several"):
+        learn(Checkpoint(tmp_path / "other"))
     model.save(tmp_path)
     with pytest.raises(PersistError, match="no place in a stream"):
         model.online_train(dataset(64), Checkpoint(tmp_path), progress=False)
