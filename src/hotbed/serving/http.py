@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server: the Open Inference Protocol over REST, metrics and a page; gRPC beside it. Needs the extra `serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import json
+import logging
+import signal
+import socket
+import threading
+import time
+from base64 import b64decode
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from hotbed.errors import ConfigError, HotbedError, NotServed, Overloaded, PersistError
+from hotbed.serving.models import Models
+from hotbed.serving.protocol import HEADER_LENGTH, read_ask, write_answer
+
+log = logging.getLogger("hotbed.serving")
+EXTENSIONS = ["binary_tensor_data", "model_repository"]
+_OPEN = ("/v2/health/live", "/v2/health/ready")  # what probes ask, who hold no token
+_BODY_SECONDS, _LAST_SECONDS = 30, 30
+
+
+@dataclass(frozen=True)
+class Options:
+    """Where a server listens and whom it answers.
+
+    `port`, `grpc_port`: 0 = a free one; None = no gRPC. `token_file`: one token a line; who sends none of them is refused.
+    `tls_cert`, `tls_key`: PEM files. `drain_seconds`: on SIGTERM, how long it answers on while readiness says no.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    grpc_port: int | None = 8001
+    token_file: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    drain_seconds: float = 1.0
+
+
+def status_of(error: Exception) -> int:
+    """The HTTP status that tells of an error."""
+    for kind, status in ((NotServed, 404), (Overloaded, 429), (PersistError, 409), (HotbedError, 400)):
+        if isinstance(error, kind):
+            return status
+    return 500
+
+
+class Tokens:
+    """The tokens of a file, compared in constant time."""
+
+    def __init__(self, path: str) -> None:
+        try:
+            lines = Path(path).read_text().split()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"token_file: cannot be read — received {path}, {error} — give a file with a token a line"
+            ) from error
+        if not lines:
+            raise ConfigError(f"token_file: no token — received {path}, an empty file — write one a line")
+        self._digests = [hashlib.sha256(line.encode()).digest() for line in lines]
+
+    def admit(self, authorization: str | None) -> bool:
+        """Whether `Bearer TOKEN`, or `Basic` with any user and the token as password, is right."""
+        kind, _, token = (authorization or "").partition(" ")
+        if kind.lower() == "basic":
+            try:
+                token = b64decode(token, validate=True).decode().partition(":")[2]
+            except ValueError:
+                return False
+        elif kind.lower() != "bearer":
+            return False
+        digest = hashlib.sha256(token.strip().encode("utf-8", "surrogateescape")).digest()
+        return any([hmac.compare_digest(digest, one) for one in self._digests])
+
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Api:
+    """The routes of the protocol."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    def app(self, tokens: Tokens | None) -> Any:
+        """The ASGI application."""
+        one, repository = "/v2/models/{name}", "/v2/repository"
+        routes = [Route(path, _told(handler), methods=[method]) for method, path, handler in [
+            ("GET", "/v2/health/live", self.live),
+            ("GET", "/v2/health/ready", self.ready),
+            ("GET", "/v2", self.server),
+            *[("GET", f"{path}/ready", self.model_ready) for path in (one, one + "/versions/{version}")],
+            *[("GET", path, self.metadata) for path in (one, one + "/versions/{version}")],
+            *[("POST", f"{path}/infer", self.infer) for path in (one, one + "/versions/{version}")],
+            ("POST", f"{repository}/index", self.index),
+            ("POST", f"{repository}/models/{{name}}/load", self.load),
+            ("POST", f"{repository}/models/{{name}}/unload", self.unload),
+        ]]  # fmt: skip
+        return Gate(Starlette(routes=routes, exception_handlers={404: _unknown, 405: _unknown}), self._models, tokens)
+
+    async def live(self, request: Request) -> Response:
+        return Response()
+
+    async def ready(self, request: Request) -> Response:
+        return Response(status_code=200 if self._models.ready else 503)
+
+    async def server(self, request: Request) -> Response:
+        return JSONResponse(about())
+
+    async def model_ready(self, request: Request) -> Response:
+        self._named(request).current  # noqa: B018 - raises
+        return Response()
+
+    async def metadata(self, request: Request) -> Response:
+        return JSONResponse(self._models.metadata(*_asked(request)))
+
+    async def infer(self, request: Request) -> Response:
+        started, (name, version) = time.perf_counter(), _asked(request)
+        ask = read_ask(await self._body(request), request.headers.get(HEADER_LENGTH))
+        answer = await self._models.score(name, version, ask.tensors)
+        body, split = write_answer(ask, name, answer.version, answer.outputs)
+        self._models.named(name).seconds.append(time.perf_counter() - started)
+        if split is None:
+            return Response(body, media_type="application/json")
+        return Response(body, headers={HEADER_LENGTH: str(split)}, media_type="application/octet-stream")
+
+    async def index(self, request: Request) -> Response:
+        body = await self._body(request)
+        try:
+            ready = bool(json.loads(body)["ready"]) if body else False
+        except (ValueError, KeyError, TypeError, RecursionError):
+            ready = False
+        return JSONResponse(self._models.index(ready))
+
+    async def load(self, request: Request) -> Response:
+        await self._body(request)
+        await asyncio.to_thread(self._models.load, request.path_params["name"])
+        return Response()
+
+    async def unload(self, request: Request) -> Response:
+        await self._body(request)
+        await asyncio.to_thread(self._models.unload, request.path_params["name"])
+        return Response()
+
+    def _named(self, request: Request) -> Any:
+        return self._models.named(*_asked(request))
+
+    async def _body(self, request: Request) -> bytes:
+        limit, parts, size = self._models.limits.body_bytes, [], 0
+        if request.headers.get("content-encoding", "identity") != "identity":
+            raise _Refused(415, f"content-encoding: not taken — received {request.headers['content-encoding'][:40]!r} — "
+                                "send the body as it is")  # fmt: skip
+        length = request.headers.get("content-length", "0")
+        async with asyncio.timeout(_BODY_SECONDS):
+            if length.isdecimal() and int(length[:20]) <= limit:
+                async for part in request.stream():
+                    parts.append(part)
+                    size += len(part)
+                    if size > limit:
+                        break
+                else:
+                    return b"".join(parts)
+        raise _Refused(
+            413, f"the body is too long — received {max(size, int(length[:20]))} bytes — send at most {limit}"
+        )
+
+
+class _Refused(Exception):
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+def about() -> dict[str, Any]:
+    """What the protocol tells of the server."""
+    from hotbed import __version__
+
+    return {"name": "hotbed", "version": __version__, "extensions": EXTENSIONS}
+
+
+def _asked(request: Request) -> tuple[str, str]:
+    return request.path_params["name"], request.path_params.get("version", "")
+
+
+def _told(handler: Handler) -> Handler:
+    """A handler whose errors become an answer with their reason."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except _Refused as error:
+            return _error(error.status, str(error))
+        except HotbedError as error:
+            return _error(status_of(error), str(error))
+        except TimeoutError:
+            return _error(408, f"the body did not come within {_BODY_SECONDS} seconds")
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody reads it
+        except Exception:
+            log.exception("a request failed: %s %s", request.method, request.url.path)
+            return _error(500, "an error of the server; its log has more")
+
+    return answer
+
+
+def _error(status: int, reason: str) -> Response:
+    headers = {429: {"Retry-After": "1"}, 401: {"WWW-Authenticate": 'Bearer, Basic realm="hotbed"'}}.get(status)
+    return JSONResponse({"error": reason}, status, headers)
+
+
+async def _unknown(request: Request, error: Exception) -> Response:
+    status = getattr(error, "status_code", 404)
+    return _error(status, f"{request.method} {request.url.path[:200]}: there is nothing — see docs/serving.md")
+
+
+class Gate:
+    """Before every request: is the token right; after it: does the server stop, so that clients leave."""
+
+    def __init__(self, app: Any, models: Models, tokens: Tokens | None) -> None:
+        self._app, self._models, self._tokens = app, models, tokens
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_on(message: Any) -> None:
+            if message["type"] == "http.response.start" and self._models.stopping:
+                MutableHeaders(scope=message)["connection"] = "close"
+            await send(message)
+
+        authorization = Headers(scope=scope).get("authorization")
+        if self._tokens is None or scope["path"] in _OPEN or self._tokens.admit(authorization):
+            await self._app(scope, receive, send_on)
+        else:
+            await _error(401, "no token, or a wrong one — send Authorization: Bearer TOKEN")(scope, receive, send_on)
+
+
+class Server:
+    """Answers for `models` until it is stopped.
+
+    `run` blocks, and in the main thread ends on SIGTERM and SIGINT: readiness says no, requests are answered on for
+    `drain_seconds`, then nothing new is taken and what is under way is finished. Raises ConfigError where it cannot listen.
+
+    Example: `Server(models, Options(port=8000)).run()`
+    """
+
+    def __init__(self, models: Models, options: Options | None = None) -> None:
+        self._models, self._options = models, options or Options()
+        self._tokens = None if self._options.token_file is None else Tokens(self._options.token_file)
+        self._socket = _listen(self._options.host, self._options.port)
+        self.port: int = self._socket.getsockname()[1]
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopped = asyncio.Event()
+        self.started = threading.Event()
+
+    def run(self) -> None:
+        """Serve until stopped."""
+        import uvloop
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(self._run())
+
+    def stop(self) -> None:
+        """From any thread: drain, then end."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._stopped.set)
+
+    async def _run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._loop.add_signal_handler(number, self._stopped.set)
+        config = uvicorn.Config(Api(self._models).app(self._tokens), log_config=None, access_log=False, ws="none", lifespan="off",
+                                server_header=False, timeout_graceful_shutdown=_LAST_SECONDS,
+                                ssl_certfile=self._options.tls_cert, ssl_keyfile=self._options.tls_key)  # fmt: skip
+        http = uvicorn.Server(config)
+        http.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
+        task = asyncio.create_task(http.serve(sockets=[self._socket]))
+        log.info("listening on port %d", self.port)
+        self.started.set()
+        await self._stopped.wait()
+        self._models.stopping = True
+        log.info("draining")
+        await asyncio.sleep(self._options.drain_seconds)
+        http.should_exit = True
+        await task
+        await asyncio.to_thread(self._models.close)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=2048
+        )
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"serve: cannot listen — received {host}:{port}, {error} — give a free port, or 0") from error

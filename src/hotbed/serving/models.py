@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models that a server answers for: which version each serves, and how it follows its trainer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hotbed.errors import ConfigError, NotServed
+from hotbed.persist.format import Reader
+from hotbed.persist.publish import Follower
+from hotbed.persist.store import MANIFEST, LocalStore, Where
+from hotbed.serving.batching import Answer, Batcher, Limits, Request
+from hotbed.serving.parameter_server import ModelVersion, ParameterServer
+from hotbed.serving.protocol import Inputs, Tensor
+from hotbed.serving.session import InferenceSession
+
+log = logging.getLogger("hotbed.serving")
+_READINGS = 512  # request times kept for the page
+
+
+@dataclass(frozen=True)
+class Current:
+    """The version that a model serves now: what requests need of it, swapped as one."""
+
+    session: InferenceSession
+    inputs: Inputs
+    published: float | None
+    since: float = field(default_factory=time.time)
+
+    @property
+    def version(self) -> ModelVersion:
+        """The rows and the graph."""
+        return self.session.model
+
+
+class Model:
+    """One model: the version it serves, its queue, and what went wrong last. Made by `Models`."""
+
+    def __init__(self, name: str, source: Where, limits: Limits) -> None:
+        self.name, self.source, self._limits = name, source, limits
+        self._current: Current | None = None
+        self._batcher: Batcher | None = None
+        self.problem = ""
+        self.swaps = self.problems = self.requests = self.rows = self.batches = self.refused = 0
+        self.seconds = deque[float](maxlen=_READINGS)
+        self.batch_seconds = 0.0
+
+    @property
+    def current(self) -> Current:
+        """Raises NotServed where no version is loaded."""
+        current = self._current
+        if current is None:
+            raise NotServed(f"model {self.name!r}: not loaded — received {self.problem or 'an unload'} — load it")
+        return current
+
+    @property
+    def batcher(self) -> Batcher:
+        """Its queue. Raises NotServed where no version is loaded."""
+        batcher = self._batcher
+        if batcher is None:
+            raise NotServed(f"model {self.name!r}: not loaded — received {self.problem or 'an unload'} — load it")
+        return batcher
+
+    @property
+    def ready(self) -> bool:
+        """Whether it answers."""
+        return self._current is not None
+
+    @property
+    def waiting_rows(self) -> int:
+        """Candidates in its queue."""
+        return 0 if self._batcher is None else self._batcher.waiting_rows
+
+    def serve(self, loaded: ModelVersion) -> None:
+        """From the next batch on, answer with this version; batches under way end with the one they began with."""
+        current = Current(InferenceSession(loaded), Inputs(loaded.schema), _published(loaded.reader))
+        before, self._current, self.problem = self._current, current, ""
+        self.swaps += before is not None
+        if self._batcher is None:
+            self._batcher = Batcher(lambda: self.current.session, self._limits, self._scored)
+        log.info("model %s serves version %d (%s)", self.name, loaded.version, loaded.digest[:12])
+
+    def failed(self, error: Exception) -> None:
+        """Remember and say what went wrong; what is served stays."""
+        self.problem, self.problems = str(error), self.problems + 1
+        kept = f"version {self._current.version.version} stays" if self._current else "it is not served"
+        log.warning("model %s: %s; %s", self.name, error, kept)
+
+    def close(self) -> None:
+        """Answer what waits, then stop."""
+        batcher, self._batcher = self._batcher, None
+        if batcher is not None:
+            batcher.close()
+        self._current = None
+
+    def _scored(self, requests: int, rows: int, seconds: float) -> None:
+        self.batches, self.rows, self.batch_seconds = self.batches + 1, self.rows + rows, self.batch_seconds + seconds
+
+
+def _published(reader: Reader) -> float | None:
+    """When the newest file of a version came to be, where its store can tell."""
+    if not isinstance(reader.store, LocalStore):
+        return None
+    return (Path(reader.store.place(reader.folder)) / MANIFEST).stat().st_mtime
+
+
+def _settle(future: asyncio.Future[Answer], answer: Answer | Exception) -> None:
+    if future.done():
+        return
+    if isinstance(answer, Exception):
+        future.set_exception(answer)
+    else:
+        future.set_result(answer)
+
+
+class Models:
+    """The models of a server: named by who starts it, loaded and unloaded by who may, followed in the background.
+
+    `server`: where rows are kept.
+
+    Example:
+        >>> models = Models(hb.ParameterServer("rows"))
+        >>> models.add("ranker", "exported")
+        >>> models.follow("ranker", lambda: Follower("published"))
+    """
+
+    def __init__(self, server: ParameterServer, limits: Limits | None = None) -> None:
+        self.limits, self.stopping = limits or Limits(), False
+        self._server, self._models, self._lock = server, dict[str, Model](), threading.Lock()
+        self._stop, self._threads = threading.Event(), list[threading.Thread]()
+
+    def __iter__(self) -> Iterator[Model]:
+        return iter(list(self._models.values()))
+
+    @property
+    def ready(self) -> bool:
+        """Whether all models answer, and the server does not stop."""
+        return not self.stopping and all(model.ready for model in self)
+
+    def add(self, name: str, source: Where) -> None:
+        """Name a model, and load it. Raises what `ParameterServer.load` raises."""
+        if not name or set(name) & set("/?#%"):
+            raise ConfigError(f"model {name!r}: no name for a URL — received {name!r} — leave out / ? # %")
+        self._models[name] = Model(name, source, self.limits)
+        self.load(name)
+
+    def load(self, name: str) -> None:
+        """Load, or load again, the newest version of a model where it was exported to; on an error what is served stays."""
+        model = self.named(name)
+        with self._lock:
+            try:
+                model.serve(self._server.load(name, model.source))
+            except Exception as error:
+                model.failed(error)
+                raise
+
+    def unload(self, name: str) -> None:
+        """Stop serving a model once its requests are answered."""
+        model = self.named(name)
+        with self._lock:
+            if model.ready:
+                model.close()
+                self._server.unload(name)
+
+    def named(self, name: str, version: str = "") -> Model:
+        """A model; raises NotServed for an unknown name, or a `version` other than the one that is served."""
+        model = self._models.get(name)
+        if model is None:
+            raise NotServed(
+                f"model {name[:100]!r}: unknown — received it for {sorted(self._models)} — name one of them"
+            )
+        if version and version != str(served := model.current.version.version):
+            raise NotServed(f"model {name!r}: version {version[:40]!r} is not served — received it for {served} — "
+                            "leave the version out for the newest")  # fmt: skip
+        return model
+
+    def index(self, ready: bool = False) -> list[dict[str, str]]:
+        """Name, version, state (READY, UNAVAILABLE) and reason of each model; with `ready` only those that answer."""
+        found = []
+        for model in self:
+            try:
+                entry = {"name": model.name, "version": str(model.current.version.version), "state": "READY"}
+            except NotServed:
+                entry = {"name": model.name, "version": "", "state": "UNAVAILABLE"}
+            if model.ready or not ready:
+                found.append({**entry, "reason": model.problem})
+        return found
+
+    def metadata(self, name: str, version: str = "") -> dict[str, Any]:
+        """What the protocol tells of a model."""
+        current = self.named(name, version).current
+        outputs = [{"name": one, "datatype": "FP32", "shape": [-1]} for one in current.version.graph["outputs"]]
+        found: Mapping[str, Any] = {"name": name, "versions": [str(current.version.version)], "platform": "hotbed_onnx"}
+        return {**found, "inputs": current.inputs.metadata(), "outputs": outputs}
+
+    def follow(self, name: str, follower: Callable[[], Follower], poll_seconds: float = 1.0) -> None:
+        """Serve what a trainer publishes from now on, on a thread. `follower` is called there, again after an error."""
+        work = threading.Thread(
+            target=self._follow, args=(name, follower, poll_seconds), daemon=True, name="hotbed-follow"
+        )
+        self._threads.append(work)
+        work.start()
+
+    def close(self) -> None:
+        """Stop following, answer what waits, let go of all models."""
+        self.stopping = True
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+        for model in self:
+            model.close()
+
+    async def score(self, name: str, version: str, tensors: Sequence[Tensor]) -> Answer:
+        """Predictions for the candidates of a request. Raises DataError, NotServed or Overloaded."""
+        model = self.named(name, version)
+        columns, context = model.current.inputs.columns(tensors, self.limits.batch_rows)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Answer] = loop.create_future()
+
+        def done(answer: Answer | Exception) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+                loop.call_soon_threadsafe(_settle, future, answer)
+
+        request = Request(columns, context, done)
+        model.batcher.submit(request)
+        try:
+            answer = await future
+        finally:
+            request.cancelled = True
+        if version and version != str(answer.version):
+            raise NotServed(
+                f"model {name!r}: version {version} has gone — received it for {answer.version} — ask again"
+            )
+        return answer
+
+    def _follow(self, name: str, make: Callable[[], Follower], poll_seconds: float) -> None:
+        model, follower, told = self.named(name), None, None
+        while not self._stop.is_set():
+            readers = list[Reader]()
+            try:
+                follower = follower or make()
+                for reader in follower.poll():
+                    readers.append(reader)
+            except Exception as error:
+                model.failed(error)
+            if follower is not None and follower.told and follower.told[-1] is not told:
+                model.failed(told := follower.told[-1])
+            self._advance(model, readers)
+            self._stop.wait(poll_seconds)
+        if follower is not None:
+            follower.close()
+
+    def _advance(self, model: Model, readers: list[Reader]) -> None:
+        """Serve the newest of what came that can be loaded."""
+        for reader in reversed(readers):
+            try:
+                with self._lock:
+                    if model.ready:
+                        model.serve(self._server.load(model.name, reader))
+                return
+            except Exception as error:
+                model.failed(error)

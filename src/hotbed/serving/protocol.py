@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Open Inference Protocol: its tensors, as columns; its requests and answers, as JSON and binary tensors; a client."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pydantic_core import from_json
+
+from hotbed.config import nearest
+from hotbed.data.schema import Dense, Id, Schema
+from hotbed.data.transforms import Extract, Hash, Map, Split
+from hotbed.errors import DataError
+
+# Tensor type -> NumPy dtype of its binary form, little-endian.
+DTYPES: dict[str, np.dtype[Any]] = {
+    "BOOL": np.dtype("?"), "UINT8": np.dtype("u1"), "UINT16": np.dtype("<u2"), "UINT32": np.dtype("<u4"),
+    "UINT64": np.dtype("<u8"), "INT8": np.dtype("i1"), "INT16": np.dtype("<i2"), "INT32": np.dtype("<i4"),
+    "INT64": np.dtype("<i8"), "FP16": np.dtype("<f2"), "FP32": np.dtype("<f4"), "FP64": np.dtype("<f8"),
+}  # fmt: skip
+HEADER_LENGTH = "Inference-Header-Content-Length"
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One input of a request. `data`: binary (bytes-like), or values in a list, flat or nested as `shape` says."""
+
+    name: str
+    datatype: str
+    shape: Sequence[int]
+    data: Any
+
+    def column(self) -> pa.Array:
+        """Arrow array [n] of a tensor [n] or [n, 1]; of lists for [n, k]. Raises DataError for what does not fit."""
+        shape = list(self.shape)
+        if not 1 <= len(shape) <= 2 or min(shape) < 0 or (len(shape) == 2 and shape[1] < 1):
+            raise DataError(f"input {self.name!r}: no column — received shape {shape} — give [n], [n, 1] or [n, k]")
+        size = math.prod(shape)
+        flat = self._values(size)
+        if len(flat) != size:
+            raise DataError(
+                f"input {self.name!r}: shape {shape} needs {size} values — received {len(flat)} — correct one"
+            )
+        if len(shape) == 1 or shape[1] == 1:
+            return flat
+        offsets = pa.array(np.arange(0, size + 1, shape[1], dtype=np.int32))
+        return pa.ListArray.from_arrays(offsets, flat)
+
+    def _values(self, size: int) -> pa.Array:
+        if self.datatype == "BYTES":
+            texts = _texts(self.name, self.data) if isinstance(self.data, bytes | memoryview) else _flat(self.data)
+            return self._made(texts, pa.string())
+        dtype = DTYPES.get(self.datatype)
+        if dtype is None:
+            raise DataError(f"input {self.name!r}: unknown datatype — received {self.datatype!r} — "
+                            f"use BYTES or one of {', '.join(DTYPES)}")  # fmt: skip
+        kind = pa.float32() if dtype == np.float16 else pa.from_numpy_dtype(dtype)
+        if not isinstance(self.data, bytes | memoryview):
+            return self._made(_flat(self.data), kind)
+        if len(self.data) != size * dtype.itemsize:
+            raise DataError(f"input {self.name!r}: {size} values of {self.datatype} are {size * dtype.itemsize} bytes — "
+                            f"received {len(self.data)} — correct the shape")  # fmt: skip
+        values = np.frombuffer(self.data, dtype)
+        if dtype == np.bool_:
+            values = np.frombuffer(self.data, np.uint8) != 0
+        return pa.array(values.astype(np.float32) if dtype == np.float16 else values.copy())
+
+    def _made(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+        try:
+            return pa.array(values, kind)
+        except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+            raise DataError(f"input {self.name!r}: values that are no {self.datatype} — {str(error).splitlines()[0][:200]} — "
+                            "correct them") from error  # fmt: skip
+
+
+def _flat(values: Any) -> list[Any]:
+    while isinstance(values, list) and values and isinstance(values[0], list):
+        if not all(isinstance(one, list) for one in values):
+            raise DataError("data: lists of uneven depth — received numbers beside lists — nest it as the shape says")
+        values = [value for one in values for value in one]
+    if not isinstance(values, list):
+        raise DataError(f"data: no list — received {type(values).__name__} — give the values of the tensor in a list")
+    return values
+
+
+def _texts(name: str, data: bytes | memoryview) -> list[str]:
+    """Strings, each behind its length in 4 bytes."""
+    found, at, raw = [], 0, bytes(data)
+    while at < len(raw):
+        end = at + 4 + int.from_bytes(raw[at : at + 4], "little")
+        if end > len(raw):
+            raise DataError(f"input {name!r}: a string goes on after the end — received {len(raw)} bytes — write 4 bytes of "
+                            "length before each")  # fmt: skip
+        found.append(text_of(name, raw[at + 4 : end]))
+        at = end
+    return found
+
+
+def text_of(name: str, value: bytes) -> str:
+    """UTF-8 as text; DataError for other bytes."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        raise DataError(f"input {name!r}: a string that is no UTF-8 — received {value[:20]!r} — encode it") from error
+
+
+class Inputs:
+    """The tensors that a model takes: one for each raw column of its schema that serving reads."""
+
+    def __init__(self, schema: Schema) -> None:
+        self.names = schema.raw_columns(labels=False)
+        self._allowed = {*self.names, *([] if schema.time is None else [schema.time.source])}
+        self._schema = schema
+
+    def metadata(self) -> list[dict[str, Any]]:
+        """Name, datatype and shape of each. Ids may come as integers or as BYTES, as they did in training."""
+        dense = {column.source: column for column in self._schema.dense}
+        texts = {
+            column.source for column in self._schema.columns if isinstance(column, Dense | Id) and _of_text(column)
+        }
+        found = []
+        for name in self.names:
+            width = dense[name].width if name in dense else 1
+            kind = "BYTES" if name in texts else "FP32" if name in dense else "INT64"
+            found.append({"name": name, "datatype": kind, "shape": [-1, width] if width > 1 else [-1]})
+        return found
+
+    def columns(self, tensors: Sequence[Tensor], max_rows: int) -> tuple[pa.RecordBatch, dict[str, pa.Array]]:
+        """Columns of n candidates and, where n > 1, the context: tensors [1] that hold for each of them.
+
+        Raises DataError for tensors that are unknown, missing, given twice, too long or of different lengths.
+        """
+        found: dict[str, pa.Array] = {}
+        for tensor in tensors:
+            if tensor.name not in self._allowed:
+                raise DataError(
+                    f"input {tensor.name[:100]!r}: the model has none — {nearest(tensor.name[:100], self.names)}"
+                )
+            if tensor.name in found:
+                raise DataError(f"input {tensor.name!r}: given twice — received it again — give it once")
+            found[tensor.name] = tensor.column()
+        missing = [name for name in self.names if name not in found]
+        if missing:
+            raise DataError(f"inputs are missing — received {sorted(found)} — add {missing}")
+        lengths = {len(column) for column in found.values()}
+        if len(lengths - {1}) > 1:
+            raise DataError(
+                f"inputs differ in length — received {sorted(lengths)} candidates — give each n, or 1 for all"
+            )
+        num_rows = max(lengths - {1}, default=1)
+        if num_rows > max_rows:
+            raise DataError(f"too many candidates — received {num_rows} — give at most {max_rows} in a request")
+        context = {name: column for name, column in found.items() if len(column) != num_rows}
+        names = [name for name in found if name not in context]
+        return pa.RecordBatch.from_arrays([found[name] for name in names], names), context
+
+
+def _of_text(column: Dense | Id) -> bool:
+    return bool(column.transforms) and isinstance(column.transforms[0], Split | Extract | Map | Hash)
+
+
+# --- requests and answers over HTTP ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ask:
+    """An infer request. `wanted`: outputs by name, and whether each goes back as a binary tensor; None = all outputs."""
+
+    id: str
+    tensors: Sequence[Tensor]
+    wanted: Mapping[str, bool] | None
+    binary: bool = False
+
+
+def read_ask(body: bytes, header_length: str | None) -> Ask:
+    """An infer request from the body of a POST; with a header length, binary tensors follow the JSON. Raises DataError."""
+    if header_length is not None and not (header_length.isdecimal() and int(header_length) <= len(body)):
+        raise DataError(f"{HEADER_LENGTH}: no length of a header — received {header_length[:40]!r} with a body of "
+                        f"{len(body)} bytes — give the length of the JSON before the tensors")  # fmt: skip
+    split = len(body) if header_length is None else int(header_length)
+    try:
+        spec = from_json(body[:split])
+    except ValueError as error:
+        raise DataError(f"the body is no JSON — {error} — send an inference request") from error
+    spec, rest, tensors = _a(spec, dict, "the body"), memoryview(body)[split:], []
+    for one in _a(spec.get("inputs"), list, "inputs"):
+        one = _a(one, dict, "inputs")
+        shape = _a(one.get("shape"), list, "shape")
+        if not all(type(dim) is int for dim in shape):
+            raise DataError(f"shape: no list of integers — received {shape} — correct it")
+        size = _a(one.get("parameters", {}), dict, "parameters").get("binary_data_size")
+        data = one.get("data")
+        if size is not None:
+            if type(size) is not int or not 0 <= size <= len(rest):
+                raise DataError(
+                    f"binary_data_size: not in the body — received {size!r}, {len(rest)} bytes are left — correct it"
+                )
+            data, rest = rest[:size], rest[size:]
+        tensors.append(Tensor(_a(one.get("name"), str, "name"), _a(one.get("datatype"), str, "datatype"), shape, data))
+    if len(rest):
+        raise DataError(f"bytes after the last tensor — received {len(rest)} — correct each binary_data_size")
+    binary = bool(_a(spec.get("parameters", {}), dict, "parameters").get("binary_data_output", False))
+    wanted = None
+    if "outputs" in spec:
+        outputs = [_a(one, dict, "outputs") for one in _a(spec["outputs"], list, "outputs")]
+        wanted = {_a(one.get("name"), str, "name"): _wants_binary(one, binary) for one in outputs}
+    return Ask(_a(spec.get("id", ""), str, "id"), tensors, wanted or None, binary)
+
+
+def _wants_binary(output: Mapping[str, Any], default: bool) -> bool:
+    return bool(_a(output.get("parameters", {}), dict, "parameters").get("binary_data", default))
+
+
+def _a(value: Any, kind: type, name: str) -> Any:
+    if not isinstance(value, kind):
+        raise DataError(
+            f"{name}: no {kind.__name__} — received {type(value).__name__} — see the Open Inference Protocol"
+        )
+    return value
+
+
+def choose(
+    outputs: Mapping[str, NDArray[np.float32]], wanted: Sequence[str] | None
+) -> Mapping[str, NDArray[np.float32]]:
+    """The outputs that were asked for. Raises DataError for unknown ones."""
+    unknown = [name for name in wanted or () if name not in outputs]
+    if unknown:
+        raise DataError(f"output {unknown[0][:100]!r}: the model has none — {nearest(unknown[0][:100], list(outputs))}")
+    return outputs if wanted is None else {name: outputs[name] for name in wanted}
+
+
+def write_answer(
+    ask: Ask, model: str, version: int, outputs: Mapping[str, NDArray[np.float32]]
+) -> tuple[bytes, int | None]:
+    """The body of the answer and, where binary tensors follow the JSON, the length of the JSON."""
+    described, tail = [], []
+    for name, values in choose(outputs, None if ask.wanted is None else list(ask.wanted)).items():
+        one: dict[str, Any] = {"name": name, "datatype": "FP32", "shape": [len(values)]}
+        if ask.binary if ask.wanted is None else ask.wanted[name]:
+            tail.append(np.ascontiguousarray(values, "<f4").tobytes())
+            one["parameters"] = {"binary_data_size": len(tail[-1])}
+        else:
+            one["data"] = [value if math.isfinite(value) else None for value in values.tolist()]
+        described.append(one)
+    spec: dict[str, Any] = {"model_name": model, "model_version": str(version), "outputs": described}
+    head = json.dumps({**spec, "id": ask.id} if ask.id else spec, separators=(",", ":")).encode()
+    return b"".join([head, *tail]), len(head) if tail else None
