@@ -271,12 +271,16 @@ class Broker:
         client = self._admin.AdminClient(self._options())
         client.create_topics([self._admin.NewTopic(topic, partitions, 1)])[topic].result(30)
 
-    def produce(self, topic: str, values: Sequence[bytes | None], partition: int = 0, start: int | None = None) -> None:
-        """Messages to one partition, in order; returns when the broker has them. Their timestamps are `start`, `start`
-        + 1, ... milliseconds (not 0, which Kafka takes for now), or now."""
-        times = [int(time.time() * 1000) if start is None else start + i for i in range(len(values))]
-        self._topics[topic][partition] += list(zip(times, values, strict=True))
-        self._send(topic, partition, self._topics[topic][partition][-len(values) :] if values else [])
+    def produce(
+        self, topic: str, values: Sequence[bytes | None], partition: int = 0, times: Sequence[int] | int | None = None
+    ) -> None:
+        """Messages to one partition, in order; returns when the broker has them. `times`: their timestamps in
+        milliseconds, or the first of rising ones (not 0, which Kafka takes for now); None = now."""
+        begin = int(time.time() * 1000) if times is None else times
+        stamps = range(begin, begin + len(values)) if isinstance(begin, int) else begin
+        messages = list(zip(stamps, values, strict=True))
+        self._topics[topic][partition] += messages
+        self._send(topic, partition, messages)
 
     def delete(self, topic: str) -> None:
         """Removes a topic."""

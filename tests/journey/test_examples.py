@@ -87,6 +87,27 @@ def test_admission_and_eviction_are_at_work(folder: Path) -> None:
     assert "it reads its initial row: True" in output
 
 
+def test_a_stream_through_a_broker_is_learned_on_and_goes_on_where_it_was(folder: Path) -> None:
+    output = run(folder, str(EXAMPLES / "stream_kafka.py"))
+    assert "movielens: life 1 ends after 472 steps" in output
+    assert "movielens: life 2 ends after 945 steps" in output
+    frozen, progressive = re.findall(r"frozen auc (0\.\d+)  progressive auc (0\.\d+)", output)[0]
+    assert float(progressive) > float(frozen) + 0.05
+
+
+def test_streams_of_clicks_say_what_is_skipped(folder: Path) -> None:
+    output = run(folder, str(EXAMPLES / "stream_clicks.py"), str(folder))
+    assert "avazu/stream_20141021.csv: not there, so avazu is skipped" in output
+    assert "ml1m_u2999/ratings_early.csv: not there, so movielens is skipped" in output
+
+
+def test_streams_of_clicks_are_learned_on(folder: Path, shared_data: Path) -> None:
+    (folder / "avazu").symlink_to(shared_data / "avazu")
+    output = run(folder, str(EXAMPLES / "stream_clicks.py"), str(folder))
+    frozen, progressive = re.findall(r"avazu: frozen auc (0\.\d+)  progressive auc (0\.\d+)", output)[0]
+    assert float(progressive) > float(frozen)
+
+
 def test_every_example_has_a_test() -> None:
     tested = Path(__file__).read_text() + (Path(__file__).parent / "test_demo.py").read_text()
     assert [path.name for path in EXAMPLES.iterdir() if path.is_file() and path.name not in tested] == []

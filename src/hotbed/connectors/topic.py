@@ -21,7 +21,7 @@ LOOK_SECONDS = 3.0
 PATIENCE_SECONDS = 10.0
 """What contradicts the position (no such topic, fewer partitions, too few messages) may be a broker that is still
 starting; after so long it is an error."""
-LOOK_TIMEOUT = 1.0
+LOOK_TIMEOUT, RETRY_SECONDS, AWAY_SECONDS = 1.0, 0.5, 2.0
 HELD_BLOCKS = 4
 """A partition is not fetched further while so many blocks of it wait."""
 
@@ -45,6 +45,7 @@ class Topic:
         self._doubts: dict[str, float] = {}
         self._looked, self._turn, self._committing = 0.0, 0, 0
         self._refused, self._down, self._shaken = "", False, False
+        self._failing_since: float | None = None
         options = {**source.client_options(), "error_cb": self._on_error, "on_commit": self._on_commit}
         self._consumer = self.kafka.Consumer(options, logger=logger)
 
@@ -117,7 +118,7 @@ class Topic:
         else:
             if self._down:
                 logger.warning("kafka at %s is back", self.source.servers)
-            self._down = False
+            self._down, self._failing_since = False, None
             return self._accept(bounds, new)
         return False
 
@@ -235,9 +236,12 @@ class Topic:
             raise ConfigError(
                 f"options: the broker refuses us — received {self._refused} — check user, password and certificates"
             ) from error
-        if not self._down:
+        now = time.monotonic()
+        self._failing_since = self._failing_since or now
+        self._looked = now - LOOK_SECONDS + RETRY_SECONDS
+        if not self._down and now - self._failing_since >= AWAY_SECONDS:  # one slow answer is no outage
             logger.warning("kafka at %s is away, reading waits: %s", self.source.servers, error)
-        self._down = True
+            self._down = True
 
     def _on_error(self, error: Any) -> None:
         if error.code() in (error._AUTHENTICATION, error.SASL_AUTHENTICATION_FAILED, error._SSL):

@@ -49,9 +49,7 @@ def fill(broker: Broker, topic: str, rows: range) -> None:
     """Three skewed partitions; timestamps rise with row numbers."""
     for partition in range(3):
         part = [row for row in rows if SKEW[row % 9] == partition]
-        for row in part:
-            broker._topics[topic][partition].append((row + 1, message(row)))
-        broker._send(topic, partition, broker._topics[topic][partition][-len(part) :])
+        broker.produce(topic, [message(row) for row in part], partition, [row + 1 for row in part])
 
 
 def make(source: Kafka, batch_size: int = 50, live: Live | None = None, **arguments: Any) -> Dataset:
@@ -126,8 +124,8 @@ def test_without_the_journal_a_position_loses_and_repeats_nothing(shared: Broker
 def test_a_block_of_few_messages_comes_after_the_linger_and_ticks_meanwhile(shared: Broker, topic: str) -> None:
     items = make(Kafka(shared.servers, topic), 3).stream()
     assert list(islice(items, 3)) == [None] * 3
-    shared.produce(topic, [message(0), message(1)], start=1)
-    shared.produce(topic, [message(2)], partition=1, start=3)
+    shared.produce(topic, [message(0), message(1)], times=1)
+    shared.produce(topic, [message(2)], partition=1, times=3)
     assert rows(within(items, 1)) == [[0, 1, 2]]
 
 
@@ -188,8 +186,8 @@ def test_poison_is_an_error_with_its_place_where_nothing_may_be_skipped(shared: 
 
 def test_fields_may_come_and_go_and_a_column_keeps_its_type(shared: Broker, topic: str) -> None:
     schema = Schema([Label("label"), Id("row"), Id("tags")])
-    shared.produce(topic, [message(0, tags=["a"]), message(1, tags=[], new={"deep": 1}), message(2)], start=1)
-    shared.produce(topic, [message(3, tags=[5], old=1), message(4, tags=["b"])], start=10)
+    shared.produce(topic, [message(0, tags=["a"]), message(1, tags=[], new={"deep": 1}), message(2)], times=1)
+    shared.produce(topic, [message(3, tags=[5], old=1), message(4, tags=["b"])], times=10)
     dataset = Dataset(Kafka(shared.servers, topic), schema, 4, prefetch=0, on_error="skip")
     (batch,) = within(dataset.stream(), 1)
     assert rows([batch]) == [[0, 1, 2, 4]]
@@ -322,6 +320,8 @@ def test_a_broker_that_restarts_is_waited_for_and_nothing_is_lost(
         broker.restart()
         fill(broker, "clicks", range(900, 1800))
         rest = within(items, 20 - len(first), 60)
+        while "is back" not in caplog.text:
+            assert next(items) is None
     assert sorted(row for batch in rows([*first, *rest]) for row in batch) == list(range(1800))
     assert caplog.text.count("is away, reading waits") == 1
     assert caplog.text.count("is back") == 1
