@@ -7,7 +7,7 @@ import logging
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -141,14 +141,15 @@ class RecModel:
         max_steps: int | None = None,
         max_seconds: float | None = None,
         valid: Iterable[Any] | None = None,
-        progressive: bool = True,
+        progressive: bool | Literal["training"] = True,
         progress: bool = True,
         seed: int | None = None,
     ) -> History:
         """Learn a stream batch by batch, in its order, until it ends, is stopped or fails; returns the history.
 
         `train_dataset`: a Dataset, endless or not, or any iterable of batches or tuples; its length is not asked for.
-        With `progressive`, each batch is predicted before it is learned. It ends with the stream, after `max_steps`
+        With `progressive`, each batch is predicted before it is learned, as a server would have scored it ("training":
+        cheaper, metrics are of the training forward's own outputs). It ends with the stream, after `max_steps`
         (those before a resumption included) or `max_seconds`, by `run.stop()` of a callback, or by SIGINT or SIGTERM,
         always after a whole step. The callback `Checkpoint` makes it go on where it was left, however it was left.
 
@@ -160,9 +161,10 @@ class RecModel:
         """
         size = batches_a_call(dataset_sink_mode, sink_size, self.learner.device.type)
         given = [*_listed(callbacks), Limits(max_steps, max_seconds)]
-        run, history = self._run(train_dataset, valid, given, progressive=progressive, progress=progress, seed=seed)
+        run, history = self._run(train_dataset, valid, given, progressive=False, progress=progress, seed=seed)
         run.online, run.sink_size = True, size
-        run.observer = Progressive(self._scorer(), endless=True) if progressive else None
+        learner = self.learner if progressive == "training" else None
+        run.observer = Progressive(self._scorer(), endless=True, learner=learner) if progressive else None
         try:
             follow(train_dataset, run, self._learn)
         finally:

@@ -110,11 +110,21 @@ class Scorer:
                 raw = self.network(*(example.everything if self._own else example.arguments))
             if self._own:
                 return tuple(host(part) for part in (raw if isinstance(raw, (tuple, list)) else (raw,)))
-            if self.criterion is None:
-                return None, host(raw), host(example.labels)
-            raw = self.criterion.shape(raw, example.labels)
+        if self.criterion is None:
+            return None, host(raw), host(example.labels)
+        return self.outputs_of(self.criterion.shape(raw, example.labels), example)
+
+    def outputs_of(self, raw: Any, example: Example) -> tuple[Any, ...]:
+        """The same from what the network gave for the example, in the criterion's shape."""
+        assert self.criterion is not None
+        with torch.no_grad():
             loss = None if example.labels is None else self.criterion(raw, example.labels, example.weight)
             return host(loss), host(self.criterion.activate(raw)), host(example.labels)
+
+    @property
+    def has_own_outputs(self) -> bool:
+        """Whether outputs are those of an eval_network."""
+        return self._own
 
     def observe(self, example: Example) -> None:
         """Score one example."""
@@ -214,23 +224,30 @@ class Scorer:
 class Progressive:
     """Scores a stream batch by batch before it is learned: all of it, and the window since the last `roll`.
 
-    `endless`: the metrics take the form whose memory does not grow (`hb.metrics.bounded`). What it has seen is a
-    `state` for checkpoints, and of batches that were learned only.
+    `endless`: the metrics take the form whose memory does not grow (`hb.metrics.bounded`). `learner`: take the outputs of
+    its training forward instead of a forward of their own: cheaper, but with dropout, with the batch's own norms, and
+    with rows for ids that are new in it. What it has seen is a `state` for checkpoints, and of learned batches only.
     """
 
-    def __init__(self, scorer: Scorer, *, endless: bool = False) -> None:
+    def __init__(self, scorer: Scorer, *, endless: bool = False, learner: Any = None) -> None:
+        if learner is not None and (scorer.criterion is None or scorer.has_own_outputs):
+            raise ConfigError("progressive='training': the training forward gives no prediction — received a model with "
+                              "eval_network or without loss_fn — give progressive=True")  # fmt: skip
+        self._learner = learner
         self.total = scorer.bounded() if endless else scorer
         self._window = self.total.again()
         self._held: tuple[tuple[Any, ...], Example] | None = None
         self.watchers: list[Watcher] = []
 
     def observe(self, example: Example) -> None:
-        self._held = (self.total.outputs(example), example)
+        self._held = (self.total.outputs(example) if self._learner is None else (), example)
 
     def settle(self) -> None:
         if self._held is None:
             return
         (outputs, example), self._held = self._held, None
+        if self._learner is not None:
+            outputs = self.total.outputs_of(self._learner.outputs, example)
         for scorer in (self.total, self._window):
             scorer.feed(outputs, example)
         for watcher in self.watchers:
