@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ MAX_POINTS = 512
 class Point:
     """State of training at one moment; `window` holds metrics since the last window, `tables` their statistics.
 
-    `seconds`: since training began; nan for a point from before a restart.
+    `seconds`: since training began, or since the restart before it.
     """
 
     step: int
@@ -41,7 +40,7 @@ class History:
     end needs bounded memory. Windows of progressive metrics hold at least `window_samples`, and about a sixtieth of a
     stream of known length. Where the callback `Windows` cuts the stream, `windows` holds its windows, and `compared`
     takes others by name, to be drawn beside them. `fit` and `online_train` return the history, and the report draws
-    it. Its `state` holds what follows from the stream, no wall time.
+    it.
     """
 
     def __init__(self, every_steps: int = 1, window_samples: int = 1000) -> None:
@@ -92,7 +91,7 @@ class History:
         self.metrics = dict(run.metrics)
 
     def state(self) -> dict[str, Any]:
-        """Points and sums, as JSON values and NumPy arrays."""
+        """Points and sums, as JSON values and NumPy arrays; `wall_…` is what no content digest covers."""
         points = self.points[:-1] if self._ended else self.points
         numbers = [[p.step, p.epoch, p.samples, p.time is not None, p.time or 0] for p in points]
         return {
@@ -102,6 +101,7 @@ class History:
             "window_began": self._window_began,
             "numbers": np.array(numbers, np.int64).reshape(-1, 5),
             "loss": np.array([p.loss for p in points], np.float64),
+            "wall_seconds": np.array([p.seconds for p in points], np.float64),
             "windows": columns([p.window for p in points]),
             "tables": counters([p.tables for p in points]),
         }
@@ -114,13 +114,11 @@ class History:
             float(np.asarray(state["sum"])[0]),
         )
         self._window_began, self._ended = int(state["window_began"]), False
-        parts = (state["numbers"], state["loss"], rows_of(state["windows"]), tables_of(state["tables"]))
-        numbers, losses = (np.asarray(part).tolist() for part in parts[:2])
+        columns_ = (np.asarray(state[name]).tolist() for name in ("numbers", "loss", "wall_seconds"))
+        rows = zip(*columns_, rows_of(state["windows"]), tables_of(state["tables"]), strict=True)
         self.points = [
-            Point(step, epoch, samples, math.nan, when if timed else None, loss, window, tables)
-            for (step, epoch, samples, timed, when), loss, window, tables in zip(
-                numbers, losses, *parts[2:], strict=True
-            )
+            Point(step, epoch, samples, seconds, when if timed else None, loss, window, tables)
+            for (step, epoch, samples, timed, when), loss, seconds, window, tables in rows
         ]
 
     def _record(self, run: Any) -> None:

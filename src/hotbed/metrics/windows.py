@@ -128,24 +128,26 @@ class WindowLog:
             self._stride *= 2
 
     def state(self) -> dict[str, Any]:
-        """The windows as columns, without what was only observed."""
+        """The windows as columns; what was only observed is `wall_…`, which no content digest covers."""
         numbers = [[w.begin is not None, w.begin or 0, w.end or 0, w.rows, w.samples, w.windows] for w in self.windows]
         return {
             "stride": self._stride,
             "numbers": np.array(numbers, np.int64).reshape(-1, 6),
             "values": columns([w.values for w in self.windows]),
             "tables": counters([w.tables for w in self.windows]),
+            "wall_observed": columns([w.observed for w in self.windows]),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state`."""
         self._stride = int(state["stride"])
-        rows = zip(
-            np.asarray(state["numbers"]).tolist(), rows_of(state["values"]), tables_of(state["tables"]), strict=True
-        )
+        numbers = np.asarray(state["numbers"]).tolist()
+        parts = rows_of(state["values"]), tables_of(state["tables"]), rows_of(state["wall_observed"])
         self.windows = [
-            Window(begin if timed else None, end if timed else None, rows_, samples, values, tables, {}, windows)
-            for (timed, begin, end, rows_, samples, windows), values, tables in rows
+            Window(begin if timed else None, end if timed else None, rows, samples, values, tables, observed, windows)
+            for (timed, begin, end, rows, samples, windows), values, tables, observed in zip(
+                numbers, *parts, strict=True
+            )
         ]
 
 

@@ -53,8 +53,8 @@ class Windows:
 
     A sample belongs to the window of the newest event time so far. Where batches are predicted before they are learned,
     metrics are of these predictions, else of the training forward's. `points` are the windows, the open one last.
-    They follow from the stream alone and are part of checkpoints; freshness (the clock minus the event time of a batch),
-    lag, bytes and rows left out are observations and are not.
+    They follow from the stream alone and are part of checkpoints. Freshness (the clock minus the event time of a batch),
+    lag, bytes and rows left out are observations: checkpoints keep them, and no digest covers them.
 
     Example: `model.online_train(stream, [hb.callbacks.Windows(seconds=3600)])`
     """
@@ -76,7 +76,7 @@ class Windows:
         self._open: int | None = None
         self._rows, self._samples = 0, 0
         self._span: tuple[int, int] | None = None
-        self._fresh, self._weight = 0.0, 0
+        self._fresh, self._weight = 0.0, 0.0
 
     def on_predicted(self, run: Run) -> None:
         self._begin(run)
@@ -122,7 +122,8 @@ class Windows:
         cuts = {"watermark": self._cuts.watermark, "seen": self._cuts.seen}
         span = None if self._span is None else list(self._span)
         open_ = {"number": self._open, "rows": self._rows, "samples": self._samples, "span": span}
-        return {"cuts": cuts, "open": open_, "log": self._log.state(), "scorer": scorer}
+        fresh = np.array([self._fresh, self._weight], np.float64)
+        return {"cuts": cuts, "open": open_, "log": self._log.state(), "scorer": scorer, "wall_fresh": fresh}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` gave."""
@@ -131,6 +132,7 @@ class Windows:
         self._open, self._rows, self._samples = kept["number"], int(kept["rows"]), int(kept["samples"])
         self._span = None if span is None else (int(span[0]), int(span[1]))
         self._log.load_state(state["log"])
+        self._fresh, self._weight = np.asarray(state["wall_fresh"]).tolist()
         self._saved, self._scorer = (state if state["scorer"] is not None else None), None
 
     def _begin(self, run: Run) -> None:
@@ -146,7 +148,7 @@ class Windows:
         self._log.append(window)
         if self._scorer is not None:
             self._scorer = self._scorer.again()
-        self._open, self._rows, self._span, self._fresh, self._weight = None, 0, None, 0.0, 0
+        self._open, self._rows, self._span, self._fresh, self._weight = None, 0, None, 0.0, 0.0
         if self._run is not None:
             self._run.window = window.values
 

@@ -38,6 +38,13 @@ def exact(scores: np.ndarray, labels: np.ndarray, name: str) -> float:
     return metric.eval()
 
 
+def digested(state: Any) -> Any:
+    """The part of a state that a content digest covers."""
+    if not isinstance(state, dict):
+        return state
+    return {name: digested(value) for name, value in state.items() if not name.startswith("wall_")}
+
+
 class Scores:
     """Keeps what the observer predicted, batch by batch."""
 
@@ -172,8 +179,8 @@ def test_windows_and_history_go_on_from_their_states(dataset: Any, network: Any,
     restored.fit(
         batches[10:], callbacks=[Load(save.states, second, late), second, late], progressive=True, progress=False
     )
-    np.testing.assert_equal(second.state(), whole.state())
-    np.testing.assert_equal(late.state(), history.state())
+    np.testing.assert_equal(digested(second.state()), digested(whole.state()))
+    np.testing.assert_equal(digested(late.state()), digested(history.state()))
     for a, b in zip(whole.points, second.points, strict=True):
         assert (a.begin, a.end, a.rows, a.samples, a.values) == (b.begin, b.end, b.rows, b.samples, b.values)
 
@@ -199,7 +206,7 @@ def test_the_state_of_windows_knows_neither_clock_nor_memory(dataset: Any, netwo
 
         stream(model_of(network), dataset(1024), At(clock), windows)
         assert windows.points[0].observed["freshness_seconds"] == pytest.approx(clock, rel=1e-6)
-        states.append(windows.state())
+        states.append(digested(windows.state()))
     np.testing.assert_equal(states[0], states[1])
 
 
@@ -216,7 +223,7 @@ def test_a_stream_that_is_stopped_leaves_the_state_that_it_had(
 
         def on_step_end(self, run: Any) -> None:
             history = next(one for one in run.callbacks.all if isinstance(one, History))
-            seen.append((windows.state(), history.state(), run.observer.state()))
+            seen.append({"windows": windows.state(), "history": history.state(), "observer": run.observer.state()})
 
         def on_fit_end(self, run: Any) -> None:
             self.on_step_end(run)
@@ -224,7 +231,7 @@ def test_a_stream_that_is_stopped_leaves_the_state_that_it_had(
     windows = hb.callbacks.Windows(seconds=150)
     model = model_of(network)
     history = model.online_train(batches, [windows, Save()], max_steps=23, progress=False)
-    np.testing.assert_equal(seen[-1], seen[-2])
+    np.testing.assert_equal(digested(seen[-1]), digested(seen[-2]))
     assert len(seen) == 24
     assert history.windows == windows.points
     assert [w.rows for w in history.windows] == [150] * 9 + [122]
@@ -255,8 +262,8 @@ def test_a_stream_resumed_from_a_checkpoint_has_the_windows_of_an_unbroken_one(
     go("killed", Kill())
     windows, history = go("killed")
     assert len(windows.points) == 14
-    np.testing.assert_equal(windows.state(), whole.state())
-    np.testing.assert_equal(history.state(), expected.state())
+    np.testing.assert_equal(digested(windows.state()), digested(whole.state()))
+    np.testing.assert_equal(digested(history.state()), digested(expected.state()))
     assert history.metrics == expected.metrics
 
 
