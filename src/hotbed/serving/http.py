@@ -11,8 +11,8 @@ import json
 import logging
 import signal
 import socket
+import ssl
 import threading
-import time
 from base64 import b64decode
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -26,12 +26,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from hotbed.errors import ConfigError, HotbedError, NotServed, Overloaded, PersistError
+from hotbed.errors import ConfigError, HotbedError, NotServed, Overloaded, PersistError, ServingError
 from hotbed.serving.models import Models
-from hotbed.serving.protocol import HEADER_LENGTH, read_ask, write_answer
+from hotbed.serving.protocol import HEADER_LENGTH, about, read_ask, write_answer
 
 log = logging.getLogger("hotbed.serving")
-EXTENSIONS = ["binary_tensor_data", "model_repository"]
 _OPEN = ("/v2/health/live", "/v2/health/ready")  # what probes ask, who hold no token
 _BODY_SECONDS, _LAST_SECONDS = 30, 30
 
@@ -108,6 +107,7 @@ class Api:
             *[("GET", f"{path}/ready", self.model_ready) for path in (one, one + "/versions/{version}")],
             *[("GET", path, self.metadata) for path in (one, one + "/versions/{version}")],
             *[("POST", f"{path}/infer", self.infer) for path in (one, one + "/versions/{version}")],
+            ("GET", "/metrics", self.metrics),
             ("POST", f"{repository}/index", self.index),
             ("POST", f"{repository}/models/{{name}}/load", self.load),
             ("POST", f"{repository}/models/{{name}}/unload", self.unload),
@@ -131,14 +131,17 @@ class Api:
         return JSONResponse(self._models.metadata(*_asked(request)))
 
     async def infer(self, request: Request) -> Response:
-        started, (name, version) = time.perf_counter(), _asked(request)
-        ask = read_ask(await self._body(request), request.headers.get(HEADER_LENGTH))
-        answer = await self._models.score(name, version, ask.tensors)
-        body, split = write_answer(ask, name, answer.version, answer.outputs)
-        self._models.named(name).seconds.append(time.perf_counter() - started)
+        name, version = _asked(request)
+        with self._models.meters.answering(name, "http"):
+            ask = read_ask(await self._body(request), request.headers.get(HEADER_LENGTH))
+            answer = await self._models.score(name, version, ask.tensors)
+            body, split = write_answer(ask, name, answer.version, answer.outputs)
         if split is None:
             return Response(body, media_type="application/json")
         return Response(body, headers={HEADER_LENGTH: str(split)}, media_type="application/octet-stream")
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(self._models.meters.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def index(self, request: Request) -> Response:
         body = await self._body(request)
@@ -181,17 +184,10 @@ class Api:
         )
 
 
-class _Refused(Exception):
+class _Refused(ServingError):
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
         self.status = status
-
-
-def about() -> dict[str, Any]:
-    """What the protocol tells of the server."""
-    from hotbed import __version__
-
-    return {"name": "hotbed", "version": __version__, "extensions": EXTENSIONS}
 
 
 def _asked(request: Request) -> tuple[str, str]:
@@ -266,6 +262,8 @@ class Server:
         self._tokens = None if self._options.token_file is None else Tokens(self._options.token_file)
         self._socket = _listen(self._options.host, self._options.port)
         self.port: int = self._socket.getsockname()[1]
+        self._tls = _tls(self._options)
+        self.grpc_port: int | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = asyncio.Event()
         self.started = threading.Event()
@@ -292,16 +290,44 @@ class Server:
                                 ssl_certfile=self._options.tls_cert, ssl_keyfile=self._options.tls_key)  # fmt: skip
         http = uvicorn.Server(config)
         http.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
+        remote = await self._start_grpc()
         task = asyncio.create_task(http.serve(sockets=[self._socket]))
-        log.info("listening on port %d", self.port)
+        log.info("listening on port %d, gRPC %s", self.port, self.grpc_port or "off")
         self.started.set()
         await self._stopped.wait()
         self._models.stopping = True
         log.info("draining")
         await asyncio.sleep(self._options.drain_seconds)
         http.should_exit = True
+        if remote is not None:
+            await remote.stop(_LAST_SECONDS)
         await task
         await asyncio.to_thread(self._models.close)
+        log.info("stopped")
+
+    async def _start_grpc(self) -> Any:
+        if self._options.grpc_port is None:
+            return None
+        from hotbed.serving.grpc import start
+
+        host = f"[{self._options.host}]" if ":" in self._options.host else self._options.host
+        admit = None if self._tokens is None else self._tokens.admit
+        server, self.grpc_port = await start(self._models, f"{host}:{self._options.grpc_port}", admit, self._tls)
+        return server
+
+
+def _tls(options: Options) -> tuple[bytes, bytes] | None:
+    """Key and certificate, where both are given and fit."""
+    if options.tls_cert is None and options.tls_key is None:
+        return None
+    if options.tls_cert is None or options.tls_key is None:
+        raise ConfigError("serve: TLS needs tls_cert and tls_key — received one of them — give both")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(options.tls_cert, options.tls_key)
+        return Path(options.tls_key).read_bytes(), Path(options.tls_cert).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"serve: TLS cannot start — received {options.tls_cert}, {options.tls_key}: {error} — "
+                          "give a certificate and its key as PEM files") from error  # fmt: skip
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hotbed.errors import ConfigError, NotServed
+from hotbed.errors import ConfigError, HotbedError, MissingExtra, NotServed
 from hotbed.persist.format import Reader
 from hotbed.persist.publish import Follower
 from hotbed.persist.store import MANIFEST, LocalStore, Where
@@ -50,9 +50,9 @@ class Model:
         self._current: Current | None = None
         self._batcher: Batcher | None = None
         self.problem = ""
-        self.swaps = self.problems = self.requests = self.rows = self.batches = self.refused = 0
-        self.seconds = deque[float](maxlen=_READINGS)
+        self.swaps = self.problems = self.rows = self.batches = 0
         self.batch_seconds = 0.0
+        self.seconds = deque[float](maxlen=_READINGS)
 
     @property
     def current(self) -> Current:
@@ -135,6 +135,7 @@ class Models:
 
     def __init__(self, server: ParameterServer, limits: Limits | None = None) -> None:
         self.limits, self.stopping = limits or Limits(), False
+        self.meters = Meters(self)
         self._server, self._models, self._lock = server, dict[str, Model](), threading.Lock()
         self._stop, self._threads = threading.Event(), list[threading.Thread]()
 
@@ -170,6 +171,10 @@ class Models:
             if model.ready:
                 model.close()
                 self._server.unload(name)
+
+    def find(self, name: str) -> Model | None:
+        """The model of a name, if there is one."""
+        return self._models.get(name)
 
     def named(self, name: str, version: str = "") -> Model:
         """A model; raises NotServed for an unknown name, or a `version` other than the one that is served."""
@@ -269,3 +274,77 @@ class Models:
                 return
             except Exception as error:
                 model.failed(error)
+
+
+class Meters:
+    """What Prometheus is told. Needs prometheus-client."""
+
+    def __init__(self, models: Models) -> None:
+        try:
+            from prometheus_client import CollectorRegistry, Counter, Histogram, core, generate_latest
+        except ImportError as error:
+            raise MissingExtra(
+                "serving needs prometheus-client — it is not installed — pip install hotbed[serve]"
+            ) from error
+        self._models, self._families, self._registry, self._text = models, core, CollectorRegistry(), generate_latest
+        self._registry.register(self)
+        labels = ["model", "protocol"]
+        self._seconds = Histogram("hotbed_request_seconds", "Requests that were answered, by how long it took", labels,
+                                  registry=self._registry, buckets=_BUCKETS)  # fmt: skip
+        self._requests = Counter("hotbed_requests", "Requests for predictions, by how they ended", [*labels, "outcome"],
+                                 registry=self._registry)  # fmt: skip
+
+    @contextlib.contextmanager
+    def answering(self, name: str, protocol: str) -> Iterator[None]:
+        """Around one request for predictions."""
+        started, outcome, model = time.perf_counter(), "ok", self._models.find(name)
+        try:
+            yield
+        except HotbedError as error:
+            outcome = type(error).__name__.strip("_")
+            raise
+        except BaseException as error:
+            outcome = "cancelled" if isinstance(error, asyncio.CancelledError) else "failed"
+            raise
+        else:
+            seconds = time.perf_counter() - started
+            self._seconds.labels(name, protocol).observe(seconds)
+            if model is not None:
+                model.seconds.append(seconds)
+        finally:  # names that nobody serves make no series
+            self._requests.labels("" if model is None else name, protocol, outcome).inc()
+
+    def text(self) -> bytes:
+        """All of it, in the text format of Prometheus."""
+        return bytes(self._text(self._registry))
+
+    def collect(self) -> Iterator[Any]:
+        """Called by prometheus-client for each scrape."""
+        for name, kind, text, read in _GAUGES:
+            family = getattr(self._families, f"{kind}MetricFamily")(f"hotbed_{name}", text, labels=["model"])
+            for model in self._models:
+                value = read(model)
+                if value is not None:
+                    family.add_metric([model.name], value)
+            yield family
+
+
+def _of_current(read: Callable[[Current], float | None]) -> Callable[[Model], float | None]:
+    return lambda model: None if (current := model._current) is None else read(current)
+
+
+_BUCKETS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+_GAUGES: list[tuple[str, str, str, Callable[[Model], float | None]]] = [
+    ("model_ready", "Gauge", "Whether the model answers", lambda model: float(model.ready)),
+    ("model_version", "Gauge", "The version that is served", _of_current(lambda now: now.version.version)),
+    ("model_age_seconds", "Gauge", "How long ago what is served was published",
+     _of_current(lambda now: None if now.published is None else max(0.0, time.time() - now.published))),
+    ("model_delay_seconds", "Gauge", "How long what is served took from published to served",
+     _of_current(lambda now: None if now.published is None else max(0.0, now.since - now.published))),
+    ("model_swaps", "Counter", "Versions that took the place of another", lambda model: model.swaps),
+    ("model_problems", "Counter", "Versions that could not be served, gaps and forks", lambda model: model.problems),
+    ("waiting_rows", "Gauge", "Candidates in the queue", lambda model: model.waiting_rows),
+    ("batches", "Counter", "Batches that were scored", lambda model: model.batches),
+    ("scored_rows", "Counter", "Candidates that were scored", lambda model: model.rows),
+    ("scoring_seconds", "Counter", "Seconds spent scoring", lambda model: model.batch_seconds),
+]  # fmt: skip

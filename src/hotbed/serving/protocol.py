@@ -25,7 +25,15 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "UINT64": np.dtype("<u8"), "INT8": np.dtype("i1"), "INT16": np.dtype("<i2"), "INT32": np.dtype("<i4"),
     "INT64": np.dtype("<i8"), "FP16": np.dtype("<f2"), "FP32": np.dtype("<f4"), "FP64": np.dtype("<f8"),
 }  # fmt: skip
+EXTENSIONS = ["binary_tensor_data", "model_repository"]
 HEADER_LENGTH = "Inference-Header-Content-Length"
+
+
+def about() -> dict[str, Any]:
+    """What the protocol tells of the server."""
+    from hotbed import __version__
+
+    return {"name": "hotbed", "version": __version__, "extensions": EXTENSIONS}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Open Inference Protocol over gRPC. Needs the extra `serve`.
+
+The messages are described here, field by field, and registered in a pool of their own: there is no generated code to keep in
+step with the protobuf that is installed, nor a clash with other stubs of the same service in one process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any
+
+import grpc
+import numpy as np
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
+
+from hotbed.errors import ConfigError, DataError, HotbedError, NotServed, Overloaded, PersistError
+from hotbed.serving.models import Models
+from hotbed.serving.protocol import Tensor, about, choose, text_of
+
+log = logging.getLogger("hotbed.serving")
+SERVICE = "inference.GRPCInferenceService"
+
+# Message -> its fields by number: `*` repeated, `%` a map from strings, `|` one of the choice of that name.
+_PARAMETERS = (
+    "bool bool_param | parameter_choice; int64 int64_param | parameter_choice; string string_param | parameter_choice"
+)
+_NAMED = "string name; string version"
+_CHANGE = "string repository_name; string model_name; % ModelRepositoryParameter parameters"
+_TENSOR = "string name; string datatype; * int64 shape"
+_MESSAGES: Mapping[str, str] = {
+    "ServerLiveRequest": "",
+    "ServerLiveResponse": "bool live",
+    "ServerReadyRequest": "",
+    "ServerReadyResponse": "bool ready",
+    "ModelReadyRequest": _NAMED,
+    "ModelReadyResponse": "bool ready",
+    "ServerMetadataRequest": "",
+    "ServerMetadataResponse": "string name; string version; * string extensions",
+    "ModelMetadataRequest": _NAMED,
+    "TensorMetadata": _TENSOR,
+    "ModelMetadataResponse": "string name; * string versions; string platform; * TensorMetadata inputs; * TensorMetadata outputs",
+    "InferParameter": f"{_PARAMETERS}; double double_param | parameter_choice; uint64 uint64_param | parameter_choice",
+    "InferTensorContents": "* bool bool_contents; * int32 int_contents; * int64 int64_contents; * uint32 uint_contents; "
+    "* uint64 uint64_contents; * float fp32_contents; * double fp64_contents; * bytes bytes_contents",
+    "InferInputTensor": f"{_TENSOR}; % InferParameter parameters; InferTensorContents contents",
+    "InferRequestedOutputTensor": "string name; % InferParameter parameters",
+    "ModelInferRequest": "string model_name; string model_version; string id; % InferParameter parameters; "
+    "* InferInputTensor inputs; * InferRequestedOutputTensor outputs; * bytes raw_input_contents",
+    "InferOutputTensor": f"{_TENSOR}; % InferParameter parameters; InferTensorContents contents",
+    "ModelInferResponse": "string model_name; string model_version; string id; % InferParameter parameters; "
+    "* InferOutputTensor outputs; * bytes raw_output_contents",
+    "ModelRepositoryParameter": f"{_PARAMETERS}; bytes bytes_param | parameter_choice",
+    "RepositoryIndexRequest": "string repository_name; bool ready",
+    "ModelIndex": "string name; string version; string state; string reason",
+    "RepositoryIndexResponse": "* ModelIndex models",
+    "RepositoryModelLoadRequest": _CHANGE,
+    "RepositoryModelLoadResponse": "",
+    "RepositoryModelUnloadRequest": _CHANGE,
+    "RepositoryModelUnloadResponse": "",
+}
+_FIELD = descriptor_pb2.FieldDescriptorProto
+
+
+def _messages() -> dict[str, Any]:
+    """Classes of all messages, by name."""
+    file = descriptor_pb2.FileDescriptorProto(name="hotbed/open_inference.proto", package="inference", syntax="proto3")
+    for name, fields in _MESSAGES.items():
+        message = file.message_type.add(name=name)
+        for number, spec in enumerate(filter(None, fields.split("; ")), 1):
+            _add_field(message, number, spec)
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(file.SerializeToString())
+    found = pool.FindFileByName(file.name).message_types_by_name
+    return {name: message_factory.GetMessageClass(found[name]) for name in _MESSAGES}
+
+
+def _add_field(message: Any, number: int, spec: str) -> None:
+    spec, _, choice = spec.partition(" | ")
+    *mark, kind, name = spec.split()
+    field = message.field.add(name=name, number=number, label=_FIELD.LABEL_REPEATED if mark else _FIELD.LABEL_OPTIONAL)
+    if mark == ["%"]:
+        entry = message.nested_type.add(name="".join(part.title() for part in name.split("_")) + "Entry")
+        entry.options.map_entry = True
+        _add_field(entry, 1, "string key")
+        _add_field(entry, 2, f"{kind} value")
+        kind = f"{message.name}.{entry.name}"
+    if choice:
+        if not message.oneof_decl:
+            message.oneof_decl.add(name=choice)
+        field.oneof_index = 0
+    if kind[0].isupper():
+        field.type, field.type_name = _FIELD.TYPE_MESSAGE, f".inference.{kind}"
+    else:
+        field.type = getattr(_FIELD, f"TYPE_{kind.upper()}")
+
+
+MESSAGES = _messages()
+
+
+def code_of(error: Exception) -> grpc.StatusCode:
+    """The gRPC status that tells of an error."""
+    codes = grpc.StatusCode
+    for kind, code in ((NotServed, codes.NOT_FOUND), (Overloaded, codes.RESOURCE_EXHAUSTED),
+                       (PersistError, codes.FAILED_PRECONDITION), (HotbedError, codes.INVALID_ARGUMENT)):  # fmt: skip
+        if isinstance(error, kind):
+            return code
+    return codes.INTERNAL
+
+
+class Service:
+    """The calls of the protocol; each takes and gives a message of `MESSAGES`."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    def handlers(self) -> Any:
+        """What a gRPC server is given."""
+        calls: dict[str, Callable[[Any], Awaitable[Any]]] = {
+            "ServerLive": self._live, "ServerReady": self._ready, "ServerMetadata": self._server,
+            "ModelReady": self._model_ready, "ModelMetadata": self._metadata, "ModelInfer": self._infer,
+            "RepositoryIndex": self._index, "RepositoryModelLoad": self._load, "RepositoryModelUnload": self._unload,
+        }  # fmt: skip
+        # requests come as bytes, so that those which are no message are told apart from errors of ours
+        return grpc.method_handlers_generic_handler(SERVICE, {
+            name: grpc.unary_unary_rpc_method_handler(
+                _told(call, MESSAGES[f"{name}Request"]), None, MESSAGES[f"{name}Response"].SerializeToString)
+            for name, call in calls.items()
+        })  # fmt: skip
+
+    async def _live(self, request: Any) -> Any:
+        return MESSAGES["ServerLiveResponse"](live=True)
+
+    async def _ready(self, request: Any) -> Any:
+        return MESSAGES["ServerReadyResponse"](ready=self._models.ready)
+
+    async def _server(self, request: Any) -> Any:
+        return MESSAGES["ServerMetadataResponse"](**about())
+
+    async def _model_ready(self, request: Any) -> Any:
+        return MESSAGES["ModelReadyResponse"](ready=self._models.named(request.name, request.version).ready)
+
+    async def _metadata(self, request: Any) -> Any:
+        return MESSAGES["ModelMetadataResponse"](**self._models.metadata(request.name, request.version))
+
+    async def _index(self, request: Any) -> Any:
+        return MESSAGES["RepositoryIndexResponse"](models=self._models.index(request.ready))
+
+    async def _load(self, request: Any) -> Any:
+        await asyncio.to_thread(self._models.load, request.model_name)
+        return MESSAGES["RepositoryModelLoadResponse"]()
+
+    async def _unload(self, request: Any) -> Any:
+        await asyncio.to_thread(self._models.unload, request.model_name)
+        return MESSAGES["RepositoryModelUnloadResponse"]()
+
+    async def _infer(self, request: Any) -> Any:
+        name, version = request.model_name, request.model_version
+        with self._models.meters.answering(name, "grpc"):
+            answer = await self._models.score(name, version, list(tensors(request)))
+            response = MESSAGES["ModelInferResponse"](model_name=name, model_version=str(answer.version), id=request.id)
+            for output, values in choose(answer.outputs, [one.name for one in request.outputs] or None).items():
+                response.outputs.add(name=output, datatype="FP32", shape=[len(values)])
+                response.raw_output_contents.append(np.ascontiguousarray(values, "<f4").tobytes())
+        return response
+
+
+def tensors(request: Any) -> Iterator[Tensor]:
+    """The inputs of a ModelInferRequest: raw, or typed. Raises DataError where both or neither come."""
+    raw = request.raw_input_contents
+    if raw and len(raw) != len(request.inputs):
+        raise DataError(
+            f"raw_input_contents: one for each input — received {len(raw)} for {len(request.inputs)} — correct them"
+        )
+    for number, one in enumerate(request.inputs):
+        if raw and one.HasField("contents"):
+            raise DataError(f"input {one.name[:100]!r}: raw and typed contents — received both — give one")
+        yield Tensor(one.name, one.datatype, list(one.shape), raw[number] if raw else _contents(one))
+
+
+def _contents(one: Any) -> Any:
+    given = [(field.name, values) for field, values in one.contents.ListFields()]
+    if len(given) > 1:
+        raise DataError(
+            f"input {one.name[:100]!r}: contents of several types — received {[name for name, _ in given]} — give one"
+        )
+    if not given:
+        return []
+    values = list(given[0][1])
+    return [text_of(one.name, value) for value in values] if given[0][0] == "bytes_contents" else values
+
+
+def _told(call: Callable[[Any], Awaitable[Any]], message: Any) -> Callable[[bytes, Any], Awaitable[Any]]:
+    """A call whose errors become a status with their reason."""
+
+    async def answer(data: bytes, context: Any) -> Any:
+        try:
+            return await call(message.FromString(data))
+        except HotbedError as error:
+            await context.abort(code_of(error), str(error))
+        except DecodeError as error:
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, f"the request is no {message.DESCRIPTOR.name} — {error}"
+            )
+        except Exception:
+            log.exception("a request failed")
+            await context.abort(grpc.StatusCode.INTERNAL, "an error of the server; its log has more")
+
+    return answer
+
+
+class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Refuses calls without a right token; health is open."""
+
+    def __init__(self, admit: Callable[[str | None], bool]) -> None:
+        async def refuse(request: Any, context: Any) -> None:
+            await context.abort(
+                grpc.StatusCode.UNAUTHENTICATED, "no token, or a wrong one — send authorization: Bearer TOKEN"
+            )
+
+        self._admit, self._refused = admit, grpc.unary_unary_rpc_method_handler(refuse)
+
+    async def intercept_service(self, go_on: Any, details: Any) -> Any:
+        given = next((value for name, value in details.invocation_metadata if name == "authorization"), None)
+        if details.method.endswith(("/ServerLive", "/ServerReady")) or self._admit(given):
+            return await go_on(details)
+        return self._refused
+
+
+async def start(
+    models: Models, address: str, admit: Callable[[str | None], bool] | None, tls: tuple[bytes, bytes] | None
+) -> tuple[Any, int]:
+    """A gRPC server that listens, and its port. `tls`: key and certificate. Raises ConfigError where it cannot listen."""
+    limit = models.limits.body_bytes
+    server = grpc.aio.server(
+        interceptors=[] if admit is None else [_Gate(admit)],
+        options=[("grpc.max_receive_message_length", limit), ("grpc.so_reuseport", 0)],
+    )
+    server.add_generic_rpc_handlers((Service(models).handlers(),))
+    try:
+        if tls is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, grpc.ssl_server_credentials([tls]))
+    except RuntimeError as error:
+        raise ConfigError(f"serve: cannot listen — received {address}, {error} — give a free port, or 0") from error
+    await server.start()
+    return server, port
