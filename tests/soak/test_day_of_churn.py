@@ -131,7 +131,7 @@ def test_memory_is_flat_once_the_ttl_is_reached(tmp_path: Path) -> None:
         stats = [hour["tables"][name] for hour in hours]
         rows = [one["rows"] for one in stats[TTL_HOURS + 1 :]]
         assert max(rows) <= min(rows) * 1.2, rows
-        assert stats[-1]["evicted"] > 5 * max(rows), stats[-1]  # the day turned the table over many times
+        assert stats[-1]["evicted"] > 2 * max(rows), stats[-1]  # the day turned the table over
     # what the table would hold without eviction is many times the tolerance: the test can see a leak
     assert hours[-1]["tables"]["user"]["evicted"] * 32 * 8 > 4 * TOLERANCE * settled[0]
 
