@@ -102,7 +102,7 @@ class Checkpoint:
     def on_stream_begin(self, run: Run) -> None:
         self._saver = Saver(self._path, self._keep)
         self._thread = None if self._publisher is None else ThreadPoolExecutor(1, "hotbed-publish")
-        self._deltas, self._saved_step = _tracks_changes(run), -1
+        self._deltas, self._saved_step, self._caught = _tracks_changes(run), -1, []
         if open_store(self._path).newest() is not None:
             resume(run, open_checkpoint(self._path))
             self._saved_step = run.step
