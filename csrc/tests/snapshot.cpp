@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <string>
 #include <thread>
 
 #include "core/hash_bytes.h"
@@ -21,7 +22,7 @@ using Picture = std::map<int64_t, std::pair<std::vector<float>, int64_t>>;  // i
 
 std::shared_ptr<Table> make_table() {
   TableConfig c;
-  c.name = "t", c.name_hash = hash_bytes("t", 1), c.dim = 3;
+  c.name = std::string("t"), c.name_hash = hash_bytes("t", 1), c.dim = 3;
   c.rule.kind = RuleKind::kAdagrad;
   c.keep_seen = true, c.eviction.ttl = 40;
   return std::make_shared<Table>(c);
