@@ -121,7 +121,7 @@ class Checkpoint:
     def on_idle(self, run: Run) -> None:
         self._look(run)
 
-    def on_epoch_end(self, run: Run) -> None:
+    def on_stream_end(self, run: Run) -> None:
         self._finish(run, raises=True)
 
     def on_error(self, run: Run) -> None:

@@ -29,7 +29,7 @@ from hotbed.training.learner import Example, Update, prepare
 
 EVENTS = (
     "on_fit_begin", "on_stream_begin", "on_epoch_begin", "on_predicted", "on_gradients", "on_step_end", "on_idle",
-    "on_epoch_end", "on_error", "on_fit_end",
+    "on_stream_end", "on_epoch_end", "on_error", "on_fit_end",
 )  # fmt: skip
 
 
@@ -107,9 +107,9 @@ class Callbacks:
     A callback is any object with some of these methods, each taking the `Run`: `on_fit_begin`, `on_stream_begin` (of a
     stream, after `on_fit_begin`), `on_epoch_begin`, `on_predicted` (a batch was scored, by `run.observer`; it is not
     learned yet), `on_gradients` (after backward, before any update), `on_step_end`, `on_idle` (a stream has nothing
-    new), `on_epoch_end`, `on_error` (`run.error` ends training), `on_fit_end`. One whose `runs_last` is true is called
-    after all others. What it must remember over a restart it gives as `state()`, nested dicts and lists of plain values
-    and NumPy arrays, and takes back by `load_state`.
+    new), `on_stream_end` (it ended or is left), `on_epoch_end`, `on_error` (`run.error` ends training), `on_fit_end`.
+    One whose `runs_last` is true is called after all others. What it must remember over a restart it gives as `state()`,
+    nested dicts and lists of plain values and NumPy arrays, and takes back by `load_state`.
     """
 
     def __init__(self, callbacks: Sequence[Any] = ()) -> None:

@@ -231,6 +231,7 @@ def follow(data: Iterable[Any], run: Run, learn: Callable[[Iterable[Any], Run], 
             called("on_stream_begin", run)
             called("on_epoch_begin", run)
             learn(data, run)
+            called("on_stream_end", run)  # what is to last is safe before anything looks back
             called("on_epoch_end", run)
         if run.stopped:
             log.info("the stream was left at step %d: %s", run.step, run.stopped)

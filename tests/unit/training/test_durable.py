@@ -147,6 +147,18 @@ def test_an_eviction_under_way_puts_a_due_save_off(learn: Any, monkeypatch: pyte
     assert [step for _, step in kinds(tmp_path / "impatient")][:3] == [0, 3, 5]
 
 
+def test_a_stream_that_is_left_is_safe_before_anything_looks_back(learn: Any, tmp_path: Path) -> None:
+    """An orchestrator that asks a run to end does not wait for its last evaluation."""
+    seen: list[int] = []
+
+    class LooksBack:
+        def on_epoch_end(self, run: Any) -> None:
+            seen.append(open_checkpoint(tmp_path / "state").manifest["counters"]["steps"])
+
+    learn(LooksBack(), max_steps=3)
+    assert seen == [3]
+
+
 def test_an_error_while_reading_leaves_the_last_step(learn: Any, dataset: Any, tmp_path: Path) -> None:
     class Torn:
         position, schema = hb.Position({}), None

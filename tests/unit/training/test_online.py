@@ -160,7 +160,7 @@ def test_ticks_reach_callbacks_and_can_end_it(model: Any, dataset: Any) -> None:
 
 def test_the_events_of_a_stream_come_in_order(model: Any, dataset: Any) -> None:
     events = ("on_fit_begin", "on_stream_begin", "on_epoch_begin", "on_idle", "on_predicted", "on_gradients",
-              "on_step_end", "on_epoch_end", "on_error", "on_fit_end")  # fmt: skip
+              "on_step_end", "on_stream_end", "on_epoch_end", "on_error", "on_fit_end")  # fmt: skip
     recorder = Recorder(events)
     model.online_train(Endless(dataset(192)), [recorder], max_steps=1, progress=False)
     assert [event for event, _ in recorder.seen] == [event for event in events if event != "on_error"]
