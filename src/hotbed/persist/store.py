@@ -300,10 +300,11 @@ class ObjectStore(Store):
         return _ObjectDraft(self, f"checkpoint-{number:08d}")
 
     def remove(self, folder: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            self._fs.rm_file(f"{self._root}/{folder}/{MANIFEST}")
-        with contextlib.suppress(FileNotFoundError):
-            self._fs.rm(f"{self._root}/{folder}", recursive=True)
+        self._fs.invalidate_cache()
+        found = self._fs.find(f"{self._root}/{folder}")
+        for path in sorted(found, key=lambda path: not path.endswith(f"/{MANIFEST}")):
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.rm_file(path)  # one by one: rm() would read brackets in a name as a pattern
 
     def create(self, name: str, data: bytes) -> bool:
         """Put a whole object; False if it is there already, as surely as the store can tell."""
