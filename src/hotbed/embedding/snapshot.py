@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from .policy import PARTITIONS
 
+BATCH_ROWS = 4096
 COLUMN_TYPES = {"last_seen": pa.int64(), "count": pa.uint32(), "updated": pa.uint32(), "score": pa.float64()}
 """Columns of a row that are there only if the table keeps them."""
 
@@ -41,11 +42,21 @@ class Snapshot:
         self.close(saved=kind is None)
 
     def rows(self, partitions: Iterable[int] = range(PARTITIONS)) -> Iterator[pa.RecordBatch]:
-        """Rows as `Table.export` gives them; each partition can be read once."""
+        """Rows as `Table.export` gives them, small partitions together; each partition can be read once."""
+        waiting: list[Mapping[str, NDArray[Any]]] = []
+        numbers: list[NDArray[np.uint8]] = []
+        held = 0
         for partition in partitions:
             rows = self._native.snapshot_rows(partition)
-            if len(rows["id"]):
-                yield row_batch(partition, rows, self._state_width)
+            if n := len(rows["id"]):
+                waiting.append(rows)
+                numbers.append(np.full(n, partition, np.uint8))
+                held += n
+            if held >= BATCH_ROWS:
+                yield _together(numbers, waiting, self._state_width)
+                waiting, numbers, held = [], [], 0
+        if waiting:
+            yield _together(numbers, waiting, self._state_width)
 
     def removed(self, partitions: Iterable[int] = range(PARTITIONS)) -> Iterator[pa.RecordBatch]:
         """Tombstones: partition, id of rows that went since the last snapshot; `rows` may hold some of them anew."""
@@ -67,10 +78,19 @@ class Snapshot:
             native.end_snapshot(saved)
 
 
-def row_batch(partition: int, rows: Mapping[str, NDArray[Any]], state_width: int) -> pa.RecordBatch:
-    """Rows of one partition from flat arrays."""
+def _together(
+    numbers: list[NDArray[np.uint8]], parts: list[Mapping[str, NDArray[Any]]], state_width: int
+) -> pa.RecordBatch:
+    if len(parts) == 1:
+        return row_batch(numbers[0], parts[0], state_width)
+    rows = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return row_batch(np.concatenate(numbers), rows, state_width)
+
+
+def row_batch(partitions: NDArray[np.uint8], rows: Mapping[str, NDArray[Any]], state_width: int) -> pa.RecordBatch:
+    """Rows from flat arrays; `partitions` [n]."""
     n = len(rows["id"])
-    columns = {"partition": _number(partition, n), "id": pa.array(rows["id"])}
+    columns = {"partition": pa.array(partitions), "id": pa.array(rows["id"])}
     columns["value"] = pa.FixedSizeListArray.from_arrays(pa.array(rows["value"]), len(rows["value"]) // n)
     if state_width:
         columns["state"] = pa.FixedSizeListArray.from_arrays(pa.array(rows["state"]), state_width)

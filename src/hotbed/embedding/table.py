@@ -305,7 +305,7 @@ class Table:
         for partition in partitions:
             rows = self.native.export_partition(partition)
             if len(rows["id"]):
-                yield row_batch(partition, rows, self.state_width)
+                yield row_batch(np.full(len(rows["id"]), partition, np.uint8), rows, self.state_width)
 
     def track(self, on: bool = True) -> None:
         """Remember which rows change or go, for `snapshot(changes=True)`. ConfigError where the rule moves idle rows."""

@@ -96,11 +96,13 @@ def _parts(writer: Writer, name: str, spans: list[range], batches: Any) -> list[
 def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The same rows in batches of at least BATCH_ROWS, but for the last."""
     waiting: list[pa.RecordBatch] = []
+    held = 0
     for batch in batches:
         waiting.append(batch)
-        if sum(one.num_rows for one in waiting) >= BATCH_ROWS:
+        held += batch.num_rows
+        if held >= BATCH_ROWS:
             yield pa.concat_batches(waiting) if len(waiting) > 1 else batch
-            waiting = []
+            waiting, held = [], 0
     if waiting:
         yield pa.concat_batches(waiting)
 
