@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from .persist.publish import PublishDirectory as PublishDirectory
     from .persist.publish import PublishTopic as PublishTopic
     from .serving.parameter_server import ParameterServer as ParameterServer
+    from .serving.protocol import Client as Client
     from .serving.session import InferenceSession as InferenceSession
     from .training import callbacks as callbacks
     from .training.model import RecModel as RecModel
@@ -77,6 +78,7 @@ _HOMES: dict[str, str] = {
     "Adagrad": "embedding.rule:Adagrad",
     "Adam": "embedding.rule:Adam",
     "Batch": "data.batch:Batch",
+    "Client": "serving.protocol:Client",
     "Constant": "embedding.init:Constant",
     "Dataset": "data.dataset:Dataset",
     "Dense": "data.schema:Dense",
@@ -137,7 +139,8 @@ _EXTRAS = {
     "torch": "train",
     "confluent_kafka": "kafka",
     "onnxruntime": "serve",
-    "fastapi": "serve",
+    "starlette": "serve",
+    "uvicorn": "serve",
     "grpc": "serve",
     "onnx": "export",
     "prometheus_client": "prometheus",

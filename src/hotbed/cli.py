@@ -119,6 +119,24 @@ def inspect(
 
 
 @app.command()
+def serve(
+    models: Annotated[list[str], typer.Argument(metavar="[NAME=]MODEL...", help="Folders of exported models.")],
+    watch: Annotated[list[str] | None, typer.Option(help="[NAME=]DIR or kafka://HOST:PORT/TOPIC to follow.")] = None,
+    host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
+    http_port: Annotated[int, typer.Option(help="Of REST, metrics and the page; 0: a free one.")] = 8000,
+    grpc_port: Annotated[int, typer.Option(help="0: a free one; -1: no gRPC.")] = 8001,
+    token_file: Annotated[Path | None, typer.Option(help="Answer only who sends one of its lines as a token.")] = None,
+    assignments: Assignments = None,
+) -> None:
+    """Answer prediction requests over the Open Inference Protocol; follow a trainer. SIGTERM drains. See docs/serving.md."""
+    from hotbed.serving.http import serve
+
+    settings = {"host": host, "port": http_port, "grpc_port": None if grpc_port < 0 else grpc_port,
+                "token_file": None if token_file is None else str(token_file)}  # fmt: skip
+    serve(models, watch or (), {**settings, **_assigned(assignments, "serve")})
+
+
+@app.command()
 def verify(checkpoint: Checkpoint) -> None:
     """Check every file of a checkpoint and of what it rests on; what is wrong is named, with exit code 2."""
     from hotbed.persist import chain
@@ -298,13 +316,17 @@ def main() -> None:
 
 
 def _read(job_file: Path, assignments: list[str] | None) -> Job:
+    return Job.read(job_file, _assigned(assignments, "job"))
+
+
+def _assigned(assignments: list[str] | None, prefix: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for assignment in assignments or []:
         path, equals, text = assignment.partition("=")
         if not equals:
             raise ConfigError(f"--set: no '=' — received {assignment!r} — write a.b=c")
-        values[path.strip().removeprefix("job.")] = parse_value(text)
-    return Job.read(job_file, values)
+        values[path.strip().removeprefix(f"{prefix}.")] = parse_value(text)
+    return values
 
 
 def _version(package: str) -> str:

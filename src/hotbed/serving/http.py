@@ -9,29 +9,42 @@ import hashlib
 import hmac
 import json
 import logging
+import secrets
 import signal
 import socket
 import ssl
+import sys
+import tempfile
 import threading
+import traceback
 from base64 import b64decode
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import uvicorn
-from starlette.applications import Starlette
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from hotbed import config
+from hotbed.errors import ConfigError, HotbedError, MissingExtra, NotServed, Overloaded, PersistError, ServingError
+from hotbed.serving.batching import Limits
+from hotbed.serving.models import Models, open_follower
+from hotbed.serving.parameter_server import ParameterServer
+from hotbed.serving.protocol import HEADER_LENGTH, about, read_ask, read_object, write_answer
+from hotbed.serving.rows import RowDtype
 
-from hotbed.errors import ConfigError, HotbedError, NotServed, Overloaded, PersistError, ServingError
-from hotbed.serving.models import Models
-from hotbed.serving.protocol import HEADER_LENGTH, about, read_ask, write_answer
+try:
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.datastructures import Headers, MutableHeaders
+    from starlette.requests import ClientDisconnect, Request
+    from starlette.responses import HTMLResponse, JSONResponse, Response
+    from starlette.routing import Route
+except ImportError as error:
+    raise MissingExtra(f"a server needs {error.name} — it is not installed — pip install hotbed[serve]") from error
 
 log = logging.getLogger("hotbed.serving")
 _OPEN = ("/v2/health/live", "/v2/health/ready")  # what probes ask, who hold no token
+_PAGE = Path(__file__).with_name("page.html")
 _BODY_SECONDS, _LAST_SECONDS = 30, 30
 
 
@@ -40,7 +53,8 @@ class Options:
     """Where a server listens and whom it answers.
 
     `port`, `grpc_port`: 0 = a free one; None = no gRPC. `token_file`: one token a line; who sends none of them is refused.
-    `tls_cert`, `tls_key`: PEM files. `drain_seconds`: on SIGTERM, how long it answers on while readiness says no.
+    `tls_cert`, `tls_key`: PEM files. `drain_seconds`: on SIGTERM, how long it answers on while readiness says no. `rows`: folder
+    of mapped rows (None: a temporary one); `dtype`: float32, float16 or int8 rows.
     """
 
     host: str = "127.0.0.1"
@@ -50,6 +64,8 @@ class Options:
     tls_cert: str | None = None
     tls_key: str | None = None
     drain_seconds: float = 1.0
+    rows: str | None = None
+    dtype: RowDtype = "float32"
 
 
 def status_of(error: Exception) -> int:
@@ -68,7 +84,7 @@ class Tokens:
             lines = Path(path).read_text().split()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
-                f"token_file: cannot be read — received {path}, {error} — give a file with a token a line"
+                f"token_file: cannot be read — received {path}: {error} — give a file of tokens"
             ) from error
         if not lines:
             raise ConfigError(f"token_file: no token — received {path}, an empty file — write one a line")
@@ -88,9 +104,6 @@ class Tokens:
         return any([hmac.compare_digest(digest, one) for one in self._digests])
 
 
-Handler = Callable[[Request], Awaitable[Response]]
-
-
 class Api:
     """The routes of the protocol."""
 
@@ -108,6 +121,8 @@ class Api:
             *[("GET", path, self.metadata) for path in (one, one + "/versions/{version}")],
             *[("POST", f"{path}/infer", self.infer) for path in (one, one + "/versions/{version}")],
             ("GET", "/metrics", self.metrics),
+            ("GET", "/status", self.status),
+            ("GET", "/", self.page),
             ("POST", f"{repository}/index", self.index),
             ("POST", f"{repository}/models/{{name}}/load", self.load),
             ("POST", f"{repository}/models/{{name}}/unload", self.unload),
@@ -124,7 +139,7 @@ class Api:
         return JSONResponse(about())
 
     async def model_ready(self, request: Request) -> Response:
-        self._named(request).current  # noqa: B018 - raises
+        self._models.metadata(*_asked(request))  # raises where it is not
         return Response()
 
     async def metadata(self, request: Request) -> Response:
@@ -143,13 +158,18 @@ class Api:
     async def metrics(self, request: Request) -> Response:
         return Response(self._models.meters.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    async def status(self, request: Request) -> Response:
+        return JSONResponse({**about(), "models": self._models.status()}, headers={"Cache-Control": "no-store"})
+
+    async def page(self, request: Request) -> Response:
+        once = secrets.token_urlsafe(16)  # only the page's own script runs
+        policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'nonce-{once}'; connect-src 'self'; img-src data:"
+        headers = {"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff"}
+        return HTMLResponse(_PAGE.read_text(encoding="utf-8").replace("$nonce", once), headers=headers)
+
     async def index(self, request: Request) -> Response:
         body = await self._body(request)
-        try:
-            ready = bool(json.loads(body)["ready"]) if body else False
-        except (ValueError, KeyError, TypeError, RecursionError):
-            ready = False
-        return JSONResponse(self._models.index(ready))
+        return JSONResponse(self._models.index(ready=bool(read_object(body or b"{}").get("ready"))))
 
     async def load(self, request: Request) -> Response:
         await self._body(request)
@@ -160,9 +180,6 @@ class Api:
         await self._body(request)
         await asyncio.to_thread(self._models.unload, request.path_params["name"])
         return Response()
-
-    def _named(self, request: Request) -> Any:
-        return self._models.named(*_asked(request))
 
     async def _body(self, request: Request) -> bytes:
         limit, parts, size = self._models.limits.body_bytes, [], 0
@@ -194,7 +211,7 @@ def _asked(request: Request) -> tuple[str, str]:
     return request.path_params["name"], request.path_params.get("version", "")
 
 
-def _told(handler: Handler) -> Handler:
+def _told(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
     """A handler whose errors become an answer with their reason."""
 
     async def answer(request: Request) -> Response:
@@ -337,3 +354,48 @@ def _listen(host: str, port: int) -> socket.socket:
         )
     except (OSError, OverflowError) as error:
         raise ConfigError(f"serve: cannot listen — received {host}:{port}, {error} — give a free port, or 0") from error
+
+
+def serve(sources: Sequence[str], watch: Sequence[str], settings: Mapping[str, Any]) -> None:
+    """What `hotbed serve` does: serve exported models (`[NAME=]PATH`), each following `[NAME=]SOURCE` of `watch` where given, until
+    SIGTERM. `settings`: keys of `Options` and `Limits`. Raises ConfigError for wrong ones."""
+    of_limits = {one.name for one in fields(Limits)}
+    options: Options = config.build({k: v for k, v in settings.items() if k not in of_limits}, Options, "serve")
+    limits: Limits = config.build({k: v for k, v in settings.items() if k in of_limits}, Limits, "serve")
+    logging.basicConfig(level=logging.INFO, handlers=[_JsonLines()])
+    logging.captureWarnings(True)
+    named = dict(_named(one, "") for one in sources)
+    followed = [_named(one, next(iter(named))) for one in watch]
+    for name, _ in followed:
+        if name not in named:
+            raise ConfigError(f"--watch: no model of that name — received {name!r} — {config.nearest(name, named)}")
+    models = Models(ParameterServer(options.rows, options.dtype), limits)
+    server = Server(models, options)
+    for name, source in named.items():
+        models.add(name, source)
+    with tempfile.TemporaryDirectory(prefix="hotbed-follow-") as cache:
+        for number, (name, source) in enumerate(followed):
+            models.follow(name, partial(open_follower, source, Path(cache) / str(number)))
+        server.run()
+
+
+class _JsonLines(logging.Handler):
+    """Log records on stderr, each a line of JSON."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        spec = {
+            "time": round(record.created, 3),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            spec["trace"] = "".join(traceback.format_exception(record.exc_info[1]))
+        print(json.dumps(spec, ensure_ascii=False), file=sys.stderr, flush=True)
+
+
+def _named(text: str, default: str) -> tuple[str, str]:
+    name, equals, rest = text.partition("=")
+    if equals and name and not set(name) & set("/:"):
+        return name, rest
+    return default or Path(text.rstrip("/")).name or "model", text

@@ -16,7 +16,7 @@ from typing import Any
 
 from hotbed.errors import ConfigError, HotbedError, MissingExtra, NotServed
 from hotbed.persist.format import Reader
-from hotbed.persist.publish import Follower
+from hotbed.persist.publish import Follower, Topic
 from hotbed.persist.store import MANIFEST, LocalStore, Where
 from hotbed.serving.batching import Answer, Batcher, Limits, Request
 from hotbed.serving.parameter_server import ModelVersion, ParameterServer
@@ -207,6 +207,21 @@ class Models:
         found: Mapping[str, Any] = {"name": name, "versions": [str(current.version.version)], "platform": "hotbed_onnx"}
         return {**found, "inputs": current.inputs.metadata(), "outputs": outputs}
 
+    def status(self) -> list[dict[str, Any]]:
+        """What the page shows of each model."""
+        found = []
+        for model, told in zip(self, self.index(), strict=False):
+            seconds = sorted(model.seconds)
+            middle, high = (seconds[int(len(seconds) * part)] for part in (0.5, 0.99)) if seconds else (None, None)
+            now = model._current
+            digest, published, since = (
+                ("", None, None) if now is None else (now.version.digest, now.published, now.since)
+            )
+            found.append({**told, "digest": digest, "published": published, "since": since, "swaps": model.swaps,
+                          "problems": model.problems, "rows": model.rows, "batches": model.batches, "now": time.time(),
+                          "waiting": model.waiting_rows, "p50": middle, "p99": high})  # fmt: skip
+        return found
+
     def follow(self, name: str, follower: Callable[[], Follower], poll_seconds: float = 1.0) -> None:
         """Serve what a trainer publishes from now on, on a thread. `follower` is called there, again after an error."""
         work = threading.Thread(
@@ -274,6 +289,16 @@ class Models:
                 return
             except Exception as error:
                 model.failed(error)
+
+
+def open_follower(source: str, cache: Path) -> Follower:
+    """Of a directory, a URL, or kafka://HOST:PORT[,…]/TOPIC, which is collected in `cache`."""
+    if not source.startswith("kafka://"):
+        return Follower(source)
+    servers, _, topic = source.removeprefix("kafka://").partition("/")
+    if not servers or not topic:
+        raise ConfigError(f"--watch: no topic — received {source!r} — write kafka://HOST:PORT/TOPIC")
+    return Follower(Topic(servers, topic, cache))
 
 
 class Meters:

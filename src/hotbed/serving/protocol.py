@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import json
 import math
+import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
+from urllib.parse import quote, urlsplit
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +20,7 @@ from pydantic_core import from_json
 from hotbed.config import nearest
 from hotbed.data.schema import Dense, Id, Schema
 from hotbed.data.transforms import Extract, Hash, Map, Split
-from hotbed.errors import DataError
+from hotbed.errors import ConfigError, DataError, NotServed, Overloaded, ServingError
 
 # Tensor type -> NumPy dtype of its binary form, little-endian.
 DTYPES: dict[str, np.dtype[Any]] = {
@@ -166,7 +169,7 @@ class Inputs:
         if num_rows > max_rows:
             raise DataError(f"too many candidates — received {num_rows} — give at most {max_rows} in a request")
         context = {name: column for name, column in found.items() if len(column) != num_rows}
-        names = [name for name in found if name not in context]
+        names = [name for name in sorted(found) if name not in context]
         return pa.RecordBatch.from_arrays([found[name] for name in names], names), context
 
 
@@ -193,11 +196,7 @@ def read_ask(body: bytes, header_length: str | None) -> Ask:
         raise DataError(f"{HEADER_LENGTH}: no length of a header — received {header_length[:40]!r} with a body of "
                         f"{len(body)} bytes — give the length of the JSON before the tensors")  # fmt: skip
     split = len(body) if header_length is None else int(header_length)
-    try:
-        spec = from_json(body[:split])
-    except ValueError as error:
-        raise DataError(f"the body is no JSON — {error} — send an inference request") from error
-    spec, rest, tensors = _a(spec, dict, "the body"), memoryview(body)[split:], []
+    spec, rest, tensors = read_object(body[:split]), memoryview(body)[split:], []
     for one in _a(spec.get("inputs"), list, "inputs"):
         one = _a(one, dict, "inputs")
         shape = _a(one.get("shape"), list, "shape")
@@ -220,6 +219,15 @@ def read_ask(body: bytes, header_length: str | None) -> Ask:
         outputs = [_a(one, dict, "outputs") for one in _a(spec["outputs"], list, "outputs")]
         wanted = {_a(one.get("name"), str, "name"): _wants_binary(one, binary) for one in outputs}
     return Ask(_a(spec.get("id", ""), str, "id"), tensors, wanted or None, binary)
+
+
+def read_object(body: bytes) -> dict[str, Any]:
+    """A JSON object. Raises DataError for anything else."""
+    try:
+        found = from_json(body)
+    except ValueError as error:
+        raise DataError(f"the body is no JSON — {error} — send what the protocol asks for") from error
+    return dict(_a(found, dict, "the body"))
 
 
 def _wants_binary(output: Mapping[str, Any], default: bool) -> bool:
@@ -260,3 +268,123 @@ def write_answer(
     spec: dict[str, Any] = {"model_name": model, "model_version": str(version), "outputs": described}
     head = json.dumps({**spec, "id": ask.id} if ask.id else spec, separators=(",", ":")).encode()
     return b"".join([head, *tail]), len(head) if tail else None
+
+
+# --- the client -----------------------------------------------------------------------------------------------------
+
+
+class Client:
+    """Asks a server over HTTP, from any number of threads. Any client of the Open Inference Protocol does as well.
+
+    `url`: http:// or https://, with host and port. `token`: where the server wants one. `context`: for https, as `ssl` has it.
+
+    Example:
+        >>> with hb.Client("http://localhost:8000") as client:
+        ...     scores = client.predict("ranker", {"item": [1, 2, 3]}, context={"user": 7})
+    """
+
+    def __init__(
+        self, url: str, token: str | None = None, timeout_seconds: float = 10.0, context: ssl.SSLContext | None = None
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"Client.url: no address of a server — received {url!r} — write http://HOST:PORT")
+        self._parts, self._seconds, self._tls = parts, timeout_seconds, context
+        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._idle: list[HTTPConnection] = []
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of connections; the next request makes a new one."""
+        while self._idle:
+            self._idle.pop().close()
+
+    def predict(
+        self, model: str, columns: Mapping[str, Any], context: Mapping[str, Any] | None = None
+    ) -> NDArray[np.float32] | dict[str, NDArray[np.float32]]:
+        """Predictions of n candidates, as `InferenceSession.predict` gives them, by the version that is served now.
+
+        Raises DataError, NotServed or Overloaded with the server's reason; ServingError where it does not answer.
+        """
+        outputs = self.ask(model, columns, context)[1]
+        return next(iter(outputs.values())) if len(outputs) == 1 else outputs
+
+    def ask(
+        self, model: str, columns: Mapping[str, Any], context: Mapping[str, Any] | None = None
+    ) -> tuple[int, dict[str, NDArray[np.float32]]]:
+        """As `predict`, but the version that answered, and predictions by output."""
+        given = {**columns, **{name: [value] for name, value in (context or {}).items()}}
+        inputs, tail = [], []
+        for name, values in given.items():
+            spec, data = _tensor(name, values)
+            inputs.append(spec)
+            tail.append(data)
+        head = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
+        headers = {HEADER_LENGTH: str(len(head)), "Content-Type": "application/octet-stream"}
+        body, split = self._send("POST", f"/v2/models/{quote(model, safe='')}/infer", b"".join([head, *tail]), headers)
+        answer, at, outputs = json.loads(body[: int(split or len(body))]), int(split or 0), {}
+        for one in answer["outputs"]:
+            size = one["parameters"]["binary_data_size"]
+            outputs[one["name"]], at = np.frombuffer(body[at : at + size], "<f4"), at + size
+        return int(answer["model_version"]), outputs
+
+    def models(self) -> list[dict[str, str]]:
+        """Name, version, state and reason of each model of the server."""
+        found: list[dict[str, str]] = json.loads(self._send("POST", "/v2/repository/index", b"", {})[0])
+        return found
+
+    def _send(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> tuple[bytes, str | None]:
+        while True:
+            known = bool(self._idle)
+            connection = self._idle.pop() if known else self._connect()
+            try:
+                connection.request(method, self._parts.path.rstrip("/") + path, body, {**self._headers, **headers})
+                answer = connection.getresponse()
+                data = answer.read()
+                break
+            except (OSError, HTTPException) as error:
+                connection.close()
+                if not known or isinstance(
+                    error, TimeoutError
+                ):  # one that the server closed while it idled: try another
+                    raise ServingError(
+                        f"{self._parts.netloc}: no answer — received {error!r} — look at the server"
+                    ) from error
+        self._idle.append(connection)
+        if answer.status == 200:
+            return data, answer.headers.get(HEADER_LENGTH)
+        raise _reason(answer.status, data)
+
+    def _connect(self) -> HTTPConnection:
+        host, port = self._parts.hostname or "", self._parts.port
+        if self._parts.scheme == "https":
+            return HTTPSConnection(host, port, timeout=self._seconds, context=self._tls)
+        return HTTPConnection(host, port, timeout=self._seconds)
+
+
+def _reason(status: int, data: bytes) -> Exception:
+    try:
+        text = str(json.loads(data)["error"])
+    except (ValueError, KeyError, TypeError):
+        text = f"the server refused — received status {status} — look at its log"
+    return {400: DataError, 404: NotServed, 429: Overloaded}.get(status, ServingError)(text)
+
+
+def _tensor(name: str, values: Any) -> tuple[dict[str, Any], bytes]:
+    """A column as a binary tensor: how it is described, and its bytes."""
+    array = np.asarray(values)
+    if array.dtype.kind in "USO":
+        texts = [value if isinstance(value, bytes) else str(value).encode() for value in array.reshape(-1)]
+        kind, data = "BYTES", b"".join(len(text).to_bytes(4, "little") + text for text in texts)
+    else:
+        kind = next((kind for kind, dtype in DTYPES.items() if dtype == array.dtype), "")
+        if not kind:
+            raise DataError(f"column {name!r}: no tensor — received {array.dtype} — give numbers, booleans or strings")
+        data = np.ascontiguousarray(array).tobytes()
+    shape = list(array.shape)
+    return {"name": name, "datatype": kind, "shape": shape, "parameters": {"binary_data_size": len(data)}}, data
