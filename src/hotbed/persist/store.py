@@ -9,6 +9,7 @@ import mmap
 import os
 import re
 import shutil
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ Where = str | Path
 
 MANIFEST, CURRENT, CLAIM = "MANIFEST.json", "CURRENT", "CLAIM"
 ADVICE = "do not use it; restore the checkpoint from a copy"
+_IN_MEMORY_BYTES = 1 << 20
 _NAME = re.compile(r"checkpoint-(\d{8,})")
 _PARTIAL = re.compile(r"\.checkpoint-\d+\.(\d+)\.partial")
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+(::|://)")
@@ -126,14 +128,12 @@ class LocalStore(Store):
         return self.root / folder
 
     def read(self, name: str) -> memoryview:
-        path = self.root / name
         try:
-            with open(path, "rb") as file:
-                if os.fstat(file.fileno()).st_size == 0:
-                    return memoryview(b"")
-                return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            return _mapped(self.root / name)
         except OSError as error:
-            raise FormatError(f"{path}: missing or unreadable — {error.strerror or error} — {ADVICE}") from error
+            raise FormatError(
+                f"{self.root / name}: missing or unreadable — {error.strerror or error} — {ADVICE}"
+            ) from error
 
     def exists(self, name: str) -> bool:
         return (self.root / name).is_file()
@@ -219,6 +219,13 @@ class _LocalDraft(Draft):
         _sync_folder(self._root)
 
 
+def _mapped(path: Path) -> memoryview:
+    with open(path, "rb") as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            return memoryview(b"")
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
 def number_of(folder: str) -> int:
     """The number in a checkpoint's name."""
     match = _NAME.fullmatch(folder)
@@ -273,8 +280,15 @@ class ObjectStore(Store):
         return self.place(folder)
 
     def read(self, name: str) -> memoryview:
+        path = f"{self._root}/{name}"
         try:
-            return memoryview(self._fs.cat_file(f"{self._root}/{name}"))
+            if self._fs.size(path) <= _IN_MEMORY_BYTES:
+                return memoryview(self._fs.cat_file(path))
+            with tempfile.NamedTemporaryFile(
+                prefix="hotbed-read-"
+            ) as file:  # mapped: no part of the process's own memory
+                self._fs.get_file(path, file.name)
+                return _mapped(Path(file.name))
         except OSError as error:
             raise FormatError(f"{self.place(name)}: missing or unreadable — {error} — {ADVICE}") from error
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from torch import nn
 
 import hotbed as hb
 from hotbed.errors import FormatError, MissingExtra, PersistError
+from hotbed.persist import store
 from hotbed.persist.chain import compact, verify
 from hotbed.persist.checkpoint import Saved, Saver, State, capture, open_checkpoint, restore, save, write
 from hotbed.persist.content import content_digest
@@ -76,15 +78,25 @@ def test_a_chain_in_a_store_is_read_as_one_on_disk(url: str, tmp_path: Path) -> 
     assert content_digest(open_checkpoint(url)) == content_digest(reader)
 
 
+def test_large_objects_are_read_through_files_that_are_gone_again(url: str, tmp_path: Path, monkeypatch: Any) -> None:
+    table, _ = run(url)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(store, "_IN_MEMORY_BYTES", 100)
+    other = hb.Table("t", 2, rule=hb.Adagrad())
+    restore(open_checkpoint(url), State(nn.Linear(2, 1), {"t": other}))
+    assert content_digest({"t": other}) == content_digest({"t": table})
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_manifest_comes_last_and_nothing_is_visible_before(url: str, monkeypatch: Any) -> None:
     save(url, State(version=1))
     made: list[str] = []
     real = ObjectStore.create
 
-    def watching(store: ObjectStore, name: str, data: bytes) -> bool:
+    def watching(made_in: ObjectStore, name: str, data: bytes) -> bool:
         made.append(name)
         assert open_checkpoint(url).manifest["version"] == 1
-        return real(store, name, data)
+        return real(made_in, name, data)
 
     monkeypatch.setattr(ObjectStore, "create", watching)
     save(url, State(nn.Linear(2, 1), version=2), keep=9)
