@@ -317,7 +317,8 @@ def _schema(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
 
 
 def _any_of(kinds: Mapping[str, type], definitions: dict[str, Any]) -> dict[str, Any]:
-    own = {kind: cls for kind, cls in sorted(kinds.items()) if cls.__module__.startswith("hotbed.")}
+    own = {kind: cls for kind, cls in sorted(kinds.items())
+           if cls.__module__.startswith("hotbed.") and cls.__module__ != "hotbed.testing"}  # fmt: skip
     references = [_class_schema(cls, kind, definitions, needs_kind=True) for kind, cls in own.items()]
     return {"anyOf": [*references, {"enum": list(own)}]} if references else {}
 
