@@ -172,12 +172,10 @@ class Api:
         return JSONResponse(self._models.index(ready=bool(read_object(body or b"{}").get("ready"))))
 
     async def load(self, request: Request) -> Response:
-        await self._body(request)
         await asyncio.to_thread(self._models.load, request.path_params["name"])
         return Response()
 
     async def unload(self, request: Request) -> Response:
-        await self._body(request)
         await asyncio.to_thread(self._models.unload, request.path_params["name"])
         return Response()
 
@@ -221,10 +219,8 @@ def _told(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Reques
             return _error(error.status, str(error))
         except HotbedError as error:
             return _error(status_of(error), str(error))
-        except TimeoutError:
+        except (TimeoutError, ClientDisconnect):
             return _error(408, f"the body did not come within {_BODY_SECONDS} seconds")
-        except ClientDisconnect:
-            return Response(status_code=400)  # nobody reads it
         except Exception:
             log.exception("a request failed: %s %s", request.method, request.url.path)
             return _error(500, "an error of the server; its log has more")
@@ -277,9 +273,9 @@ class Server:
     def __init__(self, models: Models, options: Options | None = None) -> None:
         self._models, self._options = models, options or Options()
         self._tokens = None if self._options.token_file is None else Tokens(self._options.token_file)
+        self._tls = _tls(self._options)
         self._socket = _listen(self._options.host, self._options.port)
         self.port: int = self._socket.getsockname()[1]
-        self._tls = _tls(self._options)
         self.grpc_port: int | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = asyncio.Event()
@@ -359,9 +355,12 @@ def _listen(host: str, port: int) -> socket.socket:
 def serve(sources: Sequence[str], watch: Sequence[str], settings: Mapping[str, Any]) -> None:
     """What `hotbed serve` does: serve exported models (`[NAME=]PATH`), each following `[NAME=]SOURCE` of `watch` where given, until
     SIGTERM. `settings`: keys of `Options` and `Limits`. Raises ConfigError for wrong ones."""
-    of_limits = {one.name for one in fields(Limits)}
-    options: Options = config.build({k: v for k, v in settings.items() if k not in of_limits}, Options, "serve")
-    limits: Limits = config.build({k: v for k, v in settings.items() if k in of_limits}, Limits, "serve")
+    known = {one.name: kind for kind in (Options, Limits) for one in fields(kind)}
+    for key in settings:
+        if key not in known:
+            raise ConfigError(f"serve.{key}: unknown key — received {settings[key]!r} — {config.nearest(key, known)}")
+    given = {kind: {key: settings[key] for key in settings if known[key] is kind} for kind in (Options, Limits)}
+    options, limits = (config.build(given[kind], kind, "serve") for kind in (Options, Limits))
     logging.basicConfig(level=logging.INFO, handlers=[_JsonLines()])
     logging.captureWarnings(True)
     named = dict(_named(one, "") for one in sources)
@@ -370,9 +369,9 @@ def serve(sources: Sequence[str], watch: Sequence[str], settings: Mapping[str, A
         if name not in named:
             raise ConfigError(f"--watch: no model of that name — received {name!r} — {config.nearest(name, named)}")
     models = Models(ParameterServer(options.rows, options.dtype), limits)
-    server = Server(models, options)
     for name, source in named.items():
         models.add(name, source)
+    server = Server(models, options)  # it listens from here on
     with tempfile.TemporaryDirectory(prefix="hotbed-follow-") as cache:
         for number, (name, source) in enumerate(followed):
             models.follow(name, partial(open_follower, source, Path(cache) / str(number)))

@@ -23,7 +23,9 @@ from .conftest import Running, draw
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:table .* is fed both"),  # wrong requests, and each is asked of one server
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # the stock client leaves sockets open
+    pytest.mark.filterwarnings(
+        "ignore::pytest.PytestUnraisableExceptionWarning"
+    ),  # the stock client leaves sockets open
 ]
 KINDS = {"user": "INT64", "item": "BYTES", "genres": "BYTES", "price": "FP32"}
 

@@ -1,0 +1,432 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a server does besides answering: it starts, follows, keeps what it has, lets in who may, and stops without harm."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+import hotbed as hb
+from hotbed.errors import ConfigError, FormatError, HotbedError, ServingError
+from hotbed.persist.checkpoint import Saver, capture
+from hotbed.persist.publish import Follower, PublishDirectory
+from hotbed.serving.batching import Limits
+from hotbed.serving.http import Options, Server, serve
+from hotbed.serving.models import Models
+
+from .conftest import Running, draw, train
+
+
+class Trainer:
+    """Learns and publishes, full first, then deltas; knows what each version scores."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model, self.saver, self.folder = train(), Saver(folder / "run"), folder
+        self.publisher = PublishDirectory(folder / "published")
+        for table in self.model.tables.values():
+            table.track()
+        self.model.export(folder / "export")
+        self.asked = draw(30, 99)
+        self.scores = {self.model.counters["steps"]: self.predict()}
+
+    def predict(self) -> Any:
+        data = hb.sources.Memory({**self.asked, "label": np.zeros(30)})
+        return self.model.predict(hb.Dataset(data, self.model.schema, 30))
+
+    def publish(self, seed: int, full: bool = False) -> int:
+        data = {**draw(100, seed), "label": np.random.default_rng(seed).integers(0, 2, 100)}
+        self.model.fit(hb.Dataset(hb.sources.Memory(data), self.model.schema, 50), progress=False)
+        self.scores[self.model.counters["steps"]] = self.predict()
+        self.saver.submit(capture(self.model.state(), changes=not (full or self.saver.needs_full)))
+        saved = self.saver.wait()
+        assert saved is not None
+        assert self.publisher.publish(saved) is not None
+        return int(self.model.counters["steps"])
+
+
+def wait_for(found: Any, what: str, seconds: float = 20) -> None:
+    until = time.monotonic() + seconds
+    while not found():
+        assert time.monotonic() < until, what
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Trainer:
+    return Trainer(tmp_path)
+
+
+def following(trainer: Trainer) -> Running:
+    found = Running(trainer.folder / "export")
+    found.models.follow("m", lambda: Follower(trainer.folder / "published"), poll_seconds=0.05)
+    return found
+
+
+def test_versions_that_arrive_under_load_fail_no_request_and_mix_in_none(trainer: Trainer) -> None:
+    running = following(trainer)
+    answers, errors, stop = list[tuple[int, Any]](), list[Exception](), threading.Event()
+
+    def load() -> None:
+        with hb.Client(f"http://{running.http}") as client:
+            while not stop.is_set():
+                try:
+                    version, outputs = client.ask("m", trainer.asked)
+                    answers.append((version, outputs["prediction"]))
+                except HotbedError as error:
+                    errors.append(error)
+
+    threads = [threading.Thread(target=load) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for seed in range(6):
+        version = trainer.publish(seed, full=seed == 3)
+        wait_for(
+            lambda version=version: running.models.named("m").current.version.version == version,
+            "the version is served",
+        )
+        before = len(answers)
+        wait_for(lambda before=before: len(answers) > before + 8, "requests are answered")
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert {version for version, _ in answers} == set(trainer.scores)
+    assert all(np.abs(found - trainer.scores[version]).max() < 1e-6 for version, found in answers)
+    assert running.models.named("m").swaps == 6
+    running.close()
+
+
+def test_a_torn_version_is_told_and_not_served_and_the_next_full_recovers(trainer: Trainer) -> None:
+    running = following(trainer)
+    model = running.models.named("m")
+    first = trainer.publish(0)
+    wait_for(lambda: model.current.version.version == first, "the first version")
+    with running.models._lock:  # torn before it is read
+        trainer.publish(1)
+        newest = max((trainer.folder / "published").glob("checkpoint-*"))
+        part = max(newest.rglob("*.arrow"), key=lambda path: path.stat().st_size)
+        part.write_bytes(part.read_bytes()[:-7])
+    wait_for(lambda: model.problem, "the problem is told")
+    assert part.name in model.problem
+    with hb.Client(f"http://{running.http}") as client:
+        version, outputs = client.ask("m", trainer.asked)
+        assert version == first
+        assert np.abs(outputs["prediction"] - trainer.scores[first]).max() < 1e-6
+        assert client.models()[0]["reason"] == model.problem
+        last = trainer.publish(2, full=True)
+        wait_for(lambda: model.current.version.version == last, "the full recovers")
+        assert not model.problem
+        version, outputs = client.ask("m", trainer.asked)
+        assert np.abs(outputs["prediction"] - trainer.scores[version]).max() < 1e-6
+    running.close()
+
+
+def test_a_gap_keeps_the_old_version_and_the_next_full_recovers(trainer: Trainer) -> None:
+    running = following(trainer)
+    model = running.models.named("m")
+    first = trainer.publish(0)
+    wait_for(lambda: model.current.version.version == first, "the first version")
+    with running.models._lock:
+        trainer.publish(1)
+        missing = max((trainer.folder / "published").glob("checkpoint-*"))
+        trainer.publish(2)
+        shutil.rmtree(missing)
+    wait_for(lambda: model.problems > 0, "the gap is told")
+    assert model.current.version.version == first
+    last = trainer.publish(3, full=True)
+    wait_for(lambda: model.current.version.version == last, "the full recovers")
+    running.close()
+
+
+def test_a_fork_is_told_and_its_full_is_served(trainer: Trainer, tmp_path: Path) -> None:
+    running = following(trainer)
+    model = running.models.named("m")
+    trainer.publish(0)
+    wait_for(lambda: model.swaps == 1, "the first version")
+    trainer.saver = Saver(tmp_path / "other run")  # the run begins anew: another lineage, which starts with a full
+    last = trainer.publish(7)
+    wait_for(lambda: model.current.version.version == last, "the new lineage is served")
+    with hb.Client(f"http://{running.http}") as client:
+        version, outputs = client.ask("m", trainer.asked)
+    assert np.abs(outputs["prediction"] - trainer.scores[version]).max() < 1e-6
+    running.close()
+
+
+def test_a_torn_export_is_refused_and_what_is_served_stays(trainer: Trainer) -> None:
+    running = Running(trainer.folder / "export", grpc_port=None)
+    graph = next((trainer.folder / "export").rglob("graph.onnx"))
+    graph.write_bytes(graph.read_bytes()[:-5])
+    with pytest.raises(FormatError, match=r"graph\.onnx"):
+        Models(hb.ParameterServer()).add("m", trainer.folder / "export")
+    connection = http.client.HTTPConnection(running.http, timeout=10)
+    connection.request("POST", "/v2/repository/models/m/load")
+    answer = connection.getresponse()
+    assert answer.status == 409
+    assert "graph.onnx" in json.loads(answer.read())["error"]
+    connection.close()
+    with hb.Client(f"http://{running.http}") as client:
+        assert client.predict("m", trainer.asked).shape == (30,)
+    running.close()
+
+
+def test_requests_of_many_clients_are_scored_together_with_the_scores_of_each_alone(
+    exported: Path, session: Any
+) -> None:
+    running = Running(exported, Limits(batch_seconds=0.2, batch_rows=400), grpc_port=None)
+    found = dict[int, Any]()
+
+    def one(number: int) -> None:
+        columns = draw(10 + number, number)
+        context = {}
+        if number % 2:
+            columns.pop("user")
+            context = {"user": number}
+        with hb.Client(f"http://{running.http}") as client:
+            found[number] = np.abs(client.predict("m", columns, context) - session.predict(columns, context)).max()
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 12
+    assert max(found.values()) < 1e-6
+    assert running.models.named("m").batches < 12
+    running.close()
+
+
+@pytest.mark.filterwarnings("ignore:table .* is fed both")
+def test_a_wrong_request_spoils_none_that_is_scored_with_it(exported: Path, session: Any) -> None:
+    running = Running(exported, Limits(batch_seconds=0.3), grpc_port=None)
+    outcomes = dict[int, Any]()
+    columns = draw(5, 3)
+    wrong = {**columns, "price": np.array([np.nan] * 5, np.float32)}
+
+    def one(number: int) -> None:
+        with hb.Client(f"http://{running.http}") as client:
+            try:
+                outcomes[number] = client.predict("m", columns if number else wrong)
+            except HotbedError as error:
+                outcomes[number] = error
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert isinstance(outcomes[0], HotbedError)
+    assert all(np.abs(outcomes[number] - session.predict(columns)).max() < 1e-6 for number in (1, 2, 3))
+    running.close()
+
+
+def test_a_client_that_goes_away_costs_nobody_an_answer(running: Running) -> None:
+    for _ in range(20):
+        connection = http.client.HTTPConnection(running.http, timeout=10)
+        connection.putrequest("POST", "/v2/models/m/infer")
+        connection.putheader("Content-Length", "1000")
+        connection.endheaders(b"{")
+        connection.close()
+    with hb.Client(f"http://{running.http}") as client:
+        assert client.predict("m", draw(3, 1)).shape == (3,)
+
+
+def test_only_who_holds_a_token_is_answered(exported: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("one\ntwo\n")
+    running = Running(exported, token_file=str(tmp_path / "tokens"))
+    for token in (None, "three", "", "tw", "one two"):
+        with (
+            hb.Client(f"http://{running.http}", token) as client,
+            pytest.raises(ServingError, match="no token, or a wrong one"),
+        ):
+            client.predict("m", draw(3, 1))
+    for token in ("one", "two"):
+        with hb.Client(f"http://{running.http}", token) as client:
+            assert client.predict("m", draw(3, 1)).shape == (3,)
+    status = {}
+    for path, headers in [
+        ("/v2/health/ready", {}),
+        ("/", {}),
+        ("/metrics", {}),
+        ("/status", {"Authorization": "Basic dTp0d28="}),
+    ]:
+        connection = http.client.HTTPConnection(running.http, timeout=10)
+        connection.request("GET", path, headers=headers)
+        status[path] = connection.getresponse().status
+        connection.close()
+    assert status == {"/v2/health/ready": 200, "/": 401, "/metrics": 401, "/status": 200}
+    codes = []
+    with grpc.insecure_channel(f"127.0.0.1:{running.server.grpc_port}") as channel:
+        for method, token in [
+            ("ServerLive", ""),
+            ("ServerMetadata", ""),
+            ("ServerMetadata", "Bearer x"),
+            ("ServerMetadata", "Bearer two"),
+        ]:
+            call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
+            try:
+                call(b"", metadata=[("authorization", token)] if token else [], timeout=10)
+                codes.append("OK")
+            except grpc.RpcError as error:
+                codes.append(error.code().name)
+    assert codes == ["OK", "UNAUTHENTICATED", "UNAUTHENTICATED", "OK"]
+    running.close()
+
+
+def test_over_tls_scores_are_the_same(exported: Path, session: Any, tmp_path: Path) -> None:
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", tmp_path / "key", "-out", tmp_path / "cert",
+         "-days", "1", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    running = Running(exported, tls_cert=str(tmp_path / "cert"), tls_key=str(tmp_path / "key"))
+    trust = ssl.create_default_context(cafile=str(tmp_path / "cert"))
+    with hb.Client(f"https://{running.http}", context=trust) as client:
+        assert np.abs(client.predict("m", draw(9, 1)) - session.predict(draw(9, 1))).max() < 1e-6
+    secure = grpc.ssl_channel_credentials((tmp_path / "cert").read_bytes())
+    with grpc.secure_channel(f"127.0.0.1:{running.server.grpc_port}", secure) as channel:
+        assert channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=10) == b"\x08\x01"
+    running.close()
+
+
+def test_what_a_server_cannot_start_with_is_named(exported: Path, tmp_path: Path, running: Running) -> None:
+    models = Models(hb.ParameterServer())
+    with pytest.raises(ConfigError, match="cannot listen"):
+        Server(models, Options(port=running.server.port))
+    with pytest.raises(ConfigError, match="token_file: cannot be read"):
+        Server(models, Options(port=0, token_file=str(tmp_path / "none")))
+    (tmp_path / "empty").write_text("\n")
+    with pytest.raises(ConfigError, match="token_file: no token"):
+        Server(models, Options(port=0, token_file=str(tmp_path / "empty")))
+    with pytest.raises(ConfigError, match="give both"):
+        Server(models, Options(port=0, tls_cert="cert"))
+    with pytest.raises(ConfigError, match="TLS cannot start"):
+        Server(models, Options(port=0, tls_cert="cert", tls_key="key"))
+    with pytest.raises(ConfigError, match="did you mean 'batch_rows'"):
+        serve([str(exported)], [], {"port": 0, "batch_row": 4})
+    with pytest.raises(ConfigError, match="no model of that name"):
+        serve([f"a={exported}"], ["b=published"], {"port": 0})
+    with pytest.raises(ConfigError, match="no name for a URL"):
+        models.add("a/b", exported)
+
+
+def test_the_page_runs_no_script_but_its_own(running: Running) -> None:
+    connection = http.client.HTTPConnection(running.http, timeout=10)
+    connection.request("GET", "/")
+    answer = connection.getresponse()
+    policy, page = answer.headers["content-security-policy"], answer.read().decode()
+    connection.close()
+    nonce = re.search(r"'nonce-([\w-]+)'", policy).group(1)
+    assert "default-src 'none'" in policy
+    assert page.count("<script") == page.count(f'<script nonce="{nonce}">') == 1
+    assert "innerHTML" not in page
+
+
+class Process:
+    """`hotbed serve` as its users start it."""
+
+    def __init__(self, *arguments: Any) -> None:
+        command = [
+            sys.executable,
+            "-c",
+            "import sys; sys.modules['torch'] = None; from hotbed.cli import main; main()",
+            "serve",
+        ]
+        self.process = subprocess.Popen(
+            [*command, *map(str, arguments), "--http-port", "0", "--grpc-port", "0"],
+            stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        self.lines = list[str]()
+        for line in self._stderr():
+            if found := re.search(r"listening on port (\d+), gRPC (\d+)", line):
+                self.http, self.grpc = f"127.0.0.1:{found.group(1)}", f"127.0.0.1:{found.group(2)}"
+                break
+        else:
+            raise AssertionError("".join(self.lines))
+        self.reader = threading.Thread(target=lambda: list(self._stderr()))
+        self.reader.start()
+
+    def _stderr(self) -> Iterator[str]:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line)
+            yield line
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(60)
+        self.reader.join()
+        self.process.stderr.close()
+        return code
+
+
+def test_sigterm_under_load_answers_what_was_asked_then_ends(exported: Path, session: Any) -> None:
+    server = Process(f"m={exported}", "--set", "drain_seconds=0.5")
+    columns, answered, broken, stop = draw(20, 4), [0], list[str](), threading.Event()
+    expected = session.predict(columns)
+
+    def load() -> None:
+        while not stop.is_set():  # a connection each: what is refused was never taken
+            with hb.Client(f"http://{server.http}") as client:
+                try:
+                    assert np.abs(client.predict("m", columns) - expected).max() < 1e-6
+                    answered[0] += 1
+                except ServingError as error:
+                    if "refused" not in str(error) and "reset" not in str(error).lower():
+                        broken.append(str(error))
+                    elif server.process.poll() is not None:
+                        return
+
+    threads = [threading.Thread(target=load) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: answered[0] > 50, "the load runs")
+    began, before = time.monotonic(), answered[0]
+    code = server.stop()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert code == 0, server.lines
+    assert answered[0] > before, "it answered while it drained"
+    assert not broken
+    assert time.monotonic() - began < 30
+    told = [json.loads(line)["message"] for line in server.lines]
+    assert told.index("draining") < told.index("stopped")
+
+
+def test_a_stopping_server_says_that_it_is_not_ready_while_it_answers(exported: Path) -> None:
+    server = Process(f"m={exported}", "--set", "drain_seconds=3")
+    server.process.send_signal(signal.SIGTERM)
+    wait_for(lambda: any("draining" in line for line in server.lines), "it drains")
+    connection = http.client.HTTPConnection(server.http, timeout=10)
+    connection.request("GET", "/v2/health/ready")
+    answer = connection.getresponse()
+    assert (answer.status, answer.headers["connection"]) == (503, "close")
+    connection.close()
+    with hb.Client(f"http://{server.http}") as client:
+        assert client.predict("m", draw(3, 1)).shape == (3,)
+    assert server.stop() == 0
+
+
+def test_hotbed_serve_follows_a_directory_without_torch(trainer: Trainer) -> None:
+    server = Process(f"m={trainer.folder / 'export'}", "--watch", trainer.folder / "published")
+    version = trainer.publish(0)
+    with hb.Client(f"http://{server.http}") as client:
+        wait_for(lambda: client.models()[0]["version"] == str(version), "the version is served", 30)
+        assert np.abs(client.predict("m", trainer.asked) - trainer.scores[version]).max() < 1e-6
+    assert server.stop() == 0
