@@ -283,6 +283,7 @@ def diagnose() -> list[tuple[str, str, str]]:
     for package, extra, purpose in (
         ("torch", "train", "training, evaluation, prediction"),
         ("tensorboard", "tensorboard", "the TensorBoard callback"),
+        ("prometheus_client", "prometheus", "the Prometheus callback"),
         ("confluent_kafka", "kafka", "events from Kafka"),
         ("onnxruntime", "serve", "serving"),
         ("onnx", "export", "exporting for serving"),
