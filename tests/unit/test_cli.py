@@ -83,6 +83,7 @@ def test_verbs_and_flags_are_frozen() -> None:
     job = ["--set", "job_file"]
     assert flags == {
         "train": job, "online": ["--max-seconds", "--max-steps", *job], "evaluate": job, "predict": job,
+        "serve": ["--grpc-port", "--host", "--http-port", "--set", "--token-file", "--watch", "models"],
         "inspect": ["--set", "what"], "verify": ["checkpoint"], "diff": ["one", "two"],
         "init": ["--label", "--out", "data_file"], "schema": [], "doctor": [],
     }  # fmt: skip
