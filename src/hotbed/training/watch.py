@@ -323,14 +323,15 @@ class TensorBoard:
 
     def _write(self, run: Run) -> None:
         for reading in readings(run):
-            if reading.name != "window_metric":
+            if reading.name != "window_metric" and math.isfinite(reading.value):
                 self._writer.add_scalar(_tag(reading), reading.value, run.step)
         newest = None if run.windows is None else run.windows.newest
         if newest is not None and newest.samples > self._window:
             self._window = newest.samples
             when = None if newest.end is None else newest.end / 1e6
             for name, value in newest.values.items():
-                self._writer.add_scalar(f"window/{name}", value, run.step, walltime=when)
+                if math.isfinite(value):
+                    self._writer.add_scalar(f"window/{name}", value, run.step, walltime=when)
 
 
 def _tag(reading: Reading) -> str:

@@ -110,6 +110,12 @@ def test_without_predictions_the_training_forward_is_watched(dataset: Any, netwo
     assert history.windows == windows.points
 
 
+def test_a_stream_scored_by_the_training_forward_has_windows_too(dataset: Any, network: Any) -> None:
+    windows = hb.callbacks.Windows(samples=256)
+    model_of(network).online_train(dataset(512), windows, progressive="training", progress=False)
+    assert [(w.rows, set(w.values)) for w in windows.points] == [(256, FOUR | {"loss"})] * 2
+
+
 def test_an_evaluation_has_windows_too_and_they_are_those_of_a_frozen_model(dataset: Any, network: Any) -> None:
     model, windows = model_of(network), hb.callbacks.Windows(samples=256)
     stream(model, dataset(1024))
