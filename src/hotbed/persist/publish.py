@@ -275,7 +275,7 @@ class Follower:
                 reader = open_folder(self._feed.store, folder)
             except FormatError as error:  # its chain, or itself, is not (or no longer) there
                 self._tell(DeltaGap(f"{folder}: it cannot be read with what it rests on — {error}"))
-                continue
+                return
             yield from self._advance(reader)
 
     def close(self) -> None:
@@ -295,8 +295,9 @@ class Follower:
                 return
 
     def _tell(self, error: PersistError) -> None:
-        log.warning("%s", error)
-        self.told = [*self.told[-99:], error]
+        if not self.told or str(self.told[-1]) != str(error):  # a poll later it is the same
+            log.warning("%s", error)
+            self.told = [*self.told[-99:], error]
 
 
 class Feed(ABC):
@@ -320,8 +321,8 @@ class _Directory(Feed):
     def arrivals(self) -> Iterator[str]:
         newest = self.store.newest()
         if newest is not None and newest.folder != self._seen:
-            self._seen = newest.folder
             yield newest.folder
+            self._seen = newest.folder  # one that could not be read comes again
 
     def close(self) -> None: ...
 
@@ -341,9 +342,12 @@ class Topic(Feed):
         self.store = LocalStore(self._cache)
         self._offset: int | None = None
         self._consumer: Any = None
+        self._old: list[Path] = []
 
     def arrivals(self) -> Iterator[str]:
-        self._consumer = self._consumer or _consumer(self._kafka)
+        for path in self._old:
+            shutil.rmtree(path, ignore_errors=True)
+        self._old, self._consumer = [], self._consumer or _consumer(self._kafka)
         low, high = _ends(self._consumer, _place(self._kafka, 0))
         if self._offset is None or self._offset < low:  # what retention took is a gap that the chain tells
             self._offset = low
@@ -379,8 +383,7 @@ class Topic(Feed):
 
     def _finish(self, partial: Path, head: Mapping[str, Any]) -> str | None:
         """Make a version visible once its manifest has come; drop it, and what else is unfinished, where files are missing."""
-        folder = str(head["folder"])
-        final = self._cache / f"checkpoint-{number_of(folder):08d}"
+        final = self._cache / f"checkpoint-{number_of(str(head['folder'])):08d}"
         try:
             link = open_link(LocalStore(partial.parent), partial.name)
             link.verify()
@@ -388,13 +391,10 @@ class Topic(Feed):
             log.warning("topic %s: an incomplete version is passed over: %s", self._kafka.topic, error)
             shutil.rmtree(partial)
             return None
-        if final.exists():
-            shutil.rmtree(final)
+        shutil.rmtree(final, ignore_errors=True)
         os.rename(partial, final)
-        older = (
-            self._cache.glob("checkpoint-*") if link.manifest["kind"] == "full" else ()
-        )  # a full needs nothing before it
-        for path in [*self._cache.glob(".*.partial"), *older]:
-            if path != final:
-                shutil.rmtree(path)
-        return folder
+        if link.manifest["kind"] == "full":  # it needs nothing before it; earlier ones can be read until the next call
+            self._old = [path for path in self._cache.glob("checkpoint-*") if path != final]
+        for path in self._cache.glob(".*.partial"):
+            shutil.rmtree(path)
+        return final.name

@@ -297,8 +297,8 @@ class ObjectStore(Store):
         return bool(self._fs.isfile(f"{self._root}/{name}"))
 
     def newest(self) -> Newest | None:
-        visible = self.folders()
-        return Newest(visible[-1], None) if visible else None
+        visible = (folder for folder in reversed(self._prefixes()) if self.exists(f"{folder}/{MANIFEST}"))
+        return next((Newest(folder, None) for folder in visible), None)
 
     def folders(self) -> list[str]:
         return [folder for folder in self._prefixes() if self.exists(f"{folder}/{MANIFEST}")]

@@ -188,6 +188,34 @@ def test_a_gap_is_told_and_the_next_full_recovers(broker: Broker, tmp_path: Path
     check(replica, reader, run)
 
 
+def test_versions_handed_out_can_be_read_until_the_next_poll(broker: Broker, tmp_path: Path) -> None:
+    broker.create("held")
+    run, publisher = Run(tmp_path / "run"), PublishTopic(broker.servers, "held")
+    for full in (True, False, True):
+        publisher.publish(run.save(full=full))
+    follower = Follower(Topic(broker.servers, "held", tmp_path / "cache"))
+    readers = list(follower.poll())
+    assert len(readers) == 3
+    for reader in readers:
+        reader.verify()
+    assert not list(follower.poll())
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+    follower.close()
+
+
+def test_a_directory_that_cannot_be_read_now_is_read_later(tmp_path: Path) -> None:
+    run, publisher, follower = Run(tmp_path / "run"), PublishDirectory(tmp_path / "out"), Follower(tmp_path / "out")
+    publisher.publish(run.save())
+    base = tmp_path / "out" / "checkpoint-00000001"
+    base.rename(tmp_path / "away")
+    for _ in range(3):
+        assert not list(follower.poll())
+    assert [type(error) for error in follower.told] == [DeltaGap]  # told once
+    (tmp_path / "away").rename(base)
+    assert len(list(follower.poll())) == 1
+    assert not list(follower.poll())
+
+
 def test_an_incomplete_version_of_a_publisher_that_died_is_passed_over(broker: Broker, tmp_path: Path) -> None:
     broker.create("died")
     run, publisher = Run(tmp_path / "run"), PublishTopic(broker.servers, "died")
