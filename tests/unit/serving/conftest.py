@@ -3,15 +3,25 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import hotbed as hb
+from hotbed.persist.checkpoint import Saver, capture
+from hotbed.persist.publish import PublishDirectory, Publisher
 from hotbed.serving.batching import Limits
 from hotbed.serving.http import Options, Server
 from hotbed.serving.models import Models
@@ -29,6 +39,8 @@ def draw(n: int, seed: int) -> dict[str, Any]:
 
 
 def train() -> hb.RecModel:
+    """The same bits each time."""
+    torch.manual_seed(0)
     data = {**draw(400, 0), "label": np.random.default_rng(0).integers(0, 2, 400)}
     schema = hb.Schema(
         [
@@ -85,3 +97,80 @@ def running(exported: Path) -> Iterator[Running]:
     found = Running(exported)
     yield found
     found.close()
+
+
+def wait_for(found: Any, what: str, seconds: float = 20) -> None:
+    until = time.monotonic() + seconds
+    while not found():
+        assert time.monotonic() < until, what
+        time.sleep(0.02)
+
+
+class Trainer:
+    """Learns and publishes, full first, then deltas; knows what each version scores."""
+
+    def __init__(self, folder: Path, exported: Path) -> None:
+        self.model, self.saver, self.folder = train(), Saver(folder / "run"), folder
+        self.publisher: Publisher = PublishDirectory(folder / "published")
+        for table in self.model.tables.values():
+            table.track()
+        shutil.copytree(exported, folder / "export")  # of a model with the same bits
+        self.asked = draw(30, 99)
+        self.scores = {self.model.counters["steps"]: self.predict()}
+
+    def predict(self) -> Any:
+        data = hb.sources.Memory({**self.asked, "label": np.zeros(30)})
+        return self.model.predict(hb.Dataset(data, self.model.schema, 30))
+
+    def publish(self, seed: int, full: bool = False) -> int:
+        data = {**draw(100, seed), "label": np.random.default_rng(seed).integers(0, 2, 100)}
+        self.model.fit(hb.Dataset(hb.sources.Memory(data), self.model.schema, 50), progress=False)
+        self.scores[self.model.counters["steps"]] = self.predict()
+        self.saver.submit(capture(self.model.state(), changes=not (full or self.saver.needs_full)))
+        saved = self.saver.wait()
+        assert saved is not None
+        assert self.publisher.publish(saved) is not None
+        return int(self.model.counters["steps"])
+
+
+@pytest.fixture
+def trainer(tmp_path: Path, exported: Path) -> Trainer:
+    return Trainer(tmp_path, exported)
+
+
+class Process:
+    """`hotbed serve` as its users start it."""
+
+    def __init__(self, *arguments: Any) -> None:
+        command = [
+            sys.executable,
+            "-c",
+            "import sys; sys.modules['torch'] = None; from hotbed.cli import main; main()",
+            "serve",
+        ]
+        self.process = subprocess.Popen(
+            [*command, *map(str, arguments), "--http-port", "0", "--grpc-port", "0"],
+            stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        self.lines = list[str]()
+        for line in self._stderr():
+            if found := re.search(r"listening on port (\d+), gRPC (\d+)", line):
+                self.http, self.grpc = f"127.0.0.1:{found.group(1)}", f"127.0.0.1:{found.group(2)}"
+                break
+        else:
+            raise AssertionError("".join(self.lines))
+        self.reader = threading.Thread(target=lambda: list(self._stderr()))
+        self.reader.start()
+
+    def _stderr(self) -> Iterator[str]:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line)
+            yield line
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(60)
+        self.reader.join()
+        self.process.stderr.close()
+        return code

@@ -5,16 +5,13 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import re
 import shutil
 import signal
 import ssl
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,166 +20,12 @@ import numpy as np
 import pytest
 
 import hotbed as hb
-from hotbed.errors import ConfigError, FormatError, HotbedError, ServingError
-from hotbed.persist.checkpoint import Saver, capture
-from hotbed.persist.publish import Follower, PublishDirectory
+from hotbed.errors import ConfigError, HotbedError, ServingError
 from hotbed.serving.batching import Limits
 from hotbed.serving.http import Options, Server, serve
 from hotbed.serving.models import Models
 
-from .conftest import Running, draw, train
-
-
-class Trainer:
-    """Learns and publishes, full first, then deltas; knows what each version scores."""
-
-    def __init__(self, folder: Path) -> None:
-        self.model, self.saver, self.folder = train(), Saver(folder / "run"), folder
-        self.publisher = PublishDirectory(folder / "published")
-        for table in self.model.tables.values():
-            table.track()
-        self.model.export(folder / "export")
-        self.asked = draw(30, 99)
-        self.scores = {self.model.counters["steps"]: self.predict()}
-
-    def predict(self) -> Any:
-        data = hb.sources.Memory({**self.asked, "label": np.zeros(30)})
-        return self.model.predict(hb.Dataset(data, self.model.schema, 30))
-
-    def publish(self, seed: int, full: bool = False) -> int:
-        data = {**draw(100, seed), "label": np.random.default_rng(seed).integers(0, 2, 100)}
-        self.model.fit(hb.Dataset(hb.sources.Memory(data), self.model.schema, 50), progress=False)
-        self.scores[self.model.counters["steps"]] = self.predict()
-        self.saver.submit(capture(self.model.state(), changes=not (full or self.saver.needs_full)))
-        saved = self.saver.wait()
-        assert saved is not None
-        assert self.publisher.publish(saved) is not None
-        return int(self.model.counters["steps"])
-
-
-def wait_for(found: Any, what: str, seconds: float = 20) -> None:
-    until = time.monotonic() + seconds
-    while not found():
-        assert time.monotonic() < until, what
-        time.sleep(0.02)
-
-
-@pytest.fixture
-def trainer(tmp_path: Path) -> Trainer:
-    return Trainer(tmp_path)
-
-
-def following(trainer: Trainer) -> Running:
-    found = Running(trainer.folder / "export")
-    found.models.follow("m", lambda: Follower(trainer.folder / "published"), poll_seconds=0.05)
-    return found
-
-
-def test_versions_that_arrive_under_load_fail_no_request_and_mix_in_none(trainer: Trainer) -> None:
-    running = following(trainer)
-    answers, errors, stop = list[tuple[int, Any]](), list[Exception](), threading.Event()
-
-    def load() -> None:
-        with hb.Client(f"http://{running.http}") as client:
-            while not stop.is_set():
-                try:
-                    version, outputs = client.ask("m", trainer.asked)
-                    answers.append((version, outputs["prediction"]))
-                except HotbedError as error:
-                    errors.append(error)
-
-    threads = [threading.Thread(target=load) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for seed in range(6):
-        version = trainer.publish(seed, full=seed == 3)
-        wait_for(
-            lambda version=version: running.models.named("m").current.version.version == version,
-            "the version is served",
-        )
-        before = len(answers)
-        wait_for(lambda before=before: len(answers) > before + 8, "requests are answered")
-    stop.set()
-    for thread in threads:
-        thread.join()
-    assert not errors
-    assert {version for version, _ in answers} == set(trainer.scores)
-    assert all(np.abs(found - trainer.scores[version]).max() < 1e-6 for version, found in answers)
-    assert running.models.named("m").swaps == 6
-    running.close()
-
-
-def test_a_torn_version_is_told_and_not_served_and_the_next_full_recovers(trainer: Trainer) -> None:
-    running = following(trainer)
-    model = running.models.named("m")
-    first = trainer.publish(0)
-    wait_for(lambda: model.current.version.version == first, "the first version")
-    with running.models._lock:  # torn before it is read
-        trainer.publish(1)
-        newest = max((trainer.folder / "published").glob("checkpoint-*"))
-        part = max(newest.rglob("*.arrow"), key=lambda path: path.stat().st_size)
-        part.write_bytes(part.read_bytes()[:-7])
-    wait_for(lambda: model.problem, "the problem is told")
-    assert part.name in model.problem
-    with hb.Client(f"http://{running.http}") as client:
-        version, outputs = client.ask("m", trainer.asked)
-        assert version == first
-        assert np.abs(outputs["prediction"] - trainer.scores[first]).max() < 1e-6
-        assert client.models()[0]["reason"] == model.problem
-        last = trainer.publish(2, full=True)
-        wait_for(lambda: model.current.version.version == last, "the full recovers")
-        assert not model.problem
-        version, outputs = client.ask("m", trainer.asked)
-        assert np.abs(outputs["prediction"] - trainer.scores[version]).max() < 1e-6
-    running.close()
-
-
-def test_a_gap_keeps_the_old_version_and_the_next_full_recovers(trainer: Trainer) -> None:
-    running = following(trainer)
-    model = running.models.named("m")
-    first = trainer.publish(0)
-    wait_for(lambda: model.current.version.version == first, "the first version")
-    with running.models._lock:
-        trainer.publish(1)
-        missing = max((trainer.folder / "published").glob("checkpoint-*"))
-        trainer.publish(2)
-        shutil.rmtree(missing)
-    wait_for(lambda: model.problems > 0, "the gap is told")
-    assert model.current.version.version == first
-    last = trainer.publish(3, full=True)
-    wait_for(lambda: model.current.version.version == last, "the full recovers")
-    running.close()
-
-
-def test_a_fork_is_told_and_its_full_is_served(trainer: Trainer, tmp_path: Path) -> None:
-    running = following(trainer)
-    model = running.models.named("m")
-    trainer.publish(0)
-    wait_for(lambda: model.swaps == 1, "the first version")
-    trainer.saver = Saver(tmp_path / "other run")  # the run begins anew: another lineage, which starts with a full
-    last = trainer.publish(7)
-    wait_for(lambda: model.current.version.version == last, "the new lineage is served")
-    with hb.Client(f"http://{running.http}") as client:
-        version, outputs = client.ask("m", trainer.asked)
-    assert np.abs(outputs["prediction"] - trainer.scores[version]).max() < 1e-6
-    running.close()
-
-
-def test_a_torn_export_is_refused_and_what_is_served_stays(trainer: Trainer) -> None:
-    running = Running(trainer.folder / "export", grpc_port=None)
-    graph = next((trainer.folder / "export").rglob("graph.onnx"))
-    graph.write_bytes(graph.read_bytes()[:-5])
-    with pytest.raises(FormatError, match=r"graph\.onnx"):
-        Models(hb.ParameterServer()).add("m", trainer.folder / "export")
-    connection = http.client.HTTPConnection(running.http, timeout=10)
-    connection.request("POST", "/v2/repository/models/m/load")
-    answer = connection.getresponse()
-    assert answer.status == 409
-    assert "graph.onnx" in json.loads(answer.read())["error"]
-    connection.close()
-    with hb.Client(f"http://{running.http}") as client:
-        assert client.predict("m", trainer.asked).shape == (30,)
-    running.close()
+from .conftest import Process, Running, draw, wait_for
 
 
 def test_requests_of_many_clients_are_scored_together_with_the_scores_of_each_alone(
@@ -337,44 +180,38 @@ def test_the_page_runs_no_script_but_its_own(running: Running) -> None:
     assert "innerHTML" not in page
 
 
-class Process:
-    """`hotbed serve` as its users start it."""
-
-    def __init__(self, *arguments: Any) -> None:
-        command = [
-            sys.executable,
-            "-c",
-            "import sys; sys.modules['torch'] = None; from hotbed.cli import main; main()",
-            "serve",
-        ]
-        self.process = subprocess.Popen(
-            [*command, *map(str, arguments), "--http-port", "0", "--grpc-port", "0"],
-            stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-        self.lines = list[str]()
-        for line in self._stderr():
-            if found := re.search(r"listening on port (\d+), gRPC (\d+)", line):
-                self.http, self.grpc = f"127.0.0.1:{found.group(1)}", f"127.0.0.1:{found.group(2)}"
-                break
-        else:
-            raise AssertionError("".join(self.lines))
-        self.reader = threading.Thread(target=lambda: list(self._stderr()))
-        self.reader.start()
-
-    def _stderr(self) -> Iterator[str]:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.lines.append(line)
-            yield line
-
-    def stop(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(60)
-        self.reader.join()
-        self.process.stderr.close()
-        return code
+@pytest.mark.slow
+def test_the_page_shows_a_model_and_trusts_no_name_or_reason(exported: Path) -> None:
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("no Chromium")
+    running, name = Running(exported, grpc_port=None), "<img src=x onerror=document.title=1>"
+    running.models.add(name, exported)
+    running.models.named(name).problem = "<b>a gap</b>"
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=3000", "--dump-dom"]
+    page = subprocess.run(
+        [chromium, *flags, f"http://{running.http}/"], capture_output=True, text=True, timeout=60
+    ).stdout
+    assert page.count("<h2>") == 2
+    assert "&lt;img src=x" in page
+    assert "&lt;b&gt;a gap" in page
+    assert "<img" not in page
+    assert "<polyline" in page
+    running.close()
 
 
+def test_idle_connections_and_their_end_cost_nobody_an_answer(running: Running) -> None:
+    idle = [http.client.HTTPConnection(running.http, timeout=10) for _ in range(300)]
+    for connection in idle:
+        connection.connect()
+    with hb.Client(f"http://{running.http}") as client:
+        assert client.predict("m", draw(3, 1)).shape == (3,)
+        for connection in idle:
+            connection.close()
+        assert client.predict("m", draw(3, 1)).shape == (3,)
+
+
+@pytest.mark.slow
 def test_sigterm_under_load_answers_what_was_asked_then_ends(exported: Path, session: Any) -> None:
     server = Process(f"m={exported}", "--set", "drain_seconds=0.5")
     columns, answered, broken, stop = draw(20, 4), [0], list[str](), threading.Event()
@@ -409,6 +246,7 @@ def test_sigterm_under_load_answers_what_was_asked_then_ends(exported: Path, ses
     assert told.index("draining") < told.index("stopped")
 
 
+@pytest.mark.slow
 def test_a_stopping_server_says_that_it_is_not_ready_while_it_answers(exported: Path) -> None:
     server = Process(f"m={exported}", "--set", "drain_seconds=3")
     server.process.send_signal(signal.SIGTERM)
@@ -420,13 +258,4 @@ def test_a_stopping_server_says_that_it_is_not_ready_while_it_answers(exported: 
     connection.close()
     with hb.Client(f"http://{server.http}") as client:
         assert client.predict("m", draw(3, 1)).shape == (3,)
-    assert server.stop() == 0
-
-
-def test_hotbed_serve_follows_a_directory_without_torch(trainer: Trainer) -> None:
-    server = Process(f"m={trainer.folder / 'export'}", "--watch", trainer.folder / "published")
-    version = trainer.publish(0)
-    with hb.Client(f"http://{server.http}") as client:
-        wait_for(lambda: client.models()[0]["version"] == str(version), "the version is served", 30)
-        assert np.abs(client.predict("m", trainer.asked) - trainer.scores[version]).max() < 1e-6
     assert server.stop() == 0

