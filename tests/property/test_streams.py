@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hotbed.connectors import DeadLetters, Journal, LateLabels, Live, Memory, Replay
+from hotbed.connectors import DeadLetters, Journal, LateLabels, Live, Memory, Replay, times
 from hotbed.data import Batch, Dataset, Dense, Id, Schema, Time
 from hotbed.testing import FakeStream
 
@@ -119,14 +119,17 @@ events = st.lists(
 )
 
 
-@settings(max_examples=80)
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     parts=st.lists(events, min_size=1, max_size=3),
     window=st.integers(1, 8),
     at=st.integers(0, 60),
     size=st.integers(1, 9),
+    run=st.integers(1, 30),
 )
-def test_a_replay_goes_on_anywhere_and_its_labels_are_true(parts: Any, window: int, at: int, size: int) -> None:
+def test_a_replay_goes_on_anywhere_and_its_labels_are_true(
+    monkeypatch: pytest.MonkeyPatch, parts: Any, window: int, at: int, size: int, run: int
+) -> None:
     sources, everything = [], []
     for number, part in enumerate(parts):
         now, rows = 0, []
@@ -136,6 +139,7 @@ def test_a_replay_goes_on_anywhere_and_its_labels_are_true(parts: Any, window: i
         everything += [(row[0], number, row) for row in rows]
         sources.append(Memory({name: [row[i] for row in rows] for i, name in enumerate(("at", "kind", "key", "n"))})
                        if rows else Memory({"at": [0], "kind": ["cart"], "key": [9], "n": [-1]}))  # fmt: skip
+    monkeypatch.setattr(times, "READ_ROWS", run)
     late = LateLabels(("key",), "kind", "view", "buy", within_seconds=window)
     replay = Replay(sources, time="at", unit="s", late=late)
     whole = [(row, after) for batch, after in replay.read(None, 1) for row in batch.to_pylist()]

@@ -113,13 +113,14 @@ class Topic:
         except self.kafka.KafkaException as error:
             self._is_down(error, first)
         except _Doubt:
-            if first:
-                self._consumer.poll(self.live.tick_seconds)
+            pass
         else:
             if self._down:
                 logger.warning("kafka at %s is back", self.source.servers)
             self._down, self._failing_since = False, None
             return self._accept(bounds, new)
+        if first:
+            self._consumer.poll(self.live.tick_seconds)  # hears why, and waits
         return False
 
     def _partitions(self) -> set[int]:

@@ -90,6 +90,14 @@ def test_damage_before_the_last_line_is_named(path: Path, place: int) -> None:
         Journal(path)
 
 
+def test_a_bad_line_before_a_torn_one_is_damage_not_a_crash(path: Path) -> None:
+    data = path.read_bytes()
+    last = data.rindex(b"\n", 0, -1) + 1
+    path.write_bytes(data[:last] + b"0" + data[last + 1 :] + data[:20])
+    with pytest.raises(FormatError, match="journal, line 3"):
+        Journal(path)
+
+
 def test_two_writers_of_one_file_are_refused_until_the_first_is_done(path: Path) -> None:
     first = Journal(path)
     with pytest.raises(PersistError, match=f"{path}: another run writes this journal"):

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import random
 import re
 import time
@@ -15,16 +14,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from kafka_streams import SKEW, fill, make, message, rows, within
 
 from hotbed.connectors import Arrow, DeadLetters, Journal, Json, Kafka, Live, Position, ReadPlan, Skips
 from hotbed.connectors import topic as topic_module
 from hotbed.connectors.base import PLACE
-from hotbed.data import Batch, Dataset, Id, Label, Schema
+from hotbed.data import Dataset, Id, Label, Schema
 from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
 from hotbed.testing import Broker
-
-SCHEMA = Schema([Label("label"), Id("row")])
-SKEW = (0, 0, 0, 0, 0, 0, 1, 1, 2)
 
 
 @pytest.fixture(scope="module")
@@ -39,40 +36,6 @@ def topic(shared: Broker, request: pytest.FixtureRequest) -> str:
     name = re.sub(r"\W", "-", request.node.name)[-60:]
     shared.create(name, 3)
     return name
-
-
-def message(row: int, **more: Any) -> bytes:
-    return json.dumps({"row": row, "label": row % 2, **more}).encode()
-
-
-def fill(broker: Broker, topic: str, rows: range) -> None:
-    """Three skewed partitions; timestamps rise with row numbers."""
-    for partition in range(3):
-        part = [row for row in rows if SKEW[row % 9] == partition]
-        broker.produce(topic, [message(row) for row in part], partition, [row + 1 for row in part])
-
-
-def make(source: Kafka, batch_size: int = 50, live: Live | None = None, **arguments: Any) -> Dataset:
-    dataset = Dataset(source, SCHEMA, batch_size, **{"prefetch": 0, **arguments})
-    dataset.live = live or Live()
-    return dataset
-
-
-def rows(batches: Any) -> list[list[int]]:
-    return [batch.ids["row"].values.tolist() for batch in batches]
-
-
-def within(items: Any, count: int, seconds: float = 30.0) -> list[Batch]:
-    """The first `count` batches of a stream."""
-    found: list[Batch] = []
-    deadline = time.monotonic() + seconds
-    for item in items:
-        if item is not None:
-            found.append(item)
-        if len(found) == count:
-            break
-        assert time.monotonic() < deadline, f"{len(found)} of {count} batches in {seconds} s"
-    return found
 
 
 def test_each_message_comes_once_in_the_order_of_timestamps_though_partitions_are_skewed(
@@ -106,6 +69,19 @@ def test_a_run_that_dies_again_and_again_gets_the_batches_of_one_that_does_not(
         journal.close()
         journal = Journal(tmp_path / "journal")
     assert [row for number in sorted(seen) for row in seen[number]] == list(range(4000))
+
+
+def test_blocks_are_what_had_arrived_also_in_the_next_life(shared: Broker, topic: str) -> None:
+    """The second half has earlier timestamps: whoever finds both there would read it first."""
+    live = Live(Journal())
+    items = make(Kafka(shared.servers, topic), 5, live).stream()
+    shared.produce(topic, [message(row) for row in range(5)], times=1000)
+    first = within(items, 1)
+    shared.produce(topic, [message(row) for row in range(5, 10)], partition=1, times=1)
+    assert rows([*first, *within(items, 1)]) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    again = make(Kafka(shared.servers, topic), 5, Live(live.journal))
+    assert rows(within(again.stream(), 2)) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    assert rows(within(make(Kafka(shared.servers, topic), 5).stream(), 1)) == [[5, 6, 7, 8, 9]]
 
 
 @pytest.mark.parametrize("count", [1, 4])
@@ -294,107 +270,9 @@ def test_offsets_that_are_gone_are_an_error(shared: Broker, topic: str, monkeypa
         within(make(Kafka(shared.servers, topic)).resume(first[-1].position or {}).stream(), 1)
 
 
-# --- outages: each has a broker of its own -----------------------------------------------------------------------------
-
-
-@pytest.fixture
-def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
-    monkeypatch.setattr(topic_module, "LOOK_SECONDS", 0.2)
-    with Broker() as running:
-        running.create("clicks", 3)
-        yield running
-
-
-@pytest.mark.slow
-def test_a_broker_that_restarts_is_waited_for_and_nothing_is_lost(
-    broker: Broker, caplog: pytest.LogCaptureFixture
-) -> None:
-    fill(broker, "clicks", range(900))
-    items = make(Kafka(broker.servers, "clicks", block_rows=100), 90).stream()
-    first = within(items, 4)
-    broker.kill()
-    with caplog.at_level(logging.WARNING, "hotbed.kafka"):
-        before = time.monotonic()
-        while "is away" not in caplog.text and time.monotonic() < before + 20:
-            first += [item for item in [next(items)] if item is not None]
-        broker.restart()
-        fill(broker, "clicks", range(900, 1800))
-        rest = within(items, 20 - len(first), 60)
-        while "is back" not in caplog.text:
-            assert next(items) is None
-    assert sorted(row for batch in rows([*first, *rest]) for row in batch) == list(range(1800))
-    assert caplog.text.count("is away, reading waits") == 1
-    assert caplog.text.count("is back") == 1
-
-
-@pytest.mark.slow
-def test_a_broker_that_hangs_is_waited_for(broker: Broker) -> None:
-    fill(broker, "clicks", range(900))
-    items = make(Kafka(broker.servers, "clicks", block_rows=90), 90).stream()
-    first = within(items, 3)
-    broker.pause()
-    first += [item for item in islice(items, 12) if item is not None]
-    broker.pause(False)
-    rest = within(items, 10 - len(first))
-    assert sorted(row for batch in rows([*first, *rest]) for row in batch) == list(range(900))
-
-
-def test_a_stream_may_begin_before_its_broker(broker: Broker) -> None:
-    broker.kill()
-    items = make(Kafka(broker.servers, "clicks"), 2).stream()
-    assert list(islice(items, 3)) == [None] * 3
-    broker.restart()
-    broker.produce("clicks", [message(0), message(1)])
-    assert rows(within(items, 1)) == [[0, 1]]
-
-
-@pytest.mark.slow
-def test_new_partitions_are_read_from_their_beginning_now_and_in_the_next_life(broker: Broker) -> None:
-    fill(broker, "clicks", range(90))
-    live = Live(Journal())
-    source = Kafka(broker.servers, "clicks", start="latest", linger_seconds=0.02)
-    items = make(source, 30, live).stream()
-    assert list(islice(items, 5)) == [None] * 5
-    fill(broker, "clicks", range(90, 180))
-    seen = within(items, 3)
-    broker.restart({"clicks": 5})
-    broker.produce("clicks", [message(row) for row in range(1000, 1030)], partition=3)
-    broker.produce("clicks", [message(row) for row in range(1030, 1060)], partition=4)
-    seen += within(items, 2)
-    assert sorted(row for batch in rows(seen) for row in batch) == [*range(90, 180), *range(1000, 1060)]
-    for number in (0, 2, 3):
-        again = make(source, 30, Live(live.journal)).resume(seen[number].position or {})
-        assert rows(within(again.stream(), 4 - number)) == rows(seen[number + 1 :])
-
-
-@pytest.mark.slow
-def test_a_topic_made_anew_or_with_fewer_partitions_is_refused(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill(broker, "clicks", range(900))
-    first = within(make(Kafka(broker.servers, "clicks", block_rows=90), 90).stream(), 2)
-    position = first[-1].position or Position({})
-    monkeypatch.setattr(topic_module, "PATIENCE_SECONDS", 0.5)
-    broker.delete("clicks")
-    with pytest.raises(DataError, match="the broker does not know it"):
-        within(make(Kafka(broker.servers, "clicks")).resume(position).stream(), 1)
-    broker.create("clicks", 3)
-    with pytest.raises(DataError, match=r"partition 0 ends before the position — received 0 messages, position \d+"):
-        within(make(Kafka(broker.servers, "clicks")).resume(position).stream(), 1)
-    broker.delete("clicks")
-    broker.create("clicks", 2)
-    with pytest.raises(DataError, match=r"partitions \[2\] are not there — received partitions \[0, 1\]"):
-        within(make(Kafka(broker.servers, "clicks")).resume(position).stream(), 1)
-
-
-@pytest.mark.slow
-def test_a_topic_that_is_emptied_under_a_reader_is_an_error_not_a_jump(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fill(broker, "clicks", range(900))
-    items = make(Kafka(broker.servers, "clicks", block_rows=90), 90).stream()
-    within(items, 10)
-    monkeypatch.setattr(topic_module, "PATIENCE_SECONDS", 1.0)
-    broker.kill()
-    broker.start()
-    broker.create("clicks", 3)
-    with pytest.raises(DataError, match="ends before the position"):
-        within(items, 1, 60)
+def test_a_broker_that_refuses_us_is_an_error_at_the_start(shared: Broker) -> None:
+    options = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "SCRAM-SHA-256", "sasl.username": "ann",
+               "sasl.password": "hunter2"}  # fmt: skip
+    source = Kafka(shared.servers, "clicks", options=options)
+    with pytest.raises(ConfigError, match=r"options: the broker refuses us — received .*_AUTHENTICATION"):
+        within(make(source).stream(), 1)

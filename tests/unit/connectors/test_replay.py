@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hotbed import config
-from hotbed.connectors import Csv, LateLabels, Live, Memory, Position, ReadPlan, Replay, Skips, Source
+from hotbed.connectors import Csv, LateLabels, Live, Memory, Position, ReadPlan, Replay, Skips, Source, times
 from hotbed.data import Batch, Dataset, Id, Label, Schema, Time
 from hotbed.errors import ConfigError, DecodeError, SchemaError
 from hotbed.testing import FakeStream
@@ -47,6 +47,13 @@ def test_events_of_several_sources_come_by_time_and_ties_by_source() -> None:
     assert merged.schema().names == ["at", "from", "x"]
 
 
+def test_ties_come_by_source_also_where_a_source_shows_them_bit_by_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(times, "READ_ROWS", 3)
+    first = Memory({"at": [1] * 10 + [2], "n": [*range(10), 99]})
+    second = Memory({"at": [1] * 9, "n": list(range(100, 109))})
+    assert [row["n"] for row, _ in read(Replay([first, second], time="at"))] == [*range(10), *range(100, 109), 99]
+
+
 def test_a_source_that_is_not_in_order_keeps_its_own_order() -> None:
     merged = Replay(
         [Memory({"at": [5, 1, 6], "n": [1, 2, 3]}), Memory({"at": [2, 5, 7], "n": [10, 11, 12]})], time="at"
@@ -54,8 +61,14 @@ def test_a_source_that_is_not_in_order_keeps_its_own_order() -> None:
     assert [row["n"] for row, _ in read(merged)] == [10, 1, 2, 11, 3, 12]
 
 
+@pytest.fixture(params=[23, 65_536])
+def run_rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that a replay has of a source at a time: no result may depend on it."""
+    monkeypatch.setattr(times, "READ_ROWS", request.param)
+
+
 @pytest.mark.parametrize("late", [None, LATE])
-def test_reading_goes_on_after_any_row_with_any_batch_size(late: LateLabels | None) -> None:
+def test_reading_goes_on_after_any_row_with_any_batch_size(late: LateLabels | None, run_rows: None) -> None:
     kinds, table = ("view", "view", "buy", "other"), []
     for i in range(400):
         table.append((i // 3 + (7 * i) % 5, kinds[(i * i + i // 7) % 4], i % 5, i % 3))
@@ -115,7 +128,10 @@ def by_hand(rows: list[dict[str, str]], window: int) -> list[tuple[str, str, str
     return out
 
 
-def test_real_shop_events_get_the_labels_that_a_slow_join_gives(shared_data: Path) -> None:
+def test_real_shop_events_get_the_labels_that_a_slow_join_gives(
+    shared_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(times, "READ_ROWS", 3000)
     file = shared_data / "rees46" / "2019-Oct.head.csv"
     late = LateLabels(("user_id", "product_id"), "event_type", "view", "purchase", within_seconds=300)
     source = Replay([Csv(file)], time="event_time", unit="iso", late=late)
