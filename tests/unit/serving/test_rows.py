@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 import hotbed as hb
 from hotbed.config import describe
-from hotbed.embedding.module import Feature
 from hotbed.errors import FormatError, RowShapeError
 from hotbed.serving.rows import Lookup, RowDtype, Rows, ServedTable, write_rows
 
@@ -83,7 +82,9 @@ def test_narrow_rows_are_within_their_rounding(tmp_path: Path, dtype: RowDtype, 
 
 
 def test_a_lookup_gives_the_bits_of_evaluation(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="torch absent")
+    from hotbed.embedding.module import Feature
+
     draw = np.random.default_rng(0)
     tables = [hb.Table("a", 4), hb.Table("b", 2, admit=hb.MinCount(2), default=0.5)]
     for table in tables:
