@@ -12,7 +12,7 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 
-from hotbed.connectors import Csv, Jsonl, Libsvm, Memory, Parquet, Position, ReadPlan, Source
+from hotbed.connectors import Csv, Jsonl, Libsvm, Memory, Parquet, Position, ReadPlan, Replay, Source
 
 pytestmark = pytest.mark.core
 
@@ -81,6 +81,10 @@ def joined(folder: Path) -> Source:
     return write_csv(folder).join(side, on="word")
 
 
+def replayed(folder: Path) -> Source:
+    return Replay([write_csv(folder).slice(0, 400), write_parquet(folder).slice(300, ROWS)], time="number")
+
+
 MAKERS: list[Callable[[Path], Source]] = [
     lambda folder: Memory(table()),
     write_csv,
@@ -92,6 +96,7 @@ MAKERS: list[Callable[[Path], Source]] = [
     sliced_twice,
     sorted_by,
     joined,
+    replayed,
 ]
 
 

@@ -236,7 +236,9 @@ class _Reader:
         offset = pa.array(np.fromiter((message[1] for _, message in taken), np.int64, len(taken)))
         place = pa.StructArray.from_arrays([topic, partition, offset], ["topic", "partition", "offset"])
         table = pa.Table.from_batches(parts).combine_chunks()
-        table = table.append_column(PLACE, place.take(pa.array(np.repeat(np.arange(len(taken)), counts))))
+        if bad or self.source.decoder.many:
+            place = place.take(pa.array(np.repeat(np.arange(len(taken)), counts)))
+        table = table.append_column(PLACE, place)
         return table.to_batches()[0] if table.num_rows else TICK
 
     def _put_aside(self, taken: list[tuple[int, Message]], bad: Mapping[int, Exception], plan: ReadPlan) -> None:

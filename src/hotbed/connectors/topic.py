@@ -74,13 +74,14 @@ class Topic:
     def poll(self) -> None:
         """Takes what comes within a tick."""
         timeout = min(self.live.tick_seconds, max(self.source.linger_seconds, 0.01))
+        pending, fetched = self.pending, self.fetched
         for message in self._consumer.consume(self.source.block_rows, timeout):
-            error, partition, offset = message.error(), message.partition(), message.offset()
-            if error is not None:
+            partition, offset = message.partition(), message.offset()
+            if (error := message.error()) is not None:
                 self._failed(error, partition, offset)
-            elif offset >= self.fetched.get(partition, 0):  # else: fetched before, and again after a new assignment
-                self.pending[partition].append((message.timestamp()[1], offset, message.value()))
-                self.fetched[partition] = offset + 1
+            elif offset >= fetched.get(partition, 0):  # else: fetched before, and again after a new assignment
+                pending[partition].append((message.timestamp()[1], offset, message.value()))
+                fetched[partition] = offset + 1
         self._pause({p for p, held in self.pending.items() if len(held) >= HELD_BLOCKS * self.source.block_rows})
 
     def commit(self, offsets: Mapping[str, int]) -> None:
