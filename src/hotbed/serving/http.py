@@ -114,38 +114,38 @@ class Api:
         """The ASGI application."""
         one, repository = "/v2/models/{name}", "/v2/repository"
         routes = [Route(path, _told(handler), methods=[method]) for method, path, handler in [
-            ("GET", "/v2/health/live", self.live),
-            ("GET", "/v2/health/ready", self.ready),
-            ("GET", "/v2", self.server),
-            *[("GET", f"{path}/ready", self.model_ready) for path in (one, one + "/versions/{version}")],
-            *[("GET", path, self.metadata) for path in (one, one + "/versions/{version}")],
-            *[("POST", f"{path}/infer", self.infer) for path in (one, one + "/versions/{version}")],
-            ("GET", "/metrics", self.metrics),
-            ("GET", "/status", self.status),
-            ("GET", "/", self.page),
-            ("POST", f"{repository}/index", self.index),
-            ("POST", f"{repository}/models/{{name}}/load", self.load),
-            ("POST", f"{repository}/models/{{name}}/unload", self.unload),
+            ("GET", "/v2/health/live", self._live),
+            ("GET", "/v2/health/ready", self._ready),
+            ("GET", "/v2", self._server),
+            *[("GET", f"{path}/ready", self._model_ready) for path in (one, one + "/versions/{version}")],
+            *[("GET", path, self._metadata) for path in (one, one + "/versions/{version}")],
+            *[("POST", f"{path}/infer", self._infer) for path in (one, one + "/versions/{version}")],
+            ("GET", "/metrics", self._metrics),
+            ("GET", "/status", self._status),
+            ("GET", "/", self._page),
+            ("POST", f"{repository}/index", self._index),
+            ("POST", f"{repository}/models/{{name}}/load", self._load),
+            ("POST", f"{repository}/models/{{name}}/unload", self._unload),
         ]]  # fmt: skip
         return Gate(Starlette(routes=routes, exception_handlers={404: _unknown, 405: _unknown}), self._models, tokens)
 
-    async def live(self, request: Request) -> Response:
+    async def _live(self, request: Request) -> Response:
         return Response()
 
-    async def ready(self, request: Request) -> Response:
+    async def _ready(self, request: Request) -> Response:
         return Response(status_code=200 if self._models.ready else 503)
 
-    async def server(self, request: Request) -> Response:
+    async def _server(self, request: Request) -> Response:
         return JSONResponse(about())
 
-    async def model_ready(self, request: Request) -> Response:
+    async def _model_ready(self, request: Request) -> Response:
         self._models.metadata(*_asked(request))  # raises where it is not
         return Response()
 
-    async def metadata(self, request: Request) -> Response:
+    async def _metadata(self, request: Request) -> Response:
         return JSONResponse(self._models.metadata(*_asked(request)))
 
-    async def infer(self, request: Request) -> Response:
+    async def _infer(self, request: Request) -> Response:
         name, version = _asked(request)
         with self._models.meters.answering(name, "http"):
             ask = read_ask(await self._body(request), request.headers.get(HEADER_LENGTH))
@@ -155,27 +155,27 @@ class Api:
             return Response(body, media_type="application/json")
         return Response(body, headers={HEADER_LENGTH: str(split)}, media_type="application/octet-stream")
 
-    async def metrics(self, request: Request) -> Response:
+    async def _metrics(self, request: Request) -> Response:
         return Response(self._models.meters.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    async def status(self, request: Request) -> Response:
+    async def _status(self, request: Request) -> Response:
         return JSONResponse({**about(), "models": self._models.status()}, headers={"Cache-Control": "no-store"})
 
-    async def page(self, request: Request) -> Response:
+    async def _page(self, request: Request) -> Response:
         once = secrets.token_urlsafe(16)  # only the page's own script runs
         policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'nonce-{once}'; connect-src 'self'; img-src data:"
         headers = {"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff"}
         return HTMLResponse(_PAGE.read_text(encoding="utf-8").replace("$nonce", once), headers=headers)
 
-    async def index(self, request: Request) -> Response:
+    async def _index(self, request: Request) -> Response:
         body = await self._body(request)
         return JSONResponse(self._models.index(ready=bool(read_object(body or b"{}").get("ready"))))
 
-    async def load(self, request: Request) -> Response:
+    async def _load(self, request: Request) -> Response:
         await asyncio.to_thread(self._models.load, request.path_params["name"])
         return Response()
 
-    async def unload(self, request: Request) -> Response:
+    async def _unload(self, request: Request) -> Response:
         await asyncio.to_thread(self._models.unload, request.path_params["name"])
         return Response()
 

@@ -132,6 +132,7 @@ def test_a_torn_export_is_refused_and_what_is_served_stays(trainer: Trainer) -> 
     assert "graph.onnx" in json.loads(answer.read())["error"]
     connection.close()
     with hb.Client(f"http://{running.http}") as client:
+        assert "graph.onnx" in client.models()[0]["reason"]
         assert client.predict("m", trainer.asked).shape == (30,)
     running.close()
 
