@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -28,10 +28,13 @@ class Snapshot:
     Example: `with table.snapshot() as rows: batches = list(rows.rows())`.
     """
 
-    def __init__(self, native: Any, scalars: Mapping[str, Any], state_width: int, *, changes: bool) -> None:
+    def __init__(
+        self, native: Any, scalars: Callable[[], Mapping[str, Any]], state_width: int, *, changes: bool
+    ) -> None:
         self._native, self._state_width = native, state_width
-        self.changes, self.scalars = changes, dict(scalars)
-        self.num_rows = int(native.begin_snapshot(changes))
+        self.changes = changes
+        self.num_rows = int(native.begin_snapshot(changes))  # ends a sweep under way, which counts
+        self.scalars = dict(scalars())
 
     def __enter__(self) -> Snapshot:
         return self

@@ -319,7 +319,7 @@ class Table:
         """The table as it is now, to be read while it goes on; `changes`: only what changed since the last one (see `track`)."""
         if self.native.has_snapshot:
             raise PersistError(f"table {self.name!r}: one snapshot at a time — received a second — close the first")
-        return Snapshot(self.native, self.scalars(), self.state_width, changes=changes)
+        return Snapshot(self.native, self.scalars, self.state_width, changes=changes)
 
     def remove(self, ids: Any) -> int:
         """Drops the rows of ids, int64 [n], as an eviction does; returns how many there were."""

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from hotbed.config import describe
 from hotbed.embedding.table import Table
 from hotbed.errors import FormatError, PersistError
-from hotbed.persist.format import NO_WATERMARK, Link, Reader, Writer, in_order, partition_ranges
+from hotbed.persist.format import Link, Reader, Writer, in_order, partition_ranges
 from hotbed.persist.store import ADVICE
 from hotbed.persist.tree import unpacked
 
@@ -149,14 +149,8 @@ def load_table(reader: Reader, name: str, table: Table) -> None:
 
 def settle_table(table: Table, entry: Mapping[str, Any], link: Link) -> None:
     """After the rows of a full or a delta: what belongs to the table as a whole, and a check of its size."""
-    watermark = entry["scalars"]["watermark"]
-    whole = (
-        link.manifest.get("contents") != "values"
-    )  # values have no times: what is published is there until it is removed
-    if whole and len(table) != entry["rows"] and watermark > NO_WATERMARK:
-        table.evict(watermark)  # what was expired but not yet swept has no tombstone
     table.load_scalars(entry["scalars"])
-    if whole and len(table) != entry["rows"]:
+    if len(table) != entry["rows"]:
         raise FormatError(f"{link.store.place(link.folder)}: table {entry['name']!r} has {len(table)} rows after loading — "
                           f"received {entry['rows']} in the manifest — {ADVICE}")  # fmt: skip
 

@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from hotbed.embedding.policy import PARTITIONS, Ttl
+from hotbed.embedding.policy import PARTITIONS
 from hotbed.errors import FormatError, PersistError, VersionError
 from hotbed.persist.store import ADVICE, MANIFEST, Store, Where, open_store, split
 from hotbed.persist.tree import decode, unpacked
@@ -29,7 +29,6 @@ from hotbed.persist.tree import decode, unpacked
 FORMAT = "hotbed.checkpoint"
 FORMAT_VERSION = 2
 _ZEROS = "0" * 64
-NO_WATERMARK = -(2**63)
 
 
 @dataclass(frozen=True)
@@ -212,13 +211,11 @@ class Reader:
 
     def spans(self, table: str, spans: Iterable[range]) -> Iterator[pa.RecordBatch | None]:
         """The rows of each span of partitions, by (partition, id); None where there are none. `spans`: rising, without gaps."""
-        keep = _unexpired(self.links[-1].entry(table))
         rows = [Cuts(link.parts(table)) for link in self.links]
         gone = [Cuts(link.parts(table, "removed")) for link in self.links]
         for span in spans:
             merged = _merge([one.until(span.stop) for one in rows], [one.until(span.stop) for one in gone])
-            kept = None if merged is None else keep(merged)
-            yield kept if kept is not None and kept.num_rows else None
+            yield merged if merged is not None and merged.num_rows else None
 
     def candidates(self, table: str) -> Iterator[pa.RecordBatch]:
         """Admission's memory of a table."""
@@ -342,25 +339,6 @@ def _merge(rows: list[pa.RecordBatch | None], gone: list[pa.RecordBatch | None])
     if len(kept) < 2:
         return kept[0] if kept else None
     return in_order(pa.concat_batches(kept))
-
-
-def _unexpired(entry: Mapping[str, Any]) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
-    """What drops rows past the table's time to live at its watermark."""
-    given = entry["config"].get("evict") or []
-    specs = given if isinstance(given, list) else [given]
-    ttls = [
-        Ttl(**{k: v for k, v in spec.items() if k != "kind"}).microseconds for spec in specs if spec["kind"] == "ttl"
-    ]
-    watermark = entry["scalars"]["watermark"]
-
-    def keep(batch: pa.RecordBatch) -> pa.RecordBatch:
-        if "last_seen" not in batch.schema.names:
-            return batch
-        seen = batch.column("last_seen").to_numpy()
-        alive = (seen > watermark) | (watermark - seen.astype(np.float64) < ttls[0])
-        return batch if alive.all() else batch.filter(pa.array(alive))
-
-    return keep if ttls and ttls[0] is not None and watermark != NO_WATERMARK else lambda batch: batch
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
