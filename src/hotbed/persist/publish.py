@@ -21,7 +21,7 @@ from hotbed.errors import DeltaGap, ForkedLineage, FormatError, MissingExtra, Pe
 from hotbed.persist.chain import Lineage, retain, write_merged
 from hotbed.persist.content import VALUES, network_bytes, table_names, write_values
 from hotbed.persist.format import Link, Reader, Saved, Writer, open_checkpoint, open_folder, open_link
-from hotbed.persist.store import MANIFEST, LocalStore, Store, Where, number_of, open_store
+from hotbed.persist.store import MANIFEST, LocalStore, Newest, Store, Where, number_of, open_store
 
 DENSE = "dense.safetensors"
 CHUNK_BYTES = 900_000
@@ -316,13 +316,13 @@ class Feed(ABC):
 
 class _Directory(Feed):
     def __init__(self, store: Store) -> None:
-        self.store, self._seen = store, ""
+        self.store, self._seen = store, Newest("", None)
 
     def arrivals(self) -> Iterator[str]:
         newest = self.store.newest()
-        if newest is not None and newest.folder != self._seen:
+        if newest is not None and newest != self._seen:
             yield newest.folder
-            self._seen = newest.folder  # one that could not be read comes again
+            self._seen = newest  # one that could not be read comes again
 
     def close(self) -> None: ...
 

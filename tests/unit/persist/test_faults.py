@@ -268,6 +268,32 @@ def test_a_clock_that_goes_back_changes_nothing(tmp_path: Path, monkeypatch: Any
     load(tmp_path / "a")
 
 
+def test_every_file_and_folder_is_on_disk_before_current_moves(tmp_path: Path, monkeypatch: Any) -> None:
+    synced: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def remember(handle: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name)
+        fsync(handle)
+
+    def moves(source: Any, target: Any) -> None:
+        if Path(target).name == "CURRENT":
+            (folder,) = (path for path in tmp_path.glob("checkpoint-*") if path.name not in seen)
+            seen.add(folder.name)
+            names = {path.name for path in folder.rglob("*")}
+            assert names <= set(synced), names - set(synced)
+            assert synced[-1].startswith(".CURRENT")
+            assert tmp_path.name in synced
+        replace(source, target)
+        synced.clear()
+
+    seen: set[str] = set()
+    monkeypatch.setattr(os, "fsync", remember)
+    monkeypatch.setattr(os, "replace", moves)
+    chain(tmp_path)
+    assert len(seen) == 3
+
+
 KILLED = """
 import os, sys
 from pathlib import Path

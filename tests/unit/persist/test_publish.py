@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from torch import nn
 
 import hotbed as hb
 from hotbed.config import describe
-from hotbed.errors import DeltaGap, FormatError, PersistError
+from hotbed.errors import DeltaGap, ForkedLineage, FormatError, PersistError
 from hotbed.persist import publish as module
 from hotbed.persist.chain import Replica, compact, verify
 from hotbed.persist.checkpoint import Saved, State, capture, open_checkpoint, restore, save, write
@@ -214,6 +215,31 @@ def test_a_directory_that_cannot_be_read_now_is_read_later(tmp_path: Path) -> No
     (tmp_path / "away").rename(base)
     assert len(list(follower.poll())) == 1
     assert not list(follower.poll())
+
+
+def test_a_directory_that_turns_to_another_run_is_told_and_followed(tmp_path: Path) -> None:
+    run, follower, replica = Run(tmp_path / "run"), Follower(tmp_path / "out"), Replica()
+    publisher = PublishDirectory(tmp_path / "out")
+    publisher.publish(run.save())
+    shutil.copytree(tmp_path / "out", tmp_path / "copy")
+    other = Run(tmp_path / "run")
+    restore(open_checkpoint(run.saves[0].folder), State(tables={"t": other.table}))
+    other.table.track()
+    other.saves = list(run.saves)
+    publisher.publish(run.save())
+    for reader in follower.poll():
+        replica.apply(reader)
+    assert values_digest(replica.tables) == values_digest({"t": run.table})
+    other.table.find_or_insert(np.arange(900, 910))
+    branched = PublishDirectory(tmp_path / "copy")
+    for _ in range(3):  # deltas on the full that both share
+        branched.publish(other.save())
+        shutil.rmtree(tmp_path / "out")
+        shutil.copytree(tmp_path / "copy", tmp_path / "out")
+        for reader in follower.poll():
+            replica.apply(reader)
+        assert values_digest(replica.tables) == values_digest({"t": other.table})
+    assert [type(error) for error in follower.told] == [ForkedLineage]
 
 
 def test_an_incomplete_version_of_a_publisher_that_died_is_passed_over(broker: Broker, tmp_path: Path) -> None:
