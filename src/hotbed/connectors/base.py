@@ -170,6 +170,7 @@ class Source(ABC):
         known = self.num_rows()
         if known is not None:
             return known
+        not_endless(self, "a count of rows")
         first = tuple(self.schema().names[:1])
         return sum(batch.num_rows for batch, _ in self.read(plan=ReadPlan(columns=first)))
 

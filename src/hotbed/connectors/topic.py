@@ -22,8 +22,8 @@ PATIENCE_SECONDS = 10.0
 """What contradicts the position (no such topic, fewer partitions, too few messages) may be a broker that is still
 starting; after so long it is an error."""
 LOOK_TIMEOUT, RETRY_SECONDS, AWAY_SECONDS = 1.0, 0.5, 2.0
-HELD_BLOCKS = 4
-"""A partition is not fetched further while so many blocks of it wait."""
+HELD_BLOCKS = 16
+"""Partitions are fetched no further while about so many blocks of them wait together."""
 
 Message = tuple[int, int, bytes | None]
 """Timestamp in milliseconds, offset, payload."""
@@ -82,7 +82,7 @@ class Topic:
             elif offset >= fetched.get(partition, 0):  # else: fetched before, and again after a new assignment
                 pending[partition].append((message.timestamp()[1], offset, message.value()))
                 fetched[partition] = offset + 1
-        self._pause({p for p, held in self.pending.items() if len(held) >= HELD_BLOCKS * self.source.block_rows})
+        self._pause()
 
     def commit(self, offsets: Mapping[str, int]) -> None:
         """Tells the group, without waiting for the answer."""
@@ -202,9 +202,11 @@ class Topic:
         self._consumer.assign(places)
         self._consumer.resume(places)
 
-    def _pause(self, full: set[int]) -> None:
-        """Fetches no more of `full` partitions until most of what they hold is used."""
-        light = {p for p in self._paused if len(self.pending[p]) < self.source.block_rows}
+    def _pause(self) -> None:
+        """Fetches no more of partitions that hold much, until most of it is used."""
+        limit = max(self.source.block_rows // 2, HELD_BLOCKS * self.source.block_rows // max(1, len(self.pending)))
+        full = {p for p, held in self.pending.items() if len(held) >= limit}
+        light = {p for p in self._paused if len(self.pending[p]) < limit // 4}
         for change, call in ((full - self._paused, self._consumer.pause), (light, self._consumer.resume)):
             if change:
                 call([self._place(p) for p in change])

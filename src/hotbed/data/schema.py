@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from hotbed import config
 from hotbed.connectors import times
-from hotbed.connectors.base import Source
+from hotbed.connectors.base import Source, not_endless
 from hotbed.data.transforms import Extract, Map, Transform
 from hotbed.errors import ConfigError, SchemaError
 
@@ -241,6 +241,7 @@ class Schema:
         only."""
         from hotbed.data.fit import fit
 
+        not_endless(source, "fitting a schema")
         return fit(self, source)
 
     def with_transforms(self, name: str, transforms: Sequence[Transform]) -> Schema:

@@ -231,6 +231,10 @@ def test_an_endless_source_has_no_slice_and_no_order_but_joins_a_side_table() ->
     ):
         with pytest.raises(ConfigError, match="needs a source that ends"):
             refused()
+    with pytest.raises(ConfigError, match="fitting a schema needs a source that ends"):
+        SCHEMA.fit(stream)
+    with pytest.raises(ConfigError, match="a count of rows needs a source that ends"):
+        stream.count_rows()
     joined = stream.join(Memory({"row": [1, 2, 3], "kind": ["a", "b", "c"]}), on="row")
     dataset = make(stream, 4)
     dataset = Dataset(joined, Schema([Label("label"), Id("row"), Id("kind")]), 4, prefetch=0)
