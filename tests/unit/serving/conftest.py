@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small trained model, and a server of it. torch is imported where it is needed: `test_rows.py` also runs without."""
+"""A small trained model, and a server of it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import hotbed as hb
+from hotbed.persist.checkpoint import Saver, capture
 from hotbed.persist.publish import PublishDirectory, Publisher
 from hotbed.serving.batching import Limits
 from hotbed.serving.http import Options, Server
@@ -38,8 +40,6 @@ def draw(n: int, seed: int) -> dict[str, Any]:
 
 def train() -> hb.RecModel:
     """The same bits each time."""
-    import torch
-
     torch.manual_seed(0)
     data = {**draw(400, 0), "label": np.random.default_rng(0).integers(0, 2, 400)}
     schema = hb.Schema(
@@ -110,8 +110,6 @@ class Trainer:
     """Learns and publishes, full first, then deltas; knows what each version scores."""
 
     def __init__(self, folder: Path, exported: Path) -> None:
-        from hotbed.persist.checkpoint import Saver
-
         self.model, self.saver, self.folder = train(), Saver(folder / "run"), folder
         self.publisher: Publisher = PublishDirectory(folder / "published")
         for table in self.model.tables.values():
@@ -125,8 +123,6 @@ class Trainer:
         return self.model.predict(hb.Dataset(data, self.model.schema, 30))
 
     def publish(self, seed: int, full: bool = False) -> int:
-        from hotbed.persist.checkpoint import capture
-
         data = {**draw(100, seed), "label": np.random.default_rng(seed).integers(0, 2, 100)}
         self.model.fit(hb.Dataset(hb.sources.Memory(data), self.model.schema, 50), progress=False)
         self.scores[self.model.counters["steps"]] = self.predict()
