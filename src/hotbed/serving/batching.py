@@ -61,6 +61,8 @@ class Request:
 
     def fits(self, other: Request) -> bool:
         """Whether both have the same columns, of the same types."""
+        if self.context.keys() == other.context.keys() and self.columns.schema.equals(other.columns.schema):
+            return all(value.type == other.context[name].type for name, value in self.context.items())
         return self._kinds() == other._kinds()
 
     def _kinds(self) -> set[tuple[str, str]]:

@@ -29,6 +29,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "INT64": np.dtype("<i8"), "FP16": np.dtype("<f2"), "FP32": np.dtype("<f4"), "FP64": np.dtype("<f8"),
 }  # fmt: skip
 EXTENSIONS = ["binary_tensor_data", "model_repository"]
+_MOST = 1 << 30  # values along a dimension
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
@@ -39,7 +40,11 @@ def about() -> dict[str, Any]:
     return {"name": "hotbed", "version": __version__, "extensions": EXTENSIONS}
 
 
-@dataclass(frozen=True)
+# Tensor type -> the Arrow type whose buffer its binary form is.
+_PLAIN = {name: pa.from_numpy_dtype(dtype) for name, dtype in DTYPES.items() if name not in ("BOOL", "FP16")}
+
+
+@dataclass(slots=True)
 class Tensor:
     """One input of a request. `data`: binary (bytes-like), or values in a list, flat or nested as `shape` says."""
 
@@ -50,38 +55,44 @@ class Tensor:
 
     def column(self) -> pa.Array:
         """Arrow array [n] of a tensor [n] or [n, 1]; of lists for [n, k]. Raises DataError for what does not fit."""
-        shape = list(self.shape)
-        if not 1 <= len(shape) <= 2 or min(shape) < 0 or (len(shape) == 2 and shape[1] < 1):
-            raise DataError(f"input {self.name!r}: no column — received shape {shape} — give [n], [n, 1] or [n, k]")
-        size = math.prod(shape)
+        shape = self.shape
+        num_rows, width = (*shape, 1) if len(shape) == 1 else shape if len(shape) == 2 else (-1, 1)
+        if not (type(num_rows) is type(width) is int and 0 <= num_rows <= _MOST and 1 <= width <= _MOST):
+            raise DataError(
+                f"input {self.name!r}: no column — received shape {str(shape)[:60]} — give [n], [n, 1] or [n, k]"
+            )
+        size = num_rows * width
         flat = self._values(size)
         if len(flat) != size:
             raise DataError(
                 f"input {self.name!r}: shape {shape} needs {size} values — received {len(flat)} — correct one"
             )
-        if len(shape) == 1 or shape[1] == 1:
+        if width == 1:
             return flat
-        offsets = pa.array(np.arange(0, size + 1, shape[1], dtype=np.int32))
-        return pa.ListArray.from_arrays(offsets, flat)
+        return pa.LargeListArray.from_arrays(pa.array(np.arange(num_rows + 1) * width), flat)
 
     def _values(self, size: int) -> pa.Array:
+        data, plain = self.data, _PLAIN.get(self.datatype)
+        if not isinstance(data, bytes | memoryview):
+            kind = plain or {"BYTES": pa.string(), "BOOL": pa.bool_(), "FP16": pa.float32()}.get(self.datatype)
+            return self._made(_flat(data), self._known(kind))
         if self.datatype == "BYTES":
-            texts = _texts(self.name, self.data) if isinstance(self.data, bytes | memoryview) else _flat(self.data)
-            return self._made(texts, pa.string())
-        dtype = DTYPES.get(self.datatype)
-        if dtype is None:
+            return self._made(_texts(self.name, data), pa.string())
+        dtype = self._known(DTYPES.get(self.datatype))
+        if len(data) != size * dtype.itemsize:
+            raise DataError(f"input {self.name!r}: {size} values of {self.datatype} are {size * dtype.itemsize} bytes — "
+                            f"received {len(data)} — correct the shape")  # fmt: skip
+        if plain is not None:  # bytes() lies where numbers may lie, a slice of a body need not
+            return pa.Array.from_buffers(plain, size, [None, pa.py_buffer(bytes(data))])
+        if dtype == np.bool_:
+            return pa.array(np.frombuffer(data, np.uint8) != 0)
+        return pa.array(np.frombuffer(data, dtype).astype(np.float32))
+
+    def _known(self, kind: Any) -> Any:
+        if kind is None:
             raise DataError(f"input {self.name!r}: unknown datatype — received {self.datatype!r} — "
                             f"use BYTES or one of {', '.join(DTYPES)}")  # fmt: skip
-        kind = pa.float32() if dtype == np.float16 else pa.from_numpy_dtype(dtype)
-        if not isinstance(self.data, bytes | memoryview):
-            return self._made(_flat(self.data), kind)
-        if len(self.data) != size * dtype.itemsize:
-            raise DataError(f"input {self.name!r}: {size} values of {self.datatype} are {size * dtype.itemsize} bytes — "
-                            f"received {len(self.data)} — correct the shape")  # fmt: skip
-        values = np.frombuffer(self.data, dtype)
-        if dtype == np.bool_:
-            values = np.frombuffer(self.data, np.uint8) != 0
-        return pa.array(values.astype(np.float32) if dtype == np.float16 else values.copy())
+        return kind
 
     def _made(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         try:
@@ -133,9 +144,7 @@ class Inputs:
     def metadata(self) -> list[dict[str, Any]]:
         """Name, datatype and shape of each. Ids may come as integers or as BYTES, as they did in training."""
         dense = {column.source: column for column in self._schema.dense}
-        texts = {
-            column.source for column in self._schema.columns if isinstance(column, Dense | Id) and _of_text(column)
-        }
+        texts = {one.source for one in self._schema.columns if isinstance(one, Dense | Id) and _of_text(one)}
         found = []
         for name in self.names:
             width = dense[name].width if name in dense else 1
@@ -199,18 +208,14 @@ def read_ask(body: bytes, header_length: str | None) -> Ask:
     spec, rest, tensors = read_object(body[:split]), memoryview(body)[split:], []
     for one in _a(spec.get("inputs"), list, "inputs"):
         one = _a(one, dict, "inputs")
-        shape = _a(one.get("shape"), list, "shape")
-        if not all(type(dim) is int for dim in shape):
-            raise DataError(f"shape: no list of integers — received {shape} — correct it")
-        size = _a(one.get("parameters", {}), dict, "parameters").get("binary_data_size")
-        data = one.get("data")
-        if size is not None:
+        parameters, data = one.get("parameters"), one.get("data")
+        if parameters is not None and (size := _a(parameters, dict, "parameters").get("binary_data_size")) is not None:
             if type(size) is not int or not 0 <= size <= len(rest):
-                raise DataError(
-                    f"binary_data_size: not in the body — received {size!r}, {len(rest)} bytes are left — correct it"
-                )
+                raise DataError(f"binary_data_size: not in the body — received {str(size)[:60]}, {len(rest)} bytes are left — "
+                                "correct it")  # fmt: skip
             data, rest = rest[:size], rest[size:]
-        tensors.append(Tensor(_a(one.get("name"), str, "name"), _a(one.get("datatype"), str, "datatype"), shape, data))
+        name, datatype = _a(one.get("name"), str, "name"), _a(one.get("datatype"), str, "datatype")
+        tensors.append(Tensor(name, datatype, _a(one.get("shape"), list, "shape"), data))
     if len(rest):
         raise DataError(f"bytes after the last tensor — received {len(rest)} — correct each binary_data_size")
     binary = bool(_a(spec.get("parameters", {}), dict, "parameters").get("binary_data_output", False))
