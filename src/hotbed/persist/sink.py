@@ -5,32 +5,49 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
-import threading
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
-PIECE_BYTES, SMALL_BYTES = 4 << 20, 16 << 10
+PIECE_BYTES, SMALL_BYTES = 1 << 20, 16 << 10
+BACKGROUND, BUSY_SHARE = 10, 0.1
 _WRITEBACK_BYTES = 32 << 20
-_IN_FLIGHT, _UNSYNCED, _MOST_BUFFERS = 4, 32, 512
-
-
-def _step_back() -> None:
-    """Let this thread run where training leaves a processor idle; only Linux gives threads priorities of their own."""
-    if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 15)
+_IN_FLIGHT, _UNSYNCED, _MOST_BUFFERS = 16, 32, 512
 
 
 class Workers:
-    """The threads of one draft: pieces are hashed, written and synced beside each other, each file's in order."""
+    """The threads of one draft: pieces are hashed, written and synced beside each other, each file's in order.
+
+    `pace` keeps a save in the background: while other threads of the process are at work, as in training, it stands
+    back for BACKGROUND times what the last piece cost, so that a save takes about a tenth of one processor; else none.
+    """
 
     def __init__(self) -> None:
-        self.hash, self.write, self.sync = (
-            ThreadPoolExecutor(1, thread_name_prefix="hotbed-save", initializer=_step_back) for _ in range(3)
-        )
+        self.hash, self.write, self.sync = (ThreadPoolExecutor(1, thread_name_prefix="hotbed-save") for _ in range(3))
         self.unsynced: list[Future[None]] = []
+        self._spent = {"hash": 0.0, "write": 0.0}  # seconds of processor time
+        self._seen = (time.perf_counter(), time.process_time(), time.thread_time())
+
+    def submit(self, name: str, work: Callable[[list[memoryview]], None], piece: list[memoryview]) -> Future[None]:
+        """Run `work(piece)` on the thread `name`, and remember what it cost."""
+
+        def measured() -> None:
+            begin = time.thread_time()
+            work(piece)
+            self._spent[name] += time.thread_time() - begin
+
+        pool: ThreadPoolExecutor = getattr(self, name)
+        return pool.submit(measured)
+
+    def pace(self) -> None:
+        """Called by the thread that saves, after each piece."""
+        now = (time.perf_counter(), time.process_time(), time.thread_time() + sum(self._spent.values()))
+        wall, process, own = (new - old for new, old in zip(now, self._seen, strict=True))
+        self._seen = now
+        if process - own > BUSY_SHARE * wall:
+            time.sleep(min(own * BACKGROUND, 1.0))
 
     def settle(self, allowed: int = 0) -> None:
         """Wait until at most `allowed` files are not yet on disk; raises what their writing raised."""
@@ -53,7 +70,7 @@ class HashedFile:
         self._hash, self._bytes = hashlib.sha256(), 0
         self._piece: list[memoryview] = []
         self._held = 0
-        self._flying: list[tuple[Future[None], Future[None]]] = []
+        self._flying: list[tuple[Future[None], ...]] = []
         self.closed = False
 
     def __enter__(self) -> HashedFile:

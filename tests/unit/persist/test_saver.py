@@ -18,6 +18,7 @@ from torch import nn
 import hotbed as hb
 from hotbed.errors import PersistError
 from hotbed.persist import checkpoint as saver_module
+from hotbed.persist import sink
 from hotbed.persist.checkpoint import Saver, State, capture, open_checkpoint, restore, save, write
 from hotbed.persist.content import content_digest
 
@@ -169,3 +170,19 @@ def test_the_same_bits_saved_again_have_the_same_digest(tmp_path: Path) -> None:
     learn(table, range(10))
     state = State(network=nn.Linear(2, 1), tables={"t": table}, progress={"x": np.ones(2)})
     assert save(tmp_path / "a", state).digest == save(tmp_path / "b", state).digest
+
+
+def test_a_save_stands_back_while_other_threads_work_and_only_then(monkeypatch: Any) -> None:
+    slept: list[float] = []
+    clock = {"wall": 0.0, "process": 0.0, "thread": 0.0}
+    monkeypatch.setattr(sink.time, "sleep", slept.append)
+    for name, key in (("perf_counter", "wall"), ("process_time", "process"), ("thread_time", "thread")):
+        monkeypatch.setattr(sink.time, name, lambda key=key: clock[key])
+    workers = sink.Workers()
+    clock.update(wall=0.01, process=0.01, thread=0.01)  # all that ran was the save
+    workers.pace()
+    assert not slept
+    clock.update(wall=0.02, process=0.03, thread=0.02)  # another thread had a processor to itself
+    workers.pace()
+    assert slept == [pytest.approx(0.1)]  # ten times what the piece cost
+    workers.close()
