@@ -125,6 +125,8 @@ def test_published_versions_are_served_with_the_scores_of_the_trainer(tmp_path: 
         assert np.abs(found - expected).max() < 1e-6, version
         assert len(loaded.tables["user"].layers) <= 2
         scores.append(found)
+    homes = [path for path in (tmp_path / "rows" / "m").iterdir()]
+    assert len(homes) == len(reader.links)  # of versions that are gone nothing is left
     assert kinds == ["full", "delta", "delta", "delta"]
     assert (scores[0] != scores[-1]).any()
 

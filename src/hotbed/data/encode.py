@@ -27,6 +27,8 @@ Aside = Callable[[pa.RecordBatch, str, str], None]
 # Few of Arrow's functions take views.
 _VIEWS = {pa.string_view().id: pa.large_string(), pa.binary_view().id: pa.large_binary()}
 _INT64 = pa.int64().id
+KEPT_SCHEMAS = 32
+"""Raw schemas that an encoder remembers as checked: clients of a server may send many."""
 _WIDE = {pa.large_string().id, pa.large_binary().id}
 
 
@@ -65,7 +67,7 @@ class Encoder:
         batch = _one_batch(rows)
         if not any(mode == labels and known.equals(batch.schema) for known, mode in self._seen):
             self._check(batch.schema, labels)
-            self._seen.append((batch.schema, labels))
+            self._seen = [*self._seen[-KEPT_SCHEMAS:], (batch.schema, labels)]
         while True:
             try:
                 context = Columns(batch)

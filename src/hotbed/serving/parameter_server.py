@@ -7,10 +7,11 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
@@ -84,13 +85,25 @@ class ParameterServer:
         exported = reader.links[0] if manifest.get("graph") else self._exported(name, reader)
         reader.verify()
         with self._lock:
-            tables = {entry["name"]: self._table(reader, number, entry)
+            tables = {entry["name"]: self._table(name, reader, number, entry)
                       for number, entry in enumerate(manifest["tables"])}  # fmt: skip
             schema = Schema.from_json(exported.manifest["schema"])
             loaded = ModelVersion(name, manifest["version"], manifest["digest"], tables, schema, exported, reader)
             _check_weights(loaded)
+            before = self._models.get(name)
             self._models[name] = loaded
+            self._tidy(name, [reader] if before is None else [reader, before.reader])
         return loaded
+
+    def _home(self, model: str, link: Link) -> Path:
+        return self._folder / quote(model, safe="") / str(link.manifest["digest"])[:32]
+
+    def _tidy(self, model: str, readers: Sequence[Reader]) -> None:
+        """Remove rows of versions before the last; who still has them mapped keeps them."""
+        needed = {self._home(model, link) for reader in readers for link in reader.links}
+        for folder in next(iter(needed)).parent.iterdir():
+            if folder not in needed:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _exported(self, name: str, reader: Reader) -> Link:
         place = reader.store.place(reader.folder)
@@ -120,11 +133,11 @@ class ParameterServer:
             raise ConfigError(f"model {model!r}: no table {table!r} — received {sorted(tables)} — name one of them")
         return tables[table].find(ids)
 
-    def _table(self, reader: Reader, number: int, entry: Mapping[str, Any]) -> ServedTable:
+    def _table(self, model: str, reader: Reader, number: int, entry: Mapping[str, Any]) -> ServedTable:
         """A file for the full, and one for everything that its deltas changed."""
         name, layers = entry["name"], list[Rows]()
         for link in reader.links:
-            file = self._folder / str(link.manifest["digest"])[:32] / f"{Path(table_folder(number, name)).name}.rows"
+            file = self._home(model, link) / f"{Path(table_folder(number, name)).name}.rows"
             if not file.exists():
                 file.parent.mkdir(parents=True, exist_ok=True)
                 self._write(file, link, name, layers, int(entry["config"]["dim"]))
