@@ -84,6 +84,8 @@ def dd(folder: Path, num_bytes: int) -> float:
 def deltas(trainer: Trainer, saver: Saver) -> list[dict[str, float]]:
     """Saves after steps that touched few, more and most rows."""
     found = []
+    saver.submit(capture(trainer.state(), changes=True))  # what the steps before have changed
+    saver.wait()
     for fraction in (0.001, 0.01, 0.1):
         table, n = trainer.tables["ids"], int(trainer.rows * fraction)
         ids = trainer.draw.permutation(trainer.rows)[:n]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 PIECE_BYTES, SMALL_BYTES = 1 << 20, 16 << 10
-BACKGROUND, BUSY_SHARE = 10, 0.1
+BACKGROUND, BUSY_SHARE, LOOK_SECONDS = 20, 0.1, 0.01
 _WRITEBACK_BYTES = 32 << 20
 _IN_FLIGHT, _UNSYNCED, _MOST_BUFFERS = 16, 32, 512
 
@@ -21,33 +22,33 @@ class Workers:
     """The threads of one draft: pieces are hashed, written and synced beside each other, each file's in order.
 
     `pace` keeps a save in the background: while other threads of the process are at work, as in training, it stands
-    back for BACKGROUND times what the last piece cost, so that a save takes about a tenth of one processor; else none.
+    back for BACKGROUND times what the last pieces cost, so that a save takes a twentieth of one processor; else none.
     """
 
     def __init__(self) -> None:
         self.hash, self.write, self.sync = (ThreadPoolExecutor(1, thread_name_prefix="hotbed-save") for _ in range(3))
         self.unsynced: list[Future[None]] = []
-        self._spent = {"hash": 0.0, "write": 0.0}  # seconds of processor time
-        self._seen = (time.perf_counter(), time.process_time(), time.thread_time())
-
-    def submit(self, name: str, work: Callable[[list[memoryview]], None], piece: list[memoryview]) -> Future[None]:
-        """Run `work(piece)` on the thread `name`, and remember what it cost."""
-
-        def measured() -> None:
-            begin = time.thread_time()
-            work(piece)
-            self._spent[name] += time.thread_time() - begin
-
-        pool: ThreadPoolExecutor = getattr(self, name)
-        return pool.submit(measured)
+        self._threads = [pool.submit(threading.get_ident).result() for pool in (self.hash, self.write, self.sync)]
+        self._seen = self._clocks()
 
     def pace(self) -> None:
         """Called by the thread that saves, after each piece."""
-        now = (time.perf_counter(), time.process_time(), time.thread_time() + sum(self._spent.values()))
+        now = self._clocks()
         wall, process, own = (new - old for new, old in zip(now, self._seen, strict=True))
+        if wall < LOOK_SECONDS:
+            return
         self._seen = now
         if process - own > BUSY_SHARE * wall:
             time.sleep(min(own * BACKGROUND, 1.0))
+            self._seen = self._clocks()
+
+    def _clocks(self) -> tuple[float, float, float]:
+        """Seconds: of the clock, of the process' processors, of those that this save used; elsewhere than on Unix it
+        cannot tell, and does not stand back."""
+        if not hasattr(time, "pthread_getcpuclockid"):
+            return time.perf_counter(), 0.0, 0.0
+        own = (time.clock_gettime(time.pthread_getcpuclockid(thread)) for thread in self._threads)
+        return time.perf_counter(), time.process_time(), time.thread_time() + sum(own)
 
     def settle(self, allowed: int = 0) -> None:
         """Wait until at most `allowed` files are not yet on disk; raises what their writing raised."""
@@ -113,6 +114,7 @@ class HashedFile:
             self._flying.append(
                 (workers.hash.submit(self._update, piece), workers.write.submit(self._raw.write, piece))
             )
+            workers.pace()
         self._piece, self._held = [], 0
 
     def _update(self, piece: list[memoryview]) -> None:

@@ -174,15 +174,23 @@ def test_the_same_bits_saved_again_have_the_same_digest(tmp_path: Path) -> None:
 
 def test_a_save_stands_back_while_other_threads_work_and_only_then(monkeypatch: Any) -> None:
     slept: list[float] = []
-    clock = {"wall": 0.0, "process": 0.0, "thread": 0.0}
+    clocks = [(0.0, 0.0, 0.0)]  # wall, process, save
     monkeypatch.setattr(sink.time, "sleep", slept.append)
-    for name, key in (("perf_counter", "wall"), ("process_time", "process"), ("thread_time", "thread")):
-        monkeypatch.setattr(sink.time, name, lambda key=key: clock[key])
+    monkeypatch.setattr(sink.Workers, "_clocks", lambda self: clocks[-1])
     workers = sink.Workers()
-    clock.update(wall=0.01, process=0.01, thread=0.01)  # all that ran was the save
+    clocks.append((0.02, 0.02, 0.02))  # all that ran was the save
     workers.pace()
     assert not slept
-    clock.update(wall=0.02, process=0.03, thread=0.02)  # another thread had a processor to itself
+    clocks.append((0.04, 0.06, 0.03))  # another thread had a processor to itself
     workers.pace()
-    assert slept == [pytest.approx(0.1)]  # ten times what the piece cost
+    assert slept == [pytest.approx(0.2)]  # twenty times what the piece cost
     workers.close()
+
+
+def test_a_save_looks_after_each_piece_whether_to_stand_back(tmp_path: Path, monkeypatch: Any) -> None:
+    looked: list[int] = []
+    monkeypatch.setattr(sink.Workers, "pace", lambda self: looked.append(1))
+    table = hb.Table("t", 16)
+    table.find_or_insert(np.arange(100_000))
+    saved = save(tmp_path, State(tables={"t": table}))
+    assert len(looked) >= saved.bytes // (2 * sink.PIECE_BYTES)
