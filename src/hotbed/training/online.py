@@ -253,8 +253,11 @@ def _ended_by_signals(run: Run) -> Iterator[None]:
         run.stop(signal.Signals(number).name)
         signal.signal(number, before[signal.Signals(number)])
 
-    before = {number: signal.getsignal(number) or signal.SIG_DFL for number in SIGNALS}
-    for number in SIGNALS:
+    handlers = {number: signal.getsignal(number) or signal.SIG_DFL for number in SIGNALS}
+    before = {
+        number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN
+    }  # as under nohup
+    for number in before:
         signal.signal(number, stop)
     try:
         yield

@@ -179,6 +179,15 @@ def test_an_error_reaches_the_callbacks_and_then_the_caller(model: Any, dataset:
     assert model.counters["steps"] == 3
 
 
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """SIGINT as in a terminal: what is started in the background of a shell ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heard")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_training_after_a_whole_step(number: int, model: Any, dataset: Any, caplog: Any) -> None:
     handler = signal.getsignal(number)
@@ -191,6 +200,7 @@ def test_a_signal_ends_training_after_a_whole_step(number: int, model: Any, data
     assert signal.getsignal(number) is handler
 
 
+@pytest.mark.usefixtures("heard")
 def test_a_second_signal_ends_it_at_once(model: Any, dataset: Any) -> None:
     def twice(n: int) -> None:
         if n == 3:
@@ -199,6 +209,17 @@ def test_a_second_signal_ends_it_at_once(model: Any, dataset: Any) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         model.online_train(Endless(dataset(192), twice), progress=False)
+
+
+def test_a_signal_that_the_process_ignores_stays_ignored(model: Any, dataset: Any) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        model.online_train(
+            Endless(dataset(192), lambda n: signal.raise_signal(signal.SIGINT)), max_steps=3, progress=False
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert model.counters["steps"] == 3
 
 
 def test_off_the_main_thread_signals_are_left_alone(model: Any, dataset: Any) -> None:
