@@ -273,7 +273,13 @@ class Follow(Source):
     def _there(self, now: float) -> list[str]:
         """Names of the files that are there, in order."""
         names: list[tuple[int, str]] = []
-        for entry in os.scandir(self.directory):
+        try:
+            entries = list(os.scandir(self.directory))
+        except OSError as error:
+            raise DataError(
+                f"cannot follow {os.fspath(self.directory)!r} — {error.strerror} — make the directory, or correct its path or rights"
+            ) from error
+        for entry in entries:
             hidden = entry.name.startswith(".") or entry.name.endswith((".tmp", ".partial"))
             if hidden or not fnmatch.fnmatch(entry.name, self.pattern) or not entry.is_file():
                 continue

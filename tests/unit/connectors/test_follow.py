@@ -215,3 +215,8 @@ def test_wrong_arguments_are_named(tmp_path: Path) -> None:
         Follow(tmp_path, format=Memory({"row": [1]}))
     with pytest.raises(DataError, match="no file yet"):
         Follow(tmp_path).schema()
+
+
+def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"cannot follow .*absent.* make the directory"):
+        next(Follow(tmp_path / "absent", "*.csv").read())
