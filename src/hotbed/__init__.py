@@ -64,8 +64,8 @@ if TYPE_CHECKING:
     from .persist.publish import Follower as Follower
     from .persist.publish import PublishDirectory as PublishDirectory
     from .persist.publish import PublishTopic as PublishTopic
+    from .serving.client import Client as Client
     from .serving.parameter_server import ParameterServer as ParameterServer
-    from .serving.protocol import Client as Client
     from .serving.session import InferenceSession as InferenceSession
     from .training import callbacks as callbacks
     from .training.model import RecModel as RecModel
@@ -78,7 +78,7 @@ _HOMES: dict[str, str] = {
     "Adagrad": "embedding.rule:Adagrad",
     "Adam": "embedding.rule:Adam",
     "Batch": "data.batch:Batch",
-    "Client": "serving.protocol:Client",
+    "Client": "serving.client:Client",
     "Constant": "embedding.init:Constant",
     "Dataset": "data.dataset:Dataset",
     "Dense": "data.schema:Dense",

@@ -129,7 +129,7 @@ def serve(
     assignments: Assignments = None,
 ) -> None:
     """Answer prediction requests over the Open Inference Protocol; follow a trainer. SIGTERM drains. See docs/serving.md."""
-    from hotbed.serving.http import serve
+    from hotbed.serving.server.http import serve
 
     settings = {"host": host, "port": http_port, "grpc_port": None if grpc_port < 0 else grpc_port,
                 "token_file": None if token_file is None else str(token_file)}  # fmt: skip

@@ -22,9 +22,9 @@ import torch
 import hotbed as hb
 from hotbed.persist.checkpoint import Saver, capture
 from hotbed.persist.publish import PublishDirectory, Publisher
-from hotbed.serving.batching import Limits
-from hotbed.serving.http import Options, Server
-from hotbed.serving.models import Models
+from hotbed.serving.server.batching import Limits
+from hotbed.serving.server.http import Options, Server
+from hotbed.serving.server.models import Models
 
 
 def draw(n: int, seed: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import hotbed as hb
 from hotbed.errors import FormatError, HotbedError
 from hotbed.persist.checkpoint import Saver
 from hotbed.persist.publish import Follower, PublishTopic
-from hotbed.serving.models import Models
+from hotbed.serving.server.models import Models
 from hotbed.testing import Broker
 
 from .conftest import Process, Running, Trainer, wait_for

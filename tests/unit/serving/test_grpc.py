@@ -14,7 +14,7 @@ import tritonclient.grpc as triton
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
-from hotbed.serving.grpc import MESSAGES, SERVICE
+from hotbed.serving.server.grpc import MESSAGES, SERVICE
 
 from .conftest import Running, draw
 

@@ -17,7 +17,7 @@ from tritonclient.utils import InferenceServerException
 
 import hotbed as hb
 from hotbed.errors import ConfigError, DataError, NotServed, Overloaded, ServingError
-from hotbed.serving.batching import Limits
+from hotbed.serving.server.batching import Limits
 
 from .conftest import Running, draw
 

@@ -21,9 +21,9 @@ import pytest
 
 import hotbed as hb
 from hotbed.errors import ConfigError, HotbedError, ServingError
-from hotbed.serving.batching import Limits
-from hotbed.serving.http import Options, Server, serve
-from hotbed.serving.models import Models
+from hotbed.serving.server.batching import Limits
+from hotbed.serving.server.http import Options, Server, serve
+from hotbed.serving.server.models import Models
 
 from .conftest import Process, Running, draw, wait_for
 

@@ -18,9 +18,9 @@ from hotbed.errors import ConfigError, HotbedError, MissingExtra, NotServed
 from hotbed.persist.format import Reader
 from hotbed.persist.publish import Follower, Topic
 from hotbed.persist.store import MANIFEST, LocalStore, Where
-from hotbed.serving.batching import Answer, Batcher, Limits, Request
 from hotbed.serving.parameter_server import ModelVersion, ParameterServer
-from hotbed.serving.protocol import Inputs, Tensor
+from hotbed.serving.server.batching import Answer, Batcher, Limits, Request
+from hotbed.serving.server.protocol import Inputs, Tensor
 from hotbed.serving.session import InferenceSession
 
 log = logging.getLogger("hotbed.serving")

@@ -18,8 +18,8 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from hotbed.errors import ConfigError, DataError, HotbedError, NotServed, Overloaded, PersistError
-from hotbed.serving.models import Models
-from hotbed.serving.protocol import Tensor, about, choose, text_of
+from hotbed.serving.server.models import Models
+from hotbed.serving.server.protocol import Tensor, about, choose, text_of
 
 log = logging.getLogger("hotbed.serving")
 SERVICE = "inference.GRPCInferenceService"

@@ -26,11 +26,11 @@ from typing import Any
 
 from hotbed import config
 from hotbed.errors import ConfigError, HotbedError, MissingExtra, NotServed, Overloaded, PersistError, ServingError
-from hotbed.serving.batching import Limits
-from hotbed.serving.models import Models, open_follower
 from hotbed.serving.parameter_server import ParameterServer
-from hotbed.serving.protocol import HEADER_LENGTH, about, read_ask, read_object, write_answer
 from hotbed.serving.rows import RowDtype
+from hotbed.serving.server.batching import Limits
+from hotbed.serving.server.models import Models, open_follower
+from hotbed.serving.server.protocol import HEADER_LENGTH, about, read_ask, read_object, write_answer
 
 try:
     import uvicorn
@@ -321,7 +321,7 @@ class Server:
     async def _start_grpc(self) -> Any:
         if self._options.grpc_port is None:
             return None
-        from hotbed.serving.grpc import start
+        from hotbed.serving.server.grpc import start
 
         host = f"[{self._options.host}]" if ":" in self._options.host else self._options.host
         admit = None if self._tokens is None else self._tokens.admit
