@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a server tells Prometheus: requests by how they ended and how long they took, and the state of each model."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from hotbed.errors import HotbedError, MissingExtra
+
+if TYPE_CHECKING:
+    from hotbed.serving.server.models import Current, Model, Models
+
+
+class Meters:
+    """What Prometheus is told. Needs prometheus-client."""
+
+    def __init__(self, models: Models) -> None:
+        try:
+            from prometheus_client import CollectorRegistry, Counter, Histogram, core, generate_latest
+        except ImportError as error:
+            raise MissingExtra(
+                "serving needs prometheus-client — it is not installed — pip install hotbed[serve]"
+            ) from error
+        self._models, self._families, self._registry, self._text = models, core, CollectorRegistry(), generate_latest
+        self._registry.register(self)
+        labels = ["model", "protocol"]
+        self._seconds = Histogram("hotbed_request_seconds", "Requests that were answered, by how long it took", labels,
+                                  registry=self._registry, buckets=_BUCKETS)  # fmt: skip
+        self._requests = Counter("hotbed_requests", "Requests for predictions, by how they ended", [*labels, "outcome"],
+                                 registry=self._registry)  # fmt: skip
+
+    @contextlib.contextmanager
+    def answering(self, name: str, protocol: str) -> Iterator[None]:
+        """Around one request for predictions."""
+        started, outcome, model = time.perf_counter(), "ok", self._models.find(name)
+        try:
+            yield
+        except HotbedError as error:
+            outcome = type(error).__name__.strip("_")
+            raise
+        except BaseException as error:
+            outcome = "cancelled" if isinstance(error, asyncio.CancelledError) else "failed"
+            raise
+        else:
+            seconds = time.perf_counter() - started
+            self._seconds.labels(name, protocol).observe(seconds)
+            if model is not None:
+                model.seconds.append(seconds)
+        finally:  # names that nobody serves make no series
+            self._requests.labels("" if model is None else name, protocol, outcome).inc()
+
+    def text(self) -> bytes:
+        """All of it, in the text format of Prometheus."""
+        return bytes(self._text(self._registry))
+
+    def collect(self) -> Iterator[Any]:
+        """Called by prometheus-client for each scrape."""
+        for name, kind, text, read in _GAUGES:
+            family = getattr(self._families, f"{kind}MetricFamily")(f"hotbed_{name}", text, labels=["model"])
+            for model in self._models:
+                value = read(model)
+                if value is not None:
+                    family.add_metric([model.name], value)
+            yield family
+
+
+def _of_current(read: Callable[[Current], float | None]) -> Callable[[Model], float | None]:
+    return lambda model: None if (current := model._current) is None else read(current)
+
+
+_BUCKETS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+_GAUGES: list[tuple[str, str, str, Callable[[Model], float | None]]] = [
+    ("model_ready", "Gauge", "Whether the model answers", lambda model: float(model.ready)),
+    ("model_version", "Gauge", "The version that is served", _of_current(lambda now: now.version.version)),
+    ("model_age_seconds", "Gauge", "How long ago what is served was published",
+     _of_current(lambda now: None if now.published is None else max(0.0, time.time() - now.published))),
+    ("model_delay_seconds", "Gauge", "How long what is served took from published to served",
+     _of_current(lambda now: None if now.published is None else max(0.0, now.since - now.published))),
+    ("model_swaps", "Counter", "Versions that took the place of another", lambda model: model.swaps),
+    ("model_problems", "Counter", "Versions that could not be served, gaps and forks", lambda model: model.problems),
+    ("waiting_rows", "Gauge", "Candidates in the queue", lambda model: model.waiting_rows),
+    ("batches", "Counter", "Batches that were scored", lambda model: model.batches),
+    ("scored_rows", "Counter", "Candidates that were scored", lambda model: model.rows),
+    ("scoring_seconds", "Counter", "Seconds spent scoring", lambda model: model.batch_seconds),
+]  # fmt: skip
