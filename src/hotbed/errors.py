@@ -17,7 +17,8 @@ HotbedError
 │   └── ForkedLineage                  a delta belongs to a run that branched off from the state at hand
 ├── ServingError                       a server cannot answer
 │   ├── NotServed                      the model, or that version of it, is not loaded
-│   └── Overloaded                     too many requests wait; try again later
+│   ├── Overloaded                     too many requests wait; try again later
+│   └── StoreError                     rows did not come from where they are kept, or not in time
 └── MissingExtra (ImportError)         an optional dependency is not installed
 
 A message says what happened, what was received and what to do.
@@ -103,6 +104,10 @@ class NotServed(ServingError):
 
 class Overloaded(ServingError):
     """Too many requests wait; the same one may succeed later."""
+
+
+class StoreError(ServingError):
+    """A store of rows does not answer, not in time, or no longer has the version that was asked for."""
 
 
 class MissingExtra(HotbedError, ImportError):

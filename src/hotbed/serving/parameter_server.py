@@ -7,8 +7,7 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -19,43 +18,15 @@ from numpy.typing import NDArray
 
 from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError
-from hotbed.persist.content import table_folder, table_names, tensors
+from hotbed.persist.content import table_folder, table_names
 from hotbed.persist.format import Link, Reader, open_checkpoint
-from hotbed.persist.store import Where
+from hotbed.persist.store import MANIFEST, LocalStore, Where
 from hotbed.serving.rows import RowDtype, Rows, ServedTable, write_rows
+from hotbed.serving.stores.base import Store
+from hotbed.serving.stores.mapped import MappedVersion
 
 
-@dataclass(frozen=True)
-class ModelVersion:
-    """One version of a model, ready to be read: `tables` by name, `schema`; `exported` holds the graph, `reader` the state."""
-
-    name: str
-    version: int
-    digest: str
-    tables: Mapping[str, ServedTable]
-    schema: Schema
-    exported: Link = field(repr=False)
-    reader: Reader = field(repr=False)
-
-    @property
-    def graph(self) -> Mapping[str, Any]:
-        """What the graph is fed with, as `hotbed.persist.export.Graph` describes it."""
-        found: Mapping[str, Any] = self.exported.manifest["graph"]
-        return found
-
-    def graph_bytes(self) -> bytes:
-        """The ONNX graph."""
-        return bytes(self.exported.read(self.graph["file"]))
-
-    def weights(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
-        """Parameters that the graph knows by name, with this version's values."""
-        for name, dtype, shape, data in tensors(self.reader):
-            known = "network." + name.removeprefix("network/")
-            if dtype == "F32" and known in self.graph["weights"]:
-                yield known, np.frombuffer(data, np.float32).reshape(shape).copy()
-
-
-class ParameterServer:
+class ParameterServer(Store):
     """Loads exported models and gives rows by id; a version that is loaded never changes.
 
     `folder`: where rows are kept as files that processes map and share; a second start finds them there and needs no
@@ -71,9 +42,9 @@ class ParameterServer:
         self._folder = Path(tempfile.mkdtemp(prefix="hotbed-rows-") if folder is None else folder)
         if folder is None:
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
-        self._dtype, self._models, self._lock = dtype, dict[str, ModelVersion](), threading.Lock()
+        self._dtype, self._models, self._lock = dtype, dict[str, MappedVersion](), threading.Lock()
 
-    def load(self, name: str, source: Where | Reader) -> ModelVersion:
+    def load(self, name: str, source: Where | Reader) -> MappedVersion:
         """Load the newest version under `source` as model `name`; requests see the version before until it is ready.
 
         An exported model brings its graph. What a trainer publishes later (a path, or a Reader from a `Follower`) brings rows
@@ -88,7 +59,9 @@ class ParameterServer:
             tables = {entry["name"]: self._table(name, reader, number, entry)
                       for number, entry in enumerate(manifest["tables"])}  # fmt: skip
             schema = Schema.from_json(exported.manifest["schema"])
-            loaded = ModelVersion(name, manifest["version"], manifest["digest"], tables, schema, exported, reader)
+            configs = {entry["name"]: entry["config"] for entry in manifest["tables"]}
+            loaded = MappedVersion(name, manifest["version"], manifest["digest"], schema, exported.manifest["graph"], configs,
+                                   _published(reader), _learned(manifest), tables, exported, reader)  # fmt: skip
             _check_weights(loaded)
             before = self._models.get(name)
             self._models[name] = loaded
@@ -120,11 +93,17 @@ class ParameterServer:
         self.model(name)
         del self._models[name]
 
-    def model(self, name: str) -> ModelVersion:
+    def model(self, name: str) -> MappedVersion:
         """The version that is served now."""
         if name not in self._models:
             raise ConfigError(f"model {name!r}: not loaded — received {sorted(self._models) or 'no model'} — load it")
         return self._models[name]
+
+    def changes(self, name: str, since: str, to: str) -> Mapping[str, NDArray[np.int64]] | None:
+        return None
+
+    def hot(self, name: str, table: str, n: int) -> NDArray[np.int64]:
+        return np.empty(0, np.int64)
 
     def lookup(self, model: str, table: str, ids: Any) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         """Rows of ids, int64 [n] -> float32 [n, dim], and whether each has one."""
@@ -160,7 +139,20 @@ class ParameterServer:
         write_rows(file, dim, [batch.select(["id", "value"]) for batch in rows], gone, self._dtype)
 
 
-def _check_weights(model: ModelVersion) -> None:
+def _published(reader: Reader) -> float | None:
+    """When the newest file of a version came to be, where its store can tell."""
+    if not isinstance(reader.store, LocalStore):
+        return None
+    return (Path(reader.store.place(reader.folder)) / MANIFEST).stat().st_mtime
+
+
+def _learned(manifest: Mapping[str, Any]) -> float | None:
+    """The newest event time that a table knows, in seconds."""
+    known = [entry["scalars"].get("watermark") for entry in manifest["tables"]]
+    return max((one / 1e6 for one in known if one is not None), default=None)
+
+
+def _check_weights(model: MappedVersion) -> None:
     missing = sorted(set(model.graph["weights"]) - {name for name, _ in model.weights()})
     if missing:
         raise ConfigError(f"model {model.name!r}: the graph needs weights that this version lacks — received none for "

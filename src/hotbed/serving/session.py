@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from hotbed.connectors.base import Memory
 from hotbed.data.encode import Encoder
-from hotbed.errors import DataError, MissingExtra
-from hotbed.serving.parameter_server import ModelVersion
+from hotbed.errors import ConfigError, DataError, MissingExtra
 from hotbed.serving.rows import Lookup
+from hotbed.serving.stores.base import ModelVersion
+from hotbed.serving.stores.mapped import MappedVersion
 
 Predictions = NDArray[np.float32] | dict[str, NDArray[np.float32]]
 
@@ -29,6 +30,8 @@ class InferenceSession:
     """
 
     def __init__(self, model: ModelVersion, num_threads: int = 1) -> None:
+        if not isinstance(model, MappedVersion):
+            raise ConfigError(f"model {model.name!r}: its rows are in another process — received no cache — give one")
         self.model = model
         self._encoder = Encoder(model.schema)
         graph = model.graph
