@@ -92,7 +92,7 @@ def main() -> None:
         model.export(root / "exported")
         hb.ParameterServer(root / "rows").load("m", root / "exported")  # writes the rows once
         begin = time.perf_counter()
-        session = hb.InferenceSession(hb.ParameterServer(root / "rows").load("m", root / "exported"), a.threads)
+        session = hb.InferenceSession(hb.ParameterServer(root / "rows").load("m", root / "exported"), num_threads=a.threads)
         line: dict[str, Any] = {"model": a.model, "ids": a.ids, "ready_seconds": round(time.perf_counter() - begin, 2)}
         plain = Plain(model, rows)
         for n in (1, 100, 1000):

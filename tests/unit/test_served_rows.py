@@ -98,7 +98,8 @@ def test_a_lookup_gives_the_bits_of_evaluation(tmp_path: Path) -> None:
         weights = draw.random(int(offsets[-1]), np.float32) if name in "xy" else None
         ids[name] = hb.Ids(draw.integers(0, 600, int(offsets[-1])), offsets, weights)
     served = {t.name: ServedTable(describe(t.config), [Rows(tmp_path / t.name)]) for t in tables}
-    flat, sequences = Lookup(features, served)(ids, 20)
+    flat, sequences, late = Lookup(features, served)(ids, 20)
+    assert late == 0
     collection = hb.EmbeddingCollection([Feature(*one) for one in features], tables).eval()
     expected, rest = collection.pool([ids[name] for name, *_ in features])
     assert (flat == expected.numpy()).all()

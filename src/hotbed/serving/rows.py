@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -121,6 +121,15 @@ class ServedTable:
             gone |= set(layer.ids().tolist()) | set(layer.removed().tolist())
 
 
+class Looked(NamedTuple):
+    """Pooled features side by side, float32 [n, width]; the rows [m, dim] of each sequence feature, in order; and how many
+    rows read as the table's default because they came too late."""
+
+    flat: NDArray[np.float32]
+    sequences: list[NDArray[np.float32]]
+    late: int = 0
+
+
 class Lookup:
     """The embedding half of a model: pooled rows of every feature, side by side, in one native call.
 
@@ -136,10 +145,7 @@ class Lookup:
         self._pooled = [pooling != "none" for _, _, pooling in features]
         self.width = sum(dim for dim, pooled in zip(self._dims, self._pooled, strict=True) if pooled)
 
-    def __call__(
-        self, ids: Mapping[str, Ids], num_samples: int
-    ) -> tuple[NDArray[np.float32], list[NDArray[np.float32]]]:
-        """Pooled features [n, width], and the rows [m, dim] of each sequence feature, in order."""
+    def __call__(self, ids: Mapping[str, Ids], num_samples: int) -> Looked:
         flat = np.empty((num_samples, self.width), np.float32)
         base, at = _address(flat), 0
         given, out, sequences = [], [], []
@@ -157,7 +163,7 @@ class Lookup:
                 sequences.append(np.empty((len(one.values), dim), np.float32))
                 out.append((_address(sequences[-1]), dim))
         _core.frozen_lookup(self._tables, self._layout, given, out)
-        return flat, sequences
+        return Looked(flat, sequences)
 
 
 def _address(array: Any) -> int:
