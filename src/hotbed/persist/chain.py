@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,17 +15,23 @@ from hotbed.config import build
 from hotbed.embedding.table import Table
 from hotbed.errors import DeltaGap, ForkedLineage, FormatError, PersistError
 from hotbed.persist.content import (
+    VALUES,
     content_digest,
     flat,
+    learned,
+    network_bytes,
+    only,
     settle_table,
     table_folder,
     table_names,
     tensors,
+    write_values,
 )
 from hotbed.persist.format import Link, Reader, Saved, Writer, open_checkpoint, open_folder, open_link, partition_ranges
 from hotbed.persist.store import ADVICE, Store, Where, number_of
 
 _REMEMBERED = 4096
+_DENSE = "dense.safetensors"
 
 
 class Lineage:
@@ -175,15 +182,43 @@ def compact(where: Where) -> Saved | None:
 def write_merged(
     writer: Writer, number: int, reader: Reader, name: str, columns: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """All rows of a table of a chain as parts of a full; returns the table's entry. `columns`: only these."""
+    """All rows of a table of a chain as parts of a full; returns the table's entry. `columns`: only these, where they are."""
     entry = reader.links[-1].entry(name)
     spans, parts = partition_ranges(entry["rows"]), []
     for span, batch in zip(spans, reader.spans(name, spans), strict=True):
         if batch is not None:
             file = f"{table_folder(number, name)}/rows-{span.start:03d}-{span.stop - 1:03d}.arrow"
-            rows = writer.write_batches(file, [batch.select(list(columns)) if columns else batch])
+            rows = writer.write_batches(file, [only(batch, columns) if columns else batch])
             parts.append({"file": file, "first": span.start, "last": span.stop - 1, "rows": rows})
     return {**entry, "parts": parts, "removed": []}
+
+
+def write_version(writer: Writer, reader: Reader, last: Link | None, members: Mapping[str, Any] | None = None) -> Saved:
+    """Write what a server needs of a checkpoint: a delta where `last` is its parent, else a full; `members` go into the manifest."""
+    manifest, link = reader.manifest, reader.links[-1]
+    delta = last is not None and manifest["kind"] == "delta" and last.manifest["source"] == manifest["parent"]
+    names = table_names(reader)
+    tables = [write_values(writer, number, link, name) if delta else write_merged(writer, number, reader, name, VALUES)
+              for number, name in enumerate(names)]  # fmt: skip
+    network = network_bytes(reader)
+    if network:
+        writer.write(_DENSE, network)
+    kept = ("package_version", "version", "model", "schema", "counters")
+    return writer.commit({
+        **{name: manifest[name] for name in kept},
+        **(members or {}),
+        "kind": "delta" if delta else "full",
+        "contents": "values",
+        "parent": None if last is None else last.manifest["digest"],
+        "chain": last.chain if delta and last is not None else [],
+        "source": manifest["digest"],
+        "published": time.time(),
+        **learned(manifest),
+        "positions": {},
+        "dense": {"file": _DENSE, "optimizers": {}} if network else None,
+        "progress": None,
+        "tables": [{**entry, "candidates": None} for entry in tables],
+    })  # fmt: skip
 
 
 def _parts_of(entry: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -25,7 +25,8 @@ from hotbed.persist.store import ADVICE
 from hotbed.persist.tree import unpacked
 
 BATCH_ROWS = 4096
-VALUES = ("partition", "id", "value")
+VALUES = ("partition", "id", "value", "count")
+_NEVER = -(2**63)  # the watermark of a table that was told no time
 _COLUMNS = ("partition", "id", "value", "state", "last_seen", "count", "updated", "score")
 
 
@@ -114,10 +115,23 @@ def write_values(writer: Writer, number: int, link: Link, name: str) -> dict[str
         parts = []
         for part in entry[member]:
             file = f"{folder}/{PurePosixPath(part['file']).name}"
-            writer.write_batches(file, (batch.select(list(columns)) for batch in link.batches(part["file"])))
+            writer.write_batches(file, (only(batch, columns) for batch in link.batches(part["file"])))
             parts.append({**part, "file": file})
         entry[member] = parts
     return entry
+
+
+def only(batch: pa.RecordBatch, columns: tuple[str, ...]) -> pa.RecordBatch:
+    """The columns of these names that are there."""
+    return batch.select([name for name in columns if name in batch.schema.names])
+
+
+def learned(manifest: Mapping[str, Any]) -> dict[str, float]:
+    """`{"learned": unix seconds}` of the newest event that a state learned; {} where nothing knows it."""
+    run = ((manifest["progress"] or {}).get("tree") or {}).get("run") or {}
+    known = [run.get("now"), *(entry["scalars"]["watermark"] for entry in manifest["tables"])]
+    times = [micros for micros in known if micros is not None and micros != _NEVER]
+    return {"learned": max(times) / 1e6} if times else {}
 
 
 def network_bytes(reader: Reader) -> bytes:

@@ -18,8 +18,8 @@ from hotbed.data.batch import Batch, Ids
 from hotbed.data.schema import Schema
 from hotbed.embedding.module import TableModule, table_modules
 from hotbed.errors import ConfigError, MissingExtra, PersistError
+from hotbed.persist.chain import write_version
 from hotbed.persist.format import Saved, Writer, open_checkpoint
-from hotbed.persist.publish import write_version
 from hotbed.persist.store import Where
 
 GRAPH = "graph.onnx"

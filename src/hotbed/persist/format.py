@@ -338,7 +338,8 @@ def _merge(rows: list[pa.RecordBatch | None], gone: list[pa.RecordBatch | None])
             decided = np.union1d(decided, removed.column("id").to_numpy())
     if len(kept) < 2:
         return kept[0] if kept else None
-    return in_order(pa.concat_batches(kept))
+    names = [name for name in kept[0].schema.names if all(name in batch.schema.names for batch in kept)]
+    return in_order(pa.concat_batches([batch.select(names) for batch in kept]))
 
 
 # --- files ----------------------------------------------------------------------------------------------------------

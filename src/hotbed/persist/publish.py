@@ -18,12 +18,10 @@ from typing import Any
 from hotbed.config import described
 from hotbed.connectors.kafka import Kafka
 from hotbed.errors import DeltaGap, ForkedLineage, FormatError, MissingExtra, PersistError
-from hotbed.persist.chain import Lineage, retain, write_merged
-from hotbed.persist.content import VALUES, network_bytes, table_names, write_values
+from hotbed.persist.chain import Lineage, retain, write_version
 from hotbed.persist.format import Link, Reader, Saved, Writer, open_checkpoint, open_folder, open_link
 from hotbed.persist.store import MANIFEST, LocalStore, Newest, Store, Where, number_of, open_store
 
-DENSE = "dense.safetensors"
 CHUNK_BYTES = 900_000
 _CONNECT_SECONDS, _SEND_SECONDS = 10.0, 300.0
 log = logging.getLogger("hotbed.persist")
@@ -149,32 +147,6 @@ def _newest(store: Store) -> Link | None:
         raise PersistError(f"{store.place('')}: it holds checkpoints, not published versions — received contents "
                            f"{link.manifest.get('contents')!r} — publish to another place")  # fmt: skip
     return link
-
-
-def write_version(writer: Writer, reader: Reader, last: Link | None, members: Mapping[str, Any] | None = None) -> Saved:
-    """Write what a server needs of a checkpoint: a delta where `last` is its parent, else a full; `members` go into the manifest."""
-    manifest, link = reader.manifest, reader.links[-1]
-    delta = last is not None and manifest["kind"] == "delta" and last.manifest["source"] == manifest["parent"]
-    names = table_names(reader)
-    tables = [write_values(writer, number, link, name) if delta else write_merged(writer, number, reader, name, VALUES)
-              for number, name in enumerate(names)]  # fmt: skip
-    network = network_bytes(reader)
-    if network:
-        writer.write(DENSE, network)
-    kept = ("package_version", "version", "model", "schema", "counters")
-    return writer.commit({
-        **{name: manifest[name] for name in kept},
-        **(members or {}),
-        "kind": "delta" if delta else "full",
-        "contents": "values",
-        "parent": None if last is None else last.manifest["digest"],
-        "chain": last.chain if delta and last is not None else [],
-        "source": manifest["digest"],
-        "positions": {},
-        "dense": {"file": DENSE, "optimizers": {}} if network else None,
-        "progress": None,
-        "tables": [{**entry, "candidates": None} for entry in tables],
-    })  # fmt: skip
 
 
 # --- messages -------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,39 @@ def test_nothing_but_values_is_published(way: Way, tmp_path: Path) -> None:
     for link in reader.links:
         assert {name for batch in link.parts("t") for name in batch.schema.names} == {"partition", "id", "value"}
         assert link.entry("t")["candidates"] is None
+
+
+def test_a_version_says_when_it_was_published_and_what_it_learned_last(way: Way, tmp_path: Path) -> None:
+    run, publisher, follower, before = Run(tmp_path / "run"), way[0](), way[1](), time.time()
+    publisher.publish(run.save())
+    told = [reader.manifest for reader in follower.poll()]
+    run.table.evict(5_000_000)
+    publisher.publish(run.save())
+    told += [reader.manifest for reader in follower.poll()]
+    state = State(
+        tables={"t": run.table}, version=9, progress={"run": {"now": 7_000_000}}
+    )  # newer than the last eviction
+    publisher.publish(write(tmp_path / "later", capture(state)))
+    told += [reader.manifest for reader in follower.poll()]
+    assert [manifest.get("learned") for manifest in told] == [None, 5.0, 7.0]
+    times = [before, *(manifest["published"] for manifest in told), time.time()]
+    assert times == sorted(times)
+
+
+def test_counts_go_along_where_training_kept_them(tmp_path: Path) -> None:
+    table = hb.Table("t", 2, admit=hb.MinCount(2))
+    table.track()
+    table.find_or_insert(np.array([1, 1, 1, 2, 2]))
+    first = write(tmp_path / "run", capture(State(tables={"t": table})))
+    PublishDirectory(tmp_path / "out").publish(first)
+    slots = table.find_or_insert(np.array([2]))
+    table.update(slots, np.ones((1, 2), np.float32))
+    PublishDirectory(tmp_path / "out").publish(
+        write(tmp_path / "run", capture(State(tables={"t": table}), changes=True), 9, first)
+    )
+    reader = open_checkpoint(tmp_path / "out")
+    found = [dict(zip(batch["id"].to_pylist(), batch["count"].to_pylist(), strict=True)) for batch in reader.rows("t")]
+    assert found == [{1: 3, 2: 3}]
 
 
 def test_publishing_the_same_bits_again_changes_nothing(way: Way, tmp_path: Path) -> None:
