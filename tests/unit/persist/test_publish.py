@@ -134,7 +134,7 @@ def test_a_version_says_when_it_was_published_and_what_it_learned_last(way: Way,
 
 
 def test_counts_go_along_where_training_kept_them(tmp_path: Path) -> None:
-    table = hb.Table("t", 2, admit=hb.MinCount(2))
+    table = hb.Table("t", 2, admit=hb.MinCount(0))
     table.track()
     table.find_or_insert(np.array([1, 1, 1, 2, 2]))
     first = write(tmp_path / "run", capture(State(tables={"t": table})))
