@@ -17,12 +17,13 @@ template <class T>
 using Output = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
 
 // Hands a vector's memory to NumPy without a copy.
-template <class T>
-Output<T> to_numpy(std::vector<T> values) {
-  auto held = std::make_unique<std::vector<T>>(std::move(values));
+template <class T, class Allocator>
+Output<T> to_numpy(std::vector<T, Allocator> values) {
+  using Values = std::vector<T, Allocator>;
+  auto held = std::make_unique<Values>(std::move(values));
   T* data = held->data();
   const size_t n = held->size();
-  nb::capsule owner(held.get(), [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  nb::capsule owner(held.get(), [](void* p) noexcept { delete static_cast<Values*>(p); });
   held.release();
   return Output<T>(data, {n}, owner);
 }

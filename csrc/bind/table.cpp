@@ -66,11 +66,12 @@ nb::dict snapshot_rows(Table& table, int partition) {
       std::lock_guard lock(table.mutex());
       entries = table.snapshot_entries(partition);
     }
-    rows.reserve(entries.size(), table.layout());
+    sort_by_id(entries);
+    rows.resize(entries.size(), table.layout());
     for (size_t i = 0; i < entries.size(); i += kPiece) {
       table.mutex().give_way();
       std::lock_guard lock(table.mutex());
-      table.read_snapshot(partition, entries.data() + i, std::min(kPiece, entries.size() - i), rows);
+      table.read_snapshot(partition, entries.data(), i, std::min(kPiece, entries.size() - i), rows);
     }
     table.mutex().give_way();
     std::lock_guard lock(table.mutex());
@@ -102,8 +103,10 @@ uint64_t remove_ids(Table& table, const Input<int64_t>& ids) {
 }
 
 template <class T>
-std::vector<T> column(const nb::dict& rows, const char* name) {
-  return rows.contains(name) ? to_vector(nb::cast<Input<T>>(rows[name])) : std::vector<T>{};
+Column<T> column(const nb::dict& rows, const char* name) {
+  if (!rows.contains(name)) return {};
+  const auto array = nb::cast<Input<T>>(rows[name]);
+  return {array.data(), array.data() + array.size()};
 }
 
 void load_rows(Table& table, const nb::dict& in) {

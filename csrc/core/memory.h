@@ -5,6 +5,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
 
 namespace hotbed {
 
@@ -15,6 +18,26 @@ void* map_pages(size_t bytes, bool huge);
 void unmap_pages(void* pages, size_t bytes) noexcept;
 // Turns already touched small pages into huge ones where the kernel can; no effect elsewhere.
 void collapse_pages(void* pages, size_t bytes) noexcept;
+
+// For vectors that are resized and then written: resizing leaves new elements unset.
+template <class T>
+struct Unset : std::allocator<T> {
+  using std::allocator<T>::allocator;
+  template <class U>
+  struct rebind {
+    using other = Unset<U>;
+  };
+  template <class U>
+  void construct(U* at) noexcept {
+    ::new (static_cast<void*>(at)) U;
+  }
+  template <class U, class... Arguments>
+  void construct(U* at, Arguments&&... arguments) {
+    ::new (static_cast<void*>(at)) U(std::forward<Arguments>(arguments)...);
+  }
+};
+template <class T>
+using Column = std::vector<T, Unset<T>>;
 
 // 64-byte aligned blocks for index partitions; their contents are undefined. Blocks share 4 MiB slabs; a slab goes back
 // when its last block does. Partitions of a growing table are rebuilt in a fixed cycle, so slabs die in order and

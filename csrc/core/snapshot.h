@@ -47,6 +47,7 @@ struct SnapshotEntry {
   int64_t id;
   uint32_t slot;
 };
+void sort_by_id(std::vector<SnapshotEntry>& entries);  // ids are distinct
 
 struct Snapshot {
   // What happened to the owner of a slot since the snapshot began; the first event of a slot tells whose image it has.

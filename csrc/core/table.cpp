@@ -274,37 +274,36 @@ ExportedRows Table::export_partition(int p) {
   maps_[p].for_each([&](int64_t id, uint32_t slot) {
     if (!partitions_[p].stale || !expired(rows_[slot])) entries.push_back({id, slot});
   });
-  std::sort(entries.begin(), entries.end(), by_id);
+  sort_by_id(entries);
   ExportedRows out;
-  out.reserve(entries.size(), layout());
-  for (const SnapshotEntry& entry : entries) append(out, entry.id, rows_[entry.slot]);
+  out.resize(entries.size(), layout());
+  for (size_t i = 0; i < entries.size(); i++) {
+    if (i + kAhead < entries.size()) rows_.prefetch(entries[i + kAhead].slot);
+    write_out(out, i, entries[i].id, rows_[entries[i].slot]);
+  }
   return out;
 }
 
-void ExportedRows::reserve(size_t n, const RowLayout& fields) {
-  ids.reserve(n);
-  values.reserve(n * static_cast<size_t>(fields.dim));
-  state.reserve(n * static_cast<size_t>(fields.state_width));
-  if (fields.has_seen) seen.reserve(n);
-  if (fields.has_count) counts.reserve(n);
-  if (fields.has_updated) updated.reserve(n);
-  if (fields.has_score) scores.reserve(n);
+void ExportedRows::resize(size_t n, const RowLayout& fields) {
+  ids.resize(n);
+  values.resize(n * static_cast<size_t>(fields.dim));
+  state.resize(n * static_cast<size_t>(fields.state_width));
+  if (fields.has_seen) seen.resize(n);
+  if (fields.has_count) counts.resize(n);
+  if (fields.has_updated) updated.resize(n);
+  if (fields.has_score) scores.resize(n);
 }
 
-void Table::append(ExportedRows& out, int64_t id, const Row& row) const {
+void Table::write_out(ExportedRows& out, size_t at, int64_t id, const Row& row) const noexcept {
   const RowLayout& fields = layout();
-  out.ids.push_back(id);
-  if (fields.dtype == Dtype::kFloat32) {
-    out.values.insert(out.values.end(), row.values(), row.values() + fields.dim);
-  } else {
-    out.values.resize(out.values.size() + static_cast<size_t>(fields.dim));
-    row.read(out.values.data() + out.values.size() - fields.dim);
-  }
-  if (fields.state_width) out.state.insert(out.state.end(), row.state(), row.state() + fields.state_width);
-  if (fields.has_seen) out.seen.push_back(row.seen());
-  if (fields.has_count) out.counts.push_back(row.count());
-  if (fields.has_updated) out.updated.push_back(row.updated());
-  if (fields.has_score) out.scores.push_back(row.score());
+  const size_t dim = static_cast<size_t>(fields.dim), width = static_cast<size_t>(fields.state_width);
+  out.ids[at] = id;
+  row.read(out.values.data() + at * dim);
+  if (width) std::memcpy(out.state.data() + at * width, row.state(), width * sizeof(float));
+  if (fields.has_seen) out.seen[at] = row.seen();
+  if (fields.has_count) out.counts[at] = row.count();
+  if (fields.has_updated) out.updated[at] = row.updated();
+  if (fields.has_score) out.scores[at] = row.score();
 }
 
 bool Table::remove(int64_t id) {

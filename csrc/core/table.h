@@ -14,6 +14,7 @@
 #include "admission.h"
 #include "id_map.h"
 #include "init.h"
+#include "memory.h"
 #include "rows.h"
 #include "rule.h"
 #include "snapshot.h"
@@ -82,13 +83,12 @@ struct Uniques {
 };
 
 struct ExportedRows {
-  std::vector<int64_t> ids, seen;
-  std::vector<float> values, state;
-  std::vector<uint32_t> counts, updated;
-  std::vector<double> scores;
-  void reserve(size_t n, const RowLayout& fields);
+  Column<int64_t> ids, seen;
+  Column<float> values, state;
+  Column<uint32_t> counts, updated;
+  Column<double> scores;
+  void resize(size_t n, const RowLayout& fields);  // new elements are not set
 };
-inline bool by_id(const SnapshotEntry& a, const SnapshotEntry& b) noexcept { return a.id < b.id; }
 
 // `rows` are those in memory, expired ones until they are swept: asking costs nothing while they are many.
 struct TableStats {
@@ -167,8 +167,9 @@ class Table {
   bool has_snapshot() const noexcept { return snapshot_ != nullptr; }
   void begin_snapshot(bool changes);
   uint64_t num_snapshot_rows() const noexcept;
-  std::vector<SnapshotEntry> snapshot_entries(int partition);  // by id; once a partition
-  void read_snapshot(int partition, const SnapshotEntry* entries, size_t n, ExportedRows& out);
+  std::vector<SnapshotEntry> snapshot_entries(int partition);  // in no useful order; once a partition
+  // Entries [first, first + n) into the same places of `out`.
+  void read_snapshot(int partition, const SnapshotEntry* entries, size_t first, size_t n, ExportedRows& out);
   void drop_images(int partition);
   Snapshot::Part& snapshot_part(int partition) { return snapshot_->parts[static_cast<size_t>(partition)]; }
   void end_snapshot(bool saved);
@@ -191,7 +192,7 @@ class Table {
   void remove_row(int partition, int64_t id, uint32_t slot);
   void next_generation();
   uint32_t add_chunk(int partition);
-  void append(ExportedRows& out, int64_t id, const Row& row) const;
+  void write_out(ExportedRows& out, size_t at, int64_t id, const Row& row) const noexcept;
   // Before a row changes; after a slot was given to a new id; before a row goes.
   void changing(uint32_t slot) {
     if (marking_) mark_changing(slot);

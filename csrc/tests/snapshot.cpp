@@ -66,12 +66,14 @@ Picture read(Table& table) {
       std::lock_guard lock(table.mutex());
       entries = table.snapshot_entries(p);
     }
+    sort_by_id(entries);
+    ExportedRows rows;
+    rows.resize(entries.size(), table.layout());
     for (size_t i = 0; i < entries.size(); i += 7) {
       std::lock_guard lock(table.mutex());
-      ExportedRows rows;
-      table.read_snapshot(p, entries.data() + i, std::min<size_t>(7, entries.size() - i), rows);
-      add(picture, rows);
+      table.read_snapshot(p, entries.data(), i, std::min<size_t>(7, entries.size() - i), rows);
     }
+    add(picture, rows);
     std::lock_guard lock(table.mutex());
     table.drop_images(p);
   }
@@ -117,6 +119,27 @@ TEST_CASE("a picture read on another thread while steps and evictions go on is t
     CHECK(found == expected);
     CHECK_FALSE(everything(*table) == expected);
   }
+}
+
+TEST_CASE("ids are sorted as signed numbers, wherever their bits differ") {
+  Draw draw(7);
+  for (const int64_t range : {int64_t{1}, int64_t{1000}, int64_t{1} << 40, INT64_MAX}) {
+    std::vector<SnapshotEntry> entries;
+    for (const int64_t id : {INT64_MIN, int64_t{-1}, int64_t{0}, INT64_MAX}) entries.push_back({id, 0});
+    for (uint32_t i = 0; i < 500; i++) {
+      const int64_t id = static_cast<int64_t>(draw.below(static_cast<uint64_t>(range)));
+      entries.push_back({i % 3 ? id : -id, i});
+    }
+    std::vector<SnapshotEntry> expected = entries;
+    const auto by_id = [](const SnapshotEntry& a, const SnapshotEntry& b) { return a.id < b.id; };
+    std::stable_sort(expected.begin(), expected.end(), by_id);
+    sort_by_id(entries);
+    const auto same = [](const SnapshotEntry& a, const SnapshotEntry& b) { return a.id == b.id && a.slot == b.slot; };
+    CHECK(std::equal(entries.begin(), entries.end(), expected.begin(), expected.end(), same));
+  }
+  std::vector<SnapshotEntry> none;
+  sort_by_id(none);
+  CHECK(none.empty());
 }
 
 TEST_CASE("marks of chunks that belong to different partitions share no word") {
