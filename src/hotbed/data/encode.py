@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,8 +17,8 @@ from hotbed.connectors.base import Skips
 from hotbed.data import numbers
 from hotbed.data.batch import Batch, Ids
 from hotbed.data.numbers import BadRows, is_bytes, is_list, numeric
-from hotbed.data.schema import Dense, Id, Label, Schema, Time, Weight
-from hotbed.data.transforms import Split, Transform
+from hotbed.data.schema import Dense, Id, Label, Schema, Time, Type, Weight, joined, type_of
+from hotbed.data.transforms import Cross, Hash, Split, Transform
 from hotbed.errors import DataError, DecodeError, SchemaError
 
 Aside = Callable[[pa.RecordBatch, str, str], None]
@@ -48,6 +48,9 @@ class Encoder:
     is left out, counted in `stats.skips` and logged. A missing column or a column of the wrong type always raises
     SchemaError. `aside`: gets the raw rows that are left out.
 
+    What raw columns hold is kept in `types`, and what is text where the schema knows numbers, or the other way round, is
+    refused.
+
     Example: `Encoder(schema)(pa.record_batch({"user": ["ann"], "label": [1]}))`
     """
 
@@ -56,6 +59,7 @@ class Encoder:
         self.on_error = on_error
         self.aside = aside
         self.stats = EncodeStats()
+        self.types: Mapping[str, Type] = {}
         self._seen: list[tuple[pa.Schema, bool]] = []
         self._zones: set[str] = set()
         self._kinds: dict[str, set[str]] = {}
@@ -98,6 +102,14 @@ class Encoder:
         if missing:
             near = "; ".join(f"{name!r}: {config.nearest(name, schema.names)}" for name in missing[:3])
             raise SchemaError(f"columns {missing} are missing — the data has {schema.names} — {near}")
+        for name in self.schema.raw_columns(labels=False):
+            kind, held = type_of(schema.field(name).type), self.schema.types.get(name, "mixed")
+            if kind is None:
+                continue
+            if held != "mixed" and (kind == "text") != (held == "text"):
+                raise SchemaError(f"column {name!r}: it held {held} values in training — received {schema.field(name).type}, and the same "
+                                  f"value as text and as number is two ids — give {held} values")  # fmt: skip
+            self.types = {**self.types, name: joined(self.types.get(name), kind)}
 
     def _encode(self, batch: pa.RecordBatch, labels: bool, context: Columns) -> Batch:
         ids: dict[str, Ids] = {}
@@ -160,6 +172,8 @@ class Encoder:
         if (column.name, kind.id) in self._noted:
             return
         self._noted.add((column.name, kind.id))
+        if column.transforms and isinstance(column.transforms[-1], Hash | Cross):
+            return  # hashes of their own: they meet no id as text or as number
         table = column.table or column.name
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         if pa.types.is_null(kind):

@@ -6,8 +6,8 @@ from __future__ import annotations
 import json
 from abc import ABC
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -17,6 +17,7 @@ from hotbed.connectors.base import Source, not_endless
 from hotbed.data.transforms import Extract, Map, Transform
 from hotbed.errors import ConfigError, SchemaError
 
+Type = Literal["text", "integer", "number", "mixed"]
 POOLINGS = ("sum", "mean", "max", "none")
 
 
@@ -134,13 +135,16 @@ class Schema:
     """The columns of a problem and their roles. A value: compare it, save it (`to_json`), build a table set and models
     from it.
 
-    Raises ConfigError for two columns of one name, or more than one Time or Weight.
+    `types`: what raw columns held in training, "text", "integer", "number", or "mixed" where it was several; training
+    fills it in, and from then on text for a number, or a number for text, is refused. Raises ConfigError for two columns
+    of one name, or more than one Time or Weight.
 
     Example:
         >>> hb.Schema([hb.Label("clicked"), hb.Time("time"), hb.Id("user"), hb.Id("item"), hb.Dense("price")])
     """
 
     columns: Sequence[Column]
+    types: Mapping[str, Type] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", tuple(self.columns))
@@ -252,13 +256,19 @@ class Schema:
             else column
             for column in self.columns
         ]
-        return Schema(changed)
+        return Schema(changed, self.types)
+
+    def with_types(self, types: Mapping[str, Type]) -> Schema:
+        """This schema, knowing also that raw columns held `types`."""
+        return Schema(
+            self.columns, {**self.types, **{name: joined(self.types.get(name), kind) for name, kind in types.items()}}
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values, learned numbers included."""
-        value: dict[str, Any] = json.loads(
-            json.dumps({"columns": [config.describe(column) for column in self.columns]})
-        )
+        columns = [config.describe(column) for column in self.columns]
+        types = {"types": dict(self.types)} if self.types else {}
+        value: dict[str, Any] = json.loads(json.dumps({"columns": columns, **types}))
         return value
 
     @classmethod
@@ -266,4 +276,26 @@ class Schema:
         """Inverse of `to_json`; takes the object or its text. Raises ConfigError with the path of a wrong key."""
         spec = json.loads(value) if isinstance(value, str) else value
         columns: list[Column] = config.build(spec["columns"], Sequence[Column], "schema.columns")
-        return cls(columns)
+        return cls(columns, config.build(spec.get("types", {}), Mapping[str, Type], "schema.types"))
+
+
+def type_of(kind: pa.DataType) -> Type | None:
+    """What a raw column of an Arrow type holds, or its lists do; None for what is neither text nor numbers."""
+    while pa.types.is_nested(kind) and hasattr(kind, "value_type"):
+        kind = kind.value_type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        return "integer"
+    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return "number"
+    text: Any = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_binary,
+            pa.types.is_large_binary, pa.types.is_binary_view)  # fmt: skip
+    return "text" if any(one(kind) for one in text) else None
+
+
+def joined(one: Type | None, other: Type) -> Type:
+    """What a column holds that held both."""
+    if one is None or one == other:
+        return other
+    return "number" if {one, other} == {"integer", "number"} else "mixed"

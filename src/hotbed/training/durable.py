@@ -15,6 +15,7 @@ from torch import nn
 
 from hotbed.config import build, describe, described
 from hotbed.connectors import DeadLetters, Journal, Position
+from hotbed.data.schema import Schema
 from hotbed.embedding.rule import Rule
 from hotbed.errors import ConfigError, PersistError
 from hotbed.metrics import Metric
@@ -314,6 +315,12 @@ def described_argument(value: Any) -> Any:
         return describe(value)
     except ConfigError:
         return None
+
+
+def typed(schema: Any, before: Any, encoder: Any) -> Any:
+    """`schema`, knowing also what raw columns held that were learned from: by the schema `before`, and as `encoder` met them."""
+    met = [getattr(one, "types", {}) for one in (before, encoder)]
+    return schema.with_types(met[0]).with_types(met[1]) if isinstance(schema, Schema) else schema
 
 
 def given_tables(network: nn.Module) -> dict[str, Any] | None:

@@ -26,7 +26,7 @@ from hotbed.persist import checkpoint, content
 from hotbed.persist.export import export
 from hotbed.persist.format import Reader
 from hotbed.training.callbacks import Validate
-from hotbed.training.durable import brief, described_argument, given_tables, rebuilt_argument
+from hotbed.training.durable import brief, described_argument, given_tables, rebuilt_argument, typed
 from hotbed.training.learner import Criterion, Learner, SelfUpdating, device_of, parameters_of
 from hotbed.training.loop import Callbacks, Run, pass_over
 from hotbed.training.online import Limits, batches_a_call, follow
@@ -84,6 +84,7 @@ class RecModel:
         self.counters = {"epochs": 0, "steps": 0, "samples": 0}
         self.schema: Any = getattr(network, "_described", {}).get("schema")
         self.parent: str | None = None
+        self._encoder: Any = None
         self._indexes = None if eval_indexes is None else (eval_indexes[0], eval_indexes[1], eval_indexes[2])
         self._criterion = None if loss_fn is None else Criterion(loss_fn)
         if self.metrics and eval_network is None and self._criterion is None:
@@ -271,7 +272,7 @@ class RecModel:
                 "given_tables": given_tables(self.network),
                 **described,
             },
-            schema=None if self.schema is None else self.schema.to_json(),
+            schema=None if self.schema is None else typed(self.schema, self.schema, self._encoder).to_json(),
             counters=self.counters,
             version=self.counters["steps"],
             parent=self.parent,
@@ -294,12 +295,11 @@ class RecModel:
             given.insert(0, Validate())
         called = Callbacks([*given, history, *([ProgressBar()] if progress else [])])
         observer = Progressive(self._scorer()) if progressive else None
-        self.schema = getattr(data, "schema", None) or self.schema
+        self.schema = typed(getattr(data, "schema", None) or self.schema, self.schema, self._encoder)
+        self._encoder = getattr(data, "encoder", None)
         if isinstance(self.learner, Learner):
             self.learner.forget()  # what an interrupted fit, or a loop of the user's own, left behind
-        run = Run(
-            model=self, learner=self.learner, tables=self.tables, observer=observer, callbacks=called, valid=valid
-        )
+        run = Run(self, self.tables, self.learner, observer=observer, callbacks=called, valid=valid)
         run.dataset, run.total_steps = data, getattr(data, "num_batches", None) or _length(data)
         return run, history
 

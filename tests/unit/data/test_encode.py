@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import xxhash
 
 from hotbed.connectors import Memory
-from hotbed.data import Batch, Dense, Encoder, Id, Label, Schema, Split, Time, Transform, Weight
+from hotbed.data import Batch, Cross, Dense, Encoder, Hash, Id, Label, Schema, Split, Time, Transform, Weight
 from hotbed.errors import ConfigError, DecodeError, SchemaError
 
 pytestmark = pytest.mark.core
@@ -196,6 +197,40 @@ def test_strings_and_integers_in_one_table_warn_once() -> None:
         warnings.simplefilter("error")
         encoder(both)
         encode({"a": [1], "b": ["1"]}, Id("a"), Id("b"))
+
+
+def test_hashes_of_their_own_are_no_mixture() -> None:
+    encoder = Encoder(
+        Schema(
+            [Id("a", table="t"), Id("b", table="t", transforms=[Cross("a")]), Id("c", table="t", transforms=[Hash()])]
+        )
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        encoder(Memory({"a": ["x"], "b": ["y"], "c": ["z"]}).table)
+
+
+@pytest.mark.filterwarnings("ignore:table 'f' is fed both")
+def test_what_columns_held_is_remembered_and_held_to() -> None:
+    schema = Schema(
+        [Label("y"), Id("a"), Id("b", transforms=[Split("|")]), Id("c", transforms=[Cross("d")]), Dense("e"), Id("f")]
+    )
+    encoder = Encoder(schema)
+    columns = {"y": [1], "a": [1], "b": ["x|y"], "c": ["q"], "d": [True], "e": [1]}
+    encoder(Memory({**columns, "f": pa.array([["u"]])}).table)
+    encoder(Memory({**columns, "e": [0.5], "f": pa.array([[7]])}).table)
+    held = {"a": "integer", "b": "text", "c": "text", "d": "integer", "e": "number", "f": "mixed"}
+    assert encoder.types == held
+    known = Schema.from_json(json.dumps(schema.with_types(encoder.types).to_json()))
+    assert known == schema
+    assert known.types == held
+    served = Encoder(known)
+    row = {**columns, "f": pa.array([["u"]])}
+    served(Memory({**row, "e": [2]}).table, labels=False)
+    for name, wrong in (("a", ["1"]), ("b", [1]), ("c", [0.5]), ("d", ["true"]), ("e", ["1"])):
+        with pytest.raises(SchemaError, match=f"column '{name}': it held {held[name]} values in training"):
+            served(Memory({**row, name: wrong}).table, labels=False)
+    served(Memory({**row, "a": pa.array([None]), "f": pa.array([[7]])}).table, labels=False)
 
 
 def test_serving_needs_no_labels_weights_or_times() -> None:

@@ -61,7 +61,7 @@ def test_health_metadata_and_repository_are_told(client: Any, session: Any) -> N
     assert client.get_server_metadata().name == "hotbed"
     told = client.get_model_metadata("m")
     kinds = {one.name: one.datatype for one in told.inputs}
-    assert kinds == {**KINDS, "item": "INT64"}  # an id without a transform that is for text alone
+    assert kinds == KINDS  # as they were in training
     assert [(one.name, one.datatype, list(one.shape)) for one in told.outputs] == [("prediction", "FP32", [-1])]
     (entry,) = client.get_model_repository_index().models
     assert (entry.name, entry.version, entry.state) == ("m", str(session.model.version), "READY")

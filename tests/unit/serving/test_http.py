@@ -85,7 +85,7 @@ def test_health_metadata_and_repository_are_told(client: Any, session: Any) -> N
     assert not client.is_model_ready("n")
     assert client.get_server_metadata()["extensions"] == ["binary_tensor_data", "model_repository"]
     told = client.get_model_metadata("m")
-    assert {one["name"] for one in told["inputs"]} == set(KINDS)
+    assert {one["name"]: one["datatype"] for one in told["inputs"]} == KINDS
     assert told["outputs"] == [{"name": "prediction", "datatype": "FP32", "shape": [-1]}]
     (entry,) = client.get_model_repository_index()
     assert (entry["name"], entry["state"], entry["reason"]) == ("m", "READY", "")

@@ -139,15 +139,28 @@ class Inputs:
         self._schema = schema
 
     def metadata(self) -> list[dict[str, Any]]:
-        """Name, datatype and shape of each. Ids may come as integers or as BYTES, as they did in training."""
+        """Name, datatype and shape of each: BYTES or INT64 as the column was in training, FP32 for what is a number only.
+
+        Of models that do not tell what their columns held, BYTES where a transform is for text.
+        """
         dense = {column.source: column for column in self._schema.dense}
-        texts = {one.source for one in self._schema.columns if isinstance(one, Dense | Id) and _of_text(one)}
+        held = dict.fromkeys(
+            (one.source for one in self._schema.columns if isinstance(one, Dense | Id) and _of_text(one)), "text"
+        )
+        held.update(self._schema.types)
+        numbers = set(dense) - self._read_as_ids()
         found = []
         for name in self.names:
             width = dense[name].width if name in dense else 1
-            kind = "BYTES" if name in texts else "FP32" if name in dense else "INT64"
+            kind = "BYTES" if held.get(name) == "text" else "FP32" if name in numbers else "INT64"
             found.append({"name": name, "datatype": kind, "shape": [-1, width] if width > 1 else [-1]})
         return found
+
+    def _read_as_ids(self) -> set[str]:
+        """Raw columns whose integers must stay such: those of ids, and those that a Cross combines."""
+        columns = [one for one in self._schema.columns if isinstance(one, Dense | Id)]
+        crossed = {name for one in columns for step in one.transforms for name in step.inputs()}
+        return crossed | {one.source for one in self._schema.ids}
 
     def columns(self, tensors: Sequence[Tensor], max_rows: int) -> tuple[pa.RecordBatch, dict[str, pa.Array]]:
         """Columns of n candidates and, where n > 1, the context: tensors [1] that hold for each of them.
