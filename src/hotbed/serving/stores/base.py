@@ -10,8 +10,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load
 
 from hotbed.data.schema import Schema
+from hotbed.errors import FormatError
+
+_FIELDS = ("name", "version", "digest", "schema", "graph", "configs", "published", "learned")
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,8 +64,30 @@ class Store(ABC):
 
     @abstractmethod
     def changes(self, name: str, since: str, to: str) -> Mapping[str, NDArray[np.int64]] | None:
-        """Ids by table whose row differs between two versions, given by digest; None: it cannot be told, all may."""
+        """Ids by table whose row differs between two versions, given by digest, and maybe some more; None: it cannot be told."""
 
     @abstractmethod
     def hot(self, name: str, table: str, n: int) -> NDArray[np.int64]:
         """Up to `n` ids of the newest version, the most frequent first by what training counted; none where it did not count."""
+
+
+def described(version: ModelVersion) -> dict[str, Any]:
+    """What a version is but for its graph, weights and rows, as JSON values: what stores keep and hand on."""
+    plain = {name: getattr(version, name) for name in _FIELDS if name != "schema"}
+    return {**plain, "schema": version.schema.to_json()}
+
+
+def undescribed(spec: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """The fields of a ModelVersion of which `described` told. Raises FormatError naming `place` for anything else."""
+    try:
+        return {**{name: spec[name] for name in _FIELDS}, "schema": Schema.from_json(spec["schema"])}
+    except (KeyError, TypeError, ValueError) as error:
+        raise FormatError(f"{place}: no description of a version — {error!r} — load the model again") from error
+
+
+def read_weights(data: bytes | memoryview, place: str) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """The tensors of a safetensors file. Raises FormatError naming `place` for other bytes."""
+    try:
+        yield from load(bytes(data)).items()
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise FormatError(f"{place}: no weights — {error} — load the model again") from error
