@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from hotbed.embedding.policy import PARTITIONS
 from hotbed.errors import FormatError, PersistError, VersionError
+from hotbed.persist.sink import HashedFile
 from hotbed.persist.store import ADVICE, MANIFEST, Store, Where, open_store, split
 from hotbed.persist.tree import decode, unpacked
 
@@ -57,7 +58,7 @@ class Writer:
 
     def __init__(self, root: Where | Store) -> None:
         self.store = root if isinstance(root, Store) else open_store(root)
-        self.files: dict[str, dict[str, Any]] = {}
+        self.files: dict[str, HashedFile] = {}
         try:
             self._draft = self.store.draft()
         except OSError as error:
@@ -81,7 +82,7 @@ class Writer:
         """One file from bytes."""
         with self._draft.create(name) as file:
             file.write(data)
-        self.files[name] = file.entry()
+        self.files[name] = file
 
     def write_batches(self, name: str, batches: Iterable[pa.RecordBatch]) -> int:
         """One Arrow IPC file; returns its rows. Without a single batch no file is written and 0 is returned."""
@@ -94,15 +95,16 @@ class Writer:
             for batch in itertools.chain([first], iterator):
                 sink.write_batch(batch)
                 rows += batch.num_rows
-        self.files[name] = file.entry()
+        self.files[name] = file
         return rows
 
     def commit(self, members: Mapping[str, Any]) -> Saved:
         """Write the manifest with `members`, make the checkpoint visible and newest."""
         head = {"format": FORMAT, "format_version": FORMAT_VERSION}
-        text, digest = _sealed({**head, **members, "files": dict(sorted(self.files.items()))})
+        files = {name: self.files[name].entry() for name in sorted(self.files)}
+        text, digest = _sealed({**head, **members, "files": files})
         self._draft.publish(text.encode())
-        name, num_bytes = self._draft.folder, sum(int(entry["bytes"]) for entry in self.files.values())
+        name, num_bytes = self._draft.folder, sum(int(entry["bytes"]) for entry in files.values())
         chain = (*members.get("chain", ()), {"folder": name, "digest": digest})
         return Saved(self.store.path(name), digest, members.get("version", 0), num_bytes, members["kind"], chain)
 

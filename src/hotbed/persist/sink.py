@@ -1,21 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that are hashed while they are written, at the speed of the disk: pieces are hashed, written and synced beside each other."""
+"""Files that are hashed while they are written, at the speed of the disk: pieces are hashed, written and synced beside each other,
+and go past the page cache where the system allows, so that a save costs little time and pushes nothing out of memory."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import mmap
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-PIECE_BYTES, SMALL_BYTES = 1 << 20, 16 << 10
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
+
+PIECE_BYTES = 2 << 20
 BACKGROUND, BUSY_SHARE, LOOK_SECONDS = 20, 0.1, 0.01
-_WRITEBACK_BYTES = 32 << 20
-_IN_FLIGHT, _UNSYNCED, _MOST_BUFFERS = 16, 32, 512
+_PIECES, _UNSYNCED = 8, 32
 
 
 class Workers:
@@ -27,7 +35,8 @@ class Workers:
 
     def __init__(self) -> None:
         self.hash, self.write, self.sync = (ThreadPoolExecutor(1, thread_name_prefix="hotbed-save") for _ in range(3))
-        self.unsynced: list[Future[None]] = []
+        self._flying: deque[tuple[memoryview, list[Future[None]]]] = deque()  # pieces on their way, oldest first
+        self.unsynced: deque[Future[None]] = deque()
         self._threads = [pool.submit(threading.get_ident).result() for pool in (self.hash, self.write, self.sync)]
         self._seen = self._clocks()
 
@@ -50,28 +59,47 @@ class Workers:
         own = (time.clock_gettime(time.pthread_getcpuclockid(thread)) for thread in self._threads)
         return time.perf_counter(), time.process_time(), time.thread_time() + sum(own)
 
+    def take(self) -> memoryview:
+        """Memory for a piece, in whole pages; waits for the oldest piece where many are on their way, and raises what it raised."""
+        if len(self._flying) < _PIECES:
+            return memoryview(mmap.mmap(-1, PIECE_BYTES))
+        memory, work = self._flying.popleft()
+        for future in work:
+            future.result()
+        return memory
+
+    def send(self, memory: memoryview, num_bytes: int, *work: Callable[[memoryview], None]) -> list[Future[None]]:
+        """Hash and write what was put into `memory`, which is taken again when both are done."""
+        futures = [
+            pool.submit(one, memory[:num_bytes]) for pool, one in zip((self.hash, self.write), work, strict=True)
+        ]
+        self._flying.append((memory, futures))
+        return futures
+
     def settle(self, allowed: int = 0) -> None:
         """Wait until at most `allowed` files are not yet on disk; raises what their writing raised."""
         while len(self.unsynced) > allowed:
-            self.unsynced.pop(0).result()
+            self.unsynced.popleft().result()
 
     def close(self) -> None:
-        for pool in (self.hash, self.write, self.sync):
+        for pool in (self.hash, self.write):
             pool.shutdown(wait=True, cancel_futures=True)
+        self.sync.shutdown(wait=True)  # it closes the files
 
 
 class HashedFile:
     """A new file that is hashed while it is written, in large pieces; on disk once its draft is published.
 
-    `raw`: `write(buffers)` takes them all; `finish`: makes it durable and closes it.
+    `raw`: its `write` takes a piece, all of it; `finish`: makes it durable and closes it.
     """
 
     def __init__(self, raw: Any, workers: Workers, finish: Callable[[], None]) -> None:
         self._raw, self._workers, self._finish = raw, workers, finish
         self._hash, self._bytes = hashlib.sha256(), 0
-        self._piece: list[memoryview] = []
-        self._held = 0
-        self._flying: list[tuple[Future[None], ...]] = []
+        self._piece: memoryview | None = None
+        self._held = 0  # bytes of it that are filled
+        self._flying: list[Future[None]] = []
+        self._ended: Future[None] | None = None
         self.closed = False
 
     def __enter__(self) -> HashedFile:
@@ -82,21 +110,23 @@ class HashedFile:
         try:
             if kind is None:
                 self._emit()
-                self._land(0)
-        finally:
-            wait([future for pair in self._flying for future in pair])  # nobody writes to a file that is closed
-            self._workers.unsynced.append(self._workers.sync.submit(self._finish))
+        finally:  # the next file begins while this one ends
+            self._ended = self._workers.sync.submit(self._end)
+            self._workers.unsynced.append(self._ended)
         self._workers.settle(_UNSYNCED)
 
     def write(self, data: Any) -> int:
-        """Take bytes; buffers of SMALL_BYTES and more are not copied, so they must not change any more."""
+        """Take bytes; they are copied."""
         view = memoryview(data).cast("B")
         self._bytes += view.nbytes
-        whole = view if view.nbytes >= SMALL_BYTES else memoryview(bytes(view))
-        for at in range(0, whole.nbytes, PIECE_BYTES):
-            self._piece.append(whole[at : at + PIECE_BYTES])
-            self._held += self._piece[-1].nbytes
-            if self._held >= PIECE_BYTES or len(self._piece) == _MOST_BUFFERS:
+        at = 0
+        while at < view.nbytes:
+            if self._piece is None:
+                self._piece = self._workers.take()
+            n = min(PIECE_BYTES - self._held, view.nbytes - at)
+            self._piece[self._held : self._held + n] = view[at : at + n]
+            self._held, at = self._held + n, at + n
+            if self._held == PIECE_BYTES:
                 self._emit()
         return view.nbytes
 
@@ -104,54 +134,61 @@ class HashedFile:
         """Arrow asks for it after each batch; pieces go out when they are full and at the end."""
 
     def entry(self) -> dict[str, Any]:
-        """The file's entry in the manifest, after it was closed."""
+        """The file's entry in the manifest, once it is on disk; raises what its writing raised."""
+        assert self._ended is not None
+        self._ended.result()
         return {"bytes": self._bytes, "sha256": self._hash.hexdigest()}
 
     def _emit(self) -> None:
-        if self._piece:
-            self._land(_IN_FLIGHT - 1)
-            workers, piece = self._workers, self._piece
-            self._flying.append(
-                (workers.hash.submit(self._update, piece), workers.write.submit(self._raw.write, piece))
-            )
-            workers.pace()
-        self._piece, self._held = [], 0
+        if self._piece is not None:
+            self._flying += self._workers.send(self._piece, self._held, self._hash.update, self._raw.write)
+            self._workers.pace()
+        self._piece, self._held = None, 0
 
-    def _update(self, piece: list[memoryview]) -> None:
-        for view in piece:
-            self._hash.update(view)
-
-    def _land(self, allowed: int) -> None:
-        while len(self._flying) > allowed:
-            for future in self._flying[0]:
+    def _end(self) -> None:
+        failed: Exception | None = None
+        for future in self._flying:  # each of them: nobody may write to a file that is closed
+            try:
                 future.result()
-            del self._flying[0]
+            except Exception as error:
+                failed = failed or error
+        self._finish()
+        if failed is not None:
+            raise failed
 
 
 class LocalFile:
-    """A new local file whose pages go to disk while it is written, so that the fsync at its end is short."""
+    """A new local file. Whole pieces go straight to the disk where the system has that; the fsync at its end is short."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
-        self._at = self._begun = 0
+        self._direct = False
 
-    def write(self, buffers: Iterable[memoryview]) -> None:
-        left = list(buffers)
-        while left:
-            written = os.writev(self._handle, left)
-            self._at += written
-            while left and written >= left[0].nbytes:
-                written -= left.pop(0).nbytes
-            if written:
-                left[0] = left[0][written:]
-        if self._at - self._begun >= _WRITEBACK_BYTES and hasattr(os, "posix_fadvise"):
-            # starts writeback of what is dirty, and drops from memory what is clean: nobody reads it soon
-            os.posix_fadvise(self._handle, 0, self._at, os.POSIX_FADV_DONTNEED)
-            self._begun = self._at
+    def write(self, piece: memoryview) -> None:
+        self._go_direct(piece.nbytes == PIECE_BYTES)
+        while piece.nbytes:
+            try:
+                piece = piece[os.writev(self._handle, [piece]) :]
+            except OSError as error:
+                if not self._direct or error.errno != errno.EINVAL:
+                    raise
+                self._go_direct(False)  # a file system that wants it in other units
 
     def finish(self) -> None:
         try:
             os.fsync(self._handle)
         finally:
             os.close(self._handle)
+
+    def _go_direct(self, on: bool) -> None:
+        if on == self._direct or not hasattr(os, "O_DIRECT"):
+            return
+        flags = fcntl.fcntl(self._handle, fcntl.F_GETFL)
+        try:
+            fcntl.fcntl(self._handle, fcntl.F_SETFL, flags | os.O_DIRECT if on else flags & ~os.O_DIRECT)
+        except OSError:
+            if not on:  # else: not every file system has it
+                raise
+        else:
+            self._direct = on

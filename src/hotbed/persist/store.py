@@ -11,7 +11,7 @@ import re
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -211,7 +211,7 @@ class _LocalDraft(Draft):
         partial.unlink(missing_ok=True)  # a process that was killed had our number
         try:
             file = LocalFile(partial)
-            file.write([memoryview(f"{self.folder} {sha256}\n".encode())])
+            file.write(memoryview(f"{self.folder} {sha256}\n".encode()))
             file.finish()
             os.replace(partial, self._root / CURRENT)
         finally:
@@ -354,9 +354,8 @@ class _ObjectFile:
     def __init__(self, file: Any) -> None:
         self._file = file
 
-    def write(self, buffers: Iterable[memoryview]) -> None:
-        for buffer in buffers:
-            self._file.write(buffer)
+    def write(self, piece: memoryview) -> None:
+        self._file.write(piece)
 
     def finish(self) -> None:
         self._file.close()

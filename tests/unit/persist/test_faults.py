@@ -354,7 +354,6 @@ def test_pieces_of_a_file_keep_their_order_and_their_hash(tmp_path: Path, monkey
     real = os.writev
     monkeypatch.setattr(os, "writev", lambda handle, buffers: real(handle, [buffers[0][: 1 + len(buffers[0]) // 3]]))
     monkeypatch.setattr(sink, "PIECE_BYTES", 1000)
-    monkeypatch.setattr(sink, "SMALL_BYTES", 100)
     table = hb.Table("t", 2, rule=RULE)
     learn(table, range(3000))
     save(tmp_path, state_of(table))

@@ -145,7 +145,8 @@ def test_another_format_version_is_refused_by_number(tmp_path: Path, monkeypatch
 
 def test_a_path_that_leaves_the_checkpoint_is_refused(tmp_path: Path) -> None:
     with Writer(tmp_path) as writer:
-        writer.files["../../secret"] = {"bytes": 0, "sha256": ""}
+        writer.write("file", b"")
+        writer.files["../../secret"] = writer.files["file"]
         writer.commit({"kind": "full"})
     with pytest.raises(FormatError, match="outside of the checkpoint"):
         open_checkpoint(tmp_path)

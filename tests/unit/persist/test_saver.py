@@ -18,7 +18,6 @@ from torch import nn
 import hotbed as hb
 from hotbed.errors import PersistError
 from hotbed.persist import checkpoint as saver_module
-from hotbed.persist import sink
 from hotbed.persist.checkpoint import Saver, State, capture, open_checkpoint, restore, save, write
 from hotbed.persist.content import content_digest
 
@@ -170,27 +169,3 @@ def test_the_same_bits_saved_again_have_the_same_digest(tmp_path: Path) -> None:
     learn(table, range(10))
     state = State(network=nn.Linear(2, 1), tables={"t": table}, progress={"x": np.ones(2)})
     assert save(tmp_path / "a", state).digest == save(tmp_path / "b", state).digest
-
-
-def test_a_save_stands_back_while_other_threads_work_and_only_then(monkeypatch: Any) -> None:
-    slept: list[float] = []
-    clocks = [(0.0, 0.0, 0.0)]  # wall, process, save
-    monkeypatch.setattr(sink.time, "sleep", slept.append)
-    monkeypatch.setattr(sink.Workers, "_clocks", lambda self: clocks[-1])
-    workers = sink.Workers()
-    clocks.append((0.02, 0.02, 0.02))  # all that ran was the save
-    workers.pace()
-    assert not slept
-    clocks.append((0.04, 0.06, 0.03))  # another thread had a processor to itself
-    workers.pace()
-    assert slept == [pytest.approx(0.2)]  # twenty times what the piece cost
-    workers.close()
-
-
-def test_a_save_looks_after_each_piece_whether_to_stand_back(tmp_path: Path, monkeypatch: Any) -> None:
-    looked: list[int] = []
-    monkeypatch.setattr(sink.Workers, "pace", lambda self: looked.append(1))
-    table = hb.Table("t", 16)
-    table.find_or_insert(np.arange(100_000))
-    saved = save(tmp_path, State(tables={"t": table}))
-    assert len(looked) >= saved.bytes // (2 * sink.PIECE_BYTES)
