@@ -107,7 +107,7 @@ def tidy(folder: ModelFolder, versions: list[MappedVersion]) -> None:
 
 def _graph(folder: ModelFolder, reader: Reader, before: MappedVersion | None) -> dict[str, Any]:
     """What is known of the graph and the schema that go with it, and their files; weights are this version's own."""
-    own, place = reader.links[0], reader.store.place(reader.folder)
+    own, place = reader.links[0], reader.folder
     key = reader.manifest["digest"][:32]
     if graph := own.manifest.get("graph"):
         onnx = _file(folder.path, f"{own.manifest['digest'][:32]}.onnx", own.read(graph["file"]))
@@ -294,4 +294,4 @@ def _modified(reader: Reader) -> float | None:
     """When the newest file of a version came to be, where its store can tell."""
     if not isinstance(reader.store, LocalStore):
         return None
-    return (Path(reader.store.place(reader.folder)) / MANIFEST).stat().st_mtime
+    return (Path(reader.folder) / MANIFEST).stat().st_mtime
