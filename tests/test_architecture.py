@@ -124,7 +124,7 @@ def test_a_folder_imports_only_folders_before_it() -> None:
     wrong = []
     for path in python_files(SOURCE):
         home = path.relative_to(SOURCE).parts
-        if len(home) == 1 and home[0] in ("__init__.py", "cli.py", "draft.py", "job.py", "testing.py"):
+        if len(home) == 1 and home[0] in ("__init__.py", "cli.py", "draft.py", "job.py", "testing.py", "verbs.py"):
             continue  # they stand after every folder; that no folder imports them is checked below
         place = home[0] if len(home) > 1 else None
         before = set(FOLDERS[: FOLDERS.index(place)]) | {place} if place else set()

@@ -48,7 +48,7 @@ def draft(path: str, label: str | None = None) -> str:
 
     Example: `print(draft("ratings.csv", label="rating"))`
     """
-    source, spec = _source(path)
+    source, spec = source_of(path)
     frame = _sample(source)
     if not len(frame):
         raise SchemaError(f"{path}: no rows — there is nothing to look at — give a file with data")
@@ -66,8 +66,8 @@ def draft(path: str, label: str | None = None) -> str:
     return _page(path, spec, lines, len(frame), _order(frame, time))
 
 
-def _source(path: str) -> tuple[Source, str]:
-    """The source and its YAML."""
+def source_of(path: str) -> tuple[Source, str]:
+    """What reads a file, by its ending, and that as YAML. Raises ConfigError for an ending that tells nothing."""
     suffixes = [suffix.lower() for suffix in Path(path).suffixes] or [""]
     kind = next((suffix for suffix in suffixes[::-1] if suffix not in (".gz", ".zst", ".bz2")), "")
     if kind in (".csv", ".txt"):

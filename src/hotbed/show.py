@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the command line prints: columns, results, tables, checkpoints."""
+"""What the command line prints: columns, results, tables, checkpoints, the machine."""
 
 from __future__ import annotations
 
 import json
+import os
+import platform
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib import import_module, metadata, util
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -107,3 +112,90 @@ def print_difference(found: Mapping[str, Any]) -> None:
     for name in ("positions", "counters"):
         if found[name][0] != found[name][1]:
             console.print(f"{name}: {found[name][0]}\n      now: {found[name][1]}", highlight=False, soft_wrap=True)
+
+
+def print_export(manifest: Mapping[str, Any], folder: str | Path) -> None:
+    """Print what an export wrote: tables, rows, bytes, digest, and what to do with it."""
+    files = manifest["files"]
+    grid = Grid("table", "dim", "rows", "MiB")
+    for table in manifest["tables"]:
+        size = sum(files[part["file"]]["bytes"] for part in table["parts"])
+        grid.add_row(escape(table["name"]), str(table["config"]["dim"]), f"{table['rows']:,}", f"{size / 2**20:.1f}")
+    console.print(grid)
+    rows, size = sum(table["rows"] for table in manifest["tables"]), sum(file["bytes"] for file in files.values())
+    learned = f", learned until {_moment(manifest['learned'])}" if "learned" in manifest else ""
+    console.print(
+        f"version {manifest['version']}: {len(manifest['tables'])} tables, {rows:,} rows, {size:,} bytes{learned}\n"
+        f"digest {manifest['digest']}\nexported: {folder}\nserve it: hotbed serve {folder}", highlight=False, soft_wrap=True,
+    )  # fmt: skip
+
+
+def print_written(rows: int, path: Path) -> None:
+    """Print where predictions went."""
+    console.print(f"{rows:,} predictions, in the order of the source: {path}")
+
+
+def print_machine() -> None:
+    """Print what this machine and this install can do."""
+    grid = Grid("", "found", "what it is for", title="hotbed doctor", title_justify="left")
+    for name, found, purpose in diagnose():
+        grid.add_row(name, escape(found), purpose)
+    console.print(grid)
+
+
+def diagnose() -> list[tuple[str, str, str]]:
+    """(part, what was found, what it is for), of this machine and install."""
+    rows = [
+        ("hotbed", _version("hotbed"), ""),
+        ("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}", ""),
+        ("processors", str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()), ""),
+        ("memory", _memory(), "tables of the Ram tier"),
+        ("native core", _native(), "tables; without it nothing trains"),
+    ]
+    for package, extra, purpose in (
+        ("torch", "train", "training, evaluation, prediction"),
+        ("tensorboard", "tensorboard", "the TensorBoard callback"),
+        ("prometheus_client", "prometheus", "the Prometheus callback"),
+        ("confluent_kafka", "kafka", "events from Kafka"),
+        ("onnxruntime", "serve", "serving"),
+        ("onnx", "export", "exporting for serving"),
+    ):
+        found = _version(package) if util.find_spec(package) else f"absent: pip install hotbed[{extra}]"
+        rows.append((package, found, purpose))
+    rows.append(("device", _device(), "the dense network; tables stay on the host"))
+    return rows
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return str(getattr(__import__(package), "__version__", "unknown version"))
+
+
+def _memory() -> str:
+    try:
+        return f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f} GiB"
+    except (ValueError, OSError, AttributeError):
+        return "unknown"
+
+
+def _native() -> str:
+    try:
+        core = import_module("hotbed._core")
+    except ImportError as error:
+        return f"absent: {error}"
+    return f"{core.isa_name()}, {core.num_threads()} threads"
+
+
+def _device() -> str:
+    if not util.find_spec("torch"):
+        return "none without torch"
+    torch = import_module("torch")
+    if torch.cuda.is_available():
+        return f"cuda: {torch.cuda.get_device_name()}"
+    return "mps" if torch.backends.mps.is_available() else f"cpu, {torch.get_num_threads()} threads"
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

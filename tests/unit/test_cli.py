@@ -9,8 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
+import torch
 import typer
 import yaml
 from typer.testing import CliRunner
@@ -21,6 +23,7 @@ from hotbed.draft import draft
 from hotbed.errors import ConfigError, SchemaError
 from hotbed.job import Job
 from hotbed.jobfile import parse_value
+from hotbed.persist import checkpoint
 
 ROOT = Path(__file__).parents[2]
 
@@ -82,7 +85,8 @@ def test_verbs_and_flags_are_frozen() -> None:
     }
     job = ["--set", "job_file"]
     assert flags == {
-        "train": job, "online": ["--max-seconds", "--max-steps", *job], "evaluate": job, "predict": job,
+        "train": job, "online": ["--max-seconds", "--max-steps", *job], "evaluate": job,
+        "predict": ["--out", "--set", "files", "what"], "export": ["--out", "--set", "what"],
         "serve": ["--grpc-port", "--host", "--http-port", "--set", "--token-file", "--watch", "models"],
         "inspect": ["--set", "what"], "verify": ["checkpoint"], "diff": ["one", "two"],
         "init": ["--label", "--out", "data_file"], "schema": [], "doctor": [],
@@ -120,6 +124,67 @@ def test_train_evaluate_predict_inspect(
     assert code == 0
     assert "user" in after
     assert "not trained yet" not in after
+
+
+def test_an_exported_model_scores_files_as_the_job_does(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, _, error = call(capsys, monkeypatch, "export", "job.yaml")
+    assert code == 2
+    assert "not trained yet" in error
+    call(capsys, monkeypatch, "train", "job.yaml")
+    code, told, error = call(capsys, monkeypatch, "export", "job.yaml")
+    assert code == 0, error
+    manifest = json.loads(next((folder / "out/export").glob("*/MANIFEST.json")).read_text())
+    rows = sum(table["rows"] for table in manifest["tables"])
+    size = sum(file["bytes"] for file in manifest["files"].values())
+    assert f"1 tables, {rows:,} rows, {size:,} bytes, learned until 2020-10-" in told
+    assert f"digest {manifest['digest']}" in told
+    assert manifest["learned"] == 1_600_000_000 + 499 * 3600  # the stream's last event: it is the newest state
+
+    call(capsys, monkeypatch, "predict", "job.yaml", "--set", "predict={kind: parquet, path: rows.parquet}")
+    table = pq.read_table("rows.parquet").drop_columns(["clicked"])
+    pq.write_table(table[:300], "a.parquet")
+    pq.write_table(table[300:], "b.parquet")
+    code, told, error = call(
+        capsys, monkeypatch, "predict", "out/export", "a.parquet", "b.parquet", "--out", "scores.parquet"
+    )
+    assert code == 0, error
+    assert "500 predictions" in told
+    ours, theirs = pq.read_table("out/predictions.parquet"), pq.read_table("scores.parquet")
+    assert np.abs(ours["clicked"].to_numpy() - theirs["prediction"].to_numpy()).max() < 1e-6
+    pyarrow.csv.write_csv(table, "rows.csv")
+    code, _, error = call(capsys, monkeypatch, "predict", "out/export", "rows.csv")
+    assert code == 0, error
+    assert pq.read_table("predictions.parquet").equals(theirs)
+
+
+def test_what_cannot_be_exported_or_scored_is_told(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call(capsys, monkeypatch, "train", "job.yaml")
+    call(capsys, monkeypatch, "export", "out", "--out", "model")
+    (folder / "text.csv").write_text("user,price\nann,1\n")
+    (folder / "bad.csv").write_text("user,price\n1,1\n2,\n")
+    (folder / "none.csv").write_text("user,price\n")
+    checkpoint.save(folder / "own", checkpoint.State(torch.nn.Linear(2, 1)))
+    for arguments, message in [
+        (["export", "out"], "--out: missing"),
+        (["export", "own", "--out", "x"], "give the job"),
+        (["export", "model", "--out", "x"], "published values, not a state"),
+        (["predict", "job.yaml", "rows.parquet"], "files are for an exported model"),
+        (["predict", "model"], "an exported model scores files"),
+        (["predict", "out", "rows.parquet"], "export the model first"),
+        (["predict", "model", "rows.xls"], "unknown kind of file"),
+        (["predict", "model", "rows.parquet", "bad.csv"], "several kinds"),
+        (["predict", "model", "text.csv"], "it held integer values in training"),
+        (["predict", "model", "bad.csv"], "bad.csv, line 3"),
+        (["predict", "model", "none.csv"], "no rows"),
+    ]:
+        code, _, error = call(capsys, monkeypatch, *arguments)
+        assert code == 2, arguments
+        assert message in error, arguments
+    assert not [path for path in folder.iterdir() if "predictions" in path.name]
 
 
 def test_online_learns_the_past_once_and_goes_on_where_it_was_left(

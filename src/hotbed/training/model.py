@@ -222,14 +222,16 @@ class RecModel:
         self.parent = reader.manifest["digest"]
         return self
 
-    def export(self, path: str | Path) -> str | Path:
-        """Freeze the model for servers, rows, weights, schema and an ONNX graph, under `path`; see docs/serving.md."""
+    def export(self, path: str | Path, state: str | Path | None = None) -> str | Path:
+        """Freeze the model for servers under `path`: rows, weights, schema, an ONNX graph; see docs/serving.md. `state`: the
+        checkpoint whose newest state is frozen; None: the model as it is now."""
         if self.schema is None:
             raise ConfigError("export: the model knows no schema — received none — train it on a Dataset")
         activate = None if self._criterion is None else self._criterion.activate
-        with tempfile.TemporaryDirectory(prefix="hotbed-export-") as state:
-            checkpoint.save(state, self.state())
-            return export(state, path, self.network, self.schema, activate).folder
+        with tempfile.TemporaryDirectory(prefix="hotbed-export-") as now:
+            if state is None:
+                checkpoint.save(now, self.state())
+            return export(state or now, path, self.network, self.schema, activate).folder
 
     def warm_start(
         self,
@@ -375,9 +377,7 @@ def _tables(network: nn.Module) -> dict[str, Table]:
     tables: dict[str, Table] = {}
     for table in (table for module in table_modules(network) for table in module.tables):
         if tables.setdefault(table.name, table) is not table:
-            raise ConfigError(
-                f"network: two tables are called {table.name!r} — received both in one network — rename one"
-            )
+            raise ConfigError(f"network: two tables are called {table.name!r} — received both — rename one")
     return tables
 
 

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the command line does: train and follow a job, score with what came of it, freeze it for servers."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.progress import MofNCompleteColumn, Progress
+
+from hotbed import config, show
+from hotbed.draft import source_of
+from hotbed.errors import ConfigError, DataError
+from hotbed.job import Job
+from hotbed.show import console
+
+if TYPE_CHECKING:
+    from hotbed.training.model import RecModel
+    from hotbed.training.watch import History
+
+
+def run_job(job: Job) -> RecModel:
+    """Train, stream, save and report as the job says; prints what comes of it; returns the model."""
+    if job.train is None:
+        raise ConfigError("job.train: missing key — `hotbed train` begins with it — add it, or use `hotbed online`")
+    model, history = learn_past(job)
+    histories = {"train": history}
+    if job.stream is not None:
+        shutil.rmtree(job.state_path, ignore_errors=True)  # a training from the start begins its stream there too
+        histories["stream"] = learn_stream(job, model)
+    show.print_results(model, histories)
+    console.print(f"model: {model.save(job.output)}", highlight=False, soft_wrap=True)
+    print_report(job, model, histories)
+    return model
+
+
+def follow_job(job: Job, max_steps: int | None = None, max_seconds: float | None = None) -> RecModel:
+    """Go on with the job's stream, or begin: train first what it has to train; returns the model."""
+    if job.stream is None:
+        raise ConfigError("job.stream: missing key — `hotbed online` follows it — add a source, or use `hotbed train`")
+    histories: dict[str, History] = {}
+    if (Path(job.state_path) / "CURRENT").exists():
+        model = job.rec_model(job.schema_of(job.state_path))
+    elif job.train is None:
+        model = _new(job)
+    else:
+        model, histories["train"] = learn_past(job)
+    histories["stream"] = learn_stream(job, model, max_steps, max_seconds)
+    show.print_results(model, histories)
+    console.print(f"state: {job.state_path}", highlight=False, soft_wrap=True)
+    print_report(job, model, histories)
+    return model
+
+
+def learn_past(job: Job) -> tuple[RecModel, History]:
+    """A model that has learned the job's `train`."""
+    assert job.train is not None
+    model = _new(job)
+    _begin(job, model, "training")
+    valid = None if job.valid is None else job.dataset(job.valid, model.schema)
+    data = job.dataset(job.train, model.schema)
+    return model, model.fit(data, valid, job.fit.epochs, job.make_callbacks(), seed=job.seed)
+
+
+def learn_stream(job: Job, model: RecModel, max_steps: int | None = None, max_seconds: float | None = None) -> History:
+    """Follow the job's stream."""
+    assert job.stream is not None
+    _begin(job, model, "the stream: each batch is predicted, then learned by")
+    events = job.dataset(job.stream, model.schema, batch_size=job.fit.stream_batch_size)
+    return model.online_train(
+        events, job.make_callbacks(stream=True), max_steps=max_steps, max_seconds=max_seconds, seed=job.seed
+    )
+
+
+def _new(job: Job) -> RecModel:
+    """The job's model before it learned anything, with the rows that it starts from."""
+    model = job.rec_model(job.fitted())
+    if job.warm_start is not None:
+        start = job.warm_start
+        found = model.warm_start(start.path, start.rename, optimizer_state=start.optimizer_state)
+        for here, there in found.items():
+            console.print(f"warm start: {here} has {len(model.tables[here]):,} rows of {there} in {start.path}")
+    return model
+
+
+def _begin(job: Job, model: RecModel, what: str) -> None:
+    output, schema = Path(job.output), model.schema
+    output.mkdir(parents=True, exist_ok=True)
+    (output / "job.json").write_text(json.dumps(job.to_json(), indent=1, ensure_ascii=False), encoding="utf-8")
+    name = config.kind_of(type(model.network))
+    console.rule(f"[bold]{what} {name} on {len(schema.ids)} id and {len(schema.dense)} dense features", align="left")
+
+
+def predict_job(job: Job, out: Path | None) -> None:
+    """Score what the job says with its newest model."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    import hotbed as hb
+
+    source = job.predict or job.valid
+    if source is None:
+        raise ConfigError("job.predict: missing key — there is nothing to score — add a source, or --set it")
+    model = hb.load(newest(job))
+    scores = model.predict(job.dataset(source, model.schema))
+    columns = scores if isinstance(scores, Mapping) else {model.schema.labels[0].name: scores}
+    path = out or Path(job.output) / "predictions.parquet"
+    pq.write_table(pa.table({name: pa.array(values) for name, values in columns.items()}), path)
+    show.print_written(len(next(iter(columns.values()))), path)
+
+
+def predict_files(model: str, files: list[str], path: Path) -> None:
+    """Score files with an exported model, without torch, batch by batch; the result appears whole or not at all."""
+    import pyarrow.parquet as pq
+
+    import hotbed as hb
+
+    sources = [source_of(file)[0] for file in files]
+    if len({type(source) for source in sources}) > 1:
+        raise ConfigError(f"files of several kinds — received {files} — score one kind at a time")
+    source: Any = replace(sources[0], path=files)  # type: ignore[type-var]
+    session, rows, partial = hb.InferenceSession(model), 0, path.with_name(f".{path.name}.partial")
+    with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=console, transient=True) as bar:
+        task = bar.add_task("scoring", total=source.num_rows())
+        try:
+            writer = None
+            for batch in session.predict_source(source):
+                writer = writer or pq.ParquetWriter(partial, batch.schema)
+                writer.write_batch(batch)
+                rows += batch.num_rows
+                bar.update(task, completed=rows)
+            if writer is None:
+                raise DataError(f"no rows — received {files} — give files with rows")
+            writer.close()
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+    show.print_written(rows, path)
+
+
+def export_job(job: Job, out: Path | None) -> None:
+    """Freeze the job's newest model for servers; by default into its output folder."""
+    states = newest(job)
+    if not (Path(states) / "CURRENT").exists():
+        raise ConfigError(f"job: not trained yet — received no checkpoint in {job.output} — `hotbed train` it first")
+    _export(job.rec_model(job.schema_of(states)).restore(states), states, out or Path(job.output) / "export")
+
+
+def export_state(states: str, out: Path) -> None:
+    """Freeze the newest state of a checkpoint, which must know how its network is built."""
+    import hotbed as hb
+    from hotbed.persist.format import open_checkpoint
+
+    if not (open_checkpoint(states).manifest["model"] or {}).get("network"):
+        raise ConfigError(f"{states}: a checkpoint without its network — received one that Hotbed cannot rebuild — "
+                          "give the job, or call model.export() where the network is built")  # fmt: skip
+    _export(hb.load(states), states, out)
+
+
+def _export(model: RecModel, states: str, out: Path) -> None:
+    from hotbed.persist.format import open_checkpoint
+
+    show.print_export(open_checkpoint(model.export(out, states)).manifest, out)
+
+
+def newest(job: Job) -> str:
+    """Where the newest model of a job is: in its stream's states, or in its output folder."""
+    return job.state_path if (Path(job.state_path) / "CURRENT").exists() else job.output
+
+
+def print_report(job: Job, model: RecModel, histories: Mapping[str, History]) -> None:
+    """Write the report, and say where."""
+    from hotbed.training.report import write_report
+
+    output = Path(job.output)
+    title = f"{config.kind_of(type(model.network))}: {output.name}"
+    report = write_report(output / "report.html", histories, title=title, summary=model.summary())
+    console.print(f"report: {report}", highlight=False, soft_wrap=True)
