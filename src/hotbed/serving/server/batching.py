@@ -3,21 +3,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from hotbed.errors import HotbedError, Overloaded
-from hotbed.serving.session import InferenceSession
+from hotbed.serving.server.protocol import Column
+from hotbed.serving.session import InferenceSession, Scores
 
 log = logging.getLogger("hotbed.serving")
+_ALONE_ROWS = 256  # candidates that are scored on the loop, which hears nobody meanwhile
 
 
 @dataclass(frozen=True)
@@ -35,59 +39,82 @@ class Limits:
     body_bytes: int = 16 << 20
 
 
-@dataclass(frozen=True)
-class Answer:
-    """Predictions, float32 [n] by output, all of one `version` of a model."""
-
-    version: int
-    outputs: Mapping[str, NDArray[np.float32]]
-
-
-@dataclass
 class Request:
-    """Columns of n candidates, `context` columns with one value each, and who is told: `done` gets an Answer or an error, once,
-    on another thread. A request that is `cancelled` before it is scored is dropped."""
+    """n candidates: `columns` [n], and `context` columns [1] that hold for each of them.
 
-    columns: pa.RecordBatch
-    context: Mapping[str, pa.Array]
-    done: Callable[[Answer | Exception], None]
-    cancelled: bool = False
-    asked: float = field(default_factory=time.perf_counter)
+    `future`: on the loop that made the request; gets what `write` makes of the scores, or an error. A request whose future is
+    cancelled before it is scored is dropped.
+    """
+
+    __slots__ = ("asked", "columns", "context", "future", "num_rows", "write")
+
+    def __init__(
+        self,
+        num_rows: int,
+        columns: Mapping[str, Column],
+        context: Mapping[str, Column],
+        write: Callable[[Scores], Any],
+    ) -> None:
+        self.num_rows, self.columns, self.context, self.write = num_rows, columns, context, write
+        self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.asked = time.perf_counter()
 
     @property
-    def num_rows(self) -> int:
+    def size(self) -> int:
         """Candidates; a request without any counts as one, so that the queue stays bounded."""
-        return max(1, int(self.columns.num_rows))
+        return max(1, self.num_rows)
+
+    def settle(self, scores: Scores | Exception) -> None:
+        """Tell who asked; on its loop."""
+        if self.future.done():
+            return
+        try:
+            if isinstance(scores, Exception):
+                raise scores
+            self.future.set_result(self.write(scores))
+        except Exception as error:
+            self.future.set_exception(error)
 
     def fits(self, other: Request) -> bool:
         """Whether both have the same columns, of the same types."""
-        if self.context.keys() == other.context.keys() and self.columns.schema.equals(other.columns.schema):
-            return all(value.type == other.context[name].type for name, value in self.context.items())
         return self._kinds() == other._kinds()
 
     def _kinds(self) -> set[tuple[str, str]]:
-        found = {
-            (name, str(kind)) for name, kind in zip(self.columns.schema.names, self.columns.schema.types, strict=True)
-        }
-        return found | {(name, str(value.type)) for name, value in self.context.items()}
+        return {(name, column.dtype.str if isinstance(column, np.ndarray) else str(column.type))
+                for columns in (self.columns, self.context) for name, column in columns.items()}  # fmt: skip
 
-    def spread(self, names: list[str]) -> list[pa.Array]:
-        """The columns by name, context repeated for each candidate."""
-        first = pa.array(np.zeros(self.columns.num_rows, np.int64))
-        return [self.context[name].take(first) if name in self.context else self.columns.column(name) for name in names]
+    def spread(self, name: str) -> Column:
+        """A column, context repeated for each candidate."""
+        if name not in self.context:
+            return self.columns[name]
+        value = self.context[name]
+        if isinstance(value, np.ndarray):
+            return np.repeat(value, self.num_rows)
+        return value.take(pa.array(np.zeros(self.num_rows, np.int64)))
 
 
 class Batcher:
-    """Scores requests on a thread of its own, many at once where many wait.
+    """Scores requests: one that comes alone at once, on the loop; those that come together, or while others are scored, on a
+    thread of its own, many at once where many wait.
 
     `session`: gives the session of the version that is served now; asked once a batch, so that an answer never mixes two.
-    `scored`: told of each batch its requests, rows and seconds.
+    `scored`: told of each batch its requests, rows and seconds. `alone`: whether scoring may take the loop's time; not where
+    rows are waited for.
     """
 
     def __init__(
-        self, session: Callable[[], InferenceSession], limits: Limits, scored: Callable[[int, int, float], None]
+        self,
+        session: Callable[[], InferenceSession],
+        limits: Limits,
+        scored: Callable[[int, int, float], None],
+        alone: bool = True,
     ) -> None:
         self._session, self._limits, self._scored = session, limits, scored
+        self._alone = alone and limits.batch_seconds == 0
+        self._come, self._busy = (
+            list[Request](),
+            False,
+        )  # of the loop: what came in this turn of it; of the thread: it scores
         self._waiting, self._rows = deque[Request](), 0
         self._changed, self._closed = threading.Condition(), False
         self._thread = threading.Thread(target=self._work, name="hotbed-batcher", daemon=True)
@@ -101,14 +128,15 @@ class Batcher:
     def submit(self, request: Request) -> None:
         """Have a request scored. Raises Overloaded where too many wait."""
         with self._changed:
-            if self._closed or self._rows + request.num_rows > max(self._limits.queue_rows, request.num_rows):
+            if self._closed or self._rows + request.size > max(self._limits.queue_rows, request.size):
                 why = "the server stops" if self._closed else f"{self._rows} candidates wait"
                 raise Overloaded(
-                    f"too many requests — received {request.num_rows} candidates while {why} — try again later"
+                    f"too many requests — received {request.size} candidates while {why} — try again later"
                 )
-            self._rows += request.num_rows
-            self._waiting.append(request)
-            self._changed.notify()
+            self._rows += request.size
+        if not self._come:
+            request.future.get_loop().call_soon(self._turn)  # after all that this turn of the loop reads
+        self._come.append(request)
 
     def close(self) -> None:
         """Score what waits, then end."""
@@ -117,20 +145,37 @@ class Batcher:
             self._changed.notify()
         self._thread.join()
 
+    def _turn(self) -> None:
+        """Score what came in this turn of the loop, or have it scored."""
+        come, self._come = self._come, []
+        with self._changed:
+            alone = self._alone and len(come) == 1 and come[0].num_rows <= _ALONE_ROWS and not self._busy
+            if not self._closed and (self._waiting or not alone):
+                self._waiting.extend(come)
+                self._changed.notify()
+                return
+            self._rows -= sum(request.size for request in come)
+        for request in come:
+            _settle(self._score([request]))
+
     def _work(self) -> None:
         while batch := self._next():
-            batch = [request for request in batch if not request.cancelled]
+            batch = [request for request in batch if not request.future.cancelled()]
             if batch:
-                self._score(batch)
+                found, loop = self._score(batch), batch[0].future.get_loop()
+                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+                    loop.call_soon_threadsafe(_settle, found)
 
     def _next(self) -> list[Request]:
         """Requests that are scored together; none at the end."""
         with self._changed:
+            self._busy = False
             while not self._waiting:
                 if self._closed:
                     return []
                 self._changed.wait()
-            batch, rows = [first := self._waiting.popleft()], first.num_rows
+            self._busy = True
+            batch, rows = [first := self._waiting.popleft()], first.size
             until = first.asked + self._limits.batch_seconds
             while rows < self._limits.batch_rows:
                 if not self._waiting:
@@ -139,40 +184,47 @@ class Batcher:
                         break
                     continue
                 other = self._waiting[0]
-                if rows + other.num_rows > self._limits.batch_rows or not other.fits(first):
+                if rows + other.size > self._limits.batch_rows or not other.fits(first):
                     break
                 batch.append(self._waiting.popleft())
-                rows += other.num_rows
+                rows += other.size
             self._rows -= rows
             return batch
 
-    def _score(self, batch: list[Request]) -> None:
-        started, session = time.perf_counter(), self._session()
+    def _score(self, batch: list[Request]) -> list[tuple[Request, Scores | Exception]]:
+        started = time.perf_counter()
         try:
-            found = _scores(session, batch)
+            found = _scores(self._session(), batch)
         except Exception as error:
             if len(batch) > 1:  # whose fault it was shows when each is alone
-                for request in batch:
-                    self._score([request])
-                return
+                return [one for request in batch for one in self._score([request])]
             if not isinstance(error, HotbedError):
                 log.exception("a request could not be scored")
-            batch[0].done(error)
-            return
-        version, start = session.model.version, 0
-        self._scored(len(batch), sum(request.columns.num_rows for request in batch), time.perf_counter() - started)
-        for request in batch:
-            end = start + request.columns.num_rows
-            request.done(Answer(version, {name: values[start:end] for name, values in found.items()}))
-            start = end
+            return [(batch[0], error)]
+        self._scored(len(batch), sum(request.num_rows for request in batch), time.perf_counter() - started)
+        return list(zip(batch, found, strict=True))
 
 
-def _scores(session: InferenceSession, batch: list[Request]) -> Mapping[str, NDArray[np.float32]]:
+def _settle(found: list[tuple[Request, Scores | Exception]]) -> None:
+    for request, scores in found:
+        request.settle(scores)
+
+
+def _scores(session: InferenceSession, batch: list[Request]) -> list[Scores]:
     first = batch[0]
     if len(batch) == 1:
-        found = session.predict(first.columns, {name: value[0].as_py() for name, value in first.context.items()})
-    else:
-        names = sorted({*first.columns.schema.names, *first.context})
-        columns = zip(*(request.spread(names) for request in batch), strict=True)
-        found = session.predict(pa.RecordBatch.from_arrays([pa.concat_arrays(column) for column in columns], names))
-    return found if isinstance(found, dict) else {session.model.graph["outputs"][0]: found}
+        return [session.ask(first.columns, first.context)]
+    names = [*first.columns, *first.context]
+    found = session.ask({name: _joined([request.spread(name) for request in batch]) for name in names})
+    ends = np.cumsum([request.num_rows for request in batch]).tolist()
+    parts = zip([0, *ends], ends, strict=False)
+    return [
+        Scores(found.version, {name: values[start:end] for name, values in found.outputs.items()}, found.late)
+        for start, end in parts
+    ]
+
+
+def _joined(columns: list[Column]) -> Column:
+    if isinstance(columns[0], np.ndarray):
+        return np.concatenate(columns)
+    return pa.concat_arrays(columns)

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
 import grpc
 import numpy as np
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from hotbed.errors import ConfigError, DataError, HotbedError, NotServed, Overloaded, PersistError
 from hotbed.serving.server.models import Models
 from hotbed.serving.server.protocol import Tensor, about, choose, text_of
+from hotbed.serving.session import Scores
 
 log = logging.getLogger("hotbed.serving")
 SERVICE = "inference.GRPCInferenceService"
@@ -62,43 +63,9 @@ _MESSAGES: Mapping[str, str] = {
     "RepositoryModelUnloadRequest": _CHANGE,
     "RepositoryModelUnloadResponse": "",
 }
-_FIELD = descriptor_pb2.FieldDescriptorProto
 
 
-def _messages() -> dict[str, Any]:
-    """Classes of all messages, by name."""
-    file = descriptor_pb2.FileDescriptorProto(name="hotbed/open_inference.proto", package="inference", syntax="proto3")
-    for name, fields in _MESSAGES.items():
-        message = file.message_type.add(name=name)
-        for number, spec in enumerate(filter(None, fields.split("; ")), 1):
-            _add_field(message, number, spec)
-    pool = descriptor_pool.DescriptorPool()
-    pool.AddSerializedFile(file.SerializeToString())
-    found = pool.FindFileByName(file.name).message_types_by_name
-    return {name: message_factory.GetMessageClass(found[name]) for name in _MESSAGES}
-
-
-def _add_field(message: Any, number: int, spec: str) -> None:
-    spec, _, choice = spec.partition(" | ")
-    *mark, kind, name = spec.split()
-    field = message.field.add(name=name, number=number, label=_FIELD.LABEL_REPEATED if mark else _FIELD.LABEL_OPTIONAL)
-    if mark == ["%"]:
-        entry = message.nested_type.add(name="".join(part.title() for part in name.split("_")) + "Entry")
-        entry.options.map_entry = True
-        _add_field(entry, 1, "string key")
-        _add_field(entry, 2, f"{kind} value")
-        kind = f"{message.name}.{entry.name}"
-    if choice:
-        if not message.oneof_decl:
-            message.oneof_decl.add(name=choice)
-        field.oneof_index = 0
-    if kind[0].isupper():
-        field.type, field.type_name = _FIELD.TYPE_MESSAGE, f".inference.{kind}"
-    else:
-        field.type = getattr(_FIELD, f"TYPE_{kind.upper()}")
-
-
-MESSAGES = _messages()
+MESSAGES = messages("inference", _MESSAGES)
 
 
 def code_of(error: Exception) -> grpc.StatusCode:
@@ -158,14 +125,25 @@ class Service:
         return MESSAGES["RepositoryModelUnloadResponse"]()
 
     async def _infer(self, request: Any) -> Any:
-        name, version = request.model_name, request.model_version
-        with self._models.meters.answering(name, "grpc"):
-            answer = await self._models.score(name, version, list(tensors(request)))
-            response = MESSAGES["ModelInferResponse"](model_name=name, model_version=str(answer.version), id=request.id)
-            for output, values in choose(answer.outputs, [one.name for one in request.outputs] or None).items():
+        name, started, meters = request.model_name, time.perf_counter(), self._models.meters
+        wanted = [one.name for one in request.outputs] or None
+
+        def write(scores: Scores) -> Any:
+            response = MESSAGES["ModelInferResponse"](model_name=name, model_version=str(scores.version), id=request.id)
+            for output, values in choose(scores.outputs, wanted).items():
                 response.outputs.add(name=output, datatype="FP32", shape=[len(values)])
                 response.raw_output_contents.append(np.ascontiguousarray(values, "<f4").tobytes())
-        return response
+            if scores.late:
+                response.parameters["late_rows"].int64_param = scores.late
+            return response
+
+        try:
+            found = await self._models.score(name, request.model_version, list(tensors(request)), write)
+        except BaseException as error:
+            meters.ended(name, "grpc", started, error)
+            raise
+        meters.ended(name, "grpc", started)
+        return found
 
 
 def tensors(request: Any) -> Iterator[Tensor]:
@@ -212,7 +190,7 @@ def _told(call: Callable[[Any], Awaitable[Any]], message: Any) -> Callable[[byte
     return answer
 
 
-class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Refuses calls without a right token; health is open."""
 
     def __init__(self, admit: Callable[[str | None], bool]) -> None:
@@ -236,7 +214,7 @@ async def start(
     """A gRPC server that listens, and its port. `tls`: key and certificate. Raises ConfigError where it cannot listen."""
     limit = models.limits.body_bytes
     server = grpc.aio.server(
-        interceptors=[] if admit is None else [_Gate(admit)],
+        interceptors=[] if admit is None else [Gate(admit)],
         options=[("grpc.max_receive_message_length", limit), ("grpc.so_reuseport", 0)],
     )
     server.add_generic_rpc_handlers((Service(models).handlers(),))

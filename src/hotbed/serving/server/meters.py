@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -32,26 +31,39 @@ class Meters:
                                   registry=self._registry, buckets=_BUCKETS)  # fmt: skip
         self._requests = Counter("hotbed_requests", "Requests for predictions, by how they ended", [*labels, "outcome"],
                                  registry=self._registry)  # fmt: skip
+        self._children: dict[Any, Any] = {}
 
-    @contextlib.contextmanager
-    def answering(self, name: str, protocol: str) -> Iterator[None]:
-        """Around one request for predictions."""
-        started, outcome, model = time.perf_counter(), "ok", self._models.find(name)
-        try:
-            yield
-        except HotbedError as error:
-            outcome = type(error).__name__.strip("_")
-            raise
-        except BaseException as error:
-            outcome = "cancelled" if isinstance(error, asyncio.CancelledError) else "failed"
-            raise
-        else:
+    def ended(self, name: str, protocol: str, started: float, error: BaseException | None = None) -> None:
+        """One request for predictions ended, with an error or an answer; `started` by `time.perf_counter`."""
+        model = self._models.find(name)
+        name = "" if model is None else name  # names that nobody serves make no series
+        if error is None:
             seconds = time.perf_counter() - started
-            self._seconds.labels(name, protocol).observe(seconds)
+            self._child(self._seconds, name, protocol).observe(seconds)
             if model is not None:
                 model.seconds.append(seconds)
-        finally:  # names that nobody serves make no series
-            self._requests.labels("" if model is None else name, protocol, outcome).inc()
+            outcome = "ok"
+        elif isinstance(error, HotbedError):
+            outcome = type(error).__name__.strip("_")
+        else:
+            outcome = "cancelled" if isinstance(error, asyncio.CancelledError) else "failed"
+        self._child(self._requests, name, protocol, outcome).inc()
+
+    def watch(self, name: str, protocol: str, started: float, future: asyncio.Future[Any]) -> None:
+        """As `ended`, once the future is done."""
+
+        def told(done: asyncio.Future[Any]) -> None:
+            self.ended(name, protocol, started, asyncio.CancelledError() if done.cancelled() else done.exception())
+
+        future.add_done_callback(told)
+
+    def _child(self, family: Any, *labels: str) -> Any:
+        """`family.labels(*labels)`, remembered."""
+        key = (family, *labels)
+        found = self._children.get(key)
+        if found is None:
+            found = self._children[key] = family.labels(*labels)
+        return found
 
     def text(self) -> bytes:
         """All of it, in the text format of Prometheus."""

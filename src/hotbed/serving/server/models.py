@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import threading
 import time
@@ -12,20 +11,21 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hotbed.errors import ConfigError, NotServed
 from hotbed.persist.format import Reader
 from hotbed.persist.publish import Follower, Topic
 from hotbed.persist.store import Where
 from hotbed.serving.parameter_server import ParameterServer
-from hotbed.serving.server.batching import Answer, Batcher, Limits, Request
+from hotbed.serving.server.batching import Batcher, Limits, Request
 from hotbed.serving.server.meters import Meters
 from hotbed.serving.server.protocol import Inputs, Tensor
-from hotbed.serving.session import InferenceSession
+from hotbed.serving.session import InferenceSession, Scores
 from hotbed.serving.stores.base import ModelVersion
 
 log = logging.getLogger("hotbed.serving")
+T = TypeVar("T")
 _READINGS = 512  # request times kept for the page
 
 
@@ -109,15 +109,6 @@ class Model:
 
     def _scored(self, requests: int, rows: int, seconds: float) -> None:
         self.batches, self.rows, self.batch_seconds = self.batches + 1, self.rows + rows, self.batch_seconds + seconds
-
-
-def _settle(future: asyncio.Future[Answer], answer: Answer | Exception) -> None:
-    if future.done():
-        return
-    if isinstance(answer, Exception):
-        future.set_exception(answer)
-    else:
-        future.set_result(answer)
 
 
 class Models:
@@ -237,28 +228,26 @@ class Models:
         for model in self:
             model.close()
 
-    async def score(self, name: str, version: str, tensors: Sequence[Tensor]) -> Answer:
-        """Predictions for the candidates of a request. Raises DataError, NotServed or Overloaded."""
+    def score(
+        self, name: str, version: str, tensors: Sequence[Tensor], write: Callable[[Scores], T]
+    ) -> asyncio.Future[T]:
+        """What `write` makes of the predictions for the candidates of a request; called on a loop.
+
+        Raises DataError, NotServed or Overloaded, at once or as the future's error.
+        """
         model = self.named(name, version)
-        columns, context = model.current.inputs.columns(tensors, self.limits.batch_rows)
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Answer] = loop.create_future()
+        num_rows, columns, context = model.current.inputs.columns(tensors, self.limits.batch_rows)
 
-        def done(answer: Answer | Exception) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
-                loop.call_soon_threadsafe(_settle, future, answer)
+        def checked(scores: Scores) -> T:
+            if version and version != str(scores.version):
+                raise NotServed(
+                    f"model {name!r}: version {version} has gone — received it for {scores.version} — ask again"
+                )
+            return write(scores)
 
-        request = Request(columns, context, done)
+        request = Request(num_rows, columns, context, checked)
         model.batcher.submit(request)
-        try:
-            answer = await future
-        finally:
-            request.cancelled = True
-        if version and version != str(answer.version):
-            raise NotServed(
-                f"model {name!r}: version {version} has gone — received it for {answer.version} — ask again"
-            )
-        return answer
+        return request.future
 
     def _follow(self, name: str, make: Callable[[], Follower], poll_seconds: float) -> None:
         model, follower, told = self.named(name), None, None

@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,9 @@ from hotbed.config import nearest
 from hotbed.data.schema import Dense, Id, Schema
 from hotbed.data.transforms import Extract, Hash, Map, Split
 from hotbed.errors import DataError
+
+if TYPE_CHECKING:
+    from hotbed.serving.session import Scores
 
 # Tensor type -> NumPy dtype of its binary form, little-endian.
 DTYPES: dict[str, np.dtype[Any]] = {
@@ -37,8 +40,14 @@ def about() -> dict[str, Any]:
     return {"name": "hotbed", "version": __version__, "extensions": EXTENSIONS}
 
 
-# Tensor type -> the Arrow type whose buffer its binary form is.
-_PLAIN = {name: pa.from_numpy_dtype(dtype) for name, dtype in DTYPES.items() if name not in ("BOOL", "FP16")}
+# Tensor type -> the Arrow type of its values where they come in a list.
+_KINDS = {
+    **{name: pa.from_numpy_dtype(dtype) for name, dtype in DTYPES.items() if name != "FP16"},
+    "FP16": pa.float32(),
+    "BYTES": pa.string(),
+}
+Column: TypeAlias = NDArray[Any] | pa.Array
+"""Values of n candidates: NumPy for plain numbers, Arrow for strings, lists, and where some are missing."""
 
 
 @dataclass(slots=True)
@@ -50,8 +59,11 @@ class Tensor:
     shape: Sequence[int]
     data: Any
 
-    def column(self) -> pa.Array:
-        """Arrow array [n] of a tensor [n] or [n, 1]; of lists for [n, k]. Raises DataError for what does not fit."""
+    def column(self) -> Column:
+        """Column [n] of a tensor [n] or [n, 1]; of lists for [n, k]. Numbers in binary are not copied.
+
+        Raises DataError for what does not fit.
+        """
         shape = self.shape
         num_rows, width = (*shape, 1) if len(shape) == 1 else shape if len(shape) == 2 else (-1, 1)
         if not (type(num_rows) is type(width) is int and 0 <= num_rows <= _MOST and 1 <= width <= _MOST):
@@ -66,30 +78,31 @@ class Tensor:
             )
         if width == 1:
             return flat
-        return pa.LargeListArray.from_arrays(pa.array(np.arange(num_rows + 1) * width), flat)
+        return pa.LargeListArray.from_arrays(pa.array(np.arange(num_rows + 1) * width), pa.array(flat))
 
-    def _values(self, size: int) -> pa.Array:
-        data, plain = self.data, _PLAIN.get(self.datatype)
+    def _values(self, size: int) -> Column:
+        data = self.data
         if not isinstance(data, bytes | memoryview):
-            kind = plain or {"BYTES": pa.string(), "BOOL": pa.bool_(), "FP16": pa.float32()}.get(self.datatype)
-            return self._made(_flat(data), self._known(kind))
+            return self._made(_flat(data), self._known(_KINDS))
         if self.datatype == "BYTES":
             return self._made(_texts(self.name, data), pa.string())
-        dtype = self._known(DTYPES.get(self.datatype))
+        dtype = self._known(DTYPES)
         if len(data) != size * dtype.itemsize:
             raise DataError(f"input {self.name!r}: {size} values of {self.datatype} are {size * dtype.itemsize} bytes — "
                             f"received {len(data)} — correct the shape")  # fmt: skip
-        if plain is not None:  # bytes() lies where numbers may lie, a slice of a body need not
-            return pa.Array.from_buffers(plain, size, [None, pa.py_buffer(bytes(data))])
+        found = np.frombuffer(data, dtype)
         if dtype == np.bool_:
-            return pa.array(np.frombuffer(data, np.uint8) != 0)
-        return pa.array(np.frombuffer(data, dtype).astype(np.float32))
+            return np.not_equal(found.view(np.uint8), 0)
+        if dtype == np.float16:
+            return found.astype(np.float32)
+        return found if found.flags.aligned else found.copy()
 
-    def _known(self, kind: Any) -> Any:
-        if kind is None:
+    def _known(self, kinds: Mapping[str, Any]) -> Any:
+        found = kinds.get(self.datatype)
+        if found is None:
             raise DataError(f"input {self.name!r}: unknown datatype — received {self.datatype!r} — "
                             f"use BYTES or one of {', '.join(DTYPES)}")  # fmt: skip
-        return kind
+        return found
 
     def _made(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         try:
@@ -162,20 +175,22 @@ class Inputs:
         crossed = {name for one in columns for step in one.transforms for name in step.inputs()}
         return crossed | {one.source for one in self._schema.ids}
 
-    def columns(self, tensors: Sequence[Tensor], max_rows: int) -> tuple[pa.RecordBatch, dict[str, pa.Array]]:
-        """Columns of n candidates and, where n > 1, the context: tensors [1] that hold for each of them.
+    def columns(self, tensors: Sequence[Tensor], max_rows: int) -> tuple[int, dict[str, Column], dict[str, Column]]:
+        """How many candidates, n; their columns; and, where n > 1, the context: tensors [1] that hold for each of them.
 
         Raises DataError for tensors that are unknown, missing, given twice, too long or of different lengths.
         """
-        found: dict[str, pa.Array] = {}
+        found: dict[str, Column] = {}
         for tensor in tensors:
             if tensor.name not in self._allowed:
                 raise DataError(
                     f"input {tensor.name[:100]!r}: the model has none — {nearest(tensor.name[:100], self.names)}"
                 )
-            if tensor.name in found:
-                raise DataError(f"input {tensor.name!r}: given twice — received it again — give it once")
             found[tensor.name] = tensor.column()
+        if len(found) < len(tensors):
+            raise DataError(
+                f"inputs {[tensor.name for tensor in tensors]}: given twice — received one again — give it once"
+            )
         missing = [name for name in self.names if name not in found]
         if missing:
             raise DataError(f"inputs are missing — received {sorted(found)} — add {missing}")
@@ -187,9 +202,10 @@ class Inputs:
         num_rows = max(lengths - {1}, default=1)
         if num_rows > max_rows:
             raise DataError(f"too many candidates — received {num_rows} — give at most {max_rows} in a request")
-        context = {name: column for name, column in found.items() if len(column) != num_rows}
-        names = [name for name in sorted(found) if name not in context]
-        return pa.RecordBatch.from_arrays([found[name] for name in names], names), context
+        if len(lengths) == 1:
+            return num_rows, found, {}
+        columns = {name: column for name, column in found.items() if len(column) == num_rows}
+        return num_rows, columns, {name: column for name, column in found.items() if name not in columns}
 
 
 def _of_text(column: Dense | Id) -> bool:
@@ -215,7 +231,8 @@ def read_ask(body: bytes, header_length: str | None) -> Ask:
         raise DataError(f"{HEADER_LENGTH}: no length of a header — received {header_length[:40]!r} with a body of "
                         f"{len(body)} bytes — give the length of the JSON before the tensors")  # fmt: skip
     split = len(body) if header_length is None else int(header_length)
-    spec, rest, tensors = read_object(body[:split]), memoryview(body)[split:], []
+    spec, tensors = read_object(body[:split]), []
+    rest = memoryview(body[split:])  # a copy, so that numbers lie where numbers may lie
     for one in _a(spec.get("inputs"), list, "inputs"):
         one = _a(one, dict, "inputs")
         parameters, data = one.get("parameters"), one.get("data")
@@ -267,12 +284,10 @@ def choose(
     return outputs if wanted is None else {name: outputs[name] for name in wanted}
 
 
-def write_answer(
-    ask: Ask, model: str, version: int, outputs: Mapping[str, NDArray[np.float32]]
-) -> tuple[bytes, int | None]:
+def write_answer(ask: Ask, model: str, scores: Scores) -> tuple[bytes, int | None]:
     """The body of the answer and, where binary tensors follow the JSON, the length of the JSON."""
     described, tail = [], []
-    for name, values in choose(outputs, None if ask.wanted is None else list(ask.wanted)).items():
+    for name, values in choose(scores.outputs, None if ask.wanted is None else list(ask.wanted)).items():
         one: dict[str, Any] = {"name": name, "datatype": "FP32", "shape": [len(values)]}
         if ask.binary if ask.wanted is None else ask.wanted[name]:
             tail.append(np.ascontiguousarray(values, "<f4").tobytes())
@@ -280,6 +295,10 @@ def write_answer(
         else:
             one["data"] = [value if math.isfinite(value) else None for value in values.tolist()]
         described.append(one)
-    spec: dict[str, Any] = {"model_name": model, "model_version": str(version), "outputs": described}
-    head = json.dumps({**spec, "id": ask.id} if ask.id else spec, separators=(",", ":")).encode()
+    spec: dict[str, Any] = {"model_name": model, "model_version": str(scores.version), "outputs": described}
+    if scores.late:
+        spec["parameters"] = {"late_rows": scores.late}
+    if ask.id:
+        spec["id"] = ask.id
+    head = json.dumps(spec, separators=(",", ":")).encode()
     return b"".join([head, *tail]), len(head) if tail else None
