@@ -156,6 +156,24 @@ def serve(
     serve(models, watch or (), {**settings, **_assigned(assignments, "serve")})
 
 
+@app.command(name="parameter-server")
+def parameter_server(
+    models: Annotated[list[str], typer.Argument(metavar="[NAME=]MODEL...", help="Folders of exported models.")],
+    watch: Annotated[list[str] | None, typer.Option(help="[NAME=]DIR or kafka://HOST:PORT/TOPIC to follow.")] = None,
+    host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0: a free one.")] = 8002,
+    rows: Annotated[Path | None, typer.Option(help="The folder that keeps rows; default: a temporary one.")] = None,
+    token_file: Annotated[Path | None, typer.Option(help="Answer only who sends one of its lines as a token.")] = None,
+    assignments: Assignments = None,
+) -> None:
+    """Hold rows for `hotbed serve NAME=grpc://HOST:PORT` elsewhere; follow a trainer. SIGTERM drains. See docs/serving.md."""
+    from hotbed.serving.server.rows_service import serve_rows
+
+    settings = {"host": host, "port": port, "rows": None if rows is None else str(rows),
+                "token_file": None if token_file is None else str(token_file)}  # fmt: skip
+    serve_rows(models, watch or (), {**settings, **_assigned(assignments, "parameter-server")})
+
+
 @app.command()
 def verify(checkpoint: Checkpoint) -> None:
     """Check every file of a checkpoint and of what it rests on; what is wrong is named, with exit code 2."""

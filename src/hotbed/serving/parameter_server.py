@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,9 @@ from hotbed.serving.rows import RowDtype
 from hotbed.serving.stores.base import Store
 from hotbed.serving.stores.mapped import MappedVersion, ModelFolder
 from hotbed.serving.stores.writing import Writer, tidy, write_version
+
+if TYPE_CHECKING:
+    from hotbed.serving.stores.remote import RemoteParameterServer
 
 log = logging.getLogger("hotbed.serving")
 _KEPT = 2  # versions of a model that are answered for: the newest, and what requests under way began with
@@ -47,6 +50,16 @@ class ParameterServer(Store):
         self._dtype, self._lock = dtype, threading.RLock()
         self._versions, self._loaded = dict[str, tuple[MappedVersion, ...]](), set[str]()
         self._writer: Writer | None = None
+
+    @staticmethod
+    def connect(url: str, token: str | None = None, trusted: str | Path | None = None) -> RemoteParameterServer:
+        """One that runs elsewhere, as `hotbed parameter-server`; see `RemoteParameterServer`. Needs the extra `serve`.
+
+        Example: `hb.ParameterServer.connect("grpc://rows:8002").model("ranker")`
+        """
+        from hotbed.serving.stores.remote import RemoteParameterServer
+
+        return RemoteParameterServer(url, token, trusted)
 
     def load(self, name: str, source: Where | Reader) -> MappedVersion:
         """Load the newest version under `source` as model `name`; requests see the version before until it is ready.

@@ -51,7 +51,8 @@ class ModelVersion(ABC):
     ) -> dict[str, NDArray[np.float32]]:
         """Rows by table: ids [n] -> float32 [n, dim]; an id without a row reads as in training.
 
-        Raises ConfigError for an unknown table, StoreError where rows do not come within `seconds` (None: however long it takes).
+        Raises ConfigError for an unknown table, StoreError where rows do not come within `seconds` (None: the store's own
+        patience).
         """
 
 

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every server process needs at its start: who may ask, TLS, names of models, logs as lines of JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import logging
+import ssl
+import sys
+import traceback
+from base64 import b64decode
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hotbed import config
+from hotbed.errors import ConfigError
+
+
+class Tokens:
+    """The tokens of a file, compared in constant time."""
+
+    def __init__(self, path: str) -> None:
+        try:
+            lines = Path(path).read_text().split()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"token_file: cannot be read — received {path}: {error} — give a file of tokens"
+            ) from error
+        if not lines:
+            raise ConfigError(f"token_file: no token — received {path}, an empty file — write one a line")
+        self._digests = [hashlib.sha256(line.encode()).digest() for line in lines]
+
+    def admit(self, authorization: str | None) -> bool:
+        """Whether `Bearer TOKEN`, or `Basic` with any user and the token as password, is right."""
+        kind, _, token = (authorization or "").partition(" ")
+        if kind.lower() == "basic":
+            try:
+                token = b64decode(token, validate=True).decode().partition(":")[2]
+            except ValueError:
+                return False
+        elif kind.lower() != "bearer":
+            return False
+        digest = hashlib.sha256(token.strip().encode("utf-8", "surrogateescape")).digest()
+        return any([hmac.compare_digest(digest, one) for one in self._digests])
+
+
+def tls(cert: str | None, key: str | None) -> tuple[tuple[bytes, bytes] | None, ssl.SSLContext | None]:
+    """Key and certificate of PEM files, as gRPC and as Python take them, where both are given and fit."""
+    if cert is None and key is None:
+        return None, None
+    if cert is None or key is None:
+        raise ConfigError("serve: TLS needs tls_cert and tls_key — received one of them — give both")
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(cert, key)
+        return (Path(key).read_bytes(), Path(cert).read_bytes()), context
+    except OSError as error:
+        raise ConfigError(
+            f"serve: TLS cannot start — received {cert}, {key}: {error} — give a certificate and its key as PEM files"
+        ) from error
+
+
+def models_of(sources: Sequence[str]) -> dict[str, str]:
+    """`[NAME=]SOURCE` of a command line, by name; a source without one has the name of its folder."""
+    return dict(_named(one, "") for one in sources)
+
+
+def followed_of(watch: Sequence[str], models: Mapping[str, str]) -> list[tuple[str, str]]:
+    """(model, source) of `--watch [NAME=]SOURCE`; without a name the first model. Raises ConfigError for an unknown one."""
+    found = [_named(one, next(iter(models))) for one in watch]
+    for name, _ in found:
+        if name not in models:
+            raise ConfigError(f"--watch: no model of that name — received {name!r} — {config.nearest(name, models)}")
+    return found
+
+
+def _named(text: str, default: str) -> tuple[str, str]:
+    name, equals, rest = text.partition("=")
+    if equals and name and not set(name) & set("/:"):
+        return name, rest
+    return default or Path(text.rstrip("/")).name or "model", text
+
+
+class JsonLines(logging.Handler):
+    """Log records on stderr, each a line of JSON."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        spec = {
+            "time": round(record.created, 3),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            spec["trace"] = "".join(traceback.format_exception(record.exc_info[1]))
+        print(json.dumps(spec, ensure_ascii=False), file=sys.stderr, flush=True)

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parameter server as a process of its own: versions and rows over gRPC. Needs the extra `serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+from numpy.typing import NDArray
+
+from hotbed import config
+from hotbed.errors import ConfigError, DataError, NotServed, PersistError
+from hotbed.persist.format import Reader
+from hotbed.serving.parameter_server import ParameterServer
+from hotbed.serving.process import JsonLines, Tokens, followed_of, models_of, tls
+from hotbed.serving.rows import RowDtype
+from hotbed.serving.server.grpc import listen, refuse, told
+from hotbed.serving.stores.base import described
+from hotbed.serving.stores.following import Following, open_follower
+from hotbed.serving.stores.messages import CALLS, MESSAGE_BYTES, MESSAGES, PART_BYTES, SERVICE
+
+log = logging.getLogger("hotbed.serving")
+_INLINE_IDS = 2048  # looked up without leaving the loop
+_LAST_SECONDS = 30
+
+
+@dataclass(frozen=True)
+class RowsOptions:
+    """Where a parameter server listens, and what it takes on.
+
+    `port`: 0 = a free one. `token_file`: one token a line; who sends none of them is refused. `tls_cert`, `tls_key`: PEM files.
+    `rows`: folder of mapped rows (None: a temporary one); `dtype`: float32, float16 or int8 rows. `calls`: answered at the same
+    time; what comes on top is refused at once. `drain_seconds`: on SIGTERM, for calls under way to end.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8002
+    token_file: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    rows: str | None = None
+    dtype: RowDtype = "float32"
+    calls: int = 256
+    drain_seconds: float = 10.0
+
+
+class Service:
+    """The calls; each takes and gives messages of `hotbed.serving.stores.messages`."""
+
+    def __init__(self, server: ParameterServer, names: Sequence[str]) -> None:
+        self._server, self._names = server, names
+        self.stopping = False
+
+    def handlers(self) -> Any:
+        """What a gRPC server is given."""
+        found = {}
+        for name, (request, answer, streamed) in CALLS.items():
+            call, written = getattr(self, f"_{name.lower()}"), MESSAGES[answer].SerializeToString
+            if streamed:
+                found[name] = grpc.unary_stream_rpc_method_handler(_parts(call, MESSAGES[request]), None, written)
+            else:
+                found[name] = grpc.unary_unary_rpc_method_handler(told(call, MESSAGES[request]), None, written)
+        return grpc.method_handlers_generic_handler(SERVICE, found)
+
+    async def _ready(self, request: Any) -> Any:
+        try:
+            ready = not self.stopping and all(self._server.model(name) for name in self._names)
+        except (ConfigError, PersistError):
+            ready = False
+        return MESSAGES["Readiness"](ready=ready)
+
+    async def _describe(self, request: Any) -> Any:
+        newest = self._model(request.model)
+        if newest.digest == request.known:
+            return MESSAGES["Description"](same=True)
+        return MESSAGES["Description"](json=json.dumps(described(newest)).encode())
+
+    async def _rows(self, request: Any) -> Any:
+        version = self._version(request.model, request.digest)
+        wanted = [(version.table(one.table), _ids(one.ids)) for one in request.wanted]
+        size = sum(4 * table.dim * len(ids) for table, ids in wanted)
+        if size > MESSAGE_BYTES // 2:
+            raise DataError(
+                f"too many rows — received ids for {size} bytes — ask for at most {MESSAGE_BYTES // 2} at once"
+            )
+
+        def find() -> list[bytes]:
+            return [np.ascontiguousarray(table.find(ids)[0], "<f4").tobytes() for table, ids in wanted]
+
+        few = sum(len(ids) for _, ids in wanted) <= _INLINE_IDS
+        return MESSAGES["Rows"](rows=find() if few else await asyncio.to_thread(find))
+
+    def _graph(self, request: Any) -> Iterator[tuple[str, memoryview]]:
+        yield "", self._version(request.model, request.digest).blobs["graph"]
+
+    def _weights(self, request: Any) -> Iterator[tuple[str, memoryview]]:
+        yield "", self._version(request.model, request.digest).blobs["weights"]
+
+    def _changes(self, request: Any) -> Iterator[tuple[str, memoryview]]:
+        self._model(request.model)
+        for table, ids in (self._server.changes(request.model, request.since, request.to) or {}).items():
+            yield table, _bytes(ids)
+
+    def _hot(self, request: Any) -> Iterator[tuple[str, memoryview]]:
+        yield "", _bytes(self._model(request.model).hot(request.table, max(0, request.n)))
+
+    def _model(self, name: str) -> Any:
+        if name not in self._names:
+            raise NotServed(
+                f"model {name[:100]!r}: not here — received it for {sorted(self._names)} — name one of them"
+            )
+        return self._server.model(name)
+
+    def _version(self, name: str, digest: str) -> Any:
+        self._model(name)
+        return self._server.version(name, digest)
+
+
+def _ids(data: bytes) -> NDArray[np.int64]:
+    if len(data) % 8:
+        raise DataError(f"ids: no int64 values — received {len(data)} bytes — send 8 for each")
+    return np.frombuffer(data, "<i8")
+
+
+def _bytes(ids: NDArray[np.int64]) -> memoryview:
+    return memoryview(ids.astype("<i8").tobytes())
+
+
+def _parts(
+    call: Callable[[Any], Iterator[tuple[str, memoryview]]], message: Any
+) -> Callable[[bytes, Any], AsyncIterator[Any]]:
+    """As `told`, for what is long: in parts, read from disk off the loop."""
+
+    async def answer(data: bytes, context: Any) -> AsyncIterator[Any]:
+        try:
+            for name, whole in await asyncio.to_thread(lambda: list(call(message.FromString(data)))):
+                for at in range(0, len(whole), PART_BYTES) if len(whole) else (0,):
+                    yield MESSAGES["Part"](name=name, data=bytes(whole[at : at + PART_BYTES]))
+        except Exception as error:
+            await refuse(error, message, context)
+
+    return answer
+
+
+class RowsServer:
+    """A parameter server that listens. `run` blocks; in the main thread it ends on SIGTERM and SIGINT, once calls under way
+    have ended. Raises ConfigError where it cannot listen."""
+
+    def __init__(self, server: ParameterServer, names: Sequence[str], options: RowsOptions) -> None:
+        self._service, self._options = Service(server, names), options
+        self._admit = None if options.token_file is None else Tokens(options.token_file).admit
+        self._tls = tls(options.tls_cert, options.tls_key)[0]
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopped = asyncio.Event()
+        self.started, self.port = threading.Event(), 0
+
+    def run(self) -> None:
+        """Answer until stopped."""
+        import uvloop
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(self._run())
+
+    def stop(self) -> None:
+        """From any thread: end what is under way, then stop."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._stopped.set)
+
+    async def _run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._loop.add_signal_handler(number, self._stopped.set)
+        host = f"[{self._options.host}]" if ":" in self._options.host else self._options.host
+        options = {"grpc.max_receive_message_length": MESSAGE_BYTES, "grpc.max_send_message_length": MESSAGE_BYTES,
+                   "grpc.so_reuseport": 0}  # fmt: skip
+        server, self.port = await listen(self._service.handlers(), f"{host}:{self._options.port}", self._admit, self._tls,
+                                         options, self._options.calls)  # fmt: skip
+        log.info("parameter server on port %d", self.port)
+        self.started.set()
+        await self._stopped.wait()
+        self._service.stopping = True
+        log.info("draining")
+        await server.stop(self._options.drain_seconds)
+        log.info("stopped")
+
+
+def serve_rows(sources: Sequence[str], watch: Sequence[str], settings: Mapping[str, Any]) -> None:
+    """What `hotbed parameter-server` does: hold exported models (`[NAME=]PATH`), each following `[NAME=]SOURCE` of `watch` where
+    given, until SIGTERM. `settings`: keys of `RowsOptions`. Raises ConfigError for wrong ones."""
+    options = config.build(dict(settings), RowsOptions, "parameter-server")
+    logging.basicConfig(level=logging.INFO, handlers=[JsonLines()])
+    server, models = ParameterServer(options.rows, options.dtype), models_of(sources)
+    followed = followed_of(watch, models)
+
+    def load(name: str, source: str | Reader) -> None:
+        version = server.load(name, source)
+        log.info("model %s has version %d (%s)", name, version.version, version.digest[:12])
+
+    for name, source in models.items():
+        load(name, source)
+    following = Following(lambda name, error: log.warning("model %s: %s; what it has stays", name, error))
+    running = RowsServer(server, list(models), options)
+    with tempfile.TemporaryDirectory(prefix="hotbed-follow-") as cache:
+        for number, (name, source) in enumerate(followed):
+            following.follow(name, partial(open_follower, source, Path(cache) / str(number)), partial(load, name))
+        running.run()
+        following.close()

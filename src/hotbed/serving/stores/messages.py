@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages of gRPC services, described field by field and registered in a pool of their own; and those of the parameter server.
+
+So there is no generated code to keep in step with the protobuf that is installed, nor a clash with other stubs in one process.
+Needs the extra `serve`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+_FIELD = descriptor_pb2.FieldDescriptorProto
+
+
+def messages(package: str, specs: Mapping[str, str]) -> dict[str, Any]:
+    """Classes of messages by name. `specs`: message -> its fields by number, `; ` between them: `*` repeated, `%` a map from
+    strings, `|` one of the choice of that name."""
+    file = descriptor_pb2.FileDescriptorProto(name=f"hotbed/{package}.proto", package=package, syntax="proto3")
+    for name, fields in specs.items():
+        message = file.message_type.add(name=name)
+        for number, spec in enumerate(filter(None, fields.split("; ")), 1):
+            _add_field(package, message, number, spec)
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(file.SerializeToString())
+    found = pool.FindFileByName(file.name).message_types_by_name
+    return {name: message_factory.GetMessageClass(found[name]) for name in specs}
+
+
+def _add_field(package: str, message: Any, number: int, spec: str) -> None:
+    spec, _, choice = spec.partition(" | ")
+    *mark, kind, name = spec.split()
+    field = message.field.add(name=name, number=number, label=_FIELD.LABEL_REPEATED if mark else _FIELD.LABEL_OPTIONAL)
+    if mark == ["%"]:
+        entry = message.nested_type.add(name="".join(part.title() for part in name.split("_")) + "Entry")
+        entry.options.map_entry = True
+        _add_field(package, entry, 1, "string key")
+        _add_field(package, entry, 2, f"{kind} value")
+        kind = f"{message.name}.{entry.name}"
+    if choice:
+        if not message.oneof_decl:
+            message.oneof_decl.add(name=choice)
+        field.oneof_index = 0
+    if kind[0].isupper():
+        field.type, field.type_name = _FIELD.TYPE_MESSAGE, f".{package}.{kind}"
+    else:
+        field.type = getattr(_FIELD, f"TYPE_{kind.upper()}")
+
+
+# --- the parameter server -------------------------------------------------------------------------------------------
+
+SERVICE = "hotbed.ParameterServer"
+MESSAGE_BYTES = 64 << 20  # of one message, either way
+PART_BYTES = 1 << 20  # of one part of a stream
+
+# Ids and rows are raw little-endian int64 and float32. A version is named by its digest.
+MESSAGES = messages(
+    "hotbed",
+    {
+        "Empty": "",
+        "Readiness": "bool ready",
+        "DescribeRequest": "string model; string known",  # `known`: the digest that the client has
+        "Description": "bool same; bytes json",  # `same`: the newest is the one that is known; there is no json then
+        "VersionRequest": "string model; string digest",
+        "Wanted": "string table; bytes ids",
+        "RowsRequest": "string model; string digest; * Wanted wanted",
+        "Rows": "* bytes rows",  # float32 [n, dim] for each `wanted`
+        "ChangesRequest": "string model; string since; string to",
+        "HotRequest": "string model; string table; int64 n",
+        "Part": "string name; bytes data",  # parts of one name follow each other
+    },
+)
+# Call -> its request, its answer, and whether that comes as a stream. Changes without a part: it cannot be told.
+CALLS: Mapping[str, tuple[str, str, bool]] = {
+    "Ready": ("Empty", "Readiness", False),
+    "Describe": ("DescribeRequest", "Description", False),
+    "Graph": ("VersionRequest", "Part", True),
+    "Weights": ("VersionRequest", "Part", True),
+    "Rows": ("RowsRequest", "Rows", False),
+    "Changes": ("ChangesRequest", "Part", True),
+    "Hot": ("HotRequest", "Part", True),
+}
