@@ -7,7 +7,10 @@
 #include <nanobind/stl/vector.h>
 
 #include <stdexcept>
+#include <string>
 #include <tuple>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "core/step.h"
@@ -48,3 +51,72 @@ inline std::vector<hotbed::OutputRows> output_rows(const std::vector<RowsTuple>&
   for (const auto& [data, distance] : out) rows.push_back({pointer<float>(data), distance});
   return rows;
 }
+
+// A contiguous NumPy array (or any buffer) of one dimension, held as long as this lives.
+template <class T>
+class HeldArray {
+ public:
+  explicit HeldArray(nanobind::handle array) {
+    if (array.is_none()) return;
+    held_ = PyObject_GetBuffer(array.ptr(), &view_, PyBUF_ND | PyBUF_FORMAT) == 0;
+    if (!held_) throw nanobind::python_error();
+    const char kind = view_.format ? view_.format[0] : 'B';
+    const bool whole = std::is_integral_v<T> ? kind == 'l' || kind == 'q' : kind == 'f';
+    if (view_.ndim != 1 || view_.itemsize != sizeof(T) || !whole) {
+      PyBuffer_Release(&view_);
+      throw std::invalid_argument("ids and offsets are int64 [n], weights float32 [n]");
+    }
+  }
+  HeldArray(HeldArray&& other) noexcept : view_(other.view_), held_(std::exchange(other.held_, false)) {}
+  HeldArray(const HeldArray&) = delete;
+  HeldArray& operator=(const HeldArray&) = delete;
+  ~HeldArray() {
+    if (held_) PyBuffer_Release(&view_);
+  }
+  const T* data() const noexcept { return held_ ? static_cast<const T*>(view_.buf) : nullptr; }
+  int64_t size() const noexcept { return held_ ? view_.shape[0] : 0; }
+
+ private:
+  Py_buffer view_{};
+  bool held_ = false;
+};
+
+// The ids of features, out of a mapping from their names to `hotbed.data.batch.Ids`; one sample may stand for all.
+class HeldFeatures {
+ public:
+  HeldFeatures(nanobind::handle ids, const std::vector<nanobind::str>& names, int64_t num_samples) {
+    arrays_.reserve(names.size());
+    for (const nanobind::str& name : names) {
+      try {
+        add(nanobind::object(ids[name]), num_samples);
+      } catch (const std::invalid_argument& error) {
+        throw std::invalid_argument("feature '" + std::string(name.c_str()) + "': " + error.what());
+      }
+    }
+  }
+  const std::vector<hotbed::FeatureIds>& features() const noexcept { return features_; }
+
+ private:
+  struct Arrays {
+    HeldArray<int64_t> values, offsets;
+    HeldArray<float> weights;
+  };
+
+  void add(const nanobind::object& one, int64_t num_samples) {
+    arrays_.push_back({HeldArray<int64_t>(one.attr("values")), HeldArray<int64_t>(one.attr("offsets")),
+                       HeldArray<float>(one.attr("weights"))});
+    const Arrays& held = arrays_.back();
+    const int64_t samples = held.offsets.data() ? held.offsets.size() - 1 : held.values.size();
+    if (samples != num_samples && samples != 1)
+      throw std::invalid_argument("one entry a sample — received " + std::to_string(samples) + " for " +
+                                  std::to_string(num_samples));
+    if (held.weights.data() && held.weights.size() != held.values.size())
+      throw std::invalid_argument("one weight an id — received " + std::to_string(held.weights.size()) + " for " +
+                                  std::to_string(held.values.size()));
+    features_.push_back({held.values.data(), held.values.size(), held.offsets.data(), held.weights.data(), samples});
+    check_offsets(features_.back());
+  }
+
+  std::vector<Arrays> arrays_;
+  std::vector<hotbed::FeatureIds> features_;
+};

@@ -36,14 +36,18 @@ nb::bytes footer(uint64_t num_rows, uint64_t num_removed, int dim, int dtype) {
 
 // Rows and whether there is one, of each id.
 nb::tuple find(const FrozenTable& table, const Input<int64_t>& ids) {
-  std::vector<float> scratch, out(ids.size() * static_cast<size_t>(table.dim()));
-  std::vector<const float*> rows;
+  const size_t dim = static_cast<size_t>(table.dim());
+  std::vector<float> out(ids.size() * dim);
   std::vector<uint8_t> found(ids.size());
   {
     nb::gil_scoped_release release;
-    table.find_rows(ids.data(), static_cast<int64_t>(ids.size()), scratch, rows, found.data());
-    for (size_t i = 0; i < rows.size(); i++)
-      std::copy_n(rows[i], table.dim(), out.data() + i * static_cast<size_t>(table.dim()));
+    FrozenSearch search;
+    search.add(table, ids.data(), static_cast<int64_t>(ids.size()));
+    search.run();
+    for (size_t i = 0; i < ids.size(); i++) {
+      std::copy_n(search.rows()[i], dim, out.data() + i * dim);
+      found[i] = search.found(i);
+    }
   }
   return nb::make_tuple(to_numpy(std::move(out)), to_numpy(std::move(found)));
 }
@@ -56,19 +60,61 @@ nb::tuple entries(const FrozenRows& rows) {
   return nb::make_tuple(to_numpy(std::move(ids)), to_numpy(std::move(slots)));
 }
 
-using FeatureTuple = std::tuple<int, int>;  // table, pooling
+// The features of a lookup, laid out once: their ids come as a mapping from names to Ids.
+class Lookup {
+ public:
+  using FeatureTuple = std::tuple<nb::str, int, int>;  // name, table, pooling
 
-void lookup(const std::vector<std::shared_ptr<FrozenTable>>& tables, const std::vector<FeatureTuple>& layout,
-            const std::vector<IdsTuple>& ids, const std::vector<RowsTuple>& out) {
-  const std::vector<FeatureIds> features = checked_features(ids);
-  const std::vector<OutputRows> rows = output_rows(out);
-  std::vector<Feature> wanted;
-  for (const auto& [table, pooling] : layout) wanted.push_back({table, static_cast<Pooling>(pooling)});
-  std::vector<const FrozenTable*> pointers;
-  for (const auto& table : tables) pointers.push_back(table.get());
-  nb::gil_scoped_release release;
-  frozen_lookup(pointers, wanted, features, rows);
-}
+  Lookup(std::vector<std::shared_ptr<FrozenTable>> tables, const std::vector<FeatureTuple>& features)
+      : held_(std::move(tables)) {
+    for (const auto& table : held_) tables_.push_back(table.get());
+    for (const auto& [name, table, pooling] : features) {
+      names_.push_back(name);
+      features_.push_back({table, static_cast<Pooling>(pooling)});
+      if (features_.back().pooling != Pooling::kNone) width_ += dim(features_.size() - 1);
+    }
+  }
+
+  // Pooled features side by side [n, width], and the rows [m, dim] of each sequence.
+  nb::tuple operator()(const nb::object& ids, int64_t num_samples) const {
+    const HeldFeatures held(ids, names_, num_samples);
+    auto flat = empty(num_samples, width_);
+    std::vector<OutputRows> out;
+    nb::list sequences;
+    int64_t at = 0;
+    for (size_t f = 0; f < features_.size(); f++) {
+      if (features_[f].pooling == Pooling::kNone) {
+        auto rows = empty(held.features()[f].num_values, dim(f));
+        out.push_back({rows.data(), dim(f)});
+        sequences.append(rows);
+        continue;
+      }
+      out.push_back({flat.data() + at, width_});
+      at += dim(f);
+    }
+    {
+      nb::gil_scoped_release release;
+      frozen_lookup(tables_, features_, held.features(), out, num_samples);
+    }
+    return nb::make_tuple(flat, sequences);
+  }
+
+ private:
+  using Floats = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
+
+  static Floats empty(int64_t n, int64_t width) {
+    const size_t rows = static_cast<size_t>(n), columns = static_cast<size_t>(width);
+    float* data = std::make_unique_for_overwrite<float[]>(rows * columns).release();
+    return Floats(data, {rows, columns}, nb::capsule(data, [](void* p) noexcept { delete[] static_cast<float*>(p); }));
+  }
+  int64_t dim(size_t f) const { return tables_[static_cast<size_t>(features_[f].table)]->dim(); }
+
+  std::vector<std::shared_ptr<FrozenTable>> held_;
+  std::vector<const FrozenTable*> tables_;
+  std::vector<Feature> features_;
+  std::vector<nb::str> names_;
+  int64_t width_ = 0;
+};
 
 }  // namespace
 
@@ -94,5 +140,8 @@ void init_frozen(nb::module_& m) {
           nb::arg("layers"), nb::arg("config"))
       .def("find", &find, nb::arg("ids"))
       .def_prop_ro("dim", &FrozenTable::dim);
-  m.def("frozen_lookup", &lookup, nb::arg("tables"), nb::arg("features"), nb::arg("ids"), nb::arg("out"));
+  nb::class_<Lookup>(m, "FrozenLookup")
+      .def(nb::init<std::vector<std::shared_ptr<FrozenTable>>, const std::vector<Lookup::FeatureTuple>&>(),
+           nb::arg("tables"), nb::arg("features"))
+      .def("__call__", &Lookup::operator(), nb::arg("ids"), nb::arg("num_samples"));
 }

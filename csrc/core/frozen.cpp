@@ -17,7 +17,9 @@
 namespace hotbed {
 namespace {
 
-constexpr int64_t kAhead = 12;
+constexpr size_t kAhead = 24;           // index lines on their way
+constexpr size_t kSearchedRows = 4096;  // rows on their way before they are pooled: they fit into the second cache
+constexpr int kPrefetchedLines = 4;     // of a row; hardware fetches the rest
 
 [[noreturn]] void fail(const std::string& path, const char* what) {
   throw std::system_error(errno, std::generic_category(), path + ": " + what);
@@ -163,74 +165,100 @@ void FrozenRows::read(uint32_t slot, float* out) const noexcept {
   }
 }
 
+void FrozenRows::prefetch_row(uint32_t slot) const noexcept {
+  const uint8_t* from = row(slot);
+  const size_t bytes = std::min<size_t>(row_bytes_, 64 * kPrefetchedLines);
+  for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(from + at);
+}
+
 FrozenTable::FrozenTable(std::vector<std::shared_ptr<FrozenRows>> layers, int dim, Absent absent)
     : layers_(std::move(layers)), dim_(dim), absent_(absent) {
   for (const auto& layer : layers_)
     if (layer->dim() != dim_) throw std::invalid_argument("[frozen] files of one table differ in dim");
 }
 
-void FrozenTable::find_rows(const int64_t* ids, int64_t n, std::vector<float>& scratch, std::vector<const float*>& rows,
-                            uint8_t* found) const {
-  struct Place {
-    const FrozenRows* layer = nullptr;
-    uint32_t slot = kNoSlot;
-  };
-  thread_local std::vector<Place> places;
-  places.assign(static_cast<size_t>(n), {});
-  const auto warm = [&](int64_t i) {
-    const uint64_t hash = hash_id(ids[i]);
-    for (const auto& layer : layers_) layer->prefetch(hash);
-  };
-  for (int64_t i = 0; i < std::min(n, kAhead); i++) warm(i);
-  size_t decoded = 0;
-  for (int64_t i = 0; i < n; i++) {
-    if (i + kAhead < n) warm(i + kAhead);
-    const uint64_t hash = hash_id(ids[i]);
-    Place& place = places[static_cast<size_t>(i)];
-    for (const auto& layer : layers_) {  // the newest that knows the id decides
-      const uint32_t slot = layer->find(ids[i], hash);
-      if (slot == kNoSlot) continue;
-      if (slot != kRemoved) place = {layer.get(), slot}, layer->prefetch_row(slot);
-      break;
-    }
-    if (place.layer == nullptr || place.layer->fp32(place.slot) == nullptr) decoded++;
+void FrozenTable::prefetch(uint64_t hash) const noexcept {
+  for (const auto& layer : layers_) layer->prefetch(hash);
+}
+
+FrozenTable::Place FrozenTable::find(int64_t id, uint64_t hash) const noexcept {
+  for (const auto& layer : layers_) {  // the newest that knows the id decides
+    const uint32_t slot = layer->find(id, hash);
+    if (slot == kNoSlot) continue;
+    if (slot == kRemoved) break;
+    layer->prefetch_row(slot);
+    return {layer.get(), slot};
   }
-  const size_t dim = static_cast<size_t>(dim_);
-  scratch.resize(decoded * dim);
-  rows.resize(static_cast<size_t>(n));
-  float* next = scratch.data();
-  for (int64_t i = 0; i < n; i++) {
-    const Place& place = places[static_cast<size_t>(i)];
-    const float* row = place.layer ? place.layer->fp32(place.slot) : nullptr;
-    if (!row) {
-      row = next;
-      if (place.layer) place.layer->read(place.slot, next);
-      else if (absent_.initial_row) initial_row(absent_.init, absent_.key, ids[i], next, dim_);
-      else std::fill_n(next, dim, absent_.value);
-      next += dim;
-    }
-    rows[static_cast<size_t>(i)] = row;
-    if (found) found[i] = place.layer != nullptr;
+  return {};
+}
+
+const float* FrozenTable::read(int64_t id, const Place& place, float* out) const noexcept {
+  if (place.layer) {
+    if (const float* row = place.layer->fp32(place.slot)) return row;
+    place.layer->read(place.slot, out);
+  } else if (absent_.initial_row) {
+    initial_row(absent_.init, absent_.key, id, out, dim_);
+  } else {
+    std::fill_n(out, dim_, absent_.value);
+  }
+  return out;
+}
+
+void FrozenSearch::add(const FrozenTable& table, const int64_t* ids, int64_t n) {
+  for (int64_t i = 0; i < n; i++) seeks_.push_back({ids[i], hash_id(ids[i]), &table, {}});
+}
+
+void FrozenSearch::run() {
+  const size_t n = seeks_.size();
+  for (size_t i = 0; i < std::min(n, kAhead); i++) seeks_[i].table->prefetch(seeks_[i].hash);
+  size_t lanes = 0;
+  for (size_t i = 0; i < n; i++) {
+    if (i + kAhead < n) seeks_[i + kAhead].table->prefetch(seeks_[i + kAhead].hash);
+    Seek& seek = seeks_[i];
+    seek.place = seek.table->find(seek.id, seek.hash);
+    if (!seek.place.layer || !seek.place.layer->fp32(0)) lanes += static_cast<size_t>(seek.table->dim());
+  }
+  decoded_.resize(lanes);
+  rows_.resize(n);
+  float* next = decoded_.data();
+  for (size_t i = 0; i < n; i++) {
+    const Seek& seek = seeks_[i];
+    rows_[i] = seek.table->read(seek.id, seek.place, next);
+    if (rows_[i] == next) next += seek.table->dim();
   }
 }
 
-void frozen_lookup(const std::vector<const FrozenTable*>& tables, const std::vector<Feature>& features,
-                   const std::vector<FeatureIds>& ids, const std::vector<OutputRows>& out) {
-  thread_local std::vector<float> scratch;
-  thread_local std::vector<const float*> rows;
+void pool_feature(const float* const* rows, const FeatureIds& ids, Pooling pooling, int dim, const OutputRows& out,
+                  int64_t num_samples) {
   thread_local std::vector<uint32_t> positions;
-  for (size_t f = 0; f < features.size(); f++) {
-    const FrozenTable& table = *tables[static_cast<size_t>(features[f].table)];
-    const FeatureIds& one = ids[f];
-    table.find_rows(one.values, one.num_values, scratch, rows, nullptr);
-    if (static_cast<int64_t>(positions.size()) < one.num_values) {
-      positions.resize(static_cast<size_t>(one.num_values));
-      std::iota(positions.begin(), positions.end(), 0u);
+  if (static_cast<int64_t>(positions.size()) < ids.num_values) {
+    const size_t known = positions.size();
+    positions.resize(static_cast<size_t>(ids.num_values));
+    std::iota(positions.begin() + static_cast<int64_t>(known), positions.end(), static_cast<uint32_t>(known));
+  }
+  const bool flat = pooling == Pooling::kNone || !ids.offsets;  // as Step::bags
+  const bool repeated = pooling != Pooling::kNone && ids.num_samples == 1;
+  const int64_t n = flat ? ids.num_values : ids.num_samples;
+  if (repeated && num_samples == 0) return;
+  const Bags bags{positions.data(), flat ? nullptr : ids.offsets, ids.weights, n, pooling};
+  kernels().pool(bags, rows, out.data, out.step, dim, 0, n);
+  for (int64_t i = 1; repeated && i < num_samples; i++) std::copy_n(out.data, dim, out.data + i * out.step);
+}
+
+void frozen_lookup(const std::vector<const FrozenTable*>& tables, const std::vector<Feature>& features,
+                   const std::vector<FeatureIds>& ids, const std::vector<OutputRows>& out, int64_t num_samples) {
+  thread_local FrozenSearch search;
+  for (size_t first = 0, last = 0; first < features.size(); first = last) {
+    search.clear();
+    for (; last < features.size() && (last == first || search.size() < kSearchedRows); last++)
+      search.add(*tables[static_cast<size_t>(features[last].table)], ids[last].values, ids[last].num_values);
+    search.run();
+    const float* const* rows = search.rows();
+    for (size_t f = first; f < last; f++) {
+      const int dim = tables[static_cast<size_t>(features[f].table)]->dim();
+      pool_feature(rows, ids[f], features[f].pooling, dim, out[f], num_samples);
+      rows += ids[f].num_values;
     }
-    const bool flat = features[f].pooling == Pooling::kNone || !one.offsets;  // as Step::bags
-    const int64_t n = flat ? one.num_values : one.num_samples;
-    const Bags bags{positions.data(), flat ? nullptr : one.offsets, one.weights, n, features[f].pooling};
-    kernels().pool(bags, rows.data(), out[f].data, out[f].step, table.dim(), 0, n);
   }
 }
 

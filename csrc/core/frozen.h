@@ -49,7 +49,7 @@ class FrozenRows {
 
   void prefetch(uint64_t hash) const noexcept;
   uint32_t find(int64_t id, uint64_t hash) const noexcept;  // a slot, kRemoved or kNoSlot
-  void prefetch_row(uint32_t slot) const noexcept { __builtin_prefetch(row(slot)); }
+  void prefetch_row(uint32_t slot) const noexcept;
   const float* fp32(uint32_t slot) const noexcept {  // the row in place; null where it must be decoded
     return footer_->dtype == FrozenDtype::kFloat32 ? reinterpret_cast<const float*>(row(slot)) : nullptr;
   }
@@ -93,14 +93,19 @@ class FrozenTable {
     Init init;
     uint64_t key = 0;
   };
+  // Where the row of an id is; no layer: the id has none.
+  struct Place {
+    const FrozenRows* layer = nullptr;
+    uint32_t slot = kNoSlot;
+  };
   FrozenTable(std::vector<std::shared_ptr<FrozenRows>> layers, int dim, Absent absent);
 
   int dim() const noexcept { return dim_; }
   const std::vector<std::shared_ptr<FrozenRows>>& layers() const noexcept { return layers_; }
-  // rows[i] = the fp32 row of ids[i]; what cannot be read in place goes to `scratch`. found[i] = 1 where there is a
-  // row.
-  void find_rows(const int64_t* ids, int64_t n, std::vector<float>& scratch, std::vector<const float*>& rows,
-                 uint8_t* found) const;
+  void prefetch(uint64_t hash) const noexcept;
+  Place find(int64_t id, uint64_t hash) const noexcept;  // has the row prefetched
+  // What cannot be read in place is written to `out`, which has room for a row.
+  const float* read(int64_t id, const Place& place, float* out) const noexcept;
 
  private:
   std::vector<std::shared_ptr<FrozenRows>> layers_;
@@ -108,8 +113,35 @@ class FrozenTable {
   Absent absent_;
 };
 
-// Forward over several features, as Step::lookup does it in evaluation.
+// The rows of many ids of many tables: all index lines and rows are on their way before the first is used.
+class FrozenSearch {
+ public:
+  void clear() noexcept { seeks_.clear(); }
+  void add(const FrozenTable& table, const int64_t* ids, int64_t n);
+  void run();
+  size_t size() const noexcept { return seeks_.size(); }
+  const float* const* rows() const noexcept { return rows_.data(); }  // of each id, in the order of `add`; fp32
+  bool found(size_t i) const noexcept { return seeks_[i].place.layer != nullptr; }
+
+ private:
+  struct Seek {
+    int64_t id;
+    uint64_t hash;
+    const FrozenTable* table;
+    FrozenTable::Place place;
+  };
+  std::vector<Seek> seeks_;
+  std::vector<const float*> rows_;
+  std::vector<float> decoded_;
+};
+
+// Pools a feature whose ids have these rows, as Step::lookup does it in evaluation. A single sample in `ids` holds for
+// all `num_samples`; sequences have one row an id.
+void pool_feature(const float* const* rows, const FeatureIds& ids, Pooling pooling, int dim, const OutputRows& out,
+                  int64_t num_samples);
+
+// Forward over several features; `out` has `num_samples` rows of each that is pooled.
 void frozen_lookup(const std::vector<const FrozenTable*>& tables, const std::vector<Feature>& features,
-                   const std::vector<FeatureIds>& ids, const std::vector<OutputRows>& out);
+                   const std::vector<FeatureIds>& ids, const std::vector<OutputRows>& out, int64_t num_samples);
 
 }  // namespace hotbed

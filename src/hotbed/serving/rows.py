@@ -54,7 +54,8 @@ def write_rows(
 
 
 def _write_index(file: BinaryIO, ids: NDArray[np.int64], gone: NDArray[np.int64], dim: int, kind: int) -> None:
-    gone = np.setdiff1d(gone, ids)  # a row that came back has a row
+    if len(gone):
+        gone = np.setdiff1d(gone, ids)  # a row that came back has a row
     file.write(bytes(-file.tell() % 64))
     file.write(np.asarray(_core.frozen_index(ids, gone)).data)
     file.write(_core.frozen_footer(len(ids), len(gone), dim, kind))
@@ -111,14 +112,15 @@ class ServedTable:
 
     def batches(self, batch_rows: int = 65_536) -> Iterator[pa.RecordBatch]:
         """All rows there are, as record batches of `id` and `value`."""
-        gone: set[int] = set()
+        gone = np.empty(0, np.int64)
         for layer in self.layers:
-            ids = np.array([one for one in layer.ids().tolist() if one not in gone], np.int64)
+            held = layer.ids()
+            ids = held[~np.isin(held, gone)]
             for start in range(0, len(ids), batch_rows):
                 part = ids[start : start + batch_rows]
                 values = pa.FixedSizeListArray.from_arrays(pa.array(self.find(part)[0].reshape(-1)), self.dim)
                 yield pa.record_batch({"id": pa.array(part), "value": values})
-            gone |= set(layer.ids().tolist()) | set(layer.removed().tolist())
+            gone = np.concatenate([gone, held, layer.removed()])
 
 
 class Looked(NamedTuple):
@@ -133,38 +135,18 @@ class Looked(NamedTuple):
 class Lookup:
     """The embedding half of a model: pooled rows of every feature, side by side, in one native call.
 
-    `features`: (name, table, pooling) as the collection in the network had them.
+    `features`: (name, table, pooling) as the collection in the network had them. A feature with one sample where others
+    have more holds for all of them. Raises RowShapeError, naming the feature, for ids that do not fit.
     """
 
     def __init__(self, features: Sequence[tuple[str, str, str]], tables: Mapping[str, ServedTable]) -> None:
         names = sorted({table for _, table, _ in features})
-        self._tables = [tables[name].native for name in names]
-        self._names = [name for name, _, _ in features]
-        self._layout = [(names.index(table), POOLINGS.index(pooling)) for _, table, pooling in features]
-        self._dims = [tables[table].dim for _, table, _ in features]
-        self._pooled = [pooling != "none" for _, _, pooling in features]
-        self.width = sum(dim for dim, pooled in zip(self._dims, self._pooled, strict=True) if pooled)
+        layout = [(name, names.index(table), POOLINGS.index(pooling)) for name, table, pooling in features]
+        self._native = _core.FrozenLookup([tables[name].native for name in names], layout)
 
     def __call__(self, ids: Mapping[str, Ids], num_samples: int) -> Looked:
-        flat = np.empty((num_samples, self.width), np.float32)
-        base, at = _address(flat), 0
-        given, out, sequences = [], [], []
-        for name, dim, pooled in zip(self._names, self._dims, self._pooled, strict=True):
-            one = ids[name]
-            if len(one) != num_samples:
-                raise RowShapeError(f"feature {name!r}: one entry a sample — received {len(one)} for {num_samples}")
-            starts = 0 if one.offsets is None else _address(one.offsets)
-            weights = 0 if one.weights is None else _address(one.weights)
-            given.append((_address(one.values), len(one.values), starts, weights, num_samples))
-            if pooled:
-                out.append((base + 4 * at, self.width))
-                at += dim
-            else:
-                sequences.append(np.empty((len(one.values), dim), np.float32))
-                out.append((_address(sequences[-1]), dim))
-        _core.frozen_lookup(self._tables, self._layout, given, out)
+        try:
+            flat, sequences = self._native(ids, num_samples)
+        except ValueError as error:
+            raise RowShapeError(f"{error} — encode the batch with the same schema") from error
         return Looked(flat, sequences)
-
-
-def _address(array: Any) -> int:
-    return int(array.__array_interface__["data"][0])

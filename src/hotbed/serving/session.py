@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from hotbed.connectors.base import Memory
+from hotbed.connectors.base import ReadPlan, Source, not_endless
 from hotbed.data.batch import Ids
-from hotbed.data.encode import Encoder
-from hotbed.errors import ConfigError, DataError, MissingExtra
+from hotbed.errors import ConfigError, DecodeError, MissingExtra
 from hotbed.persist.store import MANIFEST
 from hotbed.serving.parameter_server import ParameterServer
+from hotbed.serving.request import Columns, RequestEncoder
 from hotbed.serving.rows import Looked, Lookup
 from hotbed.serving.stores.base import ModelVersion
 from hotbed.serving.stores.mapped import MappedVersion
@@ -63,7 +63,7 @@ class InferenceSession:
     ) -> None:
         model = config_file if isinstance(config_file, ModelVersion) else _opened(config_file, embedding_cache)
         self.model = model
-        self._encoder = Encoder(model.schema)
+        self._encode = RequestEncoder(model.schema)
         graph = model.graph
         self._lookups = {
             one["name"]: _lookup(model, [tuple(f) for f in one["features"]], embedding_cache)
@@ -75,32 +75,46 @@ class InferenceSession:
         wanted = {one.name for one in self._session.get_inputs()}
         self._dense = {name: column for name, column in self._dense.items() if name in wanted}
 
-    def predict(
-        self, columns: Mapping[str, Any] | pa.RecordBatch | pa.Table, context: Mapping[str, Any] | None = None
-    ) -> Predictions:
+    def predict(self, columns: Columns, context: Mapping[str, Any] | None = None) -> Predictions:
         """Predictions of n candidates: float32 [n], a dict of them for several labels. Arguments as in `ask`."""
         outputs = self.ask(columns, context).outputs
         return next(iter(outputs.values())) if len(outputs) == 1 else dict(outputs)
 
-    def ask(
-        self, columns: Mapping[str, Any] | pa.RecordBatch | pa.Table, context: Mapping[str, Any] | None = None
-    ) -> Scores:
+    def ask(self, columns: Columns, context: Mapping[str, Any] | None = None) -> Scores:
         """Predictions of n candidates, by output, and which version gave them.
 
         `columns`: raw columns as in training, without labels: lists, NumPy arrays or Arrow. `context`: columns with one
         value (or an Arrow array of one) that holds for every candidate, such as the user's. Raises DataError for columns
         that do not fit.
         """
-        rows = _batch(columns, context)
-        batch = self._encoder(rows, labels=False)
-        feeds: dict[str, Any] = {name: batch.dense[column] for name, column in self._dense.items()}
+        request = self._encode(columns, context)
+        feeds: dict[str, Any] = {name: request.dense[column] for name, column in self._dense.items()}
         late = 0
         for name, look in self._lookups.items():
-            found = look(batch.ids, batch.num_samples)
+            found = look(request.ids, request.num_samples)
             feeds[name] = found.flat
             late += found.late
         outputs = self._session.run(self._outputs, feeds)
         return Scores(self.model.version, dict(zip(self._outputs, outputs, strict=True)), late)
+
+    def predict_source(self, source: Source, batch_size: int = 4096) -> Iterator[pa.RecordBatch]:
+        """Predictions of every row of a source, in its order: record batches of a float32 column for each output.
+
+        Labels need not be there; text files are read with the types of training. Raises ConfigError for a source that never
+        ends, DataError for rows that do not fit.
+
+        Example: `pa.Table.from_batches(session.predict_source(hb.sources.Parquet("rows.parquet")))`
+        """
+        not_endless(source, "scoring")
+        schema = self.model.schema
+        text = {name: pa.string() for name, held in schema.types.items() if held == "text"}
+        plan = ReadPlan(tuple(schema.raw_columns(labels=False)), {**schema.number_types(), **text})
+        for rows, after in source.read(None, batch_size, plan):
+            try:
+                yield pa.record_batch(dict(self.ask(rows).outputs))
+            except DecodeError as error:
+                place = source.locate(after, rows.num_rows - (error.row or 1) + 1)
+                raise DecodeError(f"{place}: {error}", place.file, place.number, error.column) from error
 
 
 def _opened(path: str | Path, cache: EmbeddingCache | None) -> ModelVersion:
@@ -126,20 +140,6 @@ def _lookup(model: ModelVersion, features: Sequence[tuple[str, str, str]], cache
             "give hb.EmbeddingCache(server, model)"
         )
     return Lookup(features, model.tables)
-
-
-def _batch(columns: Mapping[str, Any] | pa.RecordBatch | pa.Table, context: Mapping[str, Any] | None) -> pa.RecordBatch:
-    if isinstance(columns, Mapping):
-        columns = Memory(columns).table
-    if isinstance(columns, pa.Table):
-        columns = columns.combine_chunks()
-        columns = columns.to_batches()[0] if columns.num_rows else pa.RecordBatch.from_pylist([], columns.schema)
-    for name, value in (context or {}).items():
-        one = value if isinstance(value, pa.Array) else pa.array([value])
-        if name in columns.schema.names:
-            raise DataError(f"column {name!r}: given twice — received it for the candidates and as context — give one")
-        columns = columns.append_column(name, one.take(pa.array(np.zeros(columns.num_rows, np.int64))))
-    return columns
 
 
 def _onnx_session(model: ModelVersion, num_threads: int) -> tuple[Any, Any]:
