@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from .persist.publish import Follower as Follower
     from .persist.publish import PublishDirectory as PublishDirectory
     from .persist.publish import PublishTopic as PublishTopic
+    from .serving.cache import EmbeddingCache as EmbeddingCache
     from .serving.client import Client as Client
     from .serving.parameter_server import ParameterServer as ParameterServer
     from .serving.session import InferenceSession as InferenceSession
@@ -84,6 +85,7 @@ _HOMES: dict[str, str] = {
     "Dense": "data.schema:Dense",
     "Embedding": "embedding.module:Embedding",
     "EmbeddingBag": "embedding.module:EmbeddingBag",
+    "EmbeddingCache": "serving.cache:EmbeddingCache",
     "EmbeddingCollection": "embedding.module:EmbeddingCollection",
     "Encoder": "data.encode:Encoder",
     "Follower": "persist.publish:Follower",

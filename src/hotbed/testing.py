@@ -3,7 +3,7 @@
 
 `ReferenceTable` has the verbs of `hb.Table` over one dict. `check_table(make_table)` checks the promises that every
 table and tier keeps; `TABLE_CHECKS` are the same, one by one. `FakeStream` is an endless source without a broker,
-`Broker` a real broker without an installation.
+`Broker` a real broker without an installation, `FakeStore` a parameter server over dicts.
 """
 
 from __future__ import annotations
@@ -20,16 +20,20 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from .connectors.base import OPENED, PLACE, READ_ALL, READ_ROWS, TICK, Memory, Position, ReadPlan, Source
 from .connectors.journal import Live
+from .data.schema import Schema
 from .embedding.init import Uniform, Zeros, name_hash, partition
 from .embedding.policy import Lru, MinCount, Ttl
 from .embedding.reference import ReferenceTable
 from .embedding.rule import Adagrad, Adam, Sgd
-from .errors import HotbedError, MissingExtra, NonFiniteGradient, RowShapeError, TableFull
+from .errors import HotbedError, MissingExtra, NonFiniteGradient, RowShapeError, StoreError, TableFull
+from .serving.rows import ServedTable
+from .serving.stores.base import ModelVersion, Store
 
-__all__ = ["TABLE_CHECKS", "Broker", "FakeStream", "MakeTable", "ReferenceTable", "check_table"]
+__all__ = ["TABLE_CHECKS", "Broker", "FakeStore", "FakeStream", "MakeTable", "ReferenceTable", "check_table"]
 
 # A table, or anything with its verbs; `make_table(name, dim, **keywords of hb.Table)` builds a fresh one.
 MakeTable = Callable[..., Any]
@@ -336,3 +340,66 @@ class Broker:
                     self._producer.poll(0.05)
         if self._producer.flush(60) or failed:
             raise HotbedError(f"the broker at {self.servers} did not take all messages — {failed[:1]} — is it paused?")
+
+
+# --- serving --------------------------------------------------------------------------------------------------------
+
+_Tables = Mapping[str, Mapping[int, Sequence[float]]]
+
+
+@dataclass(frozen=True, eq=False)
+class FakeVersion(ModelVersion):
+    """A version whose rows are dicts."""
+
+    rows: _Tables
+    store: FakeStore
+
+    def graph_bytes(self) -> bytes:
+        return b""
+
+    def weights(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
+        return iter(())
+
+    def find(
+        self, wanted: Mapping[str, NDArray[np.int64]], seconds: float | None = None
+    ) -> dict[str, NDArray[np.float32]]:
+        self.store.asked.append({name: ids.tolist() for name, ids in wanted.items()})
+        if self.store.silent:
+            raise StoreError("the store is silent — received nothing — wait")
+        found = {}
+        for name, ids in wanted.items():
+            found[name] = ServedTable(self.configs[name], ()).find(ids)[0]
+            for place, one in enumerate(ids.tolist()):
+                if one in self.rows[name]:
+                    found[name][place] = self.rows[name][one]
+        return found
+
+
+class FakeStore(Store):
+    """A parameter server of one model over dicts. `silent`: it does not answer. `asked`: what it was asked for."""
+
+    def __init__(self, configs: Mapping[str, Mapping[str, Any]]) -> None:
+        self.configs, self.silent, self.hottest = configs, False, dict[str, list[int]]()
+        self.versions, self.asked = list[FakeVersion](), list[dict[str, list[int]]]()
+
+    def publish(self, rows: _Tables) -> FakeVersion:
+        """A version of these rows, by table and id."""
+        number, nothing = len(self.versions) + 1, Schema([])
+        made = FakeVersion("fake", number, f"{number}", nothing, {}, self.configs, None, None, rows, self)
+        self.versions.append(made)
+        return made
+
+    def model(self, name: str) -> FakeVersion:
+        return self.versions[-1]
+
+    def changes(self, name: str, since: str, to: str) -> Mapping[str, NDArray[np.int64]] | None:
+        old, new = (self.versions[int(digest) - 1].rows for digest in (since, to))
+        return {
+            table: np.array(
+                [one for one in {*old[table], *new[table]} if old[table].get(one) != new[table].get(one)], np.int64
+            )
+            for table in self.configs
+        }
+
+    def hot(self, name: str, table: str, n: int) -> NDArray[np.int64]:
+        return np.array(self.hottest.get(table, [])[:n], np.int64)
