@@ -6,6 +6,7 @@
 
 #include "arrays.h"
 #include "features.h"
+#include "layout.h"
 
 using namespace hotbed;
 
@@ -60,60 +61,34 @@ nb::tuple entries(const FrozenRows& rows) {
   return nb::make_tuple(to_numpy(std::move(ids)), to_numpy(std::move(slots)));
 }
 
-// The features of a lookup, laid out once: their ids come as a mapping from names to Ids.
+// The features of a model over its mapped tables: their ids come as a mapping from names to Ids.
 class Lookup {
  public:
-  using FeatureTuple = std::tuple<nb::str, int, int>;  // name, table, pooling
-
   Lookup(std::vector<std::shared_ptr<FrozenTable>> tables, const std::vector<FeatureTuple>& features)
-      : held_(std::move(tables)) {
+      : held_(std::move(tables)), layout_(features, dims(held_)) {
     for (const auto& table : held_) tables_.push_back(table.get());
-    for (const auto& [name, table, pooling] : features) {
-      names_.push_back(name);
-      features_.push_back({table, static_cast<Pooling>(pooling)});
-      if (features_.back().pooling != Pooling::kNone) width_ += dim(features_.size() - 1);
-    }
   }
 
-  // Pooled features side by side [n, width], and the rows [m, dim] of each sequence.
   nb::tuple operator()(const nb::object& ids, int64_t num_samples) const {
-    const HeldFeatures held(ids, names_, num_samples);
-    auto flat = empty(num_samples, width_);
-    std::vector<OutputRows> out;
-    nb::list sequences;
-    int64_t at = 0;
-    for (size_t f = 0; f < features_.size(); f++) {
-      if (features_[f].pooling == Pooling::kNone) {
-        auto rows = empty(held.features()[f].num_values, dim(f));
-        out.push_back({rows.data(), dim(f)});
-        sequences.append(rows);
-        continue;
-      }
-      out.push_back({flat.data() + at, width_});
-      at += dim(f);
-    }
+    const HeldFeatures held(ids, layout_.names(), num_samples);
+    const PooledArrays out = layout_.arrays(held.features(), num_samples);
     {
       nb::gil_scoped_release release;
-      frozen_lookup(tables_, features_, held.features(), out, num_samples);
+      frozen_lookup(tables_, layout_.features(), held.features(), out.rows, num_samples);
     }
-    return nb::make_tuple(flat, sequences);
+    return out.tuple();
   }
 
  private:
-  using Floats = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
-
-  static Floats empty(int64_t n, int64_t width) {
-    const size_t rows = static_cast<size_t>(n), columns = static_cast<size_t>(width);
-    float* data = std::make_unique_for_overwrite<float[]>(rows * columns).release();
-    return Floats(data, {rows, columns}, nb::capsule(data, [](void* p) noexcept { delete[] static_cast<float*>(p); }));
+  static std::vector<int> dims(const std::vector<std::shared_ptr<FrozenTable>>& tables) {
+    std::vector<int> out;
+    for (const auto& table : tables) out.push_back(table->dim());
+    return out;
   }
-  int64_t dim(size_t f) const { return tables_[static_cast<size_t>(features_[f].table)]->dim(); }
 
   std::vector<std::shared_ptr<FrozenTable>> held_;
   std::vector<const FrozenTable*> tables_;
-  std::vector<Feature> features_;
-  std::vector<nb::str> names_;
-  int64_t width_ = 0;
+  FeatureLayout layout_;
 };
 
 }  // namespace
@@ -141,7 +116,7 @@ void init_frozen(nb::module_& m) {
       .def("find", &find, nb::arg("ids"))
       .def_prop_ro("dim", &FrozenTable::dim);
   nb::class_<Lookup>(m, "FrozenLookup")
-      .def(nb::init<std::vector<std::shared_ptr<FrozenTable>>, const std::vector<Lookup::FeatureTuple>&>(),
-           nb::arg("tables"), nb::arg("features"))
+      .def(nb::init<std::vector<std::shared_ptr<FrozenTable>>, const std::vector<FeatureTuple>&>(), nb::arg("tables"),
+           nb::arg("features"))
       .def("__call__", &Lookup::operator(), nb::arg("ids"), nb::arg("num_samples"));
 }
