@@ -138,29 +138,25 @@ def trainer(tmp_path: Path, exported: Path) -> Trainer:
     return Trainer(tmp_path, exported)
 
 
-class Process:
-    """`hotbed serve` as its users start it."""
+class Spawned:
+    """A verb of `hotbed` as its users start it, without torch."""
 
     def __init__(self, *arguments: Any) -> None:
-        command = [
-            sys.executable,
-            "-c",
-            "import sys; sys.modules['torch'] = None; from hotbed.cli import main; main()",
-            "serve",
-        ]
+        code = "import sys; sys.modules['torch'] = None; from hotbed.cli import main; main()"
         self.process = subprocess.Popen(
-            [*command, *map(str, arguments), "--http-port", "0", "--grpc-port", "0"],
+            [sys.executable, "-c", code, *map(str, arguments)],
             stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
         self.lines = list[str]()
+
+    def find(self, pattern: str) -> re.Match[str]:
+        """The first line that says so; the rest are gathered in `lines` from then on."""
         for line in self._stderr():
-            if found := re.search(r"listening on port (\d+), gRPC (\d+)", line):
-                self.http, self.grpc = f"127.0.0.1:{found.group(1)}", f"127.0.0.1:{found.group(2)}"
-                break
-        else:
-            raise AssertionError("".join(self.lines))
-        self.reader = threading.Thread(target=lambda: list(self._stderr()))
-        self.reader.start()
+            if found := re.search(pattern, line):
+                self.reader = threading.Thread(target=lambda: list(self._stderr()))
+                self.reader.start()
+                return found
+        raise AssertionError("".join(self.lines))
 
     def _stderr(self) -> Iterator[str]:
         assert self.process.stderr is not None
@@ -168,9 +164,19 @@ class Process:
             self.lines.append(line)
             yield line
 
-    def stop(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(how)
         code = self.process.wait(60)
         self.reader.join()
+        assert self.process.stderr is not None
         self.process.stderr.close()
         return code
+
+
+class Process(Spawned):
+    """`hotbed serve` on free ports."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__("serve", *arguments, "--http-port", "0", "--grpc-port", "0")
+        found = self.find(r"listening on port (\d+), gRPC (\d+)")
+        self.http, self.grpc = f"127.0.0.1:{found.group(1)}", f"127.0.0.1:{found.group(2)}"

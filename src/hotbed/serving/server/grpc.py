@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Open Inference Protocol over gRPC. Needs the extra `serve`.
 
-The messages are described here, field by field, and registered in a pool of their own: there is no generated code to keep in
-step with the protobuf that is installed, nor a clash with other stubs of the same service in one process.
+The messages are described here, field by field; see `hotbed.serving.stores.messages`.
 """
 
 from __future__ import annotations
@@ -17,10 +16,11 @@ import grpc
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from hotbed.errors import ConfigError, DataError, HotbedError, NotServed, Overloaded, PersistError
+from hotbed.errors import ConfigError, DataError, HotbedError, NotServed, Overloaded, PersistError, StoreError
 from hotbed.serving.server.models import Models
 from hotbed.serving.server.protocol import Tensor, about, choose, text_of
 from hotbed.serving.session import Scores
+from hotbed.serving.stores.messages import messages
 
 log = logging.getLogger("hotbed.serving")
 SERVICE = "inference.GRPCInferenceService"
@@ -71,7 +71,7 @@ MESSAGES = messages("inference", _MESSAGES)
 def code_of(error: Exception) -> grpc.StatusCode:
     """The gRPC status that tells of an error."""
     codes = grpc.StatusCode
-    for kind, code in ((NotServed, codes.NOT_FOUND), (Overloaded, codes.RESOURCE_EXHAUSTED),
+    for kind, code in ((NotServed, codes.NOT_FOUND), (Overloaded, codes.RESOURCE_EXHAUSTED), (StoreError, codes.UNAVAILABLE),
                        (PersistError, codes.FAILED_PRECONDITION), (HotbedError, codes.INVALID_ARGUMENT)):  # fmt: skip
         if isinstance(error, kind):
             return code
@@ -94,7 +94,7 @@ class Service:
         # requests come as bytes, so that those which are no message are told apart from errors of ours
         return grpc.method_handlers_generic_handler(SERVICE, {
             name: grpc.unary_unary_rpc_method_handler(
-                _told(call, MESSAGES[f"{name}Request"]), None, MESSAGES[f"{name}Response"].SerializeToString)
+                told(call, MESSAGES[f"{name}Request"]), None, MESSAGES[f"{name}Response"].SerializeToString)
             for name, call in calls.items()
         })  # fmt: skip
 
@@ -171,23 +171,26 @@ def _contents(one: Any) -> Any:
     return [text_of(one.name, value) for value in values] if given[0][0] == "bytes_contents" else values
 
 
-def _told(call: Callable[[Any], Awaitable[Any]], message: Any) -> Callable[[bytes, Any], Awaitable[Any]]:
+def told(call: Callable[[Any], Awaitable[Any]], message: Any) -> Callable[[bytes, Any], Awaitable[Any]]:
     """A call whose errors become a status with their reason."""
 
     async def answer(data: bytes, context: Any) -> Any:
         try:
             return await call(message.FromString(data))
-        except HotbedError as error:
-            await context.abort(code_of(error), str(error))
-        except DecodeError as error:
-            await context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT, f"the request is no {message.DESCRIPTOR.name} — {error}"
-            )
-        except Exception:
-            log.exception("a request failed")
-            await context.abort(grpc.StatusCode.INTERNAL, "an error of the server; its log has more")
+        except Exception as error:
+            await refuse(error, message, context)
 
     return answer
+
+
+async def refuse(error: Exception, message: Any, context: Any) -> None:
+    """End a call that began with a `message`, with a status and a reason."""
+    if isinstance(error, HotbedError):
+        await context.abort(code_of(error), str(error))
+    if isinstance(error, DecodeError):
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the request is no {message.DESCRIPTOR.name} — {error}")
+    log.error("a request failed", exc_info=error)
+    await context.abort(grpc.StatusCode.INTERNAL, "an error of the server; its log has more")
 
 
 class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
@@ -203,7 +206,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     async def intercept_service(self, go_on: Any, details: Any) -> Any:
         given = next((value for name, value in details.invocation_metadata if name == "authorization"), None)
-        if details.method.endswith(("/ServerLive", "/ServerReady")) or self._admit(given):
+        if details.method.endswith(("/ServerLive", "/ServerReady", "/Ready")) or self._admit(given):
             return await go_on(details)
         return self._refused
 
@@ -212,12 +215,22 @@ async def start(
     models: Models, address: str, admit: Callable[[str | None], bool] | None, tls: tuple[bytes, bytes] | None
 ) -> tuple[Any, int]:
     """A gRPC server that listens, and its port. `tls`: key and certificate. Raises ConfigError where it cannot listen."""
-    limit = models.limits.body_bytes
-    server = grpc.aio.server(
-        interceptors=[] if admit is None else [Gate(admit)],
-        options=[("grpc.max_receive_message_length", limit), ("grpc.so_reuseport", 0)],
-    )
-    server.add_generic_rpc_handlers((Service(models).handlers(),))
+    options = {"grpc.max_receive_message_length": models.limits.body_bytes, "grpc.so_reuseport": 0}
+    return await listen(Service(models).handlers(), address, admit, tls, options)
+
+
+async def listen(
+    handlers: Any,
+    address: str,
+    admit: Callable[[str | None], bool] | None,
+    tls: tuple[bytes, bytes] | None,
+    options: Mapping[str, int],
+    calls: int | None = None,
+) -> tuple[Any, int]:
+    """As `start`, of any handlers. `calls`: answered at the same time; None = any number."""
+    gates = [] if admit is None else [Gate(admit)]
+    server = grpc.aio.server(interceptors=gates, options=list(options.items()), maximum_concurrent_rpcs=calls)
+    server.add_generic_rpc_handlers((handlers,))
     try:
         if tls is None:
             port = server.add_insecure_port(address)

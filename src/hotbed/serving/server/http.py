@@ -4,21 +4,15 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import json
 import logging
 import re
 import secrets
 import signal
 import socket
-import ssl
-import sys
 import tempfile
 import threading
 import time
-import traceback
-from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache, partial
@@ -27,7 +21,7 @@ from typing import Any, TypeAlias
 from urllib.parse import unquote
 
 from hotbed import config
-from hotbed.errors import ConfigError, HotbedError, MissingExtra, NotServed, Overloaded, PersistError
+from hotbed.errors import ConfigError, HotbedError, MissingExtra, NotServed, Overloaded, PersistError, StoreError
 from hotbed.serving.parameter_server import ParameterServer
 from hotbed.serving.process import JsonLines, Tokens, followed_of, models_of, tls
 from hotbed.serving.rows import RowDtype
@@ -72,7 +66,13 @@ class Options:
 
 def status_of(error: Exception) -> int:
     """The HTTP status that tells of an error."""
-    for kind, status in ((NotServed, 404), (Overloaded, 429), (PersistError, 409), (HotbedError, 400)):
+    for kind, status in (
+        (NotServed, 404),
+        (Overloaded, 429),
+        (StoreError, 503),
+        (PersistError, 409),
+        (HotbedError, 400),
+    ):
         if isinstance(error, kind):
             return status
     return 500

@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parameter server as a process of its own: the same versions and rows as in process, whatever happens to it."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+import hotbed as hb
+from hotbed.errors import ConfigError, NotServed, StoreError
+from hotbed.persist.checkpoint import Saver
+from hotbed.serving.server.rows_service import RowsOptions, RowsServer
+from hotbed.serving.stores.messages import MESSAGES, SERVICE
+from hotbed.serving.stores.remote import RemoteParameterServer
+
+from .conftest import Spawned, Trainer, wait_for
+
+
+class Running:
+    """A parameter server on a free port, on a thread."""
+
+    def __init__(self, exported: Path, **options: Any) -> None:
+        self.server = hb.ParameterServer()
+        self.server.load("m", exported)
+        self.running = RowsServer(self.server, ["m"], RowsOptions(port=0, drain_seconds=1, **options))
+        self.thread = threading.Thread(target=self.running.run, daemon=True)
+        self.thread.start()
+        assert self.running.started.wait(20)
+        self.address = f"127.0.0.1:{self.running.port}"
+        self.store = RemoteParameterServer(f"grpc://{self.address}")
+
+    def close(self) -> None:
+        self.store.close()
+        self.running.stop()
+        self.thread.join(20)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def running(exported: Path) -> Iterator[Running]:
+    found = Running(exported)
+    yield found
+    found.close()
+
+
+def table_of(store: Any) -> str:
+    return next(iter(store.model("m").configs))
+
+
+def test_versions_and_rows_are_those_of_the_server_in_process(running: Running) -> None:
+    here, there = running.server.model("m"), running.store.model("m")
+    for name in ("name", "version", "digest", "graph", "configs", "published", "learned"):
+        assert getattr(here, name) == getattr(there, name), name
+    assert here.schema.to_json() == there.schema.to_json()
+    assert here.graph_bytes() == there.graph_bytes()
+    assert {name: one.tolist() for name, one in here.weights()} == {name: one.tolist() for name, one in there.weights()}
+    ids = np.array([-(2**63), -1, 0, 1, 7, 59, 10**15, 2**63 - 1])
+    wanted = {name: ids[: 3 + number] for number, name in enumerate(here.configs)}
+    expected, found = here.find(wanted), there.find(wanted, seconds=5)
+    assert {name: rows.tolist() for name, rows in found.items()} == {
+        name: rows.tolist() for name, rows in expected.items()
+    }
+    assert all(rows.dtype == np.float32 for rows in found.values())
+    assert there.find({}) == {}
+    assert running.store.model("m") is there  # nothing new: not described again
+    empty = there.find({name: ids[:0] for name in here.configs})
+    assert {rows.shape for rows in empty.values()} == {(0, 4)}
+
+
+def test_more_rows_than_fit_a_message_come_whole_and_in_order(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hotbed.serving.stores.remote._ANSWER_BYTES", 100)
+    here, there = running.server.model("m"), running.store.model("m")
+    wanted = {name: np.arange(-5, 60 + number) for number, name in enumerate(here.configs)}
+    expected, found = here.find(wanted), there.find(wanted)
+    assert {name: rows.tolist() for name, rows in found.items()} == {
+        name: rows.tolist() for name, rows in expected.items()
+    }
+    with pytest.raises(StoreError, match=r"too late|DEADLINE"):
+        there.find(wanted, seconds=0.001)
+
+
+def test_changes_and_hot_ids_cross_the_wire(trainer: Trainer) -> None:
+    running = Running(trainer.folder / "export")
+    trainer.publish(0)
+    running.server.load("m", trainer.folder / "published")
+    first = running.store.model("m").digest
+    trainer.publish(1)
+    running.server.load("m", trainer.folder / "published")
+    last = running.store.model("m").digest
+    expected, found = running.server.changes("m", first, last), running.store.changes("m", first, last)
+    assert expected is not None
+    assert found is not None
+    assert {name: ids.tolist() for name, ids in found.items()} == {name: ids.tolist() for name, ids in expected.items()}
+    assert sum(len(ids) for ids in found.values()) > 20
+    assert running.store.changes("m", "0" * 64, last) is None
+    table = table_of(running.store)
+    assert running.store.hot("m", table, 9).tolist() == running.server.hot("m", table, 9).tolist()
+    running.close()
+
+
+def test_many_threads_ask_one_store(running: Running) -> None:
+    version, wrong = running.store.model("m"), list[Any]()
+    table = table_of(running.store)
+    expected = running.server.model("m").find({table: np.arange(60)})[table]
+
+    def ask(number: int) -> None:
+        for n in range(20):
+            at = (number + n) % 50
+            rows = version.find({table: np.arange(at, at + 10)})[table]
+            if (rows != expected[at : at + 10]).any():
+                wrong.append(at)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_what_is_not_there_is_named(running: Running) -> None:
+    store, version = running.store, running.store.model("m")
+    with pytest.raises(NotServed, match="'x': not here"):
+        store.model("x")
+    with pytest.raises(NotServed, match=r"'\.\./m': not here"):
+        store.model("../m")
+    with pytest.raises(ConfigError, match="no table 'x'"):
+        version.find({"x": np.array([1])})
+    with pytest.raises(ConfigError, match="no table 'x'"):
+        store.hot("m", "x", 5)
+    with pytest.raises(StoreError, match="version 000000000000 has gone"):
+        store.ask("Rows", {"model": "m", "digest": "0" * 64, "wanted": []})
+    for url in ("rows:8002", "http://rows:8002", "grpc://rows", "grpc://:8002", "grpc://rows:x"):
+        with pytest.raises(ConfigError, match="write grpc://HOST:PORT"):
+            hb.ParameterServer.connect(url)
+    gone = hb.ParameterServer.connect(f"grpc://{running.address}")
+    gone.close()
+    with pytest.raises(StoreError, match="closed"):
+        gone.model("m")
+
+
+def test_made_up_bytes_get_a_reason_and_never_an_error_of_the_server(running: Running, caplog: Any) -> None:
+    draw = np.random.default_rng(0)
+    codes = set()
+    table = table_of(running.store)
+    digest = running.store.model("m").digest
+    with grpc.insecure_channel(running.address) as channel:
+        for name in ("Describe", "Graph", "Weights", "Rows", "Changes", "Hot"):
+            call = channel.unary_stream(f"/{SERVICE}/{name}")
+            for size in (0, 1, 5, 30, 200):
+                try:
+                    list(call(draw.bytes(size), timeout=10))
+                    codes.add("OK")
+                except grpc.RpcError as error:
+                    codes.add(error.code().name)
+        rows = channel.unary_unary(f"/{SERVICE}/Rows", MESSAGES["RowsRequest"].SerializeToString)
+        for wanted in ([{"table": table, "ids": b"123"}], [{"table": table, "ids": bytes(8 * 5_000_000)}]):
+            with pytest.raises(grpc.RpcError) as told:
+                rows(MESSAGES["RowsRequest"](model="m", digest=digest, wanted=wanted), timeout=10)
+            codes.add(told.value.code().name)
+    assert codes <= {"OK", "INVALID_ARGUMENT", "NOT_FOUND", "UNAVAILABLE"}
+    assert "a request failed" not in caplog.text
+
+
+def test_more_calls_than_it_takes_on_are_refused_at_once(exported: Path) -> None:
+    running = Running(exported, calls=1)
+    told, version = list[str](), running.store.model("m")
+
+    def ask() -> None:
+        for _ in range(60):
+            try:
+                version.graph_bytes()
+            except StoreError as error:
+                told.append(str(error))
+
+    threads = [threading.Thread(target=ask) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert told
+    assert all("RESOURCE_EXHAUSTED" in one for one in told)
+    assert running.store.model("m") is version
+    running.close()
+
+
+def test_only_who_holds_a_token_gets_rows_and_tls_hides_them(exported: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("one\ntwo\n")
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", tmp_path / "key", "-out", tmp_path / "cert",
+         "-days", "1", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    running = Running(
+        exported, token_file=str(tmp_path / "tokens"), tls_cert=str(tmp_path / "cert"), tls_key=str(tmp_path / "key")
+    )
+    url, trusted = f"grpcs://{running.address}", tmp_path / "cert"
+    for token in (None, "three", ""):
+        with pytest.raises(StoreError, match=r"UNAUTHENTICATED.*no token, or a wrong one"):
+            hb.ParameterServer.connect(url, token, trusted).model("m")
+    assert hb.ParameterServer.connect(url, "two", trusted).model("m").version == running.server.model("m").version
+    assert hb.ParameterServer.connect(url, trusted=trusted).ask("Ready", {}).ready
+    with pytest.raises(StoreError, match="UNAVAILABLE"):
+        hb.ParameterServer.connect(url, "two").ask("Ready", {}, 5)
+    with pytest.raises(ConfigError, match="give a PEM file"):
+        hb.ParameterServer.connect(url, "two", tmp_path / "none")
+    running.close()
+
+
+# --- as a process, killed and stopped -------------------------------------------------------------------------------
+
+
+class Process(Spawned):
+    """`hotbed parameter-server`."""
+
+    def __init__(self, folder: Path, *arguments: Any, port: int = 0) -> None:
+        super().__init__("parameter-server", *arguments, "--rows", folder, "--port", port)
+        self.port = int(self.find(r"parameter server on port (\d+)").group(1))
+
+    def told(self, text: str) -> bool:
+        return any(text in line for line in self.lines)
+
+
+@pytest.mark.slow
+def test_down_stopped_and_restarted_it_costs_a_deadline_and_comes_back(trainer: Trainer, tmp_path: Path) -> None:
+    source = (f"m={trainer.folder / 'export'}", "--watch", trainer.folder / "published")
+    server = Process(tmp_path / "rows", *source)
+    store = RemoteParameterServer(f"grpc://127.0.0.1:{server.port}")
+    version = trainer.publish(0)
+    wait_for(lambda: store.model("m").version == version, "the version is there")
+    held, table = store.model("m"), table_of(store)
+    expected = held.find({table: np.arange(9)})[table]
+
+    server.process.send_signal(signal.SIGSTOP)
+    began = time.monotonic()
+    with pytest.raises(StoreError, match="DEADLINE_EXCEEDED"):
+        held.find({table: np.arange(9)}, seconds=0.2)
+    assert time.monotonic() - began < 5
+    server.process.send_signal(signal.SIGCONT)
+    assert (held.find({table: np.arange(9)}, seconds=20)[table] == expected).all()
+
+    server.stop(signal.SIGKILL)
+    with pytest.raises(StoreError, match="UNAVAILABLE"):
+        held.find({table: np.arange(9)}, seconds=5)
+    again = Process(tmp_path / "rows", *source, port=server.port)
+    wait_for(lambda: answers(held, table), "the same store asks the new process")
+    assert (held.find({table: np.arange(9)})[table] == expected).all()  # of the same version, without a load
+    assert store.model("m") is held
+    assert again.stop() == 0
+    assert again.told("stopped")
+
+
+def answers(version: Any, table: str) -> bool:
+    try:
+        version.find({table: np.arange(9)}, seconds=1)
+    except StoreError:
+        return False
+    return True
+
+
+@pytest.mark.slow
+def test_gaps_forks_and_torn_versions_leave_what_it_has_and_the_next_full_recovers(
+    trainer: Trainer, tmp_path: Path
+) -> None:
+    server = Process(tmp_path / "rows", f"m={trainer.folder / 'export'}", "--watch", trainer.folder / "published")
+    store = RemoteParameterServer(f"grpc://127.0.0.1:{server.port}")
+    first = trainer.publish(0)
+    wait_for(lambda: store.model("m").version == first, "the first version")
+
+    server.process.send_signal(signal.SIGSTOP)  # torn before it is read
+    trainer.publish(1)
+    newest = max((trainer.folder / "published").glob("checkpoint-*"))
+    part = max(newest.rglob("*.arrow"), key=lambda path: path.stat().st_size)
+    part.write_bytes(part.read_bytes()[:-7])
+    server.process.send_signal(signal.SIGCONT)
+    wait_for(lambda: server.told(f"{part.name}: torn"), "it names the file")
+    assert store.model("m").version == first
+
+    last = trainer.publish(2, full=True)
+    wait_for(lambda: store.model("m").version == last, "the full recovers")
+
+    server.process.send_signal(signal.SIGSTOP)
+    trainer.publish(3)
+    missing = max((trainer.folder / "published").glob("checkpoint-*"))
+    trainer.publish(4)
+    shutil.rmtree(missing)
+    server.process.send_signal(signal.SIGCONT)
+    wait_for(lambda: server.told("cannot be read with what it rests on"), "the gap is told")
+    assert store.model("m").version == last
+    last = trainer.publish(5, full=True)
+    wait_for(lambda: store.model("m").version == last, "the full recovers")
+
+    trainer.saver = Saver(tmp_path / "other run")
+    last = trainer.publish(6)
+    wait_for(lambda: store.model("m").version == last, "the full of a fork is taken")
+    assert server.stop() == 0
