@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -103,6 +104,29 @@ def as_ids(ids: Any, what: str = "ids") -> NDArray[np.int64]:
             f"{what}: expected int64 [n] — received {array.dtype} {list(array.shape)} — convert or flatten them"
         )
     return np.ascontiguousarray(array)
+
+
+class SideBySide(Mapping[str, Any]):
+    """Dense columns by name that lie in one `matrix` [n, sum of widths] in the order of `widths`: who wants them side by side
+    has them so.
+
+    Example: `SideBySide(matrix, {"price": 1, "image": 64})["image"]` is `matrix[:, 1:65]`.
+    """
+
+    def __init__(self, matrix: Any, widths: Mapping[str, int]) -> None:
+        self.matrix = matrix
+        self._places = dict(zip(widths, itertools.accumulate(widths.values(), initial=0), strict=False))
+        self._widths = dict(widths)
+
+    def __getitem__(self, name: str) -> Any:
+        first, width = self._places[name], self._widths[name]
+        return self.matrix[:, first] if width == 1 else self.matrix[:, first : first + width]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._widths)
+
+    def __len__(self) -> int:
+        return len(self._widths)
 
 
 @dataclass(frozen=True, eq=False)

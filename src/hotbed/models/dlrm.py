@@ -73,11 +73,12 @@ class DLRM(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """A batch of n samples -> logits [n]."""
-        flat = self.inputs(batch)
-        fields = self.inputs.fields(flat)
+        embeddings, numbers = self.inputs.parts(batch)
+        assert embeddings is not None
+        fields = self.inputs.fields(embeddings)
         parts: list[Tensor] = []
         if self.bottom is not None:
-            dense = self.bottom(self.inputs.dense(flat)).to(fields.dtype)
+            dense = self.bottom(numbers).to(fields.dtype)
             fields = torch.cat([dense.unsqueeze(1), fields], dim=1)
             parts.append(dense)
         if self.dot is None:

@@ -8,13 +8,13 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hotbed.data.batch import Batch, Ids
+from hotbed.data.batch import Batch, Ids, SideBySide
 from hotbed.data.schema import Schema
 from hotbed.embedding.module import TableModule, table_modules
 from hotbed.errors import ConfigError, MissingExtra, PersistError
@@ -22,7 +22,7 @@ from hotbed.persist.chain import write_version
 from hotbed.persist.format import Saved, Writer, open_checkpoint
 from hotbed.persist.store import Where
 
-GRAPH = "graph.onnx"
+DENSE = "dense"
 TOLERANCE = 1e-5
 _ROWS = 5  # of the batch that the graph is traced and checked with
 
@@ -33,10 +33,11 @@ class Graph:
 
     `weights`: parameters of the network that the graph holds by name; later versions bring new values. `lookups`: for
     each lookup of the network, its name and its features (name, table, pooling); the graph's input of that name takes
-    the pooled ones side by side, float32 [n, width]. `dense`: columns that are inputs `dense/<column>`. `outputs`:
-    names of the predictions, one a label.
+    the pooled ones side by side, float32 [n, width]. `dense`: columns that the input `dense` takes side by side, float32
+    [n, sum of widths]. `outputs`: names of the predictions, one a label.
     """
 
+    file: ClassVar[str] = "graph.onnx"
     onnx: bytes
     weights: Sequence[str]
     lookups: Mapping[str, Sequence[tuple[str, str, str]]]
@@ -47,21 +48,16 @@ class Graph:
         """Everything but the graph itself, as JSON values."""
         lookups = [{"name": name, "features": [list(one) for one in found]} for name, found in self.lookups.items()]
         plain = {"weights": list(self.weights), "dense": list(self.dense), "outputs": list(self.outputs)}
-        return {"file": GRAPH, "lookups": lookups, **plain}
+        return {"file": self.file, "lookups": lookups, **plain}
 
 
-def export(
-    checkpoint: Where, to: Where, network: nn.Module, schema: Schema, activate: Callable[[Any], Any] | None
-) -> Saved:
-    """Freeze the newest state under `checkpoint` for servers: values of rows, weights, schema and graph, under `to`.
+def export(checkpoint: Where, to: Where, graph: Graph) -> Saved:
+    """Freeze the newest state under `checkpoint` for servers: values of rows, weights, schema and `graph`, under `to`.
 
-    `network`: the one that the checkpoint was made of. Raises what `export_graph` raises, PersistError where `to` cannot be
-    written.
+    `graph`: of the network that the checkpoint was made of. Raises PersistError where `to` cannot be written.
     """
-    graph = export_graph(network, schema, activate)
     with Writer(to) as writer:
-        writer.write(GRAPH, graph.onnx)
-        return write_version(writer, open_checkpoint(checkpoint), None, {"graph": graph.describe()})
+        return write_version(writer, open_checkpoint(checkpoint), None, graph)
 
 
 def export_graph(network: nn.Module, schema: Schema, activate: Callable[[Any], Any] | None = None) -> Graph:
@@ -76,13 +72,15 @@ def export_graph(network: nn.Module, schema: Schema, activate: Callable[[Any], A
         if not all(module.pooled):
             raise ConfigError("export: sequence features are not served yet — received pooling 'none' — pool them")
     columns = {column.name: column.width for column in schema.dense}
-    inputs = {name: torch.rand(_ROWS, module.output_dim) for name, module in modules.items()}
-    inputs |= {f"dense/{name}": torch.rand(_ROWS, *([width] if width > 1 else [])) for name, width in columns.items()}
-    half = _DenseHalf(network, list(modules.values()), list(columns), activate or (lambda outputs: outputs))
+    shapes = {name: [module.output_dim] for name, module in modules.items()}
+    shapes |= {DENSE: [sum(columns.values())]} if columns else {}
+    draw = torch.Generator().manual_seed(0)  # what trains draws as if nothing had happened
+    inputs = {name: torch.rand(_ROWS, *shape, generator=draw) for name, shape in shapes.items()}
+    half = _DenseHalf(network, list(modules.values()), columns, activate or (lambda outputs: outputs))
     training = network.training
     network.eval()
     try:
-        with torch.no_grad(), _quiet():
+        with torch.no_grad(), _quiet(), torch.random.fork_rng(devices=[]):
             expected = half(*inputs.values())
             onnx, weights = _export(half, inputs, half.outputs)
     except Exception as error:
@@ -101,7 +99,7 @@ class _DenseHalf(nn.Module):
     """The network with its lookups replaced by inputs."""
 
     def __init__(
-        self, network: nn.Module, modules: list[TableModule], dense: list[str], activate: Callable[[Any], Any]
+        self, network: nn.Module, modules: list[TableModule], dense: Mapping[str, int], activate: Callable[[Any], Any]
     ) -> None:
         super().__init__()
         self.network = network
@@ -114,7 +112,8 @@ class _DenseHalf(nn.Module):
             module.pool = _given(given.pop(0))  # type: ignore[method-assign]
         features = [feature.name for module in self._modules_with_tables for feature in module.features]
         nothing = Ids(torch.zeros(0, dtype=torch.int64))
-        batch = Batch(dict.fromkeys(features, nothing), dict(zip(self._dense, given, strict=True)), num_samples=_ROWS)
+        dense = SideBySide(given.pop(), self._dense) if self._dense else {}
+        batch = Batch(dict.fromkeys(features, nothing), dense, num_samples=_ROWS)
         found = self._activate(self.network(batch))
         self.outputs = list(found) if isinstance(found, dict) else ["prediction"]
         return tuple(found.values()) if isinstance(found, dict) else (found,)

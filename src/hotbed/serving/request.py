@@ -28,7 +28,7 @@ _ARROW = {kind.id for kind in (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa
 
 @dataclass(frozen=True)
 class Request:
-    """What `num_samples` candidates hold, as a Batch does; but ids with one sample hold for all of them."""
+    """What `num_samples` candidates hold, as a Batch does; but ids and numbers of one sample hold for all of them."""
 
     ids: Mapping[str, Ids]
     dense: Mapping[str, NDArray[np.float32]]
@@ -84,7 +84,6 @@ class RequestEncoder:
         for name in split.repeated:
             given[name] = _array(name, once[name]).take(pa.array(np.zeros(num_samples, np.int64)))
         ids, dense = self._encode(split.once, once, 1)
-        dense = {name: np.repeat(values, num_samples, axis=0) for name, values in dense.items()}
         more, numbers = self._encode(split.rest, given, num_samples)
         return Request({**ids, **more}, {**dense, **numbers}, num_samples)
 

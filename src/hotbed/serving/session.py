@@ -17,7 +17,7 @@ from hotbed.data.batch import Ids
 from hotbed.errors import ConfigError, DecodeError, MissingExtra
 from hotbed.persist.store import MANIFEST
 from hotbed.serving.parameter_server import ParameterServer
-from hotbed.serving.request import Columns, RequestEncoder
+from hotbed.serving.request import Columns, Request, RequestEncoder
 from hotbed.serving.rows import Looked, Lookup
 from hotbed.serving.stores.base import ModelVersion
 from hotbed.serving.stores.mapped import MappedVersion
@@ -69,11 +69,13 @@ class InferenceSession:
             one["name"]: _lookup(model, [tuple(f) for f in one["features"]], embedding_cache)
             for one in graph["lookups"]
         }
-        self._dense = {f"dense/{name}": name for name in graph["dense"]}
+        self._dense = [
+            (name, next(one.width for one in model.schema.dense if one.name == name)) for name in graph["dense"]
+        ]
         self._outputs: list[str] = graph["outputs"]
         self._session, self._weights = _onnx_session(model, num_threads)
-        wanted = {one.name for one in self._session.get_inputs()}
-        self._dense = {name: column for name, column in self._dense.items() if name in wanted}
+        if "dense" not in {one.name for one in self._session.get_inputs()}:
+            self._dense = []  # the network does not look at them
 
     def predict(self, columns: Columns, context: Mapping[str, Any] | None = None) -> Predictions:
         """Predictions of n candidates: float32 [n], a dict of them for several labels. Arguments as in `ask`."""
@@ -88,7 +90,7 @@ class InferenceSession:
         that do not fit.
         """
         request = self._encode(columns, context)
-        feeds: dict[str, Any] = {name: request.dense[column] for name, column in self._dense.items()}
+        feeds: dict[str, Any] = {"dense": _side_by_side(request, self._dense)} if self._dense else {}
         late = 0
         for name, look in self._lookups.items():
             found = look(request.ids, request.num_samples)
@@ -140,6 +142,19 @@ def _lookup(model: ModelVersion, features: Sequence[tuple[str, str, str]], cache
             "give hb.EmbeddingCache(server, model)"
         )
     return Lookup(features, model.tables)
+
+
+def _side_by_side(request: Request, columns: Sequence[tuple[str, int]]) -> NDArray[np.float32]:
+    """Dense columns as one matrix [n, sum of widths]."""
+    matrix, first = np.empty((request.num_samples, sum(width for _, width in columns)), np.float32), 0
+    for name, width in columns:
+        values = request.dense[name]
+        if width == 1:
+            matrix[:, first] = values
+        else:
+            matrix[:, first : first + width] = values
+        first += width
+    return matrix
 
 
 def _onnx_session(model: ModelVersion, num_threads: int) -> tuple[Any, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from hotbed.data.batch import Batch
+from hotbed.data.batch import Batch, SideBySide
 from hotbed.data.schema import Id, Schema
 from hotbed.embedding.module import EmbeddingCollection, Feature
 from hotbed.errors import ConfigError
@@ -43,20 +43,21 @@ class FeatureInputs(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """A batch of n samples -> float32 [n, output_dim]."""
-        if self.collection is None:
-            return _dense(batch, self.dense_columns)
-        embeddings: Tensor = self.collection.flat(batch)
+        parts = [part for part in self.parts(batch) if part is not None]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def parts(self, batch: Batch) -> tuple[Tensor | None, Tensor | None]:
+        """Embeddings [n, embedding_dim] and dense columns [n, dense_dim] apart; None where there are none."""
+        embeddings = None if self.collection is None else self.collection.flat(batch)
         if not self.dense_columns:
-            return embeddings
-        return torch.cat([embeddings, _dense(batch, self.dense_columns).to(embeddings.device)], dim=1)
+            return embeddings, None
+        dense = _dense(batch, self.dense_columns)
+        return embeddings, dense if embeddings is None else dense.to(embeddings.device)
 
     def fields(self, flat: Tensor) -> Tensor:
-        """The embeddings in the result of `forward` as [n, fields, dim]; all tables must have the same dim."""
-        return torch.unflatten(flat[:, : self.embedding_dim], 1, (len(self.field_dims), -1))
-
-    def dense(self, flat: Tensor) -> Tensor:
-        """The dense columns in the result of `forward`, [n, dense_dim]."""
-        return flat[:, self.embedding_dim :]
+        """The embeddings, alone or in the result of `forward`, as [n, fields, dim]; all tables must have the same dim."""
+        embeddings = flat if flat.shape[1] == self.embedding_dim else flat[:, : self.embedding_dim]
+        return torch.unflatten(embeddings, 1, (len(self.field_dims), -1))
 
     def equal_dim(self, model: str) -> int:
         """The dim that all fields share, for models that multiply fields with each other; else ConfigError."""
@@ -96,6 +97,9 @@ class LinearTerm(nn.Module):
 
 
 def _dense(batch: Batch, names: list[str]) -> Tensor:
+    if isinstance(batch.dense, SideBySide) and list(batch.dense) == names:
+        matrix: Tensor = batch.dense.matrix
+        return matrix
     columns = (torch.as_tensor(batch.dense[name], dtype=torch.float32) for name in names)
     return torch.cat([column if column.dim() == 2 else column.unsqueeze(1) for column in columns], dim=1)
 
