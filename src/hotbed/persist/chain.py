@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +18,7 @@ from hotbed.persist.content import (
     VALUES,
     content_digest,
     flat,
-    learned,
+    moments,
     network_bytes,
     only,
     settle_table,
@@ -29,6 +29,9 @@ from hotbed.persist.content import (
 )
 from hotbed.persist.format import Link, Reader, Saved, Writer, open_checkpoint, open_folder, open_link, partition_ranges
 from hotbed.persist.store import ADVICE, Store, Where, number_of
+
+if TYPE_CHECKING:
+    from hotbed.persist.export import Graph
 
 _REMEMBERED = 4096
 _DENSE = "dense.safetensors"
@@ -173,9 +176,7 @@ def compact(where: Where) -> Saved | None:
         members = {name: value for name, value in newest.manifest.items() if name not in dropped}
         link = {"kind": "full", "parent": newest.manifest["digest"], "chain": [], "compacted": True}
         if (latest := reader.store.newest()) is None or latest.folder != newest.folder:
-            raise PersistError(
-                f"{where}: another checkpoint became newest meanwhile — received {latest} — compact again"
-            )
+            raise PersistError(f"{where}: another became newest meanwhile — received {latest} — compact again")
         return writer.commit({**members, **link, "tables": tables})
 
 
@@ -193,27 +194,27 @@ def write_merged(
     return {**entry, "parts": parts, "removed": []}
 
 
-def write_version(writer: Writer, reader: Reader, last: Link | None, members: Mapping[str, Any] | None = None) -> Saved:
-    """Write what a server needs of a checkpoint: a delta where `last` is its parent, else a full; `members` go into the manifest."""
+def write_version(writer: Writer, reader: Reader, last: Link | None, graph: Graph | None = None) -> Saved:
+    """Write what a server needs of a checkpoint: a delta where `last` is its parent, else a full with `graph`."""
     manifest, link = reader.manifest, reader.links[-1]
     delta = last is not None and manifest["kind"] == "delta" and last.manifest["source"] == manifest["parent"]
     names = table_names(reader)
     tables = [write_values(writer, number, link, name) if delta else write_merged(writer, number, reader, name, VALUES)
               for number, name in enumerate(names)]  # fmt: skip
-    network = network_bytes(reader)
-    if network:
+    if network := network_bytes(reader):
         writer.write(_DENSE, network)
-    kept = ("package_version", "version", "model", "schema", "counters")
+    if graph is not None and not delta:
+        writer.write(graph.file, graph.onnx)
     return writer.commit({
-        **{name: manifest[name] for name in kept},
-        **(members or {}),
+        **{name: manifest[name] for name in ("package_version", "version", "model", "schema", "counters")},
+        **({"graph": graph.describe()} if graph is not None and not delta else {}),
         "kind": "delta" if delta else "full",
         "contents": "values",
         "parent": None if last is None else last.manifest["digest"],
         "chain": last.chain if delta and last is not None else [],
         "source": manifest["digest"],
         "published": time.time(),
-        **learned(manifest),
+        **moments(manifest),
         "positions": {},
         "dense": {"file": _DENSE, "optimizers": {}} if network else None,
         "progress": None,

@@ -126,12 +126,13 @@ def only(batch: pa.RecordBatch, columns: tuple[str, ...]) -> pa.RecordBatch:
     return batch.select([name for name in columns if name in batch.schema.names])
 
 
-def learned(manifest: Mapping[str, Any]) -> dict[str, float]:
-    """`{"learned": unix seconds}` of the newest event that a state learned; {} where nothing knows it."""
-    run = ((manifest["progress"] or {}).get("tree") or {}).get("run") or {}
-    known = [run.get("now"), *(entry["scalars"]["watermark"] for entry in manifest["tables"])]
+def moments(manifest: Mapping[str, Any]) -> dict[str, float]:
+    """Unix seconds, where known: `learned`, of the newest event in a state; `caught`, when training had come to it."""
+    tree = (manifest["progress"] or {}).get("tree") or {}
+    known = [(tree.get("run") or {}).get("now"), *(entry["scalars"]["watermark"] for entry in manifest["tables"])]
     times = [micros for micros in known if micros is not None and micros != _NEVER]
-    return {"learned": max(times) / 1e6} if times else {}
+    caught = {"caught": float(tree["wall_caught"])} if "wall_caught" in tree else {}
+    return {"learned": max(times) / 1e6, **caught} if times else caught
 
 
 def network_bytes(reader: Reader) -> bytes:

@@ -13,7 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hotbed.config import described
 from hotbed.connectors.kafka import Kafka
@@ -26,9 +26,18 @@ CHUNK_BYTES = 900_000
 _CONNECT_SECONDS, _SEND_SECONDS = 10.0, 300.0
 log = logging.getLogger("hotbed.persist")
 
+if TYPE_CHECKING:
+    from hotbed.persist.export import Graph
+
 
 class Publisher(ABC):
-    """Hands saved states on. Publishing the same bits again changes nothing."""
+    """Hands saved states on. Publishing the same bits again changes nothing.
+
+    `graph`: the network for servers, as `hotbed.persist.export.export_graph` gives it; each full brings it along, so that
+    one is all that a server needs to start. None: servers start from an export.
+    """
+
+    graph: Graph | None = None
 
     @abstractmethod
     def publish(self, saved: Saved) -> Saved | None:
@@ -55,7 +64,7 @@ class PublishDirectory(Publisher):
         if last is not None and last.manifest["source"] == saved.digest:
             return None
         with Writer(store) as writer:
-            made = write_version(writer, reader, last)
+            made = write_version(writer, reader, last, self.graph)
         if made.kind == "full":
             retain(store, self._keep)
         return made
@@ -85,7 +94,7 @@ class PublishTopic(Publisher):
             if last is not None:  # numbers go on
                 (Path(folder) / last.folder).mkdir()
             with Writer(folder) as writer:
-                made = write_version(writer, reader, last)
+                made = write_version(writer, reader, last, self.graph)
             link = open_link(LocalStore(Path(folder)), made.chain[-1]["folder"])
             self._send(link)
             self._last = link

@@ -17,7 +17,7 @@ from hotbed.config import build, describe, described
 from hotbed.connectors import DeadLetters, Journal, Position
 from hotbed.data.schema import Schema
 from hotbed.embedding.rule import Rule
-from hotbed.errors import ConfigError, PersistError
+from hotbed.errors import ConfigError, MissingExtra, PersistError
 from hotbed.metrics import Metric
 from hotbed.models.losses import Loss, MultiTask
 from hotbed.optim.dense import NAMES, TorchOptimizer
@@ -102,7 +102,8 @@ class Checkpoint:
 
     def on_stream_begin(self, run: Run) -> None:
         self._saver = Saver(self._path, self._keep)
-        self._thread = None if self._publisher is None else ThreadPoolExecutor(1, "hotbed-publish")
+        if self._publisher is not None:
+            self._thread, self._publisher.graph = ThreadPoolExecutor(1, "hotbed-publish"), _graph(run)
         self._deltas, self._saved_step, self._caught = _tracks_changes(run), -1, []
         if open_store(self._path).newest() is not None:
             resume(run, open_checkpoint(self._path))
@@ -244,6 +245,15 @@ class Checkpoint:
             live.journal, live.dead_letters = run.journal, letters
 
 
+def _graph(run: Run) -> Any:
+    """The network for servers; None where it cannot become a graph here."""
+    try:
+        return run.model.graph()
+    except (ConfigError, PersistError, MissingExtra) as error:
+        log.warning("published versions bring no graph, servers need an export: %s", error)
+        return None
+
+
 def _tracks_changes(run: Run) -> bool:
     """Make every table remember what changes; False where a rule moves rows that nobody touched."""
     try:
@@ -263,6 +273,7 @@ def state_of(run: Run) -> State:
         "run": counts,
         "callbacks": run.callbacks.state(),
         "learner": run.learner.state(),
+        "wall_caught": run.clock(),
     }
     if hasattr(run.observer, "state"):
         progress["observer"] = run.observer.state()

@@ -23,7 +23,7 @@ from hotbed.optim.dense import dense_optimizer
 from hotbed.optim.precision import Boost, boost, precision
 from hotbed.optim.sparse import SparseOptimizer, dense_parameters
 from hotbed.persist import checkpoint, content
-from hotbed.persist.export import export
+from hotbed.persist.export import Graph, export, export_graph
 from hotbed.persist.format import Reader
 from hotbed.training.callbacks import Validate
 from hotbed.training.durable import brief, described_argument, given_tables, rebuilt_argument, typed
@@ -225,13 +225,17 @@ class RecModel:
     def export(self, path: str | Path, state: str | Path | None = None) -> str | Path:
         """Freeze the model for servers under `path`: rows, weights, schema, an ONNX graph; see docs/serving.md. `state`: the
         checkpoint whose newest state is frozen; None: the model as it is now."""
-        if self.schema is None:
-            raise ConfigError("export: the model knows no schema — received none — train it on a Dataset")
-        activate = None if self._criterion is None else self._criterion.activate
+        graph = self.graph()
         with tempfile.TemporaryDirectory(prefix="hotbed-export-") as now:
             if state is None:
                 checkpoint.save(now, self.state())
-            return export(state or now, path, self.network, self.schema, activate).folder
+            return export(state or now, path, graph).folder
+
+    def graph(self) -> Graph:
+        """What comes after the lookups as an ONNX graph, checked; raises what `hotbed.persist.export.export_graph` raises."""
+        if self.schema is None:
+            raise ConfigError("export: the model knows no schema — received none — train it on a Dataset")
+        return export_graph(self.network, self.schema, None if self._criterion is None else self._criterion.activate)
 
     def warm_start(
         self,
@@ -362,11 +366,8 @@ def load(path: str | Path, network: nn.Module | None = None) -> RecModel:
         if spec is None or schema is None or tables is None:
             raise ConfigError(f"load: {path} holds a network that Hotbed cannot rebuild — received no network — "
                               "pass network=, built as it was when it was saved")  # fmt: skip
-        given = {
-            "schema": schema,
-            "tables": {name: build(one, Table, f"tables.{name}") for name, one in tables.items()},
-        }
-        network = build(spec, nn.Module, "network", given)
+        built = {name: build(one, Table, f"tables.{name}") for name, one in tables.items()}
+        network = build(spec, nn.Module, "network", {"schema": schema, "tables": built})
     arguments = {name: rebuilt_argument(name, value) for name, value in described.items() if value is not None}
     model = RecModel(network, **arguments)
     model.schema = schema or model.schema
