@@ -12,24 +12,48 @@ import sys
 import traceback
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hotbed import config
 from hotbed.errors import ConfigError
+from hotbed.serving.cache import Policy
+from hotbed.serving.parameter_server import ParameterServer
+from hotbed.serving.stores.base import Store
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """How models at grpc://HOST:PORT are reached, and which of their rows are kept here.
+
+    `store_token_file`: a file that begins with the token to send; `store_trusted`: a PEM file of authorities for grpcs://.
+    The rest as in `EmbeddingCache`.
+    """
+
+    store_token_file: str | None = None
+    store_trusted: str | None = None
+    cache_bytes: int = 256 << 20
+    cache_policy: Policy = "lfu"
+    cache_preload: float = 0.5
+    cache_deadline_seconds: float | None = 0.1
+
+    def reach(self, url: str) -> Store:
+        """The parameter server at an address."""
+        token = None if self.store_token_file is None else tokens_of(self.store_token_file)[0]
+        return ParameterServer.connect(url, token, self.store_trusted)
+
+    def cache(self) -> dict[str, Any]:
+        """Keywords of `EmbeddingCache`."""
+        return {"max_bytes": self.cache_bytes, "policy": self.cache_policy, "preload": self.cache_preload,
+                "deadline_seconds": self.cache_deadline_seconds}  # fmt: skip
 
 
 class Tokens:
     """The tokens of a file, compared in constant time."""
 
     def __init__(self, path: str) -> None:
-        try:
-            lines = Path(path).read_text().split()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(
-                f"token_file: cannot be read — received {path}: {error} — give a file of tokens"
-            ) from error
-        if not lines:
-            raise ConfigError(f"token_file: no token — received {path}, an empty file — write one a line")
+        lines = tokens_of(path)
         self._digests = [hashlib.sha256(line.encode()).digest() for line in lines]
 
     def admit(self, authorization: str | None) -> bool:
@@ -44,6 +68,17 @@ class Tokens:
             return False
         digest = hashlib.sha256(token.strip().encode("utf-8", "surrogateescape")).digest()
         return any([hmac.compare_digest(digest, one) for one in self._digests])
+
+
+def tokens_of(path: str) -> list[str]:
+    """The tokens of a file, one a line. Raises ConfigError where there is none."""
+    try:
+        lines = Path(path).read_text().split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"token_file: cannot be read — received {path}: {error} — give a file of tokens") from error
+    if not lines:
+        raise ConfigError(f"token_file: no token — received {path}, an empty file — write one a line")
+    return lines
 
 
 def tls(cert: str | None, key: str | None) -> tuple[tuple[bytes, bytes] | None, ssl.SSLContext | None]:
@@ -73,6 +108,9 @@ def followed_of(watch: Sequence[str], models: Mapping[str, str]) -> list[tuple[s
     for name, _ in found:
         if name not in models:
             raise ConfigError(f"--watch: no model of that name — received {name!r} — {config.nearest(name, models)}")
+        if models[name].startswith(("grpc://", "grpcs://")):
+            raise ConfigError(f"--watch: model {name!r} follows its parameter server — received {models[name]} — give --watch to "
+                              "hotbed parameter-server")  # fmt: skip
     return found
 
 

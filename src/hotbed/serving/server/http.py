@@ -23,12 +23,13 @@ from urllib.parse import unquote
 from hotbed import config
 from hotbed.errors import ConfigError, HotbedError, MissingExtra, NotServed, Overloaded, PersistError, StoreError
 from hotbed.serving.parameter_server import ParameterServer
-from hotbed.serving.process import JsonLines, Tokens, followed_of, models_of, tls
+from hotbed.serving.process import Elsewhere, JsonLines, Tokens, followed_of, models_of, tls
 from hotbed.serving.rows import RowDtype
 from hotbed.serving.server.batching import Limits
-from hotbed.serving.server.models import Models, open_follower
-from hotbed.serving.server.protocol import HEADER_LENGTH, about, read_ask, read_object, write_answer
+from hotbed.serving.server.models import Models
+from hotbed.serving.server.protocol import HEADER_LENGTH, Asks, about, read_object, write_answer
 from hotbed.serving.session import Scores
+from hotbed.serving.stores.following import open_follower
 
 try:
     from hotbed.serving.server.connection import App, Connections, Patience, Request, Response, refusal
@@ -82,7 +83,7 @@ class Api(App):
     """The routes of the protocol."""
 
     def __init__(self, models: Models, tokens: Tokens | None) -> None:
-        self._models, self._tokens = models, tokens
+        self._models, self._tokens, self._asks = models, tokens, Asks()
         model, repository = r"/v2/models/([^/]+)(?:/versions/([^/]+))?", r"/v2/repository"
         routes: list[tuple[str, str, Callable[..., Reply]]] = [
             ("POST", f"{model}/infer", self._infer),
@@ -160,7 +161,7 @@ class Api(App):
             return Response(200, body, "application/octet-stream", {HEADER_LENGTH: str(split)})
 
         try:
-            ask = read_ask(request.body, request.headers.get(HEADER_LENGTH.lower()))
+            ask = self._asks.read(request.body, request.headers.get(HEADER_LENGTH.lower()))
             future = self._models.score(name, version, ask.tensors, write)
         except Exception as error:
             meters.ended(name, "http", started, error)
@@ -284,20 +285,23 @@ def _listen(host: str, port: int) -> socket.socket:
         raise ConfigError(f"serve: cannot listen — received {host}:{port}, {error} — give a free port, or 0") from error
 
 
+_SETTINGS: tuple[Any, Any, Any] = (Options, Limits, Elsewhere)
+
+
 def serve(sources: Sequence[str], watch: Sequence[str], settings: Mapping[str, Any]) -> None:
     """What `hotbed serve` does: serve exported models (`[NAME=]PATH`), each following `[NAME=]SOURCE` of `watch` where given, until
-    SIGTERM. `settings`: keys of `Options` and `Limits`. Raises ConfigError for wrong ones."""
-    known = {one.name: kind for kind in (Options, Limits) for one in fields(kind)}
+    SIGTERM. `settings`: keys of `Options`, `Limits` and `Elsewhere`. Raises ConfigError for wrong ones."""
+    known = {one.name: kind for kind in _SETTINGS for one in fields(kind)}
     for key in settings:
         if key not in known:
             raise ConfigError(f"serve.{key}: unknown key — received {settings[key]!r} — {config.nearest(key, known)}")
-    given = {kind: {key: settings[key] for key in settings if known[key] is kind} for kind in (Options, Limits)}
-    options, limits = (config.build(given[kind], kind, "serve") for kind in (Options, Limits))
+    given = {kind: {key: settings[key] for key in settings if known[key] is kind} for kind in _SETTINGS}
+    options, limits, elsewhere = (config.build(given[kind], kind, "serve") for kind in _SETTINGS)
     logging.basicConfig(level=logging.INFO, handlers=[JsonLines()])
     logging.captureWarnings(True)
     named = models_of(sources)
     followed = followed_of(watch, named)
-    models = Models(ParameterServer(options.rows, options.dtype), limits)
+    models = Models(ParameterServer(options.rows, options.dtype), limits, elsewhere.reach, elsewhere.cache())
     for name, source in named.items():
         models.add(name, source)
     server = Server(models, options)  # it listens from here on

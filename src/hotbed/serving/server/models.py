@@ -10,23 +10,26 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
+from urllib.parse import unquote, urlsplit
 
-from hotbed.errors import ConfigError, NotServed
+from hotbed.errors import ConfigError, NotServed, StoreError
 from hotbed.persist.format import Reader
-from hotbed.persist.publish import Follower, Topic
+from hotbed.persist.publish import Follower
 from hotbed.persist.store import Where
+from hotbed.serving.cache import EmbeddingCache
 from hotbed.serving.parameter_server import ParameterServer
 from hotbed.serving.server.batching import Batcher, Limits, Request
 from hotbed.serving.server.meters import Meters
-from hotbed.serving.server.protocol import Inputs, Tensor
+from hotbed.serving.server.protocol import Inputs, Packed, Tensor
 from hotbed.serving.session import InferenceSession, Scores
-from hotbed.serving.stores.base import ModelVersion
+from hotbed.serving.stores.base import ModelVersion, Store
+from hotbed.serving.stores.following import Following
 
 log = logging.getLogger("hotbed.serving")
 T = TypeVar("T")
 _READINGS = 512  # request times kept for the page
+_REMOTE_SECONDS = 1.0  # between looks at what a parameter server has
 
 
 @dataclass(frozen=True)
@@ -45,10 +48,15 @@ class Current:
 
 
 class Model:
-    """One model: the version it serves, its queue, and what went wrong last. Made by `Models`."""
+    """One model: the version it serves, its queue, and what went wrong last. Made by `Models`.
 
-    def __init__(self, name: str, source: Where, limits: Limits) -> None:
-        self.name, self.source, self._limits = name, source, limits
+    `find`: gives the newest version; `cache`: of the rows of a model whose versions do not hold them.
+    """
+
+    def __init__(self, name: str, find: Callable[[], ModelVersion], limits: Limits) -> None:
+        self.name, self.find, self._limits = name, find, limits
+        self.cache: EmbeddingCache | None = None
+        self.wanted = True
         self._current: Current | None = None
         self._batcher: Batcher | None = None
         self.problem = ""
@@ -87,12 +95,21 @@ class Model:
 
     def serve(self, loaded: ModelVersion) -> None:
         """From the next batch on, answer with this version; batches under way end with the one they began with."""
-        current = Current(InferenceSession(loaded), Inputs(loaded.schema), loaded.published)
+        current = Current(InferenceSession(loaded, self.cache), Inputs(loaded.schema), loaded.published)
         before, self._current, self.problem = self._current, current, ""
         self.swaps += before is not None
         if self._batcher is None:
-            self._batcher = Batcher(lambda: self.current.session, self._limits, self._scored)
+            alone = self.cache is None  # else scoring may have to wait for rows
+            self._batcher = Batcher(lambda: self.current.session, self._limits, self._scored, alone)
         log.info("model %s serves version %d (%s)", self.name, loaded.version, loaded.digest[:12])
+
+    def advance(self, newest: ModelVersion) -> None:
+        """Serve a version unless it is served, or the model is unloaded."""
+        if not self.wanted:
+            return
+        if self._current is None or self._current.version.digest != newest.digest:
+            self.serve(newest)
+        self.problem = ""
 
     def failed(self, error: Exception) -> None:
         """Remember and say what went wrong; what is served stays."""
@@ -114,7 +131,8 @@ class Model:
 class Models:
     """The models of a server: named by who starts it, loaded and unloaded by who may, followed in the background.
 
-    `server`: where rows are kept.
+    `server`: loads what comes from folders. A model at grpc://HOST:PORT[/NAME] is that of a parameter server: `reach` gives the
+    store of such an address, and rows come through a cache with the keywords `cache`.
 
     Example:
         >>> models = Models(hb.ParameterServer("rows"))
@@ -122,11 +140,18 @@ class Models:
         >>> models.follow("ranker", lambda: Follower("published"))
     """
 
-    def __init__(self, server: ParameterServer, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        server: Loads,
+        limits: Limits | None = None,
+        reach: Callable[[str], Store] = ParameterServer.connect,
+        cache: Mapping[str, Any] | None = None,
+    ) -> None:
         self.limits, self.stopping = limits or Limits(), False
         self.meters = Meters(self)
         self._server, self._models, self._lock = server, dict[str, Model](), threading.Lock()
-        self._stop, self._threads = threading.Event(), list[threading.Thread]()
+        self._reach, self._cache = reach, dict(cache or {})
+        self._following = Following(lambda name, error: self.named(name).failed(error))
 
     def __iter__(self) -> Iterator[Model]:
         return iter(list(self._models.values()))
@@ -140,15 +165,19 @@ class Models:
         """Name a model, and load it. Raises what `ParameterServer.load` raises."""
         if not name or set(name) & set("/?#%"):
             raise ConfigError(f"model {name!r}: no name for a URL — received {name!r} — leave out / ? # %")
-        self._models[name] = Model(name, source, self.limits)
-        self.load(name)
+        if _remote(source):
+            self._add_remote(name, str(source))
+        else:
+            self._models[name] = Model(name, lambda: self._server.load(name, source), self.limits)
+            self.load(name)
 
     def load(self, name: str) -> None:
         """Load, or load again, the newest version of a model where it was exported to; on an error what is served stays."""
         model = self.named(name)
         with self._lock:
+            model.wanted = True
             try:
-                model.serve(self._server.load(name, model.source))
+                model.serve(model.find())
             except Exception as error:
                 model.failed(error)
                 raise
@@ -157,9 +186,11 @@ class Models:
         """Stop serving a model once its requests are answered."""
         model = self.named(name)
         with self._lock:
+            model.wanted = False
             if model.ready:
                 model.close()
-                self._server.unload(name)
+                if model.cache is None:
+                    self._server.unload(name)
 
     def find(self, name: str) -> Model | None:
         """The model of a name, if there is one."""
@@ -213,23 +244,17 @@ class Models:
 
     def follow(self, name: str, follower: Callable[[], Follower], poll_seconds: float = 1.0) -> None:
         """Serve what a trainer publishes from now on, on a thread. `follower` is called there, again after an error."""
-        work = threading.Thread(
-            target=self._follow, args=(name, follower, poll_seconds), daemon=True, name="hotbed-follow"
-        )
-        self._threads.append(work)
-        work.start()
+        self._following.follow(name, follower, lambda reader: self._take(self.named(name), reader), poll_seconds)
 
     def close(self) -> None:
         """Stop following, answer what waits, let go of all models."""
         self.stopping = True
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
+        self._following.close()
         for model in self:
             model.close()
 
     def score(
-        self, name: str, version: str, tensors: Sequence[Tensor], write: Callable[[Scores], T]
+        self, name: str, version: str, tensors: Sequence[Tensor] | Packed, write: Callable[[Scores], T]
     ) -> asyncio.Future[T]:
         """What `write` makes of the predictions for the candidates of a request; called on a loop.
 
@@ -249,40 +274,39 @@ class Models:
         model.batcher.submit(request)
         return request.future
 
-    def _follow(self, name: str, make: Callable[[], Follower], poll_seconds: float) -> None:
-        model, follower, told = self.named(name), None, None
-        while not self._stop.is_set():
-            readers = list[Reader]()
-            try:
-                follower = follower or make()
-                for reader in follower.poll():
-                    readers.append(reader)
-            except Exception as error:
-                model.failed(error)
-            if follower is not None and follower.told and follower.told[-1] is not told:
-                model.failed(told := follower.told[-1])
-            self._advance(model, readers)
-            self._stop.wait(poll_seconds)
-        if follower is not None:
-            follower.close()
+    def _add_remote(self, name: str, source: str) -> None:
+        parts = urlsplit(source)
+        store, theirs = self._reach(f"{parts.scheme}://{parts.netloc}"), unquote(parts.path.strip("/")) or name
 
-    def _advance(self, model: Model, readers: list[Reader]) -> None:
-        """Serve the newest of what came that can be loaded."""
-        for reader in reversed(readers):
-            try:
-                with self._lock:
-                    if model.ready:
-                        model.serve(self._server.load(model.name, reader))
-                return
-            except Exception as error:
-                model.failed(error)
+        def find() -> ModelVersion:
+            newest = store.model(theirs)
+            model.cache = model.cache or EmbeddingCache(store, theirs, **self._cache)
+            return newest
+
+        model = self._models[name] = Model(name, find, self.limits)
+        try:
+            self._advance(model)
+        except StoreError as error:  # it may come up later
+            model.failed(error)
+        self._following.repeat(name, lambda: self._advance(model), _REMOTE_SECONDS)
+
+    def _advance(self, model: Model) -> None:
+        newest = model.find()
+        with self._lock:
+            model.advance(newest)
+
+    def _take(self, model: Model, reader: Reader) -> None:
+        with self._lock:
+            if model.wanted:
+                model.serve(self._server.load(model.name, reader))
 
 
-def open_follower(source: str, cache: Path) -> Follower:
-    """Of a directory, a URL, or kafka://HOST:PORT[,…]/TOPIC, which is collected in `cache`."""
-    if not source.startswith("kafka://"):
-        return Follower(source)
-    servers, _, topic = source.removeprefix("kafka://").partition("/")
-    if not servers or not topic:
-        raise ConfigError(f"--watch: no topic — received {source!r} — write kafka://HOST:PORT/TOPIC")
-    return Follower(Topic(servers, topic, cache))
+class Loads(Protocol):
+    """What `Models` needs of a parameter server."""
+
+    def load(self, name: str, source: Where | Reader) -> ModelVersion: ...
+    def unload(self, name: str) -> None: ...
+
+
+def _remote(source: Where) -> bool:
+    return str(source).startswith(("grpc://", "grpcs://"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads that look for new versions: where trainers publish them, or in a store that another process fills."""
+"""Threads that look for new versions: where trainers publish them, or where another process loads them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from pathlib import Path
 from hotbed.errors import ConfigError
 from hotbed.persist.format import Reader
 from hotbed.persist.publish import Follower, Topic
-from hotbed.serving.stores.base import ModelVersion
 
 
 class Following:
     """What is new of each model, handed on until `close`.
 
-    `failed`: told, by model, of what could not be read or taken; of the same error once.
+    `failed`: told, by model, of what could not be read or taken.
     """
 
     def __init__(self, failed: Callable[[str, Exception], None]) -> None:
@@ -28,15 +27,9 @@ class Following:
         """Hand on what a trainer publishes. `make` is called on the thread, again after an error."""
         self._start(self._follow, name, make, take, poll_seconds)
 
-    def watch(
-        self,
-        name: str,
-        find: Callable[[], ModelVersion],
-        take: Callable[[ModelVersion], None],
-        poll_seconds: float = 1.0,
-    ) -> None:
-        """Hand on each version that `find`, a store's `model`, gives anew."""
-        self._start(self._watch, name, find, take, poll_seconds)
+    def repeat(self, name: str, step: Callable[[], None], poll_seconds: float = 1.0) -> None:
+        """Call `step` again and again; an error that it raises several times running is told once."""
+        self._start(self._repeat, name, step, poll_seconds)
 
     def close(self) -> None:
         """Stop, and wait for what is being taken."""
@@ -73,16 +66,12 @@ class Following:
         if follower is not None:
             follower.close()
 
-    def _watch(
-        self, name: str, find: Callable[[], ModelVersion], take: Callable[[ModelVersion], None], poll_seconds: float
-    ) -> None:
-        told, taken = "", ""
+    def _repeat(self, name: str, step: Callable[[], None], poll_seconds: float) -> None:
+        told = ""
         while not self._stop.is_set():
             try:
-                version = find()
-                if version.digest != taken:
-                    take(version)
-                taken, told = version.digest, ""
+                step()
+                told = ""
             except Exception as error:
                 if str(error) != told:
                     self._failed(name, error)

@@ -65,7 +65,7 @@ class RemoteParameterServer(Store):
         self._channel.close()
 
     def model(self, name: str) -> RemoteVersion:
-        """The newest version. Raises NotServed where the server has no such model."""
+        """The newest version, graph and weights included. Raises NotServed where the server has no such model."""
         known = self._versions.get(name)
         found = self.ask("Describe", {"model": name, "known": known.digest if known else ""})
         if found.same and known is not None:
@@ -76,7 +76,9 @@ class RemoteParameterServer(Store):
             raise StoreError(
                 f"{self._place}: no description — received {found.json[:60]!r} — look at the server"
             ) from error
-        version = RemoteVersion(**undescribed(spec, self._place), store=self)
+        fields = undescribed(spec, self._place)
+        blobs = {call: self._whole(call, name, fields["digest"]) for call in ("Graph", "Weights")}
+        version = RemoteVersion(**fields, store=self, blobs=blobs)
         with self._lock:
             self._versions[name] = version
         return version
@@ -106,6 +108,9 @@ class RemoteParameterServer(Store):
         except (grpc.RpcError, ValueError) as error:
             raise self._error(error) from error
 
+    def _whole(self, call: str, name: str, digest: str) -> bytes:
+        return b"".join(part.data for part in self.stream(call, {"model": name, "digest": digest}))
+
     def _call(self, name: str, request: str, answer: str, streamed: bool) -> Callable[..., Any]:
         make = self._channel.unary_stream if streamed else self._channel.unary_unary
         found: Callable[..., Any] = make(
@@ -131,15 +136,16 @@ class RemoteParameterServer(Store):
 
 @dataclass(frozen=True, eq=False)
 class RemoteVersion(ModelVersion):
-    """A version that another process holds. Raises StoreError, naming it, once that has let go of it."""
+    """A version whose rows another process holds. `find` raises StoreError, naming it, once that has let go of it."""
 
     store: RemoteParameterServer = field(repr=False)
+    blobs: Mapping[str, bytes] = field(repr=False)
 
     def graph_bytes(self) -> bytes:
-        return self._whole("Graph")
+        return self.blobs["Graph"]
 
     def weights(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
-        yield from read_weights(self._whole("Weights"), f"weights of version {self.version}")
+        yield from read_weights(self.blobs["Weights"], f"weights of version {self.version}")
 
     def find(
         self, wanted: Mapping[str, NDArray[np.int64]], seconds: float | None = None
@@ -184,9 +190,6 @@ class RemoteVersion(ModelVersion):
                 f"model {self.name!r}: no table {table!r} — received {sorted(self.configs)} — name one of them"
             )
         return int(self.configs[table]["dim"])
-
-    def _whole(self, call: str) -> bytes:
-        return b"".join(part.data for part in self.store.stream(call, {"model": self.name, "digest": self.digest}))
 
 
 def _rows(parts: list[bytes], dim: int) -> NDArray[np.float32]:

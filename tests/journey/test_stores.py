@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A served score is the training score whichever store the rows come from, cold and warm, across deltas and removed rows."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hotbed as hb
+from hotbed.persist.checkpoint import Saver, capture
+from hotbed.persist.publish import Follower, PublishDirectory
+from hotbed.serving.server.rows_service import RowsOptions, RowsServer
+from hotbed.serving.stores.base import Store
+
+from .test_serve import columns, frozen, trained
+
+ASKED = {name: value for name, value in columns(300, 9).items() if name not in ("label", "like")}
+
+
+@contextmanager
+def reached(server: hb.ParameterServer, how: str) -> Iterator[Store]:
+    """The store itself, or over gRPC."""
+    if how == "mapped":
+        yield server
+        return
+    running = RowsServer(server, ["m"], RowsOptions(port=0, drain_seconds=1))
+    thread = threading.Thread(target=running.run)
+    thread.start()
+    assert running.started.wait(20)
+    store = hb.ParameterServer.connect(f"grpc://127.0.0.1:{running.port}")
+    try:
+        yield store
+    finally:
+        store.close()
+        running.stop()
+        thread.join()
+
+
+@pytest.mark.parametrize("how", ["mapped", "remote"])
+@pytest.mark.parametrize("kind", ["DCNv2", "DLRM", "MMoE"])
+def test_a_score_through_a_cache_is_the_training_score(kind: str, how: str, tmp_path: Path) -> None:
+    model, schema = trained(kind)
+    server = hb.ParameterServer(tmp_path / "rows")
+    server.load("m", frozen(model, tmp_path))
+    saver, publisher, follower = Saver(tmp_path / "run"), PublishDirectory(tmp_path / "out"), Follower(tmp_path / "out")
+    for table in model.tables.values():
+        table.track()
+
+    def expected() -> dict[str, Any]:
+        labels = {"label": np.zeros(300), "like": np.zeros(300)}
+        found = model.predict(hb.Dataset(hb.sources.Memory({**ASKED, **labels}), schema, 100))
+        return found if isinstance(found, dict) else {"prediction": found}
+
+    def check(session: hb.InferenceSession, scores: dict[str, Any], what: str) -> None:
+        found = session.ask(ASKED)
+        assert found.late == 0
+        for name in scores:
+            assert np.abs(found.outputs[name] - scores[name]).max() < 1e-6, (what, name)
+
+    with reached(server, how) as store:
+        cache = hb.EmbeddingCache(store, "m", deadline_seconds=20)
+        before, old = hb.InferenceSession(store.model("m"), cache), expected()
+        check(before, old, "cold")
+        misses = cache.misses
+        check(before, old, "warm")
+        assert cache.misses == misses
+        for version in range(3):
+            model.fit(hb.Dataset(hb.sources.Memory(columns(100, 20 + version)), schema, 50), progress=False)
+            model.tables["user"].remove(np.arange(version * 5, version * 5 + 5))
+            saver.submit(capture(model.state(), changes=not saver.needs_full))
+            saved = saver.wait()
+            assert saved is not None
+            publisher.publish(saved)
+            for reader in follower.poll():
+                server.load("m", reader)
+            session, scores = hb.InferenceSession(store.model("m"), cache), expected()
+            check(before, old, "the version before, past the cache")
+            check(session, scores, "cold, after a delta")
+            misses = cache.misses
+            check(session, scores, "warm, after a delta")
+            assert cache.misses == misses
+            assert any((old[name] != scores[name]).any() for name in scores)
+            before, old = session, scores
