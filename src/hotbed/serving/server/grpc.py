@@ -156,7 +156,7 @@ def tensors(request: Any) -> Iterator[Tensor]:
     for number, one in enumerate(request.inputs):
         if raw and one.HasField("contents"):
             raise DataError(f"input {one.name[:100]!r}: raw and typed contents — received both — give one")
-        yield Tensor(one.name, one.datatype, list(one.shape), raw[number] if raw else _contents(one))
+        yield Tensor(one.name, one.datatype, one.shape, raw[number] if raw else _contents(one))
 
 
 def _contents(one: Any) -> Any:

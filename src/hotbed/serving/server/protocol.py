@@ -7,7 +7,10 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +34,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
 EXTENSIONS = ["binary_tensor_data", "model_repository"]
 _MOST = 1 << 30  # values along a dimension
 HEADER_LENGTH = "Inference-Header-Content-Length"
+_HEADS, _HEAD_BYTES = 64, 16 << 10  # heads of requests that are remembered
 
 
 def about() -> dict[str, Any]:
@@ -46,6 +50,8 @@ _KINDS = {
     "FP16": pa.float32(),
     "BYTES": pa.string(),
 }
+# Those whose binary form is a column as it lies.
+_PLAIN = {name: dtype for name, dtype in DTYPES.items() if name not in ("BOOL", "FP16")}
 Column: TypeAlias = NDArray[Any] | pa.Array
 """Values of n candidates: NumPy for plain numbers, Arrow for strings, lists, and where some are missing."""
 
@@ -64,7 +70,14 @@ class Tensor:
 
         Raises DataError for what does not fit.
         """
-        shape = self.shape
+        shape, plain = self.shape, _PLAIN.get(self.datatype)
+        if (
+            plain is not None
+            and len(shape) == 1
+            and isinstance(self.data, bytes)
+            and len(self.data) == shape[0] * plain.itemsize
+        ):
+            return np.frombuffer(self.data, plain)  # the common case, kept short
         num_rows, width = (*shape, 1) if len(shape) == 1 else shape if len(shape) == 2 else (-1, 1)
         if not (type(num_rows) is type(width) is int and 0 <= num_rows <= _MOST and 1 <= width <= _MOST):
             raise DataError(
@@ -143,6 +156,48 @@ def text_of(name: str, value: bytes) -> str:
         raise DataError(f"input {name!r}: a string that is no UTF-8 — received {value[:20]!r} — encode it") from error
 
 
+Place: TypeAlias = tuple[str, np.dtype[Any], int, int]
+"""Of a tensor of plain numbers among binary ones: name, type, how many, and at which byte."""
+
+
+@dataclass(frozen=True, eq=False)
+class Head:
+    """What an infer request says of its tensors, which all follow in binary; clients send the same one again and again.
+
+    `sizes`: bytes of each tensor. `places`: where each lies, if all are plain numbers of shape [n], where numbers may lie.
+    """
+
+    tensors: Sequence[tuple[str, str, Sequence[int]]]
+    sizes: Sequence[int]
+    wanted: Mapping[str, bool] | None
+    binary: bool
+
+    @cached_property
+    def places(self) -> Sequence[Place] | None:
+        found, start = list[Place](), 0
+        for (name, datatype, shape), size in zip(self.tensors, self.sizes, strict=True):
+            dtype = _PLAIN.get(datatype)
+            if dtype is None or len(shape) != 1 or start % dtype.itemsize:
+                return None
+            found.append((name, dtype, shape[0], start))
+            start += size
+        return found
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Binary tensors, one after the other, as `head` says."""
+
+    head: Head
+    data: bytes
+
+    def tensors(self) -> list[Tensor]:
+        """Each alone."""
+        ends = list(accumulate(self.head.sizes))
+        parts = [self.data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+        return [Tensor(*one, part) for one, part in zip(self.head.tensors, parts, strict=True)]
+
+
 class Inputs:
     """The tensors that a model takes: one for each raw column of its schema that serving reads."""
 
@@ -150,6 +205,7 @@ class Inputs:
         self.names = schema.raw_columns(labels=False)
         self._allowed = {*self.names, *([] if schema.time is None else [schema.time.source])}
         self._schema = schema
+        self._known = WeakKeyDictionary[Head, tuple[int, list[Place], list[Place]]]()
 
     def metadata(self) -> list[dict[str, Any]]:
         """Name, datatype and shape of each: BYTES or INT64 as the column was in training, FP32 for what is a number only.
@@ -175,11 +231,27 @@ class Inputs:
         crossed = {name for one in columns for step in one.transforms for name in step.inputs()}
         return crossed | {one.source for one in self._schema.ids}
 
-    def columns(self, tensors: Sequence[Tensor], max_rows: int) -> tuple[int, dict[str, Column], dict[str, Column]]:
+    def columns(
+        self, given: Sequence[Tensor] | Packed, max_rows: int
+    ) -> tuple[int, dict[str, Column], dict[str, Column]]:
         """How many candidates, n; their columns; and, where n > 1, the context: tensors [1] that hold for each of them.
 
         Raises DataError for tensors that are unknown, missing, given twice, too long or of different lengths.
         """
+        if not isinstance(given, Packed):
+            return self._columns(given, max_rows)
+        known, data = self._known.get(given.head), given.data
+        if known is None:
+            num_rows, columns, context = self._columns(given.tensors(), max_rows)
+            if (places := given.head.places) is not None:
+                once = [place for place in places if place[0] in context]
+                self._known[given.head] = num_rows, [place for place in places if place not in once], once
+            return num_rows, columns, context
+        num_rows, each, once = known
+        columns = {name: np.frombuffer(data, dtype, count, start) for name, dtype, count, start in each}
+        return num_rows, columns, {name: np.frombuffer(data, dtype, 1, start) for name, dtype, _, start in once}
+
+    def _columns(self, tensors: Sequence[Tensor], max_rows: int) -> tuple[int, dict[str, Column], dict[str, Column]]:
         found: dict[str, Column] = {}
         for tensor in tensors:
             if tensor.name not in self._allowed:
@@ -188,9 +260,7 @@ class Inputs:
                 )
             found[tensor.name] = tensor.column()
         if len(found) < len(tensors):
-            raise DataError(
-                f"inputs {[tensor.name for tensor in tensors]}: given twice — received one again — give it once"
-            )
+            raise DataError(f"inputs: one is given twice — received {[one.name for one in tensors]} — give it once")
         missing = [name for name in self.names if name not in found]
         if missing:
             raise DataError(f"inputs are missing — received {sorted(found)} — add {missing}")
@@ -220,37 +290,61 @@ class Ask:
     """An infer request. `wanted`: outputs by name, and whether each goes back as a binary tensor; None = all outputs."""
 
     id: str
-    tensors: Sequence[Tensor]
+    tensors: Sequence[Tensor] | Packed
     wanted: Mapping[str, bool] | None
     binary: bool = False
 
 
-def read_ask(body: bytes, header_length: str | None) -> Ask:
-    """An infer request from the body of a POST; with a header length, binary tensors follow the JSON. Raises DataError."""
-    if header_length is not None and not (header_length.isdecimal() and int(header_length) <= len(body)):
-        raise DataError(f"{HEADER_LENGTH}: no length of a header — received {header_length[:40]!r} with a body of "
-                        f"{len(body)} bytes — give the length of the JSON before the tensors")  # fmt: skip
-    split = len(body) if header_length is None else int(header_length)
-    spec, tensors = read_object(body[:split]), []
-    rest = memoryview(body[split:])  # a copy, so that numbers lie where numbers may lie
+class Asks:
+    """Reads infer requests, and remembers heads that come again."""
+
+    def __init__(self) -> None:
+        self._heads: dict[bytes, Head] = {}
+
+    def read(self, body: bytes, header_length: str | None) -> Ask:
+        """An infer request from the body of a POST; with a header length, binary tensors follow the JSON. Raises DataError."""
+        if header_length is None:
+            return _read(body, b"")[0]
+        if not (header_length.isdecimal() and int(header_length[:20]) <= len(body)):
+            raise DataError(f"{HEADER_LENGTH}: no length of a header — received {header_length[:40]!r} with a body of "
+                            f"{len(body)} bytes — give the length of the JSON before the tensors")  # fmt: skip
+        text, data = body[: int(header_length)], body[int(header_length) :]
+        head = self._heads.get(text)
+        if head is not None and len(data) == sum(head.sizes):
+            return Ask("", Packed(head, data), head.wanted, head.binary)
+        ask, head = _read(text, data)
+        if head is not None and not ask.id and len(text) <= _HEAD_BYTES:
+            if len(self._heads) >= _HEADS:
+                del self._heads[next(iter(self._heads))]
+            self._heads[text] = head
+        return ask
+
+
+def _read(text: bytes, data: bytes) -> tuple[Ask, Head | None]:
+    """An infer request, and its head where all tensors are binary."""
+    spec, rest, tensors, sizes = read_object(text), memoryview(data), list[Tensor](), list[int]()
     for one in _a(spec.get("inputs"), list, "inputs"):
         one = _a(one, dict, "inputs")
-        parameters, data = one.get("parameters"), one.get("data")
+        parameters, values = one.get("parameters"), one.get("data")
         if parameters is not None and (size := _a(parameters, dict, "parameters").get("binary_data_size")) is not None:
             if type(size) is not int or not 0 <= size <= len(rest):
                 raise DataError(f"binary_data_size: not in the body — received {str(size)[:60]}, {len(rest)} bytes are left — "
                                 "correct it")  # fmt: skip
-            data, rest = rest[:size], rest[size:]
+            values, rest = rest[:size], rest[size:]
+            sizes.append(size)
         name, datatype = _a(one.get("name"), str, "name"), _a(one.get("datatype"), str, "datatype")
-        tensors.append(Tensor(name, datatype, _a(one.get("shape"), list, "shape"), data))
+        tensors.append(Tensor(name, datatype, _a(one.get("shape"), list, "shape"), values))
     if len(rest):
         raise DataError(f"bytes after the last tensor — received {len(rest)} — correct each binary_data_size")
     binary = bool(_a(spec.get("parameters", {}), dict, "parameters").get("binary_data_output", False))
     wanted = None
     if "outputs" in spec:
         outputs = [_a(one, dict, "outputs") for one in _a(spec["outputs"], list, "outputs")]
-        wanted = {_a(one.get("name"), str, "name"): _wants_binary(one, binary) for one in outputs}
-    return Ask(_a(spec.get("id", ""), str, "id"), tensors, wanted or None, binary)
+        wanted = {_a(one.get("name"), str, "name"): _wants_binary(one, binary) for one in outputs} or None
+    ask, head = Ask(_a(spec.get("id", ""), str, "id"), tensors, wanted, binary), None
+    if len(sizes) == len(tensors):
+        head = Head([(one.name, one.datatype, one.shape) for one in tensors], sizes, wanted, binary)
+    return ask, head
 
 
 def read_object(body: bytes) -> dict[str, Any]:
