@@ -57,7 +57,7 @@ class FeatureInputs(nn.Module):
     def fields(self, flat: Tensor) -> Tensor:
         """The embeddings, alone or in the result of `forward`, as [n, fields, dim]; all tables must have the same dim."""
         embeddings = flat if flat.shape[1] == self.embedding_dim else flat[:, : self.embedding_dim]
-        return torch.unflatten(embeddings, 1, (len(self.field_dims), -1))
+        return embeddings.reshape(-1, len(self.field_dims), self.field_dims[0])
 
     def equal_dim(self, model: str) -> int:
         """The dim that all fields share, for models that multiply fields with each other; else ConfigError."""

@@ -26,10 +26,11 @@ class LogitHead(nn.Module):
     def forward(self, *parts: Tensor) -> Tensor:
         """Tensors [n, widths[i]] -> [n] float32."""
         with torch.autocast(parts[0].device.type, enabled=False):
-            weights = torch.split(self.linear.weight.float(), self.widths, dim=1)
-            logit = F.linear(parts[0].float(), weights[0], self.linear.bias.float())
-            for part, weight in zip(parts[1:], weights[1:], strict=True):
-                logit = logit + F.linear(part.float(), weight)
+            weight, first = self.linear.weight.float(), self.widths[0]
+            logit = F.linear(parts[0].float(), weight[:, :first], self.linear.bias.float())
+            for part, width in zip(parts[1:], self.widths[1:], strict=True):
+                logit = logit + F.linear(part.float(), weight[:, first : first + width])
+                first += width
         return logit.squeeze(-1)
 
 
