@@ -88,6 +88,7 @@ def test_verbs_and_flags_are_frozen() -> None:
         "train": job, "online": ["--max-seconds", "--max-steps", *job], "evaluate": job,
         "predict": ["--out", "--set", "files", "what"], "export": ["--out", "--set", "what"],
         "serve": ["--grpc-port", "--host", "--http-port", "--set", "--token-file", "--watch", "models"],
+        "parameter-server": ["--host", "--port", "--rows", "--set", "--token-file", "--watch", "models"],
         "inspect": ["--set", "what"], "verify": ["checkpoint"], "diff": ["one", "two"],
         "init": ["--label", "--out", "data_file"], "schema": [], "doctor": [],
     }  # fmt: skip
