@@ -142,6 +142,10 @@ def test_a_start_goes_on_from_what_was_published_for_the_same_export(export: Pat
     write(tmp_path / "other", {1: 8.0}, version=5, graph=GRAPH)
     assert hb.ParameterServer(tmp_path / "rows").load("m", tmp_path / "other").version == 5
     assert hb.ParameterServer(tmp_path / "rows", dtype="int8").load("m", export).version == 3
+    write(tmp_path / "full", {1: 8.0}, version=7, graph=GRAPH)  # a published full that brings its graph
+    assert hb.ParameterServer(tmp_path / "rows").load("m", export).version == 3
+    assert hb.ParameterServer(tmp_path / "rows").load("m", open_checkpoint(tmp_path / "full")).version == 7
+    assert hb.ParameterServer(tmp_path / "rows").load("m", export).version == 7
 
 
 def test_two_versions_are_answered_for_and_older_ones_are_said_to_have_gone(export: Path, tmp_path: Path) -> None:

@@ -65,15 +65,18 @@ class ParameterServer(Store):
         """Load the newest version under `source` as model `name`; requests see the version before until it is ready.
 
         An exported model brings its graph. What a trainer publishes later (a path, or a Reader from a `Follower`) brings rows
-        and weights for it; of a delta only what changed is written. At a start, a folder that holds what was published for that
-        very export goes on from there. Raises ConfigError for what does not fit, FormatError for bad files, PersistError where
+        and weights for it; of a delta only what changed is written. At a start, a folder that holds what was followed from that
+        very state on goes on from there. Raises ConfigError for what does not fit, FormatError for bad files, PersistError where
         the folder cannot be written or another process writes it; the version before stays.
         """
         reader = source if isinstance(source, Reader) else open_checkpoint(source)
         with self._lock, self._writing():
             folder, before = ModelFolder(self.folder, name), self._known(name)
             if not self._goes_on(name, reader, before):
-                write_version(folder, reader, before, self._dtype)
+                follows = isinstance(source, Reader) or not reader.manifest.get("graph")
+                write_version(
+                    folder, reader, before, self._dtype, before.spec["origin"] if before and follows else None
+                )
             newest = self._take(name, folder)
             self._loaded.add(name)
             tidy(folder, list(self._versions[name]))
@@ -138,7 +141,8 @@ class ParameterServer(Store):
     def _goes_on(self, name: str, reader: Reader, before: MappedVersion | None) -> bool:
         if name in self._loaded or before is None or before.spec["dtype"] != self._dtype:
             return False
-        return bool(reader.manifest.get("graph")) and before.spec["exported"] == reader.manifest["digest"]
+        origin: str = before.spec["origin"]
+        return origin == reader.manifest["digest"]
 
     def _take(self, name: str, folder: ModelFolder) -> MappedVersion:
         newest = folder.newest()

@@ -69,10 +69,13 @@ class Writer:
             return found
 
 
-def write_version(folder: ModelFolder, reader: Reader, before: MappedVersion | None, dtype: RowDtype) -> None:
+def write_version(
+    folder: ModelFolder, reader: Reader, before: MappedVersion | None, dtype: RowDtype, origin: str | None = None
+) -> None:
     """Write what `reader` holds and make it the newest; of a delta only what changed since versions that are there.
 
-    `before`: the version that gives the graph where `reader` brings none. Raises ConfigError for what does not fit, FormatError
+    `before`: the version that gives the graph where `reader` brings none; `origin`: the digest of what a start loads that goes
+    on from here, where that is another state. Raises ConfigError for what does not fit, FormatError
     for bad files of the source, PersistError where the disk refuses; CURRENT then names what it named before.
     """
     manifest = reader.manifest
@@ -84,7 +87,7 @@ def write_version(folder: ModelFolder, reader: Reader, before: MappedVersion | N
             "published": manifest.get("published") or _modified(reader), "learned": manifest.get("learned"), "dtype": dtype,
             "configs": {entry["name"]: entry["config"] for entry in manifest["tables"]},
             "chain": [link.manifest["digest"] for link in reader.links],
-            **_graph(folder, reader, before),
+            "origin": origin or manifest["digest"], **_graph(folder, reader, before),
             "tables": {name: _Table(folder.path, reader, number, dtype).write() for number, name in enumerate(table_names(reader))},
         }  # fmt: skip
         text = json.dumps(spec, ensure_ascii=False).encode()
@@ -111,14 +114,14 @@ def _graph(folder: ModelFolder, reader: Reader, before: MappedVersion | None) ->
     key = reader.manifest["digest"][:32]
     if graph := own.manifest.get("graph"):
         onnx = _file(folder.path, f"{own.manifest['digest'][:32]}.onnx", own.read(graph["file"]))
-        exported, schema = own.manifest["digest"], own.manifest["schema"]
+        schema = own.manifest["schema"]
     elif before is None:
         raise ConfigError(f"{place}: no exported model — received a state without a graph — export the model first")
     else:
         if set(before.tables) != set(table_names(reader)):
             raise ConfigError(f"{place}: another model's state — received tables {table_names(reader)} for "
                               f"{sorted(before.tables)} — export that model and load it")  # fmt: skip
-        graph, onnx, exported = before.graph, before.spec["files"]["graph"], before.spec["exported"]
+        graph, onnx = before.graph, before.spec["files"]["graph"]
         schema = before.spec["schema"]
     values = _weights(reader, graph)
     missing = sorted(set(graph["weights"]) - set(values))
@@ -126,7 +129,7 @@ def _graph(folder: ModelFolder, reader: Reader, before: MappedVersion | None) ->
         raise ConfigError(f"{place}: the graph of model {folder.name!r} needs weights that this version lacks — received none "
                           f"for {missing[0]!r} — export the model again")  # fmt: skip
     weights = _file(folder.path, f"{key}.safetensors", save(values))
-    return {"schema": schema, "graph": graph, "exported": exported, "files": {"graph": onnx, "weights": weights}}
+    return {"schema": schema, "graph": graph, "files": {"graph": onnx, "weights": weights}}
 
 
 def _weights(reader: Reader, graph: Mapping[str, Any]) -> dict[str, NDArray[np.float32]]:
