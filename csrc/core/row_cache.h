@@ -4,8 +4,9 @@
 //
 // A shard is a ring of records, whatever their dim: new ones are written at its head, room is made at its tail. A
 // record that was used since the tail last passed it moves to the head instead (the clock algorithm; one list over all
-// tables, by bytes). LFU counts uses, halves them when the tail passes, and lets a new row in only where it was asked
-// for more often than the one at the tail was used (TinyLFU); a sketch remembers how often absent ids were asked for.
+// tables, by bytes). LFU counts uses, halves the counts now and then as the tail passes, and lets a new row in
+// only where it was asked for more often than the one at the tail was used (TinyLFU); a sketch remembers how often
+// absent ids were asked for.
 #pragma once
 
 #include <atomic>
