@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from hotbed.connectors.base import ReadPlan, Source, not_endless
 from hotbed.data.batch import Ids
+from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError, DecodeError, MissingExtra
+from hotbed.persist.format import open_checkpoint
 from hotbed.persist.store import MANIFEST
 from hotbed.serving.parameter_server import ParameterServer
 from hotbed.serving.request import Columns, Request, RequestEncoder
@@ -121,11 +123,14 @@ class InferenceSession:
 
 def _opened(path: str | Path, cache: EmbeddingCache | None) -> ModelVersion:
     folder = Path(path).parent if Path(path).name == MANIFEST else path
-    exported: ModelVersion = ParameterServer().load("model", folder)
     if cache is None:
-        return exported
+        version: ModelVersion = ParameterServer().load("model", folder)
+        return version
     served: ModelVersion = cache.parameter_server.model(cache.model)
-    if served.schema != exported.schema or served.graph_bytes() != exported.graph_bytes():
+    link = open_checkpoint(folder).links[0]  # its rows are not needed
+    graph = link.manifest.get("graph")
+    same = graph and Schema.from_json(link.manifest["schema"]) == served.schema
+    if not same or bytes(link.read(graph["file"])) != served.graph_bytes():
         raise ConfigError(
             f"InferenceSession: {path} is not the model that the cache's server serves — received model {cache.model!r} with "
             "another graph or schema — export and load the same model"
