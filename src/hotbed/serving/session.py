@@ -129,8 +129,8 @@ def _opened(path: str | Path, cache: EmbeddingCache | None) -> ModelVersion:
     served: ModelVersion = cache.parameter_server.model(cache.model)
     link = open_checkpoint(folder).links[0]  # its rows are not needed
     graph = link.manifest.get("graph")
-    same = graph and Schema.from_json(link.manifest["schema"]) == served.schema
-    if not same or bytes(link.read(graph["file"])) != served.graph_bytes():
+    schema = Schema.from_json(link.manifest["schema"])
+    if not graph or schema != served.schema or bytes(link.read(graph["file"])) != served.graph_bytes():
         raise ConfigError(
             f"InferenceSession: {path} is not the model that the cache's server serves — received model {cache.model!r} with "
             "another graph or schema — export and load the same model"
