@@ -171,6 +171,8 @@ def _given(columns: Columns) -> tuple[dict[str, Any], int]:
 
 def _single(name: str, value: Any) -> Any:
     """One value as an array of one."""
+    if isinstance(value, np.ndarray) and value.shape == (1,):  # as a server has it
+        return value
     if isinstance(value, pa.Array):
         if len(value) != 1:
             raise DataError(f"column {name!r}: context is one value — received {len(value)} — give one, or a column")

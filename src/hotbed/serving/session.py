@@ -88,7 +88,7 @@ class InferenceSession:
         """Predictions of n candidates, by output, and which version gave them.
 
         `columns`: raw columns as in training, without labels: lists, NumPy arrays or Arrow. `context`: columns with one
-        value (or an Arrow array of one) that holds for every candidate, such as the user's. Raises DataError for columns
+        value (or an array of one) that holds for every candidate, such as the user's. Raises DataError for columns
         that do not fit.
         """
         request = self._encode(columns, context)
