@@ -352,6 +352,7 @@ class FakeVersion(ModelVersion):
     """A version whose rows are dicts."""
 
     rows: _Tables
+    absent: Mapping[str, ServedTable]
     store: FakeStore
 
     def graph_bytes(self) -> bytes:
@@ -368,7 +369,7 @@ class FakeVersion(ModelVersion):
             raise StoreError("the store is silent — received nothing — wait")
         found = {}
         for name, ids in wanted.items():
-            found[name] = ServedTable(self.configs[name], ()).find(ids)[0]
+            found[name] = self.absent[name].find(ids)[0]
             for place, one in enumerate(ids.tolist()):
                 if one in self.rows[name]:
                     found[name][place] = self.rows[name][one]
@@ -385,7 +386,8 @@ class FakeStore(Store):
     def publish(self, rows: _Tables) -> FakeVersion:
         """A version of these rows, by table and id."""
         number, nothing = len(self.versions) + 1, Schema([])
-        made = FakeVersion("fake", number, f"{number}", nothing, {}, self.configs, None, None, rows, self)
+        absent = {name: ServedTable(config, ()) for name, config in self.configs.items()}
+        made = FakeVersion("fake", number, f"{number}", nothing, {}, self.configs, None, None, rows, absent, self)
         self.versions.append(made)
         return made
 

@@ -1,0 +1,355 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cache changes how long a score takes, never the score; what it costs is bounded, in bytes and in seconds."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import hotbed as hb
+from hotbed.config import describe
+from hotbed.errors import ConfigError, RowShapeError, StoreError
+from hotbed.persist.publish import Follower
+from hotbed.serving import cache as caching
+from hotbed.serving.cache import Policy
+from hotbed.testing import FakeStore
+
+from .conftest import Trainer, draw
+
+TINY = 2_000  # bytes: fewer rows than one request asks for
+
+
+def store_of(*tables: hb.Table) -> FakeStore:
+    return FakeStore({table.name: dict[str, Any](describe(table.config)) for table in tables})
+
+
+def one_table(rows: dict[int, list[float]], **keywords: Any) -> FakeStore:
+    store = store_of(hb.Table("t", 2, **keywords))
+    store.publish({"t": rows})
+    return store
+
+
+def look(lookup: Any, *ids: int) -> tuple[list[list[float]], int]:
+    """Rows of ids, and how many were late."""
+    found = lookup({"x": hb.Ids(np.array(ids, np.int64))}, len(ids))
+    return found.flat.tolist(), found.late
+
+
+FEATURES = [("x", "t", "sum")]
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu"])
+@pytest.mark.parametrize("max_bytes", [TINY, 1 << 20])
+@pytest.mark.parametrize("preload", [0.0, 1.0])
+def test_scores_are_those_without_a_cache_cold_warm_crowded_and_from_threads(
+    exported: Path, session: hb.InferenceSession, policy: Policy, max_bytes: int, preload: float
+) -> None:
+    server = hb.ParameterServer()
+    version = server.load("m", exported)
+    cache = hb.EmbeddingCache(server, "m", max_bytes, policy, preload)
+    cached = hb.InferenceSession(version, cache)
+    asked = [{**draw(n, seed), "user": np.arange(seed, seed + n)} for seed, n in enumerate([1, 40, 200, 40, 3])]
+    expected = [session.predict(one) for one in asked]
+    for _ in range(3):
+        for one, scores in zip(asked, expected, strict=True):
+            assert (cached.predict(one) == scores).all()
+    with ThreadPoolExecutor(4) as pool:
+        for number, scores in enumerate(pool.map(cached.predict, asked * 10)):
+            assert (scores == expected[number % len(asked)]).all()
+    assert 0 < cache.num_bytes <= max_bytes
+    assert cache.hits > 0
+
+
+def test_a_context_of_one_sample_holds_for_all_candidates(exported: Path, session: hb.InferenceSession) -> None:
+    server = hb.ParameterServer()
+    cached = hb.InferenceSession(server.load("m", exported), hb.EmbeddingCache(server, "m"))
+    columns = draw(20, 3)
+    context = {"user": 7, "genres": "g1|g2"}
+    rest = {name: values for name, values in columns.items() if name not in context}
+    expected = session.predict(rest, context)
+    assert (cached.predict(rest, context) == expected).all()
+    assert (cached.predict(rest, context) == expected).all()
+
+
+def test_a_delta_drops_the_rows_that_it_changed_and_no_others(trainer: Trainer, tmp_path: Path) -> None:
+    trainer.publish(1, full=True)
+    server, follower = hb.ParameterServer(tmp_path / "rows"), Follower(tmp_path / "published")
+    server.load("m", tmp_path / "export")
+    sessions: dict[int, hb.InferenceSession] = {}
+    plain: dict[int, Any] = {}
+    cache: Any = None
+    for seed in (2, 3, 4):
+        for reader in follower.poll():
+            version = server.load("m", reader)
+            cache = cache or hb.EmbeddingCache(server, "m", preload=0.0)
+            sessions[version.version] = hb.InferenceSession(version, cache)
+            plain[version.version] = hb.InferenceSession(version).predict(trainer.asked)
+            for number, one in sessions.items():  # those before read past the cache
+                assert (one.predict(trainer.asked) == plain[number]).all()
+            assert np.abs(plain[version.version] - trainer.scores[version.version]).max() < 1e-6
+        before, hits = cache.num_rows, cache.hits
+        trainer.publish(seed)
+        (reader,) = follower.poll()
+        version = server.load("m", reader)
+        changes = server.changes(
+            "m", max(sessions.values(), key=lambda s: s.model.version).model.digest, version.digest
+        )
+        assert changes is not None
+        sessions[version.version] = hb.InferenceSession(version, cache)
+        plain[version.version] = hb.InferenceSession(version).predict(trainer.asked)
+        assert before - sum(map(len, changes.values())) <= cache.num_rows < before
+        assert (sessions[version.version].predict(trainer.asked) == plain[version.version]).all()
+        assert cache.hits > hits or cache.num_rows == 0
+
+
+def test_a_version_that_the_store_calls_newest_is_taken_whatever_its_number() -> None:
+    store = one_table({1: [1.0, 2.0]})
+    store.publish({"t": {1: [3.0, 4.0]}})
+    cache = hb.EmbeddingCache(store, "fake", 1 << 16)
+    look(cache.lookup(store.versions[1], FEATURES), 1)
+    store.asked.clear()
+    again = store.versions.pop(0)
+    store.versions.append(again)  # a run that began anew
+    store.changes = lambda *_: None  # type: ignore[method-assign]
+    lookup = cache.lookup(again, FEATURES)
+    assert look(lookup, 1) == look(lookup, 1) == ([[1.0, 2.0]], 0)
+    assert store.asked == [{"t": [1]}]
+    assert look(cache.lookup(store.versions[0], FEATURES), 1) == ([[3.0, 4.0]], 0)
+
+
+def test_a_version_with_other_tables_begins_a_cache_of_its_own() -> None:
+    store = one_table({1: [1.0, 2.0]})
+    cache = hb.EmbeddingCache(store, "fake", 1 << 16)
+    old = cache.lookup(store.versions[0], FEATURES)
+    store.configs = {"t": dict(describe(hb.Table("t", 3).config)), "u": dict(describe(hb.Table("u", 1).config))}
+    store.publish({"t": {1: [5.0, 6.0, 7.0]}, "u": {}})
+    new = cache.lookup(store.versions[1], FEATURES)
+    for _ in range(2):
+        assert look(new, 1) == ([[5.0, 6.0, 7.0]], 0)
+        assert look(old, 1) == ([[1.0, 2.0]], 0)
+        assert look(cache.lookup(store.versions[0], FEATURES), 1) == ([[1.0, 2.0]], 0)
+
+
+def test_all_misses_of_a_request_are_fetched_at_once_and_each_id_once() -> None:
+    store = store_of(hb.Table("t", 2), hb.Table("u", 1))
+    version = store.publish({"t": {1: [1.0, 2.0]}, "u": {5: [5.0]}})
+    lookup = hb.EmbeddingCache(store, "fake").lookup(
+        version, [("x", "t", "sum"), ("y", "u", "mean"), ("z", "t", "max")]
+    )
+    ids = {"x": hb.Ids(np.array([1, 1, 2])), "y": hb.Ids(np.array([5, 5, 5])), "z": hb.Ids(np.array([2, 3, 1]))}
+    lookup(ids, 3)
+    lookup(ids, 3)
+    assert store.asked == [{"t": [1, 2, 3], "u": [5]}]
+
+
+def test_what_comes_late_reads_as_an_unknown_id_is_told_and_is_not_kept() -> None:
+    for keywords in ({"admit": hb.MinCount(2), "default": 0.5}, {"init": hb.Uniform(0.3)}):
+        store = one_table({1: [1.0, 2.0], 2: [3.0, 4.0]}, **keywords)
+        absent = hb.Table("t", 2, **keywords).lookup(np.array([2, 9])).tolist()
+        cache = hb.EmbeddingCache(store, "fake")
+        lookup = cache.lookup(store.versions[0], FEATURES)
+        assert look(lookup, 1) == ([[1.0, 2.0]], 0)
+        store.silent = True
+        assert look(lookup, 1, 2, 9, 2) == ([[1.0, 2.0], absent[0], absent[1], absent[0]], 2)
+        assert look(lookup, 1) == ([[1.0, 2.0]], 0)  # what is there needs no store
+        assert (cache.late, cache.num_rows) == (2, 1)
+
+
+def test_a_silent_store_is_asked_now_and_then_by_one_request_and_taken_back_when_it_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(caching.time, "monotonic", lambda: now[0])
+    store = one_table({1: [1.0, 2.0]})
+    lookup = hb.EmbeddingCache(store, "fake").lookup(store.versions[0], FEATURES)
+    store.silent = True
+    asked = []
+    for _ in range(2000):  # ten seconds
+        assert look(lookup, 1)[1] == 1
+        if len(store.asked) > len(asked):
+            asked.append(now[0])
+        now[0] += 0.005
+    pauses = np.diff(asked)
+    assert pauses[0] == pytest.approx(caching.FIRST_PAUSE, abs=0.011)
+    assert (np.diff(pauses) > -0.011).all()
+    assert pauses.max() == pytest.approx(caching.LONGEST_PAUSE, abs=0.011)
+    store.silent = False
+    now[0] += caching.LONGEST_PAUSE
+    assert look(lookup, 1) == ([[1.0, 2.0]], 0)
+    assert look(lookup, 7)[1] == 0
+
+
+def test_requests_that_fail_together_are_one_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = one_table({})
+    lookup = hb.EmbeddingCache(store, "fake").lookup(store.versions[0], FEATURES)
+    store.silent = True
+    together = threading.Barrier(8)
+    find = store.versions[0].find
+
+    def slow(wanted: Any, seconds: float | None = None) -> Any:
+        together.wait(20)
+        return find(wanted, seconds)
+
+    object.__setattr__(store.versions[0], "find", slow)
+    with ThreadPoolExecutor(8) as pool:
+        assert all(one[1] == 1 for one in pool.map(lambda id: look(lookup, id), range(8)))
+    assert lookup._patience._pause == caching.FIRST_PAUSE
+
+
+def test_without_a_deadline_requests_wait_and_errors_are_theirs() -> None:
+    store = one_table({1: [1.0, 2.0]})
+    cache = hb.EmbeddingCache(store, "fake", deadline_seconds=None)
+    lookup = cache.lookup(store.versions[0], FEATURES)
+    store.silent = True
+    with pytest.raises(StoreError):
+        look(lookup, 1)
+    store.silent = False
+    assert look(lookup, 1) == ([[1.0, 2.0]], 0)
+    assert cache.late == 0
+
+
+def test_it_starts_with_the_rows_that_training_counted_most() -> None:
+    store = one_table({one: [float(one), 0.0] for one in range(1000)})
+    store.hottest = {"t": list(range(999, -1, -1))}
+    cache = hb.EmbeddingCache(store, "fake", 40 * 100, preload=0.5)
+    assert 15 <= cache.num_rows <= 50
+    store.asked.clear()
+    lookup = cache.lookup(store.versions[0], FEATURES)
+    hottest = list(range(999, 999 - cache.num_rows, -1))
+    assert look(lookup, *hottest) == ([[float(one), 0.0] for one in hottest], 0)
+    assert store.asked == []
+    assert cache.hit_rate == 1.0
+    empty = hb.EmbeddingCache(store, "fake", 40 * 100, preload=0.0)
+    assert (empty.num_rows, empty.hit_rate) == (0, 0.0)
+
+
+def test_a_store_that_is_silent_at_the_start_costs_only_the_hot_rows() -> None:
+    store = one_table({1: [1.0, 2.0]})
+    store.hottest, store.silent = {"t": [1]}, True
+    cache = hb.EmbeddingCache(store, "fake")
+    store.silent = False
+    assert look(cache.lookup(store.versions[0], FEATURES), 1) == ([[1.0, 2.0]], 0)
+
+
+def test_it_counts_what_it_did() -> None:
+    store = one_table({1: [1.0, 2.0]})
+    cache = hb.EmbeddingCache(store, "fake")
+    lookup = cache.lookup(store.versions[0], FEATURES)
+    look(lookup, 1, 2, 2)
+    look(lookup, 1, 2, 3, 3)
+    assert (cache.hits, cache.misses, cache.late, cache.num_rows, cache.fetches) == (2, 3, 0, 3, 2)
+    assert cache.hit_rate == 0.4
+    assert cache.fetch_seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("keywords", "name"),
+    [
+        ({"policy": "fifo"}, "policy"),
+        ({"preload": 1.5}, "preload"),
+        ({"deadline_seconds": 0}, "deadline_seconds"),
+        ({"max_bytes": 100}, "max_bytes"),
+    ],
+)
+def test_values_that_make_no_sense_are_refused_by_name(keywords: dict[str, Any], name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^EmbeddingCache\.{name}: .* — received .* — "):
+        hb.EmbeddingCache(one_table({}), "fake", **keywords)
+
+
+def test_ids_that_do_not_fit_are_refused_by_feature() -> None:
+    store = one_table({})
+    lookup = hb.EmbeddingCache(store, "fake").lookup(store.versions[0], FEATURES)
+    with pytest.raises(RowShapeError, match="'x'"):
+        lookup({"x": hb.Ids(np.array([1, 2]))}, 3)
+
+
+# --- how well it chooses --------------------------------------------------------------------------------------------
+
+
+def power_law(n: int, draws: int, seed: int, exponent: float = 1.05) -> NDArray[np.int64]:
+    rng = np.random.default_rng(seed)
+    weights = np.cumsum(1 / np.arange(1, n + 1) ** exponent)
+    return rng.permutation(n)[np.searchsorted(weights / weights[-1], rng.random(draws))].astype(np.int64)
+
+
+def lru_rate(trace: NDArray[np.int64], rows: int) -> float:
+    """Of an exact LRU."""
+    held, hits = OrderedDict[int, None](), 0
+    for one in trace.tolist():
+        if one in held:
+            hits += 1
+            held.move_to_end(one)
+        else:
+            held[one] = None
+            if len(held) > rows:
+                held.popitem(last=False)
+    return hits / len(trace)
+
+
+def rate_of(trace: NDArray[np.int64], policy: Policy, max_bytes: int) -> tuple[float, int]:
+    store = one_table({})
+    cache = hb.EmbeddingCache(store, "fake", max_bytes, policy, preload=0.0)
+    lookup = cache.lookup(store.versions[0], FEATURES)
+    for one in trace:
+        lookup({"x": hb.Ids(one.reshape(1))}, 1)
+    return cache.hit_rate, cache.num_rows
+
+
+def test_it_chooses_as_well_as_an_exact_lru_and_lfu_better() -> None:
+    trace = power_law(5_000, 40_000, 0)
+    lru, rows = rate_of(trace, "lru", 500 * 32)
+    assert 450 < rows <= 500
+    exact = lru_rate(trace, rows)
+    assert lru > exact - 0.01
+    lfu, rows = rate_of(trace, "lfu", 500 * 40)
+    assert lfu > exact + 0.03
+    most = set(np.argsort(-np.bincount(trace))[:rows].tolist())
+    best = sum(one in most for one in trace.tolist()) / len(trace)
+    assert lfu > best - 0.1
+
+
+def test_lfu_forgets_what_was_popular_once() -> None:
+    trace = power_law(2_000, 30_000, 1)
+    moved = power_law(2_000, 60_000, 2) + 10_000
+    store = one_table({})
+    cache = hb.EmbeddingCache(store, "fake", 200 * 40, "lfu", preload=0.0)
+    lookup = cache.lookup(store.versions[0], FEATURES)
+    for one in trace:
+        lookup({"x": hb.Ids(one.reshape(1))}, 1)
+    rate = cache.hit_rate
+    hits, misses = cache.hits, cache.misses
+    for number, one in enumerate(moved):
+        if number == 30_000:
+            hits, misses = cache.hits, cache.misses
+        lookup({"x": hb.Ids(one.reshape(1))}, 1)
+    assert (cache.hits - hits) / (cache.hits - hits + cache.misses - misses) > rate - 0.03
+
+
+def test_tables_of_several_widths_share_the_bytes_by_what_is_asked_for() -> None:
+    for policy in caching.POLICIES:
+        store = store_of(hb.Table("narrow", 1), hb.Table("wide", 64))
+        version = store.publish({"narrow": {}, "wide": {}})
+        cache = hb.EmbeddingCache(store, "fake", 100_000, policy, preload=0.0)
+        narrow = cache.lookup(version, [("x", "narrow", "sum")])
+        wide = cache.lookup(version, [("x", "wide", "sum")])
+        rng = np.random.default_rng(0)
+        for _ in range(300):
+            look(narrow, *rng.integers(0, 2000, 50).tolist())
+        many = cache.num_rows
+        for _ in range(300):
+            look(wide, *rng.integers(0, 300, 50).tolist())
+        asked = len(store.asked)
+        few = cache.num_rows
+        for _ in range(20):
+            look(wide, *rng.integers(0, 300, 50).tolist())
+        assert many > 1900
+        assert few < 1000
+        assert len(store.asked) - asked < 20
+        assert cache.num_bytes <= 100_000
