@@ -141,8 +141,7 @@ class ParameterServer(Store):
     def _goes_on(self, name: str, reader: Reader, before: MappedVersion | None) -> bool:
         if name in self._loaded or before is None or before.spec["dtype"] != self._dtype:
             return False
-        origin: str = before.spec["origin"]
-        return origin == reader.manifest["digest"]
+        return bool(before.spec["origin"] == reader.manifest["digest"])
 
     def _take(self, name: str, folder: ModelFolder) -> MappedVersion:
         newest = folder.newest()

@@ -122,7 +122,11 @@ def _named(text: str, default: str) -> tuple[str, str]:
 
 
 class JsonLines(logging.Handler):
-    """Log records on stderr, each a line of JSON."""
+    """Log records on stderr, each a line of JSON; with the number of the worker, where there are several."""
+
+    def __init__(self, worker: int | None = None) -> None:
+        super().__init__()
+        self._worker = {} if worker is None else {"worker": worker}
 
     def emit(self, record: logging.LogRecord) -> None:
         spec = {
@@ -130,6 +134,7 @@ class JsonLines(logging.Handler):
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
+            **self._worker,
         }
         if record.exc_info:
             spec["trace"] = "".join(traceback.format_exception(record.exc_info[1]))

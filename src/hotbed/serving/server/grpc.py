@@ -212,10 +212,15 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 async def start(
-    models: Models, address: str, admit: Callable[[str | None], bool] | None, tls: tuple[bytes, bytes] | None
+    models: Models,
+    address: str,
+    admit: Callable[[str | None], bool] | None,
+    tls: tuple[bytes, bytes] | None,
+    shared: bool = False,
 ) -> tuple[Any, int]:
-    """A gRPC server that listens, and its port. `tls`: key and certificate. Raises ConfigError where it cannot listen."""
-    options = {"grpc.max_receive_message_length": models.limits.body_bytes, "grpc.so_reuseport": 0}
+    """A gRPC server that listens, and its port. `tls`: key and certificate; `shared`: by several processes. Raises ConfigError
+    where it cannot listen."""
+    options = {"grpc.max_receive_message_length": models.limits.body_bytes, "grpc.so_reuseport": int(shared)}
     return await listen(Service(models).handlers(), address, admit, tls, options)
 
 

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -26,7 +26,7 @@ from hotbed.serving.parameter_server import ParameterServer
 from hotbed.serving.process import Elsewhere, JsonLines, Tokens, followed_of, models_of, tls
 from hotbed.serving.rows import RowDtype
 from hotbed.serving.server.batching import Limits
-from hotbed.serving.server.models import Models
+from hotbed.serving.server.models import Models, Parent, is_remote
 from hotbed.serving.server.protocol import HEADER_LENGTH, Asks, about, read_object, write_answer
 from hotbed.serving.session import Scores
 from hotbed.serving.stores.following import open_follower
@@ -50,7 +50,7 @@ class Options:
     `port`, `grpc_port`: 0 = a free one; None = no gRPC. `token_file`: one token a line; who sends none of them is refused.
     `tls_cert`, `tls_key`: PEM files. `drain_seconds`: on SIGTERM, how long it answers on while readiness says no.
     `idle_seconds`: when a connection without a request is closed. `rows`: folder of mapped rows (None: a temporary one);
-    `dtype`: float32, float16 or int8 rows.
+    `dtype`: float32, float16 or int8 rows. `workers`: processes that answer.
     """
 
     host: str = "127.0.0.1"
@@ -63,6 +63,7 @@ class Options:
     idle_seconds: float = 60.0
     rows: str | None = None
     dtype: RowDtype = "float32"
+    workers: int = 1
 
 
 def status_of(error: Exception) -> int:
@@ -169,8 +170,9 @@ class Api(App):
         meters.watch(name, "http", started, future)
         return future
 
-    def _metrics(self, request: Request) -> Response:
-        return Response(200, self._models.meters.text(), "text/plain; version=0.0.4; charset=utf-8")
+    def _metrics(self, request: Request) -> Reply:
+        parent = self._models.parent
+        return _text(self._models.meters.text()) if parent is None else asyncio.ensure_future(_gathered(parent))
 
     def _status(self, request: Request) -> Response:
         return _json({**about(), "models": self._models.status()}, {"Cache-Control": "no-store"})
@@ -200,6 +202,14 @@ def _path(target: bytes | Request) -> str:
     return target.partition(b"?")[0].decode("latin-1")
 
 
+async def _gathered(parent: Parent) -> Response:
+    return _text(await asyncio.to_thread(parent.metrics))
+
+
+def _text(metrics: bytes) -> Response:
+    return Response(200, metrics, "text/plain; version=0.0.4; charset=utf-8")
+
+
 async def _after(work: Callable[[str], None], name: str) -> Response:
     await asyncio.to_thread(work, name)
     return Response()
@@ -215,14 +225,16 @@ class Server:
     `run` blocks, and in the main thread ends on SIGTERM and SIGINT: readiness says no, requests are answered on for
     `drain_seconds`, then nothing new is taken and what is under way is finished. Raises ConfigError where it cannot listen.
 
+    `listener`: a socket that other processes listen at as well; they share the port of gRPC, too.
+
     Example: `Server(models, Options(port=8000)).run()`
     """
 
-    def __init__(self, models: Models, options: Options | None = None) -> None:
-        self._models, self._options = models, options or Options()
+    def __init__(self, models: Models, options: Options | None = None, listener: socket.socket | None = None) -> None:
+        self._models, self._options, self._shared = models, options or Options(), listener is not None
         self._tokens = None if self._options.token_file is None else Tokens(self._options.token_file)
         self._tls, self._secure = tls(self._options.tls_cert, self._options.tls_key)
-        self._socket = _listen(self._options.host, self._options.port)
+        self._socket = listener or listen(self._options.host, self._options.port)
         self.port: int = self._socket.getsockname()[1]
         self.grpc_port: int | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -272,11 +284,13 @@ class Server:
 
         host = f"[{self._options.host}]" if ":" in self._options.host else self._options.host
         admit = None if self._tokens is None else self._tokens.admit
-        server, self.grpc_port = await start(self._models, f"{host}:{self._options.grpc_port}", admit, self._tls)
+        address = f"{host}:{self._options.grpc_port}"
+        server, self.grpc_port = await start(self._models, address, admit, self._tls, self._shared)
         return server
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens. Raises ConfigError where that is not possible."""
     try:
         return socket.create_server(
             (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=_BACKLOG
@@ -301,10 +315,18 @@ def serve(sources: Sequence[str], watch: Sequence[str], settings: Mapping[str, A
     logging.captureWarnings(True)
     named = models_of(sources)
     followed = followed_of(watch, named)
-    models = Models(ParameterServer(options.rows, options.dtype), limits, elsewhere.reach, elsewhere.cache())
+    store = ParameterServer(options.rows, options.dtype)
+    models = Models(store, limits, elsewhere.reach, elsewhere.cache())
     for name, source in named.items():
-        models.add(name, source)
-    server = Server(models, options)  # it listens from here on
+        if options.workers == 1 or not is_remote(source):
+            models.add(name, source)
+    server: Any
+    if options.workers == 1:
+        server = Server(models, options)  # it listens from here on
+    else:
+        from hotbed.serving.server.workers import Workers
+
+        server = Workers(models, named, replace(options, rows=str(store.folder)), limits, elsewhere)
     with tempfile.TemporaryDirectory(prefix="hotbed-follow-") as cache:
         for number, (name, source) in enumerate(followed):
             models.follow(name, partial(open_follower, source, Path(cache) / str(number)))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from hotbed.errors import ConfigError, NotServed, StoreError
+from hotbed.errors import ConfigError, HotbedError, NotServed
 from hotbed.persist.format import Reader
 from hotbed.persist.publish import Follower
 from hotbed.persist.store import Where
@@ -56,7 +56,7 @@ class Model:
     def __init__(self, name: str, find: Callable[[], ModelVersion], limits: Limits) -> None:
         self.name, self.find, self._limits = name, find, limits
         self.cache: EmbeddingCache | None = None
-        self.wanted = True
+        self.wanted, self.outside = True, ""  # `outside`: what went wrong where it is loaded
         self._current: Current | None = None
         self._batcher: Batcher | None = None
         self.problem = ""
@@ -109,7 +109,7 @@ class Model:
             return
         if self._current is None or self._current.version.digest != newest.digest:
             self.serve(newest)
-        self.problem = ""
+        self.problem = self.outside
 
     def failed(self, error: Exception) -> None:
         """Remember and say what went wrong; what is served stays."""
@@ -149,6 +149,7 @@ class Models:
     ) -> None:
         self.limits, self.stopping = limits or Limits(), False
         self.meters = Meters(self)
+        self.parent: Parent | None = None  # of a worker: who loads and unloads for all
         self._server, self._models, self._lock = server, dict[str, Model](), threading.Lock()
         self._reach, self._cache = reach, dict(cache or {})
         self._following = Following(lambda name, error: self.named(name).failed(error))
@@ -165,15 +166,37 @@ class Models:
         """Name a model, and load it. Raises what `ParameterServer.load` raises."""
         if not name or set(name) & set("/?#%"):
             raise ConfigError(f"model {name!r}: no name for a URL — received {name!r} — leave out / ? # %")
-        if _remote(source):
+        if is_remote(source):
             self._add_remote(name, str(source))
         else:
             self._models[name] = Model(name, lambda: self._server.load(name, source), self.limits)
             self.load(name)
 
+    def watch(self, name: str, find: Callable[[], ModelVersion], poll_seconds: float) -> None:
+        """Name a model that another process loads, and serve what `find` gives, now and whenever it gives another."""
+        model = self._models[name] = Model(name, find, self.limits)
+        try:
+            self._advance(model)
+        except HotbedError as error:  # it may come later
+            model.failed(error)
+        self._following.repeat(name, lambda: self._advance(model), poll_seconds)
+
+    def want(self, name: str, yes: bool) -> None:
+        """Serve a model that is watched, or stop, as the process that loads it says."""
+        model = self.named(name)
+        model.wanted = yes
+        if yes:
+            self._advance(model)
+            return
+        with self._lock:
+            model.close()
+
     def load(self, name: str) -> None:
         """Load, or load again, the newest version of a model where it was exported to; on an error what is served stays."""
         model = self.named(name)
+        if self.parent is not None:
+            self.parent.load(name)
+            return
         with self._lock:
             model.wanted = True
             try:
@@ -185,6 +208,9 @@ class Models:
     def unload(self, name: str) -> None:
         """Stop serving a model once its requests are answered."""
         model = self.named(name)
+        if self.parent is not None:
+            self.parent.unload(name)
+            return
         with self._lock:
             model.wanted = False
             if model.ready:
@@ -279,18 +305,15 @@ class Models:
         store, theirs = self._reach(f"{parts.scheme}://{parts.netloc}"), unquote(parts.path.strip("/")) or name
 
         def find() -> ModelVersion:
-            newest = store.model(theirs)
+            newest, model = store.model(theirs), self.named(name)
             model.cache = model.cache or EmbeddingCache(store, theirs, **self._cache)
             return newest
 
-        model = self._models[name] = Model(name, find, self.limits)
-        try:
-            self._advance(model)
-        except StoreError as error:  # it may come up later
-            model.failed(error)
-        self._following.repeat(name, lambda: self._advance(model), _REMOTE_SECONDS)
+        self.watch(name, find, _REMOTE_SECONDS)
 
     def _advance(self, model: Model) -> None:
+        if not model.wanted:
+            return
         newest = model.find()
         with self._lock:
             model.advance(newest)
@@ -301,6 +324,14 @@ class Models:
                 model.serve(self._server.load(model.name, reader))
 
 
+class Parent(Protocol):
+    """The process that several servers at the same ports were started by."""
+
+    def load(self, name: str) -> None: ...
+    def unload(self, name: str) -> None: ...
+    def metrics(self) -> bytes: ...
+
+
 class Loads(Protocol):
     """What `Models` needs of a parameter server."""
 
@@ -308,5 +339,6 @@ class Loads(Protocol):
     def unload(self, name: str) -> None: ...
 
 
-def _remote(source: Where) -> bool:
+def is_remote(source: Where) -> bool:
+    """Whether a model comes from a parameter server elsewhere."""
     return str(source).startswith(("grpc://", "grpcs://"))

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several processes at the same ports answer as one: also while versions change, and when one is killed."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import re
+import signal
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+import hotbed as hb
+from hotbed.errors import HotbedError, NotServed, ServingError
+from hotbed.serving.server.grpc import MESSAGES
+
+from .conftest import Process, Trainer, wait_for
+
+pytestmark = pytest.mark.slow
+
+
+class Server(Process):
+    """`hotbed serve` with two workers."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments, "--set", "workers=2")
+        wait_for(lambda: any("2 workers listening" in line for line in self.lines), "all are up", 60)
+
+    @property
+    def children(self) -> list[int]:
+        pid = self.process.pid
+        return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    def get(self, path: str, method: str = "GET") -> tuple[int, str]:
+        """Of whichever worker takes the connection."""
+        connection = http.client.HTTPConnection(self.http, timeout=20)
+        connection.request(method, path)
+        answer = connection.getresponse()
+        found = answer.status, answer.read().decode()
+        connection.close()
+        return found
+
+    def told(self, text: str) -> bool:
+        return any(text in line for line in self.lines)
+
+
+def samples(text: str, name: str) -> dict[str, float]:
+    """By worker, summed."""
+    found = Counter[str]()
+    for worker, value in re.findall(rf'^{name}{{worker="(\w+)".*}} (\S+)$', text, re.MULTILINE):
+        found[worker] += float(value)
+    return dict(found)
+
+
+def test_workers_answer_as_one_server_and_versions_mix_in_no_answer(trainer: Trainer) -> None:
+    server = Server(f"m={trainer.folder / 'export'}", "--watch", trainer.folder / "published")
+    answers, wrong, stop = list[tuple[int, Any]](), list[Exception](), threading.Event()
+
+    def load() -> None:
+        while not stop.is_set():  # a connection each, so that all workers get some
+            try:
+                with hb.Client(f"http://{server.http}") as client:
+                    version, outputs = client.ask("m", trainer.asked)
+                answers.append((version, outputs["prediction"]))
+            except HotbedError as error:
+                wrong.append(error)
+
+    threads = [threading.Thread(target=load) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for seed in range(3):
+        version = trainer.publish(seed, full=seed == 2)
+        wait_for(lambda version=version: [one for one, _ in answers[-40:]].count(version) == 40, "all serve it", 60)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert {version for version, _ in answers} == set(trainer.scores)
+    assert all(np.abs(found - trainer.scores[version]).max() < 1e-6 for version, found in answers)
+
+    texts = [server.get("/metrics")[1] for _ in range(6)]
+    requests = [samples(text, "hotbed_requests_total") for text in texts]
+    assert all(one == requests[0] for one in requests)
+    assert sum(requests[0].values()) == len(answers)
+    assert set(requests[0]) == {"1", "2"}  # both had work
+    assert samples(texts[0], "hotbed_model_version") == {"parent": version, "1": version, "2": version}
+    assert samples(texts[0], "hotbed_worker_up") == {"1": 1.0, "2": 1.0}
+    from prometheus_client.parser import text_string_to_metric_families
+
+    names = [family.name for family in text_string_to_metric_families(texts[0])]
+    assert len(names) == len(set(names)) > 10
+
+    with grpc.insecure_channel(server.grpc) as channel:
+        ready = channel.unary_unary("/inference.GRPCInferenceService/ServerReady")
+        assert MESSAGES["ServerReadyResponse"].FromString(ready(b"", timeout=10)).ready
+    assert server.stop() == 0
+
+
+def test_a_worker_that_is_killed_is_started_again_and_counted(trainer: Trainer) -> None:
+    server = Server(f"m={trainer.folder / 'export'}", "--watch", trainer.folder / "published")
+    version = trainer.publish(0)
+    wait_for(lambda: f'"version":"{version}"' in server.get("/v2/repository/index", "POST")[1], "the version", 30)
+    before = server.children
+    assert len(before) == 2
+    os.kill(before[0], signal.SIGKILL)
+    answered = 0
+    with_both = []
+    until = time.monotonic() + 60
+    while not with_both and time.monotonic() < until:
+        try:
+            with hb.Client(f"http://{server.http}") as client:
+                found, outputs = client.ask("m", trainer.asked)
+        except ServingError:  # a connection that the dead one had taken
+            continue
+        assert found == version
+        assert np.abs(outputs["prediction"] - trainer.scores[version]).max() < 1e-6
+        answered += 1
+        text = server.get("/metrics")[1]
+        if (
+            samples(text, "hotbed_worker_up") == {"1": 1.0, "2": 1.0}
+            and sum(samples(text, "hotbed_worker_starts_total").values()) == 3
+        ):
+            with_both.append(text)
+    assert with_both
+    assert answered > 0
+    assert server.told("ended with -9; it is started again")
+    assert before[1] in server.children
+    assert samples(with_both[0], "hotbed_model_version")["1"] == version
+    assert server.stop() == 0
+
+
+def test_loads_and_unloads_reach_every_worker(trainer: Trainer) -> None:
+    server = Server(f"m={trainer.folder / 'export'}")
+    assert server.get("/v2/repository/models/m/unload", "POST")[0] == 200
+    for _ in range(12):
+        assert server.get("/v2/models/m/ready")[0] == 404
+        assert server.get("/v2/health/ready")[0] == 503
+        with hb.Client(f"http://{server.http}") as client, pytest.raises(NotServed):
+            client.predict("m", trainer.asked)
+    os.kill(server.children[0], signal.SIGKILL)  # the next one is told as well
+    wait_for(lambda: samples(server.get("/metrics")[1], "hotbed_worker_up") == {"1": 1.0, "2": 1.0}, "it is back", 60)
+    for _ in range(12):
+        assert server.get("/v2/models/m/ready")[0] == 404
+    assert server.get("/v2/repository/models/m/load", "POST")[0] == 200
+    for _ in range(12):
+        assert server.get("/v2/health/ready")[0] == 200
+        with hb.Client(f"http://{server.http}") as client:
+            assert np.abs(client.predict("m", trainer.asked) - next(iter(trainer.scores.values()))).max() < 1e-6
+    assert server.get("/v2/repository/models/x/load", "POST")[0] == 404
+    graph = next((trainer.folder / "export").rglob("graph.onnx"))
+    graph.write_bytes(graph.read_bytes()[:-5])
+    status, text = server.get("/v2/repository/models/m/load", "POST")
+    assert status == 409
+    assert "graph.onnx" in text
+    wait_for(
+        lambda: all("graph.onnx" in server.get("/v2/repository/index", "POST")[1] for _ in range(8)), "all tell why", 20
+    )
+    assert server.stop() == 0
+
+
+def test_what_the_parent_could_not_load_is_told_by_every_worker(trainer: Trainer) -> None:
+    server = Server(f"m={trainer.folder / 'export'}", "--watch", trainer.folder / "published")
+    first = trainer.publish(0)
+    wait_for(lambda: f'"version":"{first}"' in server.get("/v2/repository/index", "POST")[1], "the version", 30)
+    server.process.send_signal(signal.SIGSTOP)  # the parent: torn before it is read
+    assert server.get("/v2/health/ready")[0] == 200  # workers answer on
+    trainer.publish(1)
+    newest = max((trainer.folder / "published").glob("checkpoint-*"))
+    part = max(newest.rglob("*.arrow"), key=lambda path: path.stat().st_size)
+    part.write_bytes(part.read_bytes()[:-7])
+    server.process.send_signal(signal.SIGCONT)
+    wait_for(lambda: all(part.name in server.get("/v2/repository/index", "POST")[1] for _ in range(8)), "all tell", 30)
+    assert f'"version":"{first}"' in server.get("/v2/repository/index", "POST")[1]
+    last = trainer.publish(2, full=True)
+    wait_for(
+        lambda: all(f'"version":"{last}"' in server.get("/v2/repository/index", "POST")[1] for _ in range(8)), "it", 30
+    )
+    wait_for(
+        lambda: all(part.name not in server.get("/v2/repository/index", "POST")[1] for _ in range(8)), "well again", 20
+    )
+    assert server.stop() == 0
+
+
+def test_sigterm_under_load_answers_what_was_asked_then_all_end(trainer: Trainer) -> None:
+    server = Server(f"m={trainer.folder / 'export'}", "--set", "drain_seconds=0.5")
+    expected, answered, broken, stop = next(iter(trainer.scores.values())), [0], list[str](), threading.Event()
+
+    def load() -> None:
+        while not stop.is_set():
+            with hb.Client(f"http://{server.http}") as client:
+                try:
+                    assert np.abs(client.predict("m", trainer.asked) - expected).max() < 1e-6
+                    answered[0] += 1
+                except ServingError as error:
+                    if "refused" not in str(error) and "reset" not in str(error).lower():
+                        broken.append(str(error))
+                    elif server.process.poll() is not None:
+                        return
+
+    threads = [threading.Thread(target=load) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: answered[0] > 30, "the load runs")
+    children, before = server.children, answered[0]
+    code = server.stop()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert code == 0, server.lines
+    assert answered[0] > before
+    assert not broken
+    assert not [one for one in children if Path(f"/proc/{one}").exists()]
+
+
+def test_workers_whose_parent_is_killed_end_and_leave_the_ports(trainer: Trainer, tmp_path: Path) -> None:
+    server = Server(
+        f"m={trainer.folder / 'export'}", "--set", f"rows={tmp_path / 'rows'}", "--set", "drain_seconds=0.1"
+    )
+    children = server.children
+    server.process.kill()
+    wait_for(lambda: not [one for one in children if Path(f"/proc/{one}").exists()], "they end", 30)
+    server.stop(signal.SIGKILL)
+    port, grpc_port = (address.rpartition(":")[2] for address in (server.http, server.grpc))
+    again = Server(f"m={trainer.folder / 'export'}", "--set", f"rows={tmp_path / 'rows'}", "--set", f"port={port}",
+                   "--set", f"grpc_port={grpc_port}")  # fmt: skip
+    assert again.http == server.http
+    assert again.stop() == 0
+
+
+def test_workers_share_the_pages_of_rows(tmp_path: Path) -> None:
+    """Rss counts a page for each process that has it mapped, Pss its share: with both workers at it, half, or a third with
+    the parent."""
+    from torch import manual_seed
+
+    manual_seed(0)
+    ids, rng = np.arange(40_000), np.random.default_rng(0)
+    data = {"user": ids, "label": rng.integers(0, 2, len(ids))}
+    schema = hb.Schema([hb.Label("label"), hb.Id("user")])
+    model = hb.RecModel(hb.models.DNN(schema, hb.make_tables(schema, dim=64)), "bce", hb.Adam(lr=0.01))
+    model.fit(hb.Dataset(hb.sources.Memory(data), schema, 4096), progress=False)
+    model.export(tmp_path / "export")
+    server = Server(f"m={tmp_path / 'export'}")
+
+    def mapped() -> list[dict[str, int]]:
+        found = []
+        for pid in server.children:
+            held, inside = Counter[str](), False
+            for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+                if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+                    inside = line.endswith(".rows")
+                elif inside and (part := re.match(r"(\w+): +(\d+) kB", line)):
+                    held[part[1]] += int(part[2]) << 10
+            found.append(dict(held))
+        return found
+
+    def touched() -> bool:
+        with hb.Client(f"http://{server.http}") as client:
+            for at in range(0, len(ids), 4000):
+                client.predict("m", {"user": ids[at : at + 4000]})
+        return all(one["Rss"] > len(ids) * 64 * 4 for one in mapped())
+
+    wait_for(touched, "both have read all rows", 60)
+    for one in mapped():
+        assert one["Pss"] < 0.6 * one["Rss"]
+        assert one["Private_Clean"] + one["Private_Dirty"] < 0.05 * one["Rss"]
+    assert server.stop() == 0
