@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from itertools import accumulate
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -47,12 +48,6 @@ class _Feature:
     kinds: frozenset[np.dtype[Any]]
 
 
-class _Split(NamedTuple):
-    once: Sequence[_Feature]
-    rest: Sequence[_Feature]
-    repeated: frozenset[str]
-
-
 class RequestEncoder:
     """Encodes requests by a schema. Safe to call from several threads.
 
@@ -65,68 +60,51 @@ class RequestEncoder:
         self._features = [_feature(schema, column) for column in (*schema.ids, *schema.dense)]
         self._raw = frozenset().union(*(feature.raw for feature in self._features))
         self._encoders: dict[tuple[str, ...], Encoder] = {}
-        self._splits: dict[frozenset[str], _Split] = {}
 
     def __call__(self, columns: Columns, context: Mapping[str, Any] | None = None) -> Request:
         """Raises DataError for columns that do not fit, as `Encoder` does."""
         given, num_samples = _given(columns)
-        if not context:
-            self._complete(given)
-            return Request(*self._encode(self._features, given, num_samples), num_samples)
-        once = {name: _single(name, value) for name, value in context.items()}
+        once = {name: _single(name, value) for name, value in context.items()} if context else {}
         twice = given.keys() & once.keys()
         if twice:
             raise DataError(
                 f"column {min(twice)!r}: given twice — received it for the candidates and as context — give one"
             )
-        self._complete({**given, **once})
-        split = self._split(frozenset(once))
-        for name in split.repeated:
-            given[name] = _array(name, once[name]).take(pa.array(np.zeros(num_samples, np.int64)))
-        ids, dense = self._encode(split.once, once, 1)
-        more, numbers = self._encode(split.rest, given, num_samples)
-        return Request({**ids, **more}, {**dense, **numbers}, num_samples)
+        given.update(once)
+        if not self._raw <= given.keys():
+            Encoder(self._schema)(pa.table({name: pa.nulls(0) for name in given}), labels=False)  # raises, naming them
+        ids, dense, rest = self._plain(given)
+        held = [feature for feature in rest if feature.raw <= once.keys()]
+        rest = [feature for feature in rest if not feature.raw <= once.keys()] if held else rest
+        for features, repeated in ((held, frozenset[str]()), (rest, frozenset(once))):
+            if features:
+                names = sorted(frozenset().union(*(feature.raw for feature in features)))
+                table = {
+                    name: _repeated(name, once[name], num_samples) if name in repeated else given[name]
+                    for name in names
+                }
+                batch = self._encoder(features)(Memory(table).table, labels=False)
+                ids.update(batch.ids)
+                dense.update(batch.dense)
+        return Request(ids, dense, num_samples)
 
-    def _complete(self, columns: Mapping[str, Any]) -> None:
-        if not self._raw <= columns.keys():
-            Encoder(self._schema)(
-                pa.table({name: pa.nulls(0) for name in columns}), labels=False
-            )  # raises, naming them
-
-    def _split(self, context: frozenset[str]) -> _Split:
-        """Which features context columns alone make, the rest, and context columns that those need as well."""
-        found = self._splits.get(context)
-        if found is None:
-            once = [feature for feature in self._features if feature.raw <= context]
-            rest = [feature for feature in self._features if not feature.raw <= context]
-            repeated = context & frozenset().union(*(feature.raw for feature in rest))
-            found = _Split(once, rest, repeated)
-            self._splits = {**dict(list(self._splits.items())[-KEPT_SCHEMAS:]), context: found}
-        return found
-
-    def _encode(
-        self, features: Sequence[_Feature], given: Mapping[str, Any], num_samples: int
-    ) -> tuple[dict[str, Ids], dict[str, NDArray[np.float32]]]:
+    def _plain(self, given: Mapping[str, Any]) -> tuple[dict[str, Ids], dict[str, NDArray[np.float32]], list[_Feature]]:
+        """What takes no more than a change of type, and the features that take more."""
         ids: dict[str, NDArray[Any]] = {}
         dense: dict[str, NDArray[Any]] = {}
         rest = []
-        for feature in features:
-            plain = None if feature.plain is None else _plain(given[feature.plain])
+        for feature in self._features:
+            plain = None if feature.plain is None else _numbers(given[feature.plain])
             if plain is not None and plain.ndim == 1 and plain.dtype in feature.kinds:
                 (dense if feature.kinds is _NUMBERS else ids)[feature.name] = plain
             else:
                 rest.append(feature)
-        numbers = _side_by_side(dense, np.float32)
-        if not np.isfinite(numbers).all():
-            rest += [feature for feature in features if feature.name in dense]  # the encoder tells what is wrong
-        found = dict(zip(ids, map(Ids, _side_by_side(ids, np.int64)), strict=True))
-        columns = dict(zip(dense, numbers, strict=True))
-        if rest:
-            names = sorted(frozenset().union(*(feature.raw for feature in rest)))
-            batch = self._encoder(rest)(Memory({name: given[name] for name in names}).table, labels=False)
-            found.update(batch.ids)
-            columns.update(batch.dense)
-        return found, columns
+        numbers, places = _side_by_side(dense, np.float32)
+        if not np.isfinite(numbers).all():  # the encoder tells what is wrong
+            rest += [feature for feature in self._features if feature.name in dense]
+        found = {name: numbers[place] for name, place in places}
+        values, places = _side_by_side(ids, np.int64)
+        return {name: Ids(values[place]) for name, place in places}, found, rest
 
     def _encoder(self, features: Iterable[_Feature]) -> Encoder:
         """Of these features alone."""
@@ -183,7 +161,7 @@ def _single(name: str, value: Any) -> Any:
     return [value]
 
 
-def _plain(values: Any) -> NDArray[Any] | None:
+def _numbers(values: Any) -> NDArray[Any] | None:
     """Numbers as NumPy, without a copy; None where they are something else."""
     if type(values) is np.ndarray:
         return values
@@ -196,14 +174,16 @@ def _plain(values: Any) -> NDArray[Any] | None:
     return None
 
 
-def _side_by_side(columns: Mapping[str, NDArray[Any]], dtype: Any) -> NDArray[Any]:
-    """[columns, n]; integers of 64 bits without a sign keep their bits, as the encoder has it."""
+def _side_by_side(columns: Mapping[str, NDArray[Any]], dtype: Any) -> tuple[NDArray[Any], list[tuple[str, slice]]]:
+    """All values in one array, and where each column lies in it; unsigned integers of 64 bits keep their bits."""
     if not columns:
-        return np.empty((0, 0), dtype)
+        return np.empty(0, dtype), []
     with np.errstate(over="ignore"):
-        return np.concatenate(list(columns.values()), dtype=dtype, casting="unsafe").reshape(len(columns), -1)
+        flat = np.concatenate(list(columns.values()), dtype=dtype, casting="unsafe")
+    ends = list(accumulate(map(len, columns.values()), initial=0))
+    return flat, list(zip(columns, map(slice, ends, ends[1:]), strict=True))
 
 
-def _array(name: str, values: Any) -> pa.Array:
-    found: pa.Array = Memory({name: values}).table.column(name).combine_chunks()
-    return found
+def _repeated(name: str, values: Any, times: int) -> pa.Array:
+    one = Memory({name: values}).table.column(name).combine_chunks()
+    return one.take(pa.array(np.zeros(times, np.int64)))
