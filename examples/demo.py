@@ -1,24 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make demo`: train on the MovieLens events that the repository ships, offline and then online; recommend films.
+"""`make demo`: train on the MovieLens events that the repository ships, offline and then online, and serve; recommend films.
 
 1. `hotbed train examples/movielens.yaml`: a DCNv2 learns the first 80 % of the events (the last tenth of them validates),
    then follows the rest as a stream, as `hotbed online` does: each batch is predicted, then learned, and what was learned
-   is kept in checkpoints, so that a stream without end can be killed and started again. Model and report are saved.
-2. `examples/recommend.py`: a new process loads the model and ranks the films that a user has not seen.
+   is kept in checkpoints, so that a stream without end can be killed and started again, and published for servers.
+2. `examples/serve_and_ask.py`: meanwhile `hotbed serve` follows it, and Triton's client asks for scores.
+3. `examples/recommend.py`: a new process loads the model and ranks the films that a user has not seen.
 
 Arguments are passed on to `hotbed train`: `python examples/demo.py --set fit.epochs=2`.
 """
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import polars as pl
+from serve_and_ask import ask, server
 
 import hotbed as hb
+from hotbed.metrics.served import Served
+from hotbed.training.report import add_serving
 
 ROOT = Path(__file__).resolve().parent.parent
 JOB = "examples/movielens.yaml"
@@ -26,18 +32,32 @@ JOB = "examples/movielens.yaml"
 
 def main(arguments: list[str]) -> None:
     began = time.perf_counter()
-    train = [sys.executable, "-m", "hotbed.cli", "train", JOB, *arguments]
-    subprocess.run(train, cwd=ROOT, check=True)
     changes = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
-    output = changes.get("output", hb.Job.read(ROOT / JOB).output)
-    valid, stream = popularity()
-    print(
-        "for comparison: ranking films by how often they were liked before has AUC "
-        f"{valid:.4f} on the validation events and {stream:.4f} on the stream\n"
-    )
-    recommend = [sys.executable, str(ROOT / "examples" / "recommend.py"), output]
-    subprocess.run(recommend, cwd=ROOT, check=True)
-    print(f"\nthe report: {(ROOT / output / 'report.html').as_uri()}")
+    output = ROOT / changes.get("output", hb.Job.read(ROOT / JOB).output)
+    published = output / "published"
+    shutil.rmtree(published, ignore_errors=True)
+    keep = f"checkpoint={{every_seconds: 0.5, publish: {{kind: publish_directory, path: {published}}}}}"
+    with subprocess.Popen(
+        [sys.executable, "-m", "hotbed.cli", "train", JOB, "--set", keep, *arguments], cwd=ROOT
+    ) as train:
+        valid, stream = popularity()
+        while not (published / "CURRENT").exists() and train.poll() is None:
+            time.sleep(0.05)
+        if train.poll() is None:
+            with server(published, output / "serve.log") as address:
+                answers, scores = ask(address, until=lambda: train.poll() is not None)
+    if train.returncode:
+        sys.exit(train.returncode)
+    print("for comparison: ranking films by how often they were liked before has AUC "
+          f"{valid:.4f} on the validation events and {stream:.4f} on the stream\n")  # fmt: skip
+    versions = [json.loads(path.read_text()) for path in published.glob("*/MANIFEST.json")]
+    numbers = add_serving(output / "report.html", Served(answers, versions, scores))
+    print("served meanwhile: " + ", ".join(f"{value:,.4g} {name}" for name, value in numbers.items()))
+    for title, (*_, (_, last)) in scores.items():
+        print(f"  {title}: {scores[title][0][1]:.3f} at first, {last:.3f} at the end of the stream")
+    print()
+    subprocess.run([sys.executable, str(ROOT / "examples" / "recommend.py"), str(output)], cwd=ROOT, check=True)
+    print(f"\nthe report: {(output / 'report.html').as_uri()}")
     print(f"all of it took {time.perf_counter() - began:.0f} s")
 
 
@@ -49,8 +69,7 @@ def popularity() -> list[float]:
     events = ratings.select(liked=liked, before=before)
     result = []
     for start, stop in ((0.72, 0.8), (0.8, 1.0)):
-        part = events[int(start * len(events)) : int(stop * len(events))]
-        auc = hb.metrics.AUC()
+        part, auc = events[int(start * len(events)) : int(stop * len(events))], hb.metrics.AUC()
         auc.update(part["before"].to_numpy(), part["liked"].to_numpy())
         result.append(auc.eval())
     return result

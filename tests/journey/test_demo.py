@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -22,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """Printed output and folder of a demo on the events from 50 % to 85 % of the whole."""
     output = tmp_path_factory.mktemp("demo") / "movielens"
-    sets = [f"output={output}", "train.start=0.5", "stream.stop=0.85", "fit.stream_batch_size=64"]
+    sets = [f"output={output}", "train.start=0.5", "stream.stop=0.85", "fit.stream_batch_size=4"]
     arguments = [part for assignment in sets for part in ("--set", assignment)]
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / "demo.py"), *arguments],
@@ -68,7 +69,23 @@ def test_a_new_process_recommends_ten_films_by_name(demo: tuple[str, Path]) -> N
 def test_the_report_is_one_file_with_plots(demo: tuple[str, Path]) -> None:
     page = (demo[1] / "report.html").read_text()
     assert page.count("<svg") >= 4
+    assert "<h2>Serving</h2>" in page
     assert not re.search(r'(src|href)="https?://', page)
+
+
+def test_a_server_follows_the_stream_and_answers_all_the_while(demo: tuple[str, Path]) -> None:
+    printed, output = demo
+    assert value(r"served meanwhile: ([\d,]+) requests answered", printed) > 10
+    assert value(r"([\d.]+) s, learned to served", printed) > 0
+    assert value(r"([\d.]+) versions served", printed) >= 2
+    scores = re.findall(r"^  .+: (0\.\d{3}) at first, (0\.\d{3}) at the end of the stream$", printed, re.M)
+    assert len(scores) == 4
+    assert any(first != last for first, last in scores)
+    log = [json.loads(line) for line in (output / "serve.log").read_text().splitlines()]
+    assert log[-1]["message"] == "stopped"
+    assert not [line for line in log if line["level"] != "INFO"]
+    mine = subprocess.run(["pgrep", "-f", str(output)], capture_output=True, text=True, check=False)
+    assert not mine.stdout  # no part of it is left behind
 
 
 def test_the_saved_model_is_the_trained_one(demo: tuple[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,10 @@ from typing import Any
 
 from hotbed.metrics.chart import COLORS, Chart, Series, figure, number_text
 from hotbed.metrics.history import History, Point
+from hotbed.metrics.served import Served
 from hotbed.metrics.windows import Window
+
+_MORE_CARDS, _MORE_SECTIONS = "<!-- more cards -->", "<!-- more sections -->"  # where `add_serving` writes
 
 
 def write_report(
@@ -43,7 +46,7 @@ def write_report(
         ("Admission and eviction", "Ids admitted, refused (once a batch) and evicted, in total so far.", _flows(histories)),
     ]  # fmt: skip
     sections = [_section(name, text, charts, small=name.startswith("Adm")) for name, text, charts in parts if charts]
-    sections.append(_tables(histories))
+    sections += [_MORE_SECTIONS, _tables(histories)]
     if summary:
         sections.append(f"<h2>Model</h2><div class='box'><pre>{html.escape(summary)}</pre></div>")
     cards = {**number_texts(histories), **(facts or {})}
@@ -51,15 +54,23 @@ def write_report(
     page = template.safe_substitute(
         title=html.escape(title),
         subtitle=html.escape(subtitle),
-        cards="".join(
-            f"<div class='card'><b>{html.escape(number_text(value))}</b><span>{html.escape(name)}</span></div>"
-            for name, value in cards.items()
-        ),
+        cards=_cards(cards),
         sections="\n".join(sections),
     )
     path = Path(path)
     path.write_text(page, encoding="utf-8")
     return path
+
+
+def add_serving(path: str | Path, served: Served) -> dict[str, float]:
+    """Add to a report how a server answered while it followed the training; returns the numbers on its cards."""
+    page, numbers = Path(path).read_text(encoding="utf-8"), served.numbers()
+    told = "A server followed the training and was asked all the while. Each point of freshness is a version."
+    section = _section("Serving", told, served.charts(), small=False)
+    for mark, more in (_MORE_CARDS, _cards(numbers)), (_MORE_SECTIONS, section):
+        page = page.replace(mark, more + mark)
+    Path(path).write_text(page, encoding="utf-8")
+    return numbers
 
 
 # --- what is drawn --------------------------------------------------------------------------------------------------
@@ -287,6 +298,13 @@ def _tables(histories: Mapping[str, History]) -> str:
 
 
 # --- parts of the page -----------------------------------------------------------------------------------------------
+
+
+def _cards(cards: Mapping[str, Any]) -> str:
+    return "".join(
+        f"<div class='card'><b>{html.escape(number_text(value))}</b><span>{html.escape(name)}</span></div>"
+        for name, value in cards.items()
+    )
 
 
 def _section(name: str, text: str, charts: Sequence[Chart], small: bool) -> str:

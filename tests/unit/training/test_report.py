@@ -15,8 +15,9 @@ pytest.importorskip("torch", reason="torch absent")
 
 import hotbed as hb
 from hotbed.metrics.chart import ticks
+from hotbed.metrics.served import Answer, Served
 from hotbed.metrics.windows import Window
-from hotbed.training.report import write_report
+from hotbed.training.report import add_serving, write_report
 from hotbed.training.watch import History
 
 
@@ -103,3 +104,36 @@ def test_windows_without_times_are_drawn_over_samples(tmp_path: Path) -> None:
     history.windows = [Window(None, None, 10, 10 * (i + 1), {"auc": 0.6}) for i in range(3)]
     charts = charts_of(write_report(tmp_path / "report.html", {"stream": history}).read_text())
     assert charts["AUC over samples"]["series"][0]["x"] == [10, 20, 30]
+
+
+def test_what_a_server_answered_meanwhile_is_added_to_the_report(tmp_path: Path) -> None:
+    page = write_report(tmp_path / "report.html", {}, title="t")
+    answers = [
+        Answer(100 + number / 100, 0.002 if number < 99 else 0.5, 1 if number < 60 else 4) for number in range(100)
+    ]
+    versions: list[dict[str, Any]] = [
+        {"version": 1, "caught": 90.0, "published": 91.0},
+        {"version": 3, "caught": 100.1, "published": 100.2},  # none of its answers was seen
+        {"version": 4, "caught": 100.3, "published": 100.4},
+        {"version": 2},  # a trainer that does not tell
+    ]
+    scores = {"<film>": [(100.0, 0.5), (100.6, 0.75)]}
+    numbers = add_serving(page, Served(answers, versions, scores))
+    assert numbers == {
+        "requests answered": 100, "ms, half of the requests": 2.0, "ms, 99 % of them": 500.0, "versions served": 2,
+        "s, learned to served": 0.3,
+    }  # fmt: skip
+    text = page.read_text()
+    assert "<h2>Serving</h2>" in text
+    assert "<span>s, learned to served</span>" in text
+    assert "<film>" not in text
+    charts = {
+        name: json.loads(unescape(data))
+        for data, name in re.findall(r'data-chart="(.*?)"><figcaption>(.*?)</figcaption>', text)
+    }
+    lines = {(name, line["name"]): line["y"] for name, chart in charts.items() for line in chart["series"]}
+    assert lines["Freshness, seconds since its last event was learned", "served"] == [pytest.approx(0.3)]
+    assert lines["Freshness, seconds since its last event was learned", "published"] == [pytest.approx(0.1)]
+    assert lines["Version, in steps of the training", "served"] == [1, 1, 4, 4]
+    assert lines["Version, in steps of the training", "learned"][-1] == 4
+    assert lines["Scores of the same candidates, a point a version", "<film>"] == [0.5, 0.75]
