@@ -7,7 +7,7 @@ import json
 import ssl
 from collections.abc import Mapping
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from hotbed.errors import ConfigError, DataError, NotServed, Overloaded, ServingError
 from hotbed.serving.server.protocol import DTYPES, HEADER_LENGTH
+from hotbed.serving.session import Scores
 
 
 class Client:
@@ -55,27 +56,24 @@ class Client:
 
         Raises DataError, NotServed or Overloaded with the server's reason; ServingError where it does not answer.
         """
-        outputs = self.ask(model, columns, context)[1]
+        outputs = dict(self.ask(model, columns, context).outputs)
         return next(iter(outputs.values())) if len(outputs) == 1 else outputs
 
-    def ask(
-        self, model: str, columns: Mapping[str, Any], context: Mapping[str, Any] | None = None
-    ) -> tuple[int, dict[str, NDArray[np.float32]]]:
-        """As `predict`, but the version that answered, and predictions by output."""
+    def ask(self, model: str, columns: Mapping[str, Any], context: Mapping[str, Any] | None = None) -> Scores:
+        """As `predict`, by output, and the version that answered; `late`: rows that did not reach the server in time."""
         given = {**columns, **{name: [value] for name, value in (context or {}).items()}}
-        inputs, tail = [], []
-        for name, values in given.items():
-            spec, data = _tensor(name, values)
-            inputs.append(spec)
-            tail.append(data)
-        head = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
+        tensors = sorted((_tensor(name, values) for name, values in given.items()), key=lambda one: -one.width)
+        head = json.dumps(
+            {"inputs": [one.spec for one in tensors], "parameters": {"binary_data_output": True}}
+        ).encode()
         headers = {HEADER_LENGTH: str(len(head)), "Content-Type": "application/octet-stream"}
-        body, split = self._send("POST", f"/v2/models/{quote(model, safe='')}/infer", b"".join([head, *tail]), headers)
+        place = f"/v2/models/{quote(model, safe='')}/infer"
+        body, split = self._send("POST", place, b"".join([head, *(one.data for one in tensors)]), headers)
         answer, at, outputs = json.loads(body[: int(split or len(body))]), int(split or 0), {}
         for one in answer["outputs"]:
             size = one["parameters"]["binary_data_size"]
             outputs[one["name"]], at = np.frombuffer(body[at : at + size], "<f4"), at + size
-        return int(answer["model_version"]), outputs
+        return Scores(int(answer["model_version"]), outputs, int(answer.get("parameters", {}).get("late_rows", 0)))
 
     def models(self) -> list[dict[str, str]]:
         """Name, version, state and reason of each model of the server."""
@@ -119,16 +117,23 @@ def _reason(status: int, data: bytes) -> Exception:
     return {400: DataError, 404: NotServed, 429: Overloaded}.get(status, ServingError)(text)
 
 
-def _tensor(name: str, values: Any) -> tuple[dict[str, Any], bytes]:
-    """A column as a binary tensor: how it is described, and its bytes."""
+class _Tensor(NamedTuple):
+    """A binary tensor. `width`: bytes of a number; wide ones go first, so that all lie where numbers may lie."""
+
+    spec: dict[str, Any]
+    data: bytes
+    width: int
+
+
+def _tensor(name: str, values: Any) -> _Tensor:
     array = np.asarray(values)
     if array.dtype.kind in "USO":
         texts = [value if isinstance(value, bytes) else str(value).encode() for value in array.reshape(-1)]
-        kind, data = "BYTES", b"".join(len(text).to_bytes(4, "little") + text for text in texts)
+        kind, data, width = "BYTES", b"".join(len(text).to_bytes(4, "little") + text for text in texts), 0
     else:
         kind = next((kind for kind, dtype in DTYPES.items() if dtype == array.dtype), "")
         if not kind:
             raise DataError(f"column {name!r}: no tensor — received {array.dtype} — give numbers, booleans or strings")
-        data = np.ascontiguousarray(array).tobytes()
-    shape = list(array.shape)
-    return {"name": name, "datatype": kind, "shape": shape, "parameters": {"binary_data_size": len(data)}}, data
+        data, width = np.ascontiguousarray(array).tobytes(), array.dtype.itemsize
+    shape, size = list(array.shape), {"binary_data_size": len(data)}
+    return _Tensor({"name": name, "datatype": kind, "shape": shape, "parameters": size}, data, width)

@@ -77,9 +77,12 @@ def session(exported: Path) -> hb.InferenceSession:
 class Running:
     """A server on free ports, on a thread."""
 
-    def __init__(self, exported: Path, limits: Limits | None = None, **options: Any) -> None:
-        self.models = Models(hb.ParameterServer(), limits)
-        self.models.add("m", exported)
+    def __init__(
+        self, exported: Path, limits: Limits | None = None, models: Models | None = None, **options: Any
+    ) -> None:
+        self.models = models or Models(hb.ParameterServer(), limits)
+        if models is None:
+            self.models.add("m", exported)
         self.server = Server(self.models, Options(port=0, **{"grpc_port": 0, "drain_seconds": 0, **options}))
         self.thread = threading.Thread(target=self.server.run, daemon=True)
         self.thread.start()

@@ -37,8 +37,8 @@ def test_versions_that_arrive_under_load_fail_no_request_and_mix_in_none(trainer
         with hb.Client(f"http://{running.http}") as client:
             while not stop.is_set():
                 try:
-                    version, outputs = client.ask("m", trainer.asked)
-                    answers.append((version, outputs["prediction"]))
+                    found = client.ask("m", trainer.asked)
+                    answers.append((found.version, found.outputs["prediction"]))
                 except HotbedError as error:
                     errors.append(error)
 
@@ -76,15 +76,15 @@ def test_a_torn_version_is_told_and_not_served_and_the_next_full_recovers(traine
     wait_for(lambda: model.problem, "the problem is told")
     assert part.name in model.problem
     with hb.Client(f"http://{running.http}") as client:
-        version, outputs = client.ask("m", trainer.asked)
-        assert version == first
-        assert np.abs(outputs["prediction"] - trainer.scores[first]).max() < 1e-6
+        found = client.ask("m", trainer.asked)
+        assert found.version == first
+        assert np.abs(found.outputs["prediction"] - trainer.scores[first]).max() < 1e-6
         assert client.models()[0]["reason"] == model.problem
         last = trainer.publish(2, full=True)
         wait_for(lambda: model.current.version.version == last, "the full recovers")
         assert not model.problem
-        version, outputs = client.ask("m", trainer.asked)
-        assert np.abs(outputs["prediction"] - trainer.scores[version]).max() < 1e-6
+        found = client.ask("m", trainer.asked)
+        assert np.abs(found.outputs["prediction"] - trainer.scores[found.version]).max() < 1e-6
     running.close()
 
 
@@ -114,8 +114,8 @@ def test_a_fork_is_told_and_its_full_is_served(trainer: Trainer, tmp_path: Path)
     last = trainer.publish(7)
     wait_for(lambda: model.current.version.version == last, "the new lineage is served")
     with hb.Client(f"http://{running.http}") as client:
-        version, outputs = client.ask("m", trainer.asked)
-    assert np.abs(outputs["prediction"] - trainer.scores[version]).max() < 1e-6
+        found = client.ask("m", trainer.asked)
+    assert np.abs(found.outputs["prediction"] - trainer.scores[found.version]).max() < 1e-6
     running.close()
 
 

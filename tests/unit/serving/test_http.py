@@ -120,9 +120,9 @@ def test_our_client_gets_the_scores_of_the_session(running: Running, session: An
 def told_by(client: hb.Client, session: Any, columns: dict[str, Any]) -> None:
     assert np.abs(client.predict("m", columns) - session.predict(columns)).max() < 1e-6
     rest = {name: values for name, values in columns.items() if name != "user"}
-    version, outputs = client.ask("m", rest, context={"user": 7})
-    assert version == session.model.version
-    assert np.abs(outputs["prediction"] - session.predict(rest, {"user": 7})).max() < 1e-6
+    found = client.ask("m", rest, context={"user": 7})
+    assert found.version == session.model.version
+    assert np.abs(found.outputs["prediction"] - session.predict(rest, {"user": 7})).max() < 1e-6
     assert client.models()[0]["state"] == "READY"
     with pytest.raises(NotServed, match="unknown"):
         client.predict("n", columns)

@@ -67,8 +67,8 @@ def test_workers_answer_as_one_server_and_versions_mix_in_no_answer(trainer: Tra
         while not stop.is_set():  # a connection each, so that all workers get some
             try:
                 with hb.Client(f"http://{server.http}") as client:
-                    version, outputs = client.ask("m", trainer.asked)
-                answers.append((version, outputs["prediction"]))
+                    found = client.ask("m", trainer.asked)
+                answers.append((found.version, found.outputs["prediction"]))
             except HotbedError as error:
                 wrong.append(error)
 
@@ -116,11 +116,11 @@ def test_a_worker_that_is_killed_is_started_again_and_counted(trainer: Trainer) 
     while not with_both and time.monotonic() < until:
         try:
             with hb.Client(f"http://{server.http}") as client:
-                found, outputs = client.ask("m", trainer.asked)
+                found = client.ask("m", trainer.asked)
         except ServingError:  # a connection that the dead one had taken
             continue
-        assert found == version
-        assert np.abs(outputs["prediction"] - trainer.scores[version]).max() < 1e-6
+        assert found.version == version
+        assert np.abs(found.outputs["prediction"] - trainer.scores[version]).max() < 1e-6
         answered += 1
         text = server.get("/metrics")[1]
         if (

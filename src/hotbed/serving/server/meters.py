@@ -6,11 +6,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hotbed.errors import HotbedError, MissingExtra
 
 if TYPE_CHECKING:
+    from hotbed.serving.cache import EmbeddingCache
     from hotbed.serving.server.models import Current, Model, Models
 
 
@@ -80,22 +81,66 @@ class Meters:
             yield family
 
 
-def _of_current(read: Callable[[Current], float | None]) -> Callable[[Model], float | None]:
-    return lambda model: None if (current := model._current) is None else read(current)
+def status_of(model: Model) -> dict[str, Any]:
+    """What the page shows of a model: times in seconds, moments as Unix time; None where something is not known."""
+    seconds, now, cache = sorted(model.seconds), model._current, model.cache
+    middle, high = (seconds[int(len(seconds) * part)] for part in (0.5, 0.99)) if seconds else (None, None)
+    found: dict[str, Any] = {"digest": "", "published": None, "learned": None, "since": None, "cache": None}
+    if now is not None:
+        version = now.version
+        found |= {
+            "digest": version.digest,
+            "published": version.published,
+            "learned": version.learned,
+            "since": now.since,
+        }
+    if cache is not None:
+        found["cache"] = {"hits": cache.hits, "misses": cache.misses, "late": cache.late, "rows": cache.num_rows,
+                          "bytes": cache.num_bytes, "fetches": cache.fetches, "fetch_seconds": cache.fetch_seconds}  # fmt: skip
+    return {**found, "swaps": model.swaps, "problems": model.problems, "rows": model.rows, "batches": model.batches,
+            "now": time.time(), "waiting": model.waiting_rows, "p50": middle, "p99": high}  # fmt: skip
+
+
+Read: TypeAlias = "Callable[[Model], float | None]"
+
+
+def _between(start: str, end: Callable[[Current], float]) -> Read:
+    """Seconds from a moment of the version that is served, where it is known."""
+
+    def read(model: Model) -> float | None:
+        now = model._current
+        began = None if now is None else getattr(now.version, start)
+        return None if now is None or began is None else max(0.0, end(now) - began)
+
+    return read
+
+
+def _cache(read: Callable[[EmbeddingCache], float]) -> Read:
+    return lambda model: None if model.cache is None else read(model.cache)
 
 
 _BUCKETS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-_GAUGES: list[tuple[str, str, str, Callable[[Model], float | None]]] = [
+_GAUGES: list[tuple[str, str, str, Read]] = [
     ("model_ready", "Gauge", "Whether the model answers", lambda model: float(model.ready)),
-    ("model_version", "Gauge", "The version that is served", _of_current(lambda now: now.version.version)),
-    ("model_age_seconds", "Gauge", "How long ago what is served was published",
-     _of_current(lambda now: None if now.published is None else max(0.0, time.time() - now.published))),
+    ("model_version", "Gauge", "The version that is served",
+     lambda model: None if model._current is None else model._current.version.version),
+    ("model_age_seconds", "Gauge", "How long ago what is served was published", _between("published", lambda now: time.time())),
     ("model_delay_seconds", "Gauge", "How long what is served took from published to served",
-     _of_current(lambda now: None if now.published is None else max(0.0, now.since - now.published))),
+     _between("published", lambda now: now.since)),
+    ("model_freshness_seconds", "Gauge", "How long what is served took from its newest event to served",
+     _between("learned", lambda now: now.since)),
     ("model_swaps", "Counter", "Versions that took the place of another", lambda model: model.swaps),
     ("model_problems", "Counter", "Versions that could not be served, gaps and forks", lambda model: model.problems),
     ("waiting_rows", "Gauge", "Candidates in the queue", lambda model: model.waiting_rows),
     ("batches", "Counter", "Batches that were scored", lambda model: model.batches),
     ("scored_rows", "Counter", "Candidates that were scored", lambda model: model.rows),
     ("scoring_seconds", "Counter", "Seconds spent scoring", lambda model: model.batch_seconds),
+    ("cache_hits", "Counter", "Distinct ids of requests whose row the cache held", _cache(lambda cache: cache.hits)),
+    ("cache_misses", "Counter", "Distinct ids of requests whose row it did not hold", _cache(lambda cache: cache.misses)),
+    ("cache_late", "Counter", "Misses whose row came too late and read as default", _cache(lambda cache: cache.late)),
+    ("cache_hit_rate", "Gauge", "Share of hits since the start", _cache(lambda cache: cache.hit_rate)),
+    ("cache_rows", "Gauge", "Rows that the cache holds", _cache(lambda cache: cache.num_rows)),
+    ("cache_bytes", "Gauge", "Memory that it holds", _cache(lambda cache: cache.num_bytes)),
+    ("cache_fetches", "Counter", "How often the store was asked", _cache(lambda cache: cache.fetches)),
+    ("cache_fetch_seconds", "Counter", "Seconds that requests waited for the store", _cache(lambda cache: cache.fetch_seconds)),
 ]  # fmt: skip

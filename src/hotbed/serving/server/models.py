@@ -20,7 +20,7 @@ from hotbed.persist.store import Where
 from hotbed.serving.cache import EmbeddingCache
 from hotbed.serving.parameter_server import ParameterServer
 from hotbed.serving.server.batching import Batcher, Limits, Request
-from hotbed.serving.server.meters import Meters
+from hotbed.serving.server.meters import Meters, status_of
 from hotbed.serving.server.protocol import Inputs, Packed, Tensor
 from hotbed.serving.session import InferenceSession, Scores
 from hotbed.serving.stores.base import ModelVersion, Store
@@ -38,7 +38,6 @@ class Current:
 
     session: InferenceSession
     inputs: Inputs
-    published: float | None
     since: float = field(default_factory=time.time)
 
     @property
@@ -95,7 +94,7 @@ class Model:
 
     def serve(self, loaded: ModelVersion) -> None:
         """From the next batch on, answer with this version; batches under way end with the one they began with."""
-        current = Current(InferenceSession(loaded, self.cache), Inputs(loaded.schema), loaded.published)
+        current = Current(InferenceSession(loaded, self.cache), Inputs(loaded.schema))
         before, self._current, self.problem = self._current, current, ""
         self.swaps += before is not None
         if self._batcher is None:
@@ -255,18 +254,7 @@ class Models:
 
     def status(self) -> list[dict[str, Any]]:
         """What the page shows of each model."""
-        found = []
-        for model, told in zip(self, self.index(), strict=False):
-            seconds = sorted(model.seconds)
-            middle, high = (seconds[int(len(seconds) * part)] for part in (0.5, 0.99)) if seconds else (None, None)
-            now = model._current
-            digest, published, since = (
-                ("", None, None) if now is None else (now.version.digest, now.published, now.since)
-            )
-            found.append({**told, "digest": digest, "published": published, "since": since, "swaps": model.swaps,
-                          "problems": model.problems, "rows": model.rows, "batches": model.batches, "now": time.time(),
-                          "waiting": model.waiting_rows, "p50": middle, "p99": high})  # fmt: skip
-        return found
+        return [{**told, **status_of(model)} for model, told in zip(self, self.index(), strict=False)]
 
     def follow(self, name: str, follower: Callable[[], Follower], poll_seconds: float = 1.0) -> None:
         """Serve what a trainer publishes from now on, on a thread. `follower` is called there, again after an error."""

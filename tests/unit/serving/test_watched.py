@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a server tells of itself: late rows, caches, freshness."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+
+import hotbed as hb
+from hotbed.errors import StoreError
+from hotbed.persist.publish import Follower
+from hotbed.serving.server.models import Models
+
+from .conftest import Running, Trainer, draw, wait_for
+from .test_grpc import tensors
+
+
+def got(running: Running, path: str) -> str:
+    with urlopen(f"http://{running.http}{path}", timeout=10) as answer:
+        return str(answer.read().decode())
+
+
+def sample(text: str, name: str) -> float:
+    (line,) = [one for one in text.splitlines() if one.startswith(f"hotbed_{name}{{")]
+    return float(line.split()[-1])
+
+
+def cached(exported: Path, **cache: Any) -> tuple[Running, Any]:
+    """A server whose rows come from a store through a cache, and the version in that store."""
+    store = hb.ParameterServer()
+    version = store.load("m", exported)
+    models = Models(hb.ParameterServer(), reach=lambda url: store, cache={"preload": 0.0, **cache})
+    models.add("m", "grpc://store:1")
+    return Running(exported, models=models), version
+
+
+def late(wanted: Any, seconds: float | None = None) -> Any:
+    raise StoreError("the store does not answer")
+
+
+def test_rows_that_came_too_late_are_told_in_the_answer_and_only_then(exported: Path) -> None:
+    running, version = cached(exported)
+    columns = draw(20, 4)
+    with (
+        hb.Client(f"http://{running.http}") as client,
+        triton.InferenceServerClient(f"127.0.0.1:{running.server.grpc_port}") as remote,
+    ):
+        right = client.ask("m", columns)
+        assert right.late == 0
+        assert not remote.infer("m", tensors(columns)).get_response().parameters
+        find, other = version.find, draw(20, 5)
+        object.__setattr__(version, "find", late)
+        found = client.ask("m", other)
+        assert found.late > 0
+        told = remote.infer("m", tensors(draw(20, 6))).get_response().parameters["late_rows"].int64_param
+        assert told > 0
+        assert client.ask("m", columns).late == 0  # what the cache holds is not late
+        object.__setattr__(version, "find", find)
+        wait_for(lambda: client.ask("m", other).late == 0, "rows come again")
+        assert np.abs(client.ask("m", columns).outputs["prediction"] - right.outputs["prediction"]).max() < 1e-6
+    running.close()
+
+
+def test_metrics_and_status_tell_of_the_cache(exported: Path) -> None:
+    running, version = cached(exported)
+    with hb.Client(f"http://{running.http}") as client:
+        client.predict("m", draw(20, 4))
+        client.predict("m", draw(20, 4))
+        object.__setattr__(version, "find", late)
+        lost = client.ask("m", draw(20, 5)).late
+    text = got(running, "/metrics")
+    cache = json.loads(got(running, "/status"))["models"][0]["cache"]
+    assert sample(text, "cache_late_total") == cache["late"] == lost > 0
+    assert sample(text, "cache_hits_total") == cache["hits"] > 0
+    assert sample(text, "cache_misses_total") == cache["misses"] > 0
+    assert sample(text, "cache_hit_rate") == pytest.approx(cache["hits"] / (cache["hits"] + cache["misses"]))
+    assert sample(text, "cache_bytes") == cache["bytes"] > 0
+    assert sample(text, "cache_rows") == cache["rows"] > 0
+    assert sample(text, "cache_fetches_total") == cache["fetches"] == 2
+    assert sample(text, "cache_fetch_seconds_total") == cache["fetch_seconds"] > 0
+    running.close()
+
+
+def test_a_server_without_a_cache_tells_of_none(running: Running) -> None:
+    assert "hotbed_cache_hits_total{" not in got(running, "/metrics")
+    assert json.loads(got(running, "/status"))["models"][0]["cache"] is None
+
+
+def test_freshness_is_told_from_the_newest_event_to_served(trainer: Trainer) -> None:
+    running = Running(trainer.folder / "export")
+    running.models.follow("m", lambda: Follower(trainer.folder / "published"), poll_seconds=0.05)
+    version = trainer.publish(0)
+    wait_for(lambda: running.models.named("m").current.version.version == version, "the version is served")
+    current = running.models.named("m").current
+    learned = current.since - 90  # the events of the test have no time
+    object.__setattr__(current.version, "learned", learned)
+    told, text = json.loads(got(running, "/status"))["models"][0], got(running, "/metrics")
+    assert (told["version"], told["learned"]) == (str(version), learned)
+    assert told["published"] <= told["since"]
+    assert sample(text, "model_freshness_seconds") == pytest.approx(90)
+    assert 0 <= sample(text, "model_delay_seconds") < 30
+    assert 0 <= sample(text, "model_age_seconds") < 60
+    object.__setattr__(current.version, "learned", None)
+    assert "hotbed_model_freshness_seconds{" not in got(running, "/metrics")
+    running.close()
