@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
+from pathlib import PurePosixPath, PureWindowsPath
 from types import TracebackType
 from typing import Any
 
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from hotbed.embedding.policy import PARTITIONS
 from hotbed.errors import FormatError, PersistError, VersionError
 from hotbed.persist.sink import HashedFile
-from hotbed.persist.store import ADVICE, MANIFEST, Store, Where, open_store, split
+from hotbed.persist.store import ADVICE, MANIFEST, Store, Where, number_of, open_store, split
 from hotbed.persist.tree import decode, unpacked
 
 FORMAT = "hotbed.checkpoint"
@@ -371,6 +371,8 @@ def _unsealed(data: bytes, place: str) -> dict[str, Any]:
         raise VersionError(f"{place}: format version {manifest['format_version']} — this build reads {FORMAT_VERSION} — "
                            "use the Hotbed version that wrote it, or a newer one")  # fmt: skip
     for name in manifest["files"]:
-        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+        if any(path.root or path.drive or ".." in path.parts for path in (PurePosixPath(name), PureWindowsPath(name))):
             raise FormatError(f"{place}: a file outside of the checkpoint — received {name!r} — {ADVICE}")
+    for link in manifest.get("chain", ()):
+        number_of(link["folder"])  # nothing else lies beside it that it may rest on
     return manifest
