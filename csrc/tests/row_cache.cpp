@@ -174,3 +174,16 @@ TEST_CASE("a request finds each id once and pools hits and fills alike") {
   CHECK(cache.hits() == 10);
   CHECK(cache.misses() == 5);
 }
+
+TEST_CASE("the same id of two tables is two ids of a request") {
+  RowCache cache({1, 1}, 1 << 16, CachePolicy::kLru);
+  const std::vector<Feature> features{{0, Pooling::kNone}, {1, Pooling::kNone}};
+  Draw draw(3);
+  for (int round = 0; round < 300; round++) {
+    std::vector<int64_t> ids;
+    for (int i = 0; i < 64; i++) ids.push_back(static_cast<int64_t>(draw.next()));
+    CacheRequest request;
+    request.find(cache, 9, features, {{ids.data(), 64, nullptr, nullptr, 64}, {ids.data(), 64, nullptr, nullptr, 64}});
+    REQUIRE(request.missing(2) == std::vector<std::vector<int64_t>>{ids, ids});
+  }
+}

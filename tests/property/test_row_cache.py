@@ -66,6 +66,12 @@ class CacheMachine(RuleBasedStateMachine):
         self.change(written, removed)
         self.lookups.append(self.cache.lookup(self.store.versions[-1], FEATURES))
 
+    @rule(which=st.integers(0, 9))
+    def open_again(self, which: int) -> None:
+        """Sessions of one version may be several, also of one that is past."""
+        which %= len(self.lookups)
+        self.lookups[which] = self.cache.lookup(self.store.versions[which], FEATURES)
+
     @rule(which=st.integers(0, 5), request=REQUEST)
     def ask(self, which: int, request: tuple[list[int], list[int]]) -> None:
         """The newest version as a rule; any before it, too."""
