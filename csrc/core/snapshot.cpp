@@ -5,6 +5,7 @@
 #include <array>
 #include <bit>
 #include <stdexcept>
+#include <unordered_map>
 #include <utility>
 
 #include "table.h"
@@ -41,11 +42,27 @@ void sort_by_id(std::vector<SnapshotEntry>& entries) {
   }
 }
 
+void ImageIndex::follow(const std::vector<uint32_t>& slots) {
+  if (slots.size() * 2 > entries_.size()) {
+    const size_t capacity = std::bit_ceil(slots.size() * 2);
+    entries_.assign(capacity, Entry());
+    shift_ = 32 - std::countr_zero(capacity);
+    size_ = 0;
+  }
+  for (; size_ < slots.size(); size_++) put(slots[size_], static_cast<uint32_t>(size_));
+}
+
+void ImageIndex::put(uint32_t slot, uint32_t image) noexcept {
+  size_t at = home(slot);
+  while (entries_[at].image != kNoImage) at = (at + 1) & (entries_.size() - 1);
+  entries_[at] = {slot, image};
+}
+
 uint32_t Table::add_chunk(int p) {
   const uint32_t first = rows_.add_chunk();
   owners_.push_back(static_cast<uint8_t>(p));
   if (tracking_) changed_.add_chunk(0);
-  if (snapshot_) snapshot_->settled.add_chunk(0xffff);  // younger than the picture
+  if (snapshot_) snapshot_->settled.add_chunk(0xffff), snapshot_->imaged.add_chunk(0);  // younger than the picture
   return first;
 }
 
@@ -53,10 +70,10 @@ void Table::mark_changing(uint32_t slot) {
   if (tracking_) changed_.set(slot);
   if (!snapshot_ || snapshot_->settled.test(slot)) return;
   snapshot_->settled.set(slot);
+  snapshot_->imaged.set(slot);
   Snapshot::Part& part = snapshot_->parts[owners_[slot / Rows::kChunk]];
-  const uint8_t* record = rows_.record(slot);
   part.image_slots.push_back(slot);
-  part.images.insert(part.images.end(), record, record + layout().num_bytes);
+  part.images.push_back(rows_.record(slot));
 }
 
 void Table::mark_born(int p, int64_t id, uint32_t slot) {
@@ -91,9 +108,10 @@ void Table::begin_snapshot(bool changes) {
   auto snapshot = std::make_unique<Snapshot>();
   snapshot->changes = changes;
   snapshot->settled = changes ? changed_.inverse() : Marks(owners_.size(), 0);
-  snapshot->parts.resize(kPartitions);
+  snapshot->imaged = Marks(owners_.size(), 0);
+  snapshot->parts.reserve(kPartitions);
   for (int p = 0; p < kPartitions; p++) {
-    Snapshot::Part& part = snapshot->parts[static_cast<size_t>(p)];
+    Snapshot::Part& part = snapshot->parts.emplace_back(layout().num_bytes);
     part.candidates = candidates(p);
     part.sketch = sketch(p);
     if (tracking_) part.removed = std::exchange(partitions_[p].removed, {});
@@ -109,41 +127,41 @@ std::vector<SnapshotEntry> Table::snapshot_entries(int p) {
   Snapshot::Part& part = snapshot_part(p);
   if (part.collected) throw std::logic_error("a partition of a snapshot is read once");
   part.collected = true;
-  std::unordered_map<uint32_t, const Snapshot::Event*> first;
-  for (const Snapshot::Event& event : part.events) first.try_emplace(event.slot, &event);
-  for (; part.image_of.size() < part.image_slots.size();)
-    part.image_of.emplace(part.image_slots[part.image_of.size()], part.image_of.size());
+  std::unordered_map<uint32_t, const Snapshot::Event*> first;  // of slots whose owner may be another by now
+  for (const Snapshot::Event& event : part.events)
+    if (snapshot_->imaged.test(event.slot)) first.try_emplace(event.slot, &event);
   std::vector<SnapshotEntry> entries;
+  entries.reserve(maps_[p].size());
   maps_[p].for_each([&](int64_t id, uint32_t slot) {
-    if (!snapshot_->settled.test(slot) || (part.image_of.count(slot) && !first.count(slot)))
-      entries.push_back({id, slot});
+    const bool alive = first.empty() || first.count(slot) == 0;
+    if (!snapshot_->settled.test(slot) || (snapshot_->imaged.test(slot) && alive)) entries.push_back({id, slot});
   });
   for (const auto& [slot, event] : first)
-    if (!event->born && part.image_of.count(slot)) entries.push_back({event->id, slot});
+    if (!event->born) entries.push_back({event->id, slot});
   part.events = {};
   return entries;
 }
 
 void Table::read_snapshot(int p, const SnapshotEntry* entries, size_t begin, size_t n, ExportedRows& out) {
   Snapshot::Part& part = snapshot_part(p);
-  for (; part.image_of.size() < part.image_slots.size();)
-    part.image_of.emplace(part.image_slots[part.image_of.size()], part.image_of.size());
+  part.image_of.follow(part.image_slots);
   const size_t end = begin + n;
   for (size_t i = begin; i < end; i++) {
     if (i + kAhead < end) rows_.prefetch(entries[i + kAhead].slot);
-    const auto image = part.image_of.empty() ? part.image_of.end() : part.image_of.find(entries[i].slot);
-    if (image == part.image_of.end()) {
-      write_out(out, i, entries[i].id, rows_[entries[i].slot]);
-      snapshot_->settled.set(entries[i].slot);
+    const uint32_t slot = entries[i].slot;
+    if (snapshot_->imaged.test(slot)) {
+      write_out(out, i, entries[i].id, Row(part.images[part.image_of.find(slot)], layout()));
     } else {
-      write_out(out, i, entries[i].id, Row(part.images.data() + image->second * layout().num_bytes, layout()));
+      write_out(out, i, entries[i].id, rows_[slot]);
+      snapshot_->settled.set(slot);
     }
   }
 }
 
 void Table::drop_images(int p) {
   Snapshot::Part& part = snapshot_part(p);
-  part.images = {}, part.image_slots = {}, part.image_of = {};
+  part.images.clear();
+  part.image_slots = {}, part.image_of = {};
 }
 
 void Table::end_snapshot(bool saved) {

@@ -7,11 +7,13 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <memory>
-#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "admission.h"
+#include "memory.h"
 #include "rows.h"
 
 namespace hotbed {
@@ -49,6 +51,58 @@ struct SnapshotEntry {
 };
 void sort_by_id(std::vector<SnapshotEntry>& entries);  // ids are distinct
 
+// Records as they were, in blocks that never move: copying one must not now and then copy all before it.
+class Images {
+ public:
+  explicit Images(size_t record_bytes) noexcept : record_bytes_(record_bytes) {}
+  Images(Images&& other) noexcept
+      : record_bytes_(other.record_bytes_), size_(std::exchange(other.size_, 0)), blocks_(std::move(other.blocks_)) {}
+  Images& operator=(Images&&) = delete;
+  ~Images() { clear(); }
+
+  size_t size() const noexcept { return size_; }
+  uint8_t* operator[](size_t i) const noexcept { return blocks_[i / kBlock] + i % kBlock * record_bytes_; }
+  void push_back(const uint8_t* record) {
+    if (size_ == blocks_.size() * kBlock)
+      blocks_.push_back(static_cast<uint8_t*>(allocate_block(kBlock * record_bytes_)));
+    std::memcpy((*this)[size_++], record, record_bytes_);
+  }
+  void clear() noexcept {
+    for (uint8_t* block : blocks_) release_block(block, kBlock * record_bytes_);
+    blocks_.clear(), size_ = 0;
+  }
+
+ private:
+  static constexpr size_t kBlock = 256;
+  size_t record_bytes_, size_ = 0;
+  std::vector<uint8_t*> blocks_;
+};
+
+// slot -> number of its image, by open addressing.
+class ImageIndex {
+ public:
+  // Takes in the slots of images from number size() on.
+  void follow(const std::vector<uint32_t>& slots);
+  size_t size() const noexcept { return size_; }
+  uint32_t find(uint32_t slot) const noexcept {  // kNoImage: there is none
+    if (entries_.empty()) return kNoImage;
+    for (size_t at = home(slot);; at = (at + 1) & (entries_.size() - 1))
+      if (entries_[at].slot == slot || entries_[at].image == kNoImage) return entries_[at].image;
+  }
+  static constexpr uint32_t kNoImage = 0xffffffffu;
+
+ private:
+  struct Entry {
+    uint32_t slot = 0, image = kNoImage;
+  };
+  size_t home(uint32_t slot) const noexcept { return (slot * 0x9e3779b1u) >> shift_; }
+  void put(uint32_t slot, uint32_t image) noexcept;
+
+  std::vector<Entry> entries_;  // a power of two, at most half full
+  int shift_ = 0;
+  size_t size_ = 0;
+};
+
 struct Snapshot {
   // What happened to the owner of a slot since the snapshot began; the first event of a slot tells whose image it has.
   struct Event {
@@ -57,18 +111,20 @@ struct Snapshot {
     bool born;  // else gone
   };
   struct Part {  // of one partition
+    explicit Part(size_t record_bytes) : images(record_bytes) {}
     std::vector<int64_t> removed;
     std::vector<Candidate> candidates;
     std::vector<uint32_t> sketch;
     std::vector<uint32_t> image_slots;
-    std::vector<uint8_t> images;  // records as they were, one after another
+    Images images;
     std::vector<Event> events;
-    std::unordered_map<uint32_t, size_t> image_of;  // slot -> number of its image; follows image_slots when it is read
+    ImageIndex image_of;  // follows image_slots when it is read
     bool collected = false;
   };
 
   bool changes;   // only rows changed or removed since the last snapshot
   Marks settled;  // rows that are no part of the picture, are read already, or have an image
+  Marks imaged;   // those that have one
   Marks changed;  // the marks that this snapshot took from the table
   std::vector<Part> parts;
 };
