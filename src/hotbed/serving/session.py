@@ -75,9 +75,11 @@ class InferenceSession:
             (name, next(one.width for one in model.schema.dense if one.name == name)) for name in graph["dense"]
         ]
         self._outputs: list[str] = graph["outputs"]
-        self._session, self._weights = _onnx_session(model, num_threads)
-        if "dense" not in {one.name for one in self._session.get_inputs()}:
-            self._dense = []  # the network does not look at them
+        self._session = _onnx_session(model, num_threads)
+        self._wanted = {one.name for one in self._session.get_inputs()}  # what the network does not look at is no input
+        self._sequences = {
+            one["name"]: [name for name, _, pooling in one["features"] if pooling == "none"] for one in graph["lookups"]
+        }
 
     def predict(self, columns: Columns, context: Mapping[str, Any] | None = None) -> Predictions:
         """Predictions of n candidates: float32 [n], a dict of them for several labels. Arguments as in `ask`."""
@@ -92,12 +94,20 @@ class InferenceSession:
         that do not fit.
         """
         request = self._encode(columns, context)
-        feeds: dict[str, Any] = {"dense": _side_by_side(request, self._dense)} if self._dense else {}
-        late = 0
-        for name, look in self._lookups.items():
-            found = look(request.ids, request.num_samples)
-            feeds[name] = found.flat
+        n, late, feeds = request.num_samples, 0, dict[str, Any]()
+        if "dense" in self._wanted:
+            feeds["dense"] = _side_by_side(request, self._dense)
+        for lookup, look in self._lookups.items():
+            found = look(request.ids, n)
             late += found.late
+            feeds[lookup] = found.flat
+            for feature, rows in zip(self._sequences[lookup], found.sequences, strict=True):
+                ids = request.ids[feature].with_offsets()
+                once = len(ids) != n  # context: each candidate has it
+                feeds[f"{lookup}/{feature}"] = np.tile(rows, (n, 1)) if once else rows
+                feeds[f"offsets/{feature}"] = np.arange(n + 1) * len(rows) if once else ids.offsets
+        if len(feeds) > len(self._wanted):
+            feeds = {name: values for name, values in feeds.items() if name in self._wanted}
         outputs = self._session.run(self._outputs, feeds)
         return Scores(self.model.version, dict(zip(self._outputs, outputs, strict=True)), late)
 
@@ -162,8 +172,8 @@ def _side_by_side(request: Request, columns: Sequence[tuple[str, int]]) -> NDArr
     return matrix
 
 
-def _onnx_session(model: ModelVersion, num_threads: int) -> tuple[Any, Any]:
-    """The graph with the weights of this version in the place of those it was exported with; they must outlive it."""
+def _onnx_session(model: ModelVersion, num_threads: int) -> Any:
+    """The graph with the weights of this version, from which ONNX Runtime then derives what it likes."""
     try:
         import onnxruntime
     except ImportError as error:
@@ -171,8 +181,6 @@ def _onnx_session(model: ModelVersion, num_threads: int) -> tuple[Any, Any]:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = num_threads, 1
     options.log_severity_level = 3
-    weights = [(name, onnxruntime.OrtValue.ortvalue_from_numpy(value)) for name, value in model.weights()]
-    for name, value in weights:
-        options.add_initializer(name, value)
-    session = onnxruntime.InferenceSession(model.graph_bytes(), options, providers=["CPUExecutionProvider"])
-    return session, weights
+    weights = {name: onnxruntime.OrtValue.ortvalue_from_numpy(value) for name, value in model.weights()}
+    options.add_external_initializers(list(weights), list(weights.values()))
+    return onnxruntime.InferenceSession(model.graph_bytes(), options, providers=["CPUExecutionProvider"])
