@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import inspect
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
@@ -47,11 +51,11 @@ def schema_of(labels: int) -> hb.Schema:
     )
 
 
-def trained(kind: str) -> tuple[hb.RecModel, hb.Schema]:
+def trained(kind: str, **options: Any) -> tuple[hb.RecModel, hb.Schema]:
     schema = schema_of(2 if kind == "MMoE" else 1).fit(hb.sources.Memory(columns(400, 0)))
     tables = hb.make_tables(schema, dim=4, admit=hb.MinCount(3), default=0.1)
     tables["user"] = hb.Table("user", 4)
-    network = getattr(hb.models, kind)(schema, tables)
+    network = getattr(hb.models, kind)(schema, tables, **options)
     model = hb.RecModel(network, "bce", hb.Adam(lr=0.01), {"auc"})
     model.fit(hb.Dataset(hb.sources.Memory(columns(400, 0)), schema, 64), epochs=2, progress=False)
     return model, schema
@@ -101,8 +105,9 @@ def test_a_second_start_finds_the_rows_where_the_first_left_them(tmp_path: Path)
     assert (rows == model.tables["user"].lookup(np.array([1, 10_000]))).all()
 
 
-def test_published_versions_are_served_with_the_scores_of_the_trainer(tmp_path: Path) -> None:
-    model, schema = trained("DCNv2")
+@pytest.mark.parametrize(("kind", "options"), [("DCNv2", {}), ("DNN", {"batch_norm": True})])
+def test_published_versions_are_served_with_the_scores_of_the_trainer(kind: str, options: Any, tmp_path: Path) -> None:
+    model, schema = trained(kind, **options)
     server = hb.ParameterServer(tmp_path / "rows")
     server.load("m", frozen(model, tmp_path))
     saver, publisher, follower = Saver(tmp_path / "run"), PublishDirectory(tmp_path / "out"), Follower(tmp_path / "out")
@@ -168,3 +173,115 @@ np.save({str(tmp_path / "found.npy")!r}, found)
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert np.abs(np.load(tmp_path / "found.npy") - expected).max() < 1e-6
+
+
+# --- every transform ------------------------------------------------------------------------------------------------
+
+
+def with_gaps(n: int, seed: int) -> dict[str, list[Any]]:
+    """Raw columns with values that training never sees, and nulls in every one of them."""
+    draw = np.random.default_rng(seed)
+
+    def gaps(values: Any) -> list[Any]:
+        return [None if gap else value for value, gap in zip(values, draw.random(n) < 0.15, strict=True)]
+
+    return {
+        "user": gaps(draw.integers(0, 60, n).tolist()),
+        "item": gaps([f"i{one}" for one in draw.integers(0, 90, n)]),
+        "genres": gaps(["|".join(f"g{one}" for one in draw.integers(0, 9, draw.integers(0, 4))) for _ in range(n)]),
+        "title": gaps([f"Film ({one})" if one % 7 else "Film" for one in draw.integers(1950, 2020, n)]),
+        "grade": gaps(draw.choice(["low", "mid", "high", "none"][: 3 + (seed > 0)], n).tolist()),
+        "at": gaps((1_600_000_000 + draw.integers(0, 10**6, n)).tolist()),
+        "price": gaps((draw.random(n) * 100).tolist()),
+        "age": gaps(draw.integers(0, 90, n).tolist()),
+        "label": draw.integers(0, 2, n).tolist(),
+        "like": draw.integers(0, 2, n).tolist(),
+    }
+
+
+def all_transforms() -> hb.Schema:
+    t = hb.transforms
+    return hb.Schema([
+        hb.Label("label"), hb.Label("like"),
+        hb.Id("user", transforms=[t.Hash(bins=40)]),
+        hb.Id("item"),
+        hb.Id("known", column="item", transforms=[t.Map(min_count=2)]),
+        hb.Id("genres", transforms=[t.Split("|"), t.Hash(seed=3)], pooling="max"),
+        hb.Id("year", column="title", transforms=[t.Extract(r"\((\d{4})\)$", number=True)]),
+        hb.Id("hour", column="at", transforms=[t.TimeOfDay("hour_of_week")]),
+        hb.Id("pair", column="user", transforms=[t.Cross(["age", "grade"])]),
+        hb.Id("cheap", column="price", transforms=[t.Bucketize(bins=5)]),
+        hb.Dense("price", transforms=[t.FillMissing(statistic="median"), t.Clip(1, 80), t.Normalize()]),
+        hb.Dense("age", transforms=[t.FillMissing(0), t.Log()]),
+        hb.Dense("grade", transforms=[t.Map(), t.FillMissing(0)]),
+    ])  # fmt: skip
+
+
+def test_every_transform_gives_the_training_score_in_a_process_without_torch(tmp_path: Path) -> None:
+    schema = all_transforms().fit(hb.sources.Memory(with_gaps(500, 0)))
+    transforms = {type(one) for column in schema.columns for one in getattr(column, "transforms", ())}
+    public = {
+        one
+        for one in vars(hb.transforms).values()
+        if isinstance(one, type) and issubclass(one, hb.transforms.Transform)
+    }
+    assert transforms == {one for one in public if not inspect.isabstract(one)}  # a new one is served too
+
+    tables = hb.make_tables(schema, dim=4, admit=hb.MinCount(2), default=0.1)
+    model = hb.RecModel(hb.models.MMoE(schema, tables), "bce", hb.Adam(lr=0.01), {"auc"})
+    model.fit(hb.Dataset(hb.sources.Memory(with_gaps(500, 0)), schema, 64), epochs=2, progress=False)
+    model.export(tmp_path / "export")
+    asked = with_gaps(300, 1)
+    expected = model.predict(hb.Dataset(hb.sources.Memory(asked), schema, 64))
+    assert set(expected) == {"label", "like"}
+    asked = {name: values for name, values in asked.items() if name not in expected}
+
+    found = hb.InferenceSession(tmp_path / "export").predict(asked)
+    for name, scores in expected.items():
+        assert np.abs(found[name] - scores).max() < 1e-6, name
+
+    with Serve(tmp_path / "export") as url:
+        told = json.load(urlopen(f"{url}/v2/models/export"))
+        kinds = {one["name"]: one["datatype"] for one in told["inputs"]}
+        texts = {"item", "genres", "title", "grade"}
+        assert kinds == {name: "BYTES" if name in texts else "FP32" if name == "price" else "INT64" for name in asked}
+        inputs = [{"name": name, "datatype": kinds[name], "shape": [300], "data": asked[name]} for name in asked]
+        answer = json.load(urlopen(f"{url}/v2/models/export/infer", json.dumps({"inputs": inputs}).encode()))
+    served = {one["name"]: np.array(one["data"], np.float32) for one in answer["outputs"]}
+    for name, scores in expected.items():
+        assert np.abs(served[name] - scores).max() < 1e-6, name
+
+
+class Serve:
+    """`hotbed serve` where torch is not installed, as far as Python can tell; gives its address."""
+
+    def __init__(self, model: Path) -> None:
+        code = "import sys; sys.modules['torch'] = None; from hotbed.cli import main; main()"
+        command = [
+            sys.executable,
+            "-c",
+            code,
+            "serve",
+            str(model),
+            "--http-port",
+            "0",
+            "--grpc-port",
+            "-1",
+            "--set",
+            "drain_seconds=0",
+        ]
+        self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+    def __enter__(self) -> str:
+        assert self._process.stderr is not None
+        lines = []
+        for line in self._process.stderr:
+            lines.append(line)
+            if found := re.search(r"listening on port (\d+)", line):
+                return f"http://127.0.0.1:{found.group(1)}"
+        raise AssertionError("".join(lines))
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.communicate(timeout=60)
+        assert self._process.returncode == 0

@@ -221,7 +221,8 @@ class Inputs:
         found = []
         for name in self.names:
             width = dense[name].width if name in dense else 1
-            kind = "BYTES" if held.get(name) == "text" else "FP32" if name in numbers else "INT64"
+            number = name in numbers or held.get(name) == "number"
+            kind = "BYTES" if held.get(name) == "text" else "FP32" if number else "INT64"
             found.append({"name": name, "datatype": kind, "shape": [-1, width] if width > 1 else [-1]})
         return found
 
