@@ -67,10 +67,6 @@ class InferenceSession:
         self.model = model
         self._encode = RequestEncoder(model.schema)
         graph = model.graph
-        self._lookups = {
-            one["name"]: _lookup(model, [tuple(f) for f in one["features"]], embedding_cache)
-            for one in graph["lookups"]
-        }
         self._dense = [
             (name, next(one.width for one in model.schema.dense if one.name == name)) for name in graph["dense"]
         ]
@@ -79,6 +75,11 @@ class InferenceSession:
         self._wanted = {one.name for one in self._session.get_inputs()}  # what the network does not look at is no input
         self._sequences = {
             one["name"]: [name for name, _, pooling in one["features"] if pooling == "none"] for one in graph["lookups"]
+        }
+        # last: with it a cache goes on to this version, and requests of the one before read past it
+        self._lookups = {
+            one["name"]: _lookup(model, [tuple(f) for f in one["features"]], embedding_cache)
+            for one in graph["lookups"]
         }
 
     def predict(self, columns: Columns, context: Mapping[str, Any] | None = None) -> Predictions:
