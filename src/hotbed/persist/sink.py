@@ -22,7 +22,7 @@ except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
 PIECE_BYTES = 2 << 20
-BACKGROUND, BUSY_SHARE, LOOK_SECONDS = 20, 0.1, 0.01
+BACKGROUND, BUSY_SHARE, LOOK_SECONDS = 30, 0.1, 0.01
 _PIECES, _UNSYNCED = 8, 32
 
 
@@ -30,7 +30,7 @@ class Workers:
     """The threads of one draft: pieces are hashed, written and synced beside each other, each file's in order.
 
     `pace` keeps a save in the background: while other threads of the process are at work, as in training, it stands
-    back for BACKGROUND times what the last pieces cost, so that a save takes a twentieth of one processor; else none.
+    back for BACKGROUND times what the last pieces cost, so that a save takes a thirtieth of one processor; else none.
     """
 
     def __init__(self) -> None:
@@ -42,22 +42,24 @@ class Workers:
 
     def pace(self) -> None:
         """Called by the thread that saves, after each piece."""
-        now = self._clocks()
-        wall, process, own = (new - old for new, old in zip(now, self._seen, strict=True))
+        now, seen = self._clocks(), self._seen
+        wall, own = now[0] - seen[0], now[2] - seen[2]
         if wall < LOOK_SECONDS:
             return
         self._seen = now
-        if process - own > BUSY_SHARE * wall:
+        others = now[1] - seen[3] - own  # at least: the clocks of a save at work run on while they are read
+        if others > BUSY_SHARE * wall:
             time.sleep(min(own * BACKGROUND, 1.0))
             self._seen = self._clocks()
 
-    def _clocks(self) -> tuple[float, float, float]:
-        """Seconds: of the clock, of the process' processors, of those that this save used; elsewhere than on Unix it
-        cannot tell, and does not stand back."""
+    def _clocks(self) -> tuple[float, float, float, float]:
+        """Seconds: of the clock, of the process' processors, of those that this save used, and the second again; elsewhere
+        than on Unix it cannot tell, and does not stand back."""
         if not hasattr(time, "pthread_getcpuclockid"):
-            return time.perf_counter(), 0.0, 0.0
-        own = (time.clock_gettime(time.pthread_getcpuclockid(thread)) for thread in self._threads)
-        return time.perf_counter(), time.process_time(), time.thread_time() + sum(own)
+            return time.perf_counter(), 0.0, 0.0, 0.0
+        wall, process = time.perf_counter(), time.process_time()
+        own = sum(time.clock_gettime(time.pthread_getcpuclockid(thread)) for thread in self._threads)
+        return wall, process, time.thread_time() + own, time.process_time()
 
     def take(self) -> memoryview:
         """Memory for a piece, in whole pages; waits for the oldest piece where many are on their way, and raises what it raised."""

@@ -79,16 +79,18 @@ def test_memory_of_pieces_is_used_again_and_what_was_lost_is_told(tmp_path: Path
 
 def test_a_save_stands_back_while_other_threads_work_and_only_then(monkeypatch: Any) -> None:
     slept: list[float] = []
-    clocks = [(0.0, 0.0, 0.0)]  # wall, process, save
+    clocks = [
+        (0.0, 0.0, 0.0, 0.01)
+    ]  # wall, process, save, process after that: the save was at work while they were read
     monkeypatch.setattr(sink.time, "sleep", slept.append)
     monkeypatch.setattr(sink.Workers, "_clocks", lambda self: clocks[-1])
     workers = sink.Workers()
-    clocks.append((0.02, 0.02, 0.02))  # all that ran was the save
+    clocks.append((0.02, 0.03, 0.02, 0.03))  # all that ran was the save
     workers.pace()
     assert not slept
-    clocks.append((0.04, 0.06, 0.03))  # another thread had a processor to itself
+    clocks.append((0.04, 0.07, 0.03, 0.07))  # another thread had a processor to itself
     workers.pace()
-    assert slept == [pytest.approx(0.2)]  # twenty times what the piece cost
+    assert slept == [pytest.approx(0.3)]  # thirty times what the piece cost
     workers.close()
 
 
