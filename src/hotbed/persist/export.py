@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,10 +32,11 @@ _ROWS = 5  # of the batch that the graph is traced and checked with
 class Graph:
     """An ONNX graph and what it is fed with.
 
-    `weights`: parameters of the network that the graph holds by name; later versions bring new values. `lookups`: for
+    `weights`: parameters of the network that the graph names and does not hold; each version brings its own. `lookups`: for
     each lookup of the network, its name and its features (name, table, pooling); the graph's input of that name takes
-    the pooled ones side by side, float32 [n, width]. `dense`: columns that the input `dense` takes side by side, float32
-    [n, sum of widths]. `outputs`: names of the predictions, one a label.
+    the pooled ones side by side, float32 [n, width]. Of a sequence (pooling "none") `<lookup>/<feature>` takes the rows,
+    float32 [m, dim], and `offsets/<feature>` int64 [n + 1]. `dense`: columns that the input `dense` takes side by side,
+    float32 [n, sum of widths]. `outputs`: names of the predictions, one a label.
     """
 
     file: ClassVar[str] = "graph.onnx"
@@ -63,60 +65,103 @@ def export(checkpoint: Where, to: Where, graph: Graph) -> Saved:
 def export_graph(network: nn.Module, schema: Schema, activate: Callable[[Any], Any] | None = None) -> Graph:
     """The network after its lookups, `activate` (a sigmoid, say) included, as a graph that is checked against torch.
 
-    Raises ConfigError for networks that cannot be exported: those with sequence features, or that torch.export refuses;
-    MissingExtra without onnx.
+    Raises ConfigError for networks that cannot be exported: those that look up something else than whole features, or that
+    torch.export refuses; MissingExtra without onnx.
     """
     _check_installed()
-    modules = {f"lookup/{number}": module for number, module in enumerate(table_modules(network))}
-    for module in modules.values():
-        if not all(module.pooled):
-            raise ConfigError("export: sequence features are not served yet — received pooling 'none' — pool them")
-    columns = {column.name: column.width for column in schema.dense}
-    shapes = {name: [module.output_dim] for name, module in modules.items()}
-    shapes |= {DENSE: [sum(columns.values())]} if columns else {}
-    draw = torch.Generator().manual_seed(0)  # what trains draws as if nothing had happened
-    inputs = {name: torch.rand(_ROWS, *shape, generator=draw) for name, shape in shapes.items()}
-    half = _DenseHalf(network, list(modules.values()), columns, activate or (lambda outputs: outputs))
+    half = _DenseHalf(network, schema, activate or (lambda outputs: outputs))
     training = network.training
     network.eval()
     try:
         with torch.no_grad(), _quiet(), torch.random.fork_rng(devices=[]):
-            expected = half(*inputs.values())
-            onnx, weights = _export(half, inputs, half.outputs)
+            inputs = half.record()
+            half(*inputs.values())
+            onnx, weights = _export(half, inputs)
+            graph = Graph(onnx, weights, half.lookups, [column.name for column in schema.dense], half.outputs)
+            for factor in (1.0, 1.25):  # this version's weights, and those of another
+                values = {name: half.state_dict()[name] * factor for name in weights}
+                _check(graph, inputs, values, torch.func.functional_call(half, values, tuple(inputs.values())))
+    except (ConfigError, PersistError):
+        raise
     except Exception as error:
         raise ConfigError(f"export: {type(network).__name__} cannot become an ONNX graph — {_first(error)} — keep to "
                           "tensor operations that do not depend on values") from error  # fmt: skip
     finally:
         network.train(training)
         half.release()
-    graph = Graph(onnx, weights, {name: [(f.name, f.table, f.pooling) for f in module.features] for name, module in modules.items()},
-                  list(columns), half.outputs)  # fmt: skip
-    _check(graph, inputs, expected)
     return graph
 
 
 class _DenseHalf(nn.Module):
-    """The network with its lookups replaced by inputs."""
+    """The network with its lookups replaced by inputs: `record` finds out which they are, then `forward` takes them in order."""
 
-    def __init__(
-        self, network: nn.Module, modules: list[TableModule], dense: Mapping[str, int], activate: Callable[[Any], Any]
-    ) -> None:
+    def __init__(self, network: nn.Module, schema: Schema, activate: Callable[[Any], Any]) -> None:
         super().__init__()
         self.network = network
+        self.lookups: dict[str, list[tuple[str, str, str]]] = {}
         self.outputs: list[str] = []
-        self._modules_with_tables, self._dense, self._activate = modules, dense, activate
+        self._names: list[str] = []
+        self._features = [column.name for column in schema.ids]
+        self._widths = {column.name: column.width for column in schema.dense}
+        self._modules_with_tables, self._activate = table_modules(network), activate
+
+    def record(self) -> dict[str, Tensor]:
+        """Inputs by name, of made-up values; the network runs once to tell what it looks up."""
+        draw = torch.Generator().manual_seed(0)  # what trains draws as if nothing had happened
+        counts = {name: _ROWS + 2 + number for number, name in enumerate(self._features)}  # no two sizes are the same
+        ids = {
+            name: Ids(torch.zeros(m, dtype=torch.int64), torch.tensor([0, 2, 3, 3, 5, m])) for name, m in counts.items()
+        }
+        inputs = {}
+        if self._widths:
+            inputs[DENSE] = torch.rand(_ROWS, sum(self._widths.values()), generator=draw)
+
+        def pool(module: TableModule, given: Sequence[Ids]) -> tuple[Tensor, list[Tensor]]:
+            names = [next((name for name, known in ids.items() if one is known), None) for one in given]
+            if None in names:
+                raise ConfigError(f"export: {type(module).__name__} looks up what is no feature of the schema — received ids of its "
+                                  "own — give it batch.ids[name] as it is")  # fmt: skip
+            lookup = f"lookup/{len(self.lookups)}"
+            self.lookups[lookup] = [
+                (str(name), one.table, one.pooling) for name, one in zip(names, module.features, strict=True)
+            ]
+            flat = inputs[lookup] = torch.rand(_ROWS, module.output_dim, generator=draw)
+            if not module.output_dim:
+                del inputs[lookup]
+            rows = []
+            for name, dim, pooled in zip(names, module.dims, module.pooled, strict=True):
+                if not pooled:
+                    inputs[f"{lookup}/{name}"] = torch.rand(counts[str(name)], dim, generator=draw)
+                    inputs[f"offsets/{name}"] = ids[str(name)].offsets
+                    rows.append(inputs[f"{lookup}/{name}"])
+            return flat, rows
+
+        self._run(pool, ids, inputs)
+        self._names = list(inputs)
+        return inputs
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        given = list(inputs)
-        for module in self._modules_with_tables:
-            module.pool = _given(given.pop(0))  # type: ignore[method-assign]
-        features = [feature.name for module in self._modules_with_tables for feature in module.features]
-        nothing = Ids(torch.zeros(0, dtype=torch.int64))
-        dense = SideBySide(given.pop(), self._dense) if self._dense else {}
-        batch = Batch(dict.fromkeys(features, nothing), dense, num_samples=_ROWS)
-        found = self._activate(self.network(batch))
+        given, nothing, lookups = (
+            dict(zip(self._names, inputs, strict=True)),
+            torch.zeros(0, dtype=torch.int64),
+            iter(self.lookups),
+        )
+
+        def pool(module: TableModule, ids: Sequence[Ids]) -> tuple[Tensor, list[Tensor]]:
+            lookup = next(lookups)
+            sequences = [name for name, _, pooling in self.lookups[lookup] if pooling == "none"]
+            return given.get(lookup, torch.zeros(_ROWS, 0)), [given[f"{lookup}/{name}"] for name in sequences]
+
+        ids = {name: Ids(nothing, given.get(f"offsets/{name}")) for name in self._features}
+        found = self._run(pool, ids, given)
         self.outputs = list(found) if isinstance(found, dict) else ["prediction"]
         return tuple(found.values()) if isinstance(found, dict) else (found,)
+
+    def _run(self, pool: Callable[..., Any], ids: Mapping[str, Ids], inputs: Mapping[str, Tensor]) -> Any:
+        for module in self._modules_with_tables:
+            module.pool = functools.partial(_pool, pool, module)  # type: ignore[method-assign]
+        dense = SideBySide(inputs[DENSE], self._widths) if self._widths else {}
+        return self._activate(self.network(Batch(ids, dense, num_samples=_ROWS)))
 
     def release(self) -> None:
         """Give the lookups back."""
@@ -124,26 +169,44 @@ class _DenseHalf(nn.Module):
             module.__dict__.pop("pool", None)
 
 
-def _given(flat: Tensor) -> Any:
-    return lambda inputs, time: (flat, [])
+def _pool(pool: Callable[..., Any], module: TableModule, inputs: Sequence[Ids], time: Any = None) -> Any:
+    return pool(module, inputs)
 
 
-def _export(half: _DenseHalf, inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> tuple[bytes, list[str]]:
-    rows = torch.export.Dim("rows")
+def _export(half: _DenseHalf, inputs: Mapping[str, Tensor]) -> tuple[bytes, list[str]]:
+    rows, items = (
+        torch.export.Dim("rows"),
+        {name: torch.export.Dim(f"items_{number}") for number, name in enumerate(inputs)},
+    )
+    shapes = []
+    for name in inputs:
+        kind, _, rest = name.partition("/")
+        feature = rest.partition("/")[2]
+        shapes.append({0: rows + 1 if kind == "offsets" else items[f"offsets/{feature}"] if feature else rows})
     program = torch.onnx.export(
-        half, tuple(inputs.values()), dynamo=True, input_names=list(inputs), output_names=list(outputs),
-        dynamic_shapes=(tuple({0: rows} for _ in inputs),), optimize=False, verbose=False,
+        half, tuple(inputs.values()), dynamo=True, input_names=list(inputs), output_names=half.outputs,
+        dynamic_shapes=(tuple(shapes),), optimize=False, verbose=False,
     )  # fmt: skip
     assert program is not None
     model = program.model_proto
     known = {f"network.{name}" for name in half.network.state_dict()}
-    return model.SerializeToString(), [one.name for one in model.graph.initializer if one.name in known]
+    weights = [one for one in model.graph.initializer if one.name in known]
+    for one in weights:  # whoever loads the graph brings them, before anything is derived from them
+        one.ClearField("raw_data")
+        one.data_location = one.EXTERNAL
+        one.external_data.add(key="location", value="weights")
+    return model.SerializeToString(), [one.name for one in weights]
 
 
-def _check(graph: Graph, inputs: Mapping[str, Tensor], expected: Sequence[Tensor]) -> None:
+def _check(
+    graph: Graph, inputs: Mapping[str, Tensor], weights: Mapping[str, Tensor], expected: Sequence[Tensor]
+) -> None:
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(graph.onnx, providers=["CPUExecutionProvider"])
+    options, make = onnxruntime.SessionOptions(), onnxruntime.OrtValue.ortvalue_from_numpy
+    values = [make(value.detach().numpy()) for value in weights.values()]
+    options.add_external_initializers(list(weights), values)
+    session = onnxruntime.InferenceSession(graph.onnx, options, providers=["CPUExecutionProvider"])
     wanted = {one.name for one in session.get_inputs()}
     found = session.run(list(graph.outputs), {name: one.numpy() for name, one in inputs.items() if name in wanted})
     for name, ours, theirs in zip(graph.outputs, expected, found, strict=True):
