@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from hotbed import _core
 from hotbed.data.batch import Ids
 from hotbed.embedding.table import POOLINGS
-from hotbed.errors import ConfigError, RowShapeError, StoreError
+from hotbed.errors import ConfigError, NotServed, RowShapeError, ServingError, StoreError
 from hotbed.serving.rows import Looked, ServedTable
 from hotbed.serving.stores.base import ModelVersion, Store
 
@@ -147,7 +147,7 @@ class EmbeddingCache:
             return True
         try:
             return self.parameter_server.model(self.model).digest == version.digest
-        except StoreError:
+        except (StoreError, NotServed):
             return False
 
     def _go_on(self, version: ModelVersion) -> None:
@@ -185,7 +185,7 @@ class EmbeddingCache:
                 for end in range(len(hot), 0, -_PRELOADED_ROWS):  # the hottest last: what came first goes first
                     ids = np.ascontiguousarray(hot[max(0, end - _PRELOADED_ROWS) : end][::-1])
                     self._rows.preload(self._epoch, number, ids, _flat(version.find({name: ids})[name]))
-        except StoreError as error:
+        except (StoreError, NotServed) as error:
             log.warning("model %s: the cache starts with fewer hot rows: %s", self.model, error)
 
 
@@ -230,7 +230,7 @@ class _CachedLookup:
             return None
         try:
             rows = self._version.find(wanted, deadline)
-        except StoreError as error:
+        except (StoreError, NotServed) as error:  # not served: a store that has just started, say
             if deadline is None:
                 raise
             self._patience.failed(began, error)
@@ -258,7 +258,7 @@ class _Patience:
             self._until = now + self._pause
             return True
 
-    def failed(self, began: float, error: StoreError) -> None:
+    def failed(self, began: float, error: ServingError) -> None:
         """`began`: when the store was asked; several that asked before it was known to fail are one failure."""
         with self._lock:
             if began < self._failed:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 import hotbed as hb
 from hotbed.config import describe
-from hotbed.errors import ConfigError, RowShapeError, StoreError
+from hotbed.errors import ConfigError, NotServed, RowShapeError, StoreError
 from hotbed.persist.publish import Follower
 from hotbed.serving import cache as caching
 from hotbed.serving.cache import Policy
@@ -201,6 +201,19 @@ def test_requests_that_fail_together_are_one_failure(monkeypatch: pytest.MonkeyP
     with ThreadPoolExecutor(8) as pool:
         assert all(one[1] == 1 for one in pool.map(lambda id: look(lookup, id), range(8)))
     assert lookup._patience._pause == caching.FIRST_PAUSE
+
+
+def test_a_store_that_has_just_started_and_lacks_the_model_yet_is_late(caplog: pytest.LogCaptureFixture) -> None:
+    store = one_table({1: [1.0, 2.0]})
+    lookup = hb.EmbeddingCache(store, "fake").lookup(store.versions[0], FEATURES)
+
+    def find(wanted: Any, seconds: float | None = None) -> Any:
+        raise NotServed("model 'fake': not loaded")
+
+    object.__setattr__(store.versions[0], "find", find)
+    assert [look(lookup, 1)[1] for _ in range(3)] == [1, 1, 1]
+    assert "read as default" in caplog.text  # once an outage, not once a request
+    assert len(caplog.records) == 1
 
 
 def test_without_a_deadline_requests_wait_and_errors_are_theirs() -> None:
