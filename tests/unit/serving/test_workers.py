@@ -10,8 +10,9 @@ import signal
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import grpc
 import numpy as np
@@ -27,16 +28,19 @@ pytestmark = pytest.mark.slow
 
 
 class Server(Process):
-    """`hotbed serve` with two workers."""
+    """`hotbed serve` with two workers; killed at the end of its test, should it still be there."""
+
+    started: ClassVar = list["Server"]()
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments, "--set", "workers=2")
+        self.started.append(self)
         wait_for(lambda: any("2 workers listening" in line for line in self.lines), "all are up", 60)
 
     @property
     def children(self) -> list[int]:
-        pid = self.process.pid
-        return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
+        return sorted(int(one) for task in tasks for one in (task / "children").read_text().split())
 
     def get(self, path: str, method: str = "GET") -> tuple[int, str]:
         """Of whichever worker takes the connection."""
@@ -49,6 +53,15 @@ class Server(Process):
 
     def told(self, text: str) -> bool:
         return any(text in line for line in self.lines)
+
+
+@pytest.fixture(autouse=True)
+def _no_server_stays(_leaves_no_trace: None) -> Iterator[None]:
+    yield
+    while Server.started:
+        server = Server.started.pop()
+        if server.process.poll() is None:
+            server.stop(signal.SIGKILL)
 
 
 def samples(text: str, name: str) -> dict[str, float]:
@@ -209,6 +222,7 @@ def test_sigterm_under_load_answers_what_was_asked_then_all_end(trainer: Trainer
         thread.start()
     wait_for(lambda: answered[0] > 30, "the load runs")
     children, before = server.children, answered[0]
+    assert len(children) == 2
     code = server.stop()
     stop.set()
     for thread in threads:
@@ -224,6 +238,7 @@ def test_workers_whose_parent_is_killed_end_and_leave_the_ports(trainer: Trainer
         f"m={trainer.folder / 'export'}", "--set", f"rows={tmp_path / 'rows'}", "--set", "drain_seconds=0.1"
     )
     children = server.children
+    assert len(children) == 2
     server.process.kill()
     wait_for(lambda: not [one for one in children if Path(f"/proc/{one}").exists()], "they end", 30)
     server.stop(signal.SIGKILL)
@@ -264,7 +279,7 @@ def test_workers_share_the_pages_of_rows(tmp_path: Path) -> None:
         with hb.Client(f"http://{server.http}") as client:
             for at in range(0, len(ids), 4000):
                 client.predict("m", {"user": ids[at : at + 4000]})
-        return all(one["Rss"] > len(ids) * 64 * 4 for one in mapped())
+        return [one["Rss"] > len(ids) * 64 * 4 for one in mapped()] == [True, True]
 
     wait_for(touched, "both have read all rows", 60)
     for one in mapped():
