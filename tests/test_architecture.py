@@ -83,7 +83,7 @@ def ours(suffixes: tuple[str, ...]) -> Iterator[Path]:
     """Every file of the repository that ends so, outside build folders and hidden folders (but .ci)."""
     roots = [
         ROOT / n
-        for n in ("src", "csrc", "tests", "benchmarks", "examples", "docs", "scripts", "docs", ".ci", "changes")
+        for n in ("src", "csrc", "tests", "benchmarks", "deploy", "examples", "docs", "scripts", ".ci", "changes")
     ]
     for folder in roots:
         yield from (p for p in sorted(folder.rglob("*")) if p.suffix in suffixes and "__pycache__" not in p.parts)
