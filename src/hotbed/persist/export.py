@@ -34,9 +34,10 @@ class Graph:
 
     `weights`: parameters of the network that the graph names and does not hold; each version brings its own. `lookups`: for
     each lookup of the network, its name and its features (name, table, pooling); the graph's input of that name takes
-    the pooled ones side by side, float32 [n, width]. Of a sequence (pooling "none") `<lookup>/<feature>` takes the rows,
-    float32 [m, dim], and `offsets/<feature>` int64 [n + 1]. `dense`: columns that the input `dense` takes side by side,
-    float32 [n, sum of widths]. `outputs`: names of the predictions, one a label.
+    the pooled ones side by side, float32 [n, width]. Of one that is not pooled `<lookup>/<feature>` takes the rows,
+    float32 [m, dim], and where it is a sequence in the schema `offsets/<feature>` int64 [n + 1]; else m is n. `dense`:
+    columns that the input `dense` takes side by side, float32 [n, sum of widths]. `outputs`: names of the predictions,
+    one a label.
     """
 
     file: ClassVar[str] = "graph.onnx"
@@ -78,9 +79,10 @@ def export_graph(network: nn.Module, schema: Schema, activate: Callable[[Any], A
             half(*inputs.values())
             onnx, weights = _export(half, inputs)
             graph = Graph(onnx, weights, half.lookups, [column.name for column in schema.dense], half.outputs)
-            for factor in (1.0, 1.25):  # this version's weights, and those of another
+            for n, factor in ((_ROWS, 1.0), (3, 1.25)):  # as it is, and a smaller request of another version
                 values = {name: half.state_dict()[name] * factor for name in weights}
-                _check(graph, inputs, values, torch.func.functional_call(half, values, tuple(inputs.values())))
+                asked = half.first(n, inputs)
+                _check(graph, asked, values, torch.func.functional_call(half, values, tuple(asked.values())))
     except (ConfigError, PersistError):
         raise
     except Exception as error:
@@ -101,58 +103,78 @@ class _DenseHalf(nn.Module):
         self.lookups: dict[str, list[tuple[str, str, str]]] = {}
         self.outputs: list[str] = []
         self._names: list[str] = []
-        self._features = [column.name for column in schema.ids]
+        self._sequences = {column.name: column.pooling == "none" for column in schema.ids}
         self._widths = {column.name: column.width for column in schema.dense}
         self._modules_with_tables, self._activate = table_modules(network), activate
 
     def record(self) -> dict[str, Tensor]:
         """Inputs by name, of made-up values; the network runs once to tell what it looks up."""
         draw = torch.Generator().manual_seed(0)  # what trains draws as if nothing had happened
-        counts = {name: _ROWS + 2 + number for number, name in enumerate(self._features)}  # no two sizes are the same
-        ids = {
-            name: Ids(torch.zeros(m, dtype=torch.int64), torch.tensor([0, 2, 3, 3, 5, m])) for name, m in counts.items()
-        }
-        inputs = {}
+        ids, inputs = {}, dict[str, Tensor]()
+        for number, (name, sequence) in enumerate(self._sequences.items()):
+            m = _ROWS + 2 + number if sequence else _ROWS  # no two sequences have the same size
+            offsets = torch.tensor([0, 2, 3, 3, 5, m]) if sequence else None
+            ids[name] = Ids(torch.zeros(m, dtype=torch.int64), offsets)
         if self._widths:
             inputs[DENSE] = torch.rand(_ROWS, sum(self._widths.values()), generator=draw)
 
         def pool(module: TableModule, given: Sequence[Ids]) -> tuple[Tensor, list[Tensor]]:
-            names = [next((name for name, known in ids.items() if one is known), None) for one in given]
-            if None in names:
+            names = [next((name for name, known in ids.items() if one is known), "") for one in given]
+            if not all(names):
                 raise ConfigError(f"export: {type(module).__name__} looks up what is no feature of the schema — received ids of its "
                                   "own — give it batch.ids[name] as it is")  # fmt: skip
             lookup = f"lookup/{len(self.lookups)}"
             self.lookups[lookup] = [
-                (str(name), one.table, one.pooling) for name, one in zip(names, module.features, strict=True)
+                (name, feature.table, feature.pooling) for name, feature in zip(names, module.features, strict=True)
             ]
-            flat = inputs[lookup] = torch.rand(_ROWS, module.output_dim, generator=draw)
-            if not module.output_dim:
-                del inputs[lookup]
+            flat = torch.rand(_ROWS, module.output_dim, generator=draw)
+            if module.output_dim:
+                inputs[lookup] = flat
             rows = []
-            for name, dim, pooled in zip(names, module.dims, module.pooled, strict=True):
-                if not pooled:
-                    inputs[f"{lookup}/{name}"] = torch.rand(counts[str(name)], dim, generator=draw)
-                    inputs[f"offsets/{name}"] = ids[str(name)].offsets
-                    rows.append(inputs[f"{lookup}/{name}"])
+            for name, dim in [
+                (name, dim) for name, dim, pooled in zip(names, module.dims, module.pooled, strict=True) if not pooled
+            ]:
+                rows.append(torch.rand(len(ids[name].values), dim, generator=draw))
+                inputs[f"{lookup}/{name}"] = rows[-1]
+                if self._sequences[name]:
+                    inputs[f"offsets/{name}"] = ids[name].offsets
             return flat, rows
 
         self._run(pool, ids, inputs)
         self._names = list(inputs)
         return inputs
 
+    def first(self, n: int, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Inputs of the first `n` candidates of those of `record`."""
+        ends = {
+            name: int(inputs[f"offsets/{name}"][n]) if f"offsets/{name}" in inputs else n for name in self._sequences
+        }
+        found = {}
+        for name, values in inputs.items():
+            kind, *rest = name.split("/", 2)
+            found[name] = values[: n + 1 if kind == "offsets" else ends[rest[1]] if len(rest) == 2 else n]
+        return found
+
+    def sizes(self) -> tuple[dict[int, Any], ...]:
+        """Which dimension of each input changes, as torch.export has it."""
+        rows, found = torch.export.Dim("rows"), []
+        items = {name: torch.export.Dim(f"items_{number}") for number, name in enumerate(self._sequences)}
+        for name in self._names:
+            kind, *rest = name.split("/", 2)
+            sequence = len(rest) == 2 and self._sequences[rest[1]]
+            found.append({0: rows + 1 if kind == "offsets" else items[rest[1]] if sequence else rows})
+        return tuple(found)
+
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        given, nothing, lookups = (
-            dict(zip(self._names, inputs, strict=True)),
-            torch.zeros(0, dtype=torch.int64),
-            iter(self.lookups),
-        )
+        given = dict(zip(self._names, inputs, strict=True))
+        lookups, nothing = iter(self.lookups), torch.zeros(0, dtype=torch.int64)
 
         def pool(module: TableModule, ids: Sequence[Ids]) -> tuple[Tensor, list[Tensor]]:
             lookup = next(lookups)
             sequences = [name for name, _, pooling in self.lookups[lookup] if pooling == "none"]
             return given.get(lookup, torch.zeros(_ROWS, 0)), [given[f"{lookup}/{name}"] for name in sequences]
 
-        ids = {name: Ids(nothing, given.get(f"offsets/{name}")) for name in self._features}
+        ids = {name: Ids(nothing, given.get(f"offsets/{name}")) for name in self._sequences}
         found = self._run(pool, ids, given)
         self.outputs = list(found) if isinstance(found, dict) else ["prediction"]
         return tuple(found.values()) if isinstance(found, dict) else (found,)
@@ -161,7 +183,9 @@ class _DenseHalf(nn.Module):
         for module in self._modules_with_tables:
             module.pool = functools.partial(_pool, pool, module)  # type: ignore[method-assign]
         dense = SideBySide(inputs[DENSE], self._widths) if self._widths else {}
-        return self._activate(self.network(Batch(ids, dense, num_samples=_ROWS)))
+        each = next((name for name in inputs if name == DENSE or name.count("/") == 1), "")
+        n = inputs[each].shape[0] - each.startswith("offsets") if each else _ROWS
+        return self._activate(self.network(Batch(ids, dense, num_samples=n)))
 
     def release(self) -> None:
         """Give the lookups back."""
@@ -174,18 +198,9 @@ def _pool(pool: Callable[..., Any], module: TableModule, inputs: Sequence[Ids], 
 
 
 def _export(half: _DenseHalf, inputs: Mapping[str, Tensor]) -> tuple[bytes, list[str]]:
-    rows, items = (
-        torch.export.Dim("rows"),
-        {name: torch.export.Dim(f"items_{number}") for number, name in enumerate(inputs)},
-    )
-    shapes = []
-    for name in inputs:
-        kind, _, rest = name.partition("/")
-        feature = rest.partition("/")[2]
-        shapes.append({0: rows + 1 if kind == "offsets" else items[f"offsets/{feature}"] if feature else rows})
     program = torch.onnx.export(
         half, tuple(inputs.values()), dynamo=True, input_names=list(inputs), output_names=half.outputs,
-        dynamic_shapes=(tuple(shapes),), optimize=False, verbose=False,
+        dynamic_shapes=(half.sizes(),), optimize=False, verbose=False,
     )  # fmt: skip
     assert program is not None
     model = program.model_proto
@@ -204,6 +219,7 @@ def _check(
     import onnxruntime
 
     options, make = onnxruntime.SessionOptions(), onnxruntime.OrtValue.ortvalue_from_numpy
+    options.log_severity_level = 3
     values = [make(value.detach().numpy()) for value in weights.values()]
     options.add_external_initializers(list(weights), values)
     session = onnxruntime.InferenceSession(graph.onnx, options, providers=["CPUExecutionProvider"])

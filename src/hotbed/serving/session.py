@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from hotbed.connectors.base import ReadPlan, Source, not_endless
 from hotbed.data.batch import Ids
 from hotbed.data.schema import Schema
-from hotbed.errors import ConfigError, DecodeError, MissingExtra
+from hotbed.errors import ConfigError, DataError, DecodeError, MissingExtra
 from hotbed.persist.format import open_checkpoint
 from hotbed.persist.store import MANIFEST
 from hotbed.serving.parameter_server import ParameterServer
@@ -107,6 +107,9 @@ class InferenceSession:
                 once = len(ids) != n  # context: each candidate has it
                 feeds[f"{lookup}/{feature}"] = np.tile(rows, (n, 1)) if once else rows
                 feeds[f"offsets/{feature}"] = np.arange(n + 1) * len(rows) if once else ids.offsets
+                if f"offsets/{feature}" not in self._wanted and len(feeds[f"{lookup}/{feature}"]) != n:
+                    raise DataError(f"feature {feature!r}: the network takes one id a candidate — received "
+                                    f"{len(rows)} for {len(ids)} — give each candidate one")  # fmt: skip
         if len(feeds) > len(self._wanted):
             feeds = {name: values for name, values in feeds.items() if name in self._wanted}
         outputs = self._session.run(self._outputs, feeds)

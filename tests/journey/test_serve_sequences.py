@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Networks that look at sequences are served with their training scores, and a lookup that is no feature is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hotbed as hb
+from hotbed.errors import ConfigError, DataError, HotbedError
+
+SCHEMA = hb.Schema(
+    [
+        hb.Label("label"),
+        hb.Id("item"),
+        hb.Id("history", table="item", pooling="none", max_length=4),
+        hb.Id("tags", pooling="none", transforms=[hb.transforms.Split("|")]),
+        hb.Id("user"),
+        hb.Dense("price"),
+    ]
+)
+
+
+class Attention(nn.Module):
+    """Items of a history weighed by their likeness to the candidate; sums over a sequence by differences of running sums."""
+
+    def __init__(self, tables: dict[str, hb.Table]) -> None:
+        super().__init__()
+        self.item, self.tags = hb.Embedding(tables["item"]), hb.Embedding(tables["tags"])
+        self.user = hb.EmbeddingBag(tables["user"])
+        self.out = nn.Linear(4 * 4 + 1, 1)
+
+    def forward(self, batch: hb.Batch) -> Tensor:
+        item, history = self.item(batch.ids["item"]), self.item(batch.ids["history"])
+        starts = batch.ids["history"].offsets
+        owner = (torch.arange(history.shape[0]).unsqueeze(1) >= starts[1:].unsqueeze(0)).sum(1)
+        weight = torch.exp((history * item[owner]).sum(1, keepdim=True))
+        liked = sums(weight * history, starts) / (sums(weight, starts) + 1)
+        tags = sums(self.tags(batch.ids["tags"]), batch.ids["tags"].offsets)
+        price = torch.as_tensor(batch.dense["price"]).unsqueeze(1)
+        logits: Tensor = self.out(torch.cat([item, liked, tags, self.user(batch.ids["user"]), price], dim=1)).squeeze(1)
+        return logits
+
+
+def sums(rows: Tensor, offsets: Tensor) -> Tensor:
+    running = torch.cat([rows.new_zeros(1, rows.shape[1]), torch.cumsum(rows, 0)])
+    return running[offsets[1:]] - running[offsets[:-1]]
+
+
+def columns(n: int, seed: int) -> dict[str, Any]:
+    draw = np.random.default_rng(seed)
+    return {
+        "item": draw.integers(0, 40, n),
+        "history": [draw.integers(0, 40, draw.integers(0, 7)).tolist() for _ in range(n)],
+        "tags": ["|".join(f"t{one}" for one in draw.integers(0, 9, draw.integers(0, 4))) for _ in range(n)],
+        "user": draw.integers(0, 30, n),
+        "price": draw.random(n).astype(np.float32),
+    }
+
+
+@pytest.fixture(scope="module")
+def model() -> hb.RecModel:
+    torch.manual_seed(0)
+    model = hb.RecModel(Attention(hb.make_tables(SCHEMA, dim=4)), "bce", hb.Adam(lr=0.02))
+    data = {**columns(300, 0), "label": np.random.default_rng(1).integers(0, 2, 300)}
+    model.fit(hb.Dataset(hb.sources.Memory(data), SCHEMA, 50), progress=False)
+    return model
+
+
+@pytest.fixture(scope="module")
+def session(model: hb.RecModel, tmp_path_factory: pytest.TempPathFactory) -> hb.InferenceSession:
+    path: Path = tmp_path_factory.mktemp("sequences") / "exported"
+    model.export(path)
+    return hb.InferenceSession(path)
+
+
+def expected(model: hb.RecModel, asked: dict[str, Any]) -> np.ndarray:
+    data = {**asked, "label": np.zeros(len(asked["item"]))}
+    found: np.ndarray = model.predict(hb.Dataset(hb.sources.Memory(data), SCHEMA, 50))
+    return found
+
+
+@pytest.mark.parametrize("n", [1, 2, 60])
+def test_a_network_over_sequences_is_served_with_its_training_score(
+    n: int, model: hb.RecModel, session: hb.InferenceSession
+) -> None:
+    asked = columns(n, 5)
+    found = session.predict(asked)
+    assert np.abs(found - expected(model, asked)).max() < 1e-6
+    assert n == 1 or found.std() > 0
+
+
+def test_a_history_in_the_context_is_every_candidates(model: hb.RecModel, session: hb.InferenceSession) -> None:
+    asked = columns(20, 6)
+    for history in ([3, 8, 1], []):
+        one = pa.array([history], pa.list_(pa.int64()))
+        rest = {name: values for name, values in asked.items() if name not in ("history", "user")}
+        repeated = {**rest, "history": one.take(pa.array([0] * 20)), "user": [5] * 20}
+        found = session.predict(rest, context={"history": one, "user": 5})
+        assert np.abs(found - expected(model, repeated)).max() < 1e-6
+
+
+def test_what_the_network_takes_one_of_must_be_there(session: hb.InferenceSession) -> None:
+    asked = columns(3, 7)
+    with pytest.raises(DataError, match="'item': the network takes one id a candidate"):
+        session.predict({**asked, "item": pa.array([1, None, 3])})
+
+
+def test_a_lookup_of_ids_that_are_no_feature_is_refused(model: hb.RecModel, tmp_path: Path) -> None:
+    class Shifted(Attention):
+        def forward(self, batch: hb.Batch) -> Tensor:
+            rows: Tensor = self.item(batch.ids["item"].values + 1)
+            return rows.sum(1)
+
+    shifted = hb.RecModel(Shifted(model.tables), "bce", hb.Adam(lr=0.02))
+    shifted.fit(hb.Dataset(hb.sources.Memory({**columns(50, 0), "label": np.zeros(50)}), SCHEMA, 50), progress=False)
+    with pytest.raises(ConfigError, match=r"Embedding looks up what is no feature"):
+        shifted.export(tmp_path / "exported")
+
+
+def test_a_network_of_a_fixed_size_is_refused(tmp_path: Path) -> None:
+    class Fixed(Attention):
+        def forward(self, batch: hb.Batch) -> Tensor:
+            rows = self.tags(batch.ids["tags"])
+            return self.item(batch.ids["item"]).sum(1) + rows.sum() / float(len(rows))
+
+    fixed = hb.RecModel(Fixed(hb.make_tables(SCHEMA, dim=4)), "bce", hb.Adam(lr=0.02))
+    fixed.fit(hb.Dataset(hb.sources.Memory({**columns(50, 0), "label": np.zeros(50)}), SCHEMA, 50), progress=False)
+    with pytest.raises(HotbedError, match="export:"):
+        fixed.export(tmp_path / "exported")
