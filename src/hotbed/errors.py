@@ -13,6 +13,7 @@ HotbedError
 ├── PersistError                       a checkpoint cannot be written or read
 │   ├── FormatError                    a file is torn, foreign or fails its digest
 │   ├── VersionError                   a file has a format version that this build does not read
+│   ├── StoreAway                      an object store does not answer; try again later
 │   ├── DeltaGap                       a delta does not follow the state at hand: deltas between, or the full, are missing
 │   └── ForkedLineage                  a delta belongs to a run that branched off from the state at hand
 ├── ServingError                       a server cannot answer
@@ -84,6 +85,10 @@ class FormatError(PersistError):
 
 class VersionError(PersistError):
     """A file's format version is not one that this build reads."""
+
+
+class StoreAway(PersistError):
+    """An object store does not answer; what it holds may be whole."""
 
 
 class DeltaGap(PersistError):

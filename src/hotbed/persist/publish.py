@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotbed.config import described
 from hotbed.connectors.kafka import Kafka
-from hotbed.errors import DeltaGap, ForkedLineage, FormatError, MissingExtra, PersistError
+from hotbed.errors import DeltaGap, ForkedLineage, FormatError, MissingExtra, PersistError, StoreAway
 from hotbed.persist.chain import Lineage, retain, write_version
 from hotbed.persist.format import Link, Reader, Saved, Writer, open_checkpoint, open_folder, open_link
 from hotbed.persist.store import MANIFEST, LocalStore, Newest, Store, Where, number_of, open_store
@@ -251,13 +251,16 @@ class Follower:
 
     def poll(self) -> Iterator[Reader]:
         """What is new now, without waiting for more."""
-        for folder in self._feed.arrivals():
-            try:
-                reader = open_folder(self._feed.store, folder)
-            except FormatError as error:  # its chain, or itself, is not (or no longer) there
-                self._tell(DeltaGap(f"{folder}: it cannot be read with what it rests on — {error}"))
-                return
-            yield from self._advance(reader)
+        try:
+            for folder in self._feed.arrivals():
+                try:
+                    reader = open_folder(self._feed.store, folder)
+                except FormatError as error:  # its chain, or itself, is not (or no longer) there
+                    self._tell(DeltaGap(f"{folder}: it cannot be read with what it rests on — {error}"))
+                    return
+                yield from self._advance(reader)
+        except StoreAway as error:  # the next poll asks again
+            self._tell(error)
 
     def close(self) -> None:
         """Let go of connections."""

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hotbed.errors import FormatError, MissingExtra, PersistError
+from hotbed.errors import FormatError, MissingExtra, PersistError, StoreAway
 from hotbed.persist.sink import HashedFile, LocalFile, Workers
 
 Where = str | Path
@@ -266,12 +266,13 @@ class ObjectStore(Store):
         try:
             import fsspec
 
-            self._fs, self._root = fsspec.core.url_to_fs(url.rstrip("/"))
+            client, self._root = fsspec.core.url_to_fs(url.rstrip("/"))
         except ImportError as error:
             raise MissingExtra(
                 f"{url} needs a package — {error} — pip install hotbed[object] and fsspec's package for it"
             ) from error
         self.url = url.rstrip("/")
+        self._fs: Any = _Client(client, self.url)
 
     def place(self, name: str) -> str:
         return f"{self.url}/{name}"
@@ -338,7 +339,7 @@ class ObjectStore(Store):
         path = f"{self._root}/{name}"
         with contextlib.suppress(OSError, NotImplementedError):  # stores without folders have nothing to make
             self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-        return self._fs.open(path, "wb")
+        return _Client(self._fs.open(path, "wb"), self.url)
 
     def _prefixes(self) -> list[str]:
         self._fs.invalidate_cache()
@@ -350,15 +351,25 @@ class ObjectStore(Store):
         return sorted((name for name in names if _NAME.fullmatch(name)), key=number_of)
 
 
-class _ObjectFile:
-    def __init__(self, file: Any) -> None:
-        self._file = file
+class _Client:
+    """What fsspec gives; a store that does not answer raises errors of its own package, which come as StoreAway."""
 
-    def write(self, piece: memoryview) -> None:
-        self._file.write(piece)
+    def __init__(self, client: Any, url: str) -> None:
+        self._client, self._url = client, url
 
-    def finish(self) -> None:
-        self._file.close()
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._client, name)
+
+        def told(*arguments: Any, **keywords: Any) -> Any:
+            try:
+                return call(*arguments, **keywords)
+            except (OSError, NotImplementedError, TypeError, ValueError):
+                raise
+            except Exception as error:
+                raise StoreAway(f"{self._url}: the store does not answer — received {type(error).__name__}: {error} — "
+                                "look at its address, our rights and the network") from error  # fmt: skip
+
+        return told
 
 
 class _ObjectDraft(Draft):
@@ -368,8 +379,8 @@ class _ObjectDraft(Draft):
         self._open = True
 
     def create(self, name: str) -> HashedFile:
-        file = _ObjectFile(self._store.open(f"{self.folder}/{name}"))
-        return HashedFile(file, self._workers, file.finish)
+        file = self._store.open(f"{self.folder}/{name}")
+        return HashedFile(file, self._workers, file.close)
 
     def publish(self, manifest: bytes) -> None:
         self._workers.settle()

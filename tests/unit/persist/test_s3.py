@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints in a real object store: S3's protocol over HTTP, from a server (moto) in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch absent")
+pytest.importorskip("moto", reason="moto absent")
+pytest.importorskip("s3fs", reason="s3fs absent")
+
+from torch import nn
+
+import hotbed as hb
+from hotbed.errors import FormatError, PersistError, StoreAway
+from hotbed.persist.chain import Replica, compact, verify
+from hotbed.persist.checkpoint import Saved, Saver, State, capture, open_checkpoint, restore, save
+from hotbed.persist.content import content_digest, values_digest
+from hotbed.persist.format import Writer
+from hotbed.persist.publish import Follower, PublishDirectory
+
+pytestmark = pytest.mark.slow
+
+
+class Server:
+    """An S3 server on a free loopback port; its objects live in its memory."""
+
+    def __init__(self) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        self.start()
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "moto.server", "-p", self.url.rpartition(":")[2]]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                urllib.request.urlopen(self.url, timeout=5).read()
+                return
+            except OSError:
+                assert self.process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """With the variables by which an S3 client finds it, as a user would set them."""
+    running = Server()
+    known = {"AWS_ENDPOINT_URL": running.url, "AWS_ACCESS_KEY_ID": "ann", "AWS_SECRET_ACCESS_KEY": "hunter2",
+             "AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in known.items():
+            patch.setenv(name, value)
+        patch.setitem(fsspec.config.conf, "s3", {"default_block_size": 5 << 20})  # parts of S3's smallest size
+        fsspec.filesystem("s3").mkdir("bucket")
+        yield running
+        running.kill()
+    fsspec.filesystem("s3").clear_instance_cache()
+
+
+@pytest.fixture
+def url(server: Server, request: pytest.FixtureRequest) -> str:
+    return f"s3://bucket/{request.node.name}"
+
+
+def names(url: str) -> set[str]:
+    fs, root = fsspec.core.url_to_fs(url)
+    fs.invalidate_cache()
+    return {path.removeprefix(root + "/") for path in fs.find(root)}
+
+
+class Run:
+    """A run with one table that saves a full and then deltas, while it goes on."""
+
+    def __init__(self, url: str, rows: int = 300) -> None:
+        self.table, self.saver, self.rows = hb.Table("t", 16, rule=hb.Adagrad(lr=0.1)), Saver(url, keep=2), rows
+        self.table.track()
+        self.step = 0
+
+    def state(self) -> State:
+        return State(nn.Linear(2, 1), {"t": self.table}, version=self.step)
+
+    def save(self, *, full: bool = False) -> Saved:
+        slots = self.table.find_or_insert(np.arange(self.step * 10, self.step * 10 + self.rows))
+        self.table.update(slots, np.full((self.rows, 16), 0.5, np.float32))
+        self.table.remove(np.array([self.step * 10], np.int64))
+        self.saver.submit(capture(self.state(), changes=not (full or self.saver.needs_full)))
+        self.step += 1
+        saved = self.saver.wait()
+        assert saved is not None
+        return saved
+
+
+def resumed(url: Any) -> hb.Table:
+    table = hb.Table("t", 16, rule=hb.Adagrad(lr=0.1))
+    restore(open_checkpoint(url), State(nn.Linear(2, 1), {"t": table}))
+    return table
+
+
+def test_a_run_saves_and_resumes(url: str) -> None:
+    run = Run(url)
+    for step in range(5):
+        saved = run.save(full=step == 3)
+        assert str(saved.folder) == f"{url}/checkpoint-{step + 1:08d}"
+        assert saved.kind == ("full" if step in (0, 3) else "delta")
+        for place in (url, saved.folder):
+            assert content_digest({"t": resumed(place)}) == content_digest({"t": run.table})
+    assert verify(url)["links"] == 2
+    assert compact(url) is not None
+    assert content_digest({"t": resumed(url)}) == content_digest({"t": run.table})
+
+
+def test_objects_of_many_parts_are_whole(url: str) -> None:
+    run = Run(url, rows=120_000)
+    assert run.save().bytes > 3 * (5 << 20)
+    verify(url)
+    assert content_digest({"t": resumed(url)}) == content_digest({"t": run.table})
+
+
+def test_published_versions_are_followed(url: str, tmp_path: Path) -> None:
+    run, publisher, follower, replica = (
+        Run(f"{url}/run"),
+        PublishDirectory(f"{url}/out"),
+        Follower(f"{url}/out"),
+        Replica(),
+    )
+    assert not list(follower.poll())
+    for step in range(4):
+        made = publisher.publish(run.save())
+        assert made is not None
+        assert made.kind == ("delta" if step else "full")
+        (reader,) = follower.poll()
+        replica.apply(reader)
+        assert values_digest(replica.tables) == values_digest({"t": run.table})
+    assert not follower.told
+
+
+@pytest.mark.parametrize("name", ["MANIFEST.json", "dense.safetensors", "tables/000-t/rows-000-255.arrow"])
+def test_harmed_objects_are_refused_by_name_and_absent_manifests_passed_over(url: str, name: str) -> None:
+    run = Run(url)
+    run.save(), run.save()
+    fs, root = fsspec.core.url_to_fs(url)
+    path = f"{root}/checkpoint-00000002/{name}"
+    whole = fs.cat_file(path)
+    for harmed in (b"", whole[:-1], whole[:9] + bytes([whole[9] ^ 4]) + whole[10:]):
+        fs.pipe_file(path, harmed)
+        with pytest.raises(FormatError, match=name):
+            verify(url)
+    fs.rm_file(path)
+    if name == "MANIFEST.json":  # the newest complete one counts
+        assert open_checkpoint(url).manifest["version"] == 0
+    else:
+        with pytest.raises(FormatError, match=name):
+            verify(url)
+
+
+def test_what_a_writer_that_died_left_is_invisible_and_goes_later(url: str) -> None:
+    save(url, State(version=1))
+    fs, root = fsspec.core.url_to_fs(url)
+    for name in ("CLAIM", "dense.safetensors"):
+        fs.pipe_file(f"{root}/checkpoint-00000002/{name}", b"half")
+    assert open_checkpoint(url).manifest["version"] == 1
+    assert str(save(url, State(version=3), keep=9).folder).endswith("checkpoint-00000003")
+    save(url, State(version=4), keep=9)
+    assert not [name for name in names(url) if name.startswith("checkpoint-00000002")]
+    assert open_checkpoint(url).manifest["version"] == 4
+
+
+def test_the_store_itself_keeps_two_writers_apart(url: str) -> None:
+    with Writer(url) as first, Writer(url) as second:
+        first.write("dense.safetensors", b"first")
+        second.write("dense.safetensors", b"second")
+        folders = [str(one.commit({"kind": "full"}).folder) for one in (second, first)]
+    assert len(set(folders)) == 2
+    assert bytes(open_checkpoint(url).read("dense.safetensors")) == b"second"
+    with Writer(url) as writer:
+        fs, root = fsspec.core.url_to_fs(url)
+        fs.pipe_file(f"{root}/checkpoint-00000003/MANIFEST.json", b"another's")
+        with pytest.raises(PersistError, match="another process wrote it meanwhile"):
+            writer.commit({"kind": "full"})
+
+
+def test_a_save_that_fails_leaves_no_trace(url: str) -> None:
+    save(url, State(version=1))
+    before = names(url)
+    with Writer(url) as writer:  # and leaves without commit
+        writer.write("dense.safetensors", b"unfinished")
+        assert names(url) != before
+    assert names(url) == before
+
+
+def test_a_bucket_that_is_not_there_is_named(server: Server) -> None:
+    with pytest.raises(PersistError, match=r"s3://nowhere/model.*: cannot be written"):
+        save("s3://nowhere/model", State())
+    with pytest.raises(FormatError, match=r"s3://nowhere/model: no checkpoint"):
+        open_checkpoint("s3://nowhere/model")
+
+
+def test_a_store_that_is_away_is_told_and_the_next_save_is_a_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server()
+    monkeypatch.setitem(os.environ, "AWS_ENDPOINT_URL", server.url)
+    monkeypatch.setitem(fsspec.config.conf, "s3", {"client_kwargs": {"region_name": "us-east-2"}})  # another client
+    import s3fs.core
+
+    monkeypatch.setattr(s3fs.core.S3FileSystem, "retries", 1)
+    fsspec.filesystem("s3").mkdir("bucket")
+    run = Run("s3://bucket/model")
+    first, follower = run.save(), Follower("s3://bucket/model")
+    server.kill()
+    with pytest.raises(PersistError, match=r"s3://bucket/model: the store does not answer — received .*onnect"):
+        run.save()
+    with pytest.raises(StoreAway, match="the store does not answer"):
+        open_checkpoint("s3://bucket/model")
+    assert not list(follower.poll())  # it asks again later
+    assert isinstance(follower.told[-1], StoreAway)
+    assert run.saver.needs_full
+    server.start()  # empty: another machine
+    fsspec.filesystem("s3").mkdir("bucket")
+    assert run.save().kind == first.kind == "full"
+    assert len(list(follower.poll())) == 1
+    assert content_digest({"t": resumed("s3://bucket/model")}) == content_digest({"t": run.table})
+    server.kill()
