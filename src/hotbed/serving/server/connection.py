@@ -18,6 +18,7 @@ from typing import Any
 import httptools
 
 _HEAD_BYTES = 64 << 10
+_LINGER_SECONDS = 2.0
 _LINES = {one.value: f"HTTP/1.1 {one.value} {one.phrase}\r\n" for one in HTTPStatus}
 
 
@@ -216,14 +217,14 @@ class Connection(asyncio.Protocol):
 
     def drop(self) -> None:
         """It idles, or takes too long: close."""
-        if self._transport.is_closing():
+        if self._done:
             self._transport.abort()
         elif self._begun and not self._refused and self._answering is None:
             self._end(refusal(408, f"the request did not come within {self._patience.request_seconds:g} seconds"))
         else:
             self._done = True
             self._transport.close()
-        self.deadline = self._loop.time() + self._patience.request_seconds
+            self.deadline = self._loop.time() + _LINGER_SECONDS
 
     def _go_on(self) -> None:
         """Answer what waits; with nothing left, wait for the next request."""
@@ -290,10 +291,15 @@ class Connection(asyncio.Protocol):
 
     def _end(self, response: Response, bare: bool = False) -> None:
         """The last answer of this connection; what is under way is let go."""
-        if not self._done:
-            self._done = True
-            self._waiting.clear()
-            if self._answering is None:
-                self._write(response, bare, "connection: close\r\n")
+        if self._done:
+            return
+        self._done = True
+        self._waiting.clear()
+        self.deadline = self._loop.time() + _LINGER_SECONDS
+        if self._answering is None:
+            self._write(response, bare, "connection: close\r\n")
+        if self._begun and self._transport.can_write_eof():  # a close would take away the answer from who still sends
+            self._transport.write_eof()
+            self._transport.resume_reading()
+        else:
             self._transport.close()
-            self.deadline = self._loop.time() + self._patience.request_seconds

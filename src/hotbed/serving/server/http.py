@@ -49,8 +49,9 @@ class Options:
 
     `port`, `grpc_port`: 0 = a free one; None = no gRPC. `token_file`: one token a line; who sends none of them is refused.
     `tls_cert`, `tls_key`: PEM files. `drain_seconds`: on SIGTERM, how long it answers on while readiness says no.
-    `idle_seconds`: when a connection without a request is closed. `rows`: folder of mapped rows (None: a temporary one);
-    `dtype`: float32, float16 or int8 rows. `workers`: processes that answer.
+    `request_seconds`: for a request to come whole. `idle_seconds`: when a connection without one is closed.
+    `rows`: folder of mapped rows (None: a temporary one); `dtype`: float32, float16 or int8 rows. `workers`: processes that
+    answer.
     """
 
     host: str = "127.0.0.1"
@@ -60,6 +61,7 @@ class Options:
     tls_cert: str | None = None
     tls_key: str | None = None
     drain_seconds: float = 1.0
+    request_seconds: float = 30.0
     idle_seconds: float = 60.0
     rows: str | None = None
     dtype: RowDtype = "float32"
@@ -258,7 +260,8 @@ class Server:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._loop.add_signal_handler(number, self._stopped.set)
-        patience = Patience(self._models.limits.body_bytes, idle_seconds=self._options.idle_seconds)
+        options = self._options
+        patience = Patience(self._models.limits.body_bytes, options.request_seconds, options.idle_seconds)
         connections = Connections(Api(self._models, self._tokens), patience)
         http = await self._loop.create_server(connections.make, sock=self._socket, ssl=self._secure, backlog=_BACKLOG)
         watching = asyncio.create_task(connections.watch())

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HTTP connections of clients that idle, dawdle, vanish, send garbage or much at once: nobody else notices."""
+
+from __future__ import annotations
+
+import json
+import resource
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+import hotbed as hb
+from hotbed.serving.server.grpc import MESSAGES, SERVICE
+
+from .conftest import Process, Running, draw, wait_for
+from .test_http import body
+
+opened = list[socket.socket]()
+
+
+@pytest.fixture(autouse=True)
+def closed_after_each_test() -> Iterator[None]:
+    yield
+    while opened:
+        opened.pop().close()
+
+
+def connected(running: Any) -> socket.socket:
+    host, _, port = running.http.partition(":")
+    opened.append(socket.create_connection((host, int(port)), timeout=20))
+    return opened[-1]
+
+
+def read(client: socket.socket) -> bytes:
+    """Until the server closes."""
+    found = b""
+    while part := client.recv(1 << 16):
+        found += part
+    return found
+
+
+def answers(client: socket.socket, n: int) -> list[tuple[int, bytes]]:
+    """The next n answers, each its status and body."""
+    file, found = client.makefile("rb"), []
+    for _ in range(n):
+        status = int(file.readline().split()[1])
+        length = 0
+        while (line := file.readline()) not in (b"\r\n", b""):
+            if line.lower().startswith(b"content-length:"):
+                length = int(line.split(b":")[1])
+        found.append((status, file.read(length)))
+    return found
+
+
+def infer(asked: Any = None, **headers: str) -> bytes:
+    data = json.dumps(asked or body()).encode()
+    more = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
+    return f"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n{more}\r\n".encode() + data
+
+
+@pytest.fixture(scope="module")
+def hasty(exported: Path) -> Iterator[Running]:
+    """A server without patience."""
+    found = Running(exported, grpc_port=None, request_seconds=1.0, idle_seconds=1.0)
+    yield found
+    found.close()
+
+
+def alive(running: Running) -> None:
+    with hb.Client(f"http://{running.http}") as client:
+        assert client.predict("m", draw(3, 1)).shape == (3,)
+
+
+def test_connections_that_ask_nothing_are_closed(hasty: Running) -> None:
+    silent, asked = connected(hasty), connected(hasty)
+    asked.sendall(infer())
+    assert answers(asked, 1)[0][0] == 200
+    assert read(silent) == b""
+    assert read(asked) == b""
+    alive(hasty)
+
+
+@pytest.mark.parametrize("slowly", [b"POST /v2/models/m/infer HT", infer()[:90], infer()[:-5]])
+def test_a_request_that_drips_in_is_given_up(hasty: Running, slowly: bytes) -> None:
+    client, stop = connected(hasty), threading.Event()
+    client.sendall(slowly[:-20])
+
+    def drip() -> None:
+        for byte in slowly[-20:]:
+            if stop.wait(0.2):
+                return
+            try:
+                client.sendall(bytes([byte]))
+            except OSError:
+                return
+
+    thread = threading.Thread(target=drip)
+    thread.start()
+    found = answers(client, 1)
+    stop.set()
+    thread.join()
+    assert found[0][0] == 408
+    assert b"did not come within 1 seconds" in found[0][1]
+    alive(hasty)
+
+
+def test_a_client_that_takes_no_answers_is_dropped(hasty: Running) -> None:
+    client = connected(hasty)
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.settimeout(0.2)
+    try:
+        while True:  # until the server reads no more, or has left
+            client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 100)
+    except OSError:
+        pass
+    wait_for(lambda: gone(client), "the server has left", 30)
+    alive(hasty)
+
+
+def gone(client: socket.socket) -> bool:
+    try:
+        client.send(b"G")
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+def test_requests_that_come_together_are_answered_in_their_order(running: Running, session: Any) -> None:
+    client, asked = connected(running), [body(n, id=str(n)) for n in range(1, 9)]
+    order = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+    client.sendall(b"".join(infer(one) + order for one in asked))
+    found = answers(client, 16)
+    assert [status for status, _ in found] == [200] * 16
+    for one, (_, data) in zip(asked, found[::2], strict=True):
+        answer = json.loads(data)
+        assert answer["id"] == one["id"]
+        assert np.abs(answer["outputs"][0]["data"] - session.predict(draw(int(one["id"]), 5))).max() < 1e-6
+
+
+def test_a_request_is_read_however_it_is_cut(running: Running) -> None:
+    whole = infer()
+    for size in (1, 7, 100):
+        client = connected(running)
+        for start in range(0, len(whole), size):
+            client.sendall(whole[start : start + size])
+        assert answers(client, 1)[0][0] == 200
+        client.close()
+
+
+@pytest.mark.parametrize(
+    "sent, status",
+    [
+        (b"\x16\x03\x01\x02\x00\x01", 400),
+        (b"GET /v2 HTTP/9.9\r\n\r\n", 400),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef", 400),
+        (b"GET /v2 HTTP/1.1\r\n" + b"X: y\r\n" * 40_000, 431),
+        (b"GET /v2 HTTP/1.1\r\nX: " + b"y" * 200_000, 431),
+        (b"GET /v2 HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\nrest", 200),
+        (b"GET /v2 HTTP/1.0\r\n\r\n", 200),
+        (b"GET http://x/v2?a=b HTTP/1.1\r\nConnection: close\r\n\r\n", 200),
+        (b"HEAD /v2 HTTP/1.1\r\nConnection: close\r\n\r\n", 200),
+    ],
+)
+def test_what_is_no_request_is_told_so_and_the_connection_closed(running: Running, sent: bytes, status: int) -> None:
+    client = connected(running)
+    client.sendall(sent)
+    found = read(client)
+    assert found.startswith(f"HTTP/1.1 {status} ".encode()), found
+    assert b"connection: close\r\n" in found
+    assert found.endswith(b"\r\n\r\n") == sent.startswith(b"HEAD")
+    alive(running)
+
+
+def test_random_bytes_are_answered_or_left(running: Running) -> None:
+    draws, whole = np.random.default_rng(0), infer()
+    for number in range(200):
+        data = bytearray(whole if number % 3 else draws.bytes(int(draws.integers(1, 300))))
+        for place in draws.integers(0, len(data), int(draws.integers(1, 6))):
+            data[place] = draws.integers(0, 256)
+        client = connected(running)
+        client.sendall(data)
+        client.shutdown(socket.SHUT_WR)
+        found = read(client)
+        assert not found or found.split()[1] in (b"200", b"400", b"401", b"404", b"405", b"408", b"413", b"415"), found
+        alive(running)
+
+
+def test_a_body_is_awaited_by_who_expects_to_be_asked_for_it(running: Running) -> None:
+    client, whole = connected(running), infer(Expect="100-continue")
+    head, _, data = whole.partition(b"\r\n\r\n")
+    client.sendall(head + b"\r\n\r\n")
+    assert client.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    client.sendall(data)
+    assert answers(client, 1)[0][0] == 200
+
+
+def test_clients_that_leave_before_their_answer_cost_nobody_one(exported: Path, session: Any) -> None:
+    running, columns = Running(exported), draw(20, 3)
+    model, request = running.models.named("m"), infer(body(50))
+    held, expected = model.batcher._changed, session.predict(columns)
+    call = MESSAGES["ModelInferRequest"](model_name="m")
+    call.inputs.add(name="price", datatype="FP32", shape=[1], contents={"fp32_contents": [1.0]})
+    with grpc.insecure_channel(f"127.0.0.1:{running.server.grpc_port}") as channel:
+        remote = channel.unary_unary(f"/{SERVICE}/ModelInfer")
+        for _ in range(20):
+            client = connected(running)
+            client.sendall(request * 3)
+            client.close()
+            later = remote.future(call.SerializeToString())
+            later.cancel()
+    with hb.Client(f"http://{running.http}") as client:
+        for _ in range(20):
+            assert np.abs(client.predict("m", columns) - expected).max() < 1e-6
+    with held:
+        assert model.batcher.waiting_rows == 0
+    running.close()
+
+
+@pytest.mark.slow
+def test_five_thousand_idle_connections_cost_little_and_nobody_an_answer(exported: Path) -> None:
+    count, (soft, hard) = 5000, resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < count + 200:
+        pytest.skip(f"{hard} open files are allowed")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, count + 200), hard))
+    server = Process(f"m={exported}", "--set", "idle_seconds=2")
+    try:
+        alive(server)
+        before = rss(server)
+        idle = [connected(server) for _ in range(count)]
+        for _ in range(20):
+            alive(server)
+        assert rss(server) - before < 100 << 20
+        assert read(idle[0]) == b""  # they are dropped
+        assert read(idle[-1]) == b""
+        alive(server)
+    finally:
+        assert server.stop() == 0
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def rss(server: Process) -> int:
+    pages = int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1])
+    return pages * resource.getpagesize()

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests whose head came before are read as if it had not."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hotbed as hb
+from hotbed.errors import DataError
+from hotbed.serving.server.protocol import Asks, Inputs, Packed
+
+SCHEMA = hb.Schema([hb.Id("user"), hb.Id("item"), hb.Dense("price"), hb.Dense("age")])
+NAMES = {"<i8": "INT64", "<f4": "FP32", "|u1": "UINT8", "<i4": "INT32"}
+
+
+def request(columns: dict[str, Any], **more: Any) -> tuple[bytes, str]:
+    """A body with binary tensors, and the length of its head."""
+    arrays = {name: np.asarray(values) for name, values in columns.items()}
+    inputs = [{"name": name, "datatype": NAMES[values.dtype.str], "shape": list(values.shape),
+               "parameters": {"binary_data_size": values.nbytes}} for name, values in arrays.items()]  # fmt: skip
+    head = json.dumps({"inputs": inputs, **more}).encode()
+    return head + b"".join(values.tobytes() for values in arrays.values()), str(len(head))
+
+
+def columns(seed: int, n: int = 5) -> dict[str, Any]:
+    draw = np.random.default_rng(seed)
+    return {"user": draw.integers(0, 9, 1), "item": draw.integers(0, 9, n), "price": draw.random(n, np.float32),
+            "age": draw.integers(0, 99, n).astype(np.uint8)}  # fmt: skip
+
+
+def told(asks: Asks, inputs: Inputs, body: bytes, length: str) -> Any:
+    n, found, context = inputs.columns(asks.read(body, length).tensors, 100)
+    return n, *({name: values.tolist() for name, values in part.items()} for part in (found, context))
+
+
+@pytest.mark.parametrize("order", [["user", "item", "price", "age"], ["age", "price", "user", "item"]])
+def test_data_is_that_of_the_request_whatever_came_before(order: list[str]) -> None:
+    asks, inputs = Asks(), Inputs(SCHEMA)
+    for seed in range(5):
+        given = {name: columns(seed)[name] for name in order}
+        n, found, context = told(asks, inputs, *request(given))
+        assert n == 5
+        assert found == {name: given[name].tolist() for name in ("item", "price", "age")}
+        assert context == {"user": given["user"].tolist()}
+    assert isinstance(asks.read(*request(given)).tensors, Packed)
+
+
+def test_numbers_lie_where_numbers_may_lie_and_are_not_copied() -> None:
+    asks, inputs = Asks(), Inputs(SCHEMA)
+    for order in (["user", "item", "price", "age"], ["age", "price", "user", "item"]):
+        for seed in range(3):
+            _, found, context = inputs.columns(asks.read(*request({o: columns(seed)[o] for o in order})).tensors, 100)
+            assert all(values.flags.aligned for values in (*found.values(), *context.values()))
+    _, found, _ = inputs.columns(asks.read(*request(columns(0))).tensors, 100)
+    _, found, _ = inputs.columns(asks.read(*request(columns(0))).tensors, 100)
+    assert not any(values.flags.owndata for values in found.values())
+
+
+def test_a_known_head_with_other_data_is_refused_as_at_first() -> None:
+    asks, inputs = Asks(), Inputs(SCHEMA)
+    body, length = request(columns(0))
+    assert told(asks, inputs, body, length)[0] == 5
+    for wrong in (body[:-1], body + b"x", body[: int(length)]):
+        for reader in (asks, Asks()):
+            with pytest.raises(DataError, match=r"binary_data_size"):
+                reader.read(wrong, length)
+
+
+def test_a_head_that_one_model_knows_is_checked_for_another() -> None:
+    asks, inputs = Asks(), Inputs(SCHEMA)
+    for _ in range(2):
+        told(asks, inputs, *request(columns(0)))
+    other = Inputs(hb.Schema([hb.Id("user"), hb.Id("item"), hb.Dense("price")]))
+    with pytest.raises(DataError, match="'age': the model has none"):
+        told(asks, other, *request(columns(0)))
+    with pytest.raises(DataError, match="too many candidates"):
+        inputs.columns(Asks().read(*request(columns(0, 101))).tensors, 100)
+
+
+def test_heads_are_bounded_in_number_and_those_with_an_id_are_not_kept() -> None:
+    asks, inputs = Asks(), Inputs(SCHEMA)
+    for n in range(1, 200):
+        told(asks, inputs, *request(columns(0, n % 90 + 2)))
+        told(asks, inputs, *request(columns(0), id=str(n)))
+    assert len(asks._heads) <= 64
+    assert len(inputs._known) <= 64  # what no head needs is let go
+    assert asks.read(*request(columns(0), id="7")).id == "7"
