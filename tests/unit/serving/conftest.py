@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -142,7 +142,9 @@ def trainer(tmp_path: Path, exported: Path) -> Trainer:
 
 
 class Spawned:
-    """A verb of `hotbed` as its users start it, without torch."""
+    """A verb of `hotbed` as its users start it, without torch; killed at the end of its test, should it still be there."""
+
+    started: ClassVar = list["Spawned"]()
 
     def __init__(self, *arguments: Any) -> None:
         code = "import sys; sys.modules['torch'] = None; from hotbed.cli import main; main()"
@@ -151,6 +153,7 @@ class Spawned:
             stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
         self.lines = list[str]()
+        self.started.append(self)
 
     def find(self, pattern: str) -> re.Match[str]:
         """The first line that says so; the rest are gathered in `lines` from then on."""
@@ -174,6 +177,15 @@ class Spawned:
         assert self.process.stderr is not None
         self.process.stderr.close()
         return code
+
+
+@pytest.fixture(autouse=True)
+def _no_process_stays(_leaves_no_trace: None) -> Iterator[None]:
+    yield
+    while Spawned.started:
+        one = Spawned.started.pop()
+        if one.process.poll() is None:
+            one.stop(signal.SIGKILL)
 
 
 class Process(Spawned):

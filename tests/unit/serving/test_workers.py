@@ -10,9 +10,8 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import grpc
 import numpy as np
@@ -28,13 +27,10 @@ pytestmark = pytest.mark.slow
 
 
 class Server(Process):
-    """`hotbed serve` with two workers; killed at the end of its test, should it still be there."""
-
-    started: ClassVar = list["Server"]()
+    """`hotbed serve` with two workers."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments, "--set", "workers=2")
-        self.started.append(self)
         wait_for(lambda: any("2 workers listening" in line for line in self.lines), "all are up", 60)
 
     @property
@@ -53,15 +49,6 @@ class Server(Process):
 
     def told(self, text: str) -> bool:
         return any(text in line for line in self.lines)
-
-
-@pytest.fixture(autouse=True)
-def _no_server_stays(_leaves_no_trace: None) -> Iterator[None]:
-    yield
-    while Server.started:
-        server = Server.started.pop()
-        if server.process.poll() is None:
-            server.stop(signal.SIGKILL)
 
 
 def samples(text: str, name: str) -> dict[str, float]:

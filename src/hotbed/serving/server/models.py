@@ -95,11 +95,11 @@ class Model:
     def serve(self, loaded: ModelVersion) -> None:
         """From the next batch on, answer with this version; batches under way end with the one they began with."""
         current = Current(InferenceSession(loaded, self.cache), Inputs(loaded.schema))
-        before, self._current, self.problem = self._current, current, ""
-        self.swaps += before is not None
         if self._batcher is None:
             alone = self.cache is None  # else scoring may have to wait for rows
             self._batcher = Batcher(lambda: self.current.session, self._limits, self._scored, alone)
+        before, self._current, self.problem = self._current, current, ""
+        self.swaps += before is not None
         log.info("model %s serves version %d (%s)", self.name, loaded.version, loaded.digest[:12])
 
     def advance(self, newest: ModelVersion) -> None:
