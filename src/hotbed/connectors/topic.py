@@ -248,7 +248,9 @@ class Topic:
             self._down = True
 
     def _on_error(self, error: Any) -> None:
-        if error.code() in (error._AUTHENTICATION, error.SASL_AUTHENTICATION_FAILED, error._SSL):
+        refusals = (error._AUTHENTICATION, error.SASL_AUTHENTICATION_FAILED, error._SSL)
+        # in TLS 1.3 a broker looks at our certificate after the handshake: what it then says counts as transport
+        if error.code() in refusals or "SSL alert number" in error.str():
             self._refused = str(error)
         self._shaken = True  # a broker that comes back may not be the same
         logger.debug("%s", error)
