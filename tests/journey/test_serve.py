@@ -14,10 +14,12 @@ from urllib.request import urlopen
 
 import numpy as np
 import pytest
+import torch
 
 import hotbed as hb
 from hotbed.errors import ConfigError, DataError, FormatError
 from hotbed.persist.checkpoint import Saver, capture
+from hotbed.persist.content import content_digest
 from hotbed.persist.publish import Follower, PublishDirectory
 
 MODELS = ["LR", "FM", "WideDeep", "DeepFM", "DNN", "DCN", "DCNv2", "DLRM"]
@@ -134,6 +136,30 @@ def test_published_versions_are_served_with_the_scores_of_the_trainer(kind: str,
     assert held == loaded.files() | before.files()  # of versions that are gone nothing is left
     assert kinds == ["full", "delta", "delta", "delta"]
     assert (scores[0] != scores[-1]).any()
+
+
+def test_a_server_starts_from_what_a_trainer_publishes_and_training_does_not_notice(tmp_path: Path) -> None:
+    states = []
+    for publish in (PublishDirectory(tmp_path / "published", keep=9), None):
+        schema = schema_of(1).fit(hb.sources.Memory(columns(400, 0)))
+        torch.manual_seed(1)
+        network = hb.models.DCNv2(schema, hb.make_tables(schema, dim=4), dropout=0.3)
+        model = hb.RecModel(network, "bce", hb.Adam(lr=0.01))
+        keep = hb.callbacks.Checkpoint(tmp_path / str(publish is None), every_steps=4, publish=publish, wait=True)
+        data = hb.Dataset(hb.sources.Memory(columns(640, 0)), schema, 64)
+        model.online_train(data, keep, progress=False, progressive=False)
+        states.append(content_digest(model.tables))
+    assert states[0] == states[1]  # dropout draws the same numbers
+    asked = {name: value for name, value in columns(100, 9).items() if name not in ("label", "like")}
+    versions = list(Follower(tmp_path / "published").poll())
+    assert [("graph" in one.manifest, one.manifest["version"]) for one in versions] == [
+        (True, 0),
+        *((False, n) for n in (4, 8, 10)),
+    ]
+    assert all(one.manifest["caught"] <= one.manifest["published"] for one in versions)
+    expected = model.predict(hb.Dataset(hb.sources.Memory({**asked, "label": np.zeros(100)}), schema, 100))
+    found = hb.InferenceSession(tmp_path / "published").predict(asked)
+    assert np.abs(found - expected).max() < 1e-6
 
 
 def test_what_cannot_be_served_is_refused_by_name(tmp_path: Path) -> None:
