@@ -17,9 +17,9 @@
 namespace hotbed {
 namespace {
 
-constexpr size_t kAhead = 24;           // index lines on their way
-constexpr size_t kSearchedRows = 4096;  // rows on their way before they are pooled: they fit into the second cache
-constexpr int kPrefetchedLines = 4;     // of a row; hardware fetches the rest
+constexpr size_t kAhead = 24;          // index lines on their way
+constexpr size_t kSearchedRows = 256;  // rows on their way before they are pooled: few enough to be near then
+constexpr int kPrefetchedLines = 4;    // of a row; hardware fetches the rest
 
 [[noreturn]] void fail(const std::string& path, const char* what) {
   throw std::system_error(errno, std::generic_category(), path + ": " + what);
@@ -40,6 +40,14 @@ void encode_int8(const float* from, size_t dim, uint8_t* to) noexcept {
   for (size_t d = 0; d < dim; d++) {
     const float lane = scale > 0.0f ? std::nearbyint(from[d] / scale) : 0.0f;
     to[4 + d] = static_cast<uint8_t>(static_cast<int8_t>(std::clamp(lane, -127.0f, 127.0f)));
+  }
+}
+
+// What pooling single ids comes to; the rows are on their way already.
+void copy_rows(const float* const* rows, int64_t n, int dim, const OutputRows& out) noexcept {
+  for (int64_t i = 0; i < n; i++) {
+    if (dim == 16) std::memcpy(out.data + i * out.step, rows[i], 64);
+    else std::memcpy(out.data + i * out.step, rows[i], static_cast<size_t>(dim) * 4);
   }
 }
 
@@ -136,11 +144,12 @@ uint32_t FrozenRows::find(int64_t id, uint64_t hash) const noexcept {
   const uint64_t home = bucket_of(hash, n);
   for (uint64_t b = home;;) {
     const Bucket& bucket = buckets_[b];
-    for (int e = 0; e < kEntries; e++)
-      if (bucket.id[e] == id && (bucket.used >> e & 1)) {
-        const uint32_t slot = bucket.slot[e];
-        return slot < footer_->num_rows || slot == kRemoved ? slot : kNoSlot;
-      }
+    unsigned found = 0;  // no branch an entry: where an id lies in its bucket cannot be predicted
+    for (int e = 0; e < kEntries; e++) found |= static_cast<unsigned>(bucket.id[e] == id) << e;
+    if (found &= bucket.used) {
+      const uint32_t slot = bucket.slot[__builtin_ctz(found)];
+      return slot < footer_->num_rows || slot == kRemoved ? slot : kNoSlot;
+    }
     if (!bucket.overflow) return kNoSlot;
     b = b + 1 == n ? 0 : b + 1;
     if (b == home) return kNoSlot;
@@ -192,16 +201,10 @@ FrozenTable::Place FrozenTable::find(int64_t id, uint64_t hash) const noexcept {
   return {};
 }
 
-const float* FrozenTable::read(int64_t id, const Place& place, float* out) const noexcept {
-  if (place.layer) {
-    if (const float* row = place.layer->fp32(place.slot)) return row;
-    place.layer->read(place.slot, out);
-  } else if (absent_.initial_row) {
-    initial_row(absent_.init, absent_.key, id, out, dim_);
-  } else {
-    std::fill_n(out, dim_, absent_.value);
-  }
-  return out;
+void FrozenTable::read(int64_t id, const Place& place, float* out) const noexcept {
+  if (place.layer) place.layer->read(place.slot, out);
+  else if (absent_.initial_row) initial_row(absent_.init, absent_.key, id, out, dim_);
+  else std::fill_n(out, dim_, absent_.value);
 }
 
 void FrozenSearch::add(const FrozenTable& table, const int64_t* ids, int64_t n) {
@@ -210,21 +213,25 @@ void FrozenSearch::add(const FrozenTable& table, const int64_t* ids, int64_t n) 
 
 void FrozenSearch::run() {
   const size_t n = seeks_.size();
+  rows_.resize(n);
   for (size_t i = 0; i < std::min(n, kAhead); i++) seeks_[i].table->prefetch(seeks_[i].hash);
   size_t lanes = 0;
   for (size_t i = 0; i < n; i++) {
     if (i + kAhead < n) seeks_[i + kAhead].table->prefetch(seeks_[i + kAhead].hash);
     Seek& seek = seeks_[i];
     seek.place = seek.table->find(seek.id, seek.hash);
-    if (!seek.place.layer || !seek.place.layer->fp32(0)) lanes += static_cast<size_t>(seek.table->dim());
+    rows_[i] = seek.place.layer ? seek.place.layer->fp32(seek.place.slot) : nullptr;
+    if (!rows_[i]) lanes += static_cast<size_t>(seek.table->dim());
   }
+  if (lanes == 0) return;
   decoded_.resize(lanes);
-  rows_.resize(n);
   float* next = decoded_.data();
   for (size_t i = 0; i < n; i++) {
+    if (rows_[i]) continue;
     const Seek& seek = seeks_[i];
-    rows_[i] = seek.table->read(seek.id, seek.place, next);
-    if (rows_[i] == next) next += seek.table->dim();
+    seek.table->read(seek.id, seek.place, next);
+    rows_[i] = next;
+    next += seek.table->dim();
   }
 }
 
@@ -236,6 +243,7 @@ void pool_feature(const float* const* rows, const FeatureIds& ids, Pooling pooli
     positions.resize(static_cast<size_t>(ids.num_values));
     std::iota(positions.begin() + static_cast<int64_t>(known), positions.end(), static_cast<uint32_t>(known));
   }
+  if (!ids.offsets && !ids.weights && ids.num_values == num_samples) return copy_rows(rows, ids.num_values, dim, out);
   const bool flat = pooling == Pooling::kNone || !ids.offsets;  // as Step::bags
   const bool repeated = pooling != Pooling::kNone && ids.num_samples == 1;
   const int64_t n = flat ? ids.num_values : ids.num_samples;

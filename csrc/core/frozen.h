@@ -103,9 +103,8 @@ class FrozenTable {
   int dim() const noexcept { return dim_; }
   const std::vector<std::shared_ptr<FrozenRows>>& layers() const noexcept { return layers_; }
   void prefetch(uint64_t hash) const noexcept;
-  Place find(int64_t id, uint64_t hash) const noexcept;  // has the row prefetched
-  // What cannot be read in place is written to `out`, which has room for a row.
-  const float* read(int64_t id, const Place& place, float* out) const noexcept;
+  Place find(int64_t id, uint64_t hash) const noexcept;                  // has the row prefetched
+  void read(int64_t id, const Place& place, float* out) const noexcept;  // decoded, or as an id without a row reads
 
  private:
   std::vector<std::shared_ptr<FrozenRows>> layers_;
