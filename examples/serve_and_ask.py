@@ -69,7 +69,7 @@ def ask(address: str, until: Callable[[], bool]) -> tuple[list[Answer], dict[str
                 for shown, score in zip(scores.values(), result.as_numpy("prediction"), strict=False):
                     shown.append((time.time(), float(score)))
             answers.append(Answer(time.time(), seconds, version))
-            time.sleep(0.004)  # leaves the processors to the trainer
+            time.sleep(0.008)  # leaves the processors to the trainer
     return answers, scores
 
 
