@@ -52,7 +52,8 @@ class Checkpoint:
     learned is not saved: the state before it is that of the newest checkpoint, and what lies between is learned again.
 
     `path`: a local path; or a URL for fsspec, where decisions of the clock are not journalled. `publish`: a `Publisher`
-    that hands each saved version on. Needs a Dataset, or data with `position` and `resume(position)`.
+    that hands each saved version on, fulls with the network as a graph for servers. Needs a Dataset, or data with
+    `position` and `resume(position)`.
 
     Example:
         >>> model.online_train(dataset, [Evict(seconds_interval=3600), Checkpoint("runs/clicks", every_seconds=60)])

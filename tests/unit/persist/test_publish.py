@@ -26,6 +26,7 @@ from hotbed.persist import publish as module
 from hotbed.persist.chain import Replica, compact, verify
 from hotbed.persist.checkpoint import Saved, State, capture, open_checkpoint, restore, save, write
 from hotbed.persist.content import values_digest
+from hotbed.persist.export import Graph
 from hotbed.persist.publish import Follower, PublishDirectory, Publisher, PublishTopic, Topic
 from hotbed.testing import Broker
 
@@ -131,6 +132,19 @@ def test_a_version_says_when_it_was_published_and_what_it_learned_last(way: Way,
     assert [manifest.get("learned") for manifest in told] == [None, 5.0, 7.0]
     times = [before, *(manifest["published"] for manifest in told), time.time()]
     assert times == sorted(times)
+
+
+def test_fulls_bring_the_graph_along_and_deltas_do_not(way: Way, tmp_path: Path) -> None:
+    run, publisher, follower = Run(tmp_path / "run"), way[0](), way[1]()
+    publisher.graph = Graph(b"a graph", ["network.a.weight"], {}, [], ["prediction"])
+    found = []
+    for full in (True, False, True):
+        publisher.publish(run.save(full=full))
+        (reader,) = follower.poll()
+        reader.verify()
+        graph = reader.manifest.get("graph")
+        found.append(graph and bytes(reader.read(graph["file"])))
+    assert found == [b"a graph", None, b"a graph"]
 
 
 def test_counts_go_along_where_training_kept_them(tmp_path: Path) -> None:

@@ -375,3 +375,17 @@ def test_versions_are_published_in_order_and_a_failure_does_not_end_training(
     learn(save={"every_steps": 4, "publish": publisher, "wait": True})
     assert publisher.seen == [0, 4, 8, 10]
     assert "not published: the broker is gone" in caplog.text
+
+
+def test_a_network_that_cannot_become_a_graph_is_published_without_one(
+    learn: Any, tmp_path: Path, caplog: Any, monkeypatch: Any
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise ConfigError("export: it depends on values")
+
+    monkeypatch.setattr(hb.RecModel, "graph", refuse)
+    learn(save={"every_steps": 4, "publish": hb.PublishDirectory(tmp_path / "out"), "wait": True})
+    assert "published versions bring no graph, servers need an export: export: it depends on values" in caplog.text
+    manifest = open_checkpoint(tmp_path / "out").manifest
+    assert manifest["version"] == 10
+    assert "graph" not in manifest
