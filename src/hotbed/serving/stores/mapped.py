@@ -151,6 +151,8 @@ class ModelFolder:
             version = MappedVersion(**fields, tables=tables, key=key, spec=spec, folder=self.path, blobs=blobs)
             for name in version.files():
                 _inside(self.path, name)
+            if not {"origin", "dtype", "chain"} <= spec.keys():
+                raise FormatError(f"{place}: not a whole version — received {sorted(spec)} — {_ADVICE}")
         except FormatError:
             raise
         except (OSError, KeyError, TypeError, ValueError, AttributeError, HotbedError) as error:

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What writing a version may meet: a disk that fills up, a kill; and what it takes: some bytes a row, for a while."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hotbed as hb
+
+from .test_served_folder import GRAPH, export, read, write
+
+__all__ = ["export"]  # a fixture
+
+pytestmark = pytest.mark.core
+ROWS = 400_000
+
+MEASURE = """
+import re, sys, threading, time
+from pathlib import Path
+import hotbed as hb
+
+def anonymous():
+    return int(re.search(r"RssAnon:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) << 10
+
+def watch():
+    global peak
+    while not done:
+        peak = max(peak, anonymous())
+        time.sleep(0.002)
+
+server = hb.ParameterServer(sys.argv[1])
+server.load("m", sys.argv[2])
+before = peak = anonymous()
+done = False
+thread = threading.Thread(target=watch)
+thread.start()
+server.load("m", sys.argv[3])
+done = True
+thread.join()
+print(peak - before, anonymous() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+def test_a_new_full_beside_the_old_one_takes_a_few_dozen_bytes_a_row(tmp_path: Path) -> None:
+    rows = dict.fromkeys(range(ROWS), 1.0)
+    write(tmp_path / "export", rows, version=0, graph=GRAPH, counts=rows)
+    write(tmp_path / "out", rows, version=1, counts=rows)
+    command = [sys.executable, "-c", MEASURE, tmp_path / "rows", tmp_path / "export", tmp_path / "out"]
+    peak, kept = map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+    assert peak < 100 * ROWS
+    assert kept < 30 * ROWS
+
+
+FULL_DISK = """
+import resource, sys
+import hotbed as hb
+from hotbed.errors import PersistError
+server = hb.ParameterServer(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), int(sys.argv[3])))
+try:
+    server.load("m", sys.argv[2])
+except PersistError as error:
+    print(server.model("m").version, error)
+"""
+
+
+@pytest.mark.parametrize("limit", [40, 4000])
+def test_a_disk_that_fills_up_leaves_the_version_before(export: Path, tmp_path: Path, limit: int) -> None:
+    hb.ParameterServer(tmp_path / "rows").load("m", export)
+    write(tmp_path / "out", {one: 2.0 for one in range(1000)}, version=4)
+    command = [sys.executable, "-c", FULL_DISK, tmp_path / "rows", tmp_path / "out", str(limit)]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert told.startswith("3 ")
+    assert "free space or choose another folder" in told
+    server = hb.ParameterServer(tmp_path / "rows")
+    assert read(server.model("m"), [7]) == [7.0]
+    assert read(server.load("m", tmp_path / "out"), [7]) == [2.0]
+    assert not list((tmp_path / "rows" / "m").glob(".*"))
+
+
+def test_a_writer_that_is_killed_leaves_a_whole_version(export: Path, tmp_path: Path) -> None:
+    code = """
+import os, sys
+import hotbed as hb
+from hotbed.serving.stores import writing
+server, places = hb.ParameterServer(sys.argv[1]), int(sys.argv[3])
+real = os.replace
+def replace(*names):
+    global places
+    places -= 1
+    if places < 0:
+        os._exit(9)
+    real(*names)
+os.replace = replace
+server.load("m", sys.argv[2])
+"""
+    hb.ParameterServer(tmp_path / "rows").load("m", export)
+    write(tmp_path / "out", {one: 2.0 for one in range(100)}, version=4)
+    for places in range(5):  # each file that would have appeared
+        done = subprocess.run(
+            [sys.executable, "-c", code, tmp_path / "rows", tmp_path / "out", str(places)], check=False
+        )
+        version = hb.ParameterServer(tmp_path / "rows").model("m")
+        assert (version.version, read(version, [7])) == ((3, [7.0]) if done.returncode == 9 else (4, [2.0]))
+        if done.returncode == 0:
+            break
+    assert done.returncode == 0
+    assert not list((tmp_path / "rows" / "m").glob(".*"))
