@@ -4,6 +4,10 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
+import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -108,4 +112,39 @@ def test_freshness_is_told_from_the_newest_event_to_served(trainer: Trainer) -> 
     assert 0 <= sample(text, "model_age_seconds") < 60
     object.__setattr__(current.version, "learned", None)
     assert "hotbed_model_freshness_seconds{" not in got(running, "/metrics")
+    running.close()
+
+
+@pytest.mark.slow
+def test_the_page_plots_latency_age_and_hit_rate(exported: Path, tmp_path: Path) -> None:
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("no Chromium")
+    running, version = cached(exported)
+    object.__setattr__(version, "learned", running.models.named("m").current.since - 90)
+    stop = threading.Event()
+
+    def ask() -> None:
+        with hb.Client(f"http://{running.http}") as client:
+            for seed in range(10**9):
+                if stop.is_set():
+                    return
+                client.predict("m", draw(20, seed % 40))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=40000"]
+    try:
+        page = subprocess.run([chromium, *flags, "--dump-dom", f"http://{running.http}/"], capture_output=True, text=True,
+                              timeout=60).stdout  # fmt: skip
+    finally:
+        stop.set()
+        thread.join()
+    figures = {re.search(r"<figcaption>(.*?)</figcaption>", one).group(1): one for one in page.split("<figure>")[1:]}
+    assert set(figures) == {"latency of the last requests", "candidates a second", "age of what is served",
+                            "rows that were in the cache"}  # fmt: skip
+    for name, figure in figures.items():
+        assert len(re.findall(r"[\d.]+,[\d.]+", figure)) > 1, name  # points of lines
+    for text in ("from its newest event to served", "of rows were in the cache", "a fetch of missing rows", "90.0 s"):
+        assert text in page
     running.close()
