@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 from hotbed import _core
 from hotbed.data.batch import Ids
 from hotbed.embedding.table import POOLINGS
-from hotbed.errors import ConfigError, NotServed, RowShapeError, ServingError, StoreError
+from hotbed.errors import ConfigError, HotbedError, NotServed, RowShapeError, StoreError
 from hotbed.serving.rows import Looked, ServedTable
 from hotbed.serving.stores.base import ModelVersion, Store
 
 Policy = Literal["lru", "lfu"]
 POLICIES: tuple[Policy, ...] = ("lru", "lfu")
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # seconds until a store that did not answer is asked again; they double
+PATIENT_SECONDS = 2.0  # that it has then, beside requests
 _PRELOADED_ROWS = 65_536  # asked for together
 _PAST, _PAST_BYTES = 2**64 - 1, 1 << 20  # an epoch that no cache comes to: everything is missing, nothing is kept
 log = logging.getLogger("hotbed.serving")
@@ -34,9 +35,9 @@ class EmbeddingCache:
     stays, of all tables together; "lru": what was asked for last, "lfu": what is asked for often. `preload`: share of
     `max_bytes` that is filled at the start, and after a version of which it cannot be told what changed, with the rows
     that training counted most, where it counted. `deadline_seconds`: a row that the store does not give within it reads
-    as an id without a row does, is not kept, and is counted in `late` and in the answer's `late`. Then the store is asked
-    again after 0.1 s, later after up to 2 s, by one request; the others do not wait. None: requests wait as long as it
-    takes, and StoreError is theirs.
+    as an id without a row does, is not kept, and is counted in `late` and in the answer's `late`. Then no
+    request waits until the store has answered: it is asked beside them, after 0.1 s and then after up to 2 s. None: requests
+    wait as long as it takes, and StoreError is theirs.
 
     The cache holds one version. Opening a newer one drops the rows that changed; requests of any other version read
     their own rows past the cache. Raises ConfigError for values that make no sense, and what `parameter_server.model`
@@ -203,6 +204,7 @@ class _CachedLookup:
         self._cache, self._version, self._patience = cache, version, _Patience(version)
         self._names = list(_dims(version))
         layout = [(name, self._names.index(table), POOLINGS.index(pooling)) for name, table, pooling in features]
+        self._rows, self._epoch = rows, epoch
         self._native = _core.CachedLookup(rows, layout, epoch)
         self._absent = {name: ServedTable(version.configs[name], ()) for _, name, _ in features}
 
@@ -226,7 +228,11 @@ class _CachedLookup:
     def _fetch(self, wanted: Mapping[str, NDArray[np.int64]]) -> Mapping[str, NDArray[np.float32]] | None:
         """Rows of what is missing; None where they are late."""
         deadline, began = self._cache.deadline_seconds, time.monotonic()
-        if deadline is not None and not self._patience.asks(began):
+        if deadline is not None and self._patience.pausing:
+            if self._patience.asks(began):
+                threading.Thread(
+                    target=self._ask_again, args=(wanted, deadline), daemon=True, name="hotbed-cache"
+                ).start()
             return None
         try:
             rows = self._version.find(wanted, deadline)
@@ -240,25 +246,46 @@ class _CachedLookup:
         self._patience.answered()
         return rows
 
+    def _ask_again(self, wanted: Mapping[str, NDArray[np.int64]], deadline: float) -> None:
+        """Beside requests, with more time than they have: a store too slow for an empty cache would else leave it empty."""
+        began = time.monotonic()
+        self._cache._count(0.0)
+        try:
+            rows = self._version.find(wanted, max(deadline, PATIENT_SECONDS))
+            for name, missing in wanted.items():
+                self._rows.preload(self._epoch, self._names.index(name), missing, _flat(rows[name]))
+            self._patience.answered()
+        except HotbedError as error:
+            self._patience.failed(began, error)
+        finally:
+            self._patience.ended()
+
 
 class _Patience:
-    """When a store that did not answer is asked again: by one request at a time, after longer and longer pauses."""
+    """When a store that did not answer is asked again: once at a time, after longer and longer pauses."""
 
     def __init__(self, version: ModelVersion) -> None:
-        self._version, self._lock = version, threading.Lock()
+        self._version, self._lock, self._asking = version, threading.Lock(), False
         self._pause = self._until = self._failed = 0.0
 
+    @property
+    def pausing(self) -> bool:
+        """Whether requests do without what they miss."""
+        return self._pause > 0
+
     def asks(self, now: float) -> bool:
-        """Whether the request that misses rows now asks for them."""
-        if not self._pause:
-            return True
+        """Whether it is time to ask again; then `ended` follows."""
         with self._lock:
-            if now < self._until:
+            if now < self._until or self._asking:
                 return False
-            self._until = now + self._pause
+            self._asking = True
             return True
 
-    def failed(self, began: float, error: ServingError) -> None:
+    def ended(self) -> None:
+        with self._lock:
+            self._asking = False
+
+    def failed(self, began: float, error: HotbedError) -> None:
         """`began`: when the store was asked; several that asked before it was known to fail are one failure."""
         with self._lock:
             if began < self._failed:

@@ -162,11 +162,19 @@ def test_what_comes_late_reads_as_an_unknown_id_is_told_and_is_not_kept() -> Non
         assert (cache.late, cache.num_rows) == (2, 1)
 
 
-def test_a_silent_store_is_asked_now_and_then_by_one_request_and_taken_back_when_it_answers(
+class AtOnce(threading.Thread):
+    """A thread that runs where it is started."""
+
+    def start(self) -> None:
+        self.run()
+
+
+def test_a_silent_store_is_asked_now_and_then_beside_requests_and_taken_back_when_it_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [1000.0]
     monkeypatch.setattr(caching.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(caching.threading, "Thread", AtOnce)
     store = one_table({1: [1.0, 2.0]})
     lookup = hb.EmbeddingCache(store, "fake").lookup(store.versions[0], FEATURES)
     store.silent = True
@@ -182,8 +190,36 @@ def test_a_silent_store_is_asked_now_and_then_by_one_request_and_taken_back_when
     assert pauses.max() == pytest.approx(caching.LONGEST_PAUSE, abs=0.011)
     store.silent = False
     now[0] += caching.LONGEST_PAUSE
+    assert look(lookup, 1)[1] == 1  # it asks, and does not wait
     assert look(lookup, 1) == ([[1.0, 2.0]], 0)
     assert look(lookup, 7)[1] == 0
+
+
+def test_a_store_too_slow_for_an_empty_cache_fills_it_all_the_same() -> None:
+    store = one_table({one: [float(one), 0.0] for one in range(40)})
+    cache = hb.EmbeddingCache(store, "fake", deadline_seconds=0.05)
+    lookup = cache.lookup(store.versions[0], FEATURES)
+    find, entered, leave = store.versions[0].find, threading.Event(), threading.Event()
+
+    def slow(wanted: Any, seconds: float | None = None) -> Any:
+        if len(wanted["t"]) > 10 and seconds is not None and seconds < 1:
+            raise StoreError("too late")
+        if len(wanted["t"]) > 10:
+            entered.set()
+            assert leave.wait(20)
+        return find(wanted, seconds)
+
+    object.__setattr__(store.versions[0], "find", slow)
+    assert look(lookup, *range(30))[1] == 30
+    while not entered.wait(0.02):
+        assert look(lookup, *range(30))[1] == 30
+    for _ in range(20):  # one asks at a time, and nobody waits for it
+        assert look(lookup, *range(30, 40))[1] == 10
+    assert cache.fetches == 2
+    leave.set()
+    while look(lookup, *range(40))[1]:
+        pass
+    assert look(lookup, *range(40)) == ([[float(one), 0.0] for one in range(40)], 0)
 
 
 def test_requests_that_fail_together_are_one_failure(monkeypatch: pytest.MonkeyPatch) -> None:
