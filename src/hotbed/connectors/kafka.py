@@ -38,8 +38,9 @@ class Kafka(Source):
     (TLS, SASL); `"${NAME}"` stands for an environment variable. With `on_error="skip"` a message that cannot be
     decoded is a dead letter, else a DecodeError.
 
-    While brokers are away reading waits. Raises DataError when offsets of the position are gone (retention), the topic
-    or a partition is deleted; SchemaError for a column that no message has; MissingExtra without confluent-kafka.
+    While brokers are away reading waits; gaps in offsets (compaction, markers of transactions) are passed over. Raises
+    DataError when offsets of the position are gone (retention), or messages of the block that it lies in (compaction), the
+    topic or a partition is deleted; SchemaError for a column that no message has; MissingExtra without confluent-kafka.
 
     Example: `hb.sources.Kafka("localhost:9092", "clicks", group="trainer")`
     """
@@ -136,6 +137,7 @@ class _Reader:
         self.offsets = {int(p): int(offset) for p, offset in state.get("offsets", {}).items()}
         self.take = {int(p): int(offset) for p, offset in state.get("take", {}).items()}
         self.row, self.now, self.types = state.get("row", 0), state.get("now", 0), state.get("schema", "")
+        self.count: int = state.get("count", 0)  # messages of the block at hand; 0: not known
         self.topic = Topic(source, live, self.offsets)
         self._waiting_since: float | None = None
 
@@ -143,7 +145,7 @@ class _Reader:
         """After `row` rows of the block at hand."""
         offsets, take = _by_name(self.offsets), _by_name(self.take)
         return Position({"block": self.number, "offsets": offsets, "take": take, "row": self.row, "now": self.now,
-                         "schema": self.types})  # fmt: skip
+                         "count": self.count if take else 0, "schema": self.types})  # fmt: skip
 
     def next_block(self) -> list[tuple[int, Message]] | None:
         """The messages of the next block in their order, or None where it is not here yet. It is on record when they
@@ -151,9 +153,15 @@ class _Reader:
         if not self.offsets and self.number == 0:
             self.offsets = dict(self.topic.begins)
         known = {"take": self.take, "now": self.now} if self.take else self.live.journal.get("block", self.number)
+        expected = self.count if self.take else 0
         taken = self._anew() if known is None else self._again(known)
         if taken is None:
             return None
+        self.count = sum(map(len, taken.values()))
+        if self.count < expected:  # rows of it were handed out, and those that are left cannot be told from them
+            raise DataError(f"kafka topic {self.source.topic!r}: messages of the block that the position lies in are gone — "
+                            f"received {self.count} of {expected} — let compaction wait (min.compaction.lag.ms) for longer "
+                            "than checkpoints are apart, or begin with another position")  # fmt: skip
         for partition, messages in taken.items():
             del self.topic.pending[partition][: len(messages)]
         self._waiting_since = None

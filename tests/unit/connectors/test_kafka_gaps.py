@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Offsets with gaps: markers of transactions, and messages that compaction took. Nothing waits for them or trips over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import confluent_kafka as kafka
+import pytest
+from kafka_streams import make, message, rows, within
+
+from hotbed.connectors import Journal, Kafka, Live, Position
+from hotbed.connectors import topic as topic_module
+from hotbed.errors import DataError
+from hotbed.testing import Broker
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Broker]:
+    with Broker() as running:
+        yield running
+
+
+def transactions(broker: Broker, topic: str, num_transactions: int, size: int) -> None:
+    """Each ends with a marker of its own, an offset without a message; two partitions in turn."""
+    producer = kafka.Producer({"bootstrap.servers": broker.servers, "transactional.id": topic, "log_level": 0})
+    producer.init_transactions(20)
+    for number in range(num_transactions):
+        producer.begin_transaction()
+        for row in range(number * size, (number + 1) * size):
+            producer.produce(topic, message(row), partition=number % 2, timestamp=row + 1)
+        producer.flush(20)
+        producer.commit_transaction(20)
+
+
+@pytest.fixture
+def compacted(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, int]]:
+    """Messages (partition, offset) that compaction took: the consumer gets them no more, as from a broker that compacts.
+
+    The broker of these tests does not; that offsets stay and messages go is all that a consumer sees of it.
+    """
+    gone: set[tuple[int, int]] = set()
+
+    class Compacted(kafka.Consumer):  # type: ignore[misc]
+        def consume(self, *arguments: Any) -> list[Any]:
+            found = super().consume(*arguments)
+            return [one for one in found if one.error() or (one.partition(), one.offset()) not in gone]
+
+    class Client:
+        Consumer = Compacted
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(kafka, name)
+
+    monkeypatch.setattr(topic_module, "client", Client)
+    return gone
+
+
+def test_markers_of_transactions_are_passed_over_also_in_the_next_life(broker: Broker) -> None:
+    broker.create("transactions", 2)
+    transactions(broker, "transactions", 12, 10)
+    live = Live(Journal())
+    source = Kafka(broker.servers, "transactions", group="g", block_rows=25)
+    dataset = make(source, 10, live)
+    items = dataset.stream()
+    batches = within(items, 12)
+    assert [row for batch in rows(batches) for row in batch] == list(range(120))
+    for _ in range(5):
+        next(items)
+    assert dataset.lag is not None
+    assert dataset.lag <= 2  # a marker at the end of each partition
+    for at in (0, 3, 10):
+        position = batches[at].position
+        assert position is not None
+        for journal in (live.journal, Journal()):
+            again = make(source, 10, Live(journal)).resume(position)
+            assert rows(within(again.stream(), 11 - at)) == rows(batches[at + 1 :])
+    dataset.commit(batches[-1].position or Position({}))
+    transactions(broker, "transactions", 2, 10)  # numbers begin again: times do, too
+    assert sorted(row for batch in rows(within(items, 2)) for row in batch) == list(range(20))
+
+
+def test_a_compacted_topic_is_read_and_its_blocks_are_the_same_in_the_next_life(
+    broker: Broker, compacted: set[tuple[int, int]]
+) -> None:
+    broker.create("compacted", 2)
+    for partition in (0, 1):
+        broker.produce("compacted", [message(row) for row in range(partition, 200, 2)], partition, times=1)
+    compacted |= {
+        (p, offset) for p in (0, 1) for offset in range(100) if offset % 5 != 2
+    }  # also the first and the last
+    live = Live(Journal())
+    source = Kafka(broker.servers, "compacted", block_rows=7)
+    dataset = make(source, 10, live)
+    batches = within(dataset.stream(), 4)
+    found = [row for batch in rows(batches) for row in batch]
+    assert found == [row for row in range(200) if (row // 2) % 5 == 2]
+    for at in (0, 2):
+        again = make(source, 10, Live(live.journal)).resume(batches[at].position or {})
+        assert rows(within(again.stream(), 3 - at)) == rows(batches[at + 1 :])
+    broker.produce("compacted", [message(row) for row in range(1000, 1010)], times=1000)
+    resumed = make(source, 10, Live(live.journal)).resume(batches[-1].position or {})
+    assert rows(within(resumed.stream(), 1)) == [list(range(1000, 1010))]
+
+
+@pytest.mark.parametrize("journalled", [True, False])
+def test_compaction_between_two_lives_takes_its_messages_and_no_others(
+    broker: Broker, compacted: set[tuple[int, int]], journalled: bool
+) -> None:
+    topic = f"later-{journalled}"
+    broker.create(topic, 2)
+    for partition in (0, 1):
+        broker.produce(topic, [message(row) for row in range(partition, 120, 2)], partition, times=1)
+    live = Live(Journal())
+    source = Kafka(broker.servers, topic, block_rows=40)
+    batches = within(make(source, 8, live).stream(), 15)
+    compacted |= {(p, offset) for p in (0, 1) for offset in range(60) if offset % 4 in (0, 3)}
+
+    def resumed(at: int) -> Any:
+        return (
+            make(source, 4, Live(live.journal if journalled else Journal())).resume(batches[at].position or {}).stream()
+        )
+
+    left = [row for row in range(40, 120) if (row // 2) % 4 in (1, 2)]
+    assert [row for batch in rows(within(resumed(4), len(left) // 4)) for row in batch] == left
+    with pytest.raises(DataError, match=r"block that the position lies in are gone — received 20 of 40"):
+        within(resumed(1), 1)
