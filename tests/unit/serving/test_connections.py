@@ -67,7 +67,7 @@ def infer(asked: Any = None, **headers: str) -> bytes:
 @pytest.fixture(scope="module")
 def hasty(exported: Path) -> Iterator[Running]:
     """A server without patience."""
-    found = Running(exported, grpc_port=None, request_seconds=1.0, idle_seconds=1.0)
+    found = Running(exported, request_seconds=1.0, idle_seconds=1.0)
     yield found
     found.close()
 
@@ -224,6 +224,16 @@ def test_clients_that_leave_before_their_answer_cost_nobody_one(exported: Path, 
     with held:
         assert model.batcher.waiting_rows == 0
     running.close()
+
+
+def test_a_channel_that_idles_is_closed_and_opens_again_when_it_is_used(hasty: Running) -> None:
+    seen = list[grpc.ChannelConnectivity]()
+    with grpc.insecure_channel(f"127.0.0.1:{hasty.server.grpc_port}") as channel:
+        channel.subscribe(seen.append)
+        live = channel.unary_unary(f"/{SERVICE}/ServerLive")
+        assert live(b"", timeout=10) == b"\x08\x01"
+        wait_for(lambda: seen[-1] is grpc.ChannelConnectivity.IDLE, "it is closed")
+        assert live(b"", timeout=10) == b"\x08\x01"
 
 
 @pytest.mark.slow

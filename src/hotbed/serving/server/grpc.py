@@ -217,10 +217,12 @@ async def start(
     admit: Callable[[str | None], bool] | None,
     tls: tuple[bytes, bytes] | None,
     shared: bool = False,
+    idle_seconds: float = 60.0,
 ) -> tuple[Any, int]:
-    """A gRPC server that listens, and its port. `tls`: key and certificate; `shared`: by several processes. Raises ConfigError
-    where it cannot listen."""
-    options = {"grpc.max_receive_message_length": models.limits.body_bytes, "grpc.so_reuseport": int(shared)}
+    """A gRPC server that listens, and its port. `tls`: key and certificate; `shared`: by several processes; `idle_seconds`: when a
+    connection without a call is closed. Raises ConfigError where it cannot listen."""
+    options = {"grpc.max_receive_message_length": models.limits.body_bytes, "grpc.so_reuseport": int(shared),
+               "grpc.max_connection_idle_ms": int(idle_seconds * 1000)}  # fmt: skip
     return await listen(Service(models).handlers(), address, admit, tls, options)
 
 

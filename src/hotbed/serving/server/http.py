@@ -288,7 +288,9 @@ class Server:
         host = f"[{self._options.host}]" if ":" in self._options.host else self._options.host
         admit = None if self._tokens is None else self._tokens.admit
         address = f"{host}:{self._options.grpc_port}"
-        server, self.grpc_port = await start(self._models, address, admit, self._tls, self._shared)
+        server, self.grpc_port = await start(
+            self._models, address, admit, self._tls, self._shared, self._options.idle_seconds
+        )
         return server
 
 
