@@ -55,6 +55,8 @@ class Model:
     def __init__(self, name: str, find: Callable[[], ModelVersion], limits: Limits) -> None:
         self.name, self.find, self._limits = name, find, limits
         self.cache: EmbeddingCache | None = None
+        self.looking = threading.Lock()
+        self.look: Callable[[], None] = lambda: None  # of a model that is watched: once more, now
         self.wanted, self.outside = True, ""  # `outside`: what went wrong where it is loaded
         self._current: Current | None = None
         self._batcher: Batcher | None = None
@@ -174,21 +176,12 @@ class Models:
     def watch(self, name: str, find: Callable[[], ModelVersion], poll_seconds: float) -> None:
         """Name a model that another process loads, and serve what `find` gives, now and whenever it gives another."""
         model = self._models[name] = Model(name, find, self.limits)
+        model.look = lambda: self._advance(model)
         try:
-            self._advance(model)
+            model.look()
         except HotbedError as error:  # it may come later
             model.failed(error)
-        self._following.repeat(name, lambda: self._advance(model), poll_seconds)
-
-    def want(self, name: str, yes: bool) -> None:
-        """Serve a model that is watched, or stop, as the process that loads it says."""
-        model = self.named(name)
-        model.wanted = yes
-        if yes:
-            self._advance(model)
-            return
-        with self._lock:
-            model.close()
+        self._following.repeat(name, model.look, poll_seconds)
 
     def load(self, name: str) -> None:
         """Load, or load again, the newest version of a model where it was exported to; on an error what is served stays."""
@@ -301,10 +294,13 @@ class Models:
 
     def _advance(self, model: Model) -> None:
         if not model.wanted:
+            with self._lock:
+                model.close()
             return
-        newest = model.find()
-        with self._lock:
-            model.advance(newest)
+        with model.looking:  # of two looks the later one has the newer version
+            newest = model.find()
+            with self._lock:
+                model.advance(newest)
 
     def _take(self, model: Model, reader: Reader) -> None:
         with self._lock:

@@ -334,7 +334,7 @@ class _Work:
         self._ready, self._alone = threading.Event(), threading.Event()
         self._server: Server | None = None
         calls: dict[str, Callable[..., Any]] = {}
-        calls |= {"wanted": self._wanted, "told": self._told, "metrics": self._metrics}
+        calls |= {"wanted": self._want, "told": self._told, "metrics": self._metrics}
         self._wire = Wire(end, calls, self._orphaned)
         spec = self._wire.call("spec")
         logging.basicConfig(level=logging.INFO, handlers=[JsonLines(spec["number"])])
@@ -349,7 +349,7 @@ class _Work:
             else:
                 self._models.watch(name, partial(store.model, name), _LOOK_SECONDS)
             if name in spec["unloaded"]:
-                self._models.want(name, False)
+                self._set(name, False)
         self._server = Server(self._models, options, listener)
         self._ready.set()
         self._told(spec["told"])
@@ -367,9 +367,14 @@ class _Work:
         if self._alone.is_set():
             server.stop()
 
-    def _wanted(self, name: str, yes: bool) -> None:
+    def _want(self, name: str, yes: bool) -> None:
         self._ready.wait(_ANSWER_SECONDS)
-        self._models.want(name, yes)
+        self._set(name, yes)
+
+    def _set(self, name: str, yes: bool) -> None:
+        model = self._models.named(name)
+        model.wanted = yes
+        model.look()
 
     def _told(self, problems: Mapping[str, str]) -> None:
         self._ready.wait(_ANSWER_SECONDS)
