@@ -195,3 +195,14 @@ class Process(Spawned):
         super().__init__("serve", *arguments, "--http-port", "0", "--grpc-port", "0")
         found = self.find(r"listening on port (\d+), gRPC (\d+)")
         self.http, self.grpc = f"127.0.0.1:{found.group(1)}", f"127.0.0.1:{found.group(2)}"
+
+
+class Held(Spawned):
+    """`hotbed parameter-server`."""
+
+    def __init__(self, folder: Path, *arguments: Any, port: int = 0) -> None:
+        super().__init__("parameter-server", *arguments, "--rows", folder, "--port", port)
+        self.port = int(self.find(r"parameter server on port (\d+)").group(1))
+
+    def told(self, text: str) -> bool:
+        return any(text in line for line in self.lines)

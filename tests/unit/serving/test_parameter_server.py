@@ -3,11 +3,8 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import shutil
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -22,11 +19,12 @@ import pytest
 import hotbed as hb
 from hotbed.errors import ConfigError, NotServed, StoreError
 from hotbed.persist.checkpoint import Saver
-from hotbed.serving.server.rows_service import RowsOptions, RowsServer
+from hotbed.serving.process import followed_of
+from hotbed.serving.server.rows_service import RowsOptions, RowsServer, serve_rows
 from hotbed.serving.stores.messages import MESSAGES, SERVICE
 from hotbed.serving.stores.remote import RemoteParameterServer
 
-from .conftest import Process, Spawned, Trainer, wait_for
+from .conftest import Held, Trainer, wait_for
 
 
 class Running:
@@ -184,7 +182,7 @@ def test_more_calls_than_it_takes_on_are_refused_at_once(exported: Path) -> None
     def ask() -> None:
         for _ in range(60):
             try:
-                version.graph_bytes()
+                assert list(running.store.stream("Graph", {"model": "m", "digest": version.digest}))
             except StoreError as error:
                 told.append(str(error))
 
@@ -222,18 +220,22 @@ def test_only_who_holds_a_token_gets_rows_and_tls_hides_them(exported: Path, tmp
     running.close()
 
 
+def test_what_it_cannot_start_with_is_named(exported: Path, running: Running) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'calls'"):
+        serve_rows([str(exported)], [], {"port": 0, "call": 4})
+    with pytest.raises(ConfigError, match="no model of that name"):
+        serve_rows([f"a={exported}"], ["b=published"], {"port": 0})
+    with pytest.raises(ConfigError, match="follows its parameter server"):
+        followed_of(["m=published"], {"m": "grpc://rows:8002"})
+    with pytest.raises(ConfigError, match="cannot listen"):
+        RowsServer(running.server, ["m"], RowsOptions(port=running.running.port)).run()
+    with pytest.raises(ConfigError, match="token_file: cannot be read"):
+        RowsServer(running.server, ["m"], RowsOptions(port=0, token_file="none"))
+    with pytest.raises(ConfigError, match="give both"):
+        RowsServer(running.server, ["m"], RowsOptions(port=0, tls_cert="cert"))
+
+
 # --- as a process, killed and stopped -------------------------------------------------------------------------------
-
-
-class Held(Spawned):
-    """`hotbed parameter-server`."""
-
-    def __init__(self, folder: Path, *arguments: Any, port: int = 0) -> None:
-        super().__init__("parameter-server", *arguments, "--rows", folder, "--port", port)
-        self.port = int(self.find(r"parameter server on port (\d+)").group(1))
-
-    def told(self, text: str) -> bool:
-        return any(text in line for line in self.lines)
 
 
 @pytest.mark.slow
@@ -309,88 +311,3 @@ def test_gaps_forks_and_torn_versions_leave_what_it_has_and_the_next_full_recove
     last = trainer.publish(6)
     wait_for(lambda: store.model("m").version == last, "the full of a fork is taken")
     assert server.stop() == 0
-
-
-def ask(server: Process, trainer: Trainer) -> tuple[int, float, int]:
-    """The version that answered, how far its scores are from the trainer's, and the rows that came too late."""
-    kinds = {"user": ("INT64", int), "item": ("BYTES", str), "genres": ("BYTES", str), "price": ("FP32", float)}
-    inputs = [{"name": name, "shape": [30], "datatype": kind, "data": list(map(python, trainer.asked[name]))}
-              for name, (kind, python) in kinds.items()]  # fmt: skip
-    connection = http.client.HTTPConnection(server.http, timeout=20)
-    connection.request("POST", "/v2/models/m/infer", json.dumps({"inputs": inputs}))
-    answer = connection.getresponse()
-    found = json.loads(answer.read())
-    connection.close()
-    assert answer.status == 200, found
-    version, late = int(found["model_version"]), found.get("parameters", {}).get("late_rows", 0)
-    return version, float(np.abs(np.array(found["outputs"][0]["data"]) - trainer.scores[version]).max()), late
-
-
-def right(server: Process, trainer: Trainer, times: int = 6) -> int:
-    """The version that gave all of several answers, which are the trainer's scores; 0 where they are of several versions."""
-    found = [ask(server, trainer) for _ in range(times)]
-    assert [(apart < 1e-6, late) for _, apart, late in found] == [(True, 0)] * times
-    return found[0][0] if len({version for version, *_ in found}) == 1 else 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_server_of_a_parameter_server_follows_it_and_outlives_it(
-    trainer: Trainer, tmp_path: Path, workers: int
-) -> None:
-    source = (f"ranker={trainer.folder / 'export'}", "--watch", trainer.folder / "published")
-    rows = Held(tmp_path / "rows", *source)
-    server = Process(
-        f"m=grpc://127.0.0.1:{rows.port}/ranker", "--set", f"workers={workers}", "--set", "cache_deadline_seconds=5"
-    )
-    wait_for(lambda: right(server, trainer) in trainer.scores, "what was exported")
-    for seed in range(3):
-        version = trainer.publish(seed, full=seed == 2)
-        wait_for(lambda version=version: right(server, trainer) == version, "it is served", 30)
-
-    rows.stop(signal.SIGKILL)  # what is cached is served on, as it was
-    assert right(server, trainer) == version
-    wait_for(lambda: "UNAVAILABLE" in problem(server), "it says so")
-    assert right(server, trainer) == version
-    rows = Held(tmp_path / "rows", *source, port=rows.port)
-    wait_for(lambda: problem(server) == "", "it finds it again", 30)
-    last = trainer.publish(3)
-    wait_for(lambda: right(server, trainer) == last, "and follows on", 30)
-    assert server.stop() == 0
-    assert rows.stop() == 0
-
-
-@pytest.mark.slow
-def test_rows_of_a_slow_parameter_server_are_late_and_said_to_be(trainer: Trainer, tmp_path: Path) -> None:
-    rows = Held(tmp_path / "rows", f"m={trainer.folder / 'export'}")
-    options = ("--set", "cache_deadline_seconds=0.1", "--set", "cache_preload=0")
-    server = Process(f"m=grpc://127.0.0.1:{rows.port}", *options)
-    rows.process.send_signal(signal.SIGSTOP)
-    began = time.monotonic()
-    version, _, late = ask(server, trainer)
-    assert late > 0
-    assert version in trainer.scores
-    assert time.monotonic() - began < 10
-    rows.process.send_signal(signal.SIGCONT)
-    wait_for(lambda: ask(server, trainer)[2] == 0, "no row is late")
-    assert right(server, trainer) == version
-    assert server.stop() == 0
-    assert rows.stop() == 0
-
-
-@pytest.mark.slow
-def test_a_server_may_start_before_its_parameter_server(trainer: Trainer, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        port = held.getsockname()[1]
-    server = Process(f"m=grpc://127.0.0.1:{port}")
-    assert "UNAVAILABLE" in problem(server)
-    rows = Held(tmp_path / "rows", f"m={trainer.folder / 'export'}", port=port)
-    wait_for(lambda: problem(server) == "", "it is found")
-    assert right(server, trainer) in trainer.scores
-    assert server.stop() == 0
-    assert rows.stop() == 0
-
-
-def problem(server: Process) -> str:
-    with hb.Client(f"http://{server.http}") as client:
-        return client.models()[0]["reason"]

@@ -28,6 +28,7 @@ except ImportError as error:
     ) from error
 
 _ANSWER_BYTES = 16 << 20  # of rows in one call; more is asked for in several
+_LOOK_SECONDS = 5.0  # for a look at what is newest: who looks again and again gives up early
 _OPTIONS = [
     ("grpc.max_receive_message_length", MESSAGE_BYTES), ("grpc.max_send_message_length", MESSAGE_BYTES),
     ("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000),
@@ -67,7 +68,8 @@ class RemoteParameterServer(Store):
     def model(self, name: str) -> RemoteVersion:
         """The newest version, graph and weights included. Raises NotServed where the server has no such model."""
         known = self._versions.get(name)
-        found = self.ask("Describe", {"model": name, "known": known.digest if known else ""})
+        request = {"model": name, "known": known.digest if known else ""}
+        found = self.ask("Describe", request, min(_LOOK_SECONDS, self._seconds))
         if found.same and known is not None:
             return known
         try:
