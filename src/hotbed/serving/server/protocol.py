@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -34,6 +34,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
 EXTENSIONS = ["binary_tensor_data", "model_repository"]
 _MOST = 1 << 30  # values along a dimension
 HEADER_LENGTH = "Inference-Header-Content-Length"
+_compact = json.JSONEncoder(separators=(",", ":")).encode
 _HEADS, _HEAD_BYTES = 64, 16 << 10  # heads of requests that are remembered
 
 
@@ -45,11 +46,8 @@ def about() -> dict[str, Any]:
 
 
 # Tensor type -> the Arrow type of its values where they come in a list.
-_KINDS = {
-    **{name: pa.from_numpy_dtype(dtype) for name, dtype in DTYPES.items() if name != "FP16"},
-    "FP16": pa.float32(),
-    "BYTES": pa.string(),
-}
+_KINDS = {name: pa.from_numpy_dtype(dtype) for name, dtype in DTYPES.items()}
+_KINDS |= {"FP16": pa.float32(), "BYTES": pa.string()}
 # Those whose binary form is a column as it lies.
 _PLAIN = {name: dtype for name, dtype in DTYPES.items() if name not in ("BOOL", "FP16")}
 Column: TypeAlias = NDArray[Any] | pa.Array
@@ -80,15 +78,13 @@ class Tensor:
             return np.frombuffer(self.data, plain)  # the common case, kept short
         num_rows, width = (*shape, 1) if len(shape) == 1 else shape if len(shape) == 2 else (-1, 1)
         if not (type(num_rows) is type(width) is int and 0 <= num_rows <= _MOST and 1 <= width <= _MOST):
-            raise DataError(
-                f"input {self.name!r}: no column — received shape {str(shape)[:60]} — give [n], [n, 1] or [n, k]"
-            )
+            what = f"received shape {str(shape)[:60]} — give [n], [n, 1] or [n, k]"
+            raise DataError(f"input {self.name!r}: no column — {what}")
         size = num_rows * width
         flat = self._values(size)
         if len(flat) != size:
-            raise DataError(
-                f"input {self.name!r}: shape {shape} needs {size} values — received {len(flat)} — correct one"
-            )
+            what = f"shape {shape} needs {size} values — received {len(flat)}"
+            raise DataError(f"input {self.name!r}: {what} — correct one")
         if width == 1:
             return flat
         return pa.LargeListArray.from_arrays(pa.array(np.arange(num_rows + 1) * width), pa.array(flat))
@@ -156,15 +152,25 @@ def text_of(name: str, value: bytes) -> str:
         raise DataError(f"input {name!r}: a string that is no UTF-8 — received {value[:20]!r} — encode it") from error
 
 
-Place: TypeAlias = tuple[str, np.dtype[Any], int, int]
-"""Of a tensor of plain numbers among binary ones: name, type, how many, and at which byte."""
+class Block(NamedTuple):
+    """Binary tensors of plain numbers that lie one after the other, all [n] of one type."""
+
+    names: list[str]
+    dtype: np.dtype[Any]
+    n: int
+    start: int
+
+    def read(self, data: bytes) -> Iterable[tuple[str, Column]]:
+        """Name and column of each, without a copy."""
+        values = np.frombuffer(data, self.dtype, len(self.names) * self.n, self.start)
+        return zip(self.names, values.reshape(len(self.names), self.n), strict=True)
 
 
 @dataclass(frozen=True, eq=False)
 class Head:
     """What an infer request says of its tensors, which all follow in binary; clients send the same one again and again.
 
-    `sizes`: bytes of each tensor. `places`: where each lies, if all are plain numbers of shape [n], where numbers may lie.
+    `sizes`: bytes of each tensor. `blocks`: where they lie, if all are plain numbers [n] that lie where numbers may lie.
     """
 
     tensors: Sequence[tuple[str, str, Sequence[int]]]
@@ -173,13 +179,16 @@ class Head:
     binary: bool
 
     @cached_property
-    def places(self) -> Sequence[Place] | None:
-        found, start = list[Place](), 0
+    def blocks(self) -> Sequence[Block] | None:
+        found, start = list[Block](), 0
         for (name, datatype, shape), size in zip(self.tensors, self.sizes, strict=True):
             dtype = _PLAIN.get(datatype)
             if dtype is None or len(shape) != 1 or start % dtype.itemsize:
                 return None
-            found.append((name, dtype, shape[0], start))
+            if found and (found[-1].dtype, found[-1].n) == (dtype, shape[0]):
+                found[-1].names.append(name)
+            else:
+                found.append(Block([name], dtype, shape[0], start))
             start += size
         return found
 
@@ -198,6 +207,10 @@ class Packed:
         return [Tensor(*one, part) for one, part in zip(self.head.tensors, parts, strict=True)]
 
 
+Given: TypeAlias = tuple[int, dict[str, Column], dict[str, Column]]
+"""How many candidates, n; their columns; and, where n > 1, the context: tensors [1] that hold for each of them."""
+
+
 class Inputs:
     """The tensors that a model takes: one for each raw column of its schema that serving reads."""
 
@@ -205,7 +218,7 @@ class Inputs:
         self.names = schema.raw_columns(labels=False)
         self._allowed = {*self.names, *([] if schema.time is None else [schema.time.source])}
         self._schema = schema
-        self._known = WeakKeyDictionary[Head, tuple[int, list[Place], list[Place]]]()
+        self._known = WeakKeyDictionary[Head, tuple[int, Sequence[Block]]]()
 
     def metadata(self) -> list[dict[str, Any]]:
         """Name, datatype and shape of each: BYTES or INT64 as the column was in training, FP32 for what is a number only.
@@ -232,33 +245,27 @@ class Inputs:
         crossed = {name for one in columns for step in one.transforms for name in step.inputs()}
         return crossed | {one.source for one in self._schema.ids}
 
-    def columns(
-        self, given: Sequence[Tensor] | Packed, max_rows: int
-    ) -> tuple[int, dict[str, Column], dict[str, Column]]:
-        """How many candidates, n; their columns; and, where n > 1, the context: tensors [1] that hold for each of them.
-
-        Raises DataError for tensors that are unknown, missing, given twice, too long or of different lengths.
-        """
+    def columns(self, given: Sequence[Tensor] | Packed, max_rows: int) -> Given:
+        """Raises DataError for tensors that are unknown, missing, given twice, too long or of different lengths."""
         if not isinstance(given, Packed):
             return self._columns(given, max_rows)
-        known, data = self._known.get(given.head), given.data
+        known = self._known.get(given.head)
         if known is None:
-            num_rows, columns, context = self._columns(given.tensors(), max_rows)
-            if (places := given.head.places) is not None:
-                once = [place for place in places if place[0] in context]
-                self._known[given.head] = num_rows, [place for place in places if place not in once], once
-            return num_rows, columns, context
-        num_rows, each, once = known
-        columns = {name: np.frombuffer(data, dtype, count, start) for name, dtype, count, start in each}
-        return num_rows, columns, {name: np.frombuffer(data, dtype, 1, start) for name, dtype, _, start in once}
+            found = self._columns(given.tensors(), max_rows)
+            if given.head.blocks is not None:
+                self._known[given.head] = found[0], given.head.blocks
+            return found
+        num_rows, columns, context = known[0], dict[str, Column](), dict[str, Column]()
+        for block in known[1]:
+            (columns if block.n == num_rows else context).update(block.read(given.data))
+        return num_rows, columns, context
 
-    def _columns(self, tensors: Sequence[Tensor], max_rows: int) -> tuple[int, dict[str, Column], dict[str, Column]]:
+    def _columns(self, tensors: Sequence[Tensor], max_rows: int) -> Given:
         found: dict[str, Column] = {}
         for tensor in tensors:
             if tensor.name not in self._allowed:
-                raise DataError(
-                    f"input {tensor.name[:100]!r}: the model has none — {nearest(tensor.name[:100], self.names)}"
-                )
+                name = tensor.name[:100]
+                raise DataError(f"input {name!r}: the model has none — {nearest(name, self.names)}")
             found[tensor.name] = tensor.column()
         if len(found) < len(tensors):
             raise DataError(f"inputs: one is given twice — received {[one.name for one in tensors]} — give it once")
@@ -267,23 +274,16 @@ class Inputs:
             raise DataError(f"inputs are missing — received {sorted(found)} — add {missing}")
         lengths = {len(column) for column in found.values()}
         if len(lengths - {1}) > 1:
-            raise DataError(
-                f"inputs differ in length — received {sorted(lengths)} candidates — give each n, or 1 for all"
-            )
+            raise DataError(f"inputs differ in length — received {sorted(lengths)} — give each n, or 1 for all")
         num_rows = max(lengths - {1}, default=1)
         if num_rows > max_rows:
             raise DataError(f"too many candidates — received {num_rows} — give at most {max_rows} in a request")
-        if len(lengths) == 1:
-            return num_rows, found, {}
         columns = {name: column for name, column in found.items() if len(column) == num_rows}
         return num_rows, columns, {name: column for name, column in found.items() if name not in columns}
 
 
 def _of_text(column: Dense | Id) -> bool:
     return bool(column.transforms) and isinstance(column.transforms[0], Split | Extract | Map | Hash)
-
-
-# --- requests and answers over HTTP ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -363,9 +363,8 @@ def _wants_binary(output: Mapping[str, Any], default: bool) -> bool:
 
 def _a(value: Any, kind: type, name: str) -> Any:
     if not isinstance(value, kind):
-        raise DataError(
-            f"{name}: no {kind.__name__} — received {type(value).__name__} — see the Open Inference Protocol"
-        )
+        what = f"no {kind.__name__} — received {type(value).__name__}"
+        raise DataError(f"{name}: {what} — see the Open Inference Protocol")
     return value
 
 
@@ -395,5 +394,5 @@ def write_answer(ask: Ask, model: str, scores: Scores) -> tuple[bytes, int | Non
         spec["parameters"] = {"late_rows": scores.late}
     if ask.id:
         spec["id"] = ask.id
-    head = json.dumps(spec, separators=(",", ":")).encode()
+    head = _compact(spec).encode()
     return b"".join([head, *tail]), len(head) if tail else None
