@@ -3,8 +3,12 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <stdexcept>
+#include <vector>
 
 #include "core/hash_bytes.h"
 
@@ -43,6 +47,58 @@ Hashes hash_strings(Offsets<Offset> offsets, Bytes data, std::uint64_t seed) {
   return Hashes(hashes, {num_strings}, owner);
 }
 
+template <class To, class From>
+void convert(const Py_buffer& column, To* out) {
+  const From* from = static_cast<const From*>(column.buf);
+  for (Py_ssize_t i = 0; i < column.shape[0]; i++) out[i] = static_cast<To>(from[i]);
+}
+
+// One column as it is, or with another type; false where that takes more.
+bool take(const Py_buffer& column, std::int64_t* out) {
+  if (std::strchr("lqLQ", column.format[0]) && column.itemsize == 8)
+    return std::memcpy(out, column.buf, static_cast<std::size_t>(column.len)), true;
+  return column.format[0] == 'i' && column.itemsize == 4 && (convert<std::int64_t, std::int32_t>(column, out), true);
+}
+
+bool take(const Py_buffer& column, float* out) {
+  if (column.format[0] == 'f') convert<float, float>(column, out);
+  else if (column.format[0] == 'd') convert<float, double>(column, out);
+  else if (std::strchr("lq", column.format[0]) && column.itemsize == 8) convert<float, std::int64_t>(column, out);
+  else return false;
+  return std::all_of(out, out + column.shape[0], [](float one) { return std::isfinite(one); });
+}
+
+/// The values of those of `names` whose column is a plain array, one column after the other, and how many there are of
+/// each name; -1 where it is something else.
+template <class To>
+nb::tuple plain_columns(const nb::dict& columns, const nb::list& names, nb::handle array) {
+  std::vector<Py_buffer> held;
+  nb::list counts;
+  std::size_t total = 0;
+  for (nb::handle name : names) {
+    PyObject* column = name.is_none() ? nullptr : PyDict_GetItemWithError(columns.ptr(), name.ptr());
+    Py_buffer view{};
+    if (!column || Py_TYPE(column) != reinterpret_cast<PyTypeObject*>(array.ptr()) ||
+        PyObject_GetBuffer(column, &view, PyBUF_ND | PyBUF_FORMAT) != 0) {
+      PyErr_Clear();
+      view.ndim = -1;
+    } else if (view.ndim == 1) {
+      total += static_cast<std::size_t>(view.shape[0]);
+    }
+    held.push_back(view);
+  }
+  To* values = new To[total];
+  nb::capsule owner(values, [](void* memory) noexcept { delete[] static_cast<To*>(memory); });
+  std::size_t at = 0;
+  for (Py_buffer& view : held) {
+    const bool taken = view.ndim == 1 && view.format && !view.format[1] && take(view, values + at);
+    counts.append(taken ? view.shape[0] : -1);
+    if (taken) at += static_cast<std::size_t>(view.shape[0]);
+    if (view.ndim >= 0) PyBuffer_Release(&view);
+  }
+  return nb::make_tuple(nb::ndarray<nb::numpy, To, nb::ndim<1>>(values, {at}, owner), counts);
+}
+
 }  // namespace
 
 void init_encode(nb::module_& m) {
@@ -50,5 +106,7 @@ void init_encode(nb::module_& m) {
       "hash_strings(offsets, data, seed=0) -> int64 [n]: XXH64 of data[offsets[i]:offsets[i + 1]], offsets int32 or "
       "int64 [n + 1], data uint8.";
   m.def("hash_strings", &hash_strings<std::int32_t>, nb::arg("offsets"), nb::arg("data"), nb::arg("seed") = 0, doc);
+  m.def("plain_ids", &plain_columns<std::int64_t>, nb::arg("columns"), nb::arg("names"), nb::arg("array"));
+  m.def("plain_numbers", &plain_columns<float>, nb::arg("columns"), nb::arg("names"), nb::arg("array"));
   m.def("hash_strings", &hash_strings<std::int64_t>, nb::arg("offsets"), nb::arg("data"), nb::arg("seed") = 0, doc);
 }

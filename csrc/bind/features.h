@@ -81,7 +81,8 @@ class HeldArray {
   bool held_ = false;
 };
 
-// The ids of features, out of a mapping from their names to `hotbed.data.batch.Ids`; one sample may stand for all.
+// The ids of features, out of a mapping from their names to `hotbed.data.batch.Ids`, or to arrays of one id a sample;
+// one sample may stand for all.
 class HeldFeatures {
  public:
   HeldFeatures(nanobind::handle ids, const std::vector<nanobind::str>& names, int64_t num_samples) {
@@ -103,8 +104,12 @@ class HeldFeatures {
   };
 
   void add(const nanobind::object& one, int64_t num_samples) {
-    arrays_.push_back({HeldArray<int64_t>(one.attr("values")), HeldArray<int64_t>(one.attr("offsets")),
-                       HeldArray<float>(one.attr("weights"))});
+    if (PyObject_CheckBuffer(one.ptr()))
+      arrays_.push_back(
+          {HeldArray<int64_t>(one), HeldArray<int64_t>(nanobind::none()), HeldArray<float>(nanobind::none())});
+    else
+      arrays_.push_back({HeldArray<int64_t>(one.attr("values")), HeldArray<int64_t>(one.attr("offsets")),
+                         HeldArray<float>(one.attr("weights"))});
     const Arrays& held = arrays_.back();
     const int64_t samples = held.offsets.data() ? held.offsets.size() - 1 : held.values.size();
     if (samples != num_samples && samples != 1)

@@ -22,6 +22,10 @@ def hash_strings(offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), or
     hash_strings(offsets, data, seed=0) -> int64 [n]: XXH64 of data[offsets[i]:offsets[i + 1]], offsets int32 or int64 [n + 1], data uint8.
     """
 
+def plain_ids(columns: dict, names: list, array: object) -> tuple: ...
+
+def plain_numbers(columns: dict, names: list, array: object) -> tuple: ...
+
 class Rule:
     def __init__(self) -> None: ...
 

@@ -149,7 +149,11 @@ def test_a_request_holds_the_bits_of_the_encoder(
         assert (np.repeat(ours, n) if len(ours) != n else ours).tobytes() == values.tobytes(), name
     features = [(one.name, str(one.table), one.pooling) for one in schema.ids]
     for name, *_ in features:
-        one, ours = expected.ids[name].with_offsets(), found.ids[name].with_offsets()
+        ours = found.ids[name]
+        one, ours = (
+            expected.ids[name].with_offsets(),
+            (hb.Ids(ours) if isinstance(ours, np.ndarray) else ours).with_offsets(),
+        )
         if len(ours) != n:
             assert len(ours) == 1, name
             ours = hb.Ids(np.tile(ours.values, n), np.arange(n + 1) * len(ours.values))
@@ -202,3 +206,11 @@ def test_a_large_number_is_rounded_as_the_encoder_rounds_it(value: Any) -> None:
     columns = {"x": np.array([value])}
     expected = Encoder(schema)(Memory(columns).table).dense["x"]
     assert RequestEncoder(schema)(columns).dense["x"].tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300])
+def test_a_number_that_is_not_finite_is_refused(value: float) -> None:
+    encoder = RequestEncoder(hb.Schema([hb.Dense("x"), hb.Dense("y")]))
+    assert encoder({"x": np.zeros(2), "y": np.ones(2)}).dense["y"].tolist() == [1.0, 1.0]
+    with pytest.raises(DataError, match="'x'"):
+        encoder({"x": np.array([1.0, value]), "y": np.ones(2)})

@@ -244,6 +244,17 @@ def ids_of(values: pa.Array, name: str) -> np.ndarray:
     )
 
 
+def plain_columns(columns: dict[str, Any], names: list[str | None], kind: type) -> tuple[np.ndarray, list[int]]:
+    """Columns that are NumPy arrays [n] of common numbers, as int64 (`kind` int) or as finite float32 (`kind` float) one after
+    the other, and the number of values of each name; -1 where a column is something else."""
+    from hotbed import _core
+
+    found: tuple[np.ndarray, list[int]] = (_core.plain_ids if kind is int else _core.plain_numbers)(
+        columns, names, np.ndarray
+    )
+    return found
+
+
 def hash_strings(values: pa.Array, seed: int) -> np.ndarray:
     """XXH64 (seed) of each string's bytes, as int64 [n]; what stands for a null means nothing."""
     from hotbed import _core

@@ -74,7 +74,7 @@ class EmbeddingCache:
 
     def lookup(
         self, version: ModelVersion, features: Sequence[tuple[str, str, str]]
-    ) -> Callable[[Mapping[str, Ids], int], Looked]:
+    ) -> Callable[[Mapping[str, Ids | NDArray[np.int64]], int], Looked]:
         """The embedding half of `version` over this cache: called as a `Lookup` is. `features`: (name, table, pooling).
 
         A version newer than the one held takes its place, without the rows that changed.
@@ -208,7 +208,7 @@ class _CachedLookup:
         self._native = _core.CachedLookup(rows, layout, epoch)
         self._absent = {name: ServedTable(version.configs[name], ()) for _, name, _ in features}
 
-    def __call__(self, ids: Mapping[str, Ids], num_samples: int) -> Looked:
+    def __call__(self, ids: Mapping[str, Ids | NDArray[np.int64]], num_samples: int) -> Looked:
         try:
             found = self._native(ids, num_samples)
         except ValueError as error:

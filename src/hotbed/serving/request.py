@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,37 +14,34 @@ from numpy.typing import NDArray
 
 from hotbed.connectors.base import Memory
 from hotbed.data.batch import Ids
-from hotbed.data.encode import KEPT_SCHEMAS, Encoder
+from hotbed.data.encode import KEPT_SCHEMAS, Encoder, plain_columns
 from hotbed.data.schema import Dense, Id, Schema
 from hotbed.errors import DataError
 
 Columns: TypeAlias = "Mapping[str, Any] | pa.RecordBatch | pa.Table"
 
-_IDS = frozenset(map(np.dtype, ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?")))
-_NUMBERS = frozenset(map(np.dtype, ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "f4", "f8")))
 _ARROW = {kind.id for kind in (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(),
                                pa.uint64(), pa.float32(), pa.float64())}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Request:
-    """What `num_samples` candidates hold, as a Batch does; but ids and numbers of one sample hold for all of them."""
+    """What `num_samples` candidates hold, as a Batch does; but ids and numbers of one sample hold for all of them, and ids of
+    which each sample has one may be an array."""
 
-    ids: Mapping[str, Ids]
+    ids: Mapping[str, Ids | NDArray[np.int64]]
     dense: Mapping[str, NDArray[np.float32]]
     num_samples: int
 
 
 @dataclass(frozen=True)
 class _Feature:
-    """A feature, the raw columns that it reads, and the one that it only changes the type of, where that is all, from
-    `kinds`."""
+    """A feature, the raw columns that it reads, and the one that it only changes the type of, where that is all."""
 
     name: str
     column: Id | Dense
     raw: frozenset[str]
     plain: str | None
-    kinds: frozenset[np.dtype[Any]]
 
 
 class RequestEncoder:
@@ -57,8 +53,9 @@ class RequestEncoder:
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
-        self._features = [_feature(schema, column) for column in (*schema.ids, *schema.dense)]
-        self._raw = frozenset().union(*(feature.raw for feature in self._features))
+        self._ids = [_feature(schema, column) for column in schema.ids]
+        self._dense = [_feature(schema, column) for column in schema.dense]
+        self._raw = frozenset().union(*(feature.raw for feature in (*self._ids, *self._dense)))
         self._encoders: dict[tuple[str, ...], Encoder] = {}
 
     def __call__(self, columns: Columns, context: Mapping[str, Any] | None = None) -> Request:
@@ -88,23 +85,24 @@ class RequestEncoder:
                 dense.update(batch.dense)
         return Request(ids, dense, num_samples)
 
-    def _plain(self, given: Mapping[str, Any]) -> tuple[dict[str, Ids], dict[str, NDArray[np.float32]], list[_Feature]]:
+    def _plain(
+        self, given: dict[str, Any]
+    ) -> tuple[dict[str, Ids | NDArray[np.int64]], dict[str, NDArray[np.float32]], list[_Feature]]:
         """What takes no more than a change of type, and the features that take more."""
-        ids: dict[str, NDArray[Any]] = {}
-        dense: dict[str, NDArray[Any]] = {}
-        rest = []
-        for feature in self._features:
-            plain = None if feature.plain is None else _numbers(given[feature.plain])
-            if plain is not None and plain.ndim == 1 and plain.dtype in feature.kinds:
-                (dense if feature.kinds is _NUMBERS else ids)[feature.name] = plain
-            else:
-                rest.append(feature)
-        numbers, places = _side_by_side(dense, np.float32)
-        if not np.isfinite(numbers).all():  # the encoder tells what is wrong
-            rest += [feature for feature in self._features if feature.name in dense]
-        found = {name: numbers[place] for name, place in places}
-        values, places = _side_by_side(ids, np.int64)
-        return {name: Ids(values[place]) for name, place in places}, found, rest
+        for name in self._raw:
+            values = given[name]
+            if type(values) is not np.ndarray or not values.flags.c_contiguous:
+                given[name] = _numbers(values)
+        ids, dense, rest = dict[str, Any](), dict[str, Any](), list[_Feature]()
+        for features, kind, found in ((self._ids, int, ids), (self._dense, float, dense)):
+            flat, counts = plain_columns(given, [feature.plain for feature in features], kind)
+            end = 0
+            for feature, count in zip(features, counts, strict=True):
+                if count < 0:
+                    rest.append(feature)
+                else:
+                    found[feature.name] = flat[end : (end := end + count)]
+        return ids, dense, rest
 
     def _encoder(self, features: Iterable[_Feature]) -> Encoder:
         """Of these features alone."""
@@ -123,8 +121,7 @@ def _feature(schema: Schema, column: Any) -> _Feature:
     )
     plain = plain and schema.types.get(column.source) != "text"
     raw = frozenset(Schema([column]).raw_columns(labels=False))
-    kinds = _IDS if isinstance(column, Id) else _NUMBERS
-    return _Feature(column.name, column, raw, column.source if plain else None, kinds)
+    return _Feature(column.name, column, raw, column.source if plain else None)
 
 
 def _given(columns: Columns) -> tuple[dict[str, Any], int]:
@@ -157,31 +154,18 @@ def _single(name: str, value: Any) -> Any:
         return value
     if isinstance(value, (bool, int, float, np.number, np.bool_)):
         found = np.array([value])
-        return found if found.dtype in _IDS or found.dtype in _NUMBERS else [value]
+        return found if found.dtype.kind in "biuf" else [value]
     return [value]
 
 
-def _numbers(values: Any) -> NDArray[Any] | None:
-    """Numbers as NumPy, without a copy; None where they are something else."""
-    if type(values) is np.ndarray:
-        return values
+def _numbers(values: Any) -> Any:
+    """Numbers as a NumPy array without gaps, from Arrow without a copy; anything else as it is, lists as Arrow."""
     if isinstance(values, list):
         with suppress(pa.ArrowException, OverflowError):  # the encoder says what is wrong
             values = pa.array(values)
     if isinstance(values, pa.Array) and values.type.id in _ARROW and not values.null_count:
-        found: NDArray[Any] = values.to_numpy()
-        return found
-    return None
-
-
-def _side_by_side(columns: Mapping[str, NDArray[Any]], dtype: Any) -> tuple[NDArray[Any], list[tuple[str, slice]]]:
-    """All values in one array, and where each column lies in it; unsigned integers of 64 bits keep their bits."""
-    if not columns:
-        return np.empty(0, dtype), []
-    with np.errstate(over="ignore"):
-        flat = np.concatenate(list(columns.values()), dtype=dtype, casting="unsafe")
-    ends = list(accumulate(map(len, columns.values()), initial=0))
-    return flat, list(zip(columns, map(slice, ends, ends[1:]), strict=True))
+        return values.to_numpy()
+    return np.ascontiguousarray(values) if type(values) is np.ndarray else values
 
 
 def _repeated(name: str, values: Any, times: int) -> pa.Array:

@@ -144,7 +144,8 @@ class Lookup:
         layout = [(name, names.index(table), POOLINGS.index(pooling)) for name, table, pooling in features]
         self._native = _core.FrozenLookup([tables[name].native for name in names], layout)
 
-    def __call__(self, ids: Mapping[str, Ids], num_samples: int) -> Looked:
+    def __call__(self, ids: Mapping[str, Ids | NDArray[np.int64]], num_samples: int) -> Looked:
+        """Ids by feature; an array where each sample has one."""
         try:
             flat, sequences = self._native(ids, num_samples)
         except ValueError as error:

@@ -27,7 +27,7 @@ from hotbed.serving.stores.mapped import MappedVersion
 if TYPE_CHECKING:
     from hotbed.serving.cache import EmbeddingCache
 
-Look = Callable[[Mapping[str, Ids], int], Looked]
+Look = Callable[[Mapping[str, Ids | NDArray[np.int64]], int], Looked]
 Predictions = NDArray[np.float32] | dict[str, NDArray[np.float32]]
 
 
@@ -103,7 +103,8 @@ class InferenceSession:
             late += found.late
             feeds[lookup] = found.flat
             for feature, rows in zip(self._sequences[lookup], found.sequences, strict=True):
-                ids = request.ids[feature].with_offsets()
+                given = request.ids[feature]
+                ids = (given if isinstance(given, Ids) else Ids(given)).with_offsets()
                 once = len(ids) != n  # context: each candidate has it
                 feeds[f"{lookup}/{feature}"] = np.tile(rows, (n, 1)) if once else rows
                 feeds[f"offsets/{feature}"] = np.arange(n + 1) * len(rows) if once else ids.offsets
