@@ -216,7 +216,7 @@ def trainer(a: argparse.Namespace) -> None:
         saved = saver.wait()
         assert saved is not None
         publisher.publish(saved)
-        print("published", flush=True)
+        print(model.counters["steps"], flush=True)
         due = max(due + a.delta_seconds, time.monotonic())
         time.sleep(max(0.0, due - time.monotonic()))
 
@@ -268,8 +268,10 @@ class Load:
         return knee
 
 
-def with_deltas(loads: list[Load], a: argparse.Namespace, rate: float, folder: Path) -> None:
-    """The same load twice: quiet, and while deltas arrive."""
+def with_deltas(loads: list[Load], a: argparse.Namespace, rate: float, folder: Path, port: int) -> None:
+    """The same load twice: quiet, and while deltas arrive; `port`: of HTTP."""
+    import hotbed as hb
+
     seconds = max(a.seconds, 2.5 * a.delta_seconds)
     for load in loads:
         load.run(32, rate, seconds, deltas=False)
@@ -278,8 +280,10 @@ def with_deltas(loads: list[Load], a: argparse.Namespace, rate: float, folder: P
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
-        for _ in range(2):  # the full and the first delta are out
-            process.stdout.readline()
+        first = [process.stdout.readline().strip() for _ in range(2)][-1]  # the full, and a delta
+        with hb.Client(f"http://127.0.0.1:{port}") as client:
+            while int(client.models()[0]["version"]) < int(first):
+                time.sleep(0.1)
         for load in loads:
             load.run(32, rate, seconds, deltas=True)
     finally:
@@ -336,7 +340,7 @@ def measure(a: argparse.Namespace) -> None:
                 load.to_the_knee(tops[load.kind])
             ours = [load for load in loads if load.kind.startswith("hotbed")]
             if ours:
-                with_deltas(ours, a, min(tops[load.kind] for load in ours) / 3, root)
+                with_deltas(ours, a, min(tops[load.kind] for load in ours) / 3, root, ports[0])
     finally:
         shutil.rmtree(root, ignore_errors=True)
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import hotbed as hb
+from hotbed.serving.server.batching import Limits
 from hotbed.serving.server.grpc import MESSAGES, SERVICE
 
 from .conftest import Process, Running, draw, wait_for
@@ -226,12 +227,25 @@ def test_clients_that_leave_before_their_answer_cost_nobody_one(exported: Path, 
     running.close()
 
 
+def test_what_waits_for_a_client_that_has_left_is_not_scored(exported: Path) -> None:
+    running = Running(exported, Limits(batch_seconds=1.0), grpc_port=None)
+    model, client = running.models.named("m"), connected(running)
+    client.sendall(infer(body(50)))
+    wait_for(lambda: model.waiting_rows == 50, "it waits for others")
+    client.close()
+    wait_for(lambda: model.waiting_rows == 0, "its time has come")
+    alive(running)
+    assert (model.batches, model.rows) == (1, 3)  # that of another client
+    running.close()
+
+
 def test_a_channel_that_idles_is_closed_and_opens_again_when_it_is_used(hasty: Running) -> None:
     seen = list[grpc.ChannelConnectivity]()
     with grpc.insecure_channel(f"127.0.0.1:{hasty.server.grpc_port}") as channel:
         channel.subscribe(seen.append)
         live = channel.unary_unary(f"/{SERVICE}/ServerLive")
         assert live(b"", timeout=10) == b"\x08\x01"
+        wait_for(lambda: grpc.ChannelConnectivity.READY in seen, "it is told that it is open")
         wait_for(lambda: seen[-1] is grpc.ChannelConnectivity.IDLE, "it is closed")
         assert live(b"", timeout=10) == b"\x08\x01"
 
