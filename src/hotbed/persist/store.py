@@ -13,6 +13,7 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NamedTuple
 
 from hotbed.errors import FormatError, MissingExtra, PersistError, StoreAway
@@ -355,21 +356,23 @@ class _Client:
     """What fsspec gives; a store that does not answer raises errors of its own package, which come as StoreAway."""
 
     def __init__(self, client: Any, url: str) -> None:
-        self._client, self._url = client, url
+        self._client, self._told = client, _Told(url)
 
     def __getattr__(self, name: str) -> Any:
-        call = getattr(self._client, name)
+        return self._told(getattr(self._client, name))
 
-        def told(*arguments: Any, **keywords: Any) -> Any:
-            try:
-                return call(*arguments, **keywords)
-            except (OSError, NotImplementedError, TypeError, ValueError):
-                raise
-            except Exception as error:
-                raise StoreAway(f"{self._url}: the store does not answer — received {type(error).__name__}: {error} — "
-                                "look at its address, our rights and the network") from error  # fmt: skip
 
-        return told
+class _Told(contextlib.ContextDecorator):
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        ours = (OSError, NotImplementedError, TypeError, ValueError)
+        if isinstance(error, Exception) and not isinstance(error, ours):
+            raise StoreAway(f"{self._url}: the store does not answer — received {type(error).__name__}: {error} — "
+                            "look at its address, our rights and the network") from error  # fmt: skip
 
 
 class _ObjectDraft(Draft):
