@@ -101,8 +101,8 @@ class Connections:
         """Close what idles; wait for answers that are under way, `seconds` at most."""
         self.closing = True
         until = asyncio.get_running_loop().time() + seconds
-        for connection in list(self.all):
-            connection.leave()
+        for connection in [one for one in self.all if one.idle]:
+            connection.drop()
         while self.all and asyncio.get_running_loop().time() < until:
             await asyncio.sleep(0.02)
 
@@ -209,14 +209,13 @@ class Connection(asyncio.Protocol):
 
     # Answers.
 
-    def leave(self) -> None:
-        """Close, where nothing is under way."""
-        if self._answering is None and not self._waiting and not self._begun:
-            self._done = True
-            self._transport.close()
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way."""
+        return self._answering is None and not self._waiting and not self._begun and not self._done
 
     def drop(self) -> None:
-        """It idles, or takes too long: close."""
+        """Close: it idles, or takes too long."""
         if self._done:
             self._transport.abort()
         elif self._begun and not self._refused and self._answering is None:
@@ -240,7 +239,7 @@ class Connection(asyncio.Protocol):
             if not self._begun and self._answering is None:
                 self.deadline = self._loop.time() + self._patience.idle_seconds
                 if self._connections.closing:
-                    self.leave()
+                    self.drop()
 
     def _answer(self, request: Request) -> None:
         self._answering, self.deadline = request, float("inf")
