@@ -41,7 +41,7 @@ demo: setup          ## train on the shipped MovieLens events, offline then onli
 	@$(BIN)/python examples/demo.py
 
 test: setup lint     ## lint, then the whole suite against the installed wheel
-	HOTBED_TEST_WHEEL=1 $(BIN)/pytest -m "not soak" $(PYTEST_FLAGS)
+	HOTBED_TEST_WHEEL=1 $(BIN)/pytest -m "not soak" -n $(JOBS) --dist loadfile $(PYTEST_FLAGS)
 
 soak: setup          ## the tests that take minutes
 	HOTBED_TEST_WHEEL=1 $(BIN)/pytest -m soak --timeout 3600 $(PYTEST_FLAGS) || [ $$? -eq 5 ]  # 5: there is none yet

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make demo`, on a part of the events: demo.py, movielens.yaml and recommend.py together."""
+"""`make demo`, on a part of the events: demo.py, movielens.yaml and recommend.py together; serve_and_ask.py is its last part."""
 
 from __future__ import annotations
 
