@@ -197,12 +197,16 @@ def cpu_seconds(process: subprocess.Popen[str]) -> float:
 
 def trainer(a: argparse.Namespace) -> None:
     """Publishes a full, then deltas of a few thousand rows each, until it is stopped."""
+    import torch
     from serving import make
 
     import hotbed as hb
     from hotbed.persist.checkpoint import Saver, capture
     from hotbed.persist.publish import PublishDirectory
 
+    os.nice(19)  # a trainer has a machine of its own
+    torch.set_num_threads(1)
+    hb.set_num_threads(1)
     model, draw, root = make("DLRM", a.rows * FEATURES), np.random.default_rng(1), Path(a.folder)
     for table in model.tables.values():
         table.track()

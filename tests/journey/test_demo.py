@@ -75,7 +75,7 @@ def test_the_report_is_one_file_with_plots(demo: tuple[str, Path]) -> None:
 
 def test_a_server_follows_the_stream_and_answers_all_the_while(demo: tuple[str, Path]) -> None:
     printed, output = demo
-    assert value(r"served meanwhile: ([\d,]+) requests answered", printed) > 10
+    assert value(r"served meanwhile\n +([\d,]+) requests answered", printed) > 10
     assert value(r"([\d.]+) s, learned to served", printed) > 0
     assert value(r"([\d.]+) versions served", printed) >= 2
     scores = re.findall(r"^  .+: (0\.\d{3}) at first, (0\.\d{3}) at the end of the stream$", printed, re.M)
