@@ -52,9 +52,7 @@ def main(arguments: list[str]) -> None:
           f"{valid:.4f} on the validation events and {stream:.4f} on the stream\n")  # fmt: skip
     versions = [json.loads(path.read_text()) for path in published.glob("*/MANIFEST.json")]
     numbers = add_serving(output / "report.html", Served(answers, versions, scores))
-    print("served meanwhile")
-    for name, value in numbers.items():
-        print(f"  {value:>9,.4g} {name}")
+    print("served meanwhile", *(f"  {value:>9,.4g} {name}" for name, value in numbers.items()), sep="\n")
     for title, (*_, (_, last)) in scores.items():
         print(f"  {title}: {scores[title][0][1]:.3f} at first, {last:.3f} at the end of the stream")
     print()

@@ -14,6 +14,8 @@ from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parent.parent
 
+os.environ.setdefault("COLUMNS", "120")  # what is printed does not depend on the terminal, or on there being none
+
 settings.register_profile("hotbed", deadline=None)  # no test asserts a time
 settings.load_profile("hotbed")
 

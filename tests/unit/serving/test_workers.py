@@ -106,7 +106,8 @@ def test_workers_answer_as_one_server_and_versions_mix_in_no_answer(trainer: Tra
 def test_a_worker_that_is_killed_is_started_again_and_counted(trainer: Trainer) -> None:
     server = Server(f"m={trainer.folder / 'export'}", "--watch", trainer.folder / "published")
     version = trainer.publish(0)
-    wait_for(lambda: f'"version":"{version}"' in server.get("/v2/repository/index", "POST")[1], "the version", 30)
+    wait_for(lambda: [samples(server.get("/metrics")[1], "hotbed_model_version").get(one) for one in "12"] == [version] * 2,
+             "the version in both workers", 30)  # fmt: skip
     before = server.children
     assert len(before) == 2
     os.kill(before[0], signal.SIGKILL)
