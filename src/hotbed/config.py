@@ -173,7 +173,8 @@ def described(cls: type[T]) -> type[T]:
     return cls
 
 
-def parameters(cls: type) -> dict[str, inspect.Parameter]:
+@functools.cache  # resolving hints takes a millisecond, and a server builds its tables again for every version
+def parameters(cls: type) -> Mapping[str, inspect.Parameter]:
     """Keywords that configure `cls`, with resolved type hints; the underscore of `with_` is not part of its key."""
     found: dict[str, inspect.Parameter] = {}
     for parameter in inspect.signature(cls).parameters.values():

@@ -10,6 +10,7 @@ import re
 import secrets
 import signal
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -40,6 +41,7 @@ log = logging.getLogger("hotbed.serving")
 _OPEN = ("/v2/health/live", "/v2/health/ready")  # what probes ask, who hold no token
 _PAGE = Path(__file__).with_name("page.html")
 _LAST_SECONDS, _BACKLOG = 30, 2048
+_SWITCH_SECONDS = 0.0005  # a thread that loads a version keeps the interpreter so long from requests, not 5 ms
 Reply: TypeAlias = "Response | asyncio.Future[Response]"
 
 
@@ -247,6 +249,7 @@ class Server:
         """Serve until stopped."""
         import uvloop
 
+        sys.setswitchinterval(_SWITCH_SECONDS)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(self._run())
 
