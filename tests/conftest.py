@@ -26,6 +26,9 @@ ALLOWED_SKIPS = (
     "GPU absent",
     "compiler absent",
     "doctest.h absent",
+    "Chromium absent",
+    "open files limited",
+    "needs /proc",
 )
 
 

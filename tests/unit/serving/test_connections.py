@@ -254,7 +254,7 @@ def test_a_channel_that_idles_is_closed_and_opens_again_when_it_is_used(hasty: R
 def test_five_thousand_idle_connections_cost_little_and_nobody_an_answer(exported: Path) -> None:
     count, (soft, hard) = 5000, resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < count + 200:
-        pytest.skip(f"{hard} open files are allowed")
+        pytest.skip(f"open files limited to {hard}")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, count + 200), hard))
     server = Process(f"m={exported}", "--set", "idle_seconds=2")
     try:

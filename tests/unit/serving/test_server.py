@@ -184,7 +184,7 @@ def test_the_page_runs_no_script_but_its_own(running: Running) -> None:
 def test_the_page_shows_a_model_and_trusts_no_name_or_reason(exported: Path) -> None:
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
-        pytest.skip("no Chromium")
+        pytest.skip("Chromium absent")
     running, name = Running(exported, grpc_port=None), "<img src=x onerror=document.title=1>"
     running.models.add(name, exported)
     running.models.named(name).problem = "<b>a gap</b>"

@@ -119,7 +119,7 @@ def test_freshness_is_told_from_the_newest_event_to_served(trainer: Trainer) -> 
 def test_the_page_plots_latency_age_and_hit_rate(exported: Path, tmp_path: Path) -> None:
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
-        pytest.skip("no Chromium")
+        pytest.skip("Chromium absent")
     running, version = cached(exported)
     object.__setattr__(version, "learned", running.models.named("m").current.since - 90)
     stop = threading.Event()
