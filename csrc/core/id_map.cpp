@@ -28,7 +28,7 @@ void IdMap::rebuild(int level) {
   const uint32_t num_buckets = buckets_at(level, partition_);
   Bucket* old = buckets_;
   const uint32_t old_num = num_buckets_;
-  buckets_ = static_cast<Bucket*>(allocate_block(uint64_t{num_buckets} * sizeof(Bucket)));
+  buckets_ = static_cast<Bucket*>(allocate_block(uint64_t{num_buckets} * sizeof(Bucket), BlockUse::kIndex));
   for (uint64_t b = 0; b < num_buckets; b++) buckets_[b].used = buckets_[b].overflow = 0;
   num_buckets_ = num_buckets, max_size_ = entries_of(num_buckets), level_ = static_cast<int16_t>(level);
   for (uint32_t b = 0; b < old_num; b++)

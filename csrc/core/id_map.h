@@ -123,7 +123,7 @@ class IdMap {
   }
 
   static void release(Bucket* buckets, uint32_t num_buckets) noexcept {
-    if (buckets) release_block(buckets, uint64_t{num_buckets} * sizeof(Bucket));
+    if (buckets) release_block(buckets, uint64_t{num_buckets} * sizeof(Bucket), BlockUse::kIndex);
   }
   void grow();
   void rebuild(int level);

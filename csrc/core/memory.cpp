@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <sys/mman.h>
 
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <mutex>
@@ -20,26 +21,27 @@ struct Slab {
   size_t used, live;
 };
 
-struct Slabs {
+struct Slabs {  // of one use
   std::mutex mutex;
   Slab* open = nullptr;
   std::vector<Slab*> spare;  // a fresh page costs more than everything else in growing: dead slabs wait for reuse
 };
 constexpr size_t kMaxSpare = 16;
+using SlabsByUse = std::array<Slabs, 2>;
 
 // The child of a fork may find the lock held by a thread it does not have: it starts a state of its own.
-std::atomic<Slabs*> g_slabs{nullptr};
+std::atomic<SlabsByUse*> g_slabs{nullptr};
 
-Slabs& slabs() {
-  static const int registered = pthread_atfork(nullptr, nullptr, [] { g_slabs.store(new Slabs); });
+Slabs& slabs(BlockUse use) {
+  static const int registered = pthread_atfork(nullptr, nullptr, [] { g_slabs.store(new SlabsByUse); });
   static_cast<void>(registered);
-  Slabs* known = g_slabs.load();
+  SlabsByUse* known = g_slabs.load();
   if (!known) {
-    Slabs* fresh = new Slabs;
+    SlabsByUse* fresh = new SlabsByUse;
     if (g_slabs.compare_exchange_strong(known, fresh)) known = fresh;
     else delete fresh;
   }
-  return *known;
+  return (*known)[static_cast<size_t>(use)];
 }
 
 size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
@@ -80,10 +82,10 @@ void collapse_pages([[maybe_unused]] void* pages, [[maybe_unused]] size_t bytes)
 #endif
 }
 
-void* allocate_block(size_t bytes) {
+void* allocate_block(size_t bytes, BlockUse use) {
   bytes = round_up(bytes, 64);
   if (bytes >= kLargeBlock) return map_pages(bytes, bytes >= kHugePage);
-  Slabs& state = slabs();
+  Slabs& state = slabs(use);
   std::lock_guard lock(state.mutex);
   if (!state.open || state.open->used + bytes > kSlab) {
     if (state.open && state.open->live == 0) state.spare.push_back(state.open);
@@ -101,11 +103,11 @@ void* allocate_block(size_t bytes) {
   return block;
 }
 
-void release_block(void* block, size_t bytes) noexcept {
+void release_block(void* block, size_t bytes, BlockUse use) noexcept {
   if (!block) return;
   bytes = round_up(bytes, 64);
   if (bytes >= kLargeBlock) return unmap_pages(block, bytes);
-  Slabs& state = slabs();
+  Slabs& state = slabs(use);
   std::lock_guard lock(state.mutex);
   Slab* slab = reinterpret_cast<Slab*>(reinterpret_cast<size_t>(block) / kSlab * kSlab);
   slab->live -= bytes;

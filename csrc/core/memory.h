@@ -39,10 +39,11 @@ struct Unset : std::allocator<T> {
 template <class T>
 using Column = std::vector<T, Unset<T>>;
 
-// 64-byte aligned blocks for index partitions; their contents are undefined. Blocks share 4 MiB slabs; a slab goes back
-// when its last block does. Partitions of a growing table are rebuilt in a fixed cycle, so slabs die in order and
-// little is stranded.
-void* allocate_block(size_t bytes);
-void release_block(void* block, size_t bytes) noexcept;
+// 64-byte aligned blocks; their contents are undefined. Blocks share 4 MiB slabs; a slab goes back when its last block
+// does, so that only blocks that die together may share one: partitions of a growing table are rebuilt in a fixed
+// cycle, and what a snapshot keeps aside goes when it ends. Blocks of 1 MiB and more have pages of their own.
+enum class BlockUse { kIndex, kSnapshot };
+void* allocate_block(size_t bytes, BlockUse use);
+void release_block(void* block, size_t bytes, BlockUse use) noexcept;
 
 }  // namespace hotbed

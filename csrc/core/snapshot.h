@@ -9,11 +9,11 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <new>
 #include <utility>
 #include <vector>
 
 #include "admission.h"
+#include "memory.h"
 #include "rows.h"
 
 namespace hotbed {
@@ -64,18 +64,16 @@ class Images {
   uint8_t* operator[](size_t i) const noexcept { return blocks_[i / kBlock] + i % kBlock * record_bytes_; }
   void push_back(const uint8_t* record) {
     if (size_ == blocks_.size() * kBlock)
-      blocks_.push_back(static_cast<uint8_t*>(::operator new(kBlock * record_bytes_, kLine)));
+      blocks_.push_back(static_cast<uint8_t*>(allocate_block(kBlock * record_bytes_, BlockUse::kSnapshot)));
     std::memcpy((*this)[size_++], record, record_bytes_);
   }
   void clear() noexcept {
-    for (uint8_t* block : blocks_) ::operator delete(block, kLine);
+    for (uint8_t* block : blocks_) release_block(block, kBlock * record_bytes_, BlockUse::kSnapshot);
     blocks_.clear(), size_ = 0;
   }
 
  private:
   static constexpr size_t kBlock = 256;
-  // Not of allocate_block: these live for seconds, and would keep the slabs that they share with an index for good.
-  static constexpr std::align_val_t kLine{64};
   size_t record_bytes_, size_ = 0;
   std::vector<uint8_t*> blocks_;
 };

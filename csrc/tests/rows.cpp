@@ -87,13 +87,13 @@ TEST_CASE("blocks are aligned to a cache line and apart from each other") {
   Draw draw(8);
   for (int i = 0; i < 2000; i++) {
     const size_t bytes = size_t{64} << draw.below(i % 50 == 0 ? 17 : 9);
-    auto* block = static_cast<unsigned char*>(allocate_block(bytes));
+    auto* block = static_cast<unsigned char*>(allocate_block(bytes, BlockUse::kIndex));
     REQUIRE(reinterpret_cast<uintptr_t>(block) % 64 == 0);
     block[0] = block[bytes - 1] = static_cast<unsigned char>(1 + i % 255);
     blocks.emplace_back(block, bytes);
     if (draw.below(3) == 0) {
       const size_t victim = draw.below(blocks.size());
-      release_block(blocks[victim].first, blocks[victim].second);
+      release_block(blocks[victim].first, blocks[victim].second, BlockUse::kIndex);
       blocks[victim] = blocks.back();
       blocks.pop_back();
     }
@@ -101,6 +101,6 @@ TEST_CASE("blocks are aligned to a cache line and apart from each other") {
   for (auto& [block, bytes] : blocks) {
     REQUIRE(block[0] == block[bytes - 1]);
     REQUIRE(block[0] != 0);
-    release_block(block, bytes);
+    release_block(block, bytes, BlockUse::kIndex);
   }
 }

@@ -22,7 +22,7 @@ except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
 PIECE_BYTES = 2 << 20
-BACKGROUND, BUSY_SHARE, LOOK_SECONDS = 20, 0.1, 0.01
+BACKGROUND, BUSY_SHARE, LOOK_SECONDS = 5, 0.1, 0.01
 _PIECES, _UNSYNCED = 8, 32
 
 
@@ -30,7 +30,8 @@ class Workers:
     """The threads of one draft: pieces are hashed, written and synced beside each other, each file's in order.
 
     `pace` keeps a save in the background: while other threads of the process are at work, as in training, it stands
-    back for BACKGROUND times what the last pieces cost, so that a save takes a twentieth of one processor; else none.
+    back for BACKGROUND times what the last pieces cost, so that a save takes a sixth of one processor; else none. A longer
+    save would not disturb less while it lasts, and keeps more of the rows aside that training changes meanwhile.
     """
 
     def __init__(self) -> None:
