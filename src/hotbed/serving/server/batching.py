@@ -111,10 +111,8 @@ class Batcher:
     ) -> None:
         self._session, self._limits, self._scored = session, limits, scored
         self._alone = alone and limits.batch_seconds == 0
-        self._come, self._busy = (
-            list[Request](),
-            False,
-        )  # of the loop: what came in this turn of it; of the thread: it scores
+        self._come = list[Request]()  # of the loop: what came in this turn of it
+        self._busy = False  # of the thread: it scores
         self._waiting, self._rows = deque[Request](), 0
         self._changed, self._closed = threading.Condition(), False
         self._thread = threading.Thread(target=self._work, name="hotbed-batcher", daemon=True)
