@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
@@ -98,10 +100,10 @@ class ServedTable:
     """
 
     def __init__(self, config: Mapping[str, Any], layers: Sequence[Rows]) -> None:
-        table: Table = build(config, Table, "table")
-        self.name, self.dim, self.layers = table.name, table.dim, tuple(layers)
+        self.name, self.dim, native = _described(json.dumps(config, sort_keys=True))
+        self.layers = tuple(layers)
         try:
-            self.native = _core.FrozenTable([layer.native for layer in layers], table._native_config())
+            self.native = _core.FrozenTable([layer.native for layer in layers], native)
         except ValueError as error:
             raise FormatError(f"table {self.name!r}: {error} — received files of another dim — export again") from error
 
@@ -121,6 +123,12 @@ class ServedTable:
                 values = pa.FixedSizeListArray.from_arrays(pa.array(self.find(part)[0].reshape(-1)), self.dim)
                 yield pa.record_batch({"id": pa.array(part), "value": values})
             gone = np.concatenate([gone, held, layer.removed()])
+
+
+@lru_cache(1024)  # each version of a model has the same tables
+def _described(config: str) -> tuple[str, int, _core.TableConfig]:
+    table: Table = build(json.loads(config), Table, "table")
+    return table.name, table.dim, table._native_config()
 
 
 class Looked(NamedTuple):

@@ -8,7 +8,7 @@ import json
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -88,7 +88,8 @@ def write_version(
             "configs": {entry["name"]: entry["config"] for entry in manifest["tables"]},
             "chain": [link.manifest["digest"] for link in reader.links],
             "origin": origin or manifest["digest"], **_graph(folder, reader, before),
-            "tables": {name: _Table(folder.path, reader, number, dtype).write() for number, name in enumerate(table_names(reader))},
+            "tables": {name: _Table(folder.path, reader, number, dtype, before).write()
+                       for number, name in enumerate(table_names(reader))},
         }  # fmt: skip
         text = json.dumps(spec, ensure_ascii=False).encode()
         key = hashlib.sha256(text).hexdigest()
@@ -141,65 +142,90 @@ def _weights(reader: Reader, graph: Mapping[str, Any]) -> dict[str, NDArray[np.f
     return found
 
 
+class _Delta:
+    """What one delta holds of a table, read once: rows, in batches, and ids."""
+
+    def __init__(self, link: Link, table: str) -> None:
+        self.batches = list(link.parts(table))
+        self.owned, self.removed = _ids(self.batches), _ids(link.parts(table, "removed"))
+
+    @property
+    def changed(self) -> NDArray[np.int64]:
+        """Each id once, rising."""
+        return np.union1d(self.owned, self.removed)
+
+
 class _Table:
     """One table of a version on its way into the folder."""
 
-    def __init__(self, folder: Path, reader: Reader, number: int, dtype: RowDtype) -> None:
+    def __init__(
+        self, folder: Path, reader: Reader, number: int, dtype: RowDtype, before: MappedVersion | None
+    ) -> None:
         self._folder, self._reader, self._dtype = folder, reader, dtype
         self._config: Mapping[str, Any] = reader.manifest["tables"][number]["config"]
         self._name: str = reader.manifest["tables"][number]["name"]
         self._stem = Path(table_folder(number, self._name)).name
+        entry = before.spec["tables"].get(self._name) if before else None
+        self._known = {one["file"]: one for one in (*entry["changed"], entry["hot"]) if one} if entry else {}
+        same_full = before is not None and before.spec["chain"][0] == reader.links[0].manifest["digest"]
+        self._countless = same_full and entry is not None and entry["hot"] is None
+        self._read = dict[int, _Delta]()
 
     def write(self) -> dict[str, Any]:
         """Its entry in the version's file: rows of the full, and beside them all that its deltas changed since."""
-        full, *deltas = self._reader.links
-        layers = [self._full(full)]
-        if deltas:
-            layers.insert(0, self._overlay(deltas))
+        layers = [self._full()]
+        if self._last:
+            layers.insert(0, self._overlay())
         entries = [{"file": path.name, "bytes": path.stat().st_size} for path in layers]
-        return {"layers": entries, "hot": self._hot(full), "changed": self._changed(deltas[-_REMEMBERED:])}
+        remembered = range(max(1, self._last + 1 - _REMEMBERED), self._last + 1)
+        return {"layers": entries, "hot": self._hot(), "changed": [self._changed(number) for number in remembered]}
 
-    def _path(self, link: Link, ending: str) -> Path:
-        return self._folder / f"{link.manifest['digest'][:32]}-{self._stem}.{ending}"
+    @property
+    def _last(self) -> int:
+        """The number of the newest delta; 0 is the full."""
+        return len(self._reader.links) - 1
 
-    def _rows(self, link: Link) -> Path:
-        return self._path(link, f"{self._dtype}.rows")
+    def _delta(self, number: int) -> _Delta:
+        if number not in self._read:
+            self._read[number] = _Delta(self._reader.links[number], self._name)
+        return self._read[number]
 
-    def _full(self, link: Link) -> Path:
-        path = self._rows(link)
+    def _path(self, number: int, ending: str) -> Path:
+        return self._folder / f"{self._reader.links[number].manifest['digest'][:32]}-{self._stem}.{ending}"
+
+    def _rows(self, number: int) -> Path:
+        return self._path(number, f"{self._dtype}.rows")
+
+    def _full(self) -> Path:
+        path = self._rows(0)
         if not _whole(path):
-            write_rows(path, int(self._config["dim"]), link.parts(self._name), dtype=self._dtype)
+            full = self._reader.links[0]
+            write_rows(path, int(self._config["dim"]), full.parts(self._name), dtype=self._dtype)
         return path
 
-    def _overlay(self, deltas: list[Link]) -> Path:
-        path = self._rows(deltas[-1])
+    def _overlay(self) -> Path:
+        path = self._rows(self._last)
         if not _whole(path):
-            known = next((n for n in range(len(deltas) - 1, 0, -1) if _whole(self._rows(deltas[n - 1]))), 0)
-            old = Rows(self._rows(deltas[known - 1])) if known else None
-            merged = _Merged(deltas[known:], self._name, old, self._config)
+            known = next((n for n in range(self._last - 1, 0, -1) if _whole(self._rows(n))), 0)
+            old = ServedTable(self._config, [Rows(self._rows(known))]) if known else None
+            merged = _Merged([self._delta(n) for n in range(known + 1, self._last + 1)], old)
             write_rows(path, int(self._config["dim"]), merged.rows(), merged.removed(), self._dtype)
         return path
 
-    def _changed(self, deltas: list[Link]) -> list[dict[str, Any]]:
-        """Files of the ids that each delta changed."""
-        found = []
-        for link in deltas:
-            path = self._path(link, "changed")
-            data = (
-                path.read_bytes()
-                if path.exists()
-                else np.unique(np.concatenate(list(_ids_of(link, self._name)))).tobytes()
-            )
-            found.append({"digest": link.manifest["digest"], **_file(self._folder, path.name, data)})
-        return found
+    def _changed(self, number: int) -> dict[str, Any]:
+        """The file of the ids that a delta changed."""
+        entry = self._listed(path := self._path(number, "changed"))
+        entry = entry or _file(self._folder, path.name, self._delta(number).changed.tobytes())
+        return {**entry, "digest": self._reader.links[number].manifest["digest"]}
 
-    def _hot(self, full: Link) -> dict[str, Any] | None:
+    def _hot(self) -> dict[str, Any] | None:
         """The file of ids by falling count, where there are counts."""
-        path = self._path(full, "hot")
-        if path.exists():
-            return _file(self._folder, path.name, path.read_bytes())
+        if self._countless:
+            return None
+        if entry := self._listed(path := self._path(0, "hot")):
+            return entry
         kept = [(np.empty(0, np.int64), np.empty(0, np.int64))]
-        for batch in full.parts(self._name):
+        for batch in self._reader.links[0].parts(self._name):
             if "count" not in batch.schema.names:
                 return None
             kept.append((batch.column("id").to_numpy(), batch.column("count").to_numpy().astype(np.int64)))
@@ -207,6 +233,11 @@ class _Table:
                 kept = [_most(kept)]
         ids = _most(kept)[0]
         return _file(self._folder, path.name, ids.tobytes()) if len(ids) else None
+
+    def _listed(self, path: Path) -> dict[str, Any] | None:
+        """The entry of a file that the version before has, if it is there still."""
+        entry = self._known.get(path.name)
+        return entry if entry and path.exists() and path.stat().st_size == entry["bytes"] else None
 
 
 def _most(kept: list[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -219,27 +250,25 @@ def _most(kept: list[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> tuple[NDAr
 class _Merged:
     """What some deltas, and an older file of changes, say together: of an id the newest."""
 
-    def __init__(self, deltas: list[Link], table: str, old: Rows | None, config: Mapping[str, Any]) -> None:
-        self._deltas, self._table, self._old, self._config = deltas, table, old, config
+    def __init__(self, deltas: list[_Delta], old: ServedTable | None) -> None:
+        self._deltas, self._old = deltas, old
         self._decided, self._gone = np.empty(0, np.int64), list[NDArray[np.int64]]()
 
     def rows(self) -> Iterator[pa.RecordBatch]:
-        for link in reversed(self._deltas):
-            for batch in link.parts(self._table):
-                yield batch.filter(pa.array(self._open(batch.column("id").to_numpy())))
-            own = np.concatenate(list(_ids_of(link, self._table)))
-            removed = np.concatenate(list(_ids_of(link, self._table, ("removed",))))
-            self._gone.append(removed[self._open(removed)])
-            self._decided = np.union1d(self._decided, own)
+        for delta in reversed(self._deltas):
+            yield from self._news(delta.batches, delta.removed)
+            self._decided = np.union1d(self._decided, delta.changed)
         if self._old is not None:
-            for batch in ServedTable(self._config, [self._old]).batches():
-                yield batch.filter(pa.array(self._open(batch.column("id").to_numpy())))
-            gone = self._old.removed()
-            self._gone.append(gone[self._open(gone)])
+            yield from self._news(self._old.batches(), self._old.layers[0].removed())
 
     def removed(self) -> Iterator[pa.RecordBatch]:
         """Once all rows were taken: the ids without one."""
         yield from (pa.record_batch({"id": pa.array(ids)}) for ids in self._gone)
+
+    def _news(self, batches: Iterable[pa.RecordBatch], removed: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield batch.filter(pa.array(self._open(batch.column("id").to_numpy())))
+        self._gone.append(removed[self._open(removed)])
 
     def _open(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of them nothing newer has decided."""
@@ -250,10 +279,8 @@ class _Merged:
         return found
 
 
-def _ids_of(link: Link, table: str, members: tuple[str, ...] = ("parts", "removed")) -> Iterator[NDArray[np.int64]]:
-    yield np.empty(0, np.int64)
-    for member in members:
-        yield from (batch.column("id").to_numpy() for batch in link.parts(table, member))
+def _ids(batches: Iterable[pa.RecordBatch]) -> NDArray[np.int64]:
+    return np.concatenate([np.empty(0, np.int64), *(batch.column("id").to_numpy() for batch in batches)])
 
 
 def _whole(path: Path) -> bool:
