@@ -4,17 +4,21 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 import hotbed as hb
 from hotbed.persist.checkpoint import Saver, capture
+from hotbed.persist.format import Writer, open_checkpoint
 from hotbed.persist.publish import Follower, PublishDirectory
+from hotbed.serving.server.models import Models
 from hotbed.serving.server.rows_service import RowsOptions, RowsServer
 from hotbed.serving.stores.base import Store
 
@@ -87,3 +91,29 @@ def test_a_score_through_a_cache_is_the_training_score(kind: str, how: str, tmp_
             assert cache.misses == misses
             assert any((old[name] != scores[name]).any() for name in scores)
             before, old = session, scores
+
+
+def test_a_graph_that_the_runtime_cannot_open_stops_neither_a_server_nor_its_next_start(tmp_path: Path) -> None:
+    """As where a trainer is upgraded before its servers."""
+    exported, future = frozen(trained("DCNv2")[0], tmp_path), tmp_path / "future"
+    link = open_checkpoint(exported).links[0]
+    graph = onnx.load_model_from_string(bytes(link.read(link.manifest["graph"]["file"])))
+    graph.opset_import[0].version = 9999
+    with Writer(future) as writer:
+        for name in link.manifest["files"]:
+            is_graph = name == link.manifest["graph"]["file"]
+            writer.write(name, graph.SerializeToString() if is_graph else link.read(name))
+        own = ("format", "format_version", "files", "digest")
+        writer.commit({key: value for key, value in link.manifest.items() if key not in own} | {"version": 9})
+
+    for start in range(2):
+        models = Models(hb.ParameterServer(tmp_path / "rows"))
+        models.add("m", exported)
+        served = models.named("m").current.version.digest
+        models.follow("m", lambda: Follower(future), 0.05)
+        until = time.monotonic() + 30
+        while not models.named("m").problem and time.monotonic() < until:
+            time.sleep(0.02)
+        models.close()
+        assert "version 9 cannot be opened" in models.named("m").problem, start
+        assert hb.ParameterServer(tmp_path / "rows").model("m").digest == served

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import hotbed as hb
+from hotbed.errors import ConfigError
 
 from .test_served_folder import GRAPH, export, read, write
 
@@ -81,6 +82,23 @@ def test_a_disk_that_fills_up_leaves_the_version_before(export: Path, tmp_path: 
     assert read(server.model("m"), [7]) == [7.0]
     assert read(server.load("m", tmp_path / "out"), [7]) == [2.0]
     assert not list((tmp_path / "rows" / "m").glob(".*"))
+
+
+def test_a_version_with_a_graph_that_is_not_accepted_is_never_the_newest(export: Path, tmp_path: Path) -> None:
+    def refuse(version: object) -> None:
+        raise ConfigError("a graph of the future")
+
+    server = hb.ParameterServer(tmp_path / "rows")
+    server.load("m", export)
+    write(tmp_path / "delta", {7: 2.0}, version=4)
+    server.load("m", tmp_path / "delta", refuse)  # the graph of before: nobody is asked
+    write(tmp_path / "out", {7: 3.0}, version=5, graph={**GRAPH, "dense": ["x"]}, graph_bytes=b"another graph")
+    with pytest.raises(ConfigError, match="of the future"):
+        server.load("m", tmp_path / "out", refuse)
+    for there in (server, hb.ParameterServer(tmp_path / "rows")):  # this process, and the next one
+        assert read(there.model("m"), [7]) == [2.0]
+    server.load("m", tmp_path / "out", lambda version: None)
+    assert read(server.model("m"), [7]) == [3.0]
 
 
 def test_a_writer_that_is_killed_leaves_a_whole_version(export: Path, tmp_path: Path) -> None:

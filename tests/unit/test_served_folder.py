@@ -38,12 +38,13 @@ def write(
 ) -> Saved:
     """A full, or a delta on `before`, in the container of docs/format.md; `counts` by id make the column `count`."""
     counts, config = members.pop("counts", None), members.pop("config", CONFIG)
+    graph = members.pop("graph_bytes", b"a graph")
     with Writer(root) as writer:
         given = (("rows", rows), ("removed", gone or []))
         parts = [[_part(writer, name, ids, counts)] if ids else [] for name, ids in given]
         writer.write("dense.safetensors", save({"network/w": np.full(3, members["version"], np.float32)}))
         if "graph" in members:
-            writer.write("graph.onnx", b"a graph")
+            writer.write("graph.onnx", graph)
         entry = {"name": "t", "config": config, "rows": len(rows), "scalars": {}, "candidates": None}
         return writer.commit({
             "kind": "full" if before is None else "delta", "contents": "values", "schema": SCHEMA, "published": 1.5,
@@ -232,16 +233,16 @@ def test_a_reader_that_is_overtaken_reads_what_is_newest_by_then(
 ) -> None:
     server = hb.ParameterServer(tmp_path / "rows")
     server.load("m", export)
-    real, saved = ModelFolder._open, list[Any]([None])
+    real, saved = ModelFolder.open, list[Any]([None])
 
     def late(folder: ModelFolder, key: str) -> Any:
-        monkeypatch.setattr(ModelFolder, "_open", real)
+        monkeypatch.setattr(ModelFolder, "open", real)
         for number in (4, 5, 6):  # between the look at CURRENT and the files that it named
             saved[0] = write(tmp_path / "out", {1: float(number)}, [], saved[0], version=number)
             server.load("m", tmp_path / "out")
         return real(folder, key)
 
-    monkeypatch.setattr(ModelFolder, "_open", late)
+    monkeypatch.setattr(ModelFolder, "open", late)
     assert read(hb.ParameterServer(tmp_path / "rows").model("m"), [1]) == [6.0]
 
 

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from hotbed.persist.store import Where
 from hotbed.serving.rows import RowDtype
 from hotbed.serving.stores.base import Store
 from hotbed.serving.stores.mapped import MappedVersion, ModelFolder
-from hotbed.serving.stores.writing import Writer, tidy, write_version
+from hotbed.serving.stores.writing import Writer, make_newest, tidy, write_version
 
 if TYPE_CHECKING:
     from hotbed.serving.stores.remote import RemoteParameterServer
@@ -61,23 +61,30 @@ class ParameterServer(Store):
 
         return RemoteParameterServer(url, token, trusted)
 
-    def load(self, name: str, source: Where | Reader) -> MappedVersion:
+    def load(
+        self, name: str, source: Where | Reader, accept: Callable[[MappedVersion], object] | None = None
+    ) -> MappedVersion:
         """Load the newest version under `source` as model `name`; requests see the version before until it is ready.
 
         An exported model brings its graph. What a trainer publishes later (a path, or a Reader from a `Follower`) brings rows
         and weights for it; of a delta only what changed is written. At a start, a folder that holds what was followed from that
         very state on goes on from there. Raises ConfigError for what does not fit, FormatError for bad files, PersistError where
-        the folder cannot be written or another process writes it; the version before stays.
+        the folder cannot be written or another process writes it, and what `accept` raises, which is asked about a version with
+        another graph than the one before; the version before stays.
         """
         reader = source if isinstance(source, Reader) else open_checkpoint(source)
         with self._lock, self._writing():
             folder, before = ModelFolder(self.folder, name), self._known(name)
-            if not self._goes_on(name, reader, before):
+            if before is not None and self._goes_on(name, reader, before):
+                newest = before
+            else:
                 follows = isinstance(source, Reader) or not reader.manifest.get("graph")
-                write_version(
-                    folder, reader, before, self._dtype, before.spec["origin"] if before and follows else None
-                )
-            newest = self._take(name, folder)
+                origin = before.spec["origin"] if before and follows else None
+                newest = folder.open(write_version(folder, reader, before, self._dtype, origin))
+                if accept and (before is None or before.spec["files"]["graph"] != newest.spec["files"]["graph"]):
+                    accept(newest)
+                make_newest(folder, newest.key)
+            self._keep(newest)
             self._loaded.add(name)
             tidy(folder, list(self._versions[name]))
         return newest
@@ -138,8 +145,8 @@ class ParameterServer(Store):
             log.warning("%s", error)
             return None
 
-    def _goes_on(self, name: str, reader: Reader, before: MappedVersion | None) -> bool:
-        if name in self._loaded or before is None or before.spec["dtype"] != self._dtype:
+    def _goes_on(self, name: str, reader: Reader, before: MappedVersion) -> bool:
+        if name in self._loaded or before.spec["dtype"] != self._dtype:
             return False
         return bool(before.spec["origin"] == reader.manifest["digest"])
 
@@ -147,6 +154,9 @@ class ParameterServer(Store):
         newest = folder.newest()
         if newest is None:
             raise ConfigError(f"model {name!r}: not loaded — received an unload meanwhile — load it")
-        kept = [one for one in self._versions.get(name, ()) if one.digest != newest.digest]
-        self._versions[name] = (*kept[1 - _KEPT :], newest)
+        self._keep(newest)
         return newest
+
+    def _keep(self, newest: MappedVersion) -> None:
+        kept = [one for one in self._versions.get(newest.name, ()) if one.digest != newest.digest]
+        self._versions[newest.name] = (*kept[1 - _KEPT :], newest)

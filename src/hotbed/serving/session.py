@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from hotbed.connectors.base import ReadPlan, Source, not_endless
 from hotbed.data.batch import Ids
 from hotbed.data.schema import Schema
-from hotbed.errors import ConfigError, DataError, DecodeError, MissingExtra
+from hotbed.errors import ConfigError, DataError, DecodeError, FormatError, MissingExtra
 from hotbed.persist.format import open_checkpoint
 from hotbed.persist.store import MANIFEST
 from hotbed.serving.parameter_server import ParameterServer
@@ -188,4 +188,10 @@ def _onnx_session(model: ModelVersion, num_threads: int) -> Any:
     options.log_severity_level = 3
     weights = {name: onnxruntime.OrtValue.ortvalue_from_numpy(value) for name, value in model.weights()}
     options.add_external_initializers(list(weights), list(weights.values()))
-    return onnxruntime.InferenceSession(model.graph_bytes(), options, providers=["CPUExecutionProvider"])
+    try:
+        return onnxruntime.InferenceSession(model.graph_bytes(), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # of types of its own
+        raise FormatError(
+            f"model {model.name!r}: the graph of version {model.version} cannot be opened — onnxruntime {onnxruntime.__version__} "
+            f"says {str(error).splitlines()[0][:300]} — upgrade onnxruntime, or export with the trainer's older version"
+        ) from error

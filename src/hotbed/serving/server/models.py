@@ -170,7 +170,7 @@ class Models:
         if is_remote(source):
             self._add_remote(name, str(source))
         else:
-            self._models[name] = Model(name, lambda: self._server.load(name, source), self.limits)
+            self._models[name] = Model(name, lambda: self._server.load(name, source, InferenceSession), self.limits)
             self.load(name)
 
     def watch(self, name: str, find: Callable[[], ModelVersion], poll_seconds: float) -> None:
@@ -305,7 +305,7 @@ class Models:
     def _take(self, model: Model, reader: Reader) -> None:
         with self._lock:
             if model.wanted:
-                model.serve(self._server.load(model.name, reader))
+                model.serve(self._server.load(model.name, reader, InferenceSession))
 
 
 class Parent(Protocol):
@@ -319,7 +319,7 @@ class Parent(Protocol):
 class Loads(Protocol):
     """What `Models` needs of a parameter server."""
 
-    def load(self, name: str, source: Where | Reader) -> ModelVersion: ...
+    def load(self, name: str, source: Where | Reader, accept: Callable[[Any], object]) -> ModelVersion: ...
     def unload(self, name: str) -> None: ...
 
 

@@ -124,7 +124,7 @@ class ModelFolder:
             if pointer is None:
                 return None
             try:
-                return self._open(pointer)
+                return self.open(pointer)
             except FormatError:
                 if attempt == _AGAIN - 1 or self.pointer() == pointer:  # else a writer moved on while we read
                     raise
@@ -134,7 +134,8 @@ class ModelFolder:
         """Take CURRENT away: there is no newest version any more."""
         (self.path / CURRENT).unlink(missing_ok=True)
 
-    def _open(self, key: str) -> MappedVersion:
+    def open(self, key: str) -> MappedVersion:
+        """The version whose file has this SHA-256. Raises FormatError naming what is torn, changed or foreign."""
         place = self.path / file_of(key)
         try:
             data = place.read_bytes()

@@ -71,12 +71,12 @@ class Writer:
 
 def write_version(
     folder: ModelFolder, reader: Reader, before: MappedVersion | None, dtype: RowDtype, origin: str | None = None
-) -> None:
-    """Write what `reader` holds and make it the newest; of a delta only what changed since versions that are there.
+) -> str:
+    """Write what `reader` holds, of a delta only what changed since versions that are there; returns the key of the version.
 
     `before`: the version that gives the graph where `reader` brings none; `origin`: the digest of what a start loads that goes
     on from here, where that is another state. Raises ConfigError for what does not fit, FormatError
-    for bad files of the source, PersistError where the disk refuses; CURRENT then names what it named before.
+    for bad files of the source, PersistError where the disk refuses. CURRENT names what it named before, until `make_newest`.
     """
     manifest = reader.manifest
     try:
@@ -94,11 +94,21 @@ def write_version(
         text = json.dumps(spec, ensure_ascii=False).encode()
         key = hashlib.sha256(text).hexdigest()
         _write(folder.path / file_of(key), text)
+    except OSError as error:
+        raise _refused(folder, error) from error
+    return key
+
+
+def make_newest(folder: ModelFolder, key: str) -> None:
+    """Have CURRENT name a version. Raises PersistError where the disk refuses."""
+    try:
         _write(folder.path / CURRENT, f"{key}\n".encode())
     except OSError as error:
-        raise PersistError(
-            f"{folder.path}: cannot be written — {error} — free space or choose another folder"
-        ) from error
+        raise _refused(folder, error) from error
+
+
+def _refused(folder: ModelFolder, error: OSError) -> PersistError:
+    return PersistError(f"{folder.path}: cannot be written — {error} — free space or choose another folder")
 
 
 def tidy(folder: ModelFolder, versions: list[MappedVersion]) -> None:
