@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import grpc
 import numpy as np
@@ -173,6 +174,56 @@ def test_made_up_bytes_get_a_reason_and_never_an_error_of_the_server(running: Ru
             codes.add(told.value.code().name)
     assert codes <= {"OK", "INVALID_ARGUMENT", "NOT_FOUND", "UNAVAILABLE"}
     assert "a request failed" not in caplog.text
+
+
+def samples(running: Running) -> dict[str, float]:
+    """By name and labels."""
+    with urlopen(f"http://127.0.0.1:{running.running.metrics_port}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
+
+
+def test_prometheus_is_told_of_calls_rows_and_versions(exported: Path) -> None:
+    running = Running(exported, metrics_port=0)
+    version = running.store.model("m")
+    version.find({name: np.arange(5) for name in version.configs})
+    version.find({table_of(running.store): np.arange(4000)})  # on a thread
+    version.graph_bytes()
+    with pytest.raises(StoreError, match="has gone"):
+        running.store.ask("Rows", {"model": "m", "digest": "0" * 64, "wanted": []})
+    with pytest.raises(NotServed):
+        running.store.model("x")
+    refused = 'hotbed_calls_total{call="Describe",code="NOT_FOUND"}'
+    wait_for(lambda: refused in samples(running), "the last call is counted")  # which it is once its answer has left
+    found = samples(running)
+    assert found['hotbed_asked_rows_total{model="m"}'] == 5 * len(version.configs) + 4000
+    assert found['hotbed_calls_total{call="Rows",code="OK"}'] == 2
+    assert found['hotbed_calls_total{call="Rows",code="UNAVAILABLE"}'] == 1
+    assert found[refused] == 1
+    assert found['hotbed_calls_total{call="Graph",code="OK"}'] == 1
+    assert found['hotbed_call_seconds_bucket{call="Rows",le="+Inf"}'] == 3
+    assert found['hotbed_call_seconds_sum{call="Rows"}'] > 0
+    assert found['hotbed_model_version{model="m"}'] == version.version
+    assert 'hotbed_model_delay_seconds{model="m"}' not in found  # since when it has it is not known
+    assert not [name for name in found if '"x"' in name]  # names that are not here make no series
+    running.close()
+
+
+def test_prometheus_is_told_how_fresh_the_versions_are(trainer: Trainer) -> None:
+    running = Running(trainer.folder / "export", metrics_port=0)
+    number = trainer.publish(0)
+    running.running.load("m", trainer.folder / "published")
+    version = running.server.model("m")
+    object.__setattr__(version, "learned", running.running._service.meters.since["m"] - 90)
+    found = samples(running)
+    assert found['hotbed_model_version{model="m"}'] == number
+    assert found['hotbed_model_freshness_seconds{model="m"}'] == pytest.approx(90)
+    assert found['hotbed_model_age_seconds{model="m"}'] >= found['hotbed_model_delay_seconds{model="m"}'] >= 0
+    running.server.unload("m")
+    assert not [name for name in samples(running) if name.startswith("hotbed_model_")]
+    with pytest.raises(ConfigError, match="metrics_port: cannot listen"):
+        RowsServer(running.server, ["m"], RowsOptions(port=0, metrics_port=running.running.metrics_port)).run()
+    running.close()
 
 
 def test_more_calls_than_it_takes_on_are_refused_at_once(exported: Path) -> None:

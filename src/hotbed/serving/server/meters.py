@@ -1,37 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server tells Prometheus: requests by how they ended and how long they took, and the state of each model."""
+"""What servers tell Prometheus: requests by how they ended and how long they took, and the state of each model."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from hotbed.errors import HotbedError, MissingExtra
+from hotbed.errors import ConfigError, HotbedError, MissingExtra
 
 if TYPE_CHECKING:
     from hotbed.serving.cache import EmbeddingCache
-    from hotbed.serving.server.models import Current, Model, Models
+    from hotbed.serving.server.models import Model, Models
+    from hotbed.serving.stores.base import ModelVersion
 
 
 class Meters:
     """What Prometheus is told. Needs prometheus-client."""
 
     def __init__(self, models: Models) -> None:
-        try:
-            from prometheus_client import CollectorRegistry, Counter, Histogram, core, generate_latest
-        except ImportError as error:
-            raise MissingExtra(
-                "serving needs prometheus-client — it is not installed — pip install hotbed[serve]"
-            ) from error
-        self._models, self._families, self._registry, self._text = models, core, CollectorRegistry(), generate_latest
+        client = _client()
+        self._models, self._families, self._text = models, client.core, client.generate_latest
+        self._registry = client.CollectorRegistry()
         self._registry.register(self)
         labels = ["model", "protocol"]
-        self._seconds = Histogram("hotbed_request_seconds", "Requests that were answered, by how long it took", labels,
-                                  registry=self._registry, buckets=_BUCKETS)  # fmt: skip
-        self._requests = Counter("hotbed_requests", "Requests for predictions, by how they ended", [*labels, "outcome"],
-                                 registry=self._registry)  # fmt: skip
+        self._seconds = client.Histogram("hotbed_request_seconds", "Requests that were answered, by how long it took", labels,
+                                         registry=self._registry, buckets=_BUCKETS)  # fmt: skip
+        self._requests = client.Counter("hotbed_requests", "Requests for predictions, by how they ended", [*labels, "outcome"],
+                                        registry=self._registry)  # fmt: skip
         self._children: dict[Any, Any] = {}
 
     def ended(self, name: str, protocol: str, started: float, error: BaseException | None = None) -> None:
@@ -79,6 +77,71 @@ class Meters:
                 if value is not None:
                     family.add_metric([model.name], value)
             yield family
+        found = [(model.name, now.version, now.since) for model in self._models if (now := model._current) is not None]
+        yield from _of_versions(self._families, found)
+
+
+class CallMeters:
+    """What Prometheus is told of a parameter server: calls, rows and versions. Needs prometheus-client.
+
+    `newest`: the version of each model that there is, by name. `since`: when it was taken, in Unix seconds, where that is known.
+    """
+
+    def __init__(self, newest: Callable[[], Mapping[str, ModelVersion]]) -> None:
+        client = _client()
+        self._newest, self._families, self._start = newest, client.core, client.start_http_server
+        self._registry = client.CollectorRegistry()
+        self._registry.register(self)
+        self._seconds = client.Histogram("hotbed_call_seconds", "Calls, by how long they took", ["call"],
+                                         registry=self._registry, buckets=_BUCKETS)  # fmt: skip
+        self._calls = client.Counter("hotbed_calls", "Calls, by the gRPC status they ended with", ["call", "code"],
+                                     registry=self._registry)  # fmt: skip
+        self._rows = client.Counter(
+            "hotbed_asked_rows", "Ids whose rows were asked for", ["model"], registry=self._registry
+        )
+        self.since = dict[str, float]()
+
+    @contextlib.contextmanager
+    def listening(self, host: str, port: int | None) -> Iterator[int | None]:
+        """Answer scrapes at a port (0: a free one; None: none), and give its number. Raises ConfigError where it is taken."""
+        if port is None:
+            yield None
+            return
+        try:
+            server, thread = self._start(port, host, self._registry)
+        except (OSError, OverflowError) as error:
+            raise ConfigError(
+                f"metrics_port: cannot listen — received {host}:{port}, {error} — give a free port, or 0"
+            ) from error
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
+            server.server_close()
+
+    @contextlib.contextmanager
+    def timed(self, call: str, context: Any) -> Iterator[None]:
+        """Count a call, by what its `context` says once it has ended."""
+        started, code = time.perf_counter(), "OK"
+        try:
+            yield
+        except BaseException:
+            found = context.code()
+            code = "CANCELLED" if found is None else found.name
+            raise
+        finally:
+            self._seconds.labels(call).observe(time.perf_counter() - started)
+            self._calls.labels(call, code).inc()
+
+    def asked(self, model: str, rows: int) -> None:
+        """Rows of a model were asked for."""
+        self._rows.labels(model).inc(rows)
+
+    def collect(self) -> Iterator[Any]:
+        """Called by prometheus-client for each scrape."""
+        found = [(name, version, self.since.get(name)) for name, version in self._newest().items()]
+        yield from _of_versions(self._families, found)
 
 
 def status_of(model: Model) -> dict[str, Any]:
@@ -104,17 +167,6 @@ def status_of(model: Model) -> dict[str, Any]:
 Read: TypeAlias = "Callable[[Model], float | None]"
 
 
-def _between(start: str, end: Callable[[Current], float]) -> Read:
-    """Seconds from a moment of the version that is served, where it is known."""
-
-    def read(model: Model) -> float | None:
-        now = model._current
-        began = None if now is None else getattr(now.version, start)
-        return None if now is None or began is None else max(0.0, end(now) - began)
-
-    return read
-
-
 def _cache(read: Callable[[EmbeddingCache], float]) -> Read:
     return lambda model: None if model.cache is None else read(model.cache)
 
@@ -122,13 +174,6 @@ def _cache(read: Callable[[EmbeddingCache], float]) -> Read:
 _BUCKETS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _GAUGES: list[tuple[str, str, str, Read]] = [
     ("model_ready", "Gauge", "Whether the model answers", lambda model: float(model.ready)),
-    ("model_version", "Gauge", "The version that is served",
-     lambda model: None if model._current is None else model._current.version.version),
-    ("model_age_seconds", "Gauge", "How long ago what is served was published", _between("published", lambda now: time.time())),
-    ("model_delay_seconds", "Gauge", "How long what is served took from published to served",
-     _between("published", lambda now: now.since)),
-    ("model_freshness_seconds", "Gauge", "How long what is served took from its newest event to served",
-     _between("learned", lambda now: now.since)),
     ("model_swaps", "Counter", "Versions that took the place of another", lambda model: model.swaps),
     ("model_problems", "Counter", "Versions that could not be served, gaps and forks", lambda model: model.problems),
     ("waiting_rows", "Gauge", "Candidates in the queue", lambda model: model.waiting_rows),
@@ -144,3 +189,37 @@ _GAUGES: list[tuple[str, str, str, Read]] = [
     ("cache_fetches", "Counter", "How often the store was asked", _cache(lambda cache: cache.fetches)),
     ("cache_fetch_seconds", "Counter", "Seconds that requests waited for the store", _cache(lambda cache: cache.fetch_seconds)),
 ]  # fmt: skip
+_VERSION_GAUGES: list[tuple[str, str, Callable[[ModelVersion, float | None], float | None]]] = [
+    ("model_version", "The version that is served", lambda version, since: version.version),
+    ("model_age_seconds", "How long ago what is served was published",
+     lambda version, since: _between(version.published, time.time())),
+    ("model_delay_seconds", "How long what is served took from published to served",
+     lambda version, since: _between(version.published, since)),
+    ("model_freshness_seconds", "How long what is served took from its newest event to served",
+     lambda version, since: _between(version.learned, since)),
+]  # fmt: skip
+
+
+def _of_versions(families: Any, found: Sequence[tuple[str, ModelVersion, float | None]]) -> Iterator[Any]:
+    """Of models by name: the version, and since when it is served."""
+    for name, text, read in _VERSION_GAUGES:
+        family = families.GaugeMetricFamily(f"hotbed_{name}", text, labels=["model"])
+        for model, version, since in found:
+            value = read(version, since)
+            if value is not None:
+                family.add_metric([model], value)
+        yield family
+
+
+def _between(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else max(0.0, end - start)
+
+
+def _client() -> Any:
+    try:
+        import prometheus_client.core
+    except ImportError as error:
+        raise MissingExtra(
+            "serving needs prometheus-client — it is not installed — pip install hotbed[serve]"
+        ) from error
+    return prometheus_client

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import signal
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,7 +28,8 @@ from hotbed.serving.parameter_server import ParameterServer
 from hotbed.serving.process import JsonLines, Tokens, followed_of, models_of, tls
 from hotbed.serving.rows import RowDtype
 from hotbed.serving.server.grpc import listen, refuse, told
-from hotbed.serving.stores.base import described
+from hotbed.serving.server.meters import CallMeters
+from hotbed.serving.stores.base import ModelVersion, described
 from hotbed.serving.stores.following import Following, open_follower
 from hotbed.serving.stores.messages import CALLS, MESSAGE_BYTES, MESSAGES, PART_BYTES, SERVICE
 
@@ -41,7 +44,8 @@ class RowsOptions:
 
     `port`: 0 = a free one. `token_file`: one token a line; who sends none of them is refused. `tls_cert`, `tls_key`: PEM files.
     `rows`: folder of mapped rows (None: a temporary one); `dtype`: float32, float16 or int8 rows. `calls`: answered at the same
-    time; what comes on top is refused at once. `drain_seconds`: on SIGTERM, for calls under way to end.
+    time; what comes on top is refused at once. `drain_seconds`: on SIGTERM, for calls under way to end. `metrics_port`: where
+    Prometheus is answered, without TLS or token; 0 = a free one; None = nowhere.
     """
 
     host: str = "127.0.0.1"
@@ -53,6 +57,7 @@ class RowsOptions:
     dtype: RowDtype = "float32"
     calls: int = 256
     drain_seconds: float = 10.0
+    metrics_port: int | None = None
 
 
 class Service:
@@ -60,7 +65,7 @@ class Service:
 
     def __init__(self, server: ParameterServer, names: Sequence[str]) -> None:
         self._server, self._names = server, names
-        self.stopping = False
+        self.meters, self.stopping = CallMeters(self._newest), False
 
     def handlers(self) -> Any:
         """What a gRPC server is given."""
@@ -68,10 +73,37 @@ class Service:
         for name, (request, answer, streamed) in CALLS.items():
             call, written = getattr(self, f"_{name.lower()}"), MESSAGES[answer].SerializeToString
             if streamed:
-                found[name] = grpc.unary_stream_rpc_method_handler(_parts(call, MESSAGES[request]), None, written)
+                parts = self._timed_parts(name, _parts(call, MESSAGES[request]))
+                found[name] = grpc.unary_stream_rpc_method_handler(parts, None, written)
             else:
-                found[name] = grpc.unary_unary_rpc_method_handler(told(call, MESSAGES[request]), None, written)
+                whole = self._timed(name, told(call, MESSAGES[request]))
+                found[name] = grpc.unary_unary_rpc_method_handler(whole, None, written)
         return grpc.method_handlers_generic_handler(SERVICE, found)
+
+    def _timed(self, name: str, call: Callable[[bytes, Any], Awaitable[Any]]) -> Callable[[bytes, Any], Awaitable[Any]]:
+        async def answer(data: bytes, context: Any) -> Any:
+            with self.meters.timed(name, context):
+                return await call(data, context)
+
+        return answer
+
+    def _timed_parts(
+        self, name: str, call: Callable[[bytes, Any], AsyncIterator[Any]]
+    ) -> Callable[[bytes, Any], AsyncIterator[Any]]:
+        async def answer(data: bytes, context: Any) -> AsyncIterator[Any]:
+            with self.meters.timed(name, context):
+                async for part in call(data, context):
+                    yield part
+
+        return answer
+
+    def _newest(self) -> dict[str, ModelVersion]:
+        """The version of each model that has one."""
+        found = dict[str, ModelVersion]()
+        for name in self._names:
+            with contextlib.suppress(ConfigError, PersistError):
+                found[name] = self._server.model(name)
+        return found
 
     async def _ready(self, request: Any) -> Any:
         try:
@@ -95,11 +127,13 @@ class Service:
                 f"too many rows — received ids for {size} bytes — ask for at most {MESSAGE_BYTES // 2} at once"
             )
 
+        num_rows = sum(len(ids) for _, ids in wanted)
+        self.meters.asked(request.model, num_rows)
+
         def find() -> list[bytes]:
             return [np.ascontiguousarray(table.find(ids)[0], "<f4").tobytes() for table, ids in wanted]
 
-        few = sum(len(ids) for _, ids in wanted) <= _INLINE_IDS
-        return MESSAGES["Rows"](rows=find() if few else await asyncio.to_thread(find))
+        return MESSAGES["Rows"](rows=find() if num_rows <= _INLINE_IDS else await asyncio.to_thread(find))
 
     def _graph(self, request: Any) -> Iterator[tuple[str, memoryview]]:
         yield "", self._version(request.model, request.digest).blobs["graph"]
@@ -158,18 +192,26 @@ class RowsServer:
     have ended. Raises ConfigError where it cannot listen."""
 
     def __init__(self, server: ParameterServer, names: Sequence[str], options: RowsOptions) -> None:
-        self._service, self._options = Service(server, names), options
+        self._server, self._service, self._options = server, Service(server, names), options
         self._admit = None if options.token_file is None else Tokens(options.token_file).admit
         self._tls = tls(options.tls_cert, options.tls_key)[0]
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = asyncio.Event()
         self.started, self.port = threading.Event(), 0
+        self.metrics_port: int | None = None
+
+    def load(self, name: str, source: str | Reader) -> None:
+        """Have the newest version under `source` as model `name`. Raises what `ParameterServer.load` raises."""
+        version = self._server.load(name, source)
+        self._service.meters.since[name] = time.time()
+        log.info("model %s has version %d (%s)", name, version.version, version.digest[:12])
 
     def run(self) -> None:
         """Answer until stopped."""
         import uvloop
 
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        told = self._service.meters.listening(self._options.host, self._options.metrics_port)
+        with told as self.metrics_port, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(self._run())
 
     def stop(self) -> None:
@@ -187,7 +229,7 @@ class RowsServer:
                    "grpc.so_reuseport": 0}  # fmt: skip
         server, self.port = await listen(self._service.handlers(), f"{host}:{self._options.port}", self._admit, self._tls,
                                          options, self._options.calls)  # fmt: skip
-        log.info("parameter server on port %d", self.port)
+        log.info("parameter server on port %d, metrics %s", self.port, self.metrics_port or "off")
         self.started.set()
         await self._stopped.wait()
         self._service.stopping = True
@@ -204,16 +246,14 @@ def serve_rows(sources: Sequence[str], watch: Sequence[str], settings: Mapping[s
     server, models = ParameterServer(options.rows, options.dtype), models_of(sources)
     followed = followed_of(watch, models)
 
-    def load(name: str, source: str | Reader) -> None:
-        version = server.load(name, source)
-        log.info("model %s has version %d (%s)", name, version.version, version.digest[:12])
-
-    for name, source in models.items():
-        load(name, source)
-    following = Following(lambda name, error: log.warning("model %s: %s; what it has stays", name, error))
     running = RowsServer(server, list(models), options)
+    for name, source in models.items():
+        running.load(name, source)
+    following = Following(lambda name, error: log.warning("model %s: %s; what it has stays", name, error))
     with tempfile.TemporaryDirectory(prefix="hotbed-follow-") as cache:
         for number, (name, source) in enumerate(followed):
-            following.follow(name, partial(open_follower, source, Path(cache) / str(number)), partial(load, name))
+            following.follow(
+                name, partial(open_follower, source, Path(cache) / str(number)), partial(running.load, name)
+            )
         running.run()
         following.close()
