@@ -262,7 +262,10 @@ class _CachedLookup:
 
 
 class _Patience:
-    """When a store that did not answer is asked again: once at a time, after longer and longer pauses."""
+    """When a store that did not answer for a version is asked again: once at a time, after longer and longer pauses.
+
+    Each version has its own: one that the store has let go of says nothing of the next, which is known because it answered.
+    """
 
     def __init__(self, version: ModelVersion) -> None:
         self._version, self._lock, self._asking = version, threading.Lock(), False

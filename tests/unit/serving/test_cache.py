@@ -236,6 +236,22 @@ def test_requests_that_fail_together_are_one_failure(monkeypatch: pytest.MonkeyP
     assert lookup._patience._pause == caching.FIRST_PAUSE
 
 
+def test_a_version_that_the_store_has_let_go_of_delays_no_rows_of_the_next() -> None:
+    store = one_table({1: [1.0, 2.0]})
+    cache = hb.EmbeddingCache(store, "fake", preload=0.0)
+    before = cache.lookup(store.versions[0], FEATURES)
+
+    def find(wanted: Any, seconds: float | None = None) -> Any:
+        raise StoreError("version 1 has gone")
+
+    object.__setattr__(store.versions[0], "find", find)
+    after = cache.lookup(store.publish({"t": {1: [3.0, 4.0], 2: [5.0, 6.0]}}), FEATURES)
+    assert look(before, 1)[1] == 1
+    assert look(after, 1) == ([[3.0, 4.0]], 0)
+    assert look(before, 1)[1] == 1
+    assert look(after, 2) == ([[5.0, 6.0]], 0)
+
+
 def test_a_store_that_has_just_started_and_lacks_the_model_yet_is_late(caplog: pytest.LogCaptureFixture) -> None:
     store = one_table({1: [1.0, 2.0]})
     lookup = hb.EmbeddingCache(store, "fake").lookup(store.versions[0], FEATURES)
