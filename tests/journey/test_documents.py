@@ -172,6 +172,13 @@ def test_keys_of_a_job_are_those_of_its_page() -> None:
         hb.Job.read(JOB, yaml.safe_load(block))
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if "benchmarks/" in PAGES[page].read_text()])
+def test_benchmarks_on_a_page_have_their_options(page: str) -> None:
+    for script, options in re.findall(r"(benchmarks/\w+\.py)((?: -[^`|#\n]*)?)", PAGES[page].read_text()):
+        source = (ROOT / script).read_text()
+        assert [option for option in re.findall(r"--[\w-]+", options) if f'"{option}"' not in source] == []
+
+
 def test_every_page_is_linked_from_another() -> None:
     pages = {page.resolve() for page in [*PAGES.values(), *(ROOT / "docs/design").glob("*.md")]}
     links = {(page.parent / target).resolve() for page in pages
