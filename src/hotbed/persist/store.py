@@ -8,8 +8,10 @@ import hashlib
 import mmap
 import os
 import re
+import secrets
 import shutil
 import tempfile
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +21,11 @@ from typing import Any, NamedTuple
 from hotbed.errors import FormatError, MissingExtra, PersistError, StoreAway
 from hotbed.persist.sink import HashedFile, LocalFile, Workers
 
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
+
 Where = str | Path
 """A local path or a URL such as `s3://bucket/model`."""
 
@@ -26,7 +33,8 @@ MANIFEST, CURRENT, CLAIM = "MANIFEST.json", "CURRENT", "CLAIM"
 ADVICE = "do not use it; restore the checkpoint from a copy"
 _IN_MEMORY_BYTES = 1 << 20
 _NAME = re.compile(r"checkpoint-(\d{8,})")
-_PARTIAL = re.compile(r"\.checkpoint-\d+\.(\d+)\.partial")
+_PARTIAL = re.compile(r"\.(checkpoint-\d+|CURRENT)\.[0-9a-f]+\.partial")
+_LEFT_SECONDS = 86_400  # after which what nobody can be seen to hold is nobody's
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+(::|://)")
 
 
@@ -158,24 +166,62 @@ class LocalStore(Store):
         return _LocalDraft(self.root, number_of(self.folders()[-1]) + 1 if self.folders() else 1)
 
     def remove(self, folder: str) -> None:
-        hidden = self.root / f".{folder}.{os.getpid()}.partial"
+        hidden = _partial(self.root, folder)
         with contextlib.suppress(OSError):  # what stays is swept by a later writer
             os.rename(self.root / folder, hidden)
             shutil.rmtree(hidden, ignore_errors=True)
 
     def _sweep(self) -> None:
-        """Remove partial folders of processes that are gone."""
+        """Remove what writers left who are gone."""
         for path in self.root.iterdir():
-            match = _PARTIAL.fullmatch(path.name)
-            if match and not _alive(int(match[1])):
-                shutil.rmtree(path, ignore_errors=True)
+            if _PARTIAL.fullmatch(path.name):
+                with contextlib.suppress(OSError), _Held(path) as held:
+                    if held.surely or time.time() - path.stat().st_mtime > _LEFT_SECONDS:
+                        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+class _Held:
+    """A folder that nobody else may take away, until the process ends: whatever its number is elsewhere, and however it ends.
+
+    OSError where another has it, or it is gone. `surely`: not where files or the file system have no such locks.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._handle: int | None = None
+        if fcntl is None or not path.is_dir():
+            return
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.samestat(os.fstat(handle), os.stat(path)):
+                raise FileNotFoundError(path)
+        except OSError as error:
+            os.close(handle)
+            if isinstance(error, (BlockingIOError, FileNotFoundError)):
+                raise
+        else:
+            self._handle = handle
+
+    @property
+    def surely(self) -> bool:
+        return self._handle is not None
+
+    def __enter__(self) -> _Held:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
 
 
 class _LocalDraft(Draft):
     def __init__(self, root: Path, number: int) -> None:
         self.folder, self._root = f"checkpoint-{number:08d}", root
-        self._partial = root / f".{self.folder}.{os.getpid()}.partial"
-        self._partial.mkdir()
+        self._partial, self._held = _new_partial(root, self.folder)
         self._workers = Workers()
 
     def create(self, name: str) -> HashedFile:
@@ -192,6 +238,7 @@ class _LocalDraft(Draft):
         final = self._root / self.folder
         try:
             os.rename(self._partial, final)
+            self._held.release()
         except OSError as error:
             raise PersistError(
                 f"{final}: another process wrote it meanwhile — {error} — let one process save"
@@ -206,10 +253,10 @@ class _LocalDraft(Draft):
     def discard(self) -> None:
         self._workers.close()
         shutil.rmtree(self._partial, ignore_errors=True)
+        self._held.release()
 
     def _point(self, sha256: str) -> None:
-        partial = self._root / f".{CURRENT}.{os.getpid()}.partial"
-        partial.unlink(missing_ok=True)  # a process that was killed had our number
+        partial = _partial(self._root, CURRENT)
         try:
             file = LocalFile(partial)
             file.write(memoryview(f"{self.folder} {sha256}\n".encode()))
@@ -245,16 +292,17 @@ def _sync_folder(path: Path) -> None:
         os.close(handle)
 
 
-def _alive(process: int) -> bool:
-    if process == os.getpid():
-        return False  # a process that ended had our number, as happens in containers: we are not saving yet
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
+def _partial(root: Path, name: str) -> Path:
+    """A name that nobody else has, for what is not whole yet or any more."""
+    return root / f".{name}.{secrets.token_hex(8)}.partial"
+
+
+def _new_partial(root: Path, name: str) -> tuple[Path, _Held]:
+    while True:
+        path = _partial(root, name)
+        path.mkdir()
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):  # somebody sweeps, and takes it for a left one
+            return path, _Held(path)
 
 
 # --- an object store ------------------------------------------------------------------------------------------------

@@ -6,6 +6,9 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -121,18 +124,42 @@ def test_a_save_that_fails_leaves_the_earlier_state_current_and_no_trace(tmp_pat
     assert open_checkpoint(tmp_path).folder == str(folder)
 
 
-def test_what_a_killed_process_left_is_swept_and_that_of_a_live_one_is_not(tmp_path: Path) -> None:
-    dead, own = (
-        tmp_path / ".checkpoint-00000001.4194303.partial",
-        tmp_path / f".checkpoint-00000001.{os.getpid()}.partial",
-    )
-    live = tmp_path / f".checkpoint-00000001.{os.getppid()}.partial"
-    for folder in (dead, own, live):
-        folder.mkdir()
+def test_what_a_killed_process_left_is_swept(tmp_path: Path) -> None:
+    code = """
+import os, signal, sys
+from hotbed.persist.format import Writer
+with Writer(sys.argv[1]) as writer:
+    writer.write("dense.safetensors", b"unfinished")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", code, tmp_path], check=False).returncode == -signal.SIGKILL
+    assert [path.name[-8:] for path in tmp_path.iterdir()] == [".partial"]
+    (tmp_path / ".CURRENT.0123456789abcdef.partial").write_text("torn")
+    old = (tmp_path / ".CURRENT.fedcba9876543210.partial", tmp_path / ".checkpoint-00000007.4711.partial")
+    old[0].write_text("torn")
+    old[1].mkdir()
+    os.utime(old[0], (0, 0))
     write(tmp_path)
-    assert not dead.exists()
-    assert not own.exists()
-    assert live.exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        ".CURRENT.0123456789abcdef.partial", "CURRENT", "checkpoint-00000001",
+    ]  # fmt: skip
+
+
+def test_of_two_that_write_at_once_one_is_refused_and_neither_is_torn(tmp_path: Path) -> None:
+    """In one process, or in two that cannot see each other's numbers, as containers that share a volume."""
+    write(tmp_path)
+    with Writer(tmp_path) as first:
+        first.write("tables.arrow", b"first")
+        with Writer(tmp_path) as second:
+            second.write("dense.safetensors", b"second")
+            first.write("dense.safetensors", b"first")
+            first.commit({"kind": "full"})
+            with pytest.raises(PersistError, match="another process wrote it meanwhile"):
+                second.commit({"kind": "full"})
+    newest = open_checkpoint(tmp_path)
+    newest.verify()
+    assert {bytes(newest.read(name)) for name in newest.manifest["files"]} == {b"first"}
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_another_format_version_is_refused_by_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
