@@ -19,6 +19,7 @@ import tritonclient.grpc as triton
 import hotbed as hb
 from hotbed.errors import StoreError
 from hotbed.persist.publish import Follower
+from hotbed.serving.server.meters import together
 from hotbed.serving.server.models import Models
 
 from .conftest import Running, Trainer, draw, wait_for
@@ -96,6 +97,32 @@ def test_a_server_without_a_cache_tells_of_none(running: Running) -> None:
     assert json.loads(got(running, "/status"))["models"][0]["cache"] is None
 
 
+def told(**changes: Any) -> dict[str, Any]:
+    """By one process, of one model."""
+    found = {"name": "m", "version": "7", "state": "READY", "reason": "", "digest": "d", "published": 50.0, "learned": 40.0,
+             "since": 60.0, "cache": None, "swaps": 2, "problems": 0, "rows": 0, "batches": 0, "now": 70.0, "waiting": 0,
+             "seconds": []}  # fmt: skip
+    return {**found, **changes}
+
+
+def test_what_several_processes_tell_is_one_status() -> None:
+    cache = {"hits": 3, "misses": 1, "late": 0, "rows": 5, "bytes": 100, "fetches": 1, "fetch_seconds": 0.5}
+    first = told(rows=10, batches=1, waiting=4, seconds=[0.1] * 98, cache=cache)
+    second = told(rows=20, batches=2, since=61.0, seconds=[0.3, 0.2], swaps=0, cache=cache, reason="a gap")
+    parent = told(problems=3, since=59.0)
+    (found,) = together([[first], [second], [parent]])
+    assert (found["rows"], found["batches"], found["waiting"], found["problems"], found["swaps"]) == (30, 3, 4, 3, 2)
+    assert (found["p50"], found["p99"], found["since"], found["reason"]) == (0.1, 0.3, 61.0, "a gap")
+    assert found["cache"] == {name: 2 * value for name, value in cache.items()}
+    assert "seconds" not in found
+    newer = told(version="8", digest="e", published=55.0)
+    assert together([[newer], [first]])[0]["version"] == "7"
+    gone = told(version="", digest="", state="UNAVAILABLE", published=None, since=None)
+    (found,) = together([[newer], [gone]])
+    assert (found["state"], found["version"], found["p50"], found["cache"]) == ("UNAVAILABLE", "", None, None)
+    assert [one["name"] for one in together([[told(), told(name="n")], [told(), told(name="n")]])] == ["m", "n"]
+
+
 def test_freshness_is_told_from_the_newest_event_to_served(trainer: Trainer) -> None:
     running = Running(trainer.folder / "export")
     running.models.follow("m", lambda: Follower(trainer.folder / "published"), poll_seconds=0.05)
@@ -104,9 +131,9 @@ def test_freshness_is_told_from_the_newest_event_to_served(trainer: Trainer) -> 
     current = running.models.named("m").current
     learned = current.since - 90  # the events of the test have no time
     object.__setattr__(current.version, "learned", learned)
-    told, text = json.loads(got(running, "/status"))["models"][0], got(running, "/metrics")
-    assert (told["version"], told["learned"]) == (str(version), learned)
-    assert told["published"] <= told["since"]
+    found, text = json.loads(got(running, "/status"))["models"][0], got(running, "/metrics")
+    assert (found["version"], found["learned"]) == (str(version), learned)
+    assert found["published"] <= found["since"]
     assert sample(text, "model_freshness_seconds") == pytest.approx(90)
     assert 0 <= sample(text, "model_delay_seconds") < 30
     assert 0 <= sample(text, "model_age_seconds") < 60

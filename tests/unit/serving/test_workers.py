@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import re
 import signal
@@ -92,6 +93,14 @@ def test_workers_answer_as_one_server_and_versions_mix_in_no_answer(trainer: Tra
     assert set(requests[0]) == {"1", "2"}  # both had work
     assert samples(texts[0], "hotbed_model_version") == {"parent": version, "1": version, "2": version}
     assert samples(texts[0], "hotbed_worker_up") == {"1": 1.0, "2": 1.0}
+    said = [json.loads(server.get("/status")[1]) for _ in range(12)]
+    assert {one["worker"] for one in said} == {1, 2}  # whoever is asked tells the same
+    assert all(one["workers"] == [{"number": n, "up": True, "starts": 1} for n in (1, 2)] for one in said)
+    shown = [one["models"][0] for one in said]
+    assert {(one["version"], one["state"], one["swaps"]) for one in shown} == {(str(version), "READY", 3)}
+    scored = sum(samples(texts[0], "hotbed_scored_rows_total").values())
+    assert {one["rows"] for one in shown} == {scored} == {len(answers) * 30}
+    assert len({one["p99"] for one in shown}) == 1
     from prometheus_client.parser import text_string_to_metric_families
 
     names = [family.name for family in text_string_to_metric_families(texts[0])]

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import unquote
 
 from hotbed import config
@@ -27,7 +27,8 @@ from hotbed.serving.parameter_server import ParameterServer
 from hotbed.serving.process import Elsewhere, JsonLines, Tokens, followed_of, models_of, tls
 from hotbed.serving.rows import RowDtype
 from hotbed.serving.server.batching import Limits
-from hotbed.serving.server.models import Models, Parent, is_remote
+from hotbed.serving.server.meters import together
+from hotbed.serving.server.models import Models, is_remote
 from hotbed.serving.server.protocol import HEADER_LENGTH, Asks, about, read_object, write_answer
 from hotbed.serving.session import Scores
 from hotbed.serving.stores.following import open_follower
@@ -42,6 +43,7 @@ _OPEN = ("/v2/health/live", "/v2/health/ready")  # what probes ask, who hold no 
 _PAGE = Path(__file__).with_name("page.html")
 _LAST_SECONDS, _BACKLOG = 30, 2048
 _SWITCH_SECONDS = 0.0005  # a thread that loads a version keeps the interpreter so long from requests, not 5 ms
+T = TypeVar("T")
 Reply: TypeAlias = "Response | asyncio.Future[Response]"
 
 
@@ -176,10 +178,15 @@ class Api(App):
 
     def _metrics(self, request: Request) -> Reply:
         parent = self._models.parent
-        return _text(self._models.meters.text()) if parent is None else asyncio.ensure_future(_gathered(parent))
+        if parent is None:
+            return _text(self._models.meters.text())
+        return asyncio.ensure_future(_gathered(parent.metrics, _text))
 
-    def _status(self, request: Request) -> Response:
-        return _json({**about(), "models": self._models.status()}, {"Cache-Control": "no-store"})
+    def _status(self, request: Request) -> Reply:
+        parent = self._models.parent
+        if parent is None:
+            return _shown({"models": together([self._models.status()])})
+        return asyncio.ensure_future(_gathered(parent.status, _shown))
 
     def _page(self, request: Request) -> Response:
         once = secrets.token_urlsafe(16)  # only the page's own script runs
@@ -206,12 +213,16 @@ def _path(target: bytes | Request) -> str:
     return target.partition(b"?")[0].decode("latin-1")
 
 
-async def _gathered(parent: Parent) -> Response:
-    return _text(await asyncio.to_thread(parent.metrics))
+async def _gathered(ask: Callable[[], T], write: Callable[[T], Response]) -> Response:
+    return write(await asyncio.to_thread(ask))
 
 
 def _text(metrics: bytes) -> Response:
     return Response(200, metrics, "text/plain; version=0.0.4; charset=utf-8")
+
+
+def _shown(status: Mapping[str, Any]) -> Response:
+    return _json({**about(), **status}, {"Cache-Control": "no-store"})
 
 
 async def _after(work: Callable[[str], None], name: str) -> Response:

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hotbed.errors import ConfigError, HotbedError, MissingExtra
@@ -145,9 +146,8 @@ class CallMeters:
 
 
 def status_of(model: Model) -> dict[str, Any]:
-    """What the page shows of a model: times in seconds, moments as Unix time; None where something is not known."""
-    seconds, now, cache = sorted(model.seconds), model._current, model.cache
-    middle, high = (seconds[int(len(seconds) * part)] for part in (0.5, 0.99)) if seconds else (None, None)
+    """What this process tells of a model: times in seconds, moments as Unix time; None where something is not known."""
+    now, cache = model._current, model.cache
     found: dict[str, Any] = {"digest": "", "published": None, "learned": None, "since": None, "cache": None}
     if now is not None:
         version = now.version
@@ -161,7 +161,32 @@ def status_of(model: Model) -> dict[str, Any]:
         found["cache"] = {"hits": cache.hits, "misses": cache.misses, "late": cache.late, "rows": cache.num_rows,
                           "bytes": cache.num_bytes, "fetches": cache.fetches, "fetch_seconds": cache.fetch_seconds}  # fmt: skip
     return {**found, "swaps": model.swaps, "problems": model.problems, "rows": model.rows, "batches": model.batches,
-            "now": time.time(), "waiting": model.waiting_rows, "p50": middle, "p99": high}  # fmt: skip
+            "now": time.time(), "waiting": model.waiting_rows, "seconds": list(model.seconds)}  # fmt: skip
+
+
+def together(found: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """What the page shows of each model, from what every process tells of its own (`Models.status`): counts in sum, latencies of the
+    requests of all, and the version of the process that is furthest behind."""
+    by_name = dict[str, list[Mapping[str, Any]]]()
+    for one in itertools.chain.from_iterable(found):
+        by_name.setdefault(one["name"], []).append(one)
+    return [_together(each) for each in by_name.values()]
+
+
+def _together(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    behind = min(each, key=lambda one: (one["state"] == "READY", one["published"] or 0, -(one["since"] or 0)))
+    seconds = sorted(itertools.chain.from_iterable(one["seconds"] for one in each))
+    middle, high = (seconds[int(len(seconds) * part)] for part in (0.5, 0.99)) if seconds else (None, None)
+    caches = [one["cache"] for one in each if one["cache"] is not None]
+    return {
+        **{name: value for name, value in behind.items() if name != "seconds"},
+        **{name: sum(one[name] for one in each) for name in ("problems", "rows", "batches", "waiting")},
+        "reason": next((one["reason"] for one in each if one["reason"]), ""),
+        "swaps": max(one["swaps"] for one in each),  # each process makes them all
+        "cache": {name: sum(one[name] for one in caches) for name in caches[0]} if caches else None,
+        "p50": middle,
+        "p99": high,
+    }
 
 
 Read: TypeAlias = "Callable[[Model], float | None]"

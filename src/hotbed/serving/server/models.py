@@ -246,7 +246,7 @@ class Models:
         return {**found, "inputs": current.inputs.metadata(), "outputs": outputs}
 
     def status(self) -> list[dict[str, Any]]:
-        """What the page shows of each model."""
+        """What this process tells of each model; see `together`."""
         return [{**told, **status_of(model)} for model, told in zip(self, self.index(), strict=False)]
 
     def follow(self, name: str, follower: Callable[[], Follower], poll_seconds: float = 1.0) -> None:
@@ -314,6 +314,7 @@ class Parent(Protocol):
     def load(self, name: str) -> None: ...
     def unload(self, name: str) -> None: ...
     def metrics(self) -> bytes: ...
+    def status(self) -> dict[str, Any]: ...
 
 
 class Loads(Protocol):

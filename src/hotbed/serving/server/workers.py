@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
 import re
 import signal
@@ -14,103 +12,27 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from hotbed import errors
-from hotbed.errors import ConfigError, HotbedError, ServingError
+from hotbed.errors import ConfigError, HotbedError
 from hotbed.serving.parameter_server import ParameterServer
 from hotbed.serving.process import Elsewhere, JsonLines
 from hotbed.serving.server.batching import Limits
 from hotbed.serving.server.http import Options, Server, listen
+from hotbed.serving.server.meters import together
 from hotbed.serving.server.models import Models, is_remote
+from hotbed.serving.wire import ANSWER_SECONDS, Gone, Wire
 
 log = logging.getLogger("hotbed.serving")
 _LOOK_SECONDS = 0.2  # between looks at CURRENT, and at what went wrong in the parent
-_ANSWER_SECONDS, _LOAD_SECONDS, _LAST_SECONDS = 5.0, 3600.0, 60.0
+_LOAD_SECONDS, _LAST_SECONDS = 3600.0, 60.0
 _PAUSES = (0.1, 0.5, 2.0, 5.0)  # before a worker is started again, by how often it ended soon
 _SOON_SECONDS = 10.0
 _SAMPLE = re.compile(r"(?P<name>\w+)(\{(?P<labels>.*)\})? (?P<value>\S+)")
 _CODE = "from hotbed.serving.server.workers import work; work()"
-
-
-class _Gone(ServingError):
-    """The other process is not there, or does not answer."""
-
-
-class Wire:
-    """Calls between two processes over a socket: a line of JSON each way. Safe to use from several threads.
-
-    `calls`: what the other side may ask for, by name; each runs on a thread. `ended`: called once the other side is gone.
-    """
-
-    def __init__(self, end: socket.socket, calls: Mapping[str, Callable[..., Any]], ended: Callable[[], None]) -> None:
-        self._end, self._calls, self._ended = end, calls, ended
-        self._lines = end.makefile("rb")
-        self._lock, self._asked = threading.Lock(), dict[int, Future[Any]]()
-        self._number, self._open = 0, True
-        self._pool = ThreadPoolExecutor(16, thread_name_prefix="hotbed-wire")
-        threading.Thread(target=self._read, daemon=True, name="hotbed-wire").start()
-
-    def call(self, name: str, *given: Any, seconds: float = _ANSWER_SECONDS) -> Any:
-        """What the other side's `name` gives. Raises what it raised, ServingError where no answer comes in time."""
-        answer: Future[Any] = Future()
-        with self._lock:
-            self._number += 1
-            number = self._number
-            self._asked[number] = answer
-        try:
-            self._send({"call": name, "number": number, "given": given})
-            return answer.result(seconds)
-        except (OSError, TimeoutError) as error:
-            raise _Gone(f"{name}: another process of this server gave no answer — {error!r} — see its log") from error
-        finally:
-            self._asked.pop(number, None)
-
-    def _send(self, message: Mapping[str, Any]) -> None:
-        data = json.dumps(message).encode() + b"\n"
-        with self._lock:
-            if not self._open:
-                raise OSError("it is gone")
-            self._end.sendall(data)
-
-    def _read(self) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            for line in self._lines:
-                message = json.loads(line)
-                if "call" in message:
-                    self._pool.submit(self._answer, message)
-                elif (asked := self._asked.get(message["number"])) is not None and "error" in message:
-                    asked.set_exception(_error(*message["error"]))
-                elif asked is not None:
-                    asked.set_result(message["result"])
-        with self._lock:
-            self._open = False
-        for asked in list(self._asked.values()):
-            with contextlib.suppress(Exception):
-                asked.set_exception(OSError("it ended"))
-        self._pool.shutdown(wait=False)
-        self._lines.close()
-        self._end.close()
-        self._ended()
-
-    def _answer(self, message: Mapping[str, Any]) -> None:
-        answer: dict[str, Any] = {"number": message["number"]}
-        try:
-            answer["result"] = self._calls[message["call"]](*message["given"])
-        except Exception as error:
-            if not isinstance(error, HotbedError):
-                log.exception("%s failed", message["call"])
-            answer["error"] = [type(error).__name__, str(error)]
-        with contextlib.suppress(OSError):
-            self._send(answer)
-
-
-def _error(kind: str, text: str) -> Exception:
-    found = getattr(errors, kind, ServingError)
-    return found(text) if isinstance(found, type) and issubclass(found, HotbedError) else ServingError(text)
 
 
 # --- the parent -----------------------------------------------------------------------------------------------------
@@ -201,7 +123,8 @@ class Workers:
         """What a worker may ask for."""
         return {"spec": lambda: {**self._spec, "number": worker.number, "models": self._served,
                                  "unloaded": sorted(self._unloaded), "told": self._told},
-                "up": worker.up.set, "load": self._load, "unload": self._unload, "metrics": self._metrics}  # fmt: skip
+                "up": worker.up.set, "load": self._load, "unload": self._unload, "metrics": self._metrics,
+                "status": self._status}  # fmt: skip
 
     def _wait_until_up(self) -> None:
         for worker in self._workers:
@@ -238,7 +161,7 @@ class Workers:
             try:
                 if worker.up.is_set() and worker.wire is not None:
                     found[worker.number] = worker.wire.call(call, *given)
-            except _Gone as error:
+            except Gone as error:
                 log.warning("worker %d: %s", worker.number, error)
             except HotbedError as error:
                 wrong.append(error)
@@ -259,6 +182,12 @@ class Workers:
                  *(f'hotbed_worker_up{{worker="{one.number}"}} {int(str(one.number) in texts)}' for one in self._workers)]  # fmt: skip
         return merged + "\n".join(lines) + "\n"
 
+    def _status(self) -> dict[str, Any]:
+        """Of all processes together."""
+        found = self._ask_all("status")
+        workers = [{"number": one.number, "up": one.number in found, "starts": one.starts} for one in self._workers]
+        return {"workers": workers, "models": together([*found.values(), self._models.status()])}
+
     def _end(self) -> None:
         self._models.stopping = True
         log.info("draining")
@@ -273,7 +202,7 @@ class Workers:
         for worker in self._workers:
             worker.thread.join(max(0.0, until - time.monotonic()))
             worker.stop(signal.SIGKILL)
-            worker.thread.join(_ANSWER_SECONDS)
+            worker.thread.join(ANSWER_SECONDS)
         self._models.close()
         log.info("stopped")
 
@@ -312,8 +241,8 @@ def _merged(texts: Mapping[str, str]) -> str:
 class _Parent:
     """What a worker leaves to its parent."""
 
-    def __init__(self, wire: Wire) -> None:
-        self._wire = wire
+    def __init__(self, wire: Wire, number: int) -> None:
+        self._wire, self._number = wire, number
 
     def load(self, name: str) -> None:
         """Returns once every worker serves what was loaded."""
@@ -324,7 +253,11 @@ class _Parent:
 
     def metrics(self) -> bytes:
         """Of all workers."""
-        return str(self._wire.call("metrics", seconds=2 * _ANSWER_SECONDS)).encode()
+        return str(self._wire.call("metrics", seconds=2 * ANSWER_SECONDS)).encode()
+
+    def status(self) -> dict[str, Any]:
+        """Of all workers, and which one was asked."""
+        return {"worker": self._number, **self._wire.call("status", seconds=2 * ANSWER_SECONDS)}
 
 
 class _Work:
@@ -334,7 +267,7 @@ class _Work:
         self._ready, self._alone = threading.Event(), threading.Event()
         self._server: Server | None = None
         calls: dict[str, Callable[..., Any]] = {}
-        calls |= {"wanted": self._want, "told": self._told, "metrics": self._metrics}
+        calls |= {"wanted": self._want, "told": self._told, "metrics": self._metrics, "status": self._status}
         self._wire = Wire(end, calls, self._orphaned)
         spec = self._wire.call("spec")
         logging.basicConfig(level=logging.INFO, handlers=[JsonLines(spec["number"])])
@@ -342,7 +275,7 @@ class _Work:
         options, elsewhere = Options(**spec["options"]), Elsewhere(**spec["elsewhere"])
         store, limits = ParameterServer(options.rows, options.dtype), Limits(**spec["limits"])
         self._models = Models(store, limits, elsewhere.reach, elsewhere.cache())
-        self._models.parent = _Parent(self._wire)
+        self._models.parent = _Parent(self._wire, spec["number"])
         for name, source in spec["models"].items():
             if is_remote(source):
                 self._models.add(name, source)
@@ -368,7 +301,7 @@ class _Work:
             server.stop()
 
     def _want(self, name: str, yes: bool) -> None:
-        self._ready.wait(_ANSWER_SECONDS)
+        self._ready.wait(ANSWER_SECONDS)
         self._set(name, yes)
 
     def _set(self, name: str, yes: bool) -> None:
@@ -377,13 +310,17 @@ class _Work:
         model.look()
 
     def _told(self, problems: Mapping[str, str]) -> None:
-        self._ready.wait(_ANSWER_SECONDS)
+        self._ready.wait(ANSWER_SECONDS)
         for name, problem in problems.items():
             self._models.named(name).outside = problem
 
     def _metrics(self) -> str:
-        self._ready.wait(_ANSWER_SECONDS)
+        self._ready.wait(ANSWER_SECONDS)
         return self._models.meters.text().decode()
+
+    def _status(self) -> list[dict[str, Any]]:
+        self._ready.wait(ANSWER_SECONDS)
+        return self._models.status()
 
     def _orphaned(self) -> None:
         self._alone.set()
