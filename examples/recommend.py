@@ -48,4 +48,4 @@ def main(folder: str, user: int | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:3]))
+    main(sys.argv[1], *map(int, sys.argv[2:3])) if sys.argv[1:] else sys.exit(__doc__)

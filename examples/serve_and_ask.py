@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serve a model while its trainer goes on, and ask it all the while with Triton's own gRPC client.
+"""Serve a model while its trainer goes on, and ask it all the while with Triton's own gRPC client: `demo.py` calls it.
 
 `hotbed serve` follows what the trainer publishes: each version takes the place of the one before, no request is lost.
 """
