@@ -142,6 +142,7 @@ _EXTRAS = {
     "confluent_kafka": "kafka",
     "onnxruntime": "serve",
     "httptools": "serve",
+    "uvicorn": "serve",
     "uvloop": "serve",
     "grpc": "serve",
     "onnx": "export",

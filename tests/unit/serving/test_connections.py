@@ -206,6 +206,45 @@ def test_random_bytes_are_answered_or_left(running: Running) -> None:
         alive(running)
 
 
+@pytest.mark.parametrize("before", [b"", b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"])
+def test_a_refused_body_is_taken_in_so_that_its_sender_can_read_why(running: Running, before: bytes) -> None:
+    client, size = connected(running), 20 << 20
+    client.sendall(
+        before + f"POST /v2/models/m/infer HTTP/1.1\r\nConnection: close\r\nContent-Length: {size}\r\n\r\n".encode()
+    )
+    for _ in range(20):
+        client.sendall(b" " * (1 << 20))
+    assert [status for status, _ in answers(client, 2 if before else 1)][-1] == 413
+    assert client.recv(1) == b""
+
+
+def test_a_refused_body_that_does_not_come_is_given_up(hasty: Running) -> None:
+    client = connected(hasty)
+    client.sendall(b"POST /v2/models/m/infer HTTP/1.1\r\nContent-Length: 100000000\r\n\r\n ")
+    assert answers(client, 1)[0][0] == 413  # it is not waited for with the answer
+    assert read(client) == b""
+    alive(hasty)
+
+
+def test_what_was_asked_before_garbage_is_answered(exported: Path) -> None:
+    running = Running(exported, Limits(batch_seconds=0.2), grpc_port=None)
+    client = connected(running)
+    client.sendall(infer() + b"\x00\r\n\r\n" + infer())
+    assert answers(client, 1)[0][0] == 200
+    assert read(client) == b""
+    alive(running)
+    running.close()
+
+
+def test_a_long_body_before_a_head_is_no_long_head(running: Running) -> None:
+    client, long = connected(running), json.dumps(body(4000)).encode()
+    asked = f"POST /v2/models/m/infer HTTP/1.1\r\nContent-Length: {len(long)}\r\n\r\n".encode() + long
+    client.sendall(asked * 3 + asked[:10])
+    assert [status for status, _ in answers(client, 3)] == [200] * 3
+    client.sendall(asked[10:])
+    assert answers(client, 1)[0][0] == 200
+
+
 def test_a_body_is_awaited_by_who_expects_to_be_asked_for_it(running: Running) -> None:
     client, whole = connected(running), infer(Expect="100-continue")
     head, _, data = whole.partition(b"\r\n\r\n")

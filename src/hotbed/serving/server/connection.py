@@ -1,36 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP/1.1 over one connection: requests whole, answers in order, and nobody may take for ever. Needs httptools.
-
-A request of half a millisecond notices what lies between it and the socket: here that is one parser (llhttp) and one write.
-"""
+"""HTTP/1.1: uvicorn carries it; here are what answers, and the bounds that uvicorn lacks: nobody may take for ever."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass, field
-from http import HTTPStatus
-from typing import Any
+from socket import socket
+from ssl import SSLContext
+from typing import Any, cast
 
-import httptools
+import uvicorn
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 _HEAD_BYTES = 64 << 10
-_LINGER_SECONDS = 2.0
-_LINES = {one.value: f"HTTP/1.1 {one.value} {one.phrase}\r\n" for one in HTTPStatus}
+_LINGER_SECONDS, _LAST_SECONDS = 2.0, 30  # for a last answer to be read; for those under way at the end
 
 
 @dataclass(slots=True)
 class Request:
-    """What a client asks. `target`: path and query as they came; `headers`: by name in lower case; `stay`: it asks on."""
+    """What a client asks. `path`: as it came, without the query; `headers`: by name in lower case."""
 
     method: str
-    target: bytes
+    path: str
     headers: Mapping[str, str]
     body: bytes = b""
-    stay: bool = True
 
 
 @dataclass(slots=True)
@@ -60,245 +58,187 @@ class App(ABC):
         """Of a whole request. A future is cancelled when the client goes away."""
 
     @abstractmethod
-    def failed(self, request: Request, error: BaseException) -> Response:
+    def failed(self, request: Request, error: Exception) -> Response:
         """Where `answer`, or its future, raised."""
 
 
-@dataclass(frozen=True)
-class Patience:
-    """`body_bytes`: of one request; `request_seconds`: for a request to come whole, and for an answer to be taken;
-    `idle_seconds`: until the next request begins."""
+class HttpServer(uvicorn.Server):
+    """uvicorn in a loop that runs already: `serve([socket])` answers until `should_exit`; signals are the caller's.
 
-    body_bytes: int = 16 << 20
-    request_seconds: float = 30.0
-    idle_seconds: float = 60.0
-
-
-class Connections:
-    """All connections of a server. Who idles or takes too long is dropped: they are looked over every second.
-
-    `closing`: whether answers tell clients to leave.
+    `body_bytes`: of one request; `request_seconds`: for a request to come whole, and for an answer to be taken;
+    `idle_seconds`: until the next request begins. `closing`: whether answers tell clients to leave.
     """
 
-    def __init__(self, app: App, patience: Patience) -> None:
-        self.app, self.patience, self.closing = app, patience, False
-        self.all = set[Connection]()
+    def __init__(
+        self, app: App, body_bytes: int, request_seconds: float, idle_seconds: float, tls: SSLContext | None = None
+    ) -> None:
+        self.routes, self.body_bytes, self.closing = app, body_bytes, False
+        self.request_seconds, self.idle_seconds = request_seconds, idle_seconds
+        super().__init__(uvicorn.Config(
+            self, interface="asgi3", http=Connection, ws="none", lifespan="off",  # type: ignore[arg-type]
+            log_config=None, log_level="error", access_log=False, proxy_headers=False, server_header=False, date_header=False,
+            timeout_keep_alive=math.ceil(idle_seconds), timeout_graceful_shutdown=_LAST_SECONDS,
+            ssl_context_factory=None if tls is None else lambda *_: tls,
+        ))  # fmt: skip
 
-    def make(self) -> Connection:
-        """A protocol, for a loop's `create_server`."""
-        return Connection(self)
+    async def serve(self, sockets: list[socket] | None = None) -> None:
+        watching = asyncio.create_task(self._watch())
+        await self._serve(sockets)  # as uvicorn's `serve` does, once it has taken the signals
+        watching.cancel()
 
-    async def watch(self) -> None:
-        """Look them over, until cancelled."""
-        loop = asyncio.get_running_loop()
+    async def _watch(self) -> None:
         while True:
             await asyncio.sleep(1.0)
-            now = loop.time()
-            for connection in [one for one in self.all if one.deadline < now]:
-                connection.drop()
-
-    async def close(self, seconds: float) -> None:
-        """Close what idles; wait for answers that are under way, `seconds` at most."""
-        self.closing = True
-        until = asyncio.get_running_loop().time() + seconds
-        for connection in [one for one in self.all if one.idle]:
-            connection.drop()
-        while self.all and asyncio.get_running_loop().time() < until:
-            await asyncio.sleep(0.02)
+            now = asyncio.get_running_loop().time()
+            for connection in list[Any](self.server_state.connections):
+                connection.look(now)
 
 
-class Connection(asyncio.Protocol):
-    """One client: its request is read, answered, and then the next; those that come meanwhile wait."""
+class _Flow(FlowControl):
+    """Reads no further while requests wait: uvicorn's would let a client that only asks fill the memory."""
 
-    def __init__(self, connections: Connections) -> None:
-        self._connections, self._app, self._patience = connections, connections.app, connections.patience
-        self._loop = asyncio.get_running_loop()
-        self._parser = httptools.HttpRequestParser(self)
-        self._transport: Any = None
-        self._request: Request | None = None  # that comes in
-        self._headers, self._target, self._parts = dict[str, str](), b"", list[bytes]()
-        self._head_size = self._size = 0
-        self._begun = self._refused = self._full = self._done = False
-        self._answering: Request | None = None
-        self._future: asyncio.Future[Response] | None = None
-        self._waiting = deque[Request]()
-        self.deadline = self._loop.time() + self._patience.idle_seconds
+    def __init__(self, transport: asyncio.Transport, waiting: Sized) -> None:
+        super().__init__(transport)
+        self._waiting = waiting
 
-    # What the loop calls.
+    def resume_reading(self) -> None:
+        if not self._waiting:
+            super().resume_reading()
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
-        self._connections.all.add(self)
 
-    def connection_lost(self, error: Exception | None) -> None:
-        self._connections.all.discard(self)
-        self._done = True
-        self._waiting.clear()
+class Connection(HttpToolsProtocol):
+    """One client, and the ASGI application that its requests go to."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._server, self.flow = cast(HttpServer, self.app), _Flow(transport, self.pipeline)
+        self._last: RequestResponseCycle | None = None  # the request that is answered, or was
+        self._future: asyncio.Future[Response] | None = None  # its answer
+        self._head, self._size = False, 0  # whether one comes; bytes since a request came whole
+        self._ended, self._since = False, 0.0
+        self._state: tuple[object, ...] = ()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._last = cycle
+        super()._start_asgi_task(cycle, self._respond)
+
+    async def _respond(self, scope: Any, receive: Any, send: Any) -> None:
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        request, body, more = Request(scope["method"], scope["raw_path"].decode("ascii"), headers), bytearray(), True
+        response = self._server.routes.refuse(request) or self._too_long(int(headers.get("content-length", 0)))
+        while response is None and more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body += message["body"]
+            more, response = message["more_body"], self._too_long(len(body))
+        if response is None:
+            request.body = bytes(body)
+            response = await self._answer(request)
+        await send({"type": "http.response.start", "status": response.status, "headers": self._headers(response)})
+        await send({"type": "http.response.body", "body": response.body, "more_body": more})
+        if more:  # of a request that was refused; a close before it came would take away the answer
+            while (await receive()).get("more_body"):
+                pass
+            await send({"type": "http.response.body"})
+
+    async def _answer(self, request: Request) -> Response:
+        app = self._server.routes
+        try:
+            found = app.answer(request)
+            if isinstance(found, Response):
+                return found
+            self._future = found
+            return await found
+        except asyncio.CancelledError:
+            return refusal(503, "the server stops")  # or nobody is there to read it
+        except Exception as error:
+            return app.failed(request, error)
+
+    def _headers(self, response: Response, last: bool = False) -> list[tuple[bytes, bytes]]:
+        found = {"content-type": response.kind, "content-length": str(len(response.body)), **response.headers}
+        if last or self._server.closing:
+            found["connection"] = "close"
+        return [(name.lower().encode(), value.encode()) for name, value in found.items()]
+
+    def _too_long(self, size: int) -> Response | None:
+        most = self._server.body_bytes
+        if size <= most:
+            return None
+        return refusal(413, f"the body is too long — received {size} bytes — send at most {most}")
+
+    # What the loop, the parser and uvicorn call.
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._last is not None:
+            self._last.disconnected = True
         if self._future is not None:
             self._future.cancel()
 
     def data_received(self, data: bytes) -> None:
-        if self._done:
+        if self._ended:
             return
-        if not self._begun:
-            self._begun = True
-            self.deadline = self._loop.time() + self._patience.request_seconds
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            pass  # it is answered over what it came by, and then left
-        except httptools.HttpParserError as error:
-            self._end(refusal(400, f"no HTTP request — received one with an error: {error} — send HTTP/1.1"))
-            return
-        if self._begun and self._request is None:
-            self._head_size += len(data)
-            if self._head_size > _HEAD_BYTES:
-                self._end(refusal(431, f"the headers are too long — received over {_HEAD_BYTES} bytes — send less"))
-
-    def pause_writing(self) -> None:
-        self._full = True
-        self._transport.pause_reading()
-        self.deadline = self._loop.time() + self._patience.request_seconds
-
-    def resume_writing(self) -> None:
-        self._full = False
-        self._go_on()
-
-    # What the parser calls.
+        self._size += len(data)
+        super().data_received(data)
+        if self._head and self._size > _HEAD_BYTES:
+            self._end(refusal(431, f"the headers are too long — received over {_HEAD_BYTES} bytes — send less"))
 
     def on_message_begin(self) -> None:
-        self._headers, self._target, self._parts = {}, b"", []
-        self._head_size = self._size = 0
-        self._begun, self._refused, self._request = True, False, None
-
-    def on_url(self, url: bytes) -> None:
-        self._target += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+        super().on_message_begin()
+        self._head = True
 
     def on_headers_complete(self) -> None:
-        self._request = Request(self._parser.get_method().decode("latin-1"), self._target, self._headers)
-        length = self._headers.get("content-length", "0")
-        if refused := self._app.refuse(self._request):
-            self._refuse(refused)
-        elif length.isdecimal() and int(length[:20]) > self._patience.body_bytes:
-            self._refuse(self._too_long(int(length[:20])))
-        elif self._headers.get("expect", "").lower() == "100-continue" and self._answering is None:
-            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-
-    def on_body(self, body: bytes) -> None:
-        self._size += len(body)
-        if self._refused:
-            return
-        if self._size > self._patience.body_bytes:
-            self._refuse(self._too_long(self._size))
-        else:
-            self._parts.append(body)
+        super().on_headers_complete()
+        self._head = False
+        if self.parser.should_upgrade():
+            self.cycle.keep_alive = False  # it is answered over what it came by, and then left
 
     def on_message_complete(self) -> None:
-        request, self._request, self._begun = self._request, None, False
-        if request is None or self._done:
-            return
-        request.stay = self._parser.should_keep_alive() and not self._parser.should_upgrade()
-        request.body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-        self._parts = []
-        if not self._refused:
-            self._waiting.append(request)
-        self._go_on()
+        super().on_message_complete()
+        self._size = 0
 
-    # Answers.
+    def send_400_response(self, msg: str) -> None:
+        self._end(refusal(400, "no HTTP request — received one with an error — send HTTP/1.1"))
+
+    # Who takes too long.
 
     @property
-    def idle(self) -> bool:
-        """Whether nothing is under way."""
-        return self._answering is None and not self._waiting and not self._begun and not self._done
+    def _open(self) -> RequestResponseCycle | None:
+        """The request whose answer has not been sent."""
+        return None if self._last is None or self._last.response_complete else self._last
 
-    def drop(self) -> None:
-        """Close: it idles, or takes too long."""
-        if self._done:
-            self._transport.abort()
-        elif self._begun and not self._refused and self._answering is None:
-            self._end(refusal(408, f"the request did not come within {self._patience.request_seconds:g} seconds"))
-        else:
-            self._done = True
-            self._transport.close()
-            self.deadline = self._loop.time() + _LINGER_SECONDS
+    def look(self, now: float) -> None:
+        """Drop the client if nothing has changed for too long."""
+        seconds, last, full = self._server.request_seconds, self._open, self.transport.get_write_buffer_size() > 0
+        coming = self._head if last is None else last.more_body
+        ended = self._ended or self.transport.is_closing()
+        limit = (seconds if full else math.inf if last and not coming else _LINGER_SECONDS if ended
+                 else seconds if coming else self._server.idle_seconds)  # fmt: skip
+        state = (limit, self._last)
+        if state != self._state:
+            self._state, self._since = state, now
+        elif now - self._since > limit:
+            if full or ended:
+                self.transport.abort()
+            elif coming:
+                self._end(refusal(408, f"the request did not come within {seconds:g} seconds"))
+            else:
+                self.transport.close()
 
-    def _go_on(self) -> None:
-        """Answer what waits; with nothing left, wait for the next request."""
-        while self._waiting and self._answering is None and not self._full and not self._done:
-            self._answer(self._waiting.popleft())
-        if self._done or self._full:
+    def _end(self, response: Response) -> None:
+        """The last answer, where no others come before it; who still sends can read it, which a close at once would prevent."""
+        self._ended, last = True, self._open
+        if last is not None and not last.more_body:
             return
-        if self._waiting:
-            self._transport.pause_reading()
-            self.deadline = float("inf")
+        if last is not None:
+            last.disconnected = True
+            last.message_event.set()
+        if last is None or not last.response_started:
+            lines = b"".join(b"%b: %b\r\n" % one for one in self._headers(response, last=True))
+            self.transport.write(STATUS_LINE[response.status] + lines + b"\r\n" + response.body)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+            self.flow.resume_reading()
         else:
-            self._transport.resume_reading()
-            if not self._begun and self._answering is None:
-                self.deadline = self._loop.time() + self._patience.idle_seconds
-                if self._connections.closing:
-                    self.drop()
-
-    def _answer(self, request: Request) -> None:
-        self._answering, self.deadline = request, float("inf")
-        try:
-            found = self._app.answer(request)
-        except Exception as error:
-            found = self._app.failed(request, error)
-        if isinstance(found, Response):
-            self._answered(request, found)
-        else:
-            self._future = found
-            found.add_done_callback(self._later)
-
-    def _later(self, future: asyncio.Future[Response]) -> None:
-        request, self._future = self._answering, None
-        if request is None or future.cancelled():
-            return
-        error = future.exception()
-        self._answered(request, future.result() if error is None else self._app.failed(request, error))
-        self._go_on()
-
-    def _answered(self, request: Request, response: Response) -> None:
-        self._answering = None
-        if request.stay and not self._connections.closing:
-            self._write(response, request.method == "HEAD")
-        else:
-            self._end(response, request.method == "HEAD")
-
-    def _refuse(self, response: Response) -> None:
-        """Answer before the request has come whole; its rest is read and thrown away."""
-        self._refused, self._parts = True, []
-        if self._answering is None and not self._waiting:
-            self._write(response)
-        else:  # others wait for answers before it
-            self._end(response)
-
-    def _too_long(self, size: int) -> Response:
-        return refusal(413, f"the body is too long — received {size} bytes — send at most {self._patience.body_bytes}")
-
-    def _write(self, response: Response, bare: bool = False, last: str = "") -> None:
-        if self._transport.is_closing():
-            return
-        more = "".join(f"{name.lower()}: {value}\r\n" for name, value in response.headers.items())
-        head = (
-            f"{_LINES[response.status]}content-type: {response.kind}\r\ncontent-length: {len(response.body)}\r\n{more}{last}\r\n"
-        ).encode("latin-1")
-        self._transport.write(head if bare else head + response.body)
-
-    def _end(self, response: Response, bare: bool = False) -> None:
-        """The last answer of this connection; what is under way is let go."""
-        if self._done:
-            return
-        self._done = True
-        self._waiting.clear()
-        self.deadline = self._loop.time() + _LINGER_SECONDS
-        if self._answering is None:
-            self._write(response, bare, "connection: close\r\n")
-        if self._begun and self._transport.can_write_eof():  # a close would take away the answer from who still sends
-            self._transport.write_eof()
-            self._transport.resume_reading()
-        else:
-            self._transport.close()
+            self.transport.close()

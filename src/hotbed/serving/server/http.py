@@ -34,7 +34,7 @@ from hotbed.serving.session import Scores
 from hotbed.serving.stores.following import open_follower
 
 try:
-    from hotbed.serving.server.connection import App, Connections, Patience, Request, Response, refusal
+    from hotbed.serving.server.connection import App, HttpServer, Request, Response, refusal
 except ImportError as error:
     raise MissingExtra(f"a server needs {error.name} — it is not installed — pip install hotbed[serve]") from error
 
@@ -112,7 +112,7 @@ class Api(App):
     def refuse(self, request: Request) -> Response | None:
         """Who holds no token, and bodies that are not as they are."""
         given = request.headers.get("authorization")
-        if self._tokens is not None and _path(request) not in _OPEN and not self._tokens.admit(given):
+        if self._tokens is not None and request.path not in _OPEN and not self._tokens.admit(given):
             return refusal(401, "no token, or a wrong one — send Authorization: Bearer TOKEN",
                            {"WWW-Authenticate": 'Bearer, Basic realm="hotbed"'})  # fmt: skip
         coding = request.headers.get("content-encoding", "identity")
@@ -121,19 +121,19 @@ class Api(App):
         return None
 
     def answer(self, request: Request) -> Reply:
-        handler, values = self._found(request.method, request.target)
+        handler, values = self._found(request.method, request.path)
         return handler(request, *values)
 
-    def failed(self, request: Request, error: BaseException) -> Response:
+    def failed(self, request: Request, error: Exception) -> Response:
         if isinstance(error, HotbedError):
             status = status_of(error)
             return refusal(status, str(error), {"Retry-After": "1"} if status == 429 else None)
-        log.error("a request failed: %s %s", request.method, _path(request), exc_info=error)
+        log.error("a request failed: %s %s", request.method, request.path, exc_info=error)
         return refusal(500, "an error of the server; its log has more")
 
-    def _find(self, method: str, target: bytes) -> tuple[Callable[..., Reply], tuple[str, ...]]:
+    def _find(self, method: str, path: str) -> tuple[Callable[..., Reply], tuple[str, ...]]:
         """The handler of a place, and the names in it."""
-        path, status = _path(target), 404
+        status = 404
         for wanted, pattern, handler in self._routes:
             if found := pattern.fullmatch(path):
                 if wanted == ("GET" if method == "HEAD" else method):
@@ -205,14 +205,6 @@ class Api(App):
         return asyncio.ensure_future(_after(self._models.unload, name))
 
 
-def _path(target: bytes | Request) -> str:
-    """Without the query; names in it as they came."""
-    target = target.target if isinstance(target, Request) else target
-    if not target.startswith(b"/"):  # http://HOST/PATH, as proxies are asked
-        target = b"/" + target.partition(b"://")[2].partition(b"/")[2]
-    return target.partition(b"?")[0].decode("latin-1")
-
-
 async def _gathered(ask: Callable[[], T], write: Callable[[T], Response]) -> Response:
     return write(await asyncio.to_thread(ask))
 
@@ -274,23 +266,21 @@ class Server:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._loop.add_signal_handler(number, self._stopped.set)
-        options = self._options
-        patience = Patience(self._models.limits.body_bytes, options.request_seconds, options.idle_seconds)
-        connections = Connections(Api(self._models, self._tokens), patience)
-        http = await self._loop.create_server(connections.make, sock=self._socket, ssl=self._secure, backlog=_BACKLOG)
-        watching = asyncio.create_task(connections.watch())
+        options, limits = self._options, self._models.limits
         remote = await self._start_grpc()
+        app = Api(self._models, self._tokens)
+        http = HttpServer(app, limits.body_bytes, options.request_seconds, options.idle_seconds, self._secure)
+        serving = asyncio.create_task(http.serve([self._socket]))
         log.info("listening on port %d, gRPC %s", self.port, self.grpc_port or "off")
         self.started.set()
         await self._stopped.wait()
-        self._models.stopping = connections.closing = True
+        self._models.stopping = http.closing = True
         log.info("draining")
         await asyncio.sleep(self._options.drain_seconds)
-        http.close()
+        http.should_exit = True
         if remote is not None:
             await remote.stop(_LAST_SECONDS)
-        await connections.close(_LAST_SECONDS)
-        watching.cancel()
+        await serving
         await asyncio.to_thread(self._models.close)
         log.info("stopped")
 
