@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import json
@@ -129,6 +130,14 @@ class JsonLines(logging.Handler):
         self._worker = {} if worker is None else {"worker": worker}
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Never raises: what cannot be written, to a full disk say, must not end the thread that tells of it."""
+        try:
+            self._write(record)
+        except Exception:
+            with contextlib.suppress(Exception):
+                self.handleError(record)
+
+    def _write(self, record: logging.LogRecord) -> None:
         spec = {
             "time": round(record.created, 3),
             "level": record.levelname,
