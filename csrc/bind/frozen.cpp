@@ -53,12 +53,15 @@ nb::tuple find(const FrozenTable& table, const Input<int64_t>& ids) {
   return nb::make_tuple(to_numpy(std::move(out)), to_numpy(std::move(found)));
 }
 
-// Ids and slots of a file; a slot of 2^32 - 2 says that the id was removed.
+// Ids with a row, and ids that were removed.
 nb::tuple entries(const FrozenRows& rows) {
-  std::vector<int64_t> ids;
-  std::vector<uint32_t> slots;
-  rows.for_each([&](int64_t id, uint32_t slot) { ids.push_back(id), slots.push_back(slot); });
-  return nb::make_tuple(to_numpy(std::move(ids)), to_numpy(std::move(slots)));
+  std::vector<int64_t> held, removed;
+  {
+    nb::gil_scoped_release release;
+    held.reserve(rows.num_rows()), removed.reserve(rows.num_removed());
+    rows.for_each([&](int64_t id, uint32_t slot) { (slot == kRemoved ? removed : held).push_back(id); });
+  }
+  return nb::make_tuple(to_numpy(std::move(held)), to_numpy(std::move(removed)));
 }
 
 // The features of a model over its mapped tables: their ids come as a mapping from names to Ids.

@@ -84,17 +84,19 @@ def test_a_disk_that_fills_up_leaves_the_version_before(export: Path, tmp_path: 
     assert not list((tmp_path / "rows" / "m").glob(".*"))
 
 
-def test_a_version_with_a_graph_that_is_not_accepted_is_never_the_newest(export: Path, tmp_path: Path) -> None:
+def test_a_version_that_is_not_accepted_is_never_the_newest_and_leaves_nothing(export: Path, tmp_path: Path) -> None:
     def refuse(version: object) -> None:
         raise ConfigError("a graph of the future")
 
     server = hb.ParameterServer(tmp_path / "rows")
     server.load("m", export)
-    write(tmp_path / "delta", {7: 2.0}, version=4)
-    server.load("m", tmp_path / "delta", refuse)  # the graph of before: nobody is asked
+    write(tmp_path / "new", {7: 2.0}, version=4)
+    server.load("m", tmp_path / "new", lambda version: None)
+    files = set((tmp_path / "rows").rglob("*"))
     write(tmp_path / "out", {7: 3.0}, version=5, graph={**GRAPH, "dense": ["x"]}, graph_bytes=b"another graph")
     with pytest.raises(ConfigError, match="of the future"):
         server.load("m", tmp_path / "out", refuse)
+    assert set((tmp_path / "rows").rglob("*")) == files
     for there in (server, hb.ParameterServer(tmp_path / "rows")):  # this process, and the next one
         assert read(there.model("m"), [7]) == [2.0]
     server.load("m", tmp_path / "out", lambda version: None)
@@ -129,3 +131,25 @@ server.load("m", sys.argv[2])
             break
     assert done.returncode == 0
     assert not list((tmp_path / "rows" / "m").glob(".*"))
+
+
+def test_what_cannot_be_tidied_away_stops_no_load(export: Path, tmp_path: Path) -> None:
+    server = hb.ParameterServer(tmp_path / "rows")
+    server.load("m", export)
+    (tmp_path / "rows" / "m" / "somebody's").mkdir()
+    write(tmp_path / "out", {7: 2.0}, version=4)
+    assert read(server.load("m", tmp_path / "out"), [7]) == [2.0]
+    assert (tmp_path / "rows" / "m" / "somebody's").exists()
+
+
+def test_a_torn_list_of_changed_ids_costs_a_cache_its_rows_and_no_more(export: Path, tmp_path: Path) -> None:
+    server, saved = hb.ParameterServer(tmp_path / "rows"), None
+    server.load("m", export)
+    for version in (4, 5):
+        saved = write(tmp_path / "out", {7: float(version)}, before=saved, version=version)
+        newest = server.load("m", tmp_path / "out")
+    changed = next((tmp_path / "rows" / "m").glob("*.changed"))
+    since = newest.spec["chain"][0]
+    assert [ids.tolist() for ids in (newest.changed(since) or {}).values()] == [[7]]
+    changed.write_bytes(bytes(reversed(changed.read_bytes())))
+    assert newest.changed(since) is None

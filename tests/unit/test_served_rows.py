@@ -66,7 +66,12 @@ def test_layers_read_like_a_dict_that_was_updated_in_their_order(
     expected = [known.get(one, absent[i].tolist()) for i, one in enumerate(asked)]
     assert rows.tolist() == np.array(expected, np.float32).reshape(-1, DIM).tolist()
     assert found.tolist() == [one in known for one in asked]
-    whole = pa.Table.from_batches(list(table.batches()) or [batch({})]).to_pydict()
+    alive = set[int]()
+    for file in reversed(files):
+        held, taken = file.entries()
+        alive = alive - set(taken.tolist()) | set(held.tolist())
+    assert alive == set(known)
+    whole = pa.Table.from_batches(list(table.batches(np.array(sorted(alive), np.int64), 3)) or [batch({})]).to_pydict()
     assert dict(zip(whole["id"], whole["value"], strict=True)) == known
 
 

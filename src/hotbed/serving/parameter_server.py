@@ -69,21 +69,26 @@ class ParameterServer(Store):
         An exported model brings its graph. What a trainer publishes later (a path, or a Reader from a `Follower`) brings rows
         and weights for it; of a delta only what changed is written. At a start, a folder that holds what was followed from that
         very state on goes on from there. Raises ConfigError for what does not fit, FormatError for bad files, PersistError where
-        the folder cannot be written or another process writes it, and what `accept` raises, which is asked about a version with
-        another graph than the one before; the version before stays.
+        the folder cannot be written or another process writes it, and what `accept` raises, which is asked about it before
+        it is the newest; the version before stays.
         """
         reader = source if isinstance(source, Reader) else open_checkpoint(source)
         with self._lock, self._writing():
             folder, before = ModelFolder(self.folder, name), self._known(name)
-            if before is not None and self._goes_on(name, reader, before):
-                newest = before
-            else:
-                follows = isinstance(source, Reader) or not reader.manifest.get("graph")
-                origin = before.spec["origin"] if before and follows else None
-                newest = folder.open(write_version(folder, reader, before, self._dtype, origin))
-                if accept and (before is None or before.spec["files"]["graph"] != newest.spec["files"]["graph"]):
-                    accept(newest)
-                make_newest(folder, newest.key)
+            try:
+                if before is not None and self._goes_on(name, reader, before):
+                    newest = before
+                else:
+                    follows = isinstance(source, Reader) or not reader.manifest.get("graph")
+                    origin = before.spec["origin"] if before and follows else None
+                    newest = folder.open(write_version(folder, reader, before, self._dtype, origin))
+                    if accept:
+                        accept(newest)
+                    make_newest(folder, newest.key)
+            except BaseException:
+                if before is not None:  # what this left would take the room of the next try
+                    tidy(folder, list(self._versions[name]))
+                raise
             self._keep(newest)
             self._loaded.add(name)
             tidy(folder, list(self._versions[name]))

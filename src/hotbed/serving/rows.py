@@ -22,7 +22,6 @@ from hotbed.errors import FormatError, PersistError, RowShapeError
 
 RowDtype = Literal["float32", "float16", "int8"]
 ROW_DTYPES: tuple[RowDtype, ...] = ("float32", "float16", "int8")
-_REMOVED = 2**32 - 2
 _PIECE_BYTES = 2 << 20
 
 
@@ -53,8 +52,9 @@ def write_rows(
             os.fsync(file.fileno())
         os.replace(partial, path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise PersistError(f"{path}: cannot be written — {error} — free space or choose another folder") from error
+    finally:
+        partial.unlink(missing_ok=True)
     return sum(map(len, ids))
 
 
@@ -106,15 +106,10 @@ class Rows:
     def __len__(self) -> int:
         return int(self.native.num_rows)
 
-    def removed(self) -> NDArray[np.int64]:
-        """Ids that this file takes away from older ones."""
-        ids, slots = self.native.entries()
-        return np.asarray(ids[slots == _REMOVED])
-
-    def ids(self) -> NDArray[np.int64]:
-        """Ids with a row, in no useful order."""
-        ids, slots = self.native.entries()
-        return np.asarray(ids[slots != _REMOVED])
+    def entries(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Ids with a row, and ids that this file takes away from older ones; in no useful order."""
+        held, removed = self.native.entries()
+        return held, removed
 
 
 class ServedTable:
@@ -137,17 +132,12 @@ class ServedTable:
         rows, found = self.native.find(np.ascontiguousarray(ids, np.int64))
         return rows.reshape(-1, self.dim), found.astype(bool)
 
-    def batches(self, batch_rows: int = 65_536) -> Iterator[pa.RecordBatch]:
-        """All rows there are, as record batches of `id` and `value`."""
-        gone = np.empty(0, np.int64)
-        for layer in self.layers:
-            held = layer.ids()
-            ids = held[~np.isin(held, gone)]
-            for start in range(0, len(ids), batch_rows):
-                part = ids[start : start + batch_rows]
-                values = pa.FixedSizeListArray.from_arrays(pa.array(self.find(part)[0].reshape(-1)), self.dim)
-                yield pa.record_batch({"id": pa.array(part), "value": values})
-            gone = np.concatenate([gone, held, layer.removed()])
+    def batches(self, ids: NDArray[np.int64], batch_rows: int = 65_536) -> Iterator[pa.RecordBatch]:
+        """Rows of ids, as record batches of `id` and `value`."""
+        for start in range(0, len(ids), batch_rows):
+            part = ids[start : start + batch_rows]
+            values = pa.FixedSizeListArray.from_arrays(pa.array(self.find(part)[0].reshape(-1)), self.dim)
+            yield pa.record_batch({"id": pa.array(part), "value": values})
 
 
 @lru_cache(1024)  # each version of a model has the same tables

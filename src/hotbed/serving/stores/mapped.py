@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import mmap
 import re
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,7 @@ from hotbed.errors import ConfigError, FormatError, HotbedError
 from hotbed.serving.rows import Rows, ServedTable
 from hotbed.serving.stores.base import ModelVersion, read_weights, undescribed
 
+log = logging.getLogger("hotbed.serving")
 CURRENT = "CURRENT"
 FORMAT, FORMAT_VERSION = "hotbed.served", 1
 _ADVICE = "load the model again"
@@ -76,6 +78,9 @@ class MappedVersion(ModelVersion):
             return {name: self._changed(name, later) for name in self.tables}
         except FileNotFoundError:  # a version after this one took it away
             return None
+        except FormatError as error:
+            log.warning("%s", error)
+            return None
 
     def _changed(self, table: str, links: list[str]) -> NDArray[np.int64]:
         entry = self.spec["tables"][table]
@@ -84,7 +89,7 @@ class MappedVersion(ModelVersion):
         if all(link in known for link in links):
             return np.unique(np.concatenate([nothing, *(self._ids(known[link]) for link in links)]))
         overlay = self.tables[table].layers[0]  # all that changed since the full
-        return np.concatenate([overlay.ids(), overlay.removed()])
+        return np.concatenate(overlay.entries())
 
     def hot(self, table: str, n: int) -> NDArray[np.int64]:
         """Up to n ids, the most frequent first."""

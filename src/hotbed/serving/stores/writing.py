@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import threading
 import weakref
@@ -24,6 +25,7 @@ from hotbed.persist.store import MANIFEST, LocalStore
 from hotbed.serving.rows import RowDtype, Rows, ServedTable, write_rows
 from hotbed.serving.stores.mapped import CURRENT, FORMAT, FORMAT_VERSION, MappedVersion, ModelFolder, file_of
 
+log = logging.getLogger("hotbed.serving")
 _HOT = 1 << 22  # ids kept in the order of their counts
 _REMEMBERED = 16  # deltas whose ids are kept apart
 
@@ -112,11 +114,17 @@ def _refused(folder: ModelFolder, error: OSError) -> PersistError:
 
 
 def tidy(folder: ModelFolder, versions: list[MappedVersion]) -> None:
-    """Remove files of all but these versions; who still has one mapped keeps it."""
+    """Remove files of all but these versions; who still has one mapped keeps it. What cannot be removed stays, and is told."""
     needed = {CURRENT}.union(*(version.files() for version in versions))
-    for path in folder.path.iterdir():
-        if path.name not in needed:
+    try:
+        left = [path for path in folder.path.iterdir() if path.name not in needed]
+    except FileNotFoundError:
+        return
+    for path in left:
+        try:
             path.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("%s: stays: %s", path, error)
 
 
 def _graph(folder: ModelFolder, reader: Reader, before: MappedVersion | None) -> dict[str, Any]:
@@ -266,19 +274,18 @@ class _Merged:
 
     def rows(self) -> Iterator[pa.RecordBatch]:
         for delta in reversed(self._deltas):
-            yield from self._news(delta.batches, delta.removed)
+            for batch in delta.batches:
+                yield batch.filter(pa.array(self._open(batch.column("id").to_numpy())))
+            self._gone.append(delta.removed[self._open(delta.removed)])
             self._decided = np.union1d(self._decided, delta.changed)
         if self._old is not None:
-            yield from self._news(self._old.batches(), self._old.layers[0].removed())
+            held, removed = self._old.layers[0].entries()
+            yield from self._old.batches(held[self._open(held)])
+            self._gone.append(removed[self._open(removed)])
 
     def removed(self) -> Iterator[pa.RecordBatch]:
         """Once all rows were taken: the ids without one."""
         yield from (pa.record_batch({"id": pa.array(ids)}) for ids in self._gone)
-
-    def _news(self, batches: Iterable[pa.RecordBatch], removed: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            yield batch.filter(pa.array(self._open(batch.column("id").to_numpy())))
-        self._gone.append(removed[self._open(removed)])
 
     def _open(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of them nothing newer has decided."""
