@@ -22,6 +22,10 @@ import yaml
 import hotbed as hb
 from hotbed import cli
 from hotbed.jobfile import parse_value
+from hotbed.serving.process import Elsewhere
+from hotbed.serving.server.batching import Limits
+from hotbed.serving.server.http import Options
+from hotbed.serving.server.rows_service import RowsOptions
 from hotbed.training import durable
 
 pytestmark = pytest.mark.slow
@@ -170,6 +174,20 @@ def test_keys_of_a_job_are_those_of_its_page() -> None:
     )
     for block in blocks("jobs.md", "yaml"):
         hb.Job.read(JOB, yaml.safe_load(block))
+
+
+def test_keys_of_the_servers_are_those_of_their_pages() -> None:
+    given = {
+        "serve": {"host", "port", "grpc_port", "token_file"},
+        "parameter-server": {"host", "port", "token_file", "rows"},
+    }
+    kinds = {"serve": (Options, Limits, Elsewhere), "parameter-server": (RowsOptions,)}
+    tables = re.findall(r"^\| key(?: of `hotbed ([\w-]+)`)? \|.*\n((?:\|.*\n)+)",
+                        PAGES["serving_server.md"].read_text() + PAGES["serving_rows.md"].read_text(), re.MULTILINE)  # fmt: skip
+    for verb, options in kinds.items():
+        rows = [row.split("|")[1] for of, table in tables if (of or "serve") == verb for row in table.splitlines()]
+        named = {key for row in rows for key in re.findall(r"`(\w+)`", row)}
+        assert named == {one.name for kind in options for one in fields(kind)} - given[verb]
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if "benchmarks/" in PAGES[page].read_text()])
