@@ -193,5 +193,5 @@ def _onnx_session(model: ModelVersion, num_threads: int) -> Any:
     except Exception as error:  # of types of its own
         raise FormatError(
             f"model {model.name!r}: the graph of version {model.version} cannot be opened — onnxruntime {onnxruntime.__version__} "
-            f"says {str(error).splitlines()[0][:300]} — upgrade onnxruntime, or export with the trainer's older version"
+            f"says {str(error).splitlines()[0][:300]} — export the model that is trained now, or upgrade onnxruntime"
         ) from error

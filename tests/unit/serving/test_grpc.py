@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -146,3 +147,19 @@ def test_random_bytes_neither_crash_nor_hang_it(running: Running, session: Any) 
     assert not bad, bad[0]
     assert call(running, "ModelInfer", whole).outputs[0].shape == [4]
     assert threading.active_count() < 50
+
+
+def test_who_has_no_token_is_refused_before_the_message_is_taken(exported: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("secret\n")
+    running, told = Running(exported, token_file=str(tmp_path / "tokens")), threading.Event()
+
+    def never() -> Iterator[bytes]:
+        told.wait(30)
+        yield b""
+
+    with grpc.insecure_channel(f"127.0.0.1:{running.server.grpc_port}") as channel:
+        with pytest.raises(grpc.RpcError) as refused:
+            channel.stream_unary(f"/{SERVICE}/ModelInfer")(never(), timeout=10)
+        told.set()
+    running.close()
+    assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED

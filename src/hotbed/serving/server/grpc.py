@@ -24,6 +24,7 @@ from hotbed.serving.stores.messages import messages
 
 log = logging.getLogger("hotbed.serving")
 SERVICE = "inference.GRPCInferenceService"
+_STREAMS = 256  # calls of one connection that are under way
 
 # Message -> its fields by number: `*` repeated, `%` a map from strings, `|` one of the choice of that name.
 _PARAMETERS = (
@@ -197,12 +198,13 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Refuses calls without a right token; health is open."""
 
     def __init__(self, admit: Callable[[str | None], bool]) -> None:
-        async def refuse(request: Any, context: Any) -> None:
+        async def refuse(requests: Any, context: Any) -> None:
             await context.abort(
                 grpc.StatusCode.UNAUTHENTICATED, "no token, or a wrong one — send authorization: Bearer TOKEN"
             )
 
-        self._admit, self._refused = admit, grpc.unary_unary_rpc_method_handler(refuse)
+        # of a stream: else the whole message would be taken first
+        self._admit, self._refused = admit, grpc.stream_unary_rpc_method_handler(refuse)
 
     async def intercept_service(self, go_on: Any, details: Any) -> Any:
         given = next((value for name, value in details.invocation_metadata if name == "authorization"), None)
@@ -222,7 +224,7 @@ async def start(
     """A gRPC server that listens, and its port. `tls`: key and certificate; `shared`: by several processes; `idle_seconds`: when a
     connection without a call is closed. Raises ConfigError where it cannot listen."""
     options = {"grpc.max_receive_message_length": models.limits.body_bytes, "grpc.so_reuseport": int(shared),
-               "grpc.max_connection_idle_ms": int(idle_seconds * 1000)}  # fmt: skip
+               "grpc.max_connection_idle_ms": int(idle_seconds * 1000), "grpc.max_concurrent_streams": _STREAMS}  # fmt: skip
     return await listen(Service(models).handlers(), address, admit, tls, options)
 
 
