@@ -11,7 +11,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,6 +22,7 @@ import pytest
 import torch
 
 import hotbed as hb
+from hotbed.errors import ServingError
 from hotbed.persist.checkpoint import Saver, capture
 from hotbed.persist.publish import PublishDirectory, Publisher
 from hotbed.serving.server.batching import Limits
@@ -74,7 +77,65 @@ def session(exported: Path) -> hb.InferenceSession:
     return hb.InferenceSession(hb.ParameterServer().load("m", exported))
 
 
-class Running:
+def at_once(work: Callable[[int], object], n: int) -> None:
+    """Call `work` with 0 to n - 1, each on a thread of its own, and wait for all."""
+    with at_it(*(partial(work, number) for number in range(n))):
+        pass
+
+
+@contextmanager
+def at_it(*works: Callable[[], object]) -> Iterator[None]:
+    """Threads, one for each of `works`; at the end of the block they are waited for."""
+    threads = [threading.Thread(target=work) for work in works]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        for thread in threads:
+            thread.join()
+
+
+@contextmanager
+def again_and_again(*works: Callable[[], object]) -> Iterator[None]:
+    """Threads that call each of `works` until the end of the block."""
+    stop = threading.Event()
+
+    def repeat(work: Callable[[], object]) -> None:
+        while not stop.is_set():
+            work()
+
+    with at_it(*(partial(repeat, work) for work in works)):
+        try:
+            yield
+        finally:
+            stop.set()
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[str, str]:
+    """PEM files of a certificate for 127.0.0.1, and of its key."""
+    cert, key = str(tmp_path / "cert"), str(tmp_path / "key")
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, "-days", "1",
+                    "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True)  # fmt: skip
+    return cert, key
+
+
+class OnThread:
+    """A server that runs on a thread until it is closed."""
+
+    def __init__(self, server: Any) -> None:
+        self._served, self.thread = server, threading.Thread(target=server.run, daemon=True)
+        self.thread.start()
+        assert server.started.wait(20)
+
+    def close(self) -> None:
+        self._served.stop()
+        self.thread.join(20)
+        assert not self.thread.is_alive()
+
+
+class Running(OnThread):
     """A server on free ports, on a thread."""
 
     def __init__(
@@ -84,15 +145,8 @@ class Running:
         if models is None:
             self.models.add("m", exported)
         self.server = Server(self.models, Options(port=0, **{"grpc_port": 0, "drain_seconds": 0, **options}))
-        self.thread = threading.Thread(target=self.server.run, daemon=True)
-        self.thread.start()
-        assert self.server.started.wait(20)
+        super().__init__(self.server)
         self.http = f"127.0.0.1:{self.server.port}"
-
-    def close(self) -> None:
-        self.server.stop()
-        self.thread.join(20)
-        assert not self.thread.is_alive()
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +188,17 @@ class Trainer:
         assert saved is not None
         assert self.publisher.publish(saved) is not None
         return int(self.model.counters["steps"])
+
+    @property
+    def newest(self) -> Path:
+        """The folder that was published last."""
+        return max((self.folder / "published").glob("checkpoint-*"))
+
+    def tear(self) -> str:
+        """Cut short the largest file of what was published last; its name."""
+        part = max(self.newest.rglob("*.arrow"), key=lambda path: path.stat().st_size)
+        part.write_bytes(part.read_bytes()[:-7])
+        return part.name
 
 
 @pytest.fixture
@@ -195,6 +260,28 @@ class Process(Spawned):
         super().__init__("serve", *arguments, "--http-port", "0", "--grpc-port", "0")
         found = self.find(r"listening on port (\d+), gRPC (\d+)")
         self.http, self.grpc = f"127.0.0.1:{found.group(1)}", f"127.0.0.1:{found.group(2)}"
+
+
+def stopped_under_load(server: Process, columns: Any, expected: Any) -> None:
+    """SIGTERM while clients ask: whatever was asked is answered, and the server ends well."""
+    answered, broken = [0], list[str]()
+
+    def ask() -> None:
+        with hb.Client(f"http://{server.http}") as client:  # a connection each: what is refused was never taken
+            try:
+                assert np.abs(client.predict("m", columns) - expected).max() < 1e-6
+                answered[0] += 1
+            except ServingError as error:
+                if "refused" not in str(error) and "reset" not in str(error).lower():
+                    broken.append(str(error))
+
+    with again_and_again(*[ask] * 4):
+        wait_for(lambda: answered[0] > 50, "the load runs")
+        before = answered[0]
+        code = server.stop()
+    assert code == 0, server.lines
+    assert answered[0] > before, "it answered while it drained"
+    assert not broken
 
 
 class Held(Spawned):

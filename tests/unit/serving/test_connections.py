@@ -20,6 +20,7 @@ from hotbed.serving.server.batching import Limits
 from hotbed.serving.server.grpc import MESSAGES, SERVICE
 
 from .conftest import Process, Running, draw, wait_for
+from .test_grpc import typed
 from .test_http import body
 
 opened = list[socket.socket]()
@@ -63,16 +64,6 @@ def infer(asked: Any = None, **headers: str) -> bytes:
     data = json.dumps(asked or body()).encode()
     more = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
     return f"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n{more}\r\n".encode() + data
-
-
-def infer_message(n: int) -> bytes:
-    asked = MESSAGES["ModelInferRequest"](model_name="m")
-    fields = {"INT64": "int64_contents", "BYTES": "bytes_contents", "FP32": "fp32_contents"}
-    for one in body(n)["inputs"]:
-        name, kind, values = one["name"], one["datatype"], one["data"]
-        contents = {fields[kind]: [text.encode() for text in values] if kind == "BYTES" else values}
-        asked.inputs.add(name=name, datatype=kind, shape=[n], contents=contents)
-    return bytes(asked.SerializeToString())
 
 
 @pytest.fixture(scope="module")
@@ -292,13 +283,13 @@ def test_what_waits_for_a_grpc_client_that_has_left_is_not_scored(exported: Path
     running = Running(exported, Limits(batch_seconds=3600.0, batch_rows=53))  # until there are as many
     model, address = running.models.named("m"), f"127.0.0.1:{running.server.grpc_port}"
     with grpc.insecure_channel(address) as channel:
-        asked = channel.unary_unary(f"/{SERVICE}/ModelInfer").future(infer_message(50))
+        asked = channel.unary_unary(f"/{SERVICE}/ModelInfer").future(typed(draw(50, 5)).SerializeToString())
         wait_for(lambda: model.waiting_rows == 50, "it waits for others")
         assert not asked.done()
     left = b'hotbed_requests_total{model="m",outcome="cancelled",protocol="grpc"} 1.0'
     wait_for(lambda: left in running.models.meters.text(), "it is told that the client has left")
     with grpc.insecure_channel(address) as channel:
-        channel.unary_unary(f"/{SERVICE}/ModelInfer")(infer_message(3), timeout=20)
+        channel.unary_unary(f"/{SERVICE}/ModelInfer")(typed(draw(3, 5)).SerializeToString(), timeout=20)
     assert (model.batches, model.rows, model.waiting_rows) == (1, 3, 0)  # that of the other client
     running.close()
 

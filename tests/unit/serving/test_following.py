@@ -6,7 +6,6 @@ from __future__ import annotations
 import http.client
 import json
 import shutil
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from hotbed.persist.publish import Follower, PublishTopic
 from hotbed.serving.server.models import Models
 from hotbed.testing import Broker
 
-from .conftest import Process, Running, Trainer, wait_for
+from .conftest import Process, Running, Trainer, again_and_again, wait_for
 
 
 def following(trainer: Trainer) -> Running:
@@ -31,31 +30,23 @@ def following(trainer: Trainer) -> Running:
 
 def test_versions_that_arrive_under_load_fail_no_request_and_mix_in_none(trainer: Trainer) -> None:
     running = following(trainer)
-    answers, errors, stop = list[tuple[int, Any]](), list[Exception](), threading.Event()
+    answers, errors, client = list[tuple[int, Any]](), list[Exception](), hb.Client(f"http://{running.http}")
 
-    def load() -> None:
-        with hb.Client(f"http://{running.http}") as client:
-            while not stop.is_set():
-                try:
-                    found = client.ask("m", trainer.asked)
-                    answers.append((found.version, found.outputs["prediction"]))
-                except HotbedError as error:
-                    errors.append(error)
+    def ask() -> None:
+        try:
+            found = client.ask("m", trainer.asked)
+            answers.append((found.version, found.outputs["prediction"]))
+        except HotbedError as error:
+            errors.append(error)
 
-    threads = [threading.Thread(target=load) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for seed in range(6):
-        version = trainer.publish(seed, full=seed == 3)
-        wait_for(
-            lambda version=version: running.models.named("m").current.version.version == version,
-            "the version is served",
-        )
-        before = len(answers)
-        wait_for(lambda before=before: len(answers) > before + 8, "requests are answered")
-    stop.set()
-    for thread in threads:
-        thread.join()
+    with client, again_and_again(*[ask] * 4):
+        for seed in range(6):
+            version = trainer.publish(seed, full=seed == 3)
+            wait_for(
+                lambda version=version: running.models.named("m").current.version.version == version, "it is served"
+            )
+            before = len(answers)
+            wait_for(lambda before=before: len(answers) > before + 8, "requests are answered")
     assert not errors
     assert {version for version, _ in answers} == set(trainer.scores)
     assert all(np.abs(found - trainer.scores[version]).max() < 1e-6 for version, found in answers)
@@ -70,11 +61,9 @@ def test_a_torn_version_is_told_and_not_served_and_the_next_full_recovers(traine
     wait_for(lambda: model.current.version.version == first, "the first version")
     with running.models._lock:  # torn before it is read
         trainer.publish(1)
-        newest = max((trainer.folder / "published").glob("checkpoint-*"))
-        part = max(newest.rglob("*.arrow"), key=lambda path: path.stat().st_size)
-        part.write_bytes(part.read_bytes()[:-7])
+        part = trainer.tear()
     wait_for(lambda: model.problem, "the problem is told")
-    assert part.name in model.problem
+    assert part in model.problem
     with hb.Client(f"http://{running.http}") as client:
         found = client.ask("m", trainer.asked)
         assert found.version == first
@@ -95,7 +84,7 @@ def test_a_gap_keeps_the_old_version_and_the_next_full_recovers(trainer: Trainer
     wait_for(lambda: model.current.version.version == first, "the first version")
     with running.models._lock:
         trainer.publish(1)
-        missing = max((trainer.folder / "published").glob("checkpoint-*"))
+        missing = trainer.newest
         trainer.publish(2)
         shutil.rmtree(missing)
     wait_for(lambda: model.problems > 0, "the gap is told")

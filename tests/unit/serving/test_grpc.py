@@ -31,6 +31,16 @@ def tensors(columns: dict[str, Any]) -> list[Any]:
     return found
 
 
+def typed(columns: dict[str, Any]) -> Any:
+    """A message that asks for scores of columns."""
+    request = MESSAGES["ModelInferRequest"](model_name="m")
+    fields = {"INT64": "int64_contents", "BYTES": "bytes_contents", "FP32": "fp32_contents"}
+    for name, values in columns.items():
+        given = [one.encode() for one in values] if KINDS[name] == "BYTES" else values.tolist()
+        request.inputs.add(name=name, datatype=KINDS[name], shape=[len(given)], contents={fields[KINDS[name]]: given})
+    return request
+
+
 @pytest.fixture
 def client(running: Running) -> Iterator[Any]:
     with triton.InferenceServerClient(f"127.0.0.1:{running.server.grpc_port}") as found:
@@ -78,11 +88,7 @@ def test_a_context_column_of_one_value_holds_for_every_candidate(client: Any, se
 
 def test_typed_contents_are_read_as_raw_ones(running: Running, session: Any) -> None:
     columns = draw(3, 10)
-    request = MESSAGES["ModelInferRequest"](model_name="m")
-    fields = {"INT64": "int64_contents", "BYTES": "bytes_contents", "FP32": "fp32_contents"}
-    for name, values in columns.items():
-        values = [one.encode() for one in values] if KINDS[name] == "BYTES" else values.tolist()
-        request.inputs.add(name=name, datatype=KINDS[name], shape=[3], contents={fields[KINDS[name]]: values})
+    request = typed(columns)
     found = np.frombuffer(call(running, "ModelInfer", request).raw_output_contents[0], np.float32)
     assert np.abs(found - session.predict(columns)).max() < 1e-6
     request.inputs[0].contents.fp32_contents.append(1)

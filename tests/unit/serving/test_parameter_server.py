@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,27 +23,23 @@ from hotbed.serving.server.rows_service import RowsOptions, RowsServer, serve_ro
 from hotbed.serving.stores.messages import MESSAGES, SERVICE
 from hotbed.serving.stores.remote import RemoteParameterServer
 
-from .conftest import Held, Trainer, wait_for
+from .conftest import Held, OnThread, Trainer, at_once, wait_for
 
 
-class Running:
+class Running(OnThread):
     """A parameter server on a free port, on a thread."""
 
     def __init__(self, exported: Path, **options: Any) -> None:
         self.server = hb.ParameterServer()
         self.server.load("m", exported)
         self.running = RowsServer(self.server, ["m"], RowsOptions(port=0, drain_seconds=1, **options))
-        self.thread = threading.Thread(target=self.running.run, daemon=True)
-        self.thread.start()
-        assert self.running.started.wait(20)
+        super().__init__(self.running)
         self.address = f"127.0.0.1:{self.running.port}"
         self.store = RemoteParameterServer(f"grpc://{self.address}")
 
     def close(self) -> None:
         self.store.close()
-        self.running.stop()
-        self.thread.join(20)
-        assert not self.thread.is_alive()
+        super().close()
 
 
 @pytest.fixture(scope="module")
@@ -124,11 +118,7 @@ def test_many_threads_ask_one_store(running: Running) -> None:
             if (rows != expected[at : at + 10]).any():
                 wrong.append(at)
 
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(ask, 8)
     assert not wrong
 
 
@@ -230,35 +220,27 @@ def test_more_calls_than_it_takes_on_are_refused_at_once(exported: Path) -> None
     running = Running(exported, calls=1)
     told, version = list[str](), running.store.model("m")
 
-    def ask() -> None:
+    def ask(number: int) -> None:
         for _ in range(60):
             try:
                 assert list(running.store.stream("Graph", {"model": "m", "digest": version.digest}))
             except StoreError as error:
                 told.append(str(error))
 
-    threads = [threading.Thread(target=ask) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(ask, 6)
     assert told
     assert all("RESOURCE_EXHAUSTED" in one for one in told)
     assert running.store.model("m") is version
     running.close()
 
 
-def test_only_who_holds_a_token_gets_rows_and_tls_hides_them(exported: Path, tmp_path: Path) -> None:
+def test_only_who_holds_a_token_gets_rows_and_tls_hides_them(
+    exported: Path, tmp_path: Path, certificate: tuple[str, str]
+) -> None:
+    cert, key = certificate
     (tmp_path / "tokens").write_text("one\ntwo\n")
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", tmp_path / "key", "-out", tmp_path / "cert",
-         "-days", "1", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    running = Running(
-        exported, token_file=str(tmp_path / "tokens"), tls_cert=str(tmp_path / "cert"), tls_key=str(tmp_path / "key")
-    )
-    url, trusted = f"grpcs://{running.address}", tmp_path / "cert"
+    running = Running(exported, token_file=str(tmp_path / "tokens"), tls_cert=cert, tls_key=key)
+    url, trusted = f"grpcs://{running.address}", cert
     for token in (None, "three", ""):
         with pytest.raises(StoreError, match=r"UNAUTHENTICATED.*no token, or a wrong one"):
             hb.ParameterServer.connect(url, token, trusted).model("m")
@@ -337,11 +319,9 @@ def test_gaps_forks_and_torn_versions_leave_what_it_has_and_the_next_full_recove
 
     server.process.send_signal(signal.SIGSTOP)  # torn before it is read
     trainer.publish(1)
-    newest = max((trainer.folder / "published").glob("checkpoint-*"))
-    part = max(newest.rglob("*.arrow"), key=lambda path: path.stat().st_size)
-    part.write_bytes(part.read_bytes()[:-7])
+    part = trainer.tear()
     server.process.send_signal(signal.SIGCONT)
-    wait_for(lambda: server.told(f"{part.name}: torn"), "it names the file")
+    wait_for(lambda: server.told(f"{part}: torn"), "it names the file")
     assert store.model("m").version == first
 
     last = trainer.publish(2, full=True)
@@ -349,7 +329,7 @@ def test_gaps_forks_and_torn_versions_leave_what_it_has_and_the_next_full_recove
 
     server.process.send_signal(signal.SIGSTOP)
     trainer.publish(3)
-    missing = max((trainer.folder / "published").glob("checkpoint-*"))
+    missing = trainer.newest
     trainer.publish(4)
     shutil.rmtree(missing)
     server.process.send_signal(signal.SIGCONT)

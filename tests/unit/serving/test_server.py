@@ -10,8 +10,6 @@ import shutil
 import signal
 import ssl
 import subprocess
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,7 @@ from hotbed.serving.server.batching import Limits
 from hotbed.serving.server.http import Options, Server, serve
 from hotbed.serving.server.models import Models
 
-from .conftest import Process, Running, draw, wait_for
+from .conftest import Process, Running, at_once, draw, stopped_under_load, wait_for
 
 
 def test_requests_of_many_clients_are_scored_together_with_the_scores_of_each_alone(
@@ -43,11 +41,7 @@ def test_requests_of_many_clients_are_scored_together_with_the_scores_of_each_al
         with hb.Client(f"http://{running.http}") as client:
             found[number] = np.abs(client.predict("m", columns, context) - session.predict(columns, context)).max()
 
-    threads = [threading.Thread(target=one, args=(number,)) for number in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(one, 12)
     assert len(found) == 12
     assert max(found.values()) < 1e-6
     assert running.models.named("m").batches < 12
@@ -68,11 +62,7 @@ def test_a_wrong_request_spoils_none_that_is_scored_with_it(exported: Path, sess
             except HotbedError as error:
                 outcomes[number] = error
 
-    threads = [threading.Thread(target=one, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(one, 4)
     assert isinstance(outcomes[0], HotbedError)
     assert all(np.abs(outcomes[number] - session.predict(columns)).max() < 1e-6 for number in (1, 2, 3))
     running.close()
@@ -131,17 +121,13 @@ def test_only_who_holds_a_token_is_answered(exported: Path, tmp_path: Path) -> N
     running.close()
 
 
-def test_over_tls_scores_are_the_same(exported: Path, session: Any, tmp_path: Path) -> None:
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", tmp_path / "key", "-out", tmp_path / "cert",
-         "-days", "1", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    running = Running(exported, tls_cert=str(tmp_path / "cert"), tls_key=str(tmp_path / "key"))
-    trust = ssl.create_default_context(cafile=str(tmp_path / "cert"))
+def test_over_tls_scores_are_the_same(exported: Path, session: Any, certificate: tuple[str, str]) -> None:
+    cert, key = certificate
+    running = Running(exported, tls_cert=cert, tls_key=key)
+    trust = ssl.create_default_context(cafile=cert)
     with hb.Client(f"https://{running.http}", context=trust) as client:
         assert np.abs(client.predict("m", draw(9, 1)) - session.predict(draw(9, 1))).max() < 1e-6
-    secure = grpc.ssl_channel_credentials((tmp_path / "cert").read_bytes())
+    secure = grpc.ssl_channel_credentials(Path(cert).read_bytes())
     with grpc.secure_channel(f"127.0.0.1:{running.server.grpc_port}", secure) as channel:
         assert channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=10) == b"\x08\x01"
     running.close()
@@ -214,34 +200,8 @@ def test_idle_connections_and_their_end_cost_nobody_an_answer(running: Running) 
 @pytest.mark.slow
 def test_sigterm_under_load_answers_what_was_asked_then_ends(exported: Path, session: Any) -> None:
     server = Process(f"m={exported}", "--set", "drain_seconds=0.5")
-    columns, answered, broken, stop = draw(20, 4), [0], list[str](), threading.Event()
-    expected = session.predict(columns)
-
-    def load() -> None:
-        while not stop.is_set():  # a connection each: what is refused was never taken
-            with hb.Client(f"http://{server.http}") as client:
-                try:
-                    assert np.abs(client.predict("m", columns) - expected).max() < 1e-6
-                    answered[0] += 1
-                except ServingError as error:
-                    if "refused" not in str(error) and "reset" not in str(error).lower():
-                        broken.append(str(error))
-                    elif server.process.poll() is not None:
-                        return
-
-    threads = [threading.Thread(target=load) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    wait_for(lambda: answered[0] > 50, "the load runs")
-    began, before = time.monotonic(), answered[0]
-    code = server.stop()
-    stop.set()
-    for thread in threads:
-        thread.join()
-    assert code == 0, server.lines
-    assert answered[0] > before, "it answered while it drained"
-    assert not broken
-    assert time.monotonic() - began < 30
+    columns = draw(20, 4)
+    stopped_under_load(server, columns, session.predict(columns))
     told = [json.loads(line)["message"] for line in server.lines]
     assert told.index("draining") < told.index("stopped")
 

@@ -21,7 +21,7 @@ import tritonclient.grpc as triton
 import hotbed as hb
 from hotbed.persist.publish import Follower
 
-from .conftest import Process, Running, Trainer, wait_for
+from .conftest import Process, Running, Trainer, at_it, wait_for
 from .test_grpc import tensors
 
 Answers = list[tuple[int, Any]]
@@ -47,15 +47,11 @@ def load(http: str, grpc: str, asked: Any) -> Iterator[tuple[Answers, list[Excep
             except Exception as error:
                 wrong.append(error)
 
-    threads = [threading.Thread(target=work) for work in (over_http, over_http, over_grpc)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield answers, wrong
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
+    with at_it(over_http, over_http, over_grpc):
+        try:
+            yield answers, wrong
+        finally:
+            stop.set()
 
 
 def answer_of(found: Any) -> tuple[int, Any]:

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import signal
-import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -22,7 +21,7 @@ import hotbed as hb
 from hotbed.errors import HotbedError, NotServed, ServingError
 from hotbed.serving.server.grpc import MESSAGES
 
-from .conftest import Process, Trainer, wait_for
+from .conftest import Process, Trainer, again_and_again, stopped_under_load, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -62,26 +61,20 @@ def samples(text: str, name: str) -> dict[str, float]:
 
 def test_workers_answer_as_one_server_and_versions_mix_in_no_answer(trainer: Trainer) -> None:
     server = Server(f"m={trainer.folder / 'export'}", "--watch", trainer.folder / "published")
-    answers, wrong, stop = list[tuple[int, Any]](), list[Exception](), threading.Event()
+    answers, wrong = list[tuple[int, Any]](), list[Exception]()
 
-    def load() -> None:
-        while not stop.is_set():  # a connection each, so that all workers get some
-            try:
-                with hb.Client(f"http://{server.http}") as client:
-                    found = client.ask("m", trainer.asked)
-                answers.append((found.version, found.outputs["prediction"]))
-            except HotbedError as error:
-                wrong.append(error)
+    def ask() -> None:
+        try:
+            with hb.Client(f"http://{server.http}") as client:  # a connection each, so that all workers get some
+                found = client.ask("m", trainer.asked)
+            answers.append((found.version, found.outputs["prediction"]))
+        except HotbedError as error:
+            wrong.append(error)
 
-    threads = [threading.Thread(target=load) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for seed in range(3):
-        version = trainer.publish(seed, full=seed == 2)
-        wait_for(lambda version=version: [one for one, _ in answers[-40:]].count(version) == 40, "all serve it", 60)
-    stop.set()
-    for thread in threads:
-        thread.join()
+    with again_and_again(*[ask] * 4):
+        for seed in range(3):
+            version = trainer.publish(seed, full=seed == 2)
+            wait_for(lambda version=version: [one for one, _ in answers[-40:]].count(version) == 40, "all serve it", 60)
     assert not wrong
     assert {version for version, _ in answers} == set(trainer.scores)
     assert all(np.abs(found - trainer.scores[version]).max() < 1e-6 for version, found in answers)
@@ -182,51 +175,23 @@ def test_what_the_parent_could_not_load_is_told_by_every_worker(trainer: Trainer
     server.process.send_signal(signal.SIGSTOP)  # the parent: torn before it is read
     assert server.get("/v2/health/ready")[0] == 200  # workers answer on
     trainer.publish(1)
-    newest = max((trainer.folder / "published").glob("checkpoint-*"))
-    part = max(newest.rglob("*.arrow"), key=lambda path: path.stat().st_size)
-    part.write_bytes(part.read_bytes()[:-7])
+    part = trainer.tear()
     server.process.send_signal(signal.SIGCONT)
-    wait_for(lambda: all(part.name in server.get("/v2/repository/index", "POST")[1] for _ in range(8)), "all tell", 30)
+    wait_for(lambda: all(part in server.get("/v2/repository/index", "POST")[1] for _ in range(8)), "all tell", 30)
     assert f'"version":"{first}"' in server.get("/v2/repository/index", "POST")[1]
     last = trainer.publish(2, full=True)
     wait_for(
         lambda: all(f'"version":"{last}"' in server.get("/v2/repository/index", "POST")[1] for _ in range(8)), "it", 30
     )
-    wait_for(
-        lambda: all(part.name not in server.get("/v2/repository/index", "POST")[1] for _ in range(8)), "well again", 20
-    )
+    wait_for(lambda: all(part not in server.get("/v2/repository/index", "POST")[1] for _ in range(8)), "well again", 20)
     assert server.stop() == 0
 
 
 def test_sigterm_under_load_answers_what_was_asked_then_all_end(trainer: Trainer) -> None:
     server = Server(f"m={trainer.folder / 'export'}", "--set", "drain_seconds=0.5")
-    expected, answered, broken, stop = next(iter(trainer.scores.values())), [0], list[str](), threading.Event()
-
-    def load() -> None:
-        while not stop.is_set():
-            with hb.Client(f"http://{server.http}") as client:
-                try:
-                    assert np.abs(client.predict("m", trainer.asked) - expected).max() < 1e-6
-                    answered[0] += 1
-                except ServingError as error:
-                    if "refused" not in str(error) and "reset" not in str(error).lower():
-                        broken.append(str(error))
-                    elif server.process.poll() is not None:
-                        return
-
-    threads = [threading.Thread(target=load) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    wait_for(lambda: answered[0] > 30, "the load runs")
-    children, before = server.children, answered[0]
+    children = server.children
     assert len(children) == 2
-    code = server.stop()
-    stop.set()
-    for thread in threads:
-        thread.join()
-    assert code == 0, server.lines
-    assert answered[0] > before
-    assert not broken
+    stopped_under_load(server, trainer.asked, next(iter(trainer.scores.values())))
     assert not [one for one in children if Path(f"/proc/{one}").exists()]
 
 
