@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files that are hashed while they are written, at the speed of the disk: pieces are hashed, written and synced beside each other,
-and go past the page cache where the system allows, so that a save costs little time and pushes nothing out of memory."""
+and go past the page cache where the system allows, so that a save costs little time and pushes nothing out of memory. And the folder
+that they are in, which its writer holds."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import mmap
 import os
+import secrets
 import threading
 import time
 from collections import deque
@@ -195,3 +198,57 @@ class LocalFile:
                 raise
         else:
             self._direct = on
+
+
+class Held:
+    """A folder that nobody else may take away, until the process ends: whatever its number is elsewhere, and however it ends.
+
+    OSError where another has it, or it is gone. `surely`: not where files or the file system have no such locks.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._handle: int | None = None
+        if fcntl is None or not path.is_dir():
+            return
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.samestat(os.fstat(handle), os.stat(path)):
+                raise FileNotFoundError(path)
+        except OSError as error:
+            os.close(handle)
+            if isinstance(error, (BlockingIOError, FileNotFoundError)):
+                raise
+        else:
+            self._handle = handle
+
+    @property
+    def surely(self) -> bool:
+        """Whether a lock says so."""
+        return self._handle is not None
+
+    def __enter__(self) -> Held:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Let go of it; again does nothing."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+
+def partial_path(root: Path, name: str) -> Path:
+    """A name that nobody else has, for what is not whole yet or any more."""
+    return root / f".{name}.{secrets.token_hex(8)}.partial"
+
+
+def new_partial(root: Path, name: str) -> tuple[Path, Held]:
+    """A new folder of such a name, held."""
+    while True:
+        path = partial_path(root, name)
+        path.mkdir()
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):  # somebody sweeps, and takes it for a left one
+            return path, Held(path)

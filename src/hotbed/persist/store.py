@@ -8,7 +8,6 @@ import hashlib
 import mmap
 import os
 import re
-import secrets
 import shutil
 import tempfile
 import time
@@ -19,12 +18,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from hotbed.errors import FormatError, MissingExtra, PersistError, StoreAway
-from hotbed.persist.sink import HashedFile, LocalFile, Workers
-
-try:
-    import fcntl
-except ImportError:  # not on Windows
-    fcntl = None  # type: ignore[assignment]
+from hotbed.persist.sink import HashedFile, Held, LocalFile, Workers, new_partial, partial_path
 
 Where = str | Path
 """A local path or a URL such as `s3://bucket/model`."""
@@ -166,7 +160,7 @@ class LocalStore(Store):
         return _LocalDraft(self.root, number_of(self.folders()[-1]) + 1 if self.folders() else 1)
 
     def remove(self, folder: str) -> None:
-        hidden = _partial(self.root, folder)
+        hidden = partial_path(self.root, folder)
         with contextlib.suppress(OSError):  # what stays is swept by a later writer
             os.rename(self.root / folder, hidden)
             shutil.rmtree(hidden, ignore_errors=True)
@@ -175,53 +169,15 @@ class LocalStore(Store):
         """Remove what writers left who are gone."""
         for path in self.root.iterdir():
             if _PARTIAL.fullmatch(path.name):
-                with contextlib.suppress(OSError), _Held(path) as held:
+                with contextlib.suppress(OSError), Held(path) as held:
                     if held.surely or time.time() - path.stat().st_mtime > _LEFT_SECONDS:
                         shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-class _Held:
-    """A folder that nobody else may take away, until the process ends: whatever its number is elsewhere, and however it ends.
-
-    OSError where another has it, or it is gone. `surely`: not where files or the file system have no such locks.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._handle: int | None = None
-        if fcntl is None or not path.is_dir():
-            return
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not os.path.samestat(os.fstat(handle), os.stat(path)):
-                raise FileNotFoundError(path)
-        except OSError as error:
-            os.close(handle)
-            if isinstance(error, (BlockingIOError, FileNotFoundError)):
-                raise
-        else:
-            self._handle = handle
-
-    @property
-    def surely(self) -> bool:
-        return self._handle is not None
-
-    def __enter__(self) -> _Held:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.release()
-
-    def release(self) -> None:
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle = None
 
 
 class _LocalDraft(Draft):
     def __init__(self, root: Path, number: int) -> None:
         self.folder, self._root = f"checkpoint-{number:08d}", root
-        self._partial, self._held = _new_partial(root, self.folder)
+        self._partial, self._held = new_partial(root, self.folder)
         self._workers = Workers()
 
     def create(self, name: str) -> HashedFile:
@@ -256,7 +212,7 @@ class _LocalDraft(Draft):
         self._held.release()
 
     def _point(self, sha256: str) -> None:
-        partial = _partial(self._root, CURRENT)
+        partial = partial_path(self._root, CURRENT)
         try:
             file = LocalFile(partial)
             file.write(memoryview(f"{self.folder} {sha256}\n".encode()))
@@ -290,19 +246,6 @@ def _sync_folder(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _partial(root: Path, name: str) -> Path:
-    """A name that nobody else has, for what is not whole yet or any more."""
-    return root / f".{name}.{secrets.token_hex(8)}.partial"
-
-
-def _new_partial(root: Path, name: str) -> tuple[Path, _Held]:
-    while True:
-        path = _partial(root, name)
-        path.mkdir()
-        with contextlib.suppress(BlockingIOError, FileNotFoundError):  # somebody sweeps, and takes it for a left one
-            return path, _Held(path)
 
 
 # --- an object store ------------------------------------------------------------------------------------------------
