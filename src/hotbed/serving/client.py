@@ -5,16 +5,21 @@ from __future__ import annotations
 
 import json
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from hotbed.connectors.base import Memory
+from hotbed.data.numbers import is_bytes, is_list
 from hotbed.errors import ConfigError, DataError, NotServed, Overloaded, ServingError
-from hotbed.serving.server.protocol import DTYPES, HEADER_LENGTH
+from hotbed.serving.server.protocol import DTYPES, HEADER_LENGTH, text_of
 from hotbed.serving.session import Scores
 
 
@@ -46,23 +51,23 @@ class Client:
 
     def close(self) -> None:
         """Let go of connections; the next request makes a new one."""
-        while self._idle:
-            self._idle.pop().close()
+        while (connection := self._idled()) is not None:
+            connection.close()
 
     def predict(
         self, model: str, columns: Mapping[str, Any], context: Mapping[str, Any] | None = None
     ) -> NDArray[np.float32] | dict[str, NDArray[np.float32]]:
         """Predictions of n candidates, as `InferenceSession.predict` gives them, by the version that is served now.
 
-        Raises DataError, NotServed or Overloaded with the server's reason; ServingError where it does not answer.
+        Raises DataError for what no tensor holds, lists of several lengths for one; DataError, NotServed or Overloaded with
+        the server's reason; ServingError where it does not answer.
         """
         outputs = dict(self.ask(model, columns, context).outputs)
         return next(iter(outputs.values())) if len(outputs) == 1 else outputs
 
     def ask(self, model: str, columns: Mapping[str, Any], context: Mapping[str, Any] | None = None) -> Scores:
         """As `predict`, by output, and the version that answered; `late`: rows that did not reach the server in time."""
-        given = {**columns, **{name: [value] for name, value in (context or {}).items()}}
-        tensors = sorted((_tensor(name, values) for name, values in given.items()), key=lambda one: -one.width)
+        tensors = sorted(_tensors(columns, context or {}), key=lambda one: -one.width)
         head = json.dumps(
             {"inputs": [one.spec for one in tensors], "parameters": {"binary_data_output": True}}
         ).encode()
@@ -82,8 +87,8 @@ class Client:
 
     def _send(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> tuple[bytes, str | None]:
         while True:
-            known = bool(self._idle)
-            connection = self._idle.pop() if known else self._connect()
+            idled = self._idled()
+            connection = idled or self._connect()
             try:
                 connection.request(method, self._parts.path.rstrip("/") + path, body, {**self._headers, **headers})
                 answer = connection.getresponse()
@@ -91,9 +96,8 @@ class Client:
                 break
             except (OSError, HTTPException) as error:
                 connection.close()
-                if not known or isinstance(
-                    error, TimeoutError
-                ):  # one that the server closed while it idled: try another
+                # one that the server closed while it idled: try another
+                if idled is None or isinstance(error, TimeoutError):
                     raise ServingError(
                         f"{self._parts.netloc}: no answer — received {error!r} — look at the server"
                     ) from error
@@ -101,6 +105,13 @@ class Client:
         if answer.status == 200:
             return data, answer.headers.get(HEADER_LENGTH)
         raise _reason(answer.status, data)
+
+    def _idled(self) -> HTTPConnection | None:
+        """A connection that no thread uses; another one may take the last at any time."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
 
     def _connect(self) -> HTTPConnection:
         host, port = self._parts.hostname or "", self._parts.port
@@ -118,22 +129,97 @@ def _reason(status: int, data: bytes) -> Exception:
 
 
 class _Tensor(NamedTuple):
-    """A binary tensor. `width`: bytes of a number; wide ones go first, so that all lie where numbers may lie."""
+    """`data`: of a binary tensor, else empty. `width`: bytes of a number; wide ones go first, so that all lie where numbers may
+    lie."""
 
     spec: dict[str, Any]
     data: bytes
     width: int
 
 
+# Arrow type -> tensor type; strings apart.
+_KINDS = {pa.from_numpy_dtype(dtype): name for name, dtype in DTYPES.items()}
+_VIEWS = {pa.string_view().id, pa.binary_view().id}
+
+
+def _tensors(columns: Mapping[str, Any], context: Mapping[str, Any]) -> list[_Tensor]:
+    """What `InferenceSession.predict` takes, and nothing else: to the server a tensor of one value is context."""
+    twice = columns.keys() & context.keys()
+    if twice:
+        raise DataError(
+            f"column {min(twice)!r}: given twice — received it for the candidates and as context — give one"
+        )
+    found = [_tensor(name, values) for name, values in columns.items()]
+    lengths = {one.spec["shape"][0] for one in found}
+    if len(lengths) != 1:
+        raise DataError(f"columns: not one length — received {sorted(lengths)} — give each candidate a value in every column, and "
+                        "as context what holds for all of them")  # fmt: skip
+    return [*found, *(_tensor(name, _single(name, value)) for name, value in context.items())]
+
+
+def _single(name: str, value: Any) -> Any:
+    """One value as a column of one."""
+    if isinstance(value, pa.Array) and len(value) != 1:
+        raise DataError(f"column {name!r}: context is one value — received {len(value)} — give one, or a column")
+    return value if isinstance(value, pa.Array) or (isinstance(value, np.ndarray) and value.shape == (1,)) else [value]
+
+
 def _tensor(name: str, values: Any) -> _Tensor:
-    array = np.asarray(values)
-    if array.dtype.kind in "USO":
-        texts = [value if isinstance(value, bytes) else str(value).encode() for value in array.reshape(-1)]
-        kind, data, width = "BYTES", b"".join(len(text).to_bytes(4, "little") + text for text in texts), 0
-    else:
-        kind = next((kind for kind, dtype in DTYPES.items() if dtype == array.dtype), "")
-        if not kind:
-            raise DataError(f"column {name!r}: no tensor — received {array.dtype} — give numbers, booleans or strings")
-        data, width = np.ascontiguousarray(array).tobytes(), array.dtype.itemsize
-    shape, size = list(array.shape), {"binary_data_size": len(data)}
-    return _Tensor({"name": name, "datatype": kind, "shape": shape, "parameters": size}, data, width)
+    """The values that an `InferenceSession` reads from a column. Raises DataError where no tensor holds them."""
+    if type(values) is np.ndarray and values.ndim in (1, 2):
+        for kind, dtype in DTYPES.items():
+            if dtype == values.dtype:
+                return _binary(name, kind, values.shape, np.ascontiguousarray(values).tobytes(), dtype.itemsize)
+    items = _array(name, values)
+    shape = [len(items)]
+    if is_list(items.type):
+        items, shape = _even(name, items)
+    if pa.types.is_dictionary(items.type):
+        items = items.dictionary_decode()
+    kind = "BYTES" if _is_text(items.type) else _KINDS.get(items.type, "")
+    if not kind:
+        raise DataError(f"column {name!r}: no tensor — received {items.type} — give numbers, booleans or strings")
+    if items.null_count:  # JSON alone says that a value is missing
+        given = (items.cast(pa.float32()) if kind == "FP16" else items).to_pylist()
+        data = [text_of(name, value) if isinstance(value, bytes) else value for value in given]
+        return _Tensor({"name": name, "datatype": kind, "shape": shape, "data": data}, b"", 0)
+    if kind == "BYTES":
+        texts = [value if isinstance(value, bytes) else value.encode() for value in items.to_pylist()]
+        return _binary(name, kind, shape, b"".join(len(text).to_bytes(4, "little") + text for text in texts), 0)
+    numbers = items.to_numpy(zero_copy_only=False)
+    return _binary(name, kind, shape, numbers.tobytes(), numbers.itemsize)
+
+
+def _binary(name: str, kind: str, shape: Sequence[int], data: bytes, width: int) -> _Tensor:
+    size = {"binary_data_size": len(data)}
+    return _Tensor({"name": name, "datatype": kind, "shape": list(shape), "parameters": size}, data, width)
+
+
+def _array(name: str, values: Any) -> pa.Array:
+    """A column as Arrow has it."""
+    try:
+        if isinstance(values, list):
+            with suppress(pa.ArrowException, OverflowError):  # the source says what is wrong, or knows another type
+                values = pa.array(values)
+        return values if isinstance(values, pa.Array) else Memory({name: values}).table.column(name).combine_chunks()
+    except DataError:
+        raise
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        raise DataError(f"column {name!r}: no values of one type — {str(error).splitlines()[0][:200]} — give numbers, booleans or "
+                        "strings in a list or an array") from error  # fmt: skip
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    """Whether its tensor is of BYTES; where all values are missing, any type does."""
+    return is_bytes(kind) or kind.id in _VIEWS or pa.types.is_null(kind)
+
+
+def _even(name: str, lists: pa.Array) -> tuple[pa.Array, list[int]]:
+    """Items of lists, and the shape of their tensor."""
+    lengths = pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False)
+    if not len(lists):
+        return lists.flatten(), [0]
+    if lengths.min() != lengths.max() or lengths.max() == 0 or lists.null_count:
+        raise DataError(f"column {name!r}: no tensor holds lists of several lengths, or empty ones — received {lengths.min()} to "
+                        f"{lengths.max()} values — ask for candidates with as many together, or train on text with Split")  # fmt: skip
+    return lists.flatten(), [len(lists), int(lengths[0])]

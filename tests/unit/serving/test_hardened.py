@@ -4,19 +4,28 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import sys
+from collections.abc import Iterator
+from http.client import HTTPConnection
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import hotbed as hb
-from hotbed.errors import ServingError
+from hotbed.errors import DataError, ServingError
 from hotbed.serving.process import JsonLines
+from hotbed.serving.server.protocol import Asks, Inputs
 from hotbed.serving.stores.following import Following
 
 from .conftest import Running, draw, wait_for
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:table .* is fed both"
+)  # wrong requests, and each is asked of one server
 
 
 class _Broken(io.StringIO):
@@ -75,3 +84,153 @@ def test_a_log_line_that_cannot_be_written_leaves_the_scoring_thread_alive(
 def test_a_log_line_that_cannot_be_made_is_told_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     JsonLines().handle(logging.LogRecord("hotbed", logging.INFO, __file__, 1, "%d", ("no number",), None))
     assert "Logging error" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def client(running: Running) -> Iterator[hb.Client]:
+    with hb.Client(f"http://{running.http}") as found:
+        yield found
+
+
+ASKED = {"user": [1, 2], "item": ["i1", "i2"], "genres": ["g1|g2", "g3"], "price": [1.0, 2.0]}
+SAME = [
+    {"item": ["i1", None]},
+    {"item": [None, None]},
+    {"item": pa.array(["i1", None]).dictionary_encode()},
+    {"item": pa.array(["i1", "i2"], pa.string_view())},
+    {"item": np.array(["i1", None], object)},
+    {"item": np.array(["i1", "i2"])},
+    {"item": [b"i1", b"i2"]},
+    {"item": [b"i1", None]},
+    {"item": pa.array([b"i1", None], pa.binary_view())},
+    {"price": pa.array([1.5, 2.5], pa.float64()).dictionary_encode()},
+    {"item": ["i1\0", ""]},
+    {"item": [["i1", None], ["i2", "i3"]]},
+    {"item": np.array([["i1", "i2"], ["i3", "i4"]])},
+    {"genres": [None, "g2"]},
+    {"genres": [None, None]},
+    {"user": [1, None]},
+    {"user": [2**62 + 1, None]},
+    {"user": [2**64 - 1, None]},
+    {"user": [2**64 - 1, 1]},
+    {"user": [None, None]},
+    {"user": pa.array([1, None])},
+    {"user": pa.chunked_array([pa.array([1], pa.int32()), pa.array([None], pa.int32())])},
+    {"user": np.ma.masked_array([1, 2], [False, True])},
+    {"user": [[1, 2], [3, None]]},
+    {"user": np.array([[1, 2], [3, 4]])},
+    {"user": pa.array([[1, 2], [3, 4]], pa.list_(pa.int64(), 2))},
+    {"user": [[1], [2]]},
+    {"user": np.array([1, 2, 3, 4])[::2]},
+    {"price": np.array([1, 2], np.float16)},
+    {"price": [True, False]},
+    {"price": pa.array([1.5, 2.5], pa.float16())},
+    {name: [] for name in ASKED},
+    {name: values[:1] for name, values in ASKED.items()},
+]
+
+
+@pytest.mark.parametrize("changed", SAME, ids=str)
+def test_our_client_and_the_session_make_the_same_of_a_column(
+    client: hb.Client, session: Any, changed: dict[str, Any]
+) -> None:
+    columns = {**ASKED, **changed}
+    expected = session.predict(columns)
+    found = client.predict("m", columns)
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max(initial=0) < 1e-6
+
+
+NO_TENSOR = [
+    ({"item": ["i1", 1]}, "column 'item'.*give"),
+    ({"item": ["i1", 1.5]}, "column 'item'.*give"),
+    ({"item": ["\ud800", "i1"]}, "column 'item'.*give"),
+    ({"item": [b"\xff", b"i1"]}, "'item'.*no UTF-8"),
+    ({"item": [b"\xff", None]}, "'item'.*no UTF-8"),
+    ({"item": [{"a": 1}, {"a": 2}]}, "column 'item': no tensor"),
+    ({"item": [["i1", "i2"], ["i3"]]}, "column 'item': no tensor holds lists of several lengths.*1 to 2 values.*Split"),
+    ({"item": [["i1", "i2"], None]}, "column 'item': no tensor holds lists"),
+    ({"item": [[], []]}, "column 'item': no tensor holds lists"),
+    ({"item": [[["i1"]], [["i2"]]]}, "column 'item': no tensor"),
+    ({"user": [2**64, 1]}, "column 'user'.*give"),
+    ({"user": 5}, "column 'user'.*give"),
+    ({"user": np.zeros((2, 1, 1))}, "column 'user'.*give"),
+    ({"price": [1.0, None]}, "FillMissing"),
+    ({"price": [float("nan"), 1.0]}, "FillMissing"),
+    ({"user": [1]}, "not one length.*context"),
+    ({"user": []}, "not one length"),
+]
+
+
+@pytest.mark.parametrize("changed, reason", NO_TENSOR, ids=str)
+def test_what_no_tensor_holds_is_refused_and_not_sent_as_something_else(
+    client: hb.Client, changed: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(DataError, match=reason):
+        client.predict("m", {**ASKED, **changed})
+
+
+CONTEXTS = [7, None, np.int64(7), np.array([7]), pa.array([7]), pa.array([None], pa.int64()), [7, 8], np.bool_(True)]
+
+
+@pytest.mark.parametrize("user", CONTEXTS, ids=repr)
+def test_our_client_and_the_session_make_the_same_of_context(client: hb.Client, session: Any, user: Any) -> None:
+    rest = {name: values for name, values in ASKED.items() if name != "user"}
+    expected = session.predict(rest, {"user": user})
+    assert np.abs(client.predict("m", rest, {"user": user}) - expected).max() < 1e-6
+
+
+def test_context_is_one_value_of_a_column_of_its_own(client: hb.Client) -> None:
+    rest = {name: values for name, values in ASKED.items() if name != "user"}
+    with pytest.raises(DataError, match="given twice"):
+        client.predict("m", ASKED, {"user": 7})
+    with pytest.raises(DataError, match="context is one value"):
+        client.predict("m", rest, {"user": pa.array([7, 8])})
+    with pytest.raises(DataError, match="not one length"):
+        client.predict("m", {}, {name: values[0] for name, values in ASKED.items()})
+
+
+def test_the_last_idle_connection_may_be_taken_by_another_thread(running: Running) -> None:
+    class Taken(list[Any]):
+        """As if another thread always came first."""
+
+        def __bool__(self) -> bool:
+            return True
+
+        def __len__(self) -> int:
+            return 1
+
+    with hb.Client(f"http://{running.http}") as client:
+        client._idle = Taken()
+        assert client.models()[0]["state"] == "READY"
+
+
+WRONG_SHAPES = [[3.0], [True], ["3"], [None], [[3]], [3.0, 1], [3, 1.0], [-1], [2**70], [float("inf")]]
+
+
+@pytest.mark.parametrize("shape", WRONG_SHAPES, ids=str)
+def test_a_shape_that_is_none_is_refused_each_time(shape: list[Any]) -> None:
+    inputs, asks = Inputs(hb.Schema([hb.Label("label"), hb.Id("user")])), Asks()
+    size = {"binary_data_size": 24}
+    head = json.dumps({"inputs": [{"name": "user", "datatype": "INT64", "shape": shape, "parameters": size}]}).encode()
+    for _ in range(3):
+        with pytest.raises(DataError, match=r"'user'.*shape"):
+            inputs.columns(asks.read(head + bytes(24), str(len(head))).tensors, 10)
+
+
+@pytest.mark.parametrize("length", ["0" * 20 + "9" * 4400, "9" * 4400, "0" * 21, "-1", "+1", "", "1.0", "²"])
+def test_a_length_of_a_header_that_is_none_is_refused(length: str) -> None:
+    with pytest.raises(DataError, match="no length of a header"):
+        Asks().read(b"{}", length)
+
+
+def test_a_tensor_without_any_value_has_no_type(running: Running, session: Any) -> None:
+    inputs = [
+        {"name": name, "datatype": datatype, "shape": [2], "data": [None, None] if name == "user" else values}
+        for datatype, (name, values) in zip(["FP32", "BYTES", "BYTES", "FP32"], ASKED.items(), strict=True)
+    ]
+    connection = HTTPConnection(running.http, timeout=10)
+    connection.request("POST", "/v2/models/m/infer", json.dumps({"inputs": inputs}))
+    found = json.loads(connection.getresponse().read())["outputs"][0]["data"]
+    connection.close()
+    assert np.abs(np.array(found) - session.predict({**ASKED, "user": [None, None]})).max() < 1e-6

@@ -77,7 +77,7 @@ class Tensor:
         ):
             return np.frombuffer(self.data, plain)  # the common case, kept short
         num_rows, width = (*shape, 1) if len(shape) == 1 else shape if len(shape) == 2 else (-1, 1)
-        if not (type(num_rows) is type(width) is int and 0 <= num_rows <= _MOST and 1 <= width <= _MOST):
+        if not (0 <= num_rows <= _MOST and 1 <= width <= _MOST):
             what = f"received shape {str(shape)[:60]} — give [n], [n, 1] or [n, k]"
             raise DataError(f"input {self.name!r}: no column — {what}")
         size = num_rows * width
@@ -115,7 +115,7 @@ class Tensor:
 
     def _made(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         try:
-            return pa.array(values, kind)
+            return pa.array(values, kind) if any(one is not None for one in values) else pa.nulls(len(values))
         except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
             raise DataError(f"input {self.name!r}: values that are no {self.datatype} — {str(error).splitlines()[0][:200]} — "
                             "correct them") from error  # fmt: skip
@@ -306,7 +306,7 @@ class Asks:
         """An infer request from the body of a POST; with a header length, binary tensors follow the JSON. Raises DataError."""
         if header_length is None:
             return _read(body, b"")[0]
-        if not (header_length.isdecimal() and int(header_length[:20]) <= len(body)):
+        if not (len(header_length) <= 20 and header_length.isdecimal() and int(header_length) <= len(body)):
             raise DataError(f"{HEADER_LENGTH}: no length of a header — received {header_length[:40]!r} with a body of "
                             f"{len(body)} bytes — give the length of the JSON before the tensors")  # fmt: skip
         text, data = body[: int(header_length)], body[int(header_length) :]
@@ -334,14 +334,15 @@ def _read(text: bytes, data: bytes) -> tuple[Ask, Head | None]:
             values, rest = rest[:size], rest[size:]
             sizes.append(size)
         name, datatype = _a(one.get("name"), str, "name"), _a(one.get("datatype"), str, "datatype")
-        tensors.append(Tensor(name, datatype, _a(one.get("shape"), list, "shape"), values))
+        shape = _a(one.get("shape"), list, "shape")
+        if not all(type(length) is int for length in shape):
+            raise DataError(f"input {name[:100]!r}: no column — received shape {str(shape)[:60]} — give whole numbers")
+        tensors.append(Tensor(name, datatype, shape, values))
     if len(rest):
         raise DataError(f"bytes after the last tensor — received {len(rest)} — correct each binary_data_size")
     binary = bool(_a(spec.get("parameters", {}), dict, "parameters").get("binary_data_output", False))
-    wanted = None
-    if "outputs" in spec:
-        outputs = [_a(one, dict, "outputs") for one in _a(spec["outputs"], list, "outputs")]
-        wanted = {_a(one.get("name"), str, "name"): _wants_binary(one, binary) for one in outputs} or None
+    outputs = [_a(one, dict, "outputs") for one in _a(spec.get("outputs", []), list, "outputs")]
+    wanted = {_a(one.get("name"), str, "name"): _wants_binary(one, binary) for one in outputs} or None
     ask, head = Ask(_a(spec.get("id", ""), str, "id"), tensors, wanted, binary), None
     if len(sizes) == len(tensors):
         head = Head([(one.name, one.datatype, one.shape) for one in tensors], sizes, wanted, binary)
