@@ -16,13 +16,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from os import PathLike
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from hotbed.config import kind_of, nearest
-from hotbed.connectors import Position
+from hotbed.connectors import Position, Source
 from hotbed.data.batch import Batch
 from hotbed.errors import ConfigError
 from hotbed.training.learner import Example, Update, prepare
@@ -146,6 +147,18 @@ class Callbacks:
             kind = kind_of(type(callback))
             counts[kind] = counts.get(kind, -1) + 1
             yield f"{kind}.{counts[kind]}", callback
+
+
+def check_batches(name: str, data: Any, passes: int = 1) -> None:
+    """Raises ConfigError where `data`, the argument `name`, cannot be read batch by batch, `passes` times."""
+    of_columns = isinstance(data, Mapping) or hasattr(data, "__arrow_c_stream__") or hasattr(data, "__dataframe__")
+    iterable = isinstance(data, Iterable) or hasattr(data, "__getitem__")
+    if of_columns or isinstance(data, (str, Batch, Source)) or not iterable:
+        received = repr(data) if isinstance(data, (str, PathLike)) else type(data).__name__
+        raise ConfigError(f"{name}: neither a Dataset nor an iterable of batches — received {received} — "
+                          "give hb.Dataset(source, schema)")  # fmt: skip
+    if iter(data) is data and passes > 1:
+        raise ConfigError(f"{name}: an iterator can be read once — received epochs > 1 — give a Dataset or a list")
 
 
 def pass_over(

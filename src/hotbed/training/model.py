@@ -28,7 +28,7 @@ from hotbed.persist.format import Reader
 from hotbed.training.callbacks import Validate
 from hotbed.training.durable import brief, described_argument, given_tables, rebuilt_argument, typed
 from hotbed.training.learner import Criterion, Learner, SelfUpdating, device_of, parameters_of
-from hotbed.training.loop import Callbacks, Run, pass_over
+from hotbed.training.loop import Callbacks, Run, check_batches, pass_over
 from hotbed.training.online import Limits, batches_a_call, follow
 from hotbed.training.scorer import Collector, Progressive, Scorer, metric_set
 from hotbed.training.watch import History, ProgressBar
@@ -113,8 +113,7 @@ class RecModel:
         """
         if epochs < 1:
             raise ConfigError(f"epochs: must be at least 1 — received {epochs} — give the number of passes")
-        if iter(train) is train and epochs > 1:
-            raise ConfigError("train: an iterator can be read once — received epochs > 1 — give a Dataset or a list")
+        check_batches("train", train, epochs)
         run, history = self._run(train, valid, callbacks, progressive=progressive, progress=progress, seed=seed)
         run.epochs, called = epochs, run.callbacks
         called("on_fit_begin", run)
@@ -160,6 +159,7 @@ class RecModel:
         Example:
             >>> model.online_train(dataset, [hb.callbacks.Checkpoint("runs/clicks", every_seconds=60)])
         """
+        check_batches("train_dataset", train_dataset)
         size = batches_a_call(dataset_sink_mode, sink_size, self.learner.device.type)
         given = [*_listed(callbacks), Limits(max_steps, max_seconds)]
         run, history = self._run(train_dataset, valid, given, progressive=False, progress=progress, seed=seed)
@@ -260,10 +260,6 @@ class RecModel:
         self._arguments["optimizer"] = optimizer
         self.learner = self._make_learner(optimizer)
 
-    @property
-    def _labelled(self) -> bool:
-        return self._criterion is not None
-
     def state(self) -> checkpoint.State:
         """Everything that `save` writes, for `hotbed.persist`."""
         known = {id(parameter) for parameter in dense_parameters(self.network)}
@@ -297,8 +293,10 @@ class RecModel:
         if seed is not None:
             set_seed(seed)
         given, history = _listed(callbacks), History()
-        if valid is not None and not any(isinstance(one, Validate) for one in given):
-            given.insert(0, Validate())
+        if valid is not None:
+            check_batches("valid", valid)
+            if not any(isinstance(one, Validate) for one in given):
+                given.insert(0, Validate())
         called = Callbacks([*given, history, *([ProgressBar()] if progress else [])])
         observer = Progressive(self._scorer()) if progressive else None
         self.schema = typed(getattr(data, "schema", None) or self.schema, self.schema, self._encoder)
@@ -311,15 +309,16 @@ class RecModel:
 
     def _learn(self, data: Iterable[Any], run: Run) -> None:
         """One pass over `data`, and the metrics of what was predicted on the way."""
-        device, labelled = self.learner.device, self._labelled
+        device, labelled = self.learner.device, self._criterion is not None
         pass_over(data, run, run.callbacks, self.learner, run.observer, device=device, labelled=labelled)
         if run.observer is not None:
             run.metrics.update(run.observer.total.results())
 
     def _observe(self, data: Iterable[Any], observer: Any, callbacks: Any) -> None:
+        check_batches("data", data)
         run = Run(model=self, learner=self.learner, tables=self.tables, observer=observer)
         called, device = Callbacks(_listed(callbacks)), self.learner.device
-        pass_over(data, run, called, observer=observer, device=device, labelled=self._labelled)
+        pass_over(data, run, called, observer=observer, device=device, labelled=self._criterion is not None)
 
     def _make_learner(self, optimizer: torch.optim.Optimizer | Rule | str | None) -> Learner | SelfUpdating:
         chosen = self._effective_boost(optimizer)

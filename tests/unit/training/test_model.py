@@ -4,9 +4,14 @@
 from __future__ import annotations
 
 import logging
+import re
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
+import pyarrow as pa
 import pytest
 
 pytest.importorskip("torch", reason="torch absent")
@@ -134,6 +139,32 @@ def test_three_items_with_a_loss_function_are_an_error() -> None:
 def test_an_iterator_cannot_be_trained_on_twice() -> None:
     with pytest.raises(ConfigError, match="an iterator can be read once"):
         quiet(hb.RecModel(Line(), "bce", "adam"), iter(pairs()), epochs=2)
+
+
+@pytest.mark.parametrize("given", [
+    hb.sources.Memory({"x": [1.0]}), hb.sources.Memory({"x": [1.0]}).slice(0.0, 1.0), "train.csv", Path("train.csv"),
+    pa.table({"x": [1.0]}), pl.DataFrame({"x": [1.0]}), {"x": [1.0]}, None,
+], ids=lambda given: type(given).__name__)  # fmt: skip
+def test_what_is_no_dataset_is_an_error_that_says_to_make_one(given: Any) -> None:
+    model = hb.RecModel(Line(), "bce", "adam", {"auc"})
+    received = repr(given) if isinstance(given, (str, Path)) else type(given).__name__
+    told = rf"received {re.escape(received)} — give hb\.Dataset\(source, schema\)"
+    calls: list[Callable[[], Any]] = [
+        lambda: quiet(model, given), lambda: quiet(model, given, epochs=2), lambda: model.evaluate(given),
+        lambda: model.predict(given), lambda: model.online_train(given, progress=False),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(ConfigError, match=told):
+            call()
+    if given is not None:
+        with pytest.raises(ConfigError, match="valid: .*" + told):
+            quiet(model, pairs(), valid=given)
+    assert model.counters["steps"] == 0
+
+
+def test_one_batch_is_no_dataset_to_learn_from() -> None:
+    with pytest.raises(ConfigError, match="train: neither a Dataset nor an iterable of batches — received Batch"):
+        quiet(hb.RecModel(_Dense(), "bce", "adam"), hb.Batch({}, {"x": pairs(1)[0][0]}, {"y": pairs(1)[0][1]}))
 
 
 def test_all_outputs_of_an_evaluation_network_go_to_every_metric() -> None:
