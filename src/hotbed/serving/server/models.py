@@ -184,7 +184,10 @@ class Models:
         self._following.repeat(name, model.look, poll_seconds)
 
     def load(self, name: str) -> None:
-        """Load, or load again, the newest version of a model where it was exported to; on an error what is served stays."""
+        """Load, or load again, the newest version of a model where it was exported to; on an error what is served stays.
+
+        What a trainer that is followed published last comes after it.
+        """
         model = self.named(name)
         if self.parent is not None:
             self.parent.load(name)
@@ -196,6 +199,9 @@ class Models:
             except Exception as error:
                 model.failed(error)
                 raise
+            finally:
+                if not model.problem or not model.ready:
+                    self._following.again(name)
 
     def unload(self, name: str) -> None:
         """Stop serving a model once its requests are answered."""
@@ -305,7 +311,9 @@ class Models:
     def _take(self, model: Model, reader: Reader) -> None:
         with self._lock:
             if model.wanted:
-                model.serve(self._server.load(model.name, reader, InferenceSession))
+                loaded = self._server.load(model.name, reader, InferenceSession)
+                if not self.stopping:
+                    model.serve(loaded)
 
 
 class Parent(Protocol):
