@@ -157,7 +157,7 @@ def check_batches(name: str, data: Any, passes: int = 1) -> None:
         received = repr(data) if isinstance(data, (str, PathLike)) else type(data).__name__
         raise ConfigError(f"{name}: neither a Dataset nor an iterable of batches — received {received} — "
                           "give hb.Dataset(source, schema)")  # fmt: skip
-    if iter(data) is data and passes > 1:
+    if isinstance(data, Iterator) and passes > 1:  # iter() of a Dataset would begin an epoch
         raise ConfigError(f"{name}: an iterator can be read once — received epochs > 1 — give a Dataset or a list")
 
 

@@ -167,6 +167,16 @@ def test_one_batch_is_no_dataset_to_learn_from() -> None:
         quiet(hb.RecModel(_Dense(), "bce", "adam"), hb.Batch({}, {"x": pairs(1)[0][0]}, {"y": pairs(1)[0][1]}))
 
 
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_resumed_dataset_is_learned_from_where_it_was_and_then_from_the_start(
+    dataset: Any, network: Any, epochs: int
+) -> None:
+    positions = [batch.position for batch in dataset(640)]
+    model = hb.RecModel(network(), "bce", "adam")
+    quiet(model, dataset(640).resume(positions[6]), epochs=epochs)
+    assert model.counters["samples"] == [192, 192 + 640][epochs - 1]
+
+
 def test_all_outputs_of_an_evaluation_network_go_to_every_metric() -> None:
     def judge(data: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return torch.tensor(0.25), label, data.sum(1)
