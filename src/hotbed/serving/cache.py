@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -57,6 +59,9 @@ class EmbeddingCache:
         preload: float = 0.5,
         deadline_seconds: float | None = 0.1,
     ) -> None:
+        if not isinstance(max_bytes, int) or not 0 < max_bytes <= _memory():
+            raise ConfigError(f"EmbeddingCache.max_bytes: no size of a cache — received {max_bytes!r} — give 1 to {_memory()} bytes, "
+                              "what this machine has")  # fmt: skip
         if policy not in POLICIES:
             raise ConfigError(f"EmbeddingCache.policy: unknown — received {policy!r} — choose one of {list(POLICIES)}")
         if not 0 <= preload <= 1:
@@ -318,6 +323,14 @@ def _native(dims: Mapping[str, int], max_bytes: int, policy: Policy) -> _core.Ro
     except ValueError as error:
         raise ConfigError(f"EmbeddingCache.max_bytes: too few for one row — received {max_bytes} for tables of dim "
                           f"{sorted(set(dims.values()))} — give more") from error  # fmt: skip
+
+
+def _memory() -> int:
+    """Bytes of memory of this machine, as far as it tells."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return sys.maxsize
 
 
 def _dims(version: ModelVersion) -> dict[str, int]:

@@ -8,6 +8,7 @@ import hashlib
 import hmac
 import json
 import logging
+import math
 import ssl
 import sys
 import traceback
@@ -22,6 +23,8 @@ from hotbed.errors import ConfigError
 from hotbed.serving.cache import Policy
 from hotbed.serving.parameter_server import ParameterServer
 from hotbed.serving.stores.base import Store
+
+LAST_PORT, DAY = 65_535, 86_400  # bounds of settings; a day in seconds
 
 
 @dataclass(frozen=True)
@@ -98,9 +101,23 @@ def tls(cert: str | None, key: str | None) -> tuple[tuple[bytes, bytes] | None, 
         ) from error
 
 
+def within(key: str, value: float | None, low: float, high: float = math.inf) -> None:
+    """Raises ConfigError for a setting outside its bounds; one that is None has none."""
+    if value is not None and not low <= value <= high:
+        bounds = f"at least {low}" if high == math.inf else f"{low} to {high}"
+        raise ConfigError(f"{key}: out of bounds — received {value!r} — give {bounds}")
+
+
 def models_of(sources: Sequence[str]) -> dict[str, str]:
-    """`[NAME=]SOURCE` of a command line, by name; a source without one has the name of its folder."""
-    return dict(_named(one, "") for one in sources)
+    """`[NAME=]SOURCE` of a command line, by name; a source without one has the name of its folder. Raises ConfigError for two of
+    one name."""
+    found = dict[str, str]()
+    for name, source in (_named(one, "") for one in sources):
+        if name in found:
+            raise ConfigError(f"models: two of one name — received {name!r} for {found[name]} and {source} — name them apart: "
+                              "NAME=SOURCE")  # fmt: skip
+        found[name] = source
+    return found
 
 
 def followed_of(watch: Sequence[str], models: Mapping[str, str]) -> list[tuple[str, str]]:

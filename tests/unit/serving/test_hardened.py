@@ -9,17 +9,25 @@ import logging
 import sys
 from collections.abc import Iterator
 from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pyarrow as pa
 import pytest
 
 import hotbed as hb
-from hotbed.errors import DataError, ServingError
-from hotbed.serving.process import JsonLines
+from hotbed import config
+from hotbed.errors import ConfigError, DataError, NotServed, Overloaded, ServingError
+from hotbed.serving.process import JsonLines, models_of
+from hotbed.serving.server.batching import Limits
+from hotbed.serving.server.grpc import code_of
+from hotbed.serving.server.http import Options, status_of
 from hotbed.serving.server.protocol import Asks, Inputs
+from hotbed.serving.server.rows_service import RowsOptions
 from hotbed.serving.stores.following import Following
+from hotbed.serving.wire import Gone
 
 from .conftest import Running, draw, wait_for
 
@@ -234,3 +242,64 @@ def test_a_tensor_without_any_value_has_no_type(running: Running, session: Any) 
     found = json.loads(connection.getresponse().read())["outputs"][0]["data"]
     connection.close()
     assert np.abs(np.array(found) - session.predict({**ASKED, "user": [None, None]})).max() < 1e-6
+
+
+SETTINGS = [
+    (Limits, "batch_rows", [0, -1]),
+    (Limits, "batch_seconds", [-1.0, float("nan"), float("inf")]),
+    (Limits, "queue_rows", [-1]),
+    (Limits, "body_bytes", [0, -1]),
+    (Options, "port", [-1, 70_000]),
+    (Options, "grpc_port", [-5, 65_536]),
+    (Options, "workers", [0, -1]),
+    (Options, "drain_seconds", [-1.0, float("inf")]),
+    (Options, "request_seconds", [0.0, -1.0, float("inf")]),
+    (Options, "idle_seconds", [0.0, -1.0, float("inf")]),
+    (RowsOptions, "port", [-1, 70_000]),
+    (RowsOptions, "calls", [0]),
+    (RowsOptions, "drain_seconds", [-1.0]),
+    (RowsOptions, "metrics_port", [-1, 70_000]),
+]
+
+
+@pytest.mark.parametrize("kind, key, values", SETTINGS, ids=str)
+def test_a_setting_that_makes_no_sense_is_refused_by_its_key(kind: Any, key: str, values: list[Any]) -> None:
+    for value in values:
+        with pytest.raises(ConfigError, match=rf"^serve\.{key}: out of bounds — received {value!r} — give "):
+            config.build({key: value}, kind, "serve")
+        with pytest.raises(ConfigError, match=rf"^{kind.__name__}\.{key}: "):
+            kind(**{key: value})
+
+
+def test_settings_at_their_bounds_are_taken() -> None:
+    Limits(batch_rows=1, batch_seconds=0, queue_rows=0, body_bytes=1)
+    Options(port=0, grpc_port=None, workers=1, drain_seconds=0)
+    Options(port=65_535, grpc_port=65_535)
+    RowsOptions(port=65_535, metrics_port=None, calls=1, drain_seconds=0)
+
+
+@pytest.mark.parametrize("max_bytes", [-1, 0, 2**60, 2**64, 1e6, None])
+def test_a_cache_of_a_size_that_is_none_is_refused(exported: Path, max_bytes: Any) -> None:
+    server = hb.ParameterServer()
+    server.load("m", exported)
+    with pytest.raises(
+        ConfigError, match=r"EmbeddingCache\.max_bytes: no size of a cache — received .* — give 1 to \d+ bytes"
+    ):
+        hb.EmbeddingCache(server, "m", max_bytes=max_bytes)
+
+
+def test_two_models_of_one_name_are_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"two of one name — received 'export' for day1/export and day2/export — .*NAME=SOURCE"
+    ):
+        models_of(["day1/export", "day2/export"])
+    with pytest.raises(ConfigError, match="two of one name"):
+        models_of(["m=day1/export", "m=day2/export"])
+    assert models_of(["a=day1/export", "day2/export"]) == {"a": "day1/export", "export": "day2/export"}
+
+
+def test_a_part_of_the_server_that_has_gone_is_no_fault_of_who_asks() -> None:
+    for error in (Gone("load: no answer"), ServingError("no answer")):
+        assert status_of(error) == 503
+        assert code_of(error) == grpc.StatusCode.UNAVAILABLE
+    assert [status_of(error) for error in (NotServed(""), Overloaded(""), DataError(""))] == [404, 429, 400]

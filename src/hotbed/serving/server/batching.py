@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from hotbed.errors import HotbedError, Overloaded
+from hotbed.serving.process import DAY, within
 from hotbed.serving.server.protocol import Column
 from hotbed.serving.session import InferenceSession, Scores
 
@@ -37,6 +38,12 @@ class Limits:
     batch_seconds: float = 0.0
     queue_rows: int = 65_536
     body_bytes: int = 16 << 20
+
+    def __post_init__(self) -> None:
+        within("Limits.batch_rows", self.batch_rows, 1)
+        within("Limits.batch_seconds", self.batch_seconds, 0, DAY)
+        within("Limits.queue_rows", self.queue_rows, 0)
+        within("Limits.body_bytes", self.body_bytes, 1)
 
 
 class Request:

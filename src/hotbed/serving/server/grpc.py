@@ -16,7 +16,7 @@ import grpc
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from hotbed.errors import ConfigError, DataError, HotbedError, NotServed, Overloaded, PersistError, StoreError
+from hotbed.errors import ConfigError, DataError, HotbedError, NotServed, Overloaded, PersistError, ServingError
 from hotbed.serving.server.models import Models
 from hotbed.serving.server.protocol import Tensor, about, choose, text_of
 from hotbed.serving.session import Scores
@@ -72,7 +72,7 @@ MESSAGES = messages("inference", _MESSAGES)
 def code_of(error: Exception) -> grpc.StatusCode:
     """The gRPC status that tells of an error."""
     codes = grpc.StatusCode
-    for kind, code in ((NotServed, codes.NOT_FOUND), (Overloaded, codes.RESOURCE_EXHAUSTED), (StoreError, codes.UNAVAILABLE),
+    for kind, code in ((NotServed, codes.NOT_FOUND), (Overloaded, codes.RESOURCE_EXHAUSTED), (ServingError, codes.UNAVAILABLE),
                        (PersistError, codes.FAILED_PRECONDITION), (HotbedError, codes.INVALID_ARGUMENT)):  # fmt: skip
         if isinstance(error, kind):
             return code

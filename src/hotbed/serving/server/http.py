@@ -22,9 +22,9 @@ from typing import Any, TypeAlias, TypeVar
 from urllib.parse import unquote
 
 from hotbed import config
-from hotbed.errors import ConfigError, HotbedError, MissingExtra, NotServed, Overloaded, PersistError, StoreError
+from hotbed.errors import ConfigError, HotbedError, MissingExtra, NotServed, Overloaded, PersistError, ServingError
 from hotbed.serving.parameter_server import ParameterServer
-from hotbed.serving.process import Elsewhere, JsonLines, Tokens, followed_of, models_of, tls
+from hotbed.serving.process import DAY, LAST_PORT, Elsewhere, JsonLines, Tokens, followed_of, models_of, tls, within
 from hotbed.serving.rows import RowDtype
 from hotbed.serving.server.batching import Limits
 from hotbed.serving.server.meters import together
@@ -71,13 +71,21 @@ class Options:
     dtype: RowDtype = "float32"
     workers: int = 1
 
+    def __post_init__(self) -> None:
+        within("Options.port", self.port, 0, LAST_PORT)
+        within("Options.grpc_port", self.grpc_port, 0, LAST_PORT)
+        within("Options.workers", self.workers, 1)
+        within("Options.drain_seconds", self.drain_seconds, 0, DAY)
+        within("Options.request_seconds", self.request_seconds, 0.001, DAY)
+        within("Options.idle_seconds", self.idle_seconds, 0.001, DAY)
+
 
 def status_of(error: Exception) -> int:
     """The HTTP status that tells of an error."""
     for kind, status in (
         (NotServed, 404),
         (Overloaded, 429),
-        (StoreError, 503),
+        (ServingError, 503),
         (PersistError, 409),
         (HotbedError, 400),
     ):

@@ -25,7 +25,7 @@ from hotbed import config
 from hotbed.errors import ConfigError, DataError, NotServed, PersistError
 from hotbed.persist.format import Reader
 from hotbed.serving.parameter_server import ParameterServer
-from hotbed.serving.process import JsonLines, Tokens, followed_of, models_of, tls
+from hotbed.serving.process import DAY, LAST_PORT, JsonLines, Tokens, followed_of, models_of, tls, within
 from hotbed.serving.rows import RowDtype
 from hotbed.serving.server.grpc import listen, refuse, told
 from hotbed.serving.server.meters import CallMeters
@@ -58,6 +58,12 @@ class RowsOptions:
     calls: int = 256
     drain_seconds: float = 10.0
     metrics_port: int | None = None
+
+    def __post_init__(self) -> None:
+        within("RowsOptions.port", self.port, 0, LAST_PORT)
+        within("RowsOptions.calls", self.calls, 1)
+        within("RowsOptions.drain_seconds", self.drain_seconds, 0, DAY)
+        within("RowsOptions.metrics_port", self.metrics_port, 0, LAST_PORT)
 
 
 class Service:
