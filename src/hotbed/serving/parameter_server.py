@@ -22,12 +22,13 @@ from hotbed.persist.store import Where
 from hotbed.serving.rows import RowDtype
 from hotbed.serving.stores.base import Store
 from hotbed.serving.stores.mapped import MappedVersion, ModelFolder
-from hotbed.serving.stores.writing import Writer, make_newest, tidy, write_version
+from hotbed.serving.stores.writing import Writer, make_newest, remove_abandoned, tidy, write_version
 
 if TYPE_CHECKING:
     from hotbed.serving.stores.remote import RemoteParameterServer
 
 log = logging.getLogger("hotbed.serving")
+_TEMPORARY = "hotbed-rows-"
 _KEPT = 2  # versions of a model that are answered for: the newest, and what requests under way began with
 
 
@@ -44,8 +45,9 @@ class ParameterServer(Store):
     """
 
     def __init__(self, folder: str | Path | None = None, dtype: RowDtype = "float32") -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="hotbed-rows-") if folder is None else folder)
+        self.folder = Path(tempfile.mkdtemp(prefix=_TEMPORARY) if folder is None else folder)
         if folder is None:
+            remove_abandoned(self.folder.parent.glob(f"{_TEMPORARY}*"))
             weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         self._dtype, self._lock = dtype, threading.RLock()
         self._versions, self._loaded = dict[str, tuple[MappedVersion, ...]](), set[str]()

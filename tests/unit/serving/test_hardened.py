@@ -6,7 +6,10 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
+import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
@@ -29,7 +32,7 @@ from hotbed.serving.server.rows_service import RowsOptions
 from hotbed.serving.stores.following import Following
 from hotbed.serving.wire import Gone
 
-from .conftest import Running, draw, wait_for
+from .conftest import Process, Running, draw, wait_for
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:table .* is fed both"
@@ -303,3 +306,52 @@ def test_a_part_of_the_server_that_has_gone_is_no_fault_of_who_asks() -> None:
         assert status_of(error) == 503
         assert code_of(error) == grpc.StatusCode.UNAVAILABLE
     assert [status_of(error) for error in (NotServed(""), Overloaded(""), DataError(""))] == [404, 429, 400]
+
+
+def test_rows_that_a_killed_server_left_in_the_temporary_folder_are_removed_by_the_next(
+    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def left() -> set[Path]:
+        return set(tmp_path.glob("hotbed-rows-*"))
+
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    server = Process(f"m={exported}")
+    (held,) = left()
+    ours = hb.ParameterServer()
+    ours.load("m", exported)
+    assert left() == {held, ours.folder}  # both run
+    server.stop(signal.SIGKILL)
+    newest = hb.ParameterServer()
+    assert left() == {ours.folder, newest.folder}
+    assert ours.lookup("m", "user", [1])[0].shape == (1, 4)
+
+
+def test_of_temporary_folders_only_those_that_a_writer_left_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def folder(name: str, lock: str | None) -> Path:
+        (tmp_path / name).mkdir()
+        if lock is not None:
+            (tmp_path / name / "LOCK").write_text(lock)
+        return tmp_path / name
+
+    gone = folder("hotbed-rows-dead", "123\n")
+    stays = [
+        folder("hotbed-rows-new", None),  # nothing was loaded yet
+        folder("hotbed-rows-starts", ""),  # its writer is about to lock it
+        folder("other-dead", "123\n"),
+        tmp_path / "hotbed-rows-link",
+        tmp_path / "hotbed-rows-file",
+    ]
+    stays[-2].symlink_to(stays[2])
+    stays[-1].write_text("123\n")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with monkeypatch.context() as other:
+        other.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        hb.ParameterServer()
+    assert gone.exists()  # of another user
+    hb.ParameterServer()
+    assert not gone.exists()
+    assert all(path.exists() for path in stays)
+    assert (stays[2] / "LOCK").exists()

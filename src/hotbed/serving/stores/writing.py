@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import os
+import shutil
+import stat
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
@@ -69,6 +72,27 @@ class Writer:
             if found is None:
                 cls._known[place] = found = cls(place)
             return found
+
+
+def remove_abandoned(folders: Iterable[Path]) -> None:
+    """Remove those served folders of this user that a writer left when it was killed; what is not so, or cannot go, stays."""
+    if os.name == "nt":  # no such locks there
+        return
+    import fcntl
+
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            told = folder.lstat()
+            if not stat.S_ISDIR(told.st_mode) or told.st_uid != os.geteuid():
+                continue
+            file = os.open(folder / "LOCK", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                if os.fstat(file).st_size:  # a writer that starts locks it while it is empty
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder, ignore_errors=True)
+                    log.info("%s: removed; its writer had ended without doing so", folder)
+            finally:
+                os.close(file)
 
 
 def write_version(
