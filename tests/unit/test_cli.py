@@ -152,6 +152,9 @@ def test_an_exported_model_scores_files_as_the_job_does(
     )
     assert code == 0, error
     assert "500 predictions" in told
+    call(capsys, monkeypatch, "predict", "job.yaml", "--set", "predict={kind: parquet, path: [a.parquet, b.parquet]}",
+         "--out", "unlabelled.parquet")  # fmt: skip
+    assert pq.read_table("unlabelled.parquet").equals(pq.read_table("out/predictions.parquet"))
     ours, theirs = pq.read_table("out/predictions.parquet"), pq.read_table("scores.parquet")
     assert np.abs(ours["clicked"].to_numpy() - theirs["prediction"].to_numpy()).max() < 1e-6
     pyarrow.csv.write_csv(table, "rows.csv")

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -82,6 +84,7 @@ class Dataset:
         self.skips, self.live = Skips(), Live()
         self.encoder = Encoder(schema, on_error, self._put_aside if source.endless else None)
         self.encoder.stats.skips = self.skips
+        self._labels = True
         self._maps: tuple[Callable[[Batch], Batch], ...] = ()
         self._next_epoch = 0
         self._resume: Position | None = None
@@ -152,10 +155,19 @@ class Dataset:
         return self
 
     def map(self, fn: Callable[[Batch], Batch]) -> Dataset:
-        """A dataset of `fn(batch)`; `fn` runs on the reading thread."""
+        """A dataset of `fn(batch)`; `fn` runs on the reading thread. A batch to predict has no labels and no weight."""
         other = Dataset(self.source, self.schema, self.batch_size, self.shuffle, self.seed, self.drop_last,
                         self.on_error, self.prefetch, self.cache, self.flush_seconds, self.max_ahead_seconds)  # fmt: skip
-        other._maps, other.live = (*self._maps, fn), self.live
+        other._maps, other.live, other._labels = (*self._maps, fn), self.live, self._labels
+        return other
+
+    def without_labels(self) -> Dataset:
+        """The same rows, from where this one is, as predicting reads them: columns of labels and weights are not read, and
+        need not be there, nor the time. What is done with it leaves this one where it is."""
+        other = copy.copy(self)
+        other._labels, other._num_rows = False, None
+        if self._cached is not None:  # rows that were skipped for their labels are not in it
+            other._cached = None if self.on_error == "skip" else replace(self._cached, labels={}, weight=None)
         return other
 
     @property
@@ -283,7 +295,10 @@ class Dataset:
         """Every chunk of the source after `position`, encoded."""
         skips = self.skips if self.on_error == "skip" else None
         live = self.live if self.endless else None
-        plan = ReadPlan(tuple(self.schema.raw_columns()), self.schema.number_types(), skips, live)
+        columns = self.schema.raw_columns(self._labels)
+        if self.schema.time is not None and not self._labels:
+            columns.append(self.schema.time.source)  # read where it is there
+        plan = ReadPlan(tuple(columns), self.schema.number_types(), skips, live)
         num_rows, before = 0, position
         chunk_rows = max(self.batch_size, READ_ROWS)
         for raw, after in self.source.read(position, chunk_rows, plan):
@@ -297,7 +312,7 @@ class Dataset:
             if self.max_ahead_seconds is not None:
                 latest = int(after["now"] + self.max_ahead_seconds * 1e6)
             try:
-                rows = self.encoder(raw, latest=latest)
+                rows = self.encoder(raw, labels=self._labels, latest=latest)
             except DecodeError as error:
                 raise self._located(error, raw, after) from error
             if rows.num_samples:

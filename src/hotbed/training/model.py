@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from hotbed.config import build
-from hotbed.data.batch import Batch
 from hotbed.data.schema import Schema
 from hotbed.embedding.module import table_modules
 from hotbed.embedding.rule import Rule
@@ -30,7 +29,7 @@ from hotbed.training.durable import brief, described_argument, given_tables, reb
 from hotbed.training.learner import Criterion, Learner, SelfUpdating, device_of, parameters_of
 from hotbed.training.loop import Callbacks, Run, check_batches, pass_over
 from hotbed.training.online import Limits, batches_a_call, follow
-from hotbed.training.scorer import Collector, Progressive, Scorer, metric_set
+from hotbed.training.scorer import Collector, Progressive, Scorer, metric_set, to_predict
 from hotbed.training.watch import History, ProgressBar
 
 log = logging.getLogger("hotbed")
@@ -183,10 +182,11 @@ class RecModel:
     def predict(self, data: Any) -> Any:
         """Predictions of a Dataset, of batches or of one Batch: float32 [n], a dict of them for several labels.
 
-        Probabilities where the loss is a cross-entropy of logits, else what the network returns. Tables are only read.
+        Probabilities where the loss is a cross-entropy of logits, else what the network returns. Tables are only read, labels not
+        even that: they and weights need not be there.
         """
         collector = Collector(Scorer(self.network, self._criterion, {}, precision=self._precision))
-        self._observe([data] if isinstance(data, Batch) else data, collector, ())
+        self._observe(to_predict(data), collector, ())
         return collector.predictions()
 
     def summary(self) -> str:

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 
 from hotbed.config import kind_of
+from hotbed.data.batch import Batch
+from hotbed.data.dataset import Dataset
 from hotbed.errors import ConfigError
 from hotbed.metrics import Metric, bounded, get_metric
 from hotbed.optim.precision import Precision
@@ -275,6 +277,13 @@ class Progressive:
         self._window = self.total.again()
         self._window.load_state(state["window"])
         self._held = None
+
+
+def to_predict(data: Any) -> Any:
+    """What `predict` reads of its data: one Batch as batches, a Dataset without its labels."""
+    if isinstance(data, Dataset):
+        return data.without_labels()
+    return [data] if isinstance(data, Batch) else data
 
 
 class Collector:

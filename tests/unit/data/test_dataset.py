@@ -151,6 +151,25 @@ def test_map_changes_batches_and_keeps_positions(source: Source) -> None:
     assert [batch.position for batch in batches] == [batch.position for batch in make(source)]
 
 
+@pytest.mark.parametrize("order", [{}, {"shuffle": 64}, {"cache": True}, {"cache": True, "shuffle": 1}], ids=str)
+def test_without_labels_the_rows_are_the_same_in_the_same_order(source: Source, order: dict[str, Any]) -> None:
+    dataset = make(source, **order)
+    for _ in range(2):  # the second time from what the cache kept
+        batches = list(dataset.without_labels())
+        assert not any(batch.labels for batch in batches)
+        assert rows(batches) == rows(dataset)
+    assert all(batch.labels for batch in dataset)
+
+
+def test_without_labels_what_they_hold_leaves_no_row_out() -> None:
+    source = Memory({"row": range(4), "bag": range(4), "x": range(4), "label": [0, 1, None, 0]})
+    dataset = make(source, on_error="skip", cache=True)
+    assert rows(dataset) == [0, 1, 3]
+    assert rows(dataset.without_labels()) == rows(dataset.map(lambda batch: batch).without_labels()) == [0, 1, 2, 3]
+    assert dataset.num_rows == 3
+    assert rows(dataset.without_labels().map(lambda batch: batch[:2])) == [0, 1]
+
+
 class Failing(Source):
     """Yields a batch, then fails."""
 

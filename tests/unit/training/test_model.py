@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import hotbed as hb
-from hotbed.errors import ConfigError, DataError
+from hotbed.errors import ConfigError, DataError, SchemaError
 from hotbed.optim.precision import Boost
 
 
@@ -265,6 +265,29 @@ def test_predictions_are_probabilities_in_the_order_of_the_data(dataset: Any, ne
     assert scores.shape == (300,)
     assert ((scores > 0) & (scores < 1)).all()
     np.testing.assert_array_equal(scores[:64], model.predict(next(iter(data))))
+
+
+def test_predicting_needs_the_features_only(dataset: Any, network: Any, world: Any) -> None:
+    """Labels, weights and times may be absent or not what they should be; those that are there change no score."""
+    schema = hb.Schema([*world.schema.columns, hb.Weight("w")])
+    columns = {**world.columns(300), "w": np.ones(300)}
+    model = hb.RecModel(network(), "bce", "adam", {"auc"})
+    whole = hb.Dataset(hb.sources.Memory(columns), schema, 64)
+    quiet(model, whole)
+    scores = model.predict(whole)
+    for changes in ({"y": None, "w": None, "t": None}, {"y": None}, {"y": ["?"] * 300, "w": [-1.0] * 300}):
+        given = {name: values for name, values in {**columns, **changes}.items() if values is not None}
+        source = hb.sources.Memory(given)
+        np.testing.assert_array_equal(model.predict(hb.Dataset(source, schema, 64, on_error="skip")), scores)
+    with pytest.raises(SchemaError, match=r"columns \['y'\] are missing"):
+        model.evaluate(hb.Dataset(hb.sources.Memory({k: v for k, v in columns.items() if k != "y"}), schema))
+
+
+def test_predicting_leaves_the_dataset_where_it_is(dataset: Any, network: Any) -> None:
+    model, data = hb.RecModel(network(), "bce", "adam"), dataset(640)
+    data.resume([batch.position for batch in data][6])
+    assert len(model.predict(data)) == 192
+    assert sum(batch.num_samples for batch in data) == 192
 
 
 def test_evaluation_and_prediction_change_nothing(dataset: Any, network: Any, world: Any) -> None:
