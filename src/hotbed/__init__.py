@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hotbed: recommendation models whose embedding tables grow with new ids, forget stale ones and outgrow memory.
+"""Hotbed trains and serves recommendation models whose embedding tables grow with new ids and forget stale ones.
 
     import hotbed as hb
 

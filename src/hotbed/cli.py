@@ -140,7 +140,12 @@ def inspect(
 
 @app.command()
 def serve(
-    models: Annotated[list[str], typer.Argument(metavar="[NAME=]MODEL...", help="Folders of exported models.")],
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[NAME=]MODEL...", help="Folders of exported models; grpc://HOST:PORT: of a parameter server."
+        ),
+    ],
     watch: Annotated[list[str] | None, typer.Option(help="[NAME=]DIR or kafka://HOST:PORT/TOPIC to follow.")] = None,
     host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
     http_port: Annotated[int, typer.Option(help="Of REST, metrics and the page; 0: a free one.")] = 8000,

@@ -157,10 +157,15 @@ def diagnose() -> list[tuple[str, str, str]]:
         ("tensorboard", "tensorboard", "the TensorBoard callback"),
         ("prometheus_client", "prometheus", "the Prometheus callback"),
         ("confluent_kafka", "kafka", "events from Kafka"),
+        ("fsspec", "object", "checkpoints and exported models in object stores"),
         ("onnxruntime", "serve", "serving"),
+        ("uvicorn", "serve", "a server's HTTP"),
+        ("httptools", "serve", "a server's HTTP"),
+        ("grpcio", "serve", "gRPC, and parameter servers elsewhere"),
         ("onnx", "export", "exporting for serving"),
     ):
-        found = _version(package) if util.find_spec(package) else f"absent: pip install hotbed[{extra}]"
+        module = "grpc" if package == "grpcio" else package
+        found = _version(package) if util.find_spec(module) else f"absent: pip install hotbed[{extra}]"
         rows.append((package, found, purpose))
     rows.append(("device", _device(), "the dense network; tables stay on the host"))
     return rows

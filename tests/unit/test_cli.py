@@ -383,8 +383,13 @@ def test_a_file_that_cannot_be_drafted_says_why(
 def test_doctor_names_every_part() -> None:
     result = CliRunner().invoke(cli.app, ["doctor"], env={"COLUMNS": "200"})
     assert result.exit_code == 0
-    for part in ("hotbed", "python", "native core", "torch", "kafka", "device", "memory"):
+    parts = "hotbed python core torch kafka device memory fsspec onnxruntime grpcio uvicorn httptools"
+    for part in parts.split():
         assert part in result.output
+
+
+def test_serve_says_that_a_model_may_lie_at_a_parameter_server() -> None:
+    assert "grpc://HOST:PORT" in CliRunner().invoke(cli.app, ["serve", "--help"], env={"COLUMNS": "200"}).output
 
 
 def test_schema_prints_the_json_schema() -> None:

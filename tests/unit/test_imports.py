@@ -6,11 +6,14 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 import hotbed as hb
+
+ROOT = Path(__file__).parents[2]
 
 # Runs before anything else in a child process: the named modules cannot be imported, as if they were not installed.
 BLOCKER = """
@@ -92,4 +95,12 @@ except hb.errors.MissingExtra as error:
 """
     assert run_without({"torch"}, code).strip() == (
         f"hotbed.{name} needs torch — it is not installed — pip install hotbed[train]"
+    )
+
+
+def test_the_extra_all_holds_every_extra_of_users() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (every,) = extras["all"]
+    assert sorted(every.removeprefix("hotbed[").removesuffix("]").split(",")) == sorted(
+        extras.keys() - {"all", "test", "bench", "dev"}
     )
