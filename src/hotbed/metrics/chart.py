@@ -111,10 +111,10 @@ def _x_ticks(x0: float, x1: float, chart: Chart) -> list[tuple[float, str]]:
         if chart.x_label == "epoch":
             width = max(1, math.ceil((x1 - x0) / 8))
             return [(float(x), str(x)) for x in range(int(x0), int(x1) + 1, width)]
-        return [(x, number_text(x)) for x in ticks(x0, x1) if x0 <= x <= x1 or x1 == x0]
+        return [(x, number_text(x)) for x in ticks(x0, x1) if x0 <= x <= x1] if x1 > x0 else [(x0, number_text(x0))]
     days = (x1 - x0) / 86_400e6
     shape = "%Y" if days > 1500 else "%b %Y" if days > 120 else "%d %b" if days > 4 else "%d %b %H:%M"
-    places = [x0 + (x1 - x0) * part / 4 for part in range(5)]
+    places = [x0 + (x1 - x0) * part / 4 for part in range(5)] if x1 > x0 else [x0]
     return [(x, datetime.fromtimestamp(x / 1e6, UTC).strftime(shape)) for x in places]
 
 

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("torch", reason="torch absent")
 
 import hotbed as hb
-from hotbed.metrics.chart import ticks
+from hotbed.metrics.chart import Chart, Series, figure, ticks
 from hotbed.metrics.served import Answer, Served
 from hotbed.metrics.windows import Window
 from hotbed.training.report import add_serving, write_report
@@ -52,6 +52,13 @@ def test_ticks_are_few_and_enclose_the_values(low: float, high: float) -> None:
     steps = ticks(low, high)
     assert steps[0] <= low <= high <= steps[-1]
     assert 2 <= len(steps) <= 8
+
+
+@pytest.mark.parametrize(("timed", "label"), [(True, "01 Jan 01:00"), (False, "120")])
+def test_a_single_point_has_one_label_below_it(timed: bool, label: str) -> None:
+    x = float(HOUR if timed else 120)
+    drawn = figure(Chart("Freshness", "event time", [Series("seconds", [x], [2.0], dots=True)], time=timed))
+    assert re.findall(r"<text x='([\d.-]+)' y='\d+' text-anchor='middle'>(.*?)</text>", drawn) == [("52.0", label)]
 
 
 def charts_of(page: str) -> dict[str, dict[str, Any]]:
