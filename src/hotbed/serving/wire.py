@@ -9,11 +9,12 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 from hotbed import errors
 from hotbed.errors import HotbedError, ServingError
+from hotbed.serving.threads import DaemonThreads
 
 log = logging.getLogger("hotbed.serving")
 ANSWER_SECONDS = 5.0
@@ -34,7 +35,7 @@ class Wire:
         self._lines = end.makefile("rb")
         self._lock, self._asked = threading.Lock(), dict[int, Future[Any]]()
         self._number, self._open = 0, True
-        self._pool = ThreadPoolExecutor(16, thread_name_prefix="hotbed-wire")
+        self._pool = DaemonThreads(16, "hotbed-wire")
         threading.Thread(target=self._read, daemon=True, name="hotbed-wire").start()
 
     def call(self, name: str, *given: Any, seconds: float = ANSWER_SECONDS) -> Any:
@@ -74,7 +75,6 @@ class Wire:
         for asked in list(self._asked.values()):
             with contextlib.suppress(Exception):
                 asked.set_exception(OSError("it ended"))
-        self._pool.shutdown(wait=False)
         self._lines.close()
         self._end.close()
         self._ended()

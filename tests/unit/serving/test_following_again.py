@@ -3,19 +3,30 @@
 
 from __future__ import annotations
 
+import http.client
+import os
+import signal
+import socket
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import hotbed as hb
-from hotbed.errors import PersistError
+from hotbed.errors import PersistError, ServingError
 from hotbed.persist.publish import Follower
+from hotbed.persist.store import MANIFEST
+from hotbed.serving.process import Elsewhere
+from hotbed.serving.server.batching import Limits
+from hotbed.serving.server.http import Options
 from hotbed.serving.server.models import Models
+from hotbed.serving.server.workers import Workers
 from hotbed.serving.stores.following import Following
+from hotbed.serving.wire import Wire
 
-from .conftest import Trainer, wait_for
+from .conftest import Process, Running, Trainer, wait_for
 
 
 class Taking:
@@ -136,3 +147,115 @@ def test_what_hangs_is_not_waited_for_longer_than_told() -> None:
     assert not closing.is_alive()
     going.set()
     wait_for(lambda: not any(one.is_alive() for one in following._threads), "they end")
+
+
+def test_a_load_that_hangs_does_not_hold_up_the_end(exported: Path) -> None:
+    running, going, hanging = Running(exported, grpc_port=None), threading.Event(), threading.Event()
+
+    def hang() -> Any:
+        hanging.set()
+        going.wait()
+        raise PersistError("the store is back")
+
+    running.models.named("m").find = hang
+    connection = http.client.HTTPConnection(running.http, timeout=20)
+    connection.request("POST", "/v2/repository/models/m/load")
+    assert hanging.wait(20)
+    connection.close()
+    running.close()
+    going.set()
+
+
+@pytest.mark.slow
+def test_sigterm_ends_a_server_whose_published_versions_hang(trainer: Trainer) -> None:
+    trainer.publish(0)
+    (manifest,) = (trainer.folder / "published").glob(f"checkpoint-*/{MANIFEST}")
+    manifest.unlink()
+    os.mkfifo(manifest)  # an open of it waits for ever
+    server = Process(f"m={trainer.folder / 'export'}", "--watch", trainer.folder / "published")
+    assert server.stop() == 0
+    assert any("they are left" in line for line in server.lines)
+
+
+class Side(dict[str, list[Any]]):
+    """A worker as far as its parent sees it; what it heard by call."""
+
+    def __init__(self, workers: Workers, number: int) -> None:
+        super().__init__(wanted=[], told=[])
+        worker = workers._workers[number - 1]
+        ours, theirs = socket.socketpair()
+        worker.wire = Wire(ours, workers.calls(worker), lambda: None)
+        self.going = threading.Event()
+        self.going.set()
+        calls = {"wanted": self._wanted, "told": self["told"].append}
+        self.wire, self.end = Wire(theirs, calls, lambda: None), theirs
+
+    def _wanted(self, name: str, yes: bool) -> None:
+        self.going.wait(20)
+        self["wanted"].append((name, yes))
+
+
+@pytest.fixture
+def workers(exported: Path, tmp_path: Path) -> Iterator[Workers]:
+    models = Models(hb.ParameterServer(tmp_path / "rows"))
+    models.add("m", exported)
+    options = Options(port=0, grpc_port=None, workers=2, rows=str(tmp_path / "rows"))
+    found = Workers(models, {"m": str(exported)}, options, Limits(), Elsewhere())
+    yield found
+    found.listener.close()
+    models.close()
+
+
+def test_a_worker_that_starts_is_told_what_changed_since_it_read_what_to_serve(workers: Workers) -> None:
+    one, two = Side(workers, 1), Side(workers, 2)
+    assert one.wire.call("spec")["unloaded"] == []
+    one.wire.call("up")
+    one.wire.call("unload", "m")
+    assert one["wanted"] == [("m", False)]
+    assert two.wire.call("spec")["unloaded"] == ["m"]
+    one.wire.call("load", "m", seconds=60)
+    assert one["wanted"] == [("m", False), ("m", True)]
+    assert two["wanted"] == [("m", True)]
+    workers._models.named("m").problem = "torn"
+    workers._tell()
+    workers._tell()
+    assert one["told"] == [{"m": "torn"}]
+    two.wire.call("up")
+    workers._tell()
+    assert two["told"] == [{"m": "torn"}]
+
+
+def test_a_load_fails_that_a_worker_does_not_answer_and_passes_over_one_that_ends(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hotbed.serving.server.workers._LOAD_SECONDS", 0.5)
+    one, two = Side(workers, 1), Side(workers, 2)
+    for side in (one, two):
+        side.wire.call("spec")
+        side.wire.call("up")
+    two.going.clear()
+    with pytest.raises(ServingError, match="worker 2"):
+        one.wire.call("load", "m", seconds=60)
+    assert one["wanted"] == [("m", True)]
+    two.end.shutdown(socket.SHUT_RDWR)
+    one.wire.call("load", "m", seconds=60)  # what is started in its place reads what to serve
+    two.going.set()
+
+
+def test_a_worker_that_cannot_be_started_is_tried_again(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = list[Any]()
+
+    def popen(*given: Any, **named: Any) -> Any:
+        tries.append(given)
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("subprocess.Popen", popen)
+    monkeypatch.setattr("hotbed.serving.server.workers._PAUSES", (0.01,))
+    worker = workers._workers[0]
+    files = len(list(Path("/proc/self/fd").iterdir()))
+    worker.thread.start()
+    wait_for(lambda: len(tries) > 20, "it is tried again")
+    assert worker.never_came_up
+    worker.stop(signal.SIGTERM)
+    worker.thread.join(20)
+    assert len(list(Path("/proc/self/fd").iterdir())) < files + 10

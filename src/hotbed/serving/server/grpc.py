@@ -118,11 +118,11 @@ class Service:
         return MESSAGES["RepositoryIndexResponse"](models=self._models.index(request.ready))
 
     async def _load(self, request: Any) -> Any:
-        await asyncio.to_thread(self._models.load, request.model_name)
+        await asyncio.wrap_future(self._models.aside.submit(self._models.load, request.model_name))
         return MESSAGES["RepositoryModelLoadResponse"]()
 
     async def _unload(self, request: Any) -> Any:
-        await asyncio.to_thread(self._models.unload, request.model_name)
+        await asyncio.wrap_future(self._models.aside.submit(self._models.unload, request.model_name))
         return MESSAGES["RepositoryModelUnloadResponse"]()
 
     async def _infer(self, request: Any) -> Any:

@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -207,10 +208,10 @@ class Api(App):
         return _json(self._models.index(ready=bool(read_object(request.body or b"{}").get("ready"))))
 
     def _load(self, request: Request, name: str) -> Reply:
-        return asyncio.ensure_future(_after(self._models.load, name))
+        return asyncio.ensure_future(_after(self._models.aside.submit(self._models.load, name)))
 
     def _unload(self, request: Request, name: str) -> Reply:
-        return asyncio.ensure_future(_after(self._models.unload, name))
+        return asyncio.ensure_future(_after(self._models.aside.submit(self._models.unload, name)))
 
 
 async def _gathered(ask: Callable[[], T], write: Callable[[T], Response]) -> Response:
@@ -225,8 +226,8 @@ def _shown(status: Mapping[str, Any]) -> Response:
     return _json({**about(), **status}, {"Cache-Control": "no-store"})
 
 
-async def _after(work: Callable[[str], None], name: str) -> Response:
-    await asyncio.to_thread(work, name)
+async def _after(done: Future[None]) -> Response:
+    await asyncio.wrap_future(done)
     return Response()
 
 
@@ -344,7 +345,7 @@ def serve(sources: Sequence[str], watch: Sequence[str], settings: Mapping[str, A
         from hotbed.serving.server.workers import Workers
 
         server = Workers(models, named, replace(options, rows=str(store.folder)), limits, elsewhere)
-    with tempfile.TemporaryDirectory(prefix="hotbed-follow-") as cache:
+    with tempfile.TemporaryDirectory(prefix="hotbed-follow-", ignore_cleanup_errors=True) as cache:
         for number, (name, source) in enumerate(followed):
             models.follow(name, partial(open_follower, source, Path(cache) / str(number)))
         server.run()

@@ -25,9 +25,11 @@ from hotbed.serving.server.protocol import Inputs, Packed, Tensor
 from hotbed.serving.session import InferenceSession, Scores
 from hotbed.serving.stores.base import ModelVersion, Store
 from hotbed.serving.stores.following import Following
+from hotbed.serving.threads import DaemonThreads
 
 log = logging.getLogger("hotbed.serving")
 T = TypeVar("T")
+_LOADS = 8  # at the same time; they wait for each other anyway
 _READINGS = 512  # request times kept for the page
 _REMOTE_SECONDS = 1.0  # between looks at what a parameter server has
 
@@ -153,6 +155,7 @@ class Models:
         self.parent: Parent | None = None  # of a worker: who loads and unloads for all
         self._server, self._models, self._lock = server, dict[str, Model](), threading.Lock()
         self._reach, self._cache = reach, dict(cache or {})
+        self.aside = DaemonThreads(_LOADS, "hotbed-load")  # where loads and unloads run that are asked for
         self._following = Following(lambda name, error: self.named(name).failed(error))
 
     def __iter__(self) -> Iterator[Model]:

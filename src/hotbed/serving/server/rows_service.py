@@ -256,7 +256,7 @@ def serve_rows(sources: Sequence[str], watch: Sequence[str], settings: Mapping[s
     for name, source in models.items():
         running.load(name, source)
     following = Following(lambda name, error: log.warning("model %s: %s; what it has stays", name, error))
-    with tempfile.TemporaryDirectory(prefix="hotbed-follow-") as cache:
+    with tempfile.TemporaryDirectory(prefix="hotbed-follow-", ignore_cleanup_errors=True) as cache:
         for number, (name, source) in enumerate(followed):
             following.follow(
                 name, partial(open_follower, source, Path(cache) / str(number)), partial(running.load, name)

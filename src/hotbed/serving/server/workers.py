@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import re
 import signal
 import socket
@@ -11,19 +13,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from hotbed.errors import ConfigError, HotbedError
+from hotbed.errors import ConfigError, HotbedError, ServingError
 from hotbed.serving.parameter_server import ParameterServer
 from hotbed.serving.process import Elsewhere, JsonLines
 from hotbed.serving.server.batching import Limits
 from hotbed.serving.server.http import Options, Server, listen
 from hotbed.serving.server.meters import together
 from hotbed.serving.server.models import Models, is_remote
+from hotbed.serving.threads import DaemonThreads
 from hotbed.serving.wire import ANSWER_SECONDS, Gone, Wire
 
 log = logging.getLogger("hotbed.serving")
@@ -39,11 +42,15 @@ _CODE = "from hotbed.serving.server.workers import work; work()"
 
 
 class _Worker:
-    """A worker as its parent sees it: started again whenever it ends, until it is told to stop."""
+    """A worker as its parent sees it: started again whenever it ends, until it is told to stop.
+
+    `informed`: it has read which models are unloaded; `up`: it answers; `told`: what it was told of problems.
+    """
 
     def __init__(self, number: int, workers: Workers) -> None:
         self.number, self._workers = number, workers
-        self.starts, self.up, self.never_came_up = 0, threading.Event(), False
+        self.starts, self.informed, self.up, self.never_came_up = 0, threading.Event(), threading.Event(), False
+        self.told: Mapping[str, str] | None = None
         self.wire: Wire | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped = threading.Event()
@@ -57,9 +64,16 @@ class _Worker:
     def _keep(self) -> None:
         soon = 0
         while not self._stopped.is_set():
-            began, code = time.monotonic(), self._run()
+            began = time.monotonic()
+            try:
+                code = self._run()
+            except (OSError, RuntimeError) as error:  # no process, socket or thread can be had just now
+                log.error("worker %d: %s", self.number, error)
+                code = os.EX_OSERR
             self.never_came_up = self.never_came_up or not self.up.is_set()
+            self.informed.clear()
             self.up.clear()
+            self.told = None
             if not self._stopped.is_set():
                 soon = soon + 1 if time.monotonic() - began < _SOON_SECONDS else 0
                 log.error("worker %d ended with %d; it is started again", self.number, code)
@@ -68,12 +82,15 @@ class _Worker:
     def _run(self) -> int:
         ours, theirs = socket.socketpair()
         inherited = (theirs.fileno(), self._workers.listener.fileno())
-        self.starts += 1
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _CODE, *map(str, inherited)], pass_fds=inherited, stdin=subprocess.DEVNULL
-        )
-        theirs.close()
-        self.wire = Wire(ours, self._workers.calls(self), lambda: None)
+        with theirs, contextlib.ExitStack() as undo:
+            undo.callback(ours.close)
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _CODE, *map(str, inherited)], pass_fds=inherited, stdin=subprocess.DEVNULL
+            )
+            self.starts += 1
+            undo.callback(self._process.kill)
+            self.wire = Wire(ours, self._workers.calls(self), lambda: None)
+            undo.pop_all()
         if self._stopped.is_set():  # told while it was started
             self.stop(signal.SIGTERM)
         return self._process.wait()
@@ -103,6 +120,7 @@ class Workers:
         self.grpc_port: int | None = grpc_port
         self._drain_seconds, self._stop = options.drain_seconds, threading.Event()
         self._unloaded, self._told = set[str](), dict[str, str]()
+        self._changing = {name: threading.Lock() for name in served}
         self._workers = [_Worker(number, self) for number in range(1, options.workers + 1)]
 
     def run(self) -> None:
@@ -121,9 +139,13 @@ class Workers:
 
     def calls(self, worker: _Worker) -> dict[str, Callable[..., Any]]:
         """What a worker may ask for."""
-        return {"spec": lambda: {**self._spec, "number": worker.number, "models": self._served,
-                                 "unloaded": sorted(self._unloaded), "told": self._told},
-                "up": worker.up.set, "load": self._load, "unload": self._unload, "metrics": self._metrics,
+
+        def spec() -> dict[str, Any]:
+            worker.informed.set()  # what changes from here on, it is told
+            return {**self._spec, "number": worker.number, "models": self._served, "unloaded": sorted(self._unloaded),
+                    "told": self._told}  # fmt: skip
+
+        return {"spec": spec, "up": worker.up.set, "load": self._load, "unload": self._unload, "metrics": self._metrics,
                 "status": self._status}  # fmt: skip
 
     def _wait_until_up(self) -> None:
@@ -137,40 +159,60 @@ class Workers:
     def _tell(self) -> None:
         """Workers tell what went wrong here, too."""
         told = {model.name: model.problem for model in self._models}
-        if told != self._told:
+        if any(worker.up.is_set() and worker.told != told for worker in self._workers):
             self._told = told
-            self._ask_all("told", told)
+            for number in self._ask_all("told", told):
+                self._workers[number - 1].told = told
 
     def _load(self, name: str) -> None:
-        if not is_remote(self._served[name]):
-            self._models.load(name)
-        self._unloaded.discard(name)
-        self._ask_all("wanted", name, True, raises=True)
+        with self._changing[name]:
+            if not is_remote(self._served[name]):
+                self._models.load(name)
+            self._unloaded.discard(name)
+            self._change_all(name, True)
 
     def _unload(self, name: str) -> None:
-        self._unloaded.add(name)
-        self._ask_all("wanted", name, False, raises=True)
-        if not is_remote(self._served[name]):
-            self._models.unload(name)
+        with self._changing[name]:
+            self._unloaded.add(name)
+            self._change_all(name, False)
+            if not is_remote(self._served[name]):
+                self._models.unload(name)
 
-    def _ask_all(self, call: str, *given: Any, raises: bool = False) -> dict[int, Any]:
+    def _ask_all(self, call: str, *given: Any) -> dict[int, Any]:
         """What each worker that is up answers."""
-        found, wrong = dict[int, Any](), list[HotbedError]()
 
-        def ask(worker: _Worker) -> None:
+        found = dict[int, Any]()
+        for worker, answer in self._at_once([one for one in self._workers if one.up.is_set()], call, *given):
             try:
-                if worker.up.is_set() and worker.wire is not None:
-                    found[worker.number] = worker.wire.call(call, *given)
+                found[worker.number] = answer.result()
+            except HotbedError as error:
+                log.warning("worker %d: %s", worker.number, error)
+        return found
+
+    def _change_all(self, name: str, wanted: bool) -> None:
+        """Have every worker serve a model, or not, also those that start; one that ends meanwhile starts with it done.
+
+        Raises what it raised there, ServingError for one that does not answer.
+        """
+        wrong, informed = list[HotbedError](), [one for one in self._workers if one.informed.is_set()]
+        for worker, answer in self._at_once(informed, "wanted", name, wanted, seconds=_LOAD_SECONDS):
+            try:
+                answer.result()
             except Gone as error:
                 log.warning("worker %d: %s", worker.number, error)
+                if isinstance(error.__cause__, TimeoutError):
+                    wrong.append(ServingError(f"worker {worker.number}: {error}"))
             except HotbedError as error:
                 wrong.append(error)
-
-        with ThreadPoolExecutor(len(self._workers)) as pool:
-            list(pool.map(ask, self._workers))
-        if wrong and raises:
+        if wrong:
             raise wrong[0]
-        return found
+
+    def _at_once(
+        self, workers: Sequence[_Worker], call: str, *given: Any, seconds: float = ANSWER_SECONDS
+    ) -> list[tuple[_Worker, Future[Any]]]:
+        threads = DaemonThreads(len(self._workers), "hotbed-ask")
+        return [(worker, threads.submit(partial(worker.wire.call, call, *given, seconds=seconds)))
+                for worker in workers if worker.wire is not None]  # fmt: skip
 
     def _metrics(self) -> str:
         """Of all processes, each sample with its worker; the same whoever is asked."""
@@ -301,7 +343,7 @@ class _Work:
             server.stop()
 
     def _want(self, name: str, yes: bool) -> None:
-        self._ready.wait(ANSWER_SECONDS)
+        self._ready.wait(_LOAD_SECONDS)
         self._set(name, yes)
 
     def _set(self, name: str, yes: bool) -> None:
