@@ -59,7 +59,7 @@ def figure(chart: Chart) -> str:
         for y in steps
     ]
     shapes += [
-        f"<text x='{place_x(x):.1f}' y='{BOTTOM + 18}' text-anchor='middle'>{label}</text>"
+        f"<text x='{place_x(x):.1f}' y='{BOTTOM + 18}' text-anchor='{'end' if place_x(x) > RIGHT - 30 else 'middle'}'>{label}</text>"
         for x, label in _x_ticks(x0, x1, chart)
     ]
     shapes.append(f"<text x='{RIGHT}' y='{BOTTOM + 32}' text-anchor='end'>{html.escape(chart.x_label)}</text>")
