@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every server process needs at its start: who may ask, TLS, names of models, logs as lines of JSON."""
+"""What every server process needs: who may ask, TLS, names of models, logs as lines of JSON, a loop and its end."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import hmac
 import json
 import logging
 import math
+import signal
 import ssl
 import sys
+import threading
 import traceback
+from abc import ABC, abstractmethod
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -137,6 +141,46 @@ def _named(text: str, default: str) -> tuple[str, str]:
     if equals and name and not set(name) & set("/:"):
         return name, rest
     return default or Path(text.rstrip("/")).name or "model", text
+
+
+class Stoppable(ABC):
+    """A server on a loop of its own. `run` blocks until `stop`; in the main thread also until SIGTERM or SIGINT.
+
+    `started`: set once it listens.
+    """
+
+    def __init__(self) -> None:
+        self.started = threading.Event()
+        self._stopped = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def run(self) -> None:
+        """Serve until stopped."""
+        import uvloop
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(self._run())
+
+    def stop(self) -> None:
+        """From any thread: end what is under way, then stop."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._stopped.set)
+
+    @abstractmethod
+    async def _serve(self, stopped: asyncio.Event) -> None:
+        """Listen, set `started`, wait until `stopped`, and end."""
+
+    async def _run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._loop.add_signal_handler(number, self._stopped.set)
+        await self._serve(self._stopped)
+
+
+def address(host: str, port: int) -> str:
+    """As gRPC takes it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class JsonLines(logging.Handler):

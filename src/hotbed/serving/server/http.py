@@ -8,11 +8,9 @@ import json
 import logging
 import re
 import secrets
-import signal
 import socket
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -25,7 +23,19 @@ from urllib.parse import unquote
 from hotbed import config
 from hotbed.errors import ConfigError, HotbedError, MissingExtra, NotServed, Overloaded, PersistError, ServingError
 from hotbed.serving.parameter_server import ParameterServer
-from hotbed.serving.process import DAY, LAST_PORT, Elsewhere, JsonLines, Tokens, followed_of, models_of, tls, within
+from hotbed.serving.process import (
+    DAY,
+    LAST_PORT,
+    Elsewhere,
+    JsonLines,
+    Stoppable,
+    Tokens,
+    address,
+    followed_of,
+    models_of,
+    tls,
+    within,
+)
 from hotbed.serving.rows import RowDtype
 from hotbed.serving.server.batching import Limits
 from hotbed.serving.server.meters import together
@@ -235,7 +245,7 @@ def _json(value: Any, headers: Mapping[str, str] | None = None) -> Response:
     return Response(200, json.dumps(value, separators=(",", ":")).encode(), headers=headers or {})
 
 
-class Server:
+class Server(Stoppable):
     """Answers for `models` until it is stopped.
 
     `run` blocks, and in the main thread ends on SIGTERM and SIGINT: readiness says no, requests are answered on for
@@ -247,34 +257,19 @@ class Server:
     """
 
     def __init__(self, models: Models, options: Options | None = None, listener: socket.socket | None = None) -> None:
+        super().__init__()
         self._models, self._options, self._shared = models, options or Options(), listener is not None
         self._tokens = None if self._options.token_file is None else Tokens(self._options.token_file)
         self._tls, self._secure = tls(self._options.tls_cert, self._options.tls_key)
         self._socket = listener or listen(self._options.host, self._options.port)
         self.port: int = self._socket.getsockname()[1]
         self.grpc_port: int | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stopped = asyncio.Event()
-        self.started = threading.Event()
 
     def run(self) -> None:
-        """Serve until stopped."""
-        import uvloop
-
         sys.setswitchinterval(_SWITCH_SECONDS)
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(self._run())
+        super().run()
 
-    def stop(self) -> None:
-        """From any thread: drain, then end."""
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._stopped.set)
-
-    async def _run(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._loop.add_signal_handler(number, self._stopped.set)
+    async def _serve(self, stopped: asyncio.Event) -> None:
         options, limits = self._options, self._models.limits
         remote = await self._start_grpc()
         app = Api(self._models, self._tokens)
@@ -282,7 +277,7 @@ class Server:
         serving = asyncio.create_task(http.serve([self._socket]))
         log.info("listening on port %d, gRPC %s", self.port, self.grpc_port or "off")
         self.started.set()
-        await self._stopped.wait()
+        await stopped.wait()
         self._models.stopping = http.closing = True
         log.info("draining")
         await asyncio.sleep(self._options.drain_seconds)
@@ -298,11 +293,10 @@ class Server:
             return None
         from hotbed.serving.server.grpc import start
 
-        host = f"[{self._options.host}]" if ":" in self._options.host else self._options.host
         admit = None if self._tokens is None else self._tokens.admit
-        address = f"{host}:{self._options.grpc_port}"
+        place = address(self._options.host, self._options.grpc_port)
         server, self.grpc_port = await start(
-            self._models, address, admit, self._tls, self._shared, self._options.idle_seconds
+            self._models, place, admit, self._tls, self._shared, self._options.idle_seconds
         )
         return server
 

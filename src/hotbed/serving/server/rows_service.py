@@ -7,9 +7,7 @@ import asyncio
 import contextlib
 import json
 import logging
-import signal
 import tempfile
-import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +23,18 @@ from hotbed import config
 from hotbed.errors import ConfigError, DataError, NotServed, PersistError
 from hotbed.persist.format import Reader
 from hotbed.serving.parameter_server import ParameterServer
-from hotbed.serving.process import DAY, LAST_PORT, JsonLines, Tokens, followed_of, models_of, tls, within
+from hotbed.serving.process import (
+    DAY,
+    LAST_PORT,
+    JsonLines,
+    Stoppable,
+    Tokens,
+    address,
+    followed_of,
+    models_of,
+    tls,
+    within,
+)
 from hotbed.serving.rows import RowDtype
 from hotbed.serving.server.grpc import listen, refuse, told
 from hotbed.serving.server.meters import CallMeters
@@ -193,17 +202,16 @@ def _parts(
     return answer
 
 
-class RowsServer:
+class RowsServer(Stoppable):
     """A parameter server that listens. `run` blocks; in the main thread it ends on SIGTERM and SIGINT, once calls under way
     have ended. Raises ConfigError where it cannot listen."""
 
     def __init__(self, server: ParameterServer, names: Sequence[str], options: RowsOptions) -> None:
+        super().__init__()
         self._server, self._service, self._options = server, Service(server, names), options
         self._admit = None if options.token_file is None else Tokens(options.token_file).admit
         self._tls = tls(options.tls_cert, options.tls_key)[0]
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stopped = asyncio.Event()
-        self.started, self.port = threading.Event(), 0
+        self.port = 0
         self.metrics_port: int | None = None
 
     def load(self, name: str, source: str | Reader) -> None:
@@ -213,31 +221,18 @@ class RowsServer:
         log.info("model %s has version %d (%s)", name, version.version, version.digest[:12])
 
     def run(self) -> None:
-        """Answer until stopped."""
-        import uvloop
+        with self._service.meters.listening(self._options.host, self._options.metrics_port) as self.metrics_port:
+            super().run()
 
-        told = self._service.meters.listening(self._options.host, self._options.metrics_port)
-        with told as self.metrics_port, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(self._run())
-
-    def stop(self) -> None:
-        """From any thread: end what is under way, then stop."""
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._stopped.set)
-
-    async def _run(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._loop.add_signal_handler(number, self._stopped.set)
-        host = f"[{self._options.host}]" if ":" in self._options.host else self._options.host
+    async def _serve(self, stopped: asyncio.Event) -> None:
+        place = address(self._options.host, self._options.port)
         options = {"grpc.max_receive_message_length": MESSAGE_BYTES, "grpc.max_send_message_length": MESSAGE_BYTES,
                    "grpc.so_reuseport": 0}  # fmt: skip
-        server, self.port = await listen(self._service.handlers(), f"{host}:{self._options.port}", self._admit, self._tls,
+        server, self.port = await listen(self._service.handlers(), place, self._admit, self._tls,
                                          options, self._options.calls)  # fmt: skip
         log.info("parameter server on port %d, metrics %s", self.port, self.metrics_port or "off")
         self.started.set()
-        await self._stopped.wait()
+        await stopped.wait()
         self._service.stopping = True
         log.info("draining")
         await server.stop(self._options.drain_seconds)
