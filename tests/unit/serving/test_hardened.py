@@ -141,7 +141,7 @@ SAME = [
 ]
 
 
-@pytest.mark.parametrize("changed", SAME, ids=str)
+@pytest.mark.parametrize("changed", SAME)
 def test_our_client_and_the_session_make_the_same_of_a_column(
     client: hb.Client, session: Any, changed: dict[str, Any]
 ) -> None:
@@ -173,7 +173,7 @@ NO_TENSOR = [
 ]
 
 
-@pytest.mark.parametrize("changed, reason", NO_TENSOR, ids=str)
+@pytest.mark.parametrize("changed, reason", NO_TENSOR)
 def test_what_no_tensor_holds_is_refused_and_not_sent_as_something_else(
     client: hb.Client, changed: dict[str, Any], reason: str
 ) -> None:
@@ -184,7 +184,7 @@ def test_what_no_tensor_holds_is_refused_and_not_sent_as_something_else(
 CONTEXTS = [7, None, np.int64(7), np.array([7]), pa.array([7]), pa.array([None], pa.int64()), [7, 8], np.bool_(True)]
 
 
-@pytest.mark.parametrize("user", CONTEXTS, ids=repr)
+@pytest.mark.parametrize("user", CONTEXTS)
 def test_our_client_and_the_session_make_the_same_of_context(client: hb.Client, session: Any, user: Any) -> None:
     rest = {name: values for name, values in ASKED.items() if name != "user"}
     expected = session.predict(rest, {"user": user})
