@@ -25,6 +25,7 @@ from hotbed.persist.content import (
     table_folder,
     table_names,
     tensors,
+    without_clock,
     write_values,
 )
 from hotbed.persist.format import Link, Reader, Saved, Writer, open_checkpoint, open_folder, open_link, partition_ranges
@@ -345,7 +346,8 @@ def diff(a: Where, b: Where) -> dict[str, Any]:
     """What differs between two checkpoints, as plain values; `{"same": True, ...}` where their content is the same.
 
     `tables`: rows added, removed and changed from `a` to `b`, and the largest difference of a value; `dense`: the largest
-    difference by tensor, only those that differ; None = only in one, or of another shape. `positions`, `counters`: [a's, b's].
+    difference by tensor, only those that differ; None = only in one, or of another shape. `positions` (without `now`),
+    `counters`: [a's, b's].
     """
     one, two = open_checkpoint(a), open_checkpoint(b)
     names = sorted({*table_names(one), *table_names(two)})
@@ -360,9 +362,17 @@ def diff(a: Where, b: Where) -> dict[str, Any]:
         elif first[name][2] != second[name][2]:
             values = [_floats(*rest) for rest in (first[name], second[name])]
             dense[name] = float(np.abs(values[0] - values[1]).max())
-    pairs = {name: [reader.manifest[name] for reader in (one, two)] for name in ("positions", "counters")}
+    positions = [without_clock(reader.manifest["positions"]) for reader in (one, two)]
+    counters = [reader.manifest["counters"] for reader in (one, two)]
     digests = [content_digest(reader) for reader in (one, two)]
-    return {"same": digests[0] == digests[1], "content_digests": digests, "tables": tables, "dense": dense, **pairs}
+    return {
+        "same": digests[0] == digests[1],
+        "content_digests": digests,
+        "tables": tables,
+        "dense": dense,
+        "positions": positions,
+        "counters": counters,
+    }
 
 
 def _floats(dtype: str, shape: list[int], data: memoryview) -> NDArray[np.float64]:

@@ -267,9 +267,23 @@ def content_digest(state: Reader | Mapping[str, Table]) -> str:
         }
         return _hex(_canonical({"tables": tables}))
     tables = {name: table_digest(state, name) for name in table_names(state)}
-    manifest = state.manifest
-    parts = {"tables": tables, "dense": _of_dense(state), "progress": _of_progress(state)}
-    return _hex(_canonical({**parts, "positions": manifest["positions"], "counters": manifest["counters"]}))
+    parts = {
+        "tables": tables,
+        "dense": _of_dense(state),
+        "progress": _of_progress(state),
+        "positions": without_clock(state.manifest["positions"]),
+        "counters": state.manifest["counters"],
+    }
+    return _hex(_canonical(parts))
+
+
+def without_clock(position: Any) -> Any:
+    """A position without `now`, the time on the wall clock at which a block of a stream was taken."""
+    if isinstance(position, list):
+        return [without_clock(item) for item in position]
+    if not isinstance(position, dict):
+        return position
+    return {key: without_clock(item) for key, item in position.items() if key != "now"}
 
 
 def values_digest(state: Reader | Mapping[str, Table]) -> str:

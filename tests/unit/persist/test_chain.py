@@ -288,6 +288,20 @@ def test_describe_tells_tables_positions_and_histograms(tmp_path: Path) -> None:
     assert one["norms"] == [{"from": 4.0, "to": 8.0, "rows": 2}]  # |(3, 3)| = 4.24
 
 
+def test_diff_of_equal_runs_passes_over_the_clock_of_a_followed_position(tmp_path: Path) -> None:
+    def saved(name: str, position: dict[str, Any]) -> Any:
+        return save(tmp_path / name, State(positions={"stream": position})).folder
+
+    a = saved("a", {"block": 1, "row": 2, "now": 1_700_000_000_000_000, "at": {"now": 1}})
+    b = saved("b", {"block": 1, "row": 2, "now": 1_800_000_000_000_000, "at": {"now": 2}})
+    c = saved("c", {"block": 1, "row": 3, "now": 1_800_000_000_000_000, "at": {"now": 2}})
+    assert diff(a, b)["same"]
+    difference = diff(b, c)
+    assert not difference["same"]
+    expected = [{"stream": {"block": 1, "row": row, "at": {}}} for row in (2, 3)]
+    assert difference["positions"] == expected
+
+
 def test_diff_tells_rows_and_tensors(tmp_path: Path) -> None:
     network, table = nn.Linear(2, 1).bfloat16(), tracked()
     learn(table, range(10))
