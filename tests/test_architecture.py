@@ -98,7 +98,11 @@ def ours(suffixes: tuple[str, ...]) -> Iterator[Path]:
     ]
     for folder in roots:
         yield from (p for p in sorted(folder.rglob("*")) if p.suffix in suffixes and "__pycache__" not in p.parts)
-    yield from (p for p in sorted(ROOT.glob("*")) if p.is_file() and p.suffix in suffixes and p.name != "dev_build.sh")
+    yield from (
+        p
+        for p in sorted(ROOT.glob("*"))
+        if p.is_file() and p.suffix in suffixes and p.name not in (".git", "dev_build.sh")
+    )
 
 
 def relative(path: Path) -> str:

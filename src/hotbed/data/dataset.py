@@ -18,8 +18,8 @@ from hotbed.connectors.journal import Live
 from hotbed.data.batch import Batch
 from hotbed.data.encode import Encoder
 from hotbed.data.order import Buffer, Encoded, Shuffle, in_order, place_at
-from hotbed.data.schema import Schema
-from hotbed.errors import ConfigError, DecodeError
+from hotbed.data.schema import Schema, Type, type_of
+from hotbed.errors import ConfigError, DataError, DecodeError
 
 
 class Dataset:
@@ -120,6 +120,21 @@ class Dataset:
         """As iteration, but None where an endless source has nothing new, at least every `live.tick_seconds`, so that
         who reads can do what is due, or stop."""
         return self._begin(self._next_epoch)
+
+    def raw_types(self) -> dict[str, Type]:
+        """Return what the raw columns of the features hold, before anything is read; {} where the source cannot tell."""
+        try:
+            raw = self.source.schema()
+        except DataError:  # an empty folder or topic; a real fault shows when reading begins
+            return {}
+        numbers = self.schema.number_types()
+        types: dict[str, Type] = {}
+        for name in self.schema.raw_columns(labels=False):
+            if name in raw.names:
+                kind = type_of(numbers.get(name, raw.field(name).type))
+                if kind is not None:
+                    types[name] = kind
+        return types
 
     def commit(self, position: Position) -> None:
         """To be told when a checkpoint with this position is safe on disk: what led there leaves the journal, and the

@@ -15,6 +15,7 @@ from torch import nn
 
 from hotbed.config import build, describe, described
 from hotbed.connectors import DeadLetters, Journal, Position
+from hotbed.data.dataset import Dataset
 from hotbed.data.schema import Schema
 from hotbed.embedding.rule import Rule
 from hotbed.errors import ConfigError, MissingExtra, PersistError
@@ -111,6 +112,8 @@ class Checkpoint:
             self._saved_step = run.step
         else:
             run.position = run.dataset.position
+            if isinstance(run.dataset, Dataset):  # servers refuse other types from the first version on
+                run.model.schema = run.model.schema.with_types(run.dataset.raw_types())
             self._save(run)
             self._settle(run, raises=True)
         self._due, self._looked, self._at, self._ready = False, run.step, run.clock(), True

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import hotbed as hb
-from hotbed.errors import FormatError, HotbedError
+from hotbed.errors import DataError, FormatError, HotbedError, SchemaError
 from hotbed.persist.checkpoint import Saver
 from hotbed.persist.publish import Follower, PublishTopic
 from hotbed.serving.server.models import Models
@@ -153,3 +153,37 @@ def test_hotbed_serve_follows_a_topic_of_a_real_broker(trainer: Trainer) -> None
             broker.kill()
             assert client.predict("m", trainer.asked).shape == (30,)  # what is served stays
         assert server.stop() == 0
+
+
+class Unseen(hb.sources.Memory):
+    """Rows of which nothing is known before they are read, as in an empty topic."""
+
+    def schema(self) -> Any:
+        raise DataError("nothing yet")
+
+
+@pytest.mark.parametrize(("kind", "refused_from"), [(hb.sources.Memory, 0), (Unseen, 1)])
+def test_versions_of_a_cold_start_refuse_text_for_numbers(tmp_path: Path, kind: Any, refused_from: int) -> None:
+    """From the first version where the source tells its types before it is read, else from the first delta."""
+    draw = np.random.default_rng(0)
+    rows = {
+        "click": draw.integers(0, 2, 200),
+        "item": draw.integers(0, 50, 200),
+        "tag": [f"t{number}" for number in draw.integers(0, 9, 200)],
+    }
+    schema = hb.Schema([hb.Label("click"), hb.Id("item"), hb.Id("tag")])
+    network = hb.models.DNN(schema, hb.make_tables(schema, dim=2), hidden=[2])
+    publisher = hb.PublishDirectory(tmp_path / "published")
+    saves = hb.callbacks.Checkpoint(tmp_path / "run", every_steps=1, wait=True, publish=publisher)
+    hb.RecModel(network, "bce", "adam").online_train(hb.Dataset(kind(rows), schema, 100), [saves], progress=False)
+    server = hb.ParameterServer(tmp_path / "served")
+    versions = list(Follower(tmp_path / "published").poll())
+    assert [version.manifest["kind"] for version in versions] == ["full", "delta", "delta"]
+    for number, version in enumerate(versions):
+        session = hb.InferenceSession(server.load("m", version))
+        session.predict({"item": [1], "tag": ["t1"]})
+        if number < refused_from:
+            continue
+        for columns in ({"item": ["1"], "tag": ["t1"]}, {"item": [1], "tag": [1]}):
+            with pytest.raises(SchemaError, match="values in training"):
+                session.predict(columns)

@@ -166,6 +166,9 @@ def _graph(folder: ModelFolder, reader: Reader, before: MappedVersion | None) ->
                               f"{sorted(before.tables)} — export that model and load it")  # fmt: skip
         graph, onnx = before.graph, before.spec["files"]["graph"]
         schema = before.spec["schema"]
+    # The full may be older than the first event that was learned: the newest state knows what raw columns hold.
+    types = {**schema.get("types", {}), **(reader.manifest["schema"] or {}).get("types", {})}
+    schema = {**schema, "types": types} if types else schema
     values = _weights(reader, graph)
     missing = sorted(set(graph["weights"]) - set(values))
     if missing:
