@@ -33,7 +33,8 @@ from hotbed.training.online import TOPIC
 log = logging.getLogger("hotbed")
 STREAM = "stream"
 PATIENCE = 1000
-"""Steps that a due checkpoint waits for an eviction under way, which a snapshot would have to finish at once."""
+"""Steps that a due checkpoint waits for an eviction under way, which a snapshot finishes at once. An idle stream has
+no steps that would finish it, and nothing that a pause would hold up: there a due checkpoint does not wait."""
 
 
 @described
@@ -125,7 +126,7 @@ class Checkpoint:
         self._look(run)
 
     def on_idle(self, run: Run) -> None:
-        self._look(run)
+        self._look(run, idle=True)
 
     def on_stream_end(self, run: Run) -> None:
         self._finish(run, raises=True)
@@ -157,7 +158,7 @@ class Checkpoint:
 
     # --- saving
 
-    def _look(self, run: Run) -> None:
+    def _look(self, run: Run, *, idle: bool = False) -> None:
         """Save, if a save is due and can be made now."""
         assert self._saver is not None
         if self._caught and not self._saver.busy:
@@ -167,7 +168,9 @@ class Checkpoint:
         if not (self._due or (self._seconds is not None and now - self._at >= self._seconds)):
             return
         late = run.step - self._looked >= PATIENCE
-        if run.step == self._saved_step or (run.sweeping and not late) or (self._saver.busy and not self._wait):
+        if run.step == self._saved_step or (self._saver.busy and not self._wait):
+            return
+        if run.sweeping and not (late or idle):
             return
         self._settle(run, raises=False)
         try:

@@ -147,6 +147,48 @@ def test_an_eviction_under_way_puts_a_due_save_off(learn: Any, monkeypatch: pyte
     assert [step for _, step in kinds(tmp_path / "impatient")][:3] == [0, 3, 5]
 
 
+@pytest.mark.parametrize(
+    "evict",
+    [
+        Evict(seconds_interval=5.0, clock="wall"),  # begins while the stream is idle
+        Evict(step_interval=10),  # begins at the last step, and is not through when the stream falls idle
+    ],
+)
+def test_idle_stream_saves_when_due_also_while_an_eviction_is_under_way(
+    evict: Evict, learn: Any, world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hotbed.training.online.SLICE_ROWS", 1)
+    ticks: list[bool] = []
+
+    class Idle:
+        now = 1000.0
+
+        def on_fit_begin(self, run: Any) -> None:
+            run.clock = lambda: self.now
+
+        def on_idle(self, run: Any) -> None:
+            self.now += 4.0
+            ticks.append(run.sweeping)
+            if len(ticks) == 8:
+                run.stop("idle for 32 seconds")
+
+    class Looks:
+        runs_last = True
+        saved: tuple[int, ...] = ()
+
+        def on_idle(self, run: Any) -> None:
+            for thread in threading.enumerate():
+                if thread.name.startswith("hotbed-saver"):
+                    thread.join()
+            self.saved = tuple(step for _, step in kinds(tmp_path / "state"))
+
+    looks = Looks()
+    data = hb.Dataset(FakeStream(world.columns(640), takes=[640], then=0), world.schema, 64)
+    learn(Idle(), evict, looks, data=data, save={"every_seconds": 10.0, "keep": 9, "wait": True})
+    assert any(ticks)
+    assert 10 in looks.saved
+
+
 def test_a_stream_that_is_left_is_safe_before_anything_looks_back(learn: Any, tmp_path: Path) -> None:
     """An orchestrator that asks a run to end does not wait for its last evaluation."""
     seen: list[int] = []
