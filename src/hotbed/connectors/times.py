@@ -19,28 +19,35 @@ from hotbed.connectors.derive import LabelJoin, LateLabels, Run
 from hotbed.connectors.journal import Live
 from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
 
-_EARLIEST, _NEVER = -(2**63), 2**63 - 1
+_EARLIEST = -(2**63)
+_NEVER = 2**63 - 1
+_FLOAT_BELOW_MAX = 2.0**63 - 1024
 UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 _FORMATS = ("%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%dT%H:%M", "%Y-%m-%d")
 
 
 def to_microseconds(values: pa.Array, unit: str, zones: set[str] | None = None) -> pa.Array:
-    """Int64 microseconds UTC; nulls stay, and text that is no time becomes null.
+    """Int64 microseconds UTC; nulls stay.
 
-    `unit`: "s", "ms", "us", "ns" for numbers, "iso" for ISO 8601 text, or a strptime format such as "%y%m%d%H". Arrow
-    timestamps and dates need no unit. Text without a zone is UTC; text that mixes zones raises DataError. `zones`: the
-    zones of earlier batches, which this one may not mix with; its own is added.
+    Text that is not a time becomes null, and so does a time that int64 microseconds cannot hold.
+
+    `unit`: "s", "ms", "us", "ns" for numbers, "iso" for ISO 8601 text, or a strptime format such as
+    "%y%m%d%H". Arrow timestamps and dates need no unit. Text without a zone is UTC; text that mixes
+    zones raises DataError. `zones`: the zones of earlier batches, which this one may not mix with;
+    its own is added.
     """
     kind = values.type
     if pa.types.is_timestamp(kind):
-        return values.cast(pa.timestamp("us", kind.tz), safe=False).cast(pa.int64())
+        return _scale(values.cast(pa.int64()), kind.unit)
     if pa.types.is_date(kind):
-        return values.cast(pa.timestamp("us")).cast(pa.int64())
+        return _scale(values.cast(pa.date64()).cast(pa.int64()), "ms")
     if _is_text(kind):
         if unit in (*UNITS, "ns"):
             whole = pl.Series(values.cast(pa.string())).cast(pl.Int64, strict=False).to_arrow()
             return to_microseconds(whole, unit)
-        return _from_iso(values, set() if zones is None else zones) if unit == "iso" else _from_format(values, unit)
+        if unit == "iso":
+            return _from_iso(values, set() if zones is None else zones)
+        return _from_format(values, unit)
     if "%" in unit and pa.types.is_integer(kind):  # 14102100 read as a number
         return _from_format(values, unit)
     if unit == "iso" or not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
@@ -48,17 +55,30 @@ def to_microseconds(values: pa.Array, unit: str, zones: set[str] | None = None) 
             f"times: unit {unit!r} does not fit a column of {kind} — received {kind} — declare the column's real unit"
         )
     if pa.types.is_floating(kind):
-        factor = UNITS.get(unit, 1e-3)
-        return pc.round(pc.multiply(values.cast(pa.float64()), float(factor))).cast(pa.int64())
-    whole = values.cast(pa.int64())
-    return _scale(whole, unit)
+        factor = float(UNITS.get(unit, 1e-3))
+        micros = pc.round(pc.multiply(values.cast(pa.float64()), factor))
+        return _within(micros, -(2.0**63), _FLOAT_BELOW_MAX).cast(pa.int64())
+    if pa.types.is_uint64(kind):
+        values = _within(values, 0, _NEVER)
+    return _scale(values.cast(pa.int64()), unit)
 
 
 def _scale(whole: pa.Array, unit: str) -> pa.Array:
+    """Int64 counts of `unit` as microseconds; null where those do not fit int64."""
     if unit != "ns":
-        return pc.multiply_checked(whole, UNITS[unit])
+        limit = _NEVER // UNITS[unit]
+        return pc.multiply(_within(whole, -limit, limit), UNITS[unit])
     # Arrow divides towards zero; shifting keeps times before 1970 in order.
-    return pc.divide(pc.subtract(whole, pc.if_else(pc.less(whole, 0), 999, 0)), 1_000)
+    limited = _within(whole, _EARLIEST + 999, _NEVER)
+    return pc.divide(pc.subtract(limited, pc.if_else(pc.less(limited, 0), 999, 0)), 1_000)
+
+
+def _within(values: pa.Array, least: float, most: float) -> pa.Array:
+    """`values`, null where they lie outside `least` to `most`, or are NaN."""
+    kind = values.type
+    above = pc.greater_equal(values, pa.scalar(least, kind))
+    inside = pc.and_(above, pc.less_equal(values, pa.scalar(most, kind)))
+    return pc.if_else(inside, values, pa.scalar(None, kind))
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -17,6 +17,7 @@ from hotbed.connectors.base import OPENED, PLACE, READ_ROWS, Position, ReadPlan,
 from hotbed.connectors.journal import Live
 from hotbed.data.batch import Batch
 from hotbed.data.encode import Encoder
+from hotbed.data.numbers import with_readable_times
 from hotbed.data.order import Buffer, Encoded, Shuffle, in_order, place_at
 from hotbed.data.schema import Schema, Type, type_of
 from hotbed.errors import ConfigError, DataError, DecodeError
@@ -339,7 +340,8 @@ class Dataset:
 
     def _put_aside(self, rows: pa.RecordBatch, reason: str, message: str) -> None:
         """Rows of an endless source that were left out become dead letters."""
-        letters = rows.to_pylist()
+        columns = [with_readable_times(column) for column in rows.columns]
+        letters = pa.RecordBatch.from_arrays(columns, names=rows.schema.names).to_pylist()
         places = [letter.pop(PLACE) for letter in letters]
         payloads = [json.dumps(letter, default=str, ensure_ascii=False) for letter in letters]
         self.live.dead_letters.add_all(zip(places, [reason] * len(places), payloads, strict=True))

@@ -123,7 +123,13 @@ def numeric(name: str, values: pa.Array, lengths: np.ndarray | None = None) -> n
 
 
 def _first(values: pa.Array, mask: np.ndarray) -> Any:
-    return values[int(np.flatnonzero(mask)[0])].as_py()
+    row = int(np.flatnonzero(mask)[0])
+    return with_readable_times(values.slice(row, 1))[0].as_py()
+
+
+def with_readable_times(values: pa.Array) -> pa.Array:
+    """`values`, timestamps as text: Python has no object for one after the year 9999."""
+    return values.cast(pa.string()) if pa.types.is_timestamp(values.type) else values
 
 
 def is_list(kind: pa.DataType) -> bool:

@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from hotbed.connectors import DeadLetters, Journal, Live, Memory
@@ -188,6 +189,26 @@ def test_rows_that_do_not_encode_are_dead_letters_or_named_errors() -> None:
     assert dataset.live.dead_letters.counts == {"value": 1}
     with pytest.raises(DecodeError, match=r"row 2: label 'label'"):
         list(make(FakeStream(data, [4], ends=True), 2))
+
+
+@pytest.mark.parametrize(
+    ("times", "unit"),
+    [
+        (pa.array([1, 2**63 - 1, -(2**63), 4]), "s"),
+        (pa.array([1, 2**64 - 1, 2**63, 4], pa.uint64()), "us"),
+        (pa.array([1.0, 1e300, float("nan"), 4.0]), "ms"),
+        (pa.array([1, 2**62, -(2**62), 4], pa.timestamp("s")), "s"),
+        (pa.array(["1", "9223372036854775807", "1e3", "4"]), "s"),
+    ],
+)
+def test_a_time_that_int64_microseconds_cannot_hold_is_one_bad_row(times: pa.Array, unit: str) -> None:
+    schema = Schema([Label("label"), Id("row"), Time("at", unit=unit)])
+    stream = FakeStream({**log(4), "at": times}, [4], ends=True)
+    dataset = Dataset(stream, schema, 2, on_error="skip", prefetch=0)
+    assert rows(dataset) == [[0, 3]]
+    assert dataset.live.dead_letters.counts == {"value": 2}
+    with pytest.raises(DecodeError, match=r"row 1: time 'at': .* is no time of unit"):
+        list(Dataset(stream, schema, 2, prefetch=0))
 
 
 def test_closing_a_stream_stops_its_thread_though_nothing_comes() -> None:
