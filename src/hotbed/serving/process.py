@@ -35,7 +35,7 @@ LAST_PORT, DAY = 65_535, 86_400  # bounds of settings; a day in seconds
 class Elsewhere:
     """How models at grpc://HOST:PORT are reached, and which of their rows are kept here.
 
-    `store_token_file`: a file that begins with the token to send; `store_trusted`: a PEM file of authorities for grpcs://.
+    `store_token_file`: a file whose first line is the token to send; `store_trusted`: a PEM file of authorities for grpcs://.
     The rest as in `EmbeddingCache`.
     """
 
@@ -79,13 +79,31 @@ class Tokens:
 
 
 def tokens_of(path: str) -> list[str]:
-    """The tokens of a file, one a line. Raises ConfigError where there is none."""
+    """Return the tokens of a file, one a line.
+
+    Raises ConfigError for a file that cannot be read, that is empty, or that holds a line which
+    is blank, begins with "#", or has a blank in it. Messages name the line and not the token.
+    """
     try:
-        lines = Path(path).read_text().split()
+        text = Path(path).read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"token_file: cannot be read — received {path}: {error} — give a file of tokens") from error
-    if not lines:
-        raise ConfigError(f"token_file: no token — received {path}, an empty file — write one a line")
+        problem = f"token_file: cannot be read — received {path}: {error}"
+        raise ConfigError(f"{problem} — give a file of tokens") from error
+    if not text.strip():
+        problem = f"token_file: no token — received {path}, an empty file"
+        raise ConfigError(f"{problem} — write one a line")
+    lines = text.removesuffix("\n").split("\n")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            problem = "a blank line"
+        elif line.startswith("#"):
+            problem = "a comment"
+        elif len(line.split()) > 1 or line != line.strip():
+            problem = "a line with a blank in it"
+        else:
+            continue
+        where = f"token_file: not a token — received {problem}, {path} line {number}"
+        raise ConfigError(f"{where} — write one token a line and nothing else")
     return lines
 
 

@@ -167,7 +167,11 @@ def test_a_request_is_read_however_it_is_cut(running: Running) -> None:
         (b"POST / HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef", 400),
         (b"GET /v2 HTTP/1.1\r\n" + b"X: y\r\n" * 40_000, 431),
         (b"GET /v2 HTTP/1.1\r\nX: " + b"y" * 200_000, 431),
-        (b"GET /v2 HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\nrest", 200),
+        (b"GET /v2 HTTP/1.1\r\nX: " + b"y" * 65_536 + b"\r\n\r\n", 431),
+        (b"GET /v2 HTTP/1.1\r\nHost: x\r\n" + b"A: b\r\n" * 20_000 + b"\r\n", 431),
+        (b"GET /" + b"v" * 66_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 431),
+        (b"GET /v2 HTTP/1.1\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\n\r\nrest", 200),
+        (b"CONNECT a:1 HTTP/1.1\r\nUpgrade: h2c\r\nConnection: Upgrade\r\nHost: a\r\n\r\n", 400),
         (b"GET /v2 HTTP/1.0\r\n\r\n", 200),
         (b"GET http://x/v2?a=b HTTP/1.1\r\nConnection: close\r\n\r\n", 200),
         (b"HEAD /v2 HTTP/1.1\r\nConnection: close\r\n\r\n", 200),
@@ -181,6 +185,53 @@ def test_what_is_no_request_is_told_so_and_the_connection_closed(running: Runnin
     assert b"connection: close\r\n" in found
     assert found.endswith(b"\r\n\r\n") == sent.startswith(b"HEAD")
     alive(running)
+
+
+@pytest.mark.parametrize(
+    "trailer",
+    [b"a:b\r\n", b"a:" + b"b" * 250_000 + b"\r\n", b"b" * 1000],
+    ids=["short", "long", "one without an end"],
+)
+def test_trailers_are_bounded(running: Running, trailer: bytes) -> None:
+    client = connected(running)
+    client.sendall(b"POST /v2/models/m/infer HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n")
+    client.sendall(trailer * (1_000_000 // len(trailer)))
+    assert answers(client, 1)[0][0] == 431
+    assert read(client) == b""
+    alive(running)
+
+
+def test_trailers_are_not_headers(exported: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("secret\n")
+    running = Running(exported, token_file=str(tmp_path / "tokens"), grpc_port=None)
+    client = connected(running)
+    data = json.dumps(body()).encode()
+    client.sendall(
+        b"POST /v2/models/m/infer HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"%x\r\n%b\r\n0\r\nAuthorization: Bearer secret\r\n\r\n" % (len(data), data)
+    )
+    assert answers(client, 1)[0][0] == 401
+    running.close()
+
+
+def test_a_request_to_upgrade_is_answered_over_http_1(running: Running) -> None:
+    wish = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2_Settings": "AAMAAABkAAQAAP__"}
+    whole = infer(**wish)
+    data = json.dumps(body()).encode()
+    chunked = (
+        b"POST /v2/models/m/infer HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(data), data)
+    )
+    client = connected(running)
+    client.sendall(whole * 300 + chunked + infer())
+    assert [status for status, _ in answers(client, 302)] == [200] * 302
+    for size in (7, 100):
+        client = connected(running)
+        for start in range(0, len(chunked), size):
+            client.sendall(chunked[start : start + size])
+        assert answers(client, 1)[0][0] == 200
+        client.sendall(whole)
+        assert answers(client, 1)[0][0] == 200
 
 
 def test_random_bytes_are_answered_or_left(running: Running) -> None:

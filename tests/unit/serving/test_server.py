@@ -19,6 +19,7 @@ import pytest
 
 import hotbed as hb
 from hotbed.errors import ConfigError, HotbedError, ServingError
+from hotbed.serving.process import tokens_of
 from hotbed.serving.server.batching import Limits
 from hotbed.serving.server.http import Options, Server, serve
 from hotbed.serving.server.models import Models
@@ -119,6 +120,22 @@ def test_only_who_holds_a_token_is_answered(exported: Path, tmp_path: Path) -> N
                 codes.append(error.code().name)
     assert codes == ["OK", "UNAUTHENTICATED", "UNAUTHENTICATED", "OK"]
     running.close()
+
+
+@pytest.mark.parametrize(
+    "text, problem",
+    [
+        ("# prod team token\ns3cret-A\n", "a comment, .* line 1"),
+        ("s3cret-A\n\ns3cret-B\n", "a blank line, .* line 2"),
+        ("s3cret-A\ns3cret B with space\n", "a line with a blank in it, .* line 2"),
+        ("s3cret-A \n", "a line with a blank in it, .* line 1"),
+    ],
+)
+def test_token_file_with_a_line_that_is_not_a_token_is_rejected(tmp_path: Path, text: str, problem: str) -> None:
+    (tmp_path / "tokens").write_text(text)
+    with pytest.raises(ConfigError, match=f"token_file: not a token — received {problem}") as error:
+        tokens_of(str(tmp_path / "tokens"))
+    assert "s3cret" not in str(error.value)
 
 
 def test_over_tls_scores_are_the_same(exported: Path, session: Any, certificate: tuple[str, str]) -> None:

@@ -13,6 +13,7 @@ from socket import socket
 from ssl import SSLContext
 from typing import Any, cast
 
+import httptools
 import uvicorn
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
@@ -114,7 +115,9 @@ class Connection(HttpToolsProtocol):
         self._server, self.flow = cast(HttpServer, self.app), _Flow(transport, self.pipeline)
         self._last: RequestResponseCycle | None = None  # the request that is answered, or was
         self._future: asyncio.Future[Response] | None = None  # its answer
-        self._head, self._size = False, 0  # whether one comes; bytes since a request came whole
+        self._head = False  # whether the headers of a request are coming
+        self._header_bytes = 0  # of the lines of headers and trailers that are complete
+        self._unread_bytes = 0  # received since the body grew or a request was complete
         self._ended, self._since = False, 0.0
         self._state: tuple[object, ...] = ()
 
@@ -179,27 +182,88 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._ended:
             return
-        self._size += len(data)
-        super().data_received(data)
-        if self._head and self._size > _HEAD_BYTES:
-            self._end(refusal(431, f"the headers are too long — received over {_HEAD_BYTES} bytes — send less"))
+        self._unread_bytes += len(data)
+        self._unset_keepalive_if_required()
+        try:
+            self._feed(data)
+        except httptools.HttpParserError:
+            self._reject_bytes()
+        else:
+            if self._unread_bytes > _HEAD_BYTES:
+                self._reject_bytes()
+
+    def _feed(self, data: bytes) -> None:
+        """Parse what came. `Upgrade` is ignored, as HTTP allows: a request that asks for it is
+        parsed again without it, as the parser would take its body for the other protocol's."""
+        while True:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                if not self._upgrades():  # CONNECT
+                    return
+                rest = data[upgrade.args[0] :]
+                data = self._without_upgrade() + rest
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn
+
+    def _upgrades(self) -> bool:
+        """Whether the headers that were parsed ask for another protocol."""
+        return bool(self.parser.should_upgrade()) and self.parser.get_method() != b"CONNECT"
+
+    def _without_upgrade(self) -> bytes:
+        """Return the line and the headers of the request, less those that ask for an upgrade."""
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+        for name, value in self.headers:
+            if name == b"connection":
+                tokens = [token.strip() for token in value.split(b",")]
+                value = b", ".join(token for token in tokens if token.lower() != b"upgrade")
+            if name != b"upgrade":
+                lines.append(b"%b: %b" % (name, value))
+        return b"\r\n".join(lines) + b"\r\n\r\n"
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._head = True
+        self._header_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._count(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value) + 4)
+        if self._head:  # trailers are dropped
+            super().on_header(name, value)
+
+    def _count(self, size: int) -> None:
+        self._header_bytes += size
+        if self._header_bytes > _HEAD_BYTES:
+            raise ValueError("the headers are too long")  # ends the parser
 
     def on_headers_complete(self) -> None:
-        super().on_headers_complete()
-        self._head = False
-        if self.parser.should_upgrade():
-            self.cycle.keep_alive = False  # it is answered over what it came by, and then left
+        if not self._upgrades():
+            super().on_headers_complete()
+            self._head = False
+
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        self._unread_bytes = 0
 
     def on_message_complete(self) -> None:
-        super().on_message_complete()
-        self._size = 0
+        if not self._upgrades():
+            super().on_message_complete()
+        self._unread_bytes = 0
 
-    def send_400_response(self, msg: str) -> None:
-        self._end(refusal(400, "no HTTP request — received one with an error — send HTTP/1.1"))
+    def _reject_bytes(self) -> None:
+        """The last answer to bytes that are not a request, or whose headers or trailers are too long."""
+        if max(self._header_bytes, self._unread_bytes) > _HEAD_BYTES:
+            reason = f"the headers are too long — received over {_HEAD_BYTES} bytes — send less"
+            self._end(refusal(431, reason))
+        else:
+            reason = "not an HTTP request — received one with an error — send HTTP/1.1"
+            self._end(refusal(400, reason))
 
     # Who takes too long.
 
