@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -38,39 +40,63 @@ def server(published: Path, log: Path) -> Iterator[str]:
     assert process.returncode == 0, log.read_text()
 
 
-def request() -> dict[str, np.ndarray]:
-    """Raw columns: the user who rates most in the stream, and the hundred films that are rated most there."""
+def requests() -> dict[str, dict[str, np.ndarray]]:
+    """Raw columns by user: the hundred films that are rated most in the stream, for two users.
+
+    One rates most in the stream. The other rates most before it and seldom in it: a fixed point of reference.
+    """
     ratings = pl.read_csv(DATA / "ratings.csv").sort("timestamp")
     recent = ratings.tail(len(ratings) // 5)
-    events = recent.filter(userId=recent["userId"].value_counts(sort=True)["userId"][0])[-1]
+    past = ratings.head(len(ratings) - len(recent))
     films = recent["movieId"].value_counts(sort=True).head(100)
     films = films.join(pl.read_csv(DATA / "movies.csv"), on="movieId", maintain_order="left")
-    return {name: films[name].to_numpy() if name in films.columns else events[name].to_numpy()
-            for name in ("userId", "timestamp", "movieId", "genres", "title")}  # fmt: skip
+    columns = {name: films[name].to_numpy() for name in ("movieId", "genres", "title")}
+    now = recent["timestamp"][-1:].to_numpy()
+    users = {
+        "the stream's busiest user": recent["userId"].value_counts(sort=True)["userId"][0],
+        "a reference user": past["userId"].value_counts(sort=True)["userId"][0],
+    }
+    return {name: {"userId": np.array([user]), "timestamp": now, **columns} for name, user in users.items()}
 
 
-def ask(address: str, until: Callable[[], bool]) -> tuple[list[Answer], dict[str, list[tuple[float, float]]]]:
-    """Send the request again and again until told: every answer, and the scores that each version gives to four films."""
-    columns, answers = request(), list[Answer]()
-    scores = {str(title): list[tuple[float, float]]() for title in columns["title"][:4]}
+Scores = dict[str, dict[str, list[tuple[float, float]]]]
+
+
+def ask(address: str, until: Callable[[], bool]) -> tuple[list[Answer], Scores]:
+    """Send the requests in turn until `until()`: every answer, and the scores that each version gives to four films."""
+    columns = requests()
+    answers: list[Answer] = []
+    scores: Scores = {user: {str(title): [] for title in sent["title"][:4]} for user, sent in columns.items()}
+    asked: dict[str, int] = {}
     with triton.InferenceServerClient(address) as client:
         while not ready(client):
             time.sleep(0.05)
-        inputs = []
-        for told in client.get_model_metadata("movielens").inputs:  # BYTES or INT64, as the column was in training
-            values = columns[told.name].astype(object if told.datatype == "BYTES" else np.int64)
-            inputs.append(triton.InferInput(told.name, values.shape, told.datatype))  # [1] holds for all candidates
-            inputs[-1].set_data_from_numpy(values)
-        while not until() or len(answers) < 100:
+        metadata = client.get_model_metadata("movielens").inputs
+        inputs = {user: tensors(sent, metadata) for user, sent in columns.items()}
+        for user in itertools.cycle(inputs):
+            if until() and len(answers) >= 100:
+                break
             started = time.perf_counter()
-            result = client.infer("movielens", inputs)
-            seconds, version = time.perf_counter() - started, int(result.get_response().model_version)
-            if not answers or version != answers[-1].version:
-                for shown, score in zip(scores.values(), result.as_numpy("prediction"), strict=False):
-                    shown.append((time.time(), float(score)))
+            result = client.infer("movielens", inputs[user])
+            seconds = time.perf_counter() - started
+            version = int(result.get_response().model_version)
+            if asked.get(user) != version:
+                asked[user] = version
+                for points, score in zip(scores[user].values(), result.as_numpy("prediction"), strict=False):
+                    points.append((time.time(), float(score)))
             answers.append(Answer(time.time(), seconds, version))
             time.sleep(0.008)  # leaves the processors to the trainer
     return answers, scores
+
+
+def tensors(columns: dict[str, np.ndarray], metadata: Any) -> list[triton.InferInput]:
+    """The columns as the model takes them: BYTES or INT64, as in training; one value, [1], holds for all candidates."""
+    inputs = []
+    for described in metadata:
+        values = columns[described.name].astype(object if described.datatype == "BYTES" else np.int64)
+        inputs.append(triton.InferInput(described.name, values.shape, described.datatype))
+        inputs[-1].set_data_from_numpy(values)
+    return inputs
 
 
 def ready(client: triton.InferenceServerClient) -> bool:

@@ -179,5 +179,8 @@ def print_report(job: Job, model: RecModel, histories: Mapping[str, History]) ->
 
     output = Path(job.output)
     title = f"{config.kind_of(type(model.network))}: {output.name}"
-    report = write_report(output / "report.html", histories, title=title, summary=model.summary())
+    parts = {"train": job.train, "valid": job.valid, "stream": job.stream}
+    about: dict[str, Any] = {"seed": job.seed, "batch size": job.fit.batch_size}
+    about |= {f"data, {name}": source for name, source in parts.items() if source is not None}
+    report = write_report(output / "report.html", histories, title=title, summary=model.summary(), about=about)
     console.print(f"report: {report}", highlight=False, soft_wrap=True)

@@ -28,7 +28,11 @@ class Series:
 
 @dataclass
 class Chart:
-    """One plot. `time`: x is in microseconds UTC; `marks`, `levels`: names of x and y positions that get a dashed line."""
+    """One plot.
+
+    `time`: x is in microseconds UTC. `marks`, `levels`: names of x and y positions that get a dashed line. `from_zero`: the y
+    axis begins at 0. `x_bounds`: where the x axis begins and ends; by default it spans the series.
+    """
 
     title: str
     x_label: str
@@ -37,12 +41,13 @@ class Chart:
     marks: Mapping[str, float] = field(default_factory=dict)
     levels: Mapping[str, float] = field(default_factory=dict)
     from_zero: bool = False
+    x_bounds: tuple[float, float] | None = None
 
 
 def figure(chart: Chart) -> str:
     xs = [x for line in chart.series for x in line.x]
     ys = [y for line in chart.series for y in line.y] + list(chart.levels.values())
-    x0, x1 = min(xs), max(xs)
+    x0, x1 = chart.x_bounds or (min(xs), max(xs))
     low, high = (0.0 if chart.from_zero else min(ys)), max(ys)
     steps = ticks(low, high)
     low, high = min(low, steps[0]), max(high, steps[-1])
@@ -76,8 +81,11 @@ def figure(chart: Chart) -> str:
             shapes += [f"<circle cx='{x:.1f}' cy='{y:.1f}' r='2.6' fill='{_color(line)}'/>" for x, y in placed]
     shapes.append(f"<line class='cursor' y1='{TOP}' y2='{BOTTOM}'/><rect x='{LEFT}' y='{TOP}' width='{RIGHT - LEFT}' "
                   f"height='{BOTTOM - TOP}' fill='transparent'/>")  # fmt: skip
-    legend = "".join(f"<span><i style='background:{_color(line)}'></i>{html.escape(line.name)}</span>"
-                     for line in chart.series)  # fmt: skip
+    legend = "".join(
+        f"<span><i class='{'faint' if line.color < 0 else ''}' style='background:{_color(line)}'></i>"
+        f"{html.escape(line.name)}</span>"
+        for line in chart.series
+    )
     legend += "".join(f"<span><i class='level'></i>{html.escape(name)}</span>" for name in chart.levels)
     data = {
         "x0": x0, "x1": x1, "left": LEFT, "right": RIGHT, "width": WIDTH, "time": chart.time, "label": chart.x_label,

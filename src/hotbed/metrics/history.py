@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from hotbed.metrics.readings import statistics
+from hotbed.metrics.reliability import Reliability
 from hotbed.metrics.windows import Tables, Window, columns, counters, rows_of, tables_of
 
 MAX_POINTS = 512
@@ -33,14 +35,53 @@ class Point:
     tables: Tables = field(default_factory=dict)
 
 
+class ReliabilityWatch:
+    """Keeps a `Reliability` of each label, by name, while an observer predicts probabilities; a callback that looks on.
+
+    A single label has the name "".
+    """
+
+    def __init__(self) -> None:
+        self.curves: dict[str, Reliability] = {}
+
+    def on_predicted(self, run: Any) -> None:
+        scorer = getattr(run.observer, "total", run.observer)
+        if self not in run.observer.watchers and getattr(scorer, "gives_probabilities", False):
+            run.observer.watchers.append(self)
+
+    def watch(self, outputs: tuple[Any, ...], example: Any) -> None:
+        """Take the scores of a batch: (loss, prediction, label) as NumPy arrays."""
+        _, prediction, label = outputs
+        if label is None:
+            return
+        weight = None if example.weight is None else np.asarray(example.weight.cpu())
+        labels = label if isinstance(label, Mapping) else {"": label}
+        for name, values in labels.items():
+            probability = prediction[name] if isinstance(prediction, Mapping) else prediction
+            self.curves.setdefault(name, Reliability()).update(probability, values, weight)
+
+    def state(self) -> dict[str, Any]:
+        """The curve of each label."""
+        return {name: curve.state() for name, curve in self.curves.items()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `state`."""
+        self.curves = {}
+        for name, curve in state.items():
+            self.curves[name] = Reliability()
+            self.curves[name].load_state(curve)
+
+
 class History:
     """What happened: `epochs` holds one dict an epoch, `points` at most 512 moments, thinned evenly as they grow.
 
     The first points are `every_steps` apart; the distance doubles whenever 512 are reached, so that a stream without
     end needs bounded memory. Windows of progressive metrics hold at least `window_samples`, and about a sixtieth of a
     stream of known length. Where the callback `Windows` cuts the stream, `windows` holds its windows, and `compared`
-    takes others by name, to be drawn beside them. `fit` and `online_train` return the history, and the report draws
-    it.
+    those of its baseline; add others by name, and they are drawn beside them. `reliability` holds a
+    `hotbed.metrics.reliability.Reliability` of the predictions before learning ("") and of the last validation
+    ("valid"), followed by the label's name where there are several. `fit` and `online_train` return the history, and
+    the report draws it.
     """
 
     def __init__(self, every_steps: int = 1, window_samples: int = 1000) -> None:
@@ -49,6 +90,10 @@ class History:
         self.metrics: dict[str, float] = {}
         self.windows: list[Window] = []
         self.compared: dict[str, list[Window]] = {}
+        self.reliability: dict[str, Reliability] = {}
+        self._watch = ReliabilityWatch()
+        self._label_sum: Any = 0.0
+        self._labels = 0
         self._every, self._steps = max(1, every_steps), 0
         self._window_samples, self._window_began = window_samples, 0
         self._sum: Any = 0.0  # a tensor while steps are added: no wait for the device
@@ -59,14 +104,22 @@ class History:
         self._epoch_sum, self._epoch_steps = 0.0, 0
         self._epoch_began = (time.perf_counter(), run.samples)
 
+    def on_predicted(self, run: Any) -> None:
+        self._watch.on_predicted(run)
+
     def on_step_end(self, run: Any) -> None:
         if run.loss is not None:
             self._sum, self._steps = self._sum + run.loss.detach(), self._steps + 1
+        if run.example is not None and hasattr(run.example.labels, "sum"):
+            self._label_sum = self._label_sum + run.example.labels.sum()
+            self._labels += run.example.num_samples
         if run.step % self._every == 0:
             self._record(run)
 
     def on_epoch_end(self, run: Any) -> None:
-        self.windows = [] if run.windows is None else run.windows.points
+        if run.windows is not None:
+            self.windows = run.windows.points
+            self.compared |= run.windows.baselines
         if run.online:  # only a look: a stream that is stopped here goes on as if it had not been
             if self._steps:
                 self.points.append(self._point(run, dict(run.observer.window()) if run.observer is not None else {}))
@@ -89,6 +142,13 @@ class History:
 
     def on_fit_end(self, run: Any) -> None:
         self.metrics = dict(run.metrics)
+        valid = {f"valid.{name}".rstrip("."): curve for name, curve in run.reliability.items()}
+        self.reliability = self._watch.curves | valid
+
+    @property
+    def mean_label(self) -> float:
+        """Mean of the labels since training began, or since the restart before it; nan for several labels or none."""
+        return float(self._label_sum) / self._labels if self._labels else math.nan
 
     def state(self) -> dict[str, Any]:
         """Points and sums, as JSON values and NumPy arrays; `wall_…` is what no content digest covers."""
@@ -104,6 +164,7 @@ class History:
             "wall_seconds": np.array([p.seconds for p in points], np.float64),
             "windows": columns([p.window for p in points]),
             "tables": counters([p.tables for p in points]),
+            "reliability": self._watch.state(),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -114,6 +175,7 @@ class History:
             float(np.asarray(state["sum"])[0]),
         )
         self._window_began, self._ended = int(state["window_began"]), False
+        self._watch.load_state(state.get("reliability", {}))
         columns_ = (np.asarray(state[name]).tolist() for name in ("numbers", "loss", "wall_seconds"))
         rows = zip(*columns_, rows_of(state["windows"]), tables_of(state["tables"]), strict=True)
         self.points = [

@@ -25,40 +25,51 @@ class Served:
     """What a client saw, for `hotbed.training.report.add_serving`.
 
     `answers`: in the order that they came, at least one. `versions`: manifests of what was published; `version`, `caught` and
-    `published` are read. A version is served from the first answer that it gave on. `scores`: what some candidates
-    were given, by name: unix seconds and score, a pair a version.
+    `published` are read. A version is served from the first answer that it gave on. `scores`: by whom they
+    were asked for and by candidate, unix seconds and score, a pair a version.
     """
 
     answers: Sequence[Answer]
     versions: Sequence[Mapping[str, Any]]
-    scores: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
+    scores: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]] = field(default_factory=dict)
 
     def numbers(self) -> dict[str, float]:
         """The most important ones, by name."""
         waits = sorted(served for _, _, served in self._delays())
         return {
             "requests answered": float(len(self.answers)),
-            "ms, half of the requests": round(1000 * _within(self.answers, 0.5), 2),
-            "ms, 99 % of them": round(1000 * _within(self.answers, 0.99), 2),
+            "p50, ms": round(1000 * _within(self.answers, 0.5), 2),
+            "p99, ms": round(1000 * _within(self.answers, 0.99), 2),
             "versions served": float(len({one.version for one in self.answers})),
-            **({"s, learned to served": round(waits[len(waits) // 2], 2)} if waits else {}),
+            **({"learned to served, s (p50)": round(waits[len(waits) // 2], 2)} if waits else {}),
         }
 
     def charts(self) -> list[Chart]:
         """Latency, versions, freshness and scores over the seconds since the first answer."""
-        began, delays = self.answers[0].at, self._delays()
-        found = [self._latency(), self._versions()]
+        began = self.answers[0].at
+        charts = [self._latency(), self._versions()]
+        delays = self._delays()
         if delays:
             x = [at - began for at, _, _ in delays]
-            named = {
-                "served": [served for _, _, served in delays],
-                "published": [published for _, published, _ in delays],
-            }
-            lines = [Series(name, x, y, color, True) for color, (name, y) in zip((0, 2), named.items(), strict=True)]
-            found.append(Chart("Freshness, seconds since its last event was learned", "seconds", lines, from_zero=True))
-        lines = [Series(name, [at - began for at, _ in given], [score for _, score in given], color, True)
-                 for color, (name, given) in enumerate(self.scores.items()) if given]  # fmt: skip
-        return [*found, Chart("Scores of the same candidates, a point a version", "seconds", lines)] if lines else found
+            lines = [
+                Series("served", x, [served for _, _, served in delays], 0, True),
+                Series("published", x, [published for _, published, _ in delays], 2, True),
+            ]
+            charts.append(self._chart("Freshness, seconds since its last event was learned", lines, from_zero=True))
+        for group, candidates in self.scores.items():
+            lines = [
+                Series(name, [at - began for at, _ in points], [score for _, score in points], color, True)
+                for color, (name, points) in enumerate(candidates.items())
+                if points
+            ]
+            if lines:
+                charts.append(self._chart(f"Scores for {group}, a point a version", lines, from_zero=True))
+        return charts
+
+    def _chart(self, title: str, lines: list[Series], *, from_zero: bool = False) -> Chart:
+        """A chart over all seconds in which the server answered."""
+        seconds = self.answers[-1].at - self.answers[0].at
+        return Chart(title, "seconds", lines, x_bounds=(0.0, seconds or 1.0), from_zero=from_zero)
 
     def _delays(self) -> list[tuple[float, float, float]]:
         """Of each version that took another's place: when, and how long after it was caught it was published, and served."""
@@ -73,11 +84,15 @@ class Served:
         size = max(20, len(self.answers) // 40)
         parts = [self.answers[start : start + size] for start in range(0, len(self.answers), size)]
         x = [part[-1].at - self.answers[0].at for part in parts]
-        shares = {"half within": 0.5, "90 % within": 0.9}
-        lines = [Series(name, x, [1000 * _within(part, share) for part in parts], color)
-                 for color, (name, share) in enumerate(shares.items())]  # fmt: skip
-        levels = {"99 % of all within": 1000 * _within(self.answers, 0.99)}
-        return Chart("Latency, milliseconds as the client saw them", "seconds", lines, levels=levels, from_zero=True)
+        shares = {"p50": 0.5, "p90": 0.9}
+        lines = [
+            Series(name, x, [1000 * _within(part, share) for part in parts], color)
+            for color, (name, share) in enumerate(shares.items())
+        ]
+        levels = {"p99 of all answers": 1000 * _within(self.answers, 0.99)}
+        chart = self._chart("Latency, milliseconds as the client saw them", lines, from_zero=True)
+        chart.levels = levels
+        return chart
 
     def _versions(self) -> Chart:
         """Steps: the version that answered, and the one that training had come to."""
@@ -97,7 +112,7 @@ class Served:
             x = [edge - began for at, until, _ in spans for edge in (at, until)]
             if x:
                 lines.append(Series(name, x, [version for *_, version in spans for _ in range(2)], color))
-        return Chart("Version, in steps of the training", "seconds", lines)
+        return self._chart("Version, in steps of the training", lines)
 
 
 def _within(answers: Sequence[Answer], share: float) -> float:

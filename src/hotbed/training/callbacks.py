@@ -24,6 +24,7 @@ import torch
 
 from hotbed.config import described, nearest
 from hotbed.errors import ConfigError
+from hotbed.metrics.history import ReliabilityWatch
 from hotbed.optim.schedule import Chain, Schedule
 from hotbed.training.durable import Checkpoint
 from hotbed.training.loop import Run, passed
@@ -76,7 +77,9 @@ class Validate:
         self._step = state["step"]
 
     def _validate(self, run: Run) -> None:
-        results = run.model.evaluate(run.valid if self._data is None else self._data)
+        curves = ReliabilityWatch()
+        results = run.model.evaluate(run.valid if self._data is None else self._data, curves)
+        run.reliability = curves.curves
         run.metrics.update({VALID + name: value for name, value in results.items()})
         run.validated, self._at = True, run.step
 

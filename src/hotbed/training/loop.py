@@ -26,6 +26,7 @@ from hotbed.config import kind_of, nearest
 from hotbed.connectors import Position, Source
 from hotbed.data.batch import Batch
 from hotbed.errors import ConfigError
+from hotbed.metrics.reliability import Reliability
 from hotbed.training.learner import Example, Update, prepare
 
 EVENTS = (
@@ -50,7 +51,8 @@ class Run:
 
     `step` and `samples` count over all epochs of this fit, and of a stream over all its resumptions; `metrics` holds the
     newest value of each name; `now` is the watermark, the newest event time in microseconds, which never goes back (None
-    without a Time column); `window` the metrics of a stream's last window; `windows` what the callback `Windows` has kept
+    without a Time column); `reliability` how the last validation's probabilities compare with what happened, by label;
+    `window` the metrics of a stream's last window; `windows` what the callback `Windows` has kept
     so far (None without one). `online`: this is a stream, not a fit. `position`: where the dataset was after the last
     batch learned; `whole`: no step is half done; `sweeping`: an eviction is under way, and `statistics` are the tables' as
     of when it began. `sink_size`: batches learned between two `on_step_end`. `clock` tells seconds since the epoch;
@@ -80,6 +82,7 @@ class Run:
     example: Example | None = None
     loss: Tensor | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    reliability: dict[str, Reliability] = field(default_factory=dict)
     window: dict[str, float] = field(default_factory=dict)
     windows: Any = None
     validates: bool = False

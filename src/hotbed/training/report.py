@@ -8,19 +8,28 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from importlib import resources
-from itertools import pairwise
+from importlib.metadata import version
 from pathlib import Path
 from string import Template
 from typing import Any
 
-from hotbed.metrics.chart import COLORS, Chart, Series, figure, number_text
-from hotbed.metrics.history import History, Point
+from hotbed.metrics.chart import Chart, figure, number_text
+from hotbed.metrics.history import History
 from hotbed.metrics.served import Served
-from hotbed.metrics.windows import Window
+from hotbed.training import drawn
 
 _MORE_CARDS, _MORE_SECTIONS = "<!-- more cards -->", "<!-- more sections -->"  # where `add_serving` writes
+STREAM_TEXT = (
+    "Each batch was predicted before it was learned, as a server would have scored it. A window compares the events of its "
+    "own time only; the line of the whole stream compares all events with each other, so it may lie above or below them."
+)
+RELIABILITY_TEXT = (
+    "Share of positives among events of about the same predicted probability. On the diagonal, predictions are probabilities; "
+    "below it the model promises too much, above it too little."
+)
 
 
 def write_report(
@@ -31,29 +40,46 @@ def write_report(
     subtitle: str = "",
     facts: Mapping[str, Any] | None = None,
     summary: str = "",
+    about: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a self-contained page about one or several `fit`s, in the order they ran; returns its path.
 
-    `histories`: by name, such as train and stream. `facts`: more numbers for the cards on top. `summary`: text for the
-    end, such as `model.summary()`. Where the callback `Windows` cut a stream, metrics, tables, freshness and lag are
-    drawn over event time; `history.compared["frozen"] = other_windows.points` draws another model's beside them.
+    Args:
+        path: file to write.
+        histories: by name, such as train and stream. Where the callback `Windows` cut a stream, metrics, tables, freshness
+            and lag are drawn over event time, and `history.compared` beside them.
+        title, subtitle: text of the head; the date and the versions are added to the subtitle.
+        facts: more numbers for the cards on top.
+        summary: text for the end, such as what `str(model.summary())` gives.
+        about: what the run was made of, by name: seed, data, batch sizes. The number of samples and the mean label of
+            each history are added.
     """
     parts = [
-        ("Learning", "Mean loss of the batches since the point before, and metrics of each epoch.", _learning(histories)),
-        ("The stream", "Each batch was predicted before it was learned, as a server would have scored it.", _stream(histories)),
-        ("What came and went", "In each window of the stream.", _flow_of_windows(histories)),
-        ("Tables", "Rows that each table holds.", _sizes(histories)),
-        ("Admission and eviction", "Ids admitted, refused (once a batch) and evicted, in total so far.", _flows(histories)),
-    ]  # fmt: skip
+        (
+            "Learning",
+            "Mean loss of the batches since the point before, and metrics of each epoch.",
+            drawn.learning(histories),
+        ),
+        ("The stream", STREAM_TEXT, drawn.stream(histories)),
+        ("Reliability", RELIABILITY_TEXT, drawn.reliability(histories)),
+        ("What came and went", "In each window of the stream.", drawn.flow_of_windows(histories)),
+        ("Tables", "Rows that each table holds.", drawn.sizes(histories)),
+        (
+            "Admission and eviction",
+            "Ids admitted, refused (once a batch) and evicted, in total so far.",
+            drawn.flows(histories),
+        ),
+    ]
     sections = [_section(name, text, charts, small=name.startswith("Adm")) for name, text, charts in parts if charts]
-    sections += [_MORE_SECTIONS, _tables(histories)]
+    sections += [_MORE_SECTIONS, _tables(histories), _about(histories, about or {})]
     if summary:
         sections.append(f"<h2>Model</h2><div class='box'><pre>{html.escape(summary)}</pre></div>")
     cards = {**number_texts(histories), **(facts or {})}
+    versions = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC · hotbed {version('hotbed')} · torch {version('torch')}"
     template = Template(resources.files("hotbed.training").joinpath("report.html").read_text(encoding="utf-8"))
     page = template.safe_substitute(
         title=html.escape(title),
-        subtitle=html.escape(subtitle),
+        subtitle=html.escape(" · ".join(part for part in (subtitle, versions) if part)),
         cards=_cards(cards),
         sections="\n".join(sections),
     )
@@ -62,205 +88,25 @@ def write_report(
     return path
 
 
-def add_serving(path: str | Path, served: Served) -> dict[str, float]:
-    """Add to a report how a server answered while it followed the training; returns the numbers on its cards."""
-    page, numbers = Path(path).read_text(encoding="utf-8"), served.numbers()
-    told = "A server followed the training and was asked all the while. Each point of freshness is a version."
-    section = _section("Serving", told, served.charts(), small=False)
-    for mark, more in (_MORE_CARDS, _cards(numbers)), (_MORE_SECTIONS, section):
-        page = page.replace(mark, more + mark)
+def add_serving(
+    path: str | Path, served: Served, facts: Mapping[str, Any] | None = None, note: str = ""
+) -> dict[str, float]:
+    """Add to a report how a server answered while it followed the training; returns the numbers on its cards.
+
+    `facts`: more numbers for the cards; `note`: a sentence or two about the scores that are drawn.
+    """
+    page = Path(path).read_text(encoding="utf-8")
+    numbers = served.numbers()
+    text = "A server followed the training and answered requests all the while. Each point of freshness is a version."
+    section = _section("Serving", " ".join(filter(None, [text, note])), served.charts(), small=False)
+    additions = {_MORE_CARDS: _cards({**numbers, **(facts or {})}), _MORE_SECTIONS: section}
+    for mark, addition in additions.items():
+        page = page.replace(mark, addition + mark)
     Path(path).write_text(page, encoding="utf-8")
     return numbers
 
 
-# --- what is drawn --------------------------------------------------------------------------------------------------
-
-
-def _learning(histories: Mapping[str, History]) -> list[Chart]:
-    charts = []
-    for name, history in histories.items():
-        points = [point for point in history.points if math.isfinite(point.loss)]
-        if points:
-            x, y = [float(point.samples) for point in points], [point.loss for point in points]
-            smooth = Series("smoothed", x, _smooth(y), 0)
-            lines = [Series("loss", x, y, -1), smooth] if len(points) > 20 else [Series("loss", x, y, 0, dots=True)]
-            charts.append(Chart(f"Loss, {name}", "samples", lines))
-        valid = _worth(key for epoch in history.epochs for key in epoch if key.startswith("valid."))
-        for key in valid if len(history.epochs) > 1 else []:
-            x = [epoch["epoch"] for epoch in history.epochs if key in epoch]
-            y = [epoch[key] for epoch in history.epochs if key in epoch]
-            charts.append(
-                Chart(key.replace("valid.", "Validation ").replace("_", " "), "epoch", [Series(key, x, y, 2, True)])
-            )
-    return charts
-
-
-def _stream(histories: Mapping[str, History]) -> list[Chart]:
-    charts = []
-    for history in histories.values():
-        if history.windows:
-            charts += _metrics_of_windows(history)
-            continue
-        points = [point for point in history.points if point.window]
-        timed = bool(points) and all(point.time is not None for point in points)
-        x = [float(point.time if timed and point.time is not None else point.samples) for point in points]
-        for key in _worth(points[0].window) if points else []:
-            kept = [
-                (at, point.window[key]) for at, point in zip(x, points, strict=True) if math.isfinite(point.window[key])
-            ]
-            if len(kept) < 2:
-                continue
-            lines = [Series("window", [at for at, _ in kept], [value for _, value in kept], 0, len(kept) <= 60)]
-            if key in history.metrics:
-                lines.append(Series("whole stream", [kept[0][0], kept[-1][0]], [history.metrics[key]] * 2, 1))
-            label = "event time" if timed else "samples"
-            charts.append(Chart(f"{_shown(key)} over {label}", label, lines, time=timed))
-    return charts
-
-
-def _shown(key: str) -> str:
-    """A metric's name for people: AUC, log loss."""
-    words = {"auc": "AUC", "gauc": "GAUC", "ndcg": "NDCG"}
-    label, _, name = key.rpartition(".")
-    name, _, group = name.partition("@")
-    text = words.get(name, name.replace("_", " ") if label else name.replace("_", " ").capitalize())
-    return (f"{label}: " if label else "") + text + (f" by {group}" if group else "")
-
-
-LEVELS = {"calibration": {"calibrated": 1.0}, "normalized_entropy": {"knows the mean only": 1.0}}
-
-
-def _metrics_of_windows(history: History) -> list[Chart]:
-    charts = []
-    for key in _worth(key for window in history.windows for key in window.values):
-        lines = []
-        named = {"window": history.windows, **history.compared}
-        for color, (name, windows) in zip((0, 2, 3, 4, 5, 6, 7), named.items(), strict=False):
-            kept = [w for w in windows if math.isfinite(w.values.get(key, math.nan))]
-            if kept:
-                lines.append(_line(name, kept, [w.values[key] for w in kept], color))
-        if lines and key in history.metrics and math.isfinite(history.metrics[key]):
-            ends = [lines[0].x[0], lines[0].x[-1]]
-            lines.append(Series("whole stream", ends, [history.metrics[key]] * 2, 1))
-        if lines:
-            levels = LEVELS.get(key.rpartition(".")[2], {})
-            charts.append(_over(f"{_shown(key)}", history.windows, lines, levels=levels))
-    return charts
-
-
-def _flow_of_windows(histories: Mapping[str, History]) -> list[Chart]:
-    """Events, ids, rows, bytes, freshness and lag, for each history that has windows."""
-    charts = []
-    for name, windows in ((name, history.windows) for name, history in histories.items() if len(history.windows) > 1):
-        suffix = f", {name}" if sum(bool(history.windows) for history in histories.values()) > 1 else ""
-        charts.append(
-            _over("Events" + suffix, windows, [_line("events", windows, [w.rows for w in windows], 0)], zero=True)
-        )
-        flows = [
-            _line(key, windows[1:], [_sum(b, key) - _sum(a, key) for a, b in pairwise(windows)], color)
-            for color, key in ((2, "admitted"), (7, "refused"), (1, "evicted"))
-        ]
-        if any(any(line.y) for line in flows):
-            charts.append(_over("Ids" + suffix, windows, [line for line in flows if any(line.y)], zero=True))
-        if any(w.tables for w in windows):
-            rows = [_line("rows", windows, [_sum(w, "rows") for w in windows], 3)]
-            charts.append(_over("Rows of all tables" + suffix, windows, rows, zero=True))
-        for key, (title, unit, factor) in OBSERVED.items():
-            kept = [w for w in windows if key in w.observed]
-            values = [w.observed[key] * factor for w in kept]
-            replayed = key == "freshness_seconds" and values and min(values) > 86_400
-            if any(values) and not replayed:  # history that is played again is not stale
-                charts.append(_over(title + suffix, windows, [_line(unit, kept, values, 6)], zero=True))
-    return charts
-
-
-# observation -> title, name of the line, unit
-OBSERVED = {
-    "bytes": ("Memory of all tables", "MiB", 2.0**-20),
-    "freshness_seconds": ("Freshness", "seconds from event to learned", 1.0),
-    "lag_rows": ("Lag", "rows waiting at the source", 1.0),
-    "skipped_rows": ("Skipped rows", "so far", 1.0),
-    "dead_letters": ("Dead letters", "so far", 1.0),
-    "skipped_batches": ("Skipped batches", "so far", 1.0),
-}
-
-
-def _timed(windows: Sequence[Window]) -> bool:
-    return all(window.end is not None for window in windows)
-
-
-def _line(name: str, windows: Sequence[Window], values: Sequence[float], color: int) -> Series:
-    x = [float(w.end if w.end is not None else w.samples) for w in windows]
-    return Series(name, x, [float(value) for value in values], color, len(x) <= 60)
-
-
-def _over(
-    title: str,
-    windows: Sequence[Window],
-    lines: list[Series],
-    *,
-    levels: Mapping[str, float] | None = None,
-    zero: bool = False,
-) -> Chart:
-    """A chart over event time, where windows have it, else over samples."""
-    timed = _timed(windows)
-    label = "event time" if timed else "samples"
-    return Chart(f"{title} over {label}", label, lines, time=timed, levels=levels or {}, from_zero=zero)
-
-
-def _sum(window: Window, key: str) -> int:
-    return sum(stats.get(key, 0) for stats in window.tables.values())
-
-
-def _worth(names: Iterable[str]) -> list[str]:
-    """Metric names, each once: the loss last, and left out where the log loss says the same."""
-    kept = sorted(set(names), key=lambda name: (name.rpartition(".")[2] in ("loss", "log_loss"), name))
-    return [name for name in kept if not (name.endswith("loss") and name.removesuffix("loss") + "log_loss" in kept)]
-
-
-def _joined(histories: Mapping[str, History]) -> tuple[list[tuple[float, Point]], dict[str, float]]:
-    """All points on one axis of samples, and where each history but the first begins."""
-    joined: list[tuple[float, Point]] = []
-    marks: dict[str, float] = {}
-    before = 0.0
-    for name, history in histories.items():
-        if joined:
-            marks[name] = before
-        joined += [(before + point.samples, point) for point in history.points]
-        before = joined[-1][0] if joined else 0.0
-    return joined, marks
-
-
-def _sizes(histories: Mapping[str, History]) -> list[Chart]:
-    joined, marks = _joined(histories)
-    names = list(joined[-1][1].tables) if joined else []
-    lines = [
-        Series(
-            name, [x for x, _ in joined], [float(point.tables[name]["rows"]) for _, point in joined], number % COLORS
-        )
-        for number, name in enumerate(names)
-    ]
-    if not lines:
-        return []
-    largest = max(lines[-1].y[-1] if not line.y else max(line.y) for line in lines)
-    small = [line for line in lines if max(line.y) < largest / 20]
-    large = [line for line in lines if line not in small]
-    charts = [Chart("Rows", "samples", large, marks=marks, from_zero=True)]
-    return [*charts, Chart("Rows, small tables", "samples", small, marks=marks, from_zero=True)] if small else charts
-
-
-def _flows(histories: Mapping[str, History]) -> list[Chart]:
-    joined, marks = _joined(histories)
-    charts = []
-    for name in joined[-1][1].tables if joined else []:
-        lines = []
-        for color, key in ((2, "admitted"), (7, "refused"), (1, "evicted")):
-            y = [float(point.tables[name].get(key, 0)) for _, point in joined]
-            if any(y):
-                lines.append(Series(key, [x for x, _ in joined], y, color))
-        if lines:
-            charts.append(Chart(name, "samples", lines, marks=marks, from_zero=True))
-    return charts
+# --- numbers and tables ---------------------------------------------------------------------------------------------
 
 
 def number_texts(histories: Mapping[str, History]) -> dict[str, Any]:
@@ -297,6 +143,16 @@ def _tables(histories: Mapping[str, History]) -> str:
     return "\n".join(blocks)
 
 
+def _about(histories: Mapping[str, History], about: Mapping[str, Any]) -> str:
+    """What the run was made of: what the caller says, and the samples and mean label of each history."""
+    rows = [[name, str(value)] for name, value in about.items()]
+    for name, history in histories.items():
+        if history.points:
+            label = "" if math.isnan(history.mean_label) else f", mean label {number_text(history.mean_label)}"
+            rows.append([f"samples learned, {name}", f"{history.points[-1].samples:,}{label}"])
+    return "<h2>The run</h2>" + _grid(["", ""], rows, text=True) if rows else ""
+
+
 # --- parts of the page -----------------------------------------------------------------------------------------------
 
 
@@ -312,17 +168,8 @@ def _section(name: str, text: str, charts: Sequence[Chart], small: bool) -> str:
     return f"<h2>{name}</h2><p>{text}</p><div class='grid{' small' if small else ''}'>{figures}</div>"
 
 
-def _grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    top = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
+def _grid(head: Sequence[str], rows: Sequence[Sequence[str]], text: bool = False) -> str:
+    """A table; its cells hold numbers, or `text`."""
+    top = "".join(f"<th>{html.escape(cell)}</th>" for cell in head) if any(head) else ""
     body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<div class='box'><table><tr>{top}</tr>{body}</table></div>"
-
-
-def _smooth(values: Sequence[float]) -> list[float]:
-    """Exponential mean over about a twentieth of the points."""
-    keep = 1.0 - 1.0 / max(2.0, len(values) / 20)
-    out, mean, weight = [], 0.0, 0.0
-    for value in values:
-        mean, weight = keep * mean + (1.0 - keep) * value, keep * weight + 1.0 - keep
-        out.append(mean / weight)
-    return out
+    return f"<div class='box'><table{' class=text' if text else ''}><tr>{top}</tr>{body}</table></div>"

@@ -26,9 +26,10 @@ from rich.progress import (
 
 from hotbed.config import described
 from hotbed.errors import ConfigError, MissingExtra
-from hotbed.metrics import get_metric
+from hotbed.metrics import AUC, bounded, get_metric
 from hotbed.metrics.history import History as History
 from hotbed.metrics.history import Point as Point
+from hotbed.metrics.popularity import Popularity
 from hotbed.metrics.prometheus import Endpoint
 from hotbed.metrics.readings import Reading, observations, readings, statistics
 from hotbed.metrics.windows import Cuts, Window, WindowLog
@@ -50,6 +51,8 @@ class Windows:
         metrics: names; None = AUC, log loss, calibration and normalized entropy where predictions are probabilities,
             and the model's own metrics, each in the form whose memory does not grow (`hb.metrics.bounded`).
         most: windows kept; when there are more, neighbours are joined.
+        baseline: name of an Id feature with one id a sample. In each window, `baselines` holds the AUC of ranking by how
+            many positives the id has had before: what the model has to beat.
 
     A sample belongs to the window of the newest event time so far. Where batches are predicted before they are learned,
     metrics are of these predictions, else of the training forward's. `points` are the windows, the open one last.
@@ -65,8 +68,10 @@ class Windows:
         samples: int | None = None,
         metrics: Sequence[str] | None = None,
         most: int = 512,
+        baseline: str | None = None,
     ) -> None:
         self._cuts, self._log = Cuts(seconds, samples), WindowLog(most)
+        self._baseline = None if baseline is None else _Baseline(baseline, most)
         self._names = None if metrics is None else tuple(metrics)
         for name in self._names or ():
             get_metric(name.partition("@")[0])
@@ -98,10 +103,17 @@ class Windows:
         """The windows so far, oldest first; the last one may still be open."""
         return [*self._log.windows, *([self._window()] if self._rows else [])]
 
+    @property
+    def baselines(self) -> dict[str, list[Window]]:
+        """Windows of the baseline, by its name, oldest first; empty without one."""
+        return {} if self._baseline is None else {self._baseline.name: self._baseline.windows}
+
     def watch(self, outputs: tuple[Any, ...], example: Example) -> None:
         """Takes the scores of a batch: called by what made them."""
         batch = example.batch
         times = None if batch is None or batch.time is None else np.asarray(batch.time)
+        if self._baseline is not None:
+            self._baseline.score(example)
         for number, rows in self._cuts.pieces(times, example.num_samples):
             if self._open is not None and number != self._open:
                 self._close()
@@ -112,6 +124,10 @@ class Windows:
                 self._span = (first, last) if self._span is None else (self._span[0], max(self._span[1], last))
             if self._scorer is not None and outputs:
                 self._scorer.feed(outputs, example, rows)
+            if self._baseline is not None:
+                self._baseline.feed(rows)
+        if self._baseline is not None:
+            self._baseline.learn()
         self._observe_freshness(times)
         if self._open is not None and self._cuts.is_full(self._open):
             self._close()
@@ -123,7 +139,8 @@ class Windows:
         span = None if self._span is None else list(self._span)
         open_ = {"number": self._open, "rows": self._rows, "samples": self._samples, "span": span}
         fresh = np.array([self._fresh, self._weight], np.float64)
-        return {"cuts": cuts, "open": open_, "log": self._log.state(), "scorer": scorer, "wall_fresh": fresh}
+        state = {"cuts": cuts, "open": open_, "log": self._log.state(), "scorer": scorer, "wall_fresh": fresh}
+        return state if self._baseline is None else state | {"baseline": self._baseline.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` gave."""
@@ -134,6 +151,8 @@ class Windows:
         self._log.load_state(state["log"])
         self._fresh, self._weight = np.asarray(state["wall_fresh"]).tolist()
         self._saved, self._scorer = (state if state["scorer"] is not None else None), None
+        if self._baseline is not None and "baseline" in state:
+            self._baseline.load_state(state["baseline"])
 
     def _begin(self, run: Run) -> None:
         self._run, run.windows = run, self
@@ -146,6 +165,8 @@ class Windows:
     def _close(self) -> None:
         window = self._window()
         self._log.append(window)
+        if self._baseline is not None:
+            self._baseline.close(window)
         if self._scorer is not None:
             self._scorer = self._scorer.again()
         self._open, self._rows, self._span, self._fresh, self._weight = None, 0, None, 0.0, 0.0
@@ -172,6 +193,70 @@ class Windows:
         if times is not None and len(times) and self._run is not None:
             self._fresh += (self._run.clock() - int(times.max()) / 1e6) * len(times)
             self._weight += len(times)
+
+
+class _Baseline:
+    """The AUC of ranking by the popularity of one feature's ids, in the windows of `Windows`."""
+
+    def __init__(self, feature: str, most: int) -> None:
+        self.name = f"popularity of {feature}"
+        self._feature = feature
+        self._popularity = Popularity()
+        self._auc = bounded(AUC(), probabilities=False)
+        self._log = WindowLog(most)
+        self._ids = np.empty(0, np.int64)
+        self._labels = np.empty(0)
+        self._scores = np.empty(0)
+
+    @property
+    def windows(self) -> list[Window]:
+        """The windows that are closed, oldest first."""
+        return self._log.windows
+
+    def score(self, example: Example) -> None:
+        """Take a batch and score it by what was learned before it."""
+        batch = example.batch
+        if batch is None or self._feature not in batch.ids:
+            features = "none, the data are tuples" if batch is None else ", ".join(batch.ids)
+            raise ConfigError(
+                f"Windows.baseline: no Id feature of this name — received {self._feature!r}, the batch has {features} — "
+                "name one of them"
+            )
+        ids = batch.ids[self._feature]
+        if ids.offsets is not None or isinstance(example.labels, Mapping) or example.labels is None:
+            raise ConfigError(
+                f"Windows.baseline: one id a sample and one label needed — received {self._feature!r} with several of "
+                "them — name another feature, or leave the baseline out"
+            )
+        self._ids = host(ids.values)
+        self._labels = host(example.labels).reshape(-1)
+        self._scores = self._popularity.scores(self._ids)
+
+    def feed(self, rows: slice) -> None:
+        """Count these rows of the batch in the open window."""
+        self._auc.update(self._scores[rows], self._labels[rows])
+
+    def learn(self) -> None:
+        """Learn the batch."""
+        self._popularity.learn(self._ids, self._labels)
+
+    def close(self, window: Window) -> None:
+        """Keep the AUC as that of `window`, and begin the next."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            values = {"auc": float(self._auc.eval())}
+        self._log.append(Window(window.begin, window.end, window.rows, window.samples, values))
+        self._auc.clear()
+
+    def state(self) -> dict[str, Any]:
+        """Counts, the open window and the closed ones."""
+        return {"popularity": self._popularity.state(), "auc": self._auc.state(), "log": self._log.state()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `state`."""
+        self._popularity.load_state(state["popularity"])
+        self._auc.load_state(state["auc"])
+        self._log.load_state(state["log"])
 
 
 def _window_scorer(run: Run, names: Sequence[str] | None) -> Scorer | None:

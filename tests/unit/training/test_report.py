@@ -9,12 +9,14 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="torch absent")
 
 import hotbed as hb
-from hotbed.metrics.chart import Chart, Series, figure, ticks
+from hotbed.metrics.chart import Chart, Series, figure, number_text, ticks
+from hotbed.metrics.history import Point
 from hotbed.metrics.served import Answer, Served
 from hotbed.metrics.windows import Window
 from hotbed.training.report import add_serving, write_report
@@ -31,7 +33,7 @@ def test_the_report_shows_loss_stream_tables_and_flows_and_fetches_nothing(
     page = write_report(tmp_path / "report.html", histories, title="A <title>", facts={"films": 9742},
                         summary=model.summary()).read_text()  # fmt: skip
     titles = re.findall(r"<figcaption>(.*?)</figcaption>", page)
-    assert {"Loss, train", "Loss, stream", "Validation auc", "AUC over event time", "Rows", "user", "item"} <= set(
+    assert {"Loss, train", "Loss, stream", "Validation AUC", "AUC over event time", "Rows", "user", "item"} <= set(
         titles
     )
     assert "A &lt;title&gt;" in page
@@ -124,15 +126,18 @@ def test_what_a_server_answered_meanwhile_is_added_to_the_report(tmp_path: Path)
         {"version": 4, "caught": 100.3, "published": 100.4},
         {"version": 2},  # a trainer that does not tell
     ]
-    scores = {"<film>": [(100.0, 0.5), (100.6, 0.75)]}
+    scores = {"a user": {"<film>": [(100.0, 0.5), (100.6, 0.75)]}}
     numbers = add_serving(page, Served(answers, versions, scores))
     assert numbers == {
-        "requests answered": 100, "ms, half of the requests": 2.0, "ms, 99 % of them": 500.0, "versions served": 2,
-        "s, learned to served": 0.3,
-    }  # fmt: skip
+        "requests answered": 100,
+        "p50, ms": 2.0,
+        "p99, ms": 500.0,
+        "versions served": 2,
+        "learned to served, s (p50)": 0.3,
+    }
     text = page.read_text()
     assert "<h2>Serving</h2>" in text
-    assert "<span>s, learned to served</span>" in text
+    assert "<span>learned to served, s (p50)</span>" in text
     assert "<film>" not in text
     charts = {
         name: json.loads(unescape(data))
@@ -143,4 +148,104 @@ def test_what_a_server_answered_meanwhile_is_added_to_the_report(tmp_path: Path)
     assert lines["Freshness, seconds since its last event was learned", "published"] == [pytest.approx(0.1)]
     assert lines["Version, in steps of the training", "served"] == [1, 1, 4, 4]
     assert lines["Version, in steps of the training", "learned"][-1] == 4
-    assert lines["Scores of the same candidates, a point a version", "<film>"] == [0.5, 0.75]
+    assert lines["Scores for a user, a point a version", "<film>"] == [0.5, 0.75]
+    seconds = {(chart["x0"], round(chart["x1"], 2)) for chart in charts.values()}
+    assert seconds == {(0.0, 0.99)}  # every chart of the server has the same axis, from 0
+
+
+def test_report_says_when_with_what_and_on_which_data_it_ran(
+    tmp_path: Path, dataset: Any, network: Any, world: Any
+) -> None:
+    model = hb.RecModel(network(), "bce", "adam", ["auc"])
+    data = dataset(256)
+    history = model.fit(data, progress=False)
+    about = {"seed": 7, "data, train": data.source}
+    page = unescape(write_report(tmp_path / "report.html", {"train": history}, about=about).read_text())
+    assert re.search(r"<p>\d{4}-\d\d-\d\d \d\d:\d\d UTC · hotbed \S+ · torch \S+</p>", page)
+    assert "<td>seed</td><td>7</td>" in page
+    assert f"<td>data, train</td><td>{data.source}</td>" in page
+    positives = world.columns(256)["y"].mean()
+    assert history.mean_label == pytest.approx(positives)
+    assert f"<td>samples learned, train</td><td>256, mean label {number_text(positives)}</td>" in page
+
+
+def test_validation_loss_is_drawn_beside_the_training_loss(tmp_path: Path, dataset: Any, network: Any) -> None:
+    model = hb.RecModel(network(), "bce", "adam", ["auc"])
+    history = model.fit(dataset(512), dataset(256, 1), 3, progress=False)
+    loss = charts_of(write_report(tmp_path / "report.html", {"train": history}).read_text())["Loss, train"]
+    lines = {line["name"]: line for line in loss["series"]}
+    assert set(lines) == {"training, smoothed", "training", "validation"}
+    assert lines["validation"]["x"] == [512.0, 1024.0, 1536.0]
+    assert lines["validation"]["y"] == [float(f"{epoch['valid.loss']:.6g}") for epoch in history.epochs]
+
+
+def test_reliability_curve_compares_predictions_with_what_happened(
+    tmp_path: Path, dataset: Any, network: Any, world: Any
+) -> None:
+    model = hb.RecModel(network(), "bce", "adam", ["auc"])
+    valid = dataset(512, 1)
+    history = model.fit(dataset(512), valid, callbacks=[], progressive=True, progress=False)
+    charts = charts_of(write_report(tmp_path / "report.html", {"run": history}).read_text())
+    assert {"Share of positives, run", "Share of positives, run, validation"} <= set(charts)
+    predicted = model.predict(valid)
+    label = world.columns(512, 1)["y"]
+    reliability = history.reliability["valid"]
+    assert reliability.weight == 512
+    curve = reliability.curve(points=1)
+    assert curve == [(pytest.approx(predicted.mean(), rel=1e-6), pytest.approx(label.mean()))]
+    x = [point for point, _ in reliability.curve()]
+    assert x == sorted(x)
+    assert 2 < len(x) <= 12
+
+
+def test_windows_hold_the_auc_of_ranking_by_popularity(tmp_path: Path, dataset: Any, network: Any, world: Any) -> None:
+    def windows() -> hb.callbacks.Windows:
+        return hb.callbacks.Windows(samples=256, metrics=["auc"], baseline="item")
+
+    model = hb.RecModel(network(), "bce", "adam", ["auc"])
+    history = model.online_train(dataset(1024), windows(), progress=False)
+    data = world.columns(1024)
+    positives: dict[int, int] = {}
+    scores: list[int] = []
+    for start in range(0, 1024, 64):  # a batch is scored before it is learned
+        rows = slice(start, start + 64)
+        scores += [positives.get(item, 0) for item in data["item"][rows].tolist()]
+        for item, label in zip(data["item"][rows].tolist(), data["y"][rows].tolist(), strict=True):
+            positives[item] = positives.get(item, 0) + label
+    wanted = []
+    for start in range(0, 1024, 256):
+        auc = hb.metrics.AUC()
+        auc.update(np.array(scores[start : start + 256]), data["y"][start : start + 256])
+        wanted.append(auc.eval())
+    popularity = history.compared["popularity of item"]
+    assert [window.values["auc"] for window in popularity] == wanted
+    charts = charts_of(write_report(tmp_path / "report.html", {"stream": history}).read_text())
+    assert "popularity of item" in [line["name"] for line in charts["AUC over event time"]["series"]]
+
+    first = windows()
+    model.online_train(dataset(600), first, progress=False)
+    second = windows()
+    second.load_state(first.state())
+    assert str(second.state()) == str(first.state())  # a resumed run goes on with the same counts
+    with pytest.raises(hb.errors.ConfigError, match=r"Windows.baseline: .* 'film', the batch has user, item"):
+        model.online_train(dataset(64), hb.callbacks.Windows(samples=9, baseline="film"), progress=False)
+
+
+def test_many_tables_share_a_few_charts(tmp_path: Path) -> None:
+    history = History()
+    for step in (1, 2):
+        tables = {f"t{i:02}": {"rows": 10 * i + step, "admitted": 10 * i + step, "refused": 0} for i in range(37)}
+        history.points.append(Point(step, 0, step * 10, 1.0, None, 0.5, {}, tables))
+    charts = charts_of(write_report(tmp_path / "report.html", {"train": history}).read_text())
+    assert list(charts) == [
+        "Loss, train",
+        "Rows",
+        "Rows, small tables",
+        *(f"t{i}" for i in range(32, 37)),
+        "32 other tables together",
+    ]
+    rows = {line["name"]: line["y"] for line in charts["Rows"]["series"]}
+    assert len(rows) == 6
+    assert rows["t36"] == [361, 362]
+    admitted = [chart["series"][0]["y"] for title, chart in charts.items() if title.startswith(("t", "32"))]
+    assert sum(values[-1] for values in admitted) == sum(10 * i + 2 for i in range(37))
