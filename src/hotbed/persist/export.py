@@ -19,6 +19,7 @@ from hotbed.data.batch import Batch, Ids, SideBySide
 from hotbed.data.schema import Schema
 from hotbed.embedding.module import TableModule, table_modules
 from hotbed.errors import ConfigError, MissingExtra, PersistError
+from hotbed.optim.modes import in_eval_mode
 from hotbed.persist.chain import write_version
 from hotbed.persist.format import Saved, Writer, open_checkpoint
 from hotbed.persist.store import Where
@@ -71,10 +72,8 @@ def export_graph(network: nn.Module, schema: Schema, activate: Callable[[Any], A
     """
     _check_installed()
     half = _DenseHalf(network, schema, activate or (lambda outputs: outputs))
-    training = network.training
-    network.eval()
     try:
-        with torch.no_grad(), _quiet(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), in_eval_mode(network), _quiet(), torch.random.fork_rng(devices=[]):
             inputs = half.record()
             half(*inputs.values())
             onnx, weights = _export(half, inputs)
@@ -89,7 +88,6 @@ def export_graph(network: nn.Module, schema: Schema, activate: Callable[[Any], A
         raise ConfigError(f"export: {type(network).__name__} cannot become an ONNX graph — {_first(error)} — keep to "
                           "tensor operations that do not depend on values") from error  # fmt: skip
     finally:
-        network.train(training)
         half.release()
     return graph
 

@@ -224,8 +224,6 @@ class Learner:
         return [*self._dense_parameters, *self._row_parameters]
 
     def forward(self, example: Example) -> Tensor:
-        if not self.network.training:
-            self.network.train()
         if self._buffers:
             torch._foreach_copy_(self._kept, self._buffers)
         with self.precision.autocast(self.device):
@@ -318,8 +316,6 @@ class SelfUpdating:
         return []
 
     def forward(self, example: Example) -> Tensor:
-        if not self.network.training:
-            self.network.train()
         outputs = self.network(*example.arguments)
         if self.criterion is None:
             return _own_loss(outputs)

@@ -19,6 +19,7 @@ from hotbed.embedding.rule import Rule
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
 from hotbed.optim.dense import dense_optimizer
+from hotbed.optim.modes import in_eval_mode, in_train_mode
 from hotbed.optim.precision import Boost, boost, precision
 from hotbed.optim.sparse import SparseOptimizer, dense_parameters
 from hotbed.persist import checkpoint, content
@@ -281,10 +282,14 @@ class RecModel:
         )
 
     def _scorer(self) -> Scorer:
-        own = self.eval_network is not None
-        network = self.eval_network if own else self.network
-        return Scorer(network, self._criterion, self.metrics, indexes=self._indexes, own_outputs=own,
-                      precision=self._precision)  # fmt: skip
+        return Scorer(
+            self.network,
+            self._criterion,
+            self.metrics,
+            eval_network=self.eval_network,
+            indexes=self._indexes,
+            precision=self._precision,
+        )
 
     def _run(
         self, data: Iterable[Any], valid: Any, callbacks: Any, *, progressive: bool, progress: bool, seed: int | None
@@ -303,6 +308,7 @@ class RecModel:
         self._encoder = getattr(data, "encoder", None)
         if isinstance(self.learner, Learner):
             self.learner.forget()  # what an interrupted fit, or a loop of the user's own, left behind
+        _log_frozen_lookups(self.network)
         run = Run(self, self.tables, self.learner, observer=observer, callbacks=called, valid=valid)
         run.dataset, run.total_steps = data, getattr(data, "num_batches", None) or _length(data)
         return run, history
@@ -310,7 +316,8 @@ class RecModel:
     def _learn(self, data: Iterable[Any], run: Run) -> None:
         """One pass over `data`, and the metrics of what was predicted on the way."""
         device, labelled = self.learner.device, self._criterion is not None
-        pass_over(data, run, run.callbacks, self.learner, run.observer, device=device, labelled=labelled)
+        with in_train_mode(self.network):
+            pass_over(data, run, run.callbacks, self.learner, run.observer, device=device, labelled=labelled)
         if run.observer is not None:
             run.metrics.update(run.observer.total.results())
 
@@ -318,7 +325,9 @@ class RecModel:
         check_batches("data", data)
         run = Run(model=self, learner=self.learner, tables=self.tables, observer=observer)
         called, device = Callbacks(_listed(callbacks)), self.learner.device
-        pass_over(data, run, called, observer=observer, device=device, labelled=self._criterion is not None)
+        labelled = self._criterion is not None
+        with in_eval_mode(self.network, self.eval_network):
+            pass_over(data, run, called, observer=observer, device=device, labelled=labelled)
 
     def _make_learner(self, optimizer: torch.optim.Optimizer | Rule | str | None) -> Learner | SelfUpdating:
         chosen = self._effective_boost(optimizer)
@@ -384,6 +393,18 @@ def _tables(network: nn.Module) -> dict[str, Table]:
 def set_seed(seed: int) -> None:
     """Seed torch's generators; initial rows and shuffles have their own: `Table(seed=…)`, `Dataset(seed=…)`."""
     torch.manual_seed(seed)
+
+
+def _log_frozen_lookups(network: nn.Module) -> None:
+    """Log the table modules that stay in eval mode while the network is trained."""
+    lookups = {id(module) for module in table_modules(network) if not module.training}
+    names = [name for name, module in network.named_modules() if id(module) in lookups]
+    if names and any(module.training for module in network.modules()):
+        log.warning(
+            "network: modules %s are in eval mode, so their tables take no new ids and their rows stay; "
+            "call network.train() before training unless that is meant",
+            ", ".join(names),
+        )
 
 
 def _listed(callbacks: Any) -> list[Any]:

@@ -17,6 +17,7 @@ from hotbed.data.batch import Batch
 from hotbed.data.dataset import Dataset
 from hotbed.errors import ConfigError
 from hotbed.metrics import Metric, bounded, get_metric
+from hotbed.optim.modes import in_eval_mode
 from hotbed.optim.precision import Precision
 from hotbed.training.learner import Criterion, Example
 
@@ -68,11 +69,11 @@ def _metric(metric: Any) -> Any:
 
 
 class Scorer:
-    """Runs the evaluation network over examples and feeds its metrics.
+    """Scores examples, with every module in eval mode, and feeds metrics.
 
     Without `eval_network`, outputs are (loss, prediction, label) of the network and its criterion. With it, outputs are
-    whatever it returns; `indexes` = positions of loss, prediction and label among them, None = all of them go to every
-    metric (which may pick with `Metric.set_indexes`).
+    whatever it returns; it may share modules with the network. `indexes` = positions of loss, prediction and label
+    among them, None = all of them go to every metric (which may pick with `Metric.set_indexes`).
     """
 
     def __init__(
@@ -81,12 +82,13 @@ class Scorer:
         criterion: Criterion | None,
         metrics: Mapping[str, Any],
         *,
+        eval_network: Any = None,
         indexes: tuple[int, int, int] | None = None,
-        own_outputs: bool = False,
         precision: Precision | None = None,
     ) -> None:
         self.network, self.criterion, self.metrics = network, criterion, metrics
-        self._own, self._indexes = own_outputs, indexes if own_outputs else (0, 1, 2)
+        self.eval_network = eval_network
+        self._indexes = (0, 1, 2) if eval_network is None else indexes
         self._precision = precision or Precision()
         self._fed: list[tuple[str, str | None, Any]] = []
         self._saved: Mapping[str, Any] = {}
@@ -97,7 +99,7 @@ class Scorer:
     @property
     def gives_probabilities(self) -> bool:
         """Whether predictions are probabilities: the loss is a cross-entropy of logits. False where that is not known."""
-        if self._own or self.criterion is None:
+        if self.has_own_outputs or self.criterion is None:
             return False
         losses = getattr(self.criterion.loss_fn, "losses", self.criterion.loss_fn)
         labels = losses if isinstance(losses, Mapping) else [None]
@@ -105,12 +107,13 @@ class Scorer:
 
     def outputs(self, example: Example) -> tuple[Any, ...]:
         """Outputs for one example, as NumPy on the host: (loss, prediction, label), or what `eval_network` returns."""
-        if getattr(self.network, "training", False):
-            self.network.eval()
-        with torch.no_grad():
+        with torch.no_grad(), in_eval_mode(self.network, self.eval_network):
             with self._precision.autocast(example.device):
-                raw = self.network(*(example.everything if self._own else example.arguments))
-            if self._own:
+                if self.eval_network is None:
+                    raw = self.network(*example.arguments)
+                else:
+                    raw = self.eval_network(*example.everything)
+            if self.has_own_outputs:
                 return tuple(host(part) for part in (raw if isinstance(raw, (tuple, list)) else (raw,)))
         if self.criterion is None:
             return None, host(raw), host(example.labels)
@@ -126,7 +129,7 @@ class Scorer:
     @property
     def has_own_outputs(self) -> bool:
         """Whether outputs are those of an eval_network."""
-        return self._own
+        return self.eval_network is not None
 
     def observe(self, example: Example) -> None:
         """Score one example."""
@@ -165,7 +168,7 @@ class Scorer:
             arguments = outputs if chooses else (prediction, label)
             if name is not None:
                 arguments = tuple(value[name] if isinstance(value, Mapping) else value for value in arguments)
-            update(metric, arguments, {} if chooses and self._own else _extras(metric, weight, example))
+            update(metric, arguments, {} if chooses and self.has_own_outputs else _extras(metric, weight, example))
 
     def state(self) -> dict[str, Any]:
         """What has been fed, as JSON values and NumPy arrays; metrics of the user's own without `state` begin anew."""

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Train and eval modes of networks, set for a while; then every module has its own flag again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+
+@contextmanager
+def in_eval_mode(*networks: Any) -> Iterator[None]:
+    """Every module of `networks` is in eval mode within; other callables among them are left alone.
+
+    Only flags are set: `eval()` and `train()` of a module may do more, which could not be undone.
+    """
+    modules: list[nn.Module] = []
+    for network in networks:
+        if isinstance(network, nn.Module):
+            modules += [module for module in network.modules() if module.training]
+    yield from _with_flag(modules, training=False)
+
+
+@contextmanager
+def in_train_mode(network: nn.Module) -> Iterator[None]:
+    """A network that is in eval mode as a whole is in train mode within.
+
+    Where one of its modules is in train mode, the flags are the user's choice and stay.
+    """
+    modules = list(network.modules())
+    if any(module.training for module in modules):
+        modules = []
+    yield from _with_flag(modules, training=True)
+
+
+def _with_flag(modules: list[nn.Module], *, training: bool) -> Iterator[None]:
+    for module in modules:
+        module.training = training
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.training = not training
