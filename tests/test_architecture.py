@@ -17,7 +17,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "hotbed"
 
-# The path of the data is the order of imports: a folder imports only folders to its left, plus `errors` and `config`.
+# The path of the data is the order of imports: a folder imports only folders to its left, plus the ground
+# floor: `errors`, `config` and `files`.
 FOLDERS = [
     "connectors",
     "data",
@@ -31,7 +32,7 @@ FOLDERS = [
     "training",
     "compat",
 ]
-BASE = {"errors", "config"}
+BASE = {"errors", "config", "files"}
 NEVER = {"serving": {"optim", "parallel", "training"}, "training": {"serving"}}
 NATIVE = {
     "data/encode",

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import base64
-import fcntl
 import hashlib
 import json
 import logging
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hotbed.errors import FormatError, PersistError
+from hotbed.files import Lock, local_path, sync_folder
 
 logger = logging.getLogger("hotbed.connectors")
 
@@ -47,12 +47,12 @@ class Journal:
 
     def __init__(self, path: str | Path | None = None) -> None:
         self._file: int | None = None
-        self._guard: int | None = None
+        self._lock: Lock | None = None
         self._entries: dict[str, dict[int, dict[str, Any]]] = {}
         self._mutex = threading.Lock()
-        self.path = None if path is None else Path(path)
+        self.path = None if path is None else local_path(path, "Journal.path")
         if self.path is not None:
-            self._guard = _only_writer(self.path)
+            self._lock = Lock(self.path)
             try:
                 self._open(self.path)
             except BaseException:
@@ -110,13 +110,15 @@ class Journal:
     def close(self) -> None:
         """Gives the file back; the entries can still be read."""
         with self._mutex:
-            for file in (self._file, self._guard):
-                if file is not None:
-                    os.close(file)
-            self._file = self._guard = None
+            if self._file is not None:
+                os.close(self._file)
+                self._file = None
+            if self._lock is not None:
+                self._lock.release()
+                self._lock = None
 
     def __del__(self) -> None:
-        if self._guard is not None:
+        if getattr(self, "_lock", None) is not None:
             self.close()
 
     def _name(self) -> str:
@@ -192,29 +194,6 @@ def _appended(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
 
-def _only_writer(path: Path) -> int:
-    """A lock that ends with this process, also by kill -9: the open file that holds it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    guard = _appended(path.with_name(path.name + ".lock"))
-    try:
-        fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(guard)
-        raise PersistError(
-            f"{path}: another run writes this journal — {error} — stop it, or give this run a folder of its own"
-        ) from error
-    return guard
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes names that came, went or moved in `folder` survive a loss of power."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 class DeadLetters:
     """Rows that nobody could use, with the place they came from: JSON lines, one an event.
 
@@ -225,7 +204,7 @@ class DeadLetters:
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
-        self.path = None if path is None else Path(path)
+        self.path = None if path is None else local_path(path, "DeadLetters.path")
         self.counts: dict[str, int] = {}
         self._seen: dict[bytes, None] = {}
         self._mutex = threading.Lock()

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from hotbed.config import build
 from hotbed.embedding.table import Table
 from hotbed.errors import DeltaGap, ForkedLineage, FormatError, PersistError
+from hotbed.files import Where
 from hotbed.persist.content import (
     VALUES,
     content_digest,
@@ -29,7 +30,7 @@ from hotbed.persist.content import (
     write_values,
 )
 from hotbed.persist.format import Link, Reader, Saved, Writer, open_checkpoint, open_folder, open_link, partition_ranges
-from hotbed.persist.store import ADVICE, Store, Where, number_of
+from hotbed.persist.store import ADVICE, Store, number_of
 
 if TYPE_CHECKING:
     from hotbed.persist.export import Graph

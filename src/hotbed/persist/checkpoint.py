@@ -25,10 +25,10 @@ from torch import Tensor, nn
 from hotbed.config import describe
 from hotbed.embedding.table import Table
 from hotbed.errors import PersistError
+from hotbed.files import Where
 from hotbed.persist.chain import retain
 from hotbed.persist.content import CapturedTable, Whole, load_table, write_table
 from hotbed.persist.format import Reader, Saved, Writer, open_checkpoint, open_link
-from hotbed.persist.store import Where
 from hotbed.persist.tree import Arrays, encode, packed
 
 __all__ = ["Capture", "Saved", "Saver", "State", "capture", "open_checkpoint", "restore", "save", "write"]

@@ -19,10 +19,10 @@ from hotbed.data.batch import Batch, Ids, SideBySide
 from hotbed.data.schema import Schema
 from hotbed.embedding.module import TableModule, table_modules
 from hotbed.errors import ConfigError, MissingExtra, PersistError
+from hotbed.files import Where
 from hotbed.optim.modes import in_eval_mode
 from hotbed.persist.chain import write_version
 from hotbed.persist.format import Saved, Writer, open_checkpoint
-from hotbed.persist.store import Where
 
 DENSE = "dense"
 TOLERANCE = 1e-5

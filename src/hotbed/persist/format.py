@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 
 from hotbed.embedding.policy import PARTITIONS
 from hotbed.errors import FormatError, PersistError, VersionError
+from hotbed.files import Where
 from hotbed.persist.sink import HashedFile
-from hotbed.persist.store import ADVICE, MANIFEST, Store, Where, number_of, open_store, split
+from hotbed.persist.store import ADVICE, MANIFEST, Store, number_of, open_store, split
 from hotbed.persist.tree import decode, unpacked
 
 FORMAT = "hotbed.checkpoint"

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 from hotbed.config import described
 from hotbed.connectors.kafka import Kafka
 from hotbed.errors import DeltaGap, ForkedLineage, FormatError, MissingExtra, PersistError, StoreAway
+from hotbed.files import Where
 from hotbed.persist.chain import Lineage, retain, write_version
 from hotbed.persist.format import Link, Reader, Saved, Writer, open_checkpoint, open_folder, open_link
-from hotbed.persist.store import MANIFEST, LocalStore, Newest, Store, Where, number_of, open_store
+from hotbed.persist.store import MANIFEST, LocalStore, Newest, Store, number_of, open_store
 
 CHUNK_BYTES = 900_000
 _CONNECT_SECONDS, _SEND_SECONDS = 10.0, 300.0

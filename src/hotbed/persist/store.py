@@ -18,18 +18,17 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from hotbed.errors import FormatError, MissingExtra, PersistError, StoreAway
+from hotbed.files import Where, resolve, sync_folder
 from hotbed.persist.sink import HashedFile, Held, LocalFile, Workers, new_partial, partial_path
 
-Where = str | Path
-"""A local path or a URL such as `s3://bucket/model`."""
-
 MANIFEST, CURRENT, CLAIM = "MANIFEST.json", "CURRENT", "CLAIM"
+JOURNAL = "journal"
+LETTERS = "dead_letters.jsonl"
 ADVICE = "do not use it; restore the checkpoint from a copy"
 _IN_MEMORY_BYTES = 1 << 20
 _NAME = re.compile(r"checkpoint-(\d{8,})")
 _PARTIAL = re.compile(r"\.(checkpoint-\d+|CURRENT)\.[0-9a-f]+\.partial")
 _LEFT_SECONDS = 86_400  # after which what nobody can be seen to hold is nobody's
-_URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+(::|://)")
 
 
 class Newest(NamedTuple):
@@ -97,21 +96,17 @@ def open_store(where: Where) -> Store:
 
     Example: `open_store("s3://bucket/model")`.
     """
-    text = str(where)
-    if text.startswith("file://"):
-        return LocalStore(Path(text.removeprefix("file://")))
-    if isinstance(where, str) and _URL.match(where):
-        return ObjectStore(where)
-    return LocalStore(Path(where))
+    place = resolve(where)
+    return LocalStore(place) if isinstance(place, Path) else ObjectStore(place)
 
 
 def split(where: Where) -> tuple[Where, str]:
     """The root and the name of a checkpoint folder's own path."""
-    text = str(where).rstrip("/")
-    if isinstance(where, str) and _URL.match(where):
-        root, _, name = text.rpartition("/")
+    place = resolve(where)
+    if isinstance(place, str):
+        root, _, name = place.rpartition("/")
         return root, name
-    path = Path(where).resolve()
+    path = place.resolve()
     return path.parent, path.name
 
 
@@ -190,7 +185,7 @@ class _LocalDraft(Draft):
             file.write(manifest)
         self._workers.settle()
         for folder in [path for path in self._partial.rglob("*") if path.is_dir()] + [self._partial]:
-            _sync_folder(folder)
+            sync_folder(folder)
         final = self._root / self.folder
         try:
             os.rename(self._partial, final)
@@ -200,7 +195,7 @@ class _LocalDraft(Draft):
                 f"{final}: another process wrote it meanwhile — {error} — let one process save"
             ) from error
         try:
-            _sync_folder(self._root)
+            sync_folder(self._root)
             self._point(hashlib.sha256(manifest).hexdigest())
         except OSError:
             LocalStore(self._root).remove(self.folder)  # whole, but nothing came to point to it
@@ -220,7 +215,7 @@ class _LocalDraft(Draft):
             os.replace(partial, self._root / CURRENT)
         finally:
             partial.unlink(missing_ok=True)
-        _sync_folder(self._root)
+        sync_folder(self._root)
 
 
 def _mapped(path: Path) -> memoryview:
@@ -236,16 +231,6 @@ def number_of(folder: str) -> int:
     if match is None:
         raise FormatError(f"{folder}: no checkpoint's name — received {folder!r} — give a folder checkpoint-<number>")
     return int(match[1])
-
-
-def _sync_folder(path: Path) -> None:
-    if os.name == "nt":  # folders cannot be opened there
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 # --- an object store ------------------------------------------------------------------------------------------------

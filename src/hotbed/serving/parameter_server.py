@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotbed.errors import ConfigError, FormatError, StoreError
+from hotbed.files import Where
 from hotbed.persist.format import Reader, open_checkpoint
-from hotbed.persist.store import Where
 from hotbed.serving.rows import RowDtype
 from hotbed.serving.stores.base import Store
 from hotbed.serving.stores.mapped import MappedVersion, ModelFolder

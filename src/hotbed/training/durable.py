@@ -19,6 +19,7 @@ from hotbed.data.dataset import Dataset
 from hotbed.data.schema import Schema
 from hotbed.embedding.rule import Rule
 from hotbed.errors import ConfigError, MissingExtra, PersistError
+from hotbed.files import Lock
 from hotbed.metrics import Metric
 from hotbed.models.losses import Loss, MultiTask
 from hotbed.optim.dense import NAMES, TorchOptimizer
@@ -26,7 +27,7 @@ from hotbed.optim.precision import Boost
 from hotbed.persist.checkpoint import Saved, Saver, State, capture, open_checkpoint
 from hotbed.persist.format import Reader
 from hotbed.persist.publish import Publisher
-from hotbed.persist.store import LocalStore, open_store
+from hotbed.persist.store import JOURNAL, LETTERS, LocalStore, open_store
 from hotbed.training.loop import Run, passed
 from hotbed.training.online import TOPIC
 
@@ -86,6 +87,7 @@ class Checkpoint:
         self._saver: Saver | None = None
         self._ready = False
         self._own: tuple[Any, Journal, DeadLetters] | None = None  # ... and what was in `live` before
+        self._lock: Lock | None = None  # of the states, where the journal lies elsewhere
         self._thread: ThreadPoolExecutor | None = None
         self._published: list[Future[Any]] = []
 
@@ -155,6 +157,9 @@ class Checkpoint:
             self._own = None
             if live is not None:
                 live.journal, live.dead_letters = journal, letters
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     # --- saving
 
@@ -236,20 +241,26 @@ class Checkpoint:
 
     def _open(self, run: Run) -> None:
         """Journal and dead letters beside the states, before anything is read; those that the user gave stay."""
+        store = open_store(self._path)
+        folder = store.root if isinstance(store, LocalStore) else None
         live = getattr(run.dataset, "live", None)
         if live is not None and live.journal.path is not None:
             run.journal = live.journal
+            if folder is not None and not _same_file(live.journal.path, folder / JOURNAL):
+                self._lock = Lock(folder / JOURNAL)  # the states are written by one run, too
             return
-        local = isinstance(open_store(self._path), LocalStore)
-        if not local:
+        if folder is None:
             log.warning("%s: no journal: after a kill the stream goes on without loss or repeat, but decisions of the "
                         "clock may fall otherwise; put one on a local disk into dataset.live.journal", self._path)  # fmt: skip
-        folder = Path(self._path)
-        run.journal = Journal(folder / "journal" if local else None)
-        letters = DeadLetters(folder / "dead_letters.jsonl" if local else None)
+        run.journal = Journal(None if folder is None else folder / JOURNAL)
+        letters = DeadLetters(None if folder is None else folder / LETTERS)
         self._own = (live, getattr(live, "journal", run.journal), getattr(live, "dead_letters", letters))
         if live is not None:
             live.journal, live.dead_letters = run.journal, letters
+
+
+def _same_file(path: Path, other: Path) -> bool:
+    return path.resolve() == other.resolve()
 
 
 def _graph(run: Run) -> Any:

@@ -17,6 +17,7 @@ pytest.importorskip("torch", reason="torch absent")
 import hotbed as hb
 from hotbed.connectors import Journal
 from hotbed.errors import ConfigError, NonFiniteGradient, PersistError
+from hotbed.files import Lock
 from hotbed.optim.schedule import Warmup
 from hotbed.persist import checkpoint
 from hotbed.persist.content import content_digest
@@ -361,6 +362,37 @@ def test_two_runs_in_one_folder_are_refused(learn: Any, tmp_path: Path) -> None:
     journal.close()
     learn(max_steps=1)
     learn(max_steps=2)
+
+
+@pytest.mark.parametrize("scheme", ["file://", "local://", "file:"])
+def test_local_url_is_the_same_place_for_states_journal_and_lock(
+    scheme: str, learn: Any, world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    columns = world.columns(640)
+    columns["t"][7] = 10**12
+    data = hb.Dataset(FakeStream(columns, ends=True), world.schema, 64, max_ahead_seconds=3600.0)
+    learn(path=f"{scheme}{tmp_path}/state", data=data)
+    names = {path.name for path in (tmp_path / "state").iterdir()}
+    assert {"CURRENT", "journal", "journal.lock", "dead_letters.jsonl"} <= names
+    assert list(elsewhere.iterdir()) == []
+    with Lock(tmp_path / "state" / "journal"), pytest.raises(PersistError, match="another run"):
+        learn(path=f"{scheme}{tmp_path}/state")
+
+
+def test_states_have_one_writer_also_where_the_journal_lies_elsewhere(learn: Any, dataset: Any, tmp_path: Path) -> None:
+    data = dataset(640)
+    data.live.journal = Journal(tmp_path / "own" / "journal")
+    with Lock(tmp_path / "state" / "journal"), pytest.raises(PersistError, match="another run"):
+        learn(data=data)
+    learn(data=data, max_steps=2)
+    learn(data=data, max_steps=4)
+    data.live.journal.close()
+    data.live.journal = Journal(tmp_path / "state" / "journal")  # the folder's own, opened by the caller
+    learn(data=data)
+    data.live.journal.close()
 
 
 def test_dead_letters_lie_beside_the_states(learn: Any, world: Any, tmp_path: Path) -> None:

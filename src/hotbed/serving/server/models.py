@@ -14,9 +14,9 @@ from typing import Any, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from hotbed.errors import ConfigError, HotbedError, NotServed
+from hotbed.files import Where
 from hotbed.persist.format import Reader
 from hotbed.persist.publish import Follower
-from hotbed.persist.store import Where
 from hotbed.serving.cache import EmbeddingCache
 from hotbed.serving.parameter_server import ParameterServer
 from hotbed.serving.server.batching import Batcher, Limits, Request
