@@ -248,15 +248,16 @@ class Job:
         return f"{self.output.rstrip('/')}/checkpoint"
 
     def _metrics(self) -> Any:
-        from hotbed.metrics import Metric
+        from hotbed.metrics import get_metric
 
-        def built(specs: Sequence[Spec], path: str) -> dict[str, Any]:
-            found: dict[str, Any] = {}
-            for i, spec in enumerate(specs):
-                metric = config.build(spec, Metric, f"{path}.{i}")
-                name = config.kind_of(type(metric))
-                found[name if name not in found else f"{name}.{i}"] = metric
-            return found
+        def built(specs: Sequence[Any], path: str) -> dict[str, Any]:
+            metrics: dict[str, Any] = {}
+            for number, spec in enumerate(specs):
+                metric = get_metric(spec, f"{path}.{number}")
+                kind = spec.get("kind") if isinstance(spec, Mapping) else spec
+                name = kind if isinstance(kind, str) else config.kind_of(type(metric))
+                metrics[name if name not in metrics else f"{name}.{number}"] = metric
+            return metrics
 
         if isinstance(self.metrics, Mapping):
             return {label: built(specs, f"job.metrics.{label}") for label, specs in self.metrics.items()}
@@ -286,7 +287,9 @@ def json_schema() -> dict[str, Any]:
     properties = definitions["job.job"]["properties"]
     properties["model"] = _any_of(config.public_kinds("hotbed.models"), definitions)
     properties["loss"] = _any_of(config.kinds(Loss) | {"multi_task": MultiTask}, definitions)
-    metrics = {"type": "array", "items": _any_of(config.kinds(Metric), definitions)}
+    metric = _any_of(config.kinds(Metric), definitions)
+    metric["anyOf"].append({"type": "string", "pattern": "^(gauc|hit_rate|ndcg)@."})
+    metrics = {"type": "array", "items": metric}
     properties["metrics"] = {"anyOf": [metrics, {"type": "object", "additionalProperties": metrics}]}
     callbacks = _any_of(config.public_kinds("hotbed.training.callbacks"), definitions)
     keywords = config.parameters(config.public_kinds("hotbed.training.callbacks")["checkpoint"])

@@ -122,6 +122,24 @@ def test_a_missing_key_is_an_error() -> None:
         Job.from_json({"model": "dcnv2"})
 
 
+def test_metrics_within_groups_are_named_as_in_python() -> None:
+    pytest.importorskip("torch", reason="torch absent")
+    spec = {"schema": {"columns": [{"kind": "label", "name": "y"}, {"kind": "id", "name": "user"}]}, "model": "lr",
+            "train": {"kind": "csv", "path": "a.csv"}}  # fmt: skip
+    metrics = ["auc", "gauc@user", {"kind": "ndcg@user", "k": 5}, {"kind": "hit_rate", "k": 3, "group": "user"}]
+    job = Job.from_json({**spec, "metrics": metrics})
+    model = job.rec_model(job.schema)
+    assert {name: getattr(metric, "group", None) for name, metric in model.metrics.items()} == {
+        "auc": None, "gauc@user": "user", "ndcg@user": "user", "hit_rate": "user"}  # fmt: skip
+    assert model.metrics["ndcg@user"].k == 5
+    for wrong in ("auc@user", "gauc@"):
+        with pytest.raises(ConfigError, match=r"^job\.metrics\.0: not a metric within groups"):
+            Job.from_json({**spec, "metrics": [wrong]}).rec_model(job.schema)
+    assert {"type": "string", "pattern": "^(gauc|hit_rate|ndcg)@."} in json_schema()["$defs"]["job.job"]["properties"][
+        "metrics"
+    ]["anyOf"][0]["items"]["anyOf"]
+
+
 @pytest.mark.parametrize("name", ["train", "valid", "predict"])
 def test_only_a_stream_may_be_endless(name: str) -> None:
     follow = {"kind": "follow", "directory": "incoming"}

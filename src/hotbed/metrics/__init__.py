@@ -14,7 +14,11 @@ windows of a stream. `bounded(metric)` is a metric like it for a stream that nev
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, cast
+
 from hotbed import config
+from hotbed.errors import ConfigError
 from hotbed.metrics.classification import (
     AUC,
     Accuracy,
@@ -34,8 +38,21 @@ __all__ = [
 ]  # fmt: skip
 
 
-def get_metric(name: str) -> Metric:
-    """A metric by its name, with default settings: auc, gauc, log_loss, normalized_entropy, calibration, accuracy,
-    precision, recall, hit_rate, ndcg."""
-    metric: Metric = config.build(name, Metric, "metric")
-    return metric
+def get_metric(spec: str | Mapping[str, Any], path: str = "metric") -> Metric:
+    """Build a metric from its name, or from its kind and keywords as in a job.
+
+    Names: auc, gauc, log_loss, normalized_entropy, calibration, accuracy, precision, recall,
+    hit_rate, ndcg. "gauc@user" ranks within the groups of Id column `user`, as do "hit_rate@user" and
+    "ndcg@user". Raises ConfigError that starts with `path`.
+    """
+    keys = {"kind": spec} if isinstance(spec, str) else spec
+    kind, at, group = str(keys.get("kind", "") if isinstance(keys, Mapping) else "").partition("@")
+    if not at:
+        return cast(Metric, config.build(spec, Metric, path))
+    cls = config.kinds(Metric).get(kind)
+    if not group or (cls is not None and "group" not in config.parameters(cls)):
+        kinds = config.kinds(Metric).items()
+        names = [kind for kind, cls in kinds if "group" in config.parameters(cls)]
+        choices = ", ".join(f"{kind}@{group or 'user'}" for kind in sorted(names))
+        raise ConfigError(f"{path}: not a metric within groups — received {keys['kind']!r} — use one of {choices}")
+    return cast(Metric, config.build({**keys, "kind": kind, "group": group}, Metric, path))

@@ -7,6 +7,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from hotbed import config
 from hotbed.errors import ConfigError, DataError
 from hotbed.metrics.metric import Array, Metric, Samples, SumsMetric, pair_areas
+from hotbed.metrics.score_counts import area_under, count_scores, join_counts
 
 
 @config.described
@@ -21,82 +23,122 @@ class AUC(Metric):
     """Area under the ROC curve: the probability that a positive outranks a negative; ties count one half.
 
     Args:
-        bins: None keeps all samples and is exact. A number keeps two counts a bin (equal widths in logit between -16
-            and 16; predictions must be probabilities), so that memory does not grow: 65,536 bins err by less than 1e-4
-            on smooth scores.
-        exact: with bins, so many samples are kept as they are, and the AUC of up to so many is exact. Scores of a model
-            that has learned little lie close together, in few bins.
+        bins: None keeps all samples and is exact. With a number, memory grows only with the
+            logarithm of the number of samples: blocks of `max(exact, bins)` samples are counted in at
+            most twice so many bins of equal mass, and equally many blocks are joined two by two.
+            Bins follow the scores, so it does not matter how close together they lie, or how they
+            drift. Any score will do.
+        exact: with bins, the AUC of up to so many samples is exact.
+
+    With bins, the error is below `8 * doublings / bins` for any order of any scores; `doublings` is
+    the binary logarithm of the number of blocks. It is 0 where there are at most `bins` different
+    scores. Measured with 8,192 bins and 1,000,000 samples: below 1e-6 where the scores come from one
+    distribution, 1e-5 where they drift by thousands of their own width.
     """
 
     def __init__(self, bins: int | None = None, exact: int = 0) -> None:
         if bins is not None and bins < 2:
-            raise ConfigError(f"AUC.bins: too few — received {bins} — give None (exact) or a number such as 65536")
+            raise ConfigError(f"AUC.bins: too few — received {bins} — give None (exact) or a number such as 8192")
         if exact < 0:
             raise ConfigError(f"AUC.exact: a number of samples — received {exact} — give one from 0 on")
-        self.bins, self.exact = bins, exact
+        self.bins = bins
+        self.exact = exact
         super().__init__()
 
     def clear(self) -> None:
         """Forget all samples."""
         self._parts: list[Samples] = []
-        self._held = 0  # samples in parts
-        self._counts = np.zeros((2, 0))
+        self._rows = 0  # samples in parts
+        self._levels: list[Array | None] = []  # counts of 2^level blocks each
 
     def add(self, samples: Samples) -> None:
         """Take checked samples."""
-        if self.bins is not None:
-            _probabilities(self._name, samples.prediction)
-            if self._counts.size or self._held + len(samples.label) > self.exact:
-                kept, self._parts, self._held = [*self._parts, samples], [], 0
-                for part in kept:
-                    self._count(part, self.bins)
-                return
         self._parts.append(replace(samples, group=None))
-        self._held += len(samples.label)
+        self._rows += len(samples.label)
+        if self.bins is None:
+            return
+        block = max(self.exact, self.bins)
+        full = (self._rows - 1) // block
+        if full <= 0:
+            return
+        rows = Samples.concat(self._parts)
+        for number in range(full):
+            part = rows[number * block : (number + 1) * block]
+            self._count(count_scores(part, self.bins))
+        self._parts = [rows[full * block :]]
+        self._rows -= full * block
 
     def state(self) -> dict[str, Any]:
-        """The samples, or the counts of the bins that are not empty."""
-        if not self._counts.size:
-            self._parts = [Samples.concat(self._parts)]
-            return self._parts[0].state()
-        (places,) = np.nonzero(self._counts.any(0))
-        return {"bins": self.bins, "place": places.astype(np.int64), "counts": self._counts[:, places]}
+        """The samples; with bins, those that are not counted yet, and the counts by level."""
+        samples = Samples.concat(self._parts)
+        self._parts = [samples]
+        if not self._levels:
+            return samples.state()
+        levels = [np.empty((3, 0)) if level is None else level for level in self._levels]
+        return {
+            **samples.state(),
+            "bins": self.bins,
+            "lengths": [level.shape[1] for level in levels],
+            "counts": np.concatenate(levels, axis=1),
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state`; ConfigError where that AUC had another number of bins."""
+        """Inverse of `state`.
+
+        It also takes the state of an AUC with another number of bins, which the bins of this one then
+        replace, and the states of 0.1.0's first builds. Raises ConfigError for a state in bins where
+        this AUC keeps all samples.
+        """
         self.clear()
-        if "place" not in state:
-            self.add(Samples.from_state(state))
+        if "bins" in state and self.bins is None:
+            raise ConfigError(
+                f"AUC.bins: the state is counted in bins — received bins={state['bins']} into "
+                "bins=None — give the number that it was saved with"
+            )
+        if "place" in state:
+            self._count(_fixed_bins(state))
             return
-        if state["bins"] != self.bins:
-            raise ConfigError(f"AUC.bins: the state is of another kind — received bins={state['bins']} into "
-                              f"bins={self.bins} — give the number that it was saved with")  # fmt: skip
-        self._counts = np.zeros((2, self.bins or 0))
-        self._counts[:, np.asarray(state["place"])] = state["counts"]
+        counts = np.asarray(state.get("counts", np.empty((3, 0))), np.float64)
+        bounds = np.cumsum([0, *state.get("lengths", ())])
+        for start, stop in pairwise(bounds.tolist()):
+            level = counts[:, start:stop].copy()
+            if state["bins"] != self.bins:
+                level = join_counts([level], self.bins)
+            self._levels.append(level if stop > start else None)
+        self.add(Samples.from_state(state))
 
     def eval(self) -> float:
         """A number in [0, 1]; nan where one class is missing."""
-        if self._counts.size:
-            below = np.cumsum(self._counts[0]) - self._counts[0]
-            area = np.array([np.sum(self._counts[1] * (below + 0.5 * self._counts[0]))])
-            negatives, positives = self._counts.sum(1)[:, None]
+        samples = Samples.concat(self._parts)
+        self._parts = [samples]
+        if self._levels:
+            levels = [level for level in self._levels if level is not None]
+            counts = join_counts([*levels, count_scores(samples)])
+            area = area_under(counts)
+            negatives, positives = counts[1:].sum(axis=1).tolist()
         else:
-            samples = Samples.concat(self._parts)
-            self._parts = [samples]
-            area, negatives, positives = pair_areas(samples, np.zeros(len(samples.label), np.int64), 1)
-        if not (negatives[0] > 0 and positives[0] > 0):
-            return self._undefined(
-                f"it needs both classes, it saw {positives[0]:g} positive, {negatives[0]:g} negative"
-            )
-        return float(area[0] / (positives[0] * negatives[0]))
+            codes = np.zeros(len(samples.label), np.int64)
+            area, negatives, positives = (float(sums[0]) for sums in pair_areas(samples, codes, 1))
+        if not (negatives > 0 and positives > 0):
+            return self._undefined(f"it needs both classes, it saw {positives:g} positive, {negatives:g} negative")
+        return float(area / (positives * negatives))
 
-    def _count(self, samples: Samples, bins: int) -> None:
-        if not self._counts.size:
-            self._counts = np.zeros((2, bins))
-        with np.errstate(divide="ignore"):
-            logit = np.log(samples.prediction) - np.log1p(-samples.prediction)
-        place = np.clip((logit + 16.0) * (bins / 32.0), 0, bins - 1).astype(np.int64)
-        np.add.at(self._counts.reshape(-1), place + bins * (samples.label > 0.5), samples.weight)
+    def _count(self, counts: Array) -> None:
+        """Add the counts of a block: two of a level become one of the next."""
+        for number, level in enumerate(self._levels):
+            if level is None:
+                self._levels[number] = counts
+                return
+            counts = join_counts([level, counts], self.bins)
+            self._levels[number] = None
+        self._levels.append(counts)
+
+
+def _fixed_bins(state: Mapping[str, Any]) -> Array:
+    """Counts of a state that has bins of equal width in logit between -16 and 16."""
+    places = np.asarray(state["place"], np.float64)
+    logit = (places + 0.5) * (32.0 / state["bins"]) - 16.0
+    return np.concatenate([1.0 / (1.0 + np.exp(-logit))[None], np.asarray(state["counts"])])
 
 
 @config.described

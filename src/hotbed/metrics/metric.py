@@ -27,7 +27,7 @@ class Samples:
     weight: Array
     group: Array | None
 
-    def __getitem__(self, rows: slice) -> Samples:
+    def __getitem__(self, rows: slice | Array) -> Samples:
         group = None if self.group is None else self.group[rows]
         return Samples(self.prediction[rows], self.label[rows], self.weight[rows], group)
 
@@ -56,7 +56,14 @@ class Samples:
 
 
 class Metric(ABC):
-    """Base of the metrics. The verbs are those of `mindspore.train.Metric`."""
+    """Base of the metrics. The verbs `clear`, `update` and `eval` are those of `mindspore.train.Metric`.
+
+    A metric of your own defines `clear`, `add`, `eval`, `state` and `load_state`; `update` checks its
+    inputs and calls `add`. docs/extending.md has a whole example.
+    """
+
+    needs_group = False
+    """Whether it ranks within groups, so that every update needs `group`."""
 
     def __init__(self) -> None:
         self._indexes: list[int] | None = None
@@ -87,7 +94,7 @@ class Metric(ABC):
 
         Arrays are NumPy's or tensors; [n, 1] is read as [n]. `group` holds integers or strings (for example user ids).
         After `set_indexes` the inputs may be more and in another order. Raises DataError for lengths that differ, for
-        nan and for negative weights.
+        nan, for negative weights, and where a metric within groups gets no group.
         """
         if self._indexes is not None:
             if max(self._indexes) >= len(inputs):
@@ -100,7 +107,13 @@ class Metric(ABC):
         prediction, label, *rest = inputs
         weight = rest[0] if rest else weight
         group = rest[1] if len(rest) > 1 else group
-        self.add(_checked(self._name, prediction, label, weight, group))
+        samples = _checked(self._name, prediction, label, weight, group)
+        if self.needs_group and samples.group is None and len(samples.label):
+            raise DataError(
+                f"{self._name}: it ranks within groups — received {len(samples.label)} samples without "
+                "group — pass group=, for example user ids"
+            )
+        self.add(samples)
 
     @property
     def indexes(self) -> list[int] | None:

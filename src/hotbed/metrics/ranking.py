@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics within groups (users, sessions): AUC, hit rate, NDCG. They keep all samples."""
+"""Metrics within groups (users, sessions): AUC, hit rate, NDCG. They keep all samples.
+
+Samples of weight 0 are left out. In `HitRate` and `NDCG` a group counts with the mean weight of its
+samples, in `GAUC` with their sum.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +12,22 @@ from typing import Literal
 import numpy as np
 
 from hotbed import config
-from hotbed.errors import ConfigError, DataError
+from hotbed.errors import ConfigError
 from hotbed.metrics.metric import Array, Samples, StoredMetric, at_least_one, pair_areas, starts
 
 
+class GroupMetric(StoredMetric):
+    """A metric within groups: every update needs them."""
+
+    needs_group = True
+    group: str | None
+
+
 @config.described
-class GAUC(StoredMetric):
+class GAUC(GroupMetric):
     """AUC within each group (for example a user), averaged with the groups' weights; one-class groups are left out.
+
+    The weight of a group is the sum of its samples' weights.
 
     `group`: the Id column (one id a sample) that RecModel groups by; "gauc@user" as a name says the same.
 
@@ -28,7 +41,7 @@ class GAUC(StoredMetric):
     def eval(self) -> float:
         """A number in [0, 1]; nan where no group has both classes."""
         samples = self._all()
-        codes, num_groups = _groups(self._name, samples)
+        codes, num_groups = _groups(samples)
         area, negatives, positives = pair_areas(samples, codes, num_groups)
         mixed = (negatives > 0) & (positives > 0)
         if not mixed.any():
@@ -38,10 +51,11 @@ class GAUC(StoredMetric):
 
 
 @config.described
-class HitRate(StoredMetric):
+class HitRate(GroupMetric):
     """Share of groups with a positive label among their k highest predictions, of the groups that have a positive.
 
-    Among equal predictions negatives come first, so that a constant prediction earns nothing by luck.
+    A group counts with the mean weight of its samples; samples of weight 0 are left out. Among equal
+    predictions negatives come first, so that a constant prediction earns nothing by luck.
     """
 
     def __init__(self, k: int = 10, group: str | None = None) -> None:
@@ -50,20 +64,23 @@ class HitRate(StoredMetric):
 
     def eval(self) -> float:
         """A number in [0, 1]; nan where no group has a positive label."""
-        samples = self._all()
-        codes, num_groups = _groups(self._name, samples)
+        samples = _weighted(self._all())
+        codes, num_groups = _groups(samples)
         positive = samples.label > 0.5
         order = np.lexsort((positive, -samples.prediction, codes))
         hits = order[positive[order] & (ranks(codes[order]) < self.k)]
         eligible = np.unique(codes[positive])
         if not len(eligible):
             return self._undefined(f"none of {num_groups} groups has a positive label")
-        return len(np.unique(codes[hits])) / len(eligible)
+        weights = _group_weights(samples, codes, num_groups)
+        return float(weights[np.unique(codes[hits])].sum() / weights[eligible].sum())
 
 
 @config.described
-class NDCG(StoredMetric):
+class NDCG(GroupMetric):
     """Normalized discounted cumulative gain at k, mean over the groups that have a positive gain.
+
+    A group counts with the mean weight of its samples; samples of weight 0 are left out.
 
     Args:
         k: only the k highest predictions of a group count; None = all.
@@ -85,13 +102,15 @@ class NDCG(StoredMetric):
 
     def eval(self) -> float:
         """A number in [0, 1]; nan where no group has a positive gain."""
-        samples = self._all()
-        codes, num_groups = _groups(self._name, samples)
+        samples = _weighted(self._all())
+        codes, num_groups = _groups(samples)
         gains = samples.label if self.gain == "linear" else np.exp2(samples.label) - 1.0
         reached, best = (self._dcg(codes, score, gains, num_groups) for score in (samples.prediction, gains))
-        if not (best > 0).any():
+        eligible = best > 0
+        if not eligible.any():
             return self._undefined(f"none of {num_groups} groups has a positive gain")
-        return float(np.mean(reached[best > 0] / best[best > 0]))
+        weights = _group_weights(samples, codes, num_groups)[eligible]
+        return float(np.average(reached[eligible] / best[eligible], weights=weights))
 
     def _dcg(self, codes: Array, score: Array, gains: Array, num_groups: int) -> Array:
         order = np.lexsort((-score, codes))
@@ -103,13 +122,23 @@ class NDCG(StoredMetric):
         return np.bincount(codes, gains * shared[tie], num_groups)
 
 
-def _groups(metric: str, samples: Samples) -> tuple[Array, int]:
+def _groups(samples: Samples) -> tuple[Array, int]:
+    """The number of each sample's group, and how many groups there are."""
     if samples.group is None:
-        if len(samples.label):
-            raise DataError(f"{metric}: it ranks within groups — received no group — pass group=, for example user ids")
         return np.empty(0, np.int64), 0
     names, codes = np.unique(samples.group, return_inverse=True)
     return codes.reshape(-1), len(names)
+
+
+def _weighted(samples: Samples) -> Samples:
+    """The samples that have a weight."""
+    return samples if (samples.weight > 0).all() else samples[samples.weight > 0]
+
+
+def _group_weights(samples: Samples, codes: Array, num_groups: int) -> Array:
+    """The mean weight of each group's samples."""
+    total = np.bincount(codes, samples.weight, num_groups)
+    return np.asarray(total / np.bincount(codes, minlength=num_groups))
 
 
 def ranks(codes: Array) -> Array:

@@ -166,6 +166,7 @@ class Windowed(Metric):
     def __init__(self, metric: Metric, samples: int) -> None:
         self.metric, self.samples = metric, at_least_one("Windowed.samples", samples)
         self.group = getattr(metric, "group", None)
+        self.needs_group = metric.needs_group
         super().__init__()
 
     def clear(self) -> None:
@@ -201,19 +202,19 @@ class Windowed(Metric):
         self.add(Samples.from_state(state))
 
 
-def bounded(metric: Any, probabilities: bool = True, samples: int = 100_000) -> Any:
+def bounded(metric: Any, samples: int = 100_000) -> Any:
     """A fresh metric like the given one whose memory does not grow with the number of samples.
 
-    Where predictions are `probabilities`, the AUC of more than 10,000 samples counts in 65,536 bins; other metrics that
-    keep their samples keep the last `samples`. Those that keep none, and metrics that are not of this package, stay as
-    they are.
+    The AUC of more than 10,000 samples is counted in 8,192 bins of equal mass (memory grows with the
+    logarithm); other metrics that keep their samples keep the last `samples`. Metrics that keep none
+    and metrics that are not of this package stay as they are.
 
     Example: `bounded(GAUC("user"))` is `Windowed(GAUC("user"), samples=100_000)`.
     """
     made = copy.deepcopy(metric)
-    if isinstance(metric, AUC) and metric.bins is None and probabilities:
-        made = AUC(bins=65_536, exact=10_000)
-    elif isinstance(metric, StoredMetric) or (isinstance(metric, AUC) and metric.bins is None):
+    if isinstance(metric, AUC) and metric.bins is None:
+        made = AUC(bins=8192, exact=10_000)
+    elif isinstance(metric, StoredMetric):
         made.set_indexes(None)
         made = Windowed(made, samples)
     if isinstance(metric, Metric):

@@ -30,7 +30,7 @@ from hotbed.training.durable import brief, described_argument, given_tables, reb
 from hotbed.training.learner import Criterion, Learner, SelfUpdating, device_of, parameters_of
 from hotbed.training.loop import Callbacks, Run, check_batches, pass_over
 from hotbed.training.online import Limits, batches_a_call, follow
-from hotbed.training.scorer import Collector, Progressive, Scorer, metric_set, to_predict
+from hotbed.training.scorer import Collector, Progressive, Scorer, check_groups, metric_set, to_predict
 from hotbed.training.watch import History, ProgressBar
 
 log = logging.getLogger("hotbed")
@@ -81,6 +81,8 @@ class RecModel:
         self.metrics = metric_set(metrics)
         self._arguments = {"loss_fn": loss_fn, "optimizer": optimizer, "metrics": metrics, "amp_level": amp_level,
                            "boost_level": boost_level}  # fmt: skip
+        if eval_network is None or eval_indexes is not None:
+            check_groups(self.metrics)
         self.counters = {"epochs": 0, "steps": 0, "samples": 0}
         self.schema: Any = getattr(network, "_described", {}).get("schema")
         self.parent: str | None = None

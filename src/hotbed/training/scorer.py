@@ -47,24 +47,42 @@ def metric_set(metrics: Any) -> dict[str, Any]:
         metrics = [metrics]
     if isinstance(metrics, Mapping):
         several = (Mapping, set, frozenset, list, tuple)
-        return {str(k): metric_set(v) if isinstance(v, several) else _metric(v) for k, v in metrics.items()}
+        return {
+            str(name): metric_set(metric) if isinstance(metric, several) else _metric(metric, str(name))
+            for name, metric in metrics.items()
+        }
     if not isinstance(metrics, Iterable):
         raise ConfigError(f"metrics: not a set of metrics — received {metrics!r:.80} — give names such as {{'auc'}}")
     named: dict[str, Any] = {}
     for metric in sorted(metrics, key=str) if isinstance(metrics, (set, frozenset)) else metrics:
-        named[metric if isinstance(metric, str) else kind_of(type(metric))] = _metric(metric)
+        name = metric if isinstance(metric, str) else kind_of(type(metric))
+        named[name] = _metric(metric, name)
     return named
 
 
-def _metric(metric: Any) -> Any:
+def check_groups(metrics: Mapping[str, Any]) -> None:
+    """Raise ConfigError where a metric within groups does not say which Id column holds them."""
+    for name, metric in metrics.items():
+        if isinstance(metric, Mapping):
+            check_groups(metric)
+        elif getattr(metric, "needs_group", False) and metric.group is None and metric.indexes is None:
+            raise ConfigError(
+                f"metrics.{name}: it ranks within groups — received no group — name their Id column, "
+                f"as in '{kind_of(type(metric))}@user' or {type(metric).__name__}(group='user')"
+            )
+
+
+def _metric(metric: Any, name: str) -> Any:
+    """The metric of that name; `ndcg@user` gives a metric its group."""
     if isinstance(metric, str):
-        name, _, group = metric.partition("@")
-        metric = get_metric(name)
-        if group:
-            metric.group = group
+        metric = get_metric(metric)
     missing = [verb for verb in ("clear", "update", "eval") if not callable(getattr(metric, verb, None))]
     if missing:
         raise ConfigError(f"metrics: {metric!r:.80} has no {missing[0]}() — give a name or a hb.metrics object")
+    group = name.partition("@")[2]
+    if group and getattr(metric, "needs_group", False) and metric.group is None:
+        metric = copy.copy(metric)
+        metric.group = group
     return metric
 
 
@@ -92,7 +110,8 @@ class Scorer:
         self._precision = precision or Precision()
         self._fed: list[tuple[str, str | None, Any]] = []
         self._saved: Mapping[str, Any] = {}
-        self._loss, self._seen = 0.0, 0
+        self._loss = 0.0
+        self._seen: float = 0  # samples, or their weight
         self._held: tuple[tuple[Any, ...], Example] | None = None
         self.watchers: list[Watcher] = []
 
@@ -123,7 +142,9 @@ class Scorer:
         """The same from what the network gave for the example, in the criterion's shape."""
         assert self.criterion is not None
         with torch.no_grad():
-            loss = None if example.labels is None else self.criterion(raw, example.labels, example.weight)
+            loss = None
+            if example.labels is not None:
+                loss = self.criterion(raw, example.labels, _with_mean_one(example.weight))
             return host(loss), host(self.criterion.activate(raw)), host(example.labels)
 
     @property
@@ -158,9 +179,11 @@ class Scorer:
             return
         loss, prediction, label = (self._pick(outputs, place) for place in self._indexes)
         if loss is not None:
-            chosen = len(range(*rows.indices(num_rows)))
-            self._loss += float(np.mean(loss)) * chosen
-            self._seen += chosen
+            mass: float = len(range(*rows.indices(num_rows)))
+            if weight is not None and not self._own:
+                mass = float(weight[rows].sum(dtype=np.float64))
+            self._loss += float(np.mean(loss)) * mass
+            self._seen += mass
         if self.metrics and label is None:
             raise ConfigError("metrics need labels — received data without — use predict(), or add a Label column")
         for _, name, metric in self._fed or self._lay_out(prediction):
@@ -177,7 +200,8 @@ class Scorer:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Take what `state` gave; a metric that was not there then begins anew."""
-        self._loss, self._seen = float(state["loss"]), int(state["seen"])
+        self._loss = float(state["loss"])
+        self._seen = state["seen"]
         self._fed, self._saved, self._held = [], dict(state["metrics"]), None  # metrics are laid out by the first batch
 
     def again(self, metrics: Mapping[str, Any] | None = None) -> Scorer:
@@ -192,8 +216,7 @@ class Scorer:
         """A scorer that has seen nothing yet, whose metrics need memory that does not grow: see `hb.metrics.bounded`."""
 
         def each(metrics: Mapping[str, Any]) -> dict[str, Any]:
-            sure = self.gives_probabilities
-            return {k: each(v) if isinstance(v, Mapping) else bounded(v, sure) for k, v in metrics.items()}
+            return {k: each(v) if isinstance(v, Mapping) else bounded(v) for k, v in metrics.items()}
 
         return self.again(each(self.metrics))
 
@@ -323,6 +346,14 @@ def _part(value: Any, rows: slice, num_rows: int) -> Any:
     if rows is ALL or getattr(value, "shape", ())[:1] != (num_rows,):
         return value
     return value[rows]
+
+
+def _with_mean_one(weight: torch.Tensor | None) -> torch.Tensor | None:
+    """Weights divided by their mean: the mean over samples is then the weighted mean."""
+    if weight is None:
+        return None
+    mean = weight.mean()
+    return weight / mean if mean > 0 else weight
 
 
 def _fresh(metric: Any) -> Any:

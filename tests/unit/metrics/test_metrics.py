@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import pairwise, permutations
 
 import numpy as np
@@ -66,20 +67,66 @@ def test_auc_equals_all_pairs_with_ties_and_weights(seed: int) -> None:
     assert evaluate(AUC(), prediction, label) == pytest.approx(brute_auc(prediction, label, ones), abs=1e-12)
 
 
-def test_streaming_auc_is_close_to_exact() -> None:
+STREAMS = {
+    "smooth": (-4.0, 1.5),
+    "a young model": (-3.0, 1e-3),
+    "a younger model": (-3.0, 1e-5),
+    "very rare": (-18.0, 1.0),
+    "beyond the old range": (-25.0, 3.0),
+    "nearly certain": (20.0, 5.0),
+}
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_streaming_auc_is_exact_to_four_digits_wherever_the_scores_lie(name: str) -> None:
+    """Scores of a narrow range, float32 and float64; the order of the updates does not matter."""
     random = np.random.default_rng(1)
-    logit = random.normal(-4.0, 1.5, 50_000)
-    prediction = 1.0 / (1.0 + np.exp(-logit))
-    label = random.random(50_000) < prediction
-    exact, streaming = AUC(), AUC(bins=65_536)
-    for part in np.array_split(np.arange(50_000), 7):
-        exact.update(prediction[part], label[part])
-        streaming.update(prediction[part], label[part])
-    assert streaming.eval() == pytest.approx(exact.eval(), abs=1e-4)
+    mean, width = STREAMS[name]
+    truth = random.normal(size=100_000)
+    label = random.random(100_000) < 1.0 / (1.0 + np.exp(-truth))
+    prediction = 1.0 / (1.0 + np.exp(-(mean + width * truth)))
+    for scores in (prediction, prediction.astype(np.float32)):
+        exact, streaming = AUC(), AUC(bins=8192, exact=10_000)
+        for part in np.array_split(np.arange(100_000), 70):
+            exact.update(scores[part], label[part])
+            streaming.update(scores[part], label[part])
+        assert streaming.eval() == pytest.approx(exact.eval(), abs=2e-6)
+
+
+def test_streaming_auc_follows_scores_that_drift_and_repeat() -> None:
+    """Within the bound of the docstring, with weights, one score in half of the samples, and infinite ones."""
+    random = np.random.default_rng(2)
+    score = np.linspace(0, 1, 60_000) + 1e-4 * random.normal(size=60_000)
+    score[::2] = 0.5
+    score[7::5000] = -np.inf
+    label = random.random(60_000) < 0.2 + 0.3 * (score > 0.5)
+    weight = random.random(60_000) * (random.random(60_000) < 0.9)
+    exact, streaming = AUC(), AUC(bins=1024)
+    for part in np.array_split(np.arange(60_000), 13):
+        exact.update(score[part], label[part], weight[part])
+        streaming.update(score[part], label[part], weight[part])
+    assert streaming.eval() == pytest.approx(exact.eval(), abs=8 * math.log2(60) / 1024)
+    assert streaming.eval() == pytest.approx(exact.eval(), abs=1e-3)
+
+
+def test_streaming_auc_of_few_different_scores_is_exact() -> None:
+    random = np.random.default_rng(3)
+    score = random.integers(0, 500, 20_000)
+    label = random.random(20_000) * 500 < score
+    assert evaluate(AUC(bins=512), score, label) == pytest.approx(evaluate(AUC(), score, label), abs=1e-12)
+
+
+def test_streaming_auc_does_not_depend_on_how_samples_are_cut_into_batches() -> None:
+    random = np.random.default_rng(4)
+    score, label = random.random(5000), random.random(5000) < 0.3
+    pieces = AUC(bins=64)
+    for part in np.array_split(np.arange(5000), 37):
+        pieces.update(score[part], label[part])
+    assert pieces.eval() == evaluate(AUC(bins=64), score, label)
 
 
 def test_streaming_auc_takes_zero_and_one() -> None:
-    assert evaluate(AUC(bins=16), np.array([0.0, 1.0, 0.0, 1.0]), np.array([0, 1, 0, 1])) == 1.0
+    assert evaluate(AUC(bins=2), np.array([0.0, 1.0, 0.0, 1.0]), np.array([0, 1, 0, 1])) == 1.0
 
 
 def test_auc_does_not_depend_on_how_samples_are_cut_into_batches() -> None:
@@ -213,6 +260,38 @@ def test_clear_forgets(cls: type[Metric]) -> None:
     assert metric.eval() == metric.eval()
 
 
+@pytest.mark.parametrize(
+    "metric", [GAUC(), HitRate(), NDCG(), Windowed(GAUC(), 10)], ids=lambda metric: metric.__class__.__name__
+)
+def test_a_batch_without_group_is_an_error_of_that_batch(metric: Metric) -> None:
+    half, one = np.array([0.5, 0.5]), np.array([0, 1])
+    metric.update(half, one, group=one)
+    with pytest.raises(DataError, match="it ranks within groups — received 2 samples without group"):
+        metric.update(half, one)
+    metric.update(half[:0], one[:0])
+
+
+@pytest.mark.parametrize("kind", [NDCG, lambda: HitRate(k=1)], ids=["NDCG", "HitRate"])
+def test_groups_count_with_the_mean_weight_of_their_samples(kind: Callable[[], Metric]) -> None:
+    prediction, label, weight, group = draw()
+    by_group = weight[group]
+    total = share = 0.0
+    for number in np.unique(group):
+        rows = group == number
+        value = evaluate(kind(), prediction[rows], label[rows], group=group[rows])
+        total += value * float(by_group[rows][0])
+        share += float(by_group[rows][0])
+    assert evaluate(kind(), prediction, label, by_group, group) == pytest.approx(total / share)
+    alone = evaluate(kind(), prediction[group > 3], label[group > 3], group=group[group > 3])
+    assert evaluate(kind(), prediction, label, (group > 3).astype(float), group) == pytest.approx(alone)
+
+
+def test_a_sample_without_weight_is_not_ranked() -> None:
+    prediction, label, group = np.array([0.9, 0.8, 0.1]), np.array([0, 1, 0]), np.zeros(3)
+    for metric in (NDCG(), HitRate(k=1)):
+        assert evaluate(metric, prediction, label, np.array([0.0, 1.0, 1.0]), group) == 1.0
+
+
 def test_bad_inputs_are_errors_that_name_the_metric() -> None:
     half, one = np.array([0.5, 0.5]), np.array([0, 1])
     with pytest.raises(DataError, match=r"AUC: inputs differ in length — received .*\[2, 1, 1, 1\]"):
@@ -223,8 +302,6 @@ def test_bad_inputs_are_errors_that_name_the_metric() -> None:
         AUC().update(half, one, weight=np.array([1.0, -1.0]))
     with pytest.raises(DataError, match=r"LogLoss: predictions are no probabilities — received 0.5 to 3"):
         LogLoss().update(np.array([0.5, 3.0]), one)
-    with pytest.raises(DataError, match="GAUC: it ranks within groups — received no group"):
-        evaluate(GAUC(), half, one)
     with pytest.raises(DataError, match="received 1 inputs"):
         AUC().update(half)
     for make in (lambda: AUC(bins=1), lambda: HitRate(k=0), lambda: NDCG(k=-1), lambda: Windowed(AUC(), samples=0)):
