@@ -202,7 +202,7 @@ class _Baseline:
         self.name = f"popularity of {feature}"
         self._feature = feature
         self._popularity = Popularity()
-        self._auc = bounded(AUC(), probabilities=False)
+        self._auc = bounded(AUC())
         self._log = WindowLog(most)
         self._ids = np.empty(0, np.int64)
         self._labels = np.empty(0)
