@@ -180,7 +180,7 @@ class Scorer:
         loss, prediction, label = (self._pick(outputs, place) for place in self._indexes)
         if loss is not None:
             mass: float = len(range(*rows.indices(num_rows)))
-            if weight is not None and not self._own:
+            if weight is not None and not self.has_own_outputs:
                 mass = float(weight[rows].sum(dtype=np.float64))
             self._loss += float(np.mean(loss)) * mass
             self._seen += mass
