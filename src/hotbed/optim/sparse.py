@@ -13,6 +13,7 @@ from hotbed.embedding.init import check_number
 from hotbed.embedding.module import TableModule, table_modules
 from hotbed.embedding.table import Step, Table
 from hotbed.errors import ConfigError, NonFiniteGradient
+from hotbed.optim.ranks import check_single_rank
 
 
 def dense_parameters(model: nn.Module) -> list[nn.Parameter]:
@@ -78,7 +79,8 @@ class SparseOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of every table that has a gradient waiting."""
+        """One step of every table that has a gradient waiting. Raises ConfigError where several ranks train."""
+        check_single_rank("SparseOptimizer.step")
         loss = None
         if closure is not None:
             with torch.enable_grad():

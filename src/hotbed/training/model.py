@@ -21,6 +21,7 @@ from hotbed.errors import ConfigError
 from hotbed.optim.dense import dense_optimizer
 from hotbed.optim.modes import in_eval_mode, in_train_mode
 from hotbed.optim.precision import Boost, boost, precision
+from hotbed.optim.ranks import check_single_rank
 from hotbed.optim.sparse import SparseOptimizer, dense_parameters
 from hotbed.persist import checkpoint, content
 from hotbed.persist.export import Graph, export, export_graph
@@ -297,6 +298,7 @@ class RecModel:
         self, data: Iterable[Any], valid: Any, callbacks: Any, *, progressive: bool, progress: bool, seed: int | None
     ) -> tuple[Run, History]:
         """What `fit` and `online_train` begin with."""
+        check_single_rank("RecModel")
         if seed is not None:
             set_seed(seed)
         given, history = _listed(callbacks), History()

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many processes train together; tables and optimizers here belong to a single process."""
+
+from __future__ import annotations
+
+import os
+
+import torch.distributed
+
+from hotbed.errors import ConfigError
+
+INDEPENDENT = "HOTBED_INDEPENDENT_RANKS"
+"""Environment variable: "1" lets each of several ranks train a copy of its own, for sweeps."""
+
+
+def world_size() -> int:
+    """Ranks of the process group, else of the launcher (`torchrun` sets WORLD_SIZE), else 1."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_world_size()
+    size = os.environ.get("WORLD_SIZE", "")
+    return int(size) if size.isdecimal() else 1
+
+
+def check_single_rank(where: str) -> None:
+    """Raise ConfigError where several ranks train: each would train a separate copy."""
+    size = world_size()
+    if size > 1 and os.environ.get(INDEPENDENT) != "1":
+        what = "each rank would train a separate copy of the model on all data"
+        advice = f"start one process; set {INDEPENDENT}=1 where copies are meant, as in a sweep"
+        raise ConfigError(f"{where}: {what} — received a world of {size} ranks — {advice}")

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several ranks: training refuses them, since each would train a copy of its own; predicting and evaluating stay."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="torch absent")
+
+import hotbed as hb
+from hotbed.errors import ConfigError
+
+WORKER = """
+import torch.distributed as dist
+import hotbed as hb
+from hotbed.errors import ConfigError
+
+schema = hb.Schema([hb.Label("y"), hb.Id("user")])
+data = hb.Dataset(hb.sources.Memory({"y": [0, 1] * 8, "user": list(range(16))}), schema, 8)
+model = hb.RecModel(hb.models.LR(schema, hb.make_tables(schema, 1)), "bce", "adam", {"auc"})
+dist.init_process_group("gloo")
+model.evaluate(data)
+assert len(model.predict(data)) == 16
+try:
+    model.fit(data, progress=False)
+    print("trained")
+except ConfigError as error:
+    print(error)
+"""
+
+
+def sparse_step(model: hb.RecModel, data: hb.Dataset) -> None:
+    hb.SparseOptimizer(model.network).step()
+
+
+TRAIN: dict[str, Callable[..., Any]] = {
+    "fit": lambda model, data: model.fit(data, progress=False),
+    "online_train": lambda model, data: model.online_train(data, progress=False),
+    "SparseOptimizer": sparse_step,
+}
+
+
+@pytest.mark.parametrize("train", TRAIN.values(), ids=TRAIN)
+def test_training_of_several_ranks_is_rejected_unless_copies_are_meant(
+    train: Callable[..., Any], dataset: Any, network: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = hb.RecModel(network(), "bce", "adam", {"auc"})
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    model.evaluate(dataset(64))
+    assert len(model.predict(dataset(64))) == 64
+    with pytest.raises(ConfigError, match=r"a world of 4 ranks.*HOTBED_INDEPENDENT_RANKS=1"):
+        train(model, dataset(64))
+    monkeypatch.setenv("HOTBED_INDEPENDENT_RANKS", "1")
+    train(model, dataset(64))
+    monkeypatch.delenv("HOTBED_INDEPENDENT_RANKS")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    train(model, dataset(64))
+
+
+def test_torchrun_with_two_processes_is_rejected_by_both(tmp_path: Path) -> None:
+    worker = tmp_path / "worker.py"
+    worker.write_text(WORKER)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(worker)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("received a world of 2 ranks") == 2
+    assert "trained" not in result.stdout
