@@ -326,6 +326,10 @@ def _as_table(columns: Mapping[str, Any] | pa.Table | pa.RecordBatch) -> pa.Tabl
     for name, values in columns.items():
         try:
             arrays[name] = _as_array(values)
+        except OverflowError as error:
+            raise DataError(
+                f"memory source: column {name!r} holds whole numbers beyond 64 bits. Hash them, or give them as text."
+            ) from error
         except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
             raise DataError(
                 f"memory source: column {name!r} is not one Arrow type — {error} — give each column values of one type"

@@ -89,14 +89,19 @@ class Ids:
 
 
 def as_ids(ids: Any, what: str = "ids") -> NDArray[np.int64]:
-    """Any int64 or uint64 buffer as a contiguous int64 array [n]; RowShapeError otherwise."""
+    """Return `ids` as a contiguous int64 array [n].
+
+    `ids`: an int64 buffer, a uint64 buffer (its bits are reinterpreted), or a list of whole numbers
+    of 64 bits, signed or unsigned. Raises RowShapeError for anything else, floats among them, also
+    where they are integral.
+    """
     if isinstance(ids, (pa.Array, pa.ChunkedArray)):
         if ids.null_count:
             raise RowShapeError(f"{what}: nulls name nothing — received {ids.null_count} nulls — drop or fill them")
         ids = ids.to_numpy(zero_copy_only=False) if isinstance(ids, pa.Array) else ids.to_numpy()
     elif not isinstance(ids, (np.ndarray, list, tuple)) and hasattr(ids, "__dlpack__"):
         ids = np.from_dlpack(ids)
-    array = np.asarray(ids, np.int64) if isinstance(ids, (list, tuple)) else np.asarray(ids)
+    array = _of_list(ids, what) if isinstance(ids, (list, tuple)) else np.asarray(ids)
     if array.dtype == np.uint64:
         array = array.view(np.int64)
     if array.dtype != np.int64 or array.ndim != 1:
@@ -104,6 +109,24 @@ def as_ids(ids: Any, what: str = "ids") -> NDArray[np.int64]:
             f"{what}: expected int64 [n] — received {array.dtype} {list(array.shape)} — convert or flatten them"
         )
     return np.ascontiguousarray(array)
+
+
+def _of_list(ids: Sequence[Any], what: str) -> NDArray[np.int64]:
+    for kind in set(map(type, ids)):
+        if kind is bool or not issubclass(kind, (int, np.integer)):
+            wrong = next(id for id in ids if type(id) is kind)
+            raise RowShapeError(f"{what}: expected whole numbers, got {wrong!r}. Send ids as integers.")
+    try:
+        return np.asarray(ids, np.int64)
+    except OverflowError:  # ids that use the upper half of 64 bits, or more
+        return np.array([_reinterpreted(int(id), what) for id in ids], np.int64)
+
+
+def _reinterpreted(id: int, what: str) -> int:
+    """The signed number with the 64 bits of `id`."""
+    if not -(2**63) <= id < 2**64:
+        raise RowShapeError(f"{what}: expected numbers of 64 bits, got {id}. Hash longer ones.")
+    return id - 2**64 if id >= 2**63 else id
 
 
 class SideBySide(Mapping[str, Any]):

@@ -17,7 +17,20 @@ from hotbed.connectors.base import Skips
 from hotbed.data import numbers
 from hotbed.data.batch import Batch, Ids
 from hotbed.data.numbers import BadRows, is_bytes, is_list, numeric
-from hotbed.data.schema import Dense, Id, Label, Schema, Time, Type, Weight, joined, type_of
+from hotbed.data.schema import (
+    Dense,
+    Id,
+    Label,
+    Schema,
+    Shape,
+    Time,
+    Type,
+    Weight,
+    joined,
+    joined_shape,
+    shape_of,
+    type_of,
+)
 from hotbed.data.transforms import Cross, Hash, Split, Transform
 from hotbed.errors import DataError, DecodeError, SchemaError
 
@@ -48,8 +61,8 @@ class Encoder:
     is left out, counted in `stats.skips` and logged. A missing column or a column of the wrong type always raises
     SchemaError. `aside`: gets the raw rows that are left out.
 
-    What raw columns hold is kept in `types`, and what is text where the schema knows numbers, or the other way round, is
-    refused.
+    What raw columns hold is kept in `types` and `shapes`. What is text where the schema knows numbers, or the other way
+    round, and lists where it knows single values, are refused.
 
     Example: `Encoder(schema)(pa.record_batch({"user": ["ann"], "label": [1]}))`
     """
@@ -60,6 +73,7 @@ class Encoder:
         self.aside = aside
         self.stats = EncodeStats()
         self.types: Mapping[str, Type] = {}
+        self.shapes: Mapping[str, Shape] = {}
         self._seen: list[tuple[pa.Schema, bool]] = []
         self._zones: set[str] = set()
         self._kinds: dict[str, set[str]] = {}
@@ -104,12 +118,24 @@ class Encoder:
             raise SchemaError(f"columns {missing} are missing — the data has {schema.names} — {near}")
         for name in self.schema.raw_columns(labels=False):
             kind, held = type_of(schema.field(name).type), self.schema.types.get(name, "mixed")
+            self._check_shape(name, schema.field(name).type)
             if kind is None:
                 continue
             if held != "mixed" and (kind == "text") != (held == "text"):
                 raise SchemaError(f"column {name!r}: it held {held} values in training — received {schema.field(name).type}, and the same "
                                   f"value as text and as number is two ids — give {held} values")  # fmt: skip
             self.types = {**self.types, name: joined(self.types.get(name), kind)}
+
+    def _check_shape(self, name: str, kind: pa.DataType) -> None:
+        shape = shape_of(kind)
+        if shape is None:
+            return
+        if shape == "list" and self.schema.shapes.get(name) == "value":
+            raise SchemaError(
+                f"column {name!r}: it held single values in training, got lists ({kind}). "
+                "Give one value for each row."
+            )
+        self.shapes = {**self.shapes, name: joined_shape(self.shapes.get(name), shape)}
 
     def _encode(self, batch: pa.RecordBatch, labels: bool, context: Columns) -> Batch:
         ids: dict[str, Ids] = {}

@@ -18,6 +18,7 @@ from hotbed.data.transforms import Extract, Map, Transform
 from hotbed.errors import ConfigError, SchemaError
 
 Type = Literal["text", "integer", "number", "mixed"]
+Shape = Literal["value", "list", "mixed"]
 POOLINGS = ("sum", "mean", "max", "none")
 
 
@@ -136,8 +137,9 @@ class Schema:
     from it.
 
     `types`: what raw columns held in training, "text", "integer", "number", or "mixed" where it was several; training
-    fills it in, and from then on text for a number, or a number for text, is refused. Raises ConfigError for two columns
-    of one name, or more than one Time or Weight.
+    fills it in, and from then on text for a number, or a number for text, is refused. `shapes`: whether a row of a raw
+    column held one "value" or a "list"; training fills it in as well, and from then on lists for single values are
+    refused. Raises ConfigError for two columns of one name, or more than one Time or Weight.
 
     Example:
         >>> hb.Schema([hb.Label("clicked"), hb.Time("time"), hb.Id("user"), hb.Id("item"), hb.Dense("price")])
@@ -145,6 +147,7 @@ class Schema:
 
     columns: Sequence[Column]
     types: Mapping[str, Type] = field(default_factory=dict, compare=False)
+    shapes: Mapping[str, Shape] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", tuple(self.columns))
@@ -256,19 +259,24 @@ class Schema:
             else column
             for column in self.columns
         ]
-        return Schema(changed, self.types)
+        return Schema(changed, self.types, self.shapes)
 
-    def with_types(self, types: Mapping[str, Type]) -> Schema:
-        """This schema, knowing also that raw columns held `types`."""
-        return Schema(
-            self.columns, {**self.types, **{name: joined(self.types.get(name), kind) for name, kind in types.items()}}
-        )
+    def with_types(self, types: Mapping[str, Type], shapes: Mapping[str, Shape]) -> Schema:
+        """This schema, knowing also that raw columns held `types`, in `shapes`."""
+        all_types = dict(self.types)
+        for name, kind in types.items():
+            all_types[name] = joined(all_types.get(name), kind)
+        all_shapes = dict(self.shapes)
+        for name, shape in shapes.items():
+            all_shapes[name] = joined_shape(all_shapes.get(name), shape)
+        return Schema(self.columns, all_types, all_shapes)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values, learned numbers included."""
         columns = [config.describe(column) for column in self.columns]
-        types = {"types": dict(self.types)} if self.types else {}
-        value: dict[str, Any] = json.loads(json.dumps({"columns": columns, **types}))
+        learned = {"types": dict(self.types), "shapes": dict(self.shapes)}
+        learned = {name: entries for name, entries in learned.items() if entries}
+        value: dict[str, Any] = json.loads(json.dumps({"columns": columns, **learned}))
         return value
 
     @classmethod
@@ -276,7 +284,9 @@ class Schema:
         """Inverse of `to_json`; takes the object or its text. Raises ConfigError with the path of a wrong key."""
         spec = json.loads(value) if isinstance(value, str) else value
         columns: list[Column] = config.build(spec["columns"], Sequence[Column], "schema.columns")
-        return cls(columns, config.build(spec.get("types", {}), Mapping[str, Type], "schema.types"))
+        types = config.build(spec.get("types", {}), Mapping[str, Type], "schema.types")
+        shapes = config.build(spec.get("shapes", {}), Mapping[str, Shape], "schema.shapes")
+        return cls(columns, types, shapes)
 
 
 def type_of(kind: pa.DataType) -> Type | None:
@@ -292,6 +302,18 @@ def type_of(kind: pa.DataType) -> Type | None:
     text: Any = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_binary,
             pa.types.is_large_binary, pa.types.is_binary_view)  # fmt: skip
     return "text" if any(one(kind) for one in text) else None
+
+
+def shape_of(kind: pa.DataType) -> Shape | None:
+    """Whether a row of an Arrow type is one value or a list; None where that is not known."""
+    if pa.types.is_null(kind):
+        return None
+    return "list" if pa.types.is_nested(kind) else "value"
+
+
+def joined_shape(one: Shape | None, other: Shape) -> Shape:
+    """The shape of a column that had both."""
+    return other if one is None or one == other else "mixed"
 
 
 def joined(one: Type | None, other: Type) -> Type:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hotbed.data.batch import Ids
+from hotbed.data.batch import Ids, as_ids
 from hotbed.errors import ConfigError, RowShapeError
 
 from .opaque import alive, pool_opaque
@@ -374,7 +374,10 @@ def _group(tables: Sequence[Table]) -> list[Group]:
 
 
 def _int64(array: Any, feature: str) -> Tensor:
-    tensor = array if isinstance(array, Tensor) else torch.from_numpy(np.ascontiguousarray(array))
+    if isinstance(array, Tensor):
+        tensor = array
+    else:
+        tensor = torch.from_numpy(as_ids(array, f"feature {feature!r}: ids and offsets"))
     if tensor.dtype != torch.int64 or tensor.dim() != 1:
         raise RowShapeError(
             f"feature {feature!r}: ids and offsets are int64 [n] — received {tensor.dtype} {list(tensor.shape)} — convert or flatten them"

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from hotbed.connectors.base import Memory
 from hotbed.data.numbers import is_bytes, is_list
 from hotbed.errors import ConfigError, DataError, NotServed, Overloaded, ServingError
+from hotbed.serving.request import check_columns, check_context
 from hotbed.serving.server.protocol import DTYPES, HEADER_LENGTH, text_of
 from hotbed.serving.session import Scores
 
@@ -67,6 +68,8 @@ class Client:
 
     def ask(self, model: str, columns: Mapping[str, Any], context: Mapping[str, Any] | None = None) -> Scores:
         """As `predict`, by output, and the version that answered; `late`: rows that did not reach the server in time."""
+        check_columns(columns)
+        check_context(context)
         tensors = sorted(_tensors(columns, context or {}), key=lambda one: -one.width)
         head = json.dumps(
             {"inputs": [one.spec for one in tensors], "parameters": {"binary_data_output": True}}

@@ -135,7 +135,10 @@ class ParameterServer(Store):
         return self.model(name).hot(table, n)
 
     def lookup(self, model: str, table: str, ids: Any) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """Rows of ids, int64 [n] -> float32 [n, dim], and whether each has one."""
+        """Rows of ids, int64 [n] -> float32 [n, dim], and whether each has one.
+
+        Raises RowShapeError for anything but whole numbers, as `Table.find` does.
+        """
         return self.model(model).table(table).find(ids)
 
     def _writing(self) -> AbstractContextManager[bool]:

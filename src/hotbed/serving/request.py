@@ -61,6 +61,7 @@ class RequestEncoder:
     def __call__(self, columns: Columns, context: Mapping[str, Any] | None = None) -> Request:
         """Raises DataError for columns that do not fit, as `Encoder` does."""
         given, num_samples = _given(columns)
+        check_context(context)
         once = {name: _single(name, value) for name, value in context.items()} if context else {}
         twice = given.keys() & once.keys()
         if twice:
@@ -110,7 +111,7 @@ class RequestEncoder:
         key = tuple(column.name for column in columns)
         found = self._encoders.get(key)
         if found is None:
-            found = Encoder(Schema(columns, self._schema.types))
+            found = Encoder(Schema(columns, self._schema.types, self._schema.shapes))
             self._encoders = {**dict(list(self._encoders.items())[-KEPT_SCHEMAS:]), key: found}
         return found
 
@@ -124,6 +125,24 @@ def _feature(schema: Schema, column: Any) -> _Feature:
     return _Feature(column.name, column, raw, column.source if plain else None)
 
 
+def check_columns(columns: Any) -> None:
+    """Raise DataError unless `columns` maps names to values."""
+    if not isinstance(columns, Mapping):
+        raise DataError(
+            f"columns: expected a mapping of names to values, got {type(columns).__name__}. "
+            "Give a dict of lists or arrays."
+        )
+
+
+def check_context(context: Any) -> None:
+    """Raise DataError unless `context` is None or maps names to values."""
+    if context is not None and not isinstance(context, Mapping):
+        raise DataError(
+            f"context: expected a mapping of names to single values, got {type(context).__name__}. "
+            "Give a dict, or None."
+        )
+
+
 def _given(columns: Columns) -> tuple[dict[str, Any], int]:
     """Columns by name, all of one length, and that length."""
     if isinstance(columns, pa.Table):
@@ -131,6 +150,7 @@ def _given(columns: Columns) -> tuple[dict[str, Any], int]:
         columns = columns.to_batches()[0] if columns.num_rows else pa.RecordBatch.from_pylist([], columns.schema)
     if isinstance(columns, pa.RecordBatch):
         return dict(zip(columns.schema.names, columns.columns, strict=True)), columns.num_rows
+    check_columns(columns)
     lengths = set()
     for name, values in columns.items():
         try:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hotbed import _core
 from hotbed.config import build
-from hotbed.data.batch import Ids
+from hotbed.data.batch import Ids, as_ids
 from hotbed.embedding.table import POOLINGS, Table
 from hotbed.errors import FormatError, PersistError, RowShapeError
 
@@ -128,8 +128,11 @@ class ServedTable:
             raise FormatError(f"table {self.name!r}: {error} — received files of another dim — export again") from error
 
     def find(self, ids: Any) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """Rows of ids, int64 [n] -> float32 [n, dim], and whether each has one."""
-        rows, found = self.native.find(np.ascontiguousarray(ids, np.int64))
+        """Rows of ids, int64 [n] -> float32 [n, dim], and whether each has one.
+
+        Raises RowShapeError for anything but whole numbers, as `Table.find` does.
+        """
+        rows, found = self.native.find(as_ids(ids))
         return rows.reshape(-1, self.dim), found.astype(bool)
 
     def batches(self, ids: NDArray[np.int64], batch_rows: int = 65_536) -> Iterator[pa.RecordBatch]:

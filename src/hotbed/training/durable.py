@@ -348,8 +348,11 @@ def described_argument(value: Any) -> Any:
 
 def typed(schema: Any, before: Any, encoder: Any) -> Any:
     """`schema`, knowing also what raw columns held that were learned from: by the schema `before`, and as `encoder` met them."""
-    met = [getattr(one, "types", {}) for one in (before, encoder)]
-    return schema.with_types(met[0]).with_types(met[1]) if isinstance(schema, Schema) else schema
+    if not isinstance(schema, Schema):
+        return schema
+    for learned in (before, encoder):
+        schema = schema.with_types(getattr(learned, "types", {}), getattr(learned, "shapes", {}))
+    return schema
 
 
 def given_tables(network: nn.Module) -> dict[str, Any] | None:

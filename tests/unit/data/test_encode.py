@@ -221,15 +221,18 @@ def test_what_columns_held_is_remembered_and_held_to() -> None:
     encoder(Memory({**columns, "e": [0.5], "f": pa.array([[7]])}).table)
     held = {"a": "integer", "b": "text", "c": "text", "d": "integer", "e": "number", "f": "mixed"}
     assert encoder.types == held
-    known = Schema.from_json(json.dumps(schema.with_types(encoder.types).to_json()))
+    assert encoder.shapes == {**dict.fromkeys("abcde", "value"), "f": "list"}
+    known = Schema.from_json(json.dumps(schema.with_types(encoder.types, encoder.shapes).to_json()))
     assert known == schema
-    assert known.types == held
+    assert (known.types, known.shapes) == (held, encoder.shapes)
     served = Encoder(known)
     row = {**columns, "f": pa.array([["u"]])}
     served(Memory({**row, "e": [2]}).table, labels=False)
     for name, wrong in (("a", ["1"]), ("b", [1]), ("c", [0.5]), ("d", ["true"]), ("e", ["1"])):
         with pytest.raises(SchemaError, match=f"column '{name}': it held {held[name]} values in training"):
             served(Memory({**row, name: wrong}).table, labels=False)
+    with pytest.raises(SchemaError, match="column 'a': it held single values in training, got lists"):
+        served(Memory({**row, "a": [[1, 2]]}).table, labels=False)
     served(Memory({**row, "a": pa.array([None]), "f": pa.array([[7]])}).table, labels=False)
 
 

@@ -68,6 +68,23 @@ _MESSAGES: Mapping[str, str] = {
 
 MESSAGES = messages("inference", _MESSAGES)
 
+# Datatype -> the field of InferTensorContents that holds its values. FP16 has none: it comes raw.
+_CONTENTS = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP16": "raw_input_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+
 
 def code_of(error: Exception) -> grpc.StatusCode:
     """The gRPC status that tells of an error."""
@@ -161,15 +178,25 @@ def tensors(request: Any) -> Iterator[Tensor]:
 
 
 def _contents(one: Any) -> Any:
-    given = [(field.name, values) for field, values in one.contents.ListFields()]
-    if len(given) > 1:
+    """The typed contents of an input, which must be those of its datatype."""
+    fields = one.contents.ListFields()
+    if len(fields) > 1:
+        names = [field.name for field, _ in fields]
         raise DataError(
-            f"input {one.name[:100]!r}: contents of several types — received {[name for name, _ in given]} — give one"
+            f"input {one.name[:100]!r}: contents of several types — received {names} — give one"
         )
-    if not given:
+    if not fields:
         return []
-    values = list(given[0][1])
-    return [text_of(one.name, value) for value in values] if given[0][0] == "bytes_contents" else values
+    field, values = fields[0]
+    expected = _CONTENTS.get(one.datatype, field.name)  # an unknown datatype is refused later
+    if field.name != expected:
+        raise DataError(
+            f"input {one.name[:100]!r}: expected {expected} for {one.datatype}, got {field.name}. "
+            "Fill the field of the tensor's datatype."
+        )
+    if expected == "bytes_contents":
+        return [text_of(one.name, value) for value in values]
+    return list(values)
 
 
 def told(call: Callable[[Any], Awaitable[Any]], message: Any) -> Callable[[bytes, Any], Awaitable[Any]]:

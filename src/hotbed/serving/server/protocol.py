@@ -114,6 +114,12 @@ class Tensor:
         return found
 
     def _made(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+        if pa.types.is_integer(kind) and float in set(map(type, values)):  # Arrow would cut fractions
+            fraction = next(value for value in values if type(value) is float)
+            raise DataError(
+                f"input {self.name!r}: expected whole numbers for {self.datatype}, got {fraction!r}. "
+                "Send ids as integers."
+            )
         try:
             return pa.array(values, kind) if any(one is not None for one in values) else pa.nulls(len(values))
         except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
+from hotbed.data.batch import as_ids
 from hotbed.errors import ConfigError, MissingExtra, NotServed, StoreError
 from hotbed.serving.stores.base import ModelVersion, Store, read_weights, undescribed
 
@@ -174,7 +175,8 @@ class RemoteVersion(ModelVersion):
         """What is asked for in one call, and the next."""
         call, held = list[tuple[str, NDArray[np.int64]]](), 0
         for table, ids in wanted.items():
-            ids, at = np.ascontiguousarray(ids, "<i8"), 0
+            ids = as_ids(ids).astype("<i8", copy=False)
+            at = 0
             row_bytes = 4 * self._dim(table)
             while at < len(ids):
                 n = max(1, min(len(ids) - at, (_ANSWER_BYTES - held) // row_bytes))
