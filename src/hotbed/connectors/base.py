@@ -345,6 +345,8 @@ def _as_table(columns: Mapping[str, Any] | pa.Table | pa.RecordBatch) -> pa.Tabl
 def _as_array(values: Any) -> pa.Array:
     if isinstance(values, (pa.Array, pa.ChunkedArray)):
         return values
+    if isinstance(values, np.ndarray) and values.ndim == 2 and not values.shape[1]:
+        return pa.nulls(len(values)).cast(pa.list_(pa.null())).fill_null([])
     if isinstance(values, np.ndarray) and values.ndim == 2:
         flat = pa.array(np.ascontiguousarray(values).reshape(-1))
         return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])

@@ -37,6 +37,8 @@ def to_microseconds(values: pa.Array, unit: str, zones: set[str] | None = None) 
     its own is added.
     """
     kind = values.type
+    if pa.types.is_null(kind):
+        return values.cast(pa.int64())
     if pa.types.is_timestamp(kind):
         return _scale(values.cast(pa.int64()), kind.unit)
     if pa.types.is_date(kind):

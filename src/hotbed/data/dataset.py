@@ -19,7 +19,7 @@ from hotbed.data.batch import Batch
 from hotbed.data.encode import Encoder
 from hotbed.data.numbers import with_readable_times
 from hotbed.data.order import Buffer, Encoded, Shuffle, in_order, place_at
-from hotbed.data.schema import Schema, Type, type_of
+from hotbed.data.schema import Schema, Shape, Type, shape_of, type_of
 from hotbed.errors import ConfigError, DataError, DecodeError
 
 
@@ -122,20 +122,27 @@ class Dataset:
         who reads can do what is due, or stop."""
         return self._begin(self._next_epoch)
 
-    def raw_types(self) -> dict[str, Type]:
-        """Return what the raw columns of the features hold, before anything is read; {} where the source cannot tell."""
+    def raw_types(self) -> tuple[dict[str, Type], dict[str, Shape]]:
+        """Return what the raw columns of the features hold, and in which shapes, before anything is read.
+
+        Both are {} where the source cannot tell.
+        """
+        types: dict[str, Type] = {}
+        shapes: dict[str, Shape] = {}
         try:
             raw = self.source.schema()
         except DataError:  # an empty folder or topic; a real fault shows when reading begins
-            return {}
+            return types, shapes
         numbers = self.schema.number_types()
-        types: dict[str, Type] = {}
         for name in self.schema.raw_columns(labels=False):
             if name in raw.names:
                 kind = type_of(numbers.get(name, raw.field(name).type))
                 if kind is not None:
                     types[name] = kind
-        return types
+                shape = shape_of(raw.field(name).type)
+                if shape is not None:
+                    shapes[name] = shape
+        return types, shapes
 
     def commit(self, position: Position) -> None:
         """To be told when a checkpoint with this position is safe on disk: what led there leaves the journal, and the

@@ -132,8 +132,7 @@ class Encoder:
             return
         if shape == "list" and self.schema.shapes.get(name) == "value":
             raise SchemaError(
-                f"column {name!r}: it held single values in training, got lists ({kind}). "
-                "Give one value for each row."
+                f"column {name!r}: it held single values in training, got lists ({kind}). Give one value for each row."
             )
         self.shapes = {**self.shapes, name: joined_shape(self.shapes.get(name), shape)}
 
@@ -167,20 +166,23 @@ class Encoder:
                 self._note_kind(column, plain.type)
                 return Ids(plain.to_numpy().copy())
         values = _plain_dictionary(_transformed(column, context))
+        if column.weights:
+            raw_weights, values = _alike(context.column(column.weights), values)
         num_missing = values.null_count
         num_rows = len(values)
         lengths = weights = None
         if is_list(values.type):
             lengths = pc.list_value_length(values).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
             if column.weights:
-                weights = _id_weights(column, context.column(column.weights), lengths)
+                weights = _id_weights(column, raw_weights, lengths)
             values = values.flatten()
         elif column.weights:
-            weights = numeric(column.weights, context.column(column.weights))
+            weights = numeric(column.weights, raw_weights)
         if num_missing:
             context.missing[column.name] = num_missing
-        self._note_kind(column, values.type)
         found = ids_of(values, column.name)
+        if len(values):
+            self._note_kind(column, values.type)
         keep = _kept(values, found, column.padding)
         if keep is not None:
             found = found[keep]
@@ -251,6 +253,8 @@ def ids_of(values: pa.Array, name: str) -> np.ndarray:
     Raises SchemaError for floats and other types that are no ids.
     """
     kind = values.type
+    if not len(values):  # of whatever type: NumPy's empty arrays are floats
+        return np.zeros(0, np.int64)
     if pa.types.is_dictionary(kind):
         table = np.append(ids_of(values.dictionary, name), np.int64(0))
         place = values.indices.cast(pa.int64()).fill_null(len(table) - 1)
@@ -365,6 +369,16 @@ def _newest(ids: Ids, max_length: int) -> Ids:
     offsets = np.zeros_like(ids.offsets)
     np.cumsum(np.minimum(lengths, max_length), out=offsets[1:])
     return Ids(ids.values[keep], offsets, None if ids.weights is None else ids.weights[keep])
+
+
+def _alike(weights: pa.Array, ids: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Weights and their ids, where all of one or of both are missing, as lists: they name no type."""
+    lists = pa.list_(pa.null())
+    if pa.types.is_null(ids.type) and (is_list(weights.type) or pa.types.is_null(weights.type)):
+        ids = ids.cast(lists)
+    if pa.types.is_null(weights.type) and is_list(ids.type):
+        weights = weights.cast(lists)
+    return weights, ids
 
 
 def _id_weights(column: Id, weights: pa.Array, lengths: np.ndarray) -> np.ndarray:

@@ -29,6 +29,8 @@ class BadRows(Exception):
 
 def dense(column: Dense, values: pa.Array) -> np.ndarray:
     """Float32 [n], or [n, width] of lists."""
+    if pa.types.is_null(values.type) and column.width != 1:
+        values = values.cast(pa.list_(pa.float32()))
     if not is_list(values.type):
         if column.width != 1:
             raise SchemaError(

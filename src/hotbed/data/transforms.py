@@ -262,7 +262,9 @@ class Map(Transform):
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
         if self.vocabulary is None:
             raise _not_fitted("map")
-        known = pa.array(self.vocabulary, type=values.type if not pa.types.is_null(values.type) else None)
+        if pa.types.is_null(values.type):
+            return pa.nulls(len(values), pa.int64())
+        known = pa.array(self.vocabulary, type=values.type)
         found = pc.add(pc.index_in(values, value_set=known).cast(pa.int64()), 1).fill_null(0)
         return pc.if_else(values.is_null(), pa.scalar(None, pa.int64()), found)
 

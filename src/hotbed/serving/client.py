@@ -222,7 +222,12 @@ def _even(name: str, lists: pa.Array) -> tuple[pa.Array, list[int]]:
     lengths = pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False)
     if not len(lists):
         return lists.flatten(), [0]
-    if lengths.min() != lengths.max() or lengths.max() == 0 or lists.null_count:
-        raise DataError(f"column {name!r}: no tensor holds lists of several lengths, or empty ones — received {lengths.min()} to "
-                        f"{lengths.max()} values — ask for candidates with as many together, or train on text with Split")  # fmt: skip
-    return lists.flatten(), [len(lists), int(lengths[0])]
+    shortest = int(lengths.min())
+    longest = int(lengths.max())
+    if shortest != longest:
+        raise DataError(
+            f"column {name!r}: a tensor holds lists of one length, got {shortest} to {longest} values. "
+            "Fill shorter ones with the `padding` of the Id, ask for candidates of one length together, "
+            "or train on text with Split."
+        )
+    return lists.flatten(), [len(lists), longest]

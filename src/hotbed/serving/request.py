@@ -161,7 +161,10 @@ def _given(columns: Columns) -> tuple[dict[str, Any], int]:
             ) from None
     if len(lengths) > 1:
         Memory(columns)  # raises, naming them
-    return dict(columns), lengths.pop() if lengths else 0
+    num_samples = lengths.pop() if lengths else 0
+    if num_samples == 0:  # no values, so of any type: NumPy's empty arrays are floats
+        return dict.fromkeys(columns, pa.nulls(0)), 0
+    return dict(columns), num_samples
 
 
 def _single(name: str, value: Any) -> Any:

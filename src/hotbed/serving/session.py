@@ -92,10 +92,12 @@ class InferenceSession:
 
         `columns`: raw columns as in training, without labels: lists, NumPy arrays or Arrow. `context`: columns with one
         value (or an array of one) that holds for every candidate, such as the user's. Raises DataError for columns
-        that do not fit.
+        that do not fit. Without candidates the outputs have shape [0].
         """
         request = self._encode(columns, context)
         n, late, feeds = request.num_samples, 0, dict[str, Any]()
+        if n == 0:
+            return Scores(self.model.version, {name: np.empty(0, np.float32) for name in self._outputs})
         if "dense" in self._wanted:
             feeds["dense"] = _side_by_side(request, self._dense)
         for lookup, look in self._lookups.items():

@@ -116,7 +116,7 @@ class Checkpoint:
         else:
             run.position = run.dataset.position
             if isinstance(run.dataset, Dataset):  # servers refuse other types from the first version on
-                run.model.schema = run.model.schema.with_types(run.dataset.raw_types())
+                run.model.schema = run.model.schema.with_types(*run.dataset.raw_types())
             self._save(run)
             self._settle(run, raises=True)
         self._due, self._looked, self._at, self._ready = False, run.step, run.clock(), True

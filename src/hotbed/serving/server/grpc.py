@@ -182,9 +182,7 @@ def _contents(one: Any) -> Any:
     fields = one.contents.ListFields()
     if len(fields) > 1:
         names = [field.name for field, _ in fields]
-        raise DataError(
-            f"input {one.name[:100]!r}: contents of several types — received {names} — give one"
-        )
+        raise DataError(f"input {one.name[:100]!r}: contents of several types — received {names} — give one")
     if not fields:
         return []
     field, values = fields[0]

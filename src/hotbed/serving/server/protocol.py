@@ -64,7 +64,9 @@ class Tensor:
     data: Any
 
     def column(self) -> Column:
-        """Column [n] of a tensor [n] or [n, 1]; of lists for [n, k]. Numbers in binary are not copied.
+        """Column [n] of a tensor [n] or [n, 1]; of lists for [n, k], empty ones for [n, 0].
+
+        Numbers in binary are not copied.
 
         Raises DataError for what does not fit.
         """
@@ -77,7 +79,7 @@ class Tensor:
         ):
             return np.frombuffer(self.data, plain)  # the common case, kept short
         num_rows, width = (*shape, 1) if len(shape) == 1 else shape if len(shape) == 2 else (-1, 1)
-        if not (0 <= num_rows <= _MOST and 1 <= width <= _MOST):
+        if not (0 <= num_rows <= _MOST and 0 <= width <= _MOST):
             what = f"received shape {str(shape)[:60]} — give [n], [n, 1] or [n, k]"
             raise DataError(f"input {self.name!r}: no column — {what}")
         size = num_rows * width
@@ -85,6 +87,8 @@ class Tensor:
         if len(flat) != size:
             what = f"shape {shape} needs {size} values — received {len(flat)}"
             raise DataError(f"input {self.name!r}: {what} — correct one")
+        if not size:  # no values, so of any type: clients name one for them at random
+            flat = pa.nulls(0)
         if width == 1:
             return flat
         return pa.LargeListArray.from_arrays(pa.array(np.arange(num_rows + 1) * width), pa.array(flat))

@@ -167,8 +167,11 @@ def _graph(folder: ModelFolder, reader: Reader, before: MappedVersion | None) ->
         graph, onnx = before.graph, before.spec["files"]["graph"]
         schema = before.spec["schema"]
     # The full may be older than the first event that was learned: the newest state knows what raw columns hold.
-    types = {**schema.get("types", {}), **(reader.manifest["schema"] or {}).get("types", {})}
-    schema = {**schema, "types": types} if types else schema
+    newest = reader.manifest["schema"] or {}
+    for learned in ("types", "shapes"):
+        entries = {**schema.get(learned, {}), **newest.get(learned, {})}
+        if entries:
+            schema = {**schema, learned: entries}
     values = _weights(reader, graph)
     missing = sorted(set(graph["weights"]) - set(values))
     if missing:
