@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -26,9 +26,11 @@ from hotbed.config import describe
 from hotbed.embedding.table import Table
 from hotbed.errors import PersistError
 from hotbed.files import Where
+from hotbed.optim.sparse import SparseOptimizer
 from hotbed.persist.chain import retain
 from hotbed.persist.content import CapturedTable, Whole, load_table, write_table
 from hotbed.persist.format import Reader, Saved, Writer, open_checkpoint, open_link
+from hotbed.persist.resume import Meaning, compare, meaning
 from hotbed.persist.tree import Arrays, encode, packed
 
 __all__ = ["Capture", "Saved", "Saver", "State", "capture", "open_checkpoint", "restore", "save", "write"]
@@ -128,11 +130,13 @@ def save(where: Where, state: State, keep: int = 1) -> Saved:
     return write(where, _capture(state, tuple(tables), changes=False), keep)
 
 
-def restore(reader: Reader, state: State) -> None:
+def restore(reader: Reader, state: State, allow: Sequence[str] = ()) -> None:
     """Load a checkpoint into the network, tables and optimizers of `state`, which were built alike.
 
-    `reader.progress` and `reader.random` are for the caller. Every file is checked before anything changes. Raises
-    FormatError naming a bad file, PersistError naming the parameter, table or optimizer that the checkpoint does not fit.
+    `reader.progress` and `reader.random` are for the caller. Every file is checked before anything changes. `allow`:
+    names of fields that may differ although the state means something else with them; see docs/persist.md. Raises
+    FormatError naming a bad file, PersistError naming the field, parameter, table or optimizer that the checkpoint does
+    not fit.
     """
     if reader.manifest.get("contents") == "values":
         raise PersistError(f"{reader.folder}: published values, not a state — received contents 'values' — give the path that "
@@ -142,6 +146,7 @@ def restore(reader: Reader, state: State) -> None:
     if set(saved) != set(state.tables):
         raise PersistError(f"{reader.folder}: it has tables {sorted(saved)} — received a network with "
                            f"{sorted(state.tables)} — build the network as it was when it was saved")  # fmt: skip
+    accepted = compare(reader.folder, *_meanings(reader, state), allow)
     loaded = safetensors.torch.load(bytes(reader.dense())) if reader.dense() else {}
     # clones lie where torch's allocator aligns them: kernels may give other last bits for other alignments
     tensors = {name: tensor.clone() for name, tensor in loaded.items()}
@@ -151,8 +156,29 @@ def restore(reader: Reader, state: State) -> None:
         load_table(reader, name, state.tables[name])
     optimizers = (reader.manifest["dense"] or {"optimizers": {}})["optimizers"]
     for name, optimizer in state.optimizers.items():
-        if optimizer is not None and name in optimizers:
+        if optimizer is None or name not in optimizers:
+            continue
+        rates = [group["lr"] for group in optimizer.param_groups]
+        if isinstance(optimizer, SparseOptimizer):
+            _load_table_groups(optimizer, optimizers[name])
+        else:
             unflatten(optimizer, name, tensors, optimizers[name])
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            fields = [f"tables.{table}.rule.lr" for table in group.get("tables", ())] or ["optimizer.lr"]
+            if accepted.intersection(fields):
+                _set_rate(group, rate)
+
+
+def _meanings(reader: Reader, state: State) -> tuple[Meaning, Meaning]:
+    """What the checkpoint means, and what `state` does; parts that `state` does not describe are left out."""
+    manifest = reader.manifest
+    configs = {entry["name"]: entry["config"] for entry in manifest["tables"]}
+    schema = None if state.schema is None else manifest["schema"]
+    model = None if state.model is None else manifest["model"]
+    own_configs = {name: describe(table.config) for name, table in state.tables.items()}
+    own_schema = None if schema is None else state.schema
+    own_model = None if model is None else state.model
+    return meaning(configs, schema, model), meaning(own_configs, own_schema, own_model)
 
 
 class Saver:
@@ -346,6 +372,22 @@ def unflatten(
     except (ValueError, KeyError) as error:
         raise PersistError(f"optimizer {name}: the checkpoint does not fit — {error} — build it over the same "
                            "parameters, in the same groups") from error  # fmt: skip
+
+
+def _load_table_groups(optimizer: SparseOptimizer, plain: Mapping[str, Any]) -> None:
+    """Load learning rates and what schedulers keep beside them, by table: another rate may group tables otherwise."""
+    saved = {table: group for group in plain["groups"] for table in group["tables"]}
+    for group in optimizer.param_groups:
+        for key, value in saved[group["tables"][0]].items():
+            if key not in ("params", "tables"):
+                group[key] = _revived(key, value)
+
+
+def _set_rate(group: dict[str, Any], rate: Any) -> None:
+    """Give a group the learning rate that it was built with, where that was changed since the save."""
+    group["lr"] = rate
+    if "initial_lr" in group:
+        group["initial_lr"] = rate
 
 
 def _plain(value: Any, what: str) -> Any:

@@ -267,7 +267,8 @@ class LearningRate:
     def load_state(self, state: Mapping[str, Any]) -> None:
         self._step = state["step"]
         for scheduler, saved in zip(self._schedulers, state["schedulers"], strict=True):
-            scheduler.load_state_dict(saved)
+            # the rates that a schedule starts from are those it was built over: a resume may change them
+            scheduler.load_state_dict({key: value for key, value in saved.items() if key != "base_lrs"})
 
 
 def groups_of(run: Run) -> list[dict[str, Any]]:

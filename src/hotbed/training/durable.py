@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +27,7 @@ from hotbed.optim.precision import Boost
 from hotbed.persist.checkpoint import Saved, Saver, State, capture, open_checkpoint
 from hotbed.persist.format import Reader
 from hotbed.persist.publish import Publisher
+from hotbed.persist.resume import compare
 from hotbed.persist.store import JOURNAL, LETTERS, LocalStore, open_store
 from hotbed.training.loop import Run, passed
 from hotbed.training.online import TOPIC
@@ -54,6 +55,10 @@ class Checkpoint:
     kill -9 at any moment the same call ends with the bits of a run that was never killed. A batch that fails half
     learned is not saved: the state before it is that of the newest checkpoint, and what lies between is learned again.
 
+    A resume compares what the state means with what it is given: another rule, column, label, unit, order of ids, seed
+    or dtype raises PersistError with its name; another learning rate, batch size or policy is accepted and logged.
+    `allow`: names of fields that may change all the same, such as `"schema.clicked.threshold"`.
+
     `path`: a local path; or a URL for fsspec, where decisions of the clock are not journalled. `publish`: a `Publisher`
     that hands each saved version on, fulls with the network as a graph for servers. Needs a Dataset, or data with
     `position` and `resume(position)`.
@@ -73,12 +78,16 @@ class Checkpoint:
         keep: int = 2,
         publish: Publisher | None = None,
         wait: bool = False,
+        allow: Sequence[str] = (),
     ) -> None:
         for name, value in (("every_steps", every_steps), ("full_every", full_every), ("keep", keep)):
             if value is not None and value < 1:
                 raise ConfigError(f"Checkpoint.{name}: must be at least 1 — received {value} — give a positive integer")
         if every_seconds is not None and not every_seconds > 0:
             raise ConfigError(f"Checkpoint.every_seconds: must be above 0 — received {every_seconds} — give seconds")
+        if isinstance(allow, str) or not all(isinstance(name, str) for name in allow):
+            raise ConfigError(f"Checkpoint.allow: takes names of fields — received {allow!r} — give a list of texts")
+        self._allow = tuple(allow)
         self._path, self._every, self._seconds = path, every_steps, every_seconds
         self._full_every, self._keep, self._publisher, self._wait = full_every, keep, publish, wait
         self._deltas, self._since_full = True, 0
@@ -111,7 +120,7 @@ class Checkpoint:
             self._thread, self._publisher.graph = ThreadPoolExecutor(1, "hotbed-publish"), _graph(run)
         self._deltas, self._saved_step, self._caught = _tracks_changes(run), -1, []
         if open_store(self._path).newest() is not None:
-            resume(run, open_checkpoint(self._path))
+            resume(run, open_checkpoint(self._path), self._allow)
             self._saved_step = run.step
         else:
             run.position = run.dataset.position
@@ -292,6 +301,7 @@ def state_of(run: Run) -> State:
         "callbacks": run.callbacks.state(),
         "learner": run.learner.state(),
         "wall_caught": run.clock(),
+        "wall_setting": setting_of(run),
     }
     if hasattr(run.observer, "state"):
         progress["observer"] = run.observer.state()
@@ -299,14 +309,26 @@ def state_of(run: Run) -> State:
     return replace(state, positions=position, progress=progress, random=_random_state())
 
 
-def resume(run: Run, reader: Reader) -> None:
+def setting_of(run: Run) -> dict[str, Any]:
+    """What a run has around its state: the results may depend on it, the meaning of the state does not."""
+    return {
+        "run.batch_size": getattr(run.dataset, "batch_size", None),
+        "run.callbacks": run.callbacks.names(),
+        "machine.torch": torch.__version__,
+        "machine.torch_threads": torch.get_num_threads(),
+        "machine.instruction_set": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def resume(run: Run, reader: Reader, allow: Sequence[str] = ()) -> None:
     """Make `run`, which has not begun, go on from a checkpoint of the same stream."""
     position = reader.manifest["positions"].get(STREAM)
     if position is None:
         raise PersistError(f"{reader.folder}: it holds a model, but no place in a stream — received a checkpoint of "
                            "fit() or save() — load it with hb.load(), and give Checkpoint a folder of its own")  # fmt: skip
-    run.model.restore(reader)
     progress: Mapping[str, Any] = reader.progress
+    compare(reader.folder, progress.get("wall_setting", {}), setting_of(run), allow)
+    run.model.restore(reader, allow)
     for name, value in progress["run"].items():
         setattr(run, name, value)
     run.counted = (run.step, run.samples)

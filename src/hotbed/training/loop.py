@@ -138,6 +138,10 @@ class Callbacks:
         """What callbacks remember, by kind and number: "evict.0" is the first of its kind."""
         return {name: callback.state() for name, callback in self._named() if hasattr(callback, "state")}
 
+    def names(self) -> list[str]:
+        """Name the callbacks that remember something, as `state` does."""
+        return [name for name, callback in self._named() if hasattr(callback, "state")]
+
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Give callbacks back what `state` gave; one that was not there then starts anew."""
         for name, callback in self._named():

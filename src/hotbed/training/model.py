@@ -216,10 +216,14 @@ class RecModel:
         self.parent = saved.digest
         return saved.folder
 
-    def restore(self, path: str | Path | Reader) -> RecModel:
-        """Take network, tables and optimizer state from a checkpoint of a model built alike; returns self."""
+    def restore(self, path: str | Path | Reader, allow: Sequence[str] = ()) -> RecModel:
+        """Take network, tables and optimizer state from a checkpoint of a model built alike; returns self.
+
+        `allow`: names of fields that may differ although the rows mean something else with them, as of `Checkpoint`.
+        Raises PersistError naming the first field that differs, before anything changes.
+        """
         reader = path if isinstance(path, Reader) else checkpoint.open_checkpoint(path)
-        checkpoint.restore(reader, self.state())
+        checkpoint.restore(reader, self.state(), allow)
         if isinstance(self.learner, Learner):
             self.learner.forget()
         self.counters = {**self.counters, **reader.manifest["counters"]}

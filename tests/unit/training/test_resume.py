@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What may change between a checkpoint and what resumes from it: one field after the other."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch absent")
+
+import torch
+
+import hotbed as hb
+from hotbed.data.transforms import Clip, Normalize
+from hotbed.errors import ConfigError, PersistError
+from hotbed.optim.schedule import Hold
+from hotbed.persist.format import open_checkpoint
+from hotbed.persist.resume import compare
+
+COLUMNS: dict[str, Any] = {
+    "y": hb.Label("y", threshold=1),
+    "t": hb.Time("t", unit="s"),
+    "user": hb.Id("user"),
+    "item": hb.Id("item"),
+    "x": hb.Dense("x", [Normalize(0.0, 1.0)]),
+    "z": hb.Dense("z"),
+}
+TABLE: dict[str, Any] = {"dim": 2, "rule": hb.Adam(lr=0.1)}
+
+
+def build(columns: dict[str, Any] | None = None, model: dict[str, Any] | None = None, **table: Any) -> hb.RecModel:
+    """A small model; `columns` replaces columns, `table` is of the table "user" alone."""
+    torch.manual_seed(0)
+    schema = hb.Schema(list({**COLUMNS, **(columns or {})}.values()))
+    tables = {name: hb.Table(name, **TABLE) for name in ("user", "item")}
+    tables["user"] = hb.Table("user", **{**TABLE, **table})
+    given = {"loss_fn": "bce", "optimizer": hb.Adam(lr=0.1), "metrics": {"log_loss"}, **(model or {})}
+    network = given.pop("network", {"hidden": [2]})
+    return hb.RecModel(hb.models.DNN(schema, tables, **network), **given)
+
+
+def reordered(*names: str) -> dict[str, Any]:
+    """The columns as a mapping in which the order of some is another one."""
+    return {**{name: COLUMNS[name] for name in names}, **{n: c for n, c in COLUMNS.items() if n not in names}}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("saved")
+    build().save(path)
+    return path
+
+
+REFUSED: dict[str, Callable[[], hb.RecModel]] = {
+    "tables.user.rule": lambda: build(rule=hb.Ftrl()),
+    "tables.user.rule.beta1": lambda: build(rule=hb.Adam(lr=0.1, beta1=0.5)),
+    "tables.user.rule.beta2": lambda: build(rule=hb.Adam(lr=0.1, beta2=0.5)),
+    "tables.user.rule.scope": lambda: build(rule=hb.Adam(lr=0.1, scope="all")),
+    "tables.user.dim": lambda: build(dim=3),
+    "tables.user.seed": lambda: build(seed=1),
+    "tables.user.dtype": lambda: build(dtype="bfloat16"),
+    "tables.user.init": lambda: build(init=hb.Constant(1.0)),
+    "tables.user.default": lambda: build(default=1.0),
+    "tables.user.admit": lambda: build(admit=hb.MinCount(2)),
+    "schema.user.column": lambda: build({"user": hb.Id("user", column="other")}),
+    "schema.user.pooling": lambda: build({"user": hb.Id("user", pooling="mean")}),
+    "schema.user.padding": lambda: build({"user": hb.Id("user", padding=0)}),
+    "schema.x.transforms": lambda: build({"x": hb.Dense("x", [Clip(0.0)])}),
+    "schema.y.threshold": lambda: build({"y": hb.Label("y", threshold=2)}),
+    "schema.y.column": lambda: build({"y": hb.Label("y", threshold=1, column="z")}),
+    "schema.t.unit": lambda: build({"t": hb.Time("t", unit="ms")}),
+    "schema.t.column": lambda: build({"t": hb.Time("t", column="z")}),
+    "loss_fn": lambda: build(model={"loss_fn": "mse"}),
+    "network.activation": lambda: build(model={"network": {"hidden": [2], "activation": "tanh"}}),
+}
+ACCEPTED: dict[str, Callable[[], hb.RecModel]] = {
+    "tables.user.rule.lr": lambda: build(rule=hb.Adam(lr=0.2)),
+    "tables.user.rule.clip": lambda: build(rule=hb.Adam(lr=0.1, clip=1.0)),
+    "tables.user.rule.l2": lambda: build(rule=hb.Adam(lr=0.1, l2=0.1)),
+    "tables.user.rule.eps": lambda: build(rule=hb.Adam(lr=0.1, eps=1e-4)),
+    "tables.user.evict": lambda: build(evict=hb.Lru(2000)),
+    "network.dropout": lambda: build(model={"network": {"hidden": [2], "dropout": 0.5}}),
+    "optimizer.lr": lambda: build(model={"optimizer": hb.Adam(lr=0.2)}),
+    "optimizer.beta1": lambda: build(model={"optimizer": hb.Adam(lr=0.1, beta1=0.5)}),
+    "metrics": lambda: build(model={"metrics": {"auc"}}),
+    "amp_level": lambda: build(model={"amp_level": "O1"}),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_field_that_changes_what_a_state_means_is_refused_by_name_unless_allowed(saved: Path, name: str) -> None:
+    model = REFUSED[name]()
+    with pytest.raises(PersistError, match=rf"checkpoint-\d+: {name} is "):
+        model.restore(saved)
+    if name != "tables.user.dim":  # rows of another width fit nowhere
+        REFUSED[name]().restore(saved, allow=[name])
+
+
+@pytest.mark.parametrize("names", [("item", "user"), ("z", "x")])
+def test_another_order_of_columns_is_refused(saved: Path, names: tuple[str, str]) -> None:
+    torch.manual_seed(0)
+    schema = hb.Schema(list(reordered(*names).values()))
+    tables = {name: hb.Table(name, **TABLE) for name in ("user", "item")}
+    network = hb.models.DNN(schema, tables, hidden=[2])
+    role = "id" if "user" in names else "dense"
+    with pytest.raises(PersistError, match=f"order.{role} is "):
+        hb.RecModel(network, "bce", hb.Adam(lr=0.1)).restore(saved)
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_a_field_of_how_to_train_is_accepted_and_logged(
+    saved: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "hotbed.persist"):
+        ACCEPTED[name]().restore(saved)
+    changes = [record.getMessage() for record in caplog.records if record.name == "hotbed.persist"]
+    assert len(changes) == 1
+    assert f": {name} " in changes[0]
+
+
+def test_an_accepted_learning_rate_takes_effect_for_its_table_alone(saved: Path) -> None:
+    changed = build(rule=hb.Adam(lr=0.2)).restore(saved)
+    rates = {table: group["lr"] for group in changed.learner.sparse.param_groups for table in group["tables"]}
+    assert rates == {"user": 0.2, "item": 0.1}
+    dense = build(model={"optimizer": hb.Adam(lr=0.3)}).restore(saved).learner.dense
+    assert [group["lr"] for group in dense.param_groups] == [0.3]
+
+
+def test_a_field_that_an_old_checkpoint_does_not_tell_is_accepted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "hotbed.persist"):
+        compare("old", {"tables.t.dim": 2}, {"tables.t.dim": 2, "tables.t.dtype": "float16", "loss_fn": "bce"})
+    assert [record.getMessage() for record in caplog.records] == [
+        "old: it does not tell tables.t.dtype, resumed with 'float16'",
+        "old: it does not tell loss_fn, resumed with 'bce'",
+    ]
+
+
+def stream(path: Path, batch_size: int, model: hb.RecModel, *, allow: Any = (), max_steps: int | None = None) -> None:
+    draw = np.random.default_rng(0)
+    rows = {name: draw.integers(0, 2, 200) for name in COLUMNS}
+    data = hb.Dataset(hb.sources.Memory(rows), model.schema, batch_size, prefetch=0)
+    callbacks = [hb.callbacks.Checkpoint(path, allow=allow)]
+    if max_steps is not None:
+        callbacks.append(hb.callbacks.LearningRate(Hold(100)))
+    model.online_train(data, callbacks, progress=False, max_steps=max_steps)
+
+
+def test_a_stream_is_resumed_with_another_batch_size_and_machine_which_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream(tmp_path, 10, build(), max_steps=2)
+    setting = open_checkpoint(tmp_path).progress["wall_setting"]
+    assert setting["machine.torch_threads"] == torch.get_num_threads()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    with caplog.at_level(logging.INFO, "hotbed.persist"):
+        stream(tmp_path, 20, build())
+    messages = [record.getMessage().partition(": ")[2] for record in caplog.records if record.name == "hotbed.persist"]
+    assert messages[0] == "run.batch_size was 10, resumed with 20"
+    assert messages[1].startswith("run.callbacks was ")
+    assert messages[2].startswith("machine.torch_threads was ")
+    assert messages[2].endswith("resumed with 77; the bits may differ from those of an unbroken run")
+
+
+def test_a_stream_is_not_resumed_with_another_rule_unless_it_is_allowed(tmp_path: Path) -> None:
+    stream(tmp_path, 10, build(rule=hb.Adagrad()), max_steps=2)
+    newest = open_checkpoint(tmp_path).folder
+    with pytest.raises(PersistError, match=r"tables.user.rule is 'adagrad' in the checkpoint .* received 'momentum'"):
+        stream(tmp_path, 10, build(rule=hb.Momentum()))
+    assert open_checkpoint(tmp_path).folder == newest
+    stream(tmp_path, 10, build(rule=hb.Momentum()), allow=["tables.user.rule"])
+    assert open_checkpoint(tmp_path).manifest["version"] == 20
+
+
+def test_allow_takes_a_list_of_names() -> None:
+    with pytest.raises(ConfigError, match=r"Checkpoint.allow: takes names"):
+        hb.callbacks.Checkpoint("x", allow="tables.user.rule")
