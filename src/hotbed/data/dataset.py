@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Generator, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -16,11 +17,14 @@ import pyarrow as pa
 from hotbed.connectors.base import OPENED, PLACE, READ_ROWS, Position, ReadPlan, Skips, Source, run_ahead
 from hotbed.connectors.journal import Live
 from hotbed.data.batch import Batch
-from hotbed.data.encode import Encoder
-from hotbed.data.numbers import with_readable_times
+from hotbed.data.encode import Encoder, require_columns
+from hotbed.data.numbers import label_outside_unit, outside_unit, with_readable_times
 from hotbed.data.order import Buffer, Encoded, Shuffle, in_order, place_at
 from hotbed.data.schema import Schema, Shape, Type, shape_of, type_of
 from hotbed.errors import ConfigError, DataError, DecodeError
+
+UNMATCHED_ROWS = 100_000
+"""Rows of a stream after which a label that never matched its `positive` is a warning."""
 
 
 class Dataset:
@@ -86,6 +90,8 @@ class Dataset:
         self.encoder = Encoder(schema, on_error, self._put_aside if source.endless else None)
         self.encoder.stats.skips = self.skips
         self._labels = True
+        self._in_unit: frozenset[str] = frozenset()
+        self._must_match = True
         self._maps: tuple[Callable[[Batch], Batch], ...] = ()
         self._next_epoch = 0
         self._resume: Position | None = None
@@ -150,6 +156,22 @@ class Dataset:
         if self.endless and position["source"] is not None:
             self.live.journal.forget({"block": position["source"]["block"], "cut": position["rows"]})
             self.source.commit(Position.from_json(position["source"]))
+
+    def restrict_labels(self, in_unit: Iterable[str] = (), *, must_match: bool = True) -> None:
+        """Say what the next epochs need of the labels; `RecModel` does, before it reads.
+
+        Args:
+            in_unit: labels whose values must lie in [0, 1], as under a cross-entropy. A value outside is
+                a bad row: see `on_error`.
+            must_match: whether a label with `positive` that matches no row of a whole epoch is an
+                error. Of a stream, 100,000 rows without a match are a warning.
+        """
+        names = frozenset(in_unit)
+        if not names <= self._in_unit:
+            self._cached = None  # its rows were not looked at
+        self._in_unit = names
+        self._must_match = must_match
+        self.encoder.unit_labels = frozenset() if self._maps else names
 
     def _begin(self, number: int) -> Generator[Batch | None, None, None]:
         resume, self._resume = self._resume, None
@@ -292,7 +314,24 @@ class Dataset:
         batch = Batch.concat(parts)
         for fn in self._maps:
             batch = fn(batch)
+        if self._maps:
+            batch = self._with_unit_labels(batch)
         return batch.at(position)
+
+    def _with_unit_labels(self, batch: Batch) -> Batch:
+        """A mapped batch, without the rows whose labels are not in [0, 1]; raise DataError with `on_error="raise"`."""
+        for label in self.schema.labels:
+            if label.name not in self._in_unit or label.name not in batch.labels:
+                continue
+            wrong = outside_unit(batch.labels[label.name])
+            if not wrong.any():
+                continue
+            message = label_outside_unit(label, batch.labels[label.name][wrong][0])
+            if self.on_error != "skip":
+                raise DataError(f"row {int(wrong.argmax()) + 1} of a mapped batch: {message}")
+            self.skips.add("value", message, int(wrong.sum()))
+            batch = batch.take(np.flatnonzero(~wrong))
+        return batch
 
     def _buffers(self, epoch: int, place: dict[str, Any]) -> Iterator[Buffer]:
         skip = int(place["skip"])
@@ -324,6 +363,9 @@ class Dataset:
         plan = ReadPlan(tuple(columns), self.schema.number_types(), skips, live)
         num_rows, before = 0, position
         chunk_rows = max(self.batch_size, READ_ROWS)
+        if not self.endless:
+            self._require_columns([])
+        self.encoder.forget_positives()
         for raw, after in self.source.read(position, chunk_rows, plan):
             if raw is OPENED:
                 before = after
@@ -334,16 +376,46 @@ class Dataset:
             latest = None
             if self.max_ahead_seconds is not None:
                 latest = int(after["now"] + self.max_ahead_seconds * 1e6)
+            self._require_columns(raw.schema.names)
             try:
                 rows = self.encoder(raw, labels=self._labels, latest=latest)
             except DecodeError as error:
                 raise self._located(error, raw, after) from error
             if rows.num_samples:
                 num_rows += rows.num_samples
+                self._warn_unmatched()
                 yield rows, before, after
             before = after
         if position is None:
             self._num_rows = num_rows
+            if not self.endless:
+                self._check_matched()
+
+    def _require_columns(self, names: list[str]) -> None:
+        """Raise SchemaError, which lists all columns of the source, where those that were read are not enough."""
+        wanted = self.schema.raw_columns(self._labels)
+        if set(wanted) <= set(names):
+            return
+        try:
+            present = self.source.schema().names
+        except DataError:
+            if not names:
+                raise
+            present = [name for name in names if name != PLACE]
+        require_columns(wanted, present)
+
+    def _check_matched(self) -> None:
+        """Raise DataError for a text of positive labels that is in no row of a whole epoch."""
+        for positives in self.encoder.positives:
+            if self._must_match and positives.rows and not positives.matched:
+                raise DataError(positives.message())
+
+    def _warn_unmatched(self) -> None:
+        """Warn once about a text of positive labels that is in none of a stream's first rows."""
+        for positives in self.encoder.positives if self.endless else ():
+            if not (positives.matched or positives.warned) and positives.rows >= UNMATCHED_ROWS:
+                positives.warned = True
+                warnings.warn(positives.message(), UserWarning, stacklevel=2)
 
     def _put_aside(self, rows: pa.RecordBatch, reason: str, message: str) -> None:
         """Rows of an endless source that were left out become dead letters."""

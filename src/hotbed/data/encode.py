@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hotbed import config
-from hotbed.connectors.base import Skips
+from hotbed.connectors.base import PLACE, Skips
 from hotbed.data import numbers
 from hotbed.data.batch import Batch, Ids
 from hotbed.data.numbers import BadRows, is_bytes, is_list, numeric
@@ -42,6 +42,8 @@ _VIEWS = {pa.string_view().id: pa.large_string(), pa.binary_view().id: pa.large_
 _INT64 = pa.int64().id
 KEPT_SCHEMAS = 32
 """Raw schemas that an encoder remembers as checked: clients of a server may send many."""
+NAMED_VALUES = 10
+"""Values of a label that a message names."""
 _WIDE = {pa.large_string().id, pa.large_binary().id}
 
 
@@ -61,6 +63,9 @@ class Encoder:
     is left out, counted in `stats.skips` and logged. A missing column or a column of the wrong type always raises
     SchemaError. `aside`: gets the raw rows that are left out.
 
+    `unit_labels`: labels that a trainer needs from 0 to 1; values outside are bad rows. `positives`: what labels with
+    `positive` met. Times of the first batch whose median lies after the year 2200 raise SchemaError: their unit is wrong.
+
     What raw columns hold is kept in `types` and `shapes`. What is text where the schema knows numbers, or the other way
     round, and lists where it knows single values, are refused.
 
@@ -74,6 +79,9 @@ class Encoder:
         self.stats = EncodeStats()
         self.types: Mapping[str, Type] = {}
         self.shapes: Mapping[str, Shape] = {}
+        self.unit_labels: frozenset[str] = frozenset()
+        self.forget_positives()
+        self._times_checked = False
         self._seen: list[tuple[pa.Schema, bool]] = []
         self._zones: set[str] = set()
         self._kinds: dict[str, set[str]] = {}
@@ -90,6 +98,8 @@ class Encoder:
             try:
                 context = Columns(batch)
                 encoded = self._encode(batch, labels, context)
+                if labels and batch.num_rows:
+                    self._note(encoded, context, latest)
                 if latest is not None and encoded.time is not None and (future := encoded.time > latest).any():
                     early = f"an event of the future — received {int(encoded.time.max())} us, the clock allows {latest}"
                     batch = self._leave_out(batch, future, "future", early)
@@ -104,6 +114,22 @@ class Encoder:
                     raise DecodeError(bad.message, "", row, bad.column) from None
                 batch = self._leave_out(batch, bad.mask, "value", bad.message)
 
+    def forget_positives(self) -> None:
+        """Begin anew to look for the texts of positive labels."""
+        labels = self.schema.labels
+        self.positives = [Positives(label) for label in labels if label.positive is not None]
+
+    def _note(self, encoded: Batch, context: Columns, latest: int | None) -> None:
+        """Look at what whole columns say: the unit of times, the text of positive labels."""
+        time = self.schema.time
+        if time is not None and encoded.time is not None and not self._times_checked:
+            if latest is None:  # else times of the future are left out
+                numbers.check_times(time, context.column(time.source), encoded.time)
+            self._times_checked = True
+        for positives in self.positives:
+            label = positives.label
+            positives.add(encoded.labels[label.name], context.column(label.source))
+
     def _leave_out(self, batch: pa.RecordBatch, mask: np.ndarray, reason: str, message: str) -> pa.RecordBatch:
         """The rows outside `mask`; those inside are counted and put aside."""
         self.stats.skips.add(reason, message, int(mask.sum()))
@@ -112,10 +138,8 @@ class Encoder:
         return batch.filter(pa.array(~mask))
 
     def _check(self, schema: pa.Schema, labels: bool) -> None:
-        missing = [name for name in self.schema.raw_columns(labels) if name not in schema.names]
-        if missing:
-            near = "; ".join(f"{name!r}: {config.nearest(name, schema.names)}" for name in missing[:3])
-            raise SchemaError(f"columns {missing} are missing — the data has {schema.names} — {near}")
+        names = [name for name in schema.names if name != PLACE]
+        require_columns(self.schema.raw_columns(labels), names)
         for name in self.schema.raw_columns(labels=False):
             kind, held = type_of(schema.field(name).type), self.schema.types.get(name, "mixed")
             self._check_shape(name, schema.field(name).type)
@@ -148,7 +172,8 @@ class Encoder:
                 elif isinstance(column, Dense):
                     dense[column.name] = numbers.dense(column, _transformed(column, context))
                 elif isinstance(column, Label) and labels:
-                    targets[column.name] = numbers.label(column, context.column(column.source))
+                    in_unit = column.name in self.unit_labels
+                    targets[column.name] = numbers.label(column, context.column(column.source), in_unit)
                 elif isinstance(column, Weight) and labels:
                     weight = numbers.weight(column, context.column(column.source))
                 elif isinstance(column, Time) and (labels or column.source in batch.schema.names):
@@ -216,6 +241,48 @@ class Encoder:
                 UserWarning,
                 stacklevel=4,
             )
+
+
+@dataclass
+class Positives:
+    """What a label with `positive` met: `rows`, whether one `matched`, and some of the other texts."""
+
+    label: Label
+    rows: int = 0
+    matched: bool = False
+    warned: bool = False
+    others: dict[str, None] = field(default_factory=dict)
+
+    def add(self, encoded: np.ndarray, values: pa.Array) -> None:
+        """Take the label of a chunk and the raw column that it came from."""
+        self.rows += len(encoded)
+        self.matched = self.matched or bool(encoded.any())
+        if not self.matched and len(self.others) < NAMED_VALUES:
+            texts = pc.unique(values.cast(pa.string())).to_pylist()
+            self.others.update(dict.fromkeys(texts))
+
+    def message(self) -> str:
+        """Say that no row matched, and which texts there are."""
+        names = ", ".join(repr(text) for text in list(self.others)[:NAMED_VALUES])
+        return (
+            f"label {self.label.name!r}: none of {self.rows:,} rows is positive={self.label.positive!r}, "
+            f"got {names}. Give one of them."
+        )
+
+
+def require_columns(names: list[str], present: list[str]) -> None:
+    """Raise SchemaError where raw columns are missing among those that the data have."""
+    missing = [name for name in names if name not in present]
+    if not missing:
+        return
+    for delimiter in (";", "\t", "|", ","):
+        if len(present) == 1 and set(present[0].split(delimiter)) & set(missing):
+            raise SchemaError(
+                f"columns {missing} are missing — the data has one column, {present[0]!r} — read the "
+                f"file with delimiter={delimiter!r}"
+            )
+    near = "; ".join(f"{name!r}: {config.nearest(name, present)}" for name in missing[:3])
+    raise SchemaError(f"columns {missing} are missing — the data has {present} — {near}")
 
 
 class Columns:

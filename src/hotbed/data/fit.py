@@ -12,7 +12,7 @@ import pyarrow as pa
 from polars.io.plugins import register_io_source
 
 from hotbed.connectors.base import ReadPlan, Source
-from hotbed.data.encode import Columns, apply
+from hotbed.data.encode import Columns, apply, require_columns
 from hotbed.data.schema import Dense, Id, Schema
 from hotbed.errors import DataError
 
@@ -50,6 +50,8 @@ def _learn(schema: Schema, source: Source, tasks: list[Task]) -> list[Any]:
     first = next(iter(source.read(None, 1000, plan)), None)
     if first is None:
         raise DataError("fit: the source has no rows — received an empty source — fit on the training range")
+    if not set(columns) <= set(first[0].schema.names):
+        require_columns(columns, source.schema().names)
     frame = _frame(first[0], tasks)
 
     def batches(

@@ -16,6 +16,10 @@ from hotbed.errors import SchemaError
 
 _LISTS = {kind.id for kind in (pa.list_(pa.null()), pa.large_list(pa.null()), pa.list_(pa.null(), 1))}
 _PLAIN = {kind.id for kind in (pa.float32(), pa.int8(), pa.int16(), pa.int32(), pa.int64())}
+_MICROSECONDS = {"s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}
+_YEAR = 31_556_952_000_000
+_YEAR_1980 = 10 * _YEAR
+_YEAR_2200 = 230 * _YEAR
 _BYTES = {kind.id for kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())}
 
 
@@ -47,25 +51,52 @@ def dense(column: Dense, values: pa.Array) -> np.ndarray:
     return flat.reshape(-1, column.width) if column.width != 1 else flat
 
 
-def label(column: Label, values: pa.Array) -> np.ndarray:
-    """Float32 [n]."""
+def label(column: Label, values: pa.Array, in_unit: bool = False) -> np.ndarray:
+    """Float32 [n]; `in_unit`: values outside [0, 1] are bad rows."""
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
     if values.null_count:
-        mask = values.is_null().to_numpy(zero_copy_only=False)
-        raise BadRows(column.source, mask, f"label {column.name!r}: a missing value — leave such rows out of the data")
+        raise _missing_label(column, values.is_null().to_numpy(zero_copy_only=False))
     if column.positive is not None:
         equal = pc.equal(values.cast(pa.string()), column.positive)
         return np.asarray(equal.to_numpy(zero_copy_only=False), np.float32)
     try:
         numbers = numeric(column.name, values)
     except BadRows as bad:
+        word = _first(values, bad.mask)
+        if word != word:
+            raise _missing_label(column, bad.mask) from None
         if not is_bytes(values.type):
             raise
-        word = _first(values, bad.mask)
         message = f"label {column.name!r}: {word!r} is no number — text labels need positive={word!r} or the like"
         raise BadRows(column.source, bad.mask, message) from None
-    return numbers if column.threshold is None else (numbers >= column.threshold).astype(np.float32)
+    if column.threshold is not None:
+        return (numbers >= column.threshold).astype(np.float32)
+    if in_unit:
+        mask = outside_unit(numbers)
+        if mask.any():
+            raise BadRows(column.source, mask, label_outside_unit(column, numbers[mask][0]))
+    return numbers
+
+
+def outside_unit(labels: np.ndarray) -> np.ndarray:
+    """Bool [n]: where a label is outside [0, 1]."""
+    return (labels < 0) | (labels > 1)
+
+
+def label_outside_unit(column: Label, value: float) -> str:
+    """The message for a label that a cross-entropy cannot take."""
+    source = "" if column.source == column.name else f" of column {column.source!r}"
+    return (
+        f"label {column.name!r}{source}: the loss is a cross-entropy and needs labels from 0 to 1, "
+        f"got {value:g}. Give Label({column.name!r}, threshold=…), which makes 1 of values from it on "
+        "and 0 of the others, or train with loss 'mse'"
+    )
+
+
+def _missing_label(column: Label, mask: np.ndarray) -> BadRows:
+    message = f"label {column.name!r}: a missing value — leave such rows out of the data"
+    return BadRows(column.source, mask, message)
 
 
 def weight(column: Weight, values: pa.Array) -> np.ndarray:
@@ -87,6 +118,28 @@ def time(column: Time, values: pa.Array, zones: set[str] | None = None) -> np.nd
             column.source, mask, f"time {column.name!r}: {_first(values, mask)!r} is no time of unit {column.unit!r}"
         )
     return np.array(micros.to_numpy(zero_copy_only=False), dtype=np.int64)
+
+
+def check_times(column: Time, values: pa.Array, micros: np.ndarray) -> None:
+    """Raise SchemaError where the median time of a first batch lies after the year 2200: the unit is wrong."""
+    median = int(np.median(micros))
+    if median < _YEAR_2200:
+        return
+    year = 1970 + median // _YEAR
+    first = with_readable_times(values)[0].as_py()
+    raise SchemaError(
+        f"time {column.name!r}: the median of the first {len(micros):,} rows is the year {year:,}, got "
+        f"{first!r} with unit {column.unit!r}. {_better_unit(column.unit, median)}"
+    )
+
+
+def _better_unit(unit: str, micros: int) -> str:
+    """What to do about times that are too far in the future."""
+    factor = _MICROSECONDS.get(unit, 0.0)
+    for finer, smaller in _MICROSECONDS.items():
+        if smaller < factor and _YEAR_1980 <= micros / factor * smaller < _YEAR_2200:
+            return f"Give unit={finer!r}."
+    return "Correct the times, or give their unit: s, ms, us or ns."
 
 
 def numeric(name: str, values: pa.Array, lengths: np.ndarray | None = None) -> np.ndarray:

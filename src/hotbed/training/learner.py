@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -146,8 +146,12 @@ class Criterion:
         if isinstance(outputs, dict):
             return {name: self.activate(value, name) for name, value in outputs.items()}
         loss = self.loss_fn if label is None else self._of(label)
-        logits = isinstance(loss, (BCE, Focal, nn.BCEWithLogitsLoss)) or loss is BCE_FUNCTION
-        return torch.sigmoid(outputs) if logits else outputs
+        return torch.sigmoid(outputs) if _takes_logits(loss) else outputs
+
+    def unit_labels(self, labels: Iterable[str]) -> list[str]:
+        """Those of the labels whose loss is a cross-entropy of logits, so that they must lie in [0, 1]."""
+        several = isinstance(self.loss_fn, (Mapping, MultiTask))
+        return [label for label in labels if _takes_logits(self._of(label) if several else self.loss_fn)]
 
     def _of(self, label: str) -> Any:
         losses = self.loss_fn.losses if isinstance(self.loss_fn, MultiTask) else self.loss_fn
@@ -159,6 +163,11 @@ class Criterion:
         if id(loss) not in self._weighted:
             self._weighted[id(loss)] = _with_weight(loss)
         return self._weighted[id(loss)](outputs, labels, weight)
+
+
+def _takes_logits(loss: Any) -> bool:
+    """Whether a loss is a cross-entropy of logits and labels from 0 to 1."""
+    return isinstance(loss, (BCE, Focal, nn.BCEWithLogitsLoss)) or loss is BCE_FUNCTION
 
 
 def _with_weight(loss: Any) -> Callable[[Any, Any, Tensor], Tensor]:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from hotbed.config import build
+from hotbed.data.dataset import Dataset
 from hotbed.data.schema import Schema
 from hotbed.embedding.module import table_modules
 from hotbed.embedding.rule import Rule
@@ -324,6 +325,7 @@ class RecModel:
     def _learn(self, data: Iterable[Any], run: Run) -> None:
         """One pass over `data`, and the metrics of what was predicted on the way."""
         device, labelled = self.learner.device, self._criterion is not None
+        self._restrict_labels(data, must_match=True)
         with in_train_mode(self.network):
             pass_over(data, run, run.callbacks, self.learner, run.observer, device=device, labelled=labelled)
         if run.observer is not None:
@@ -334,8 +336,16 @@ class RecModel:
         run = Run(model=self, learner=self.learner, tables=self.tables, observer=observer)
         called, device = Callbacks(_listed(callbacks)), self.learner.device
         labelled = self._criterion is not None
+        self._restrict_labels(data, must_match=False)
         with in_eval_mode(self.network, self.eval_network):
             pass_over(data, run, called, observer=observer, device=device, labelled=labelled)
+
+    def _restrict_labels(self, data: Any, *, must_match: bool) -> None:
+        """Tell a Dataset which labels the loss needs from 0 to 1."""
+        if isinstance(data, Dataset):
+            names = [label.name for label in data.schema.labels]
+            in_unit = () if self._criterion is None else self._criterion.unit_labels(names)
+            data.restrict_labels(in_unit, must_match=must_match)
 
     def _make_learner(self, optimizer: torch.optim.Optimizer | Rule | str | None) -> Learner | SelfUpdating:
         chosen = self._effective_boost(optimizer)

@@ -7,16 +7,18 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 
 from hotbed.connectors import Csv, Memory, Parquet, Position, Source
-from hotbed.data import Batch, Dataset, Dense, Id, Label, Schema
-from hotbed.errors import ConfigError, DecodeError, SchemaError
+from hotbed.data import Batch, Dataset, Dense, Id, Label, Normalize, Schema, Time
+from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
 
 pytestmark = pytest.mark.core
 ROWS = 1003
@@ -258,6 +260,111 @@ def test_numbers_are_read_as_numbers_whatever_the_first_rows_look_like(tmp_path:
 def test_a_missing_column_is_named_before_anything_is_yielded() -> None:
     with pytest.raises(SchemaError, match=r"columns \['x'\] are missing"):
         next(iter(make(Memory({"row": [1], "bag": [1], "label": [1]}))))
+
+
+@pytest.mark.parametrize("ending", ["parquet", "csv"])
+def test_a_missing_column_is_looked_for_among_all_columns_of_the_file(tmp_path: Path, ending: str) -> None:
+    """Readers read only what the schema names; the message lists what the file holds."""
+    table = pa.table({"click": [1, 0], "user": [1, 2], "item": [3, 4], "price": [0.5, 1.5]})
+    path = tmp_path / f"a.{ending}"
+    (pacsv.write_csv if ending == "csv" else pq.write_table)(table, path)
+    source = Csv(path) if ending == "csv" else Parquet(path)
+    schema = Schema([Label("click"), Id("usr"), Id("item")])
+    message = r"columns \['usr'\] are missing — the data has \['click', 'user', 'item', 'price'\] — 'usr': did you mean 'user'"
+    with pytest.raises(SchemaError, match=message):
+        list(Dataset(source, schema))
+    normalized = Dense("prise", transforms=[Normalize()])
+    with pytest.raises(SchemaError, match=r"'price'\] — 'prise': did you mean 'price'"):
+        Schema([Label("click"), normalized]).fit(source)
+
+
+def test_a_file_with_another_delimiter_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("click;user;price\n1;2;3,5\n0;3;4,5\n")
+    schema = Schema([Label("click"), Id("user")])
+    with pytest.raises(
+        SchemaError, match="the data has one column, 'click;user;price' — read the file with delimiter=';'"
+    ):
+        list(Dataset(Csv(tmp_path / "a.csv"), schema))
+
+
+LIBSVM_LABELS = [1, -1, 1, 0, 3]
+
+
+def labelled(tmp_path: Path, **arguments: Any) -> Dataset:
+    lines = [f"{label},{row}" for row, label in enumerate(LIBSVM_LABELS)]
+    (tmp_path / "clicks.csv").write_text("\n".join(["y,user", *lines]))
+    dataset = Dataset(Csv(tmp_path / "clicks.csv"), Schema([Label("liked", column="y"), Id("user")]), **arguments)
+    dataset.restrict_labels(["liked"])
+    return dataset
+
+
+def test_a_label_outside_0_to_1_is_a_bad_row_where_the_loss_needs_it(tmp_path: Path) -> None:
+    message = r"clicks.csv, line 3: label 'liked' of column 'y': .* needs labels from 0 to 1, got -1. Give Label\('liked', threshold"
+    with pytest.raises(DecodeError, match=message) as caught:
+        list(labelled(tmp_path))
+    assert (caught.value.row, caught.value.column) == (3, "y")
+    dataset = labelled(tmp_path, on_error="skip")
+    assert [batch.labels["liked"].tolist() for batch in dataset] == [[1, 1, 0]]
+    assert dataset.skips.counts == {"value": 2}
+
+
+def test_labels_that_a_map_brings_into_0_to_1_pass(tmp_path: Path) -> None:
+    def halved(batch: Batch) -> Batch:
+        return replace(batch, labels={"liked": batch.labels["liked"].clip(0) / 2})
+
+    for arguments, labels in (({"on_error": "skip"}, [0.5, 0, 0.5, 0]), ({}, None)):
+        dataset = labelled(tmp_path, **arguments).map(halved)
+        dataset.restrict_labels(["liked"])
+        if labels is None:
+            with pytest.raises(DataError, match=r"row 5 of a mapped batch: label 'liked' of column 'y': .* got 1.5"):
+                list(dataset)
+        else:
+            assert [batch.labels["liked"].tolist() for batch in dataset] == [labels]
+
+
+def test_a_cache_is_read_again_where_labels_are_restricted_later(tmp_path: Path) -> None:
+    dataset = labelled(tmp_path, cache=True)
+    dataset.restrict_labels([])
+    assert len(list(dataset)) == 1
+    dataset.restrict_labels(["liked"])
+    with pytest.raises(DecodeError, match="got -1"):
+        list(dataset)
+
+
+@pytest.mark.parametrize("order", [{}, {"shuffle": 2}, {"cache": True}], ids=str)
+def test_a_positive_that_matches_no_row_is_an_error_with_the_values(order: dict[str, Any]) -> None:
+    source = Memory({"bought": ["yes", "no", "no"], "user": [1, 2, 3]})
+    dataset = Dataset(source, Schema([Label("bought", positive="Yes"), Id("user")]), 2, **order)
+    with pytest.raises(
+        DataError, match=r"none of 3 rows is positive='Yes', got '(yes|no)', '(yes|no)'. Give one of them"
+    ):
+        list(dataset)
+    dataset.restrict_labels(must_match=False)
+    assert sum(batch.num_samples for batch in dataset) == 3
+    assert sum(batch.num_samples for batch in dataset.without_labels()) == 3
+    matched = Dataset(source, Schema([Label("bought", positive="yes"), Id("user")]), 2, **order)
+    assert [len(list(matched)) for _ in range(2)] == [2, 2]
+    assert list(Dataset(source.slice(0, 0), matched.schema, **order)) == []
+
+
+@pytest.mark.parametrize(
+    ("unit", "factor", "advice"),
+    [("s", 1_000, "Give unit='ms'"), ("ms", 1_000, "Give unit='us'"), 
+     ("us", 1_000, "Give unit='ns'"), ("s", 7, "Correct the times")],
+)  # fmt: skip
+def test_times_after_the_year_2200_are_a_wrong_unit(unit: str, factor: int, advice: str) -> None:
+    base = {"s": 1, "ms": 1_000, "us": 1_000_000}[unit]
+    times = [1_700_000_000 * base * factor + row for row in range(5)]
+    schema = Schema([Label("y"), Time("at", unit=unit)])
+    source = Memory({"y": [0, 1, 0, 1, 1], "at": times})
+    for _ in range(2):
+        with pytest.raises(
+            SchemaError,
+            match=rf"time 'at': the median of the first 5 rows is the year .*, got 1.* with unit '{unit}'. {advice}",
+        ):
+            list(Dataset(source, schema))
+    one = Memory({"y": [0, 1, 0], "at": [base, times[0], base]})
+    assert len(list(Dataset(one, schema))) == 1  # one wrong clock is not a wrong unit
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import threading
+import warnings
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -189,6 +190,32 @@ def test_rows_that_do_not_encode_are_dead_letters_or_named_errors() -> None:
     assert dataset.live.dead_letters.counts == {"value": 1}
     with pytest.raises(DecodeError, match=r"row 2: label 'label'"):
         list(make(FakeStream(data, [4], ends=True), 2))
+
+
+def test_labels_outside_0_to_1_are_dead_letters_of_a_stream() -> None:
+    data = {"row": list(range(6)), "label": [0.0, 1.0, -1.0, 0.25, 5.0, 1.0]}
+    dataset = make(FakeStream(data, [4], ends=True), 2, on_error="skip")
+    dataset.restrict_labels(["label"])
+    assert rows(dataset) == [[0, 1], [3, 5]]
+    assert dataset.live.dead_letters.counts == {"value": 2}
+    strict = make(FakeStream(data, [4], ends=True), 2)
+    strict.restrict_labels(["label"])
+    with pytest.raises(DecodeError, match=r"row 2: label 'label': .* got -1"):
+        list(strict)
+
+
+def test_a_positive_that_a_stream_never_shows_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hotbed.data.dataset.UNMATCHED_ROWS", 5)
+    schema = Schema([Label("label", positive="Yes"), Id("row")])
+    for texts, warned in ((["no"] * 3 + ["Yes"] + ["no"] * 4, False), (["no"] * 8, True)):
+        stream = FakeStream({**log(8), "label": texts}, [2] * 4, ends=True)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert len(list(Dataset(stream, schema, 2, prefetch=0))) == 4
+        messages = [str(warning.message) for warning in caught]
+        assert messages == (
+            ["label 'label': none of 6 rows is positive='Yes', got 'no'. Give one of them."] if warned else []
+        )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Labels that a loss cannot take are row errors before anything is learned; what is no error stays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="torch absent")
+
+import torch
+from torch import Tensor, nn
+
+import hotbed as hb
+from hotbed.errors import DataError, DecodeError
+from hotbed.training.learner import Criterion
+
+
+def events(labels: Sequence[Any], label: hb.Label | None = None, **arguments: Any) -> hb.Dataset:
+    schema = hb.Schema([label or hb.Label("y"), hb.Id("user")])
+    source = hb.sources.Memory({"y": list(labels), "user": list(range(len(labels)))})
+    return hb.Dataset(source, schema, 2, **arguments)
+
+
+def model(data: hb.Dataset, loss: Any, metrics: Any = None) -> hb.RecModel:
+    return hb.RecModel(hb.models.LR(data.schema, hb.make_tables(data.schema, dim=1)), loss, "adam", metrics)
+
+
+CROSS_ENTROPIES = ["bce", "focal", nn.BCEWithLogitsLoss(), nn.functional.binary_cross_entropy_with_logits]
+
+
+@pytest.mark.parametrize("loss", CROSS_ENTROPIES, ids=["bce", "focal", "torch", "function"])
+@pytest.mark.parametrize(("labels", "value"), [([0, 1, -1, 1], "-1"), ([1, 5, 3, 2], "5")])
+def test_labels_outside_0_to_1_are_refused_by_a_cross_entropy(loss: Any, labels: list[int], value: str) -> None:
+    data = events(labels)
+    message = rf"memory, row .: label 'y': the loss is a cross-entropy and needs labels from 0 to 1, got {value}"
+    for use in ("fit", "online_train", "evaluate"):
+        learner = model(data, loss)
+        with pytest.raises(DecodeError, match=message):
+            getattr(learner, use)(data, **({} if use == "evaluate" else {"progress": False}))
+    assert len(model(data, loss).predict(data)) == 4  # labels are not read
+
+
+def test_labels_outside_0_to_1_are_left_out_where_bad_rows_are() -> None:
+    data = events([0, 1, -1, 1, 5], on_error="skip")
+    learner = model(data, "bce")
+    learner.fit(data, progress=False)
+    assert learner.counters["samples"] == 3
+    assert data.skips.counts == {"value": 2}
+
+
+def test_soft_labels_thresholds_and_other_losses_pass() -> None:
+    for label, labels, loss in (
+        (None, [0.0, 0.25, 1.0, 0.9], "bce"),
+        (hb.Label("y", threshold=4), [1, 5, 3, 4], "bce"),
+        (None, [1, 5, -3, 4], "mse"),
+        (None, [1, 5, 0, 4], "softmax"),
+    ):
+        data = events(labels, label)
+        learner = model(data, loss)
+        learner.fit(data, progress=False)
+        assert learner.counters["samples"] == 4
+
+
+def test_each_label_is_held_to_its_own_loss() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias = nn.Parameter(torch.zeros(2))
+
+        def forward(self, batch: Any) -> dict[str, Tensor]:
+            user = batch.ids["user"].values
+            return {"click": self.bias[0] + 0.0 * user, "rating": self.bias[1] + 0.0 * user}
+
+    schema = hb.Schema([hb.Label("click"), hb.Label("rating"), hb.Id("user")])
+    columns = {"click": [0, 1, 1], "rating": [5, 1, 3], "user": [1, 2, 3]}
+    data = hb.Dataset(hb.sources.Memory(columns), schema, 2)
+    losses = {"click": hb.losses.BCE(), "rating": hb.losses.MSE()}
+    for loss in (losses, hb.losses.MultiTask(losses)):
+        hb.RecModel(Two(), loss, "adam").fit(data, progress=False)
+        assert Criterion(loss).unit_labels(["click", "rating"]) == ["click"]
+    with pytest.raises(DecodeError, match="label 'rating'"):
+        hb.RecModel(Two(), "bce", "adam").fit(data, progress=False)
+
+
+def test_a_positive_that_matches_nothing_ends_training_but_not_evaluation() -> None:
+    data = events(["no", "yes", "no"], hb.Label("y", positive="Yes"))
+    learner = model(data, "bce", {"log_loss"})
+    with pytest.raises(DataError, match="none of 3 rows is positive='Yes'"):
+        learner.fit(data, progress=False)
+    assert learner.evaluate(events(["no"] * 3, hb.Label("y", positive="Yes")))["log_loss"] > 0
