@@ -192,6 +192,24 @@ def verify(checkpoint: Checkpoint) -> None:
 
 
 @app.command()
+def restore(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="A local folder of states.")],
+    state: Annotated[int | None, typer.Option(help="The number of the state to go back to.")] = None,
+) -> None:
+    """Go back to an earlier state of a stream; what is newer is moved aside. See docs/persist.md."""
+    from hotbed.persist import recover
+
+    done = recover.go_back(path, state)
+    aside = ", ".join(done["aside"]) or "nothing"
+    console.print(
+        f"{path} resumes from {done['folder']}: {done['kind']}, version {done['version']}\n"
+        f"moved to {path}/aside: {aside}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+@app.command()
 def diff(one: Checkpoint, two: Checkpoint) -> None:
     """Show what differs between two checkpoints; exit code 1 where something does."""
     from hotbed.persist import chain

@@ -57,6 +57,8 @@ def unbroken(driver: Any, lives: Any, tmp_path_factory: pytest.TempPathFactory) 
         ("dense", 61, True),  # dense parameters have moved, rows have not
         ("eviction", 9, False),
         ("table", 3, False),  # in the first checkpoint, a full
+        ("rename", 1, False),
+        ("rename", 1, True),  # the first checkpoint is complete, and CURRENT is not there yet
         ("table", 9, False),  # in a delta
         ("rename", 2, False),  # complete, but not visible
         ("replace", 2, False),  # visible, but not current

@@ -89,7 +89,8 @@ def test_verbs_and_flags_are_frozen() -> None:
         "predict": ["--out", "--set", "files", "what"], "export": ["--out", "--set", "what"],
         "serve": ["--grpc-port", "--host", "--http-port", "--set", "--token-file", "--watch", "models"],
         "parameter-server": ["--host", "--port", "--rows", "--set", "--token-file", "--watch", "models"],
-        "inspect": ["--set", "what"], "verify": ["checkpoint"], "diff": ["one", "two"],
+        "inspect": ["--set", "what"], "verify": ["checkpoint"],
+        "restore": ["--state", "path"], "diff": ["one", "two"],
         "init": ["--label", "--out", "data_file"], "schema": [], "doctor": [],
     }  # fmt: skip
 
@@ -219,6 +220,21 @@ def test_online_learns_the_past_once_and_goes_on_where_it_was_left(
     code, evaluated, _ = call(capsys, monkeypatch, "evaluate", "job.yaml")
     assert code == 0
     assert "evaluation: auc" in evaluated
+
+
+def test_restore_goes_back_to_an_earlier_state(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for steps in ("1", "2"):
+        call(capsys, monkeypatch, "online", "job.yaml", "--max-steps", steps)
+    code, _, errors = call(capsys, monkeypatch, "restore", "out/checkpoint")
+    assert code == 2
+    assert "Choose one of: 1, 2, 3" in " ".join(errors.split())
+    code, printed, _ = call(capsys, monkeypatch, "restore", "out/checkpoint", "--state", "2")
+    assert code == 0
+    assert "resumes from checkpoint-00000002: delta" in printed
+    assert "aside: checkpoint-00000003" in printed
+    assert hb.load("out/checkpoint").counters["steps"] == 11
 
 
 def test_a_difference_is_shown_and_a_torn_checkpoint_named(

@@ -76,9 +76,10 @@ class Journal:
         with self._mutex:
             entries = self._entries.setdefault(topic, {})
             if number <= next(reversed(entries), -1):
+                latest = next(reversed(entries))
                 raise PersistError(
-                    f"{self._name()}: a decision on record stands — received {topic} {number} after "
-                    f"{next(reversed(entries))} — read it with get() instead"
+                    f"{self._name()}: a decision on record stands, got {topic} {number} after {latest}. "
+                    "Where the state is an older one than the journal's, go back to it with `hotbed restore`."
                 )
             if self._file is not None:
                 self._write(line)
@@ -95,17 +96,22 @@ class Journal:
     def forget(self, before: Mapping[str, int]) -> None:
         """Drops the entries of each topic whose number is below `before[topic]`; the file is replaced at once."""
         with self._mutex:
-            old = self._entries
-            kept = {
-                topic: {n: value for n, value in entries.items() if n >= before.get(topic, 0)}
-                for topic, entries in old.items()
-            }
-            if all(len(kept[topic]) == len(old[topic]) for topic in old):
-                return
-            if self.path is not None and self._file is not None:
-                lines = [_line(topic, n, value) for topic in kept for n, value in kept[topic].items()]
-                self._replace(self.path, b"".join(lines))
-            self._entries = kept
+            self._keep(lambda topic, number: number >= before.get(topic, 0))
+
+    def cut(self, after: Mapping[str, int]) -> None:
+        """Drops the entries of each topic whose number is above `after[topic]`: they are decided anew."""
+        with self._mutex:
+            self._keep(lambda topic, number: topic not in after or number <= after[topic])
+
+    def _keep(self, stays: Callable[[str, int], bool]) -> None:
+        old = self._entries
+        kept = {topic: {n: value for n, value in entries.items() if stays(topic, n)} for topic, entries in old.items()}
+        if all(len(kept[topic]) == len(old[topic]) for topic in old):
+            return
+        if self.path is not None and self._file is not None:
+            lines = [_line(topic, n, value) for topic in kept for n, value in kept[topic].items()]
+            self._replace(self.path, b"".join(lines))
+        self._entries = kept
 
     def close(self) -> None:
         """Gives the file back; the entries can still be read."""
@@ -215,6 +221,11 @@ class DeadLetters:
     def total(self) -> int:
         """All rows that were ever put aside."""
         return sum(self.counts.values())
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the file; 0 where there is none."""
+        return self.path.stat().st_size if self.path is not None and self.path.exists() else 0
 
     def add(self, place: Mapping[str, Any], reason: str, payload: bytes | str) -> None:
         """Puts one row aside; on disk when this returns. Raises PersistError when the file cannot be written."""

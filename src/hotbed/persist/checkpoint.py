@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -25,12 +25,13 @@ from torch import Tensor, nn
 from hotbed.config import describe
 from hotbed.embedding.table import Table
 from hotbed.errors import PersistError
-from hotbed.files import Where
+from hotbed.files import Lock, Where, lock_file
 from hotbed.optim.sparse import SparseOptimizer
 from hotbed.persist.chain import retain
 from hotbed.persist.content import CapturedTable, Whole, load_table, write_table
 from hotbed.persist.format import Reader, Saved, Writer, open_checkpoint, open_link
 from hotbed.persist.resume import Meaning, compare, meaning
+from hotbed.persist.store import JOURNAL, LocalStore, Store, open_store
 from hotbed.persist.tree import Arrays, encode, packed
 
 __all__ = ["Capture", "Saved", "Saver", "State", "capture", "open_checkpoint", "restore", "save", "write"]
@@ -123,11 +124,25 @@ def write(where: Where, captured: Capture, keep: int = 1, parent: Saved | None =
 def save(where: Where, state: State, keep: int = 1) -> Saved:
     """Write `state` as the newest checkpoint under `where` (a path or URL), a full; `keep` = fulls that stay.
 
-    What tables track is left alone. Raises PersistError when the disk refuses or when optimizer state is neither a
-    tensor nor JSON; what was newest before then stays so.
+    What tables track is left alone. Raises PersistError when the disk refuses, when a stream that runs keeps its states
+    there, or when optimizer state is neither a tensor nor JSON; what was newest before then stays so. Raises FormatError
+    where states are there and CURRENT is torn or missing.
     """
     tables = [CapturedTable(name, describe(t.config), len(t), Whole(t)) for name, t in sorted(state.tables.items())]
-    return write(where, _capture(state, tuple(tables), changes=False), keep)
+    store = open_store(where)
+    with _only_writer(store):
+        store.newest()  # raises where CURRENT is torn or lost: retention would remove the states there
+        return write(where, _capture(state, tuple(tables), changes=False), keep)
+
+
+@contextlib.contextmanager
+def _only_writer(store: Store) -> Iterator[None]:
+    """Hold the lock of the states where a stream keeps its own there."""
+    if isinstance(store, LocalStore) and lock_file(store.root / JOURNAL).exists():
+        with Lock(store.root / JOURNAL):
+            yield
+    else:
+        yield
 
 
 def restore(reader: Reader, state: State, allow: Sequence[str] = ()) -> None:

@@ -22,6 +22,8 @@ from hotbed.files import Where, resolve, sync_folder
 from hotbed.persist.sink import HashedFile, Held, LocalFile, Workers, new_partial, partial_path
 
 MANIFEST, CURRENT, CLAIM = "MANIFEST.json", "CURRENT", "CLAIM"
+FIRST = "checkpoint-00000001"
+ASIDE = "aside"  # where states lie that a run no longer rests on
 JOURNAL = "journal"
 LETTERS = "dead_letters.jsonl"
 ADVICE = "do not use it; restore the checkpoint from a copy"
@@ -138,12 +140,31 @@ class LocalStore(Store):
 
     def newest(self) -> Newest | None:
         if not self.exists(CURRENT):
-            return None
+            folders = self.folders()
+            if not folders or self.unpointed() is not None:
+                return None
+            if not self.exists(CURRENT):  # looked for again: a writer may have made it meanwhile
+                raise FormatError(
+                    f"{self.root / CURRENT}: missing beside states, got {', '.join(folders)}. {self._advice()}"
+                )
         match = re.fullmatch(rb"(checkpoint-\d{8,}) ([0-9a-f]{64})\n", bytes(self.read(CURRENT)))
         if match is None:
-            raise FormatError(f"{self.root / CURRENT}: torn or changed — it is not a checkpoint's name and digest — "
-                              "name the newest complete checkpoint folder instead")  # fmt: skip
+            raise FormatError(
+                f"{self.root / CURRENT}: torn or changed, got no checkpoint's name and digest. {self._advice()}"
+            )
         return Newest(match[1].decode(), match[2].decode())
+
+    def unpointed(self) -> str | None:
+        """The first checkpoint, alone and without CURRENT, else None: its writer makes CURRENT next, or was killed."""
+        alone = self.folders() == [FIRST] and not self.aside().folders()
+        return FIRST if alone and not self.exists(CURRENT) else None
+
+    def aside(self) -> LocalStore:
+        """States that were moved aside."""
+        return LocalStore(self.root / ASIDE)
+
+    def _advice(self) -> str:
+        return f"Choose one: hotbed restore {self.root} --state N."
 
     def folders(self) -> list[str]:
         found = self.root.iterdir() if self.root.is_dir() else ()
@@ -152,7 +173,28 @@ class LocalStore(Store):
     def draft(self) -> Draft:
         self.root.mkdir(parents=True, exist_ok=True)
         self._sweep()
-        return _LocalDraft(self.root, number_of(self.folders()[-1]) + 1 if self.folders() else 1)
+        used = [number_of(folder) for folder in (*self.folders(), *self.aside().folders())]
+        return _LocalDraft(self.root, max(used, default=0) + 1)
+
+    def point(self, folder: str, sha256: str) -> None:
+        """Make a checkpoint the newest one; `sha256`: of its manifest."""
+        partial = partial_path(self.root, CURRENT)
+        try:
+            file = LocalFile(partial)
+            file.write(memoryview(f"{folder} {sha256}\n".encode()))
+            file.finish()
+            os.replace(partial, self.root / CURRENT)
+        finally:
+            partial.unlink(missing_ok=True)
+        sync_folder(self.root)
+
+    def set_aside(self, folder: str) -> None:
+        """Move a checkpoint aside: it can be read there with what it rests on moved back beside it."""
+        aside = self.aside().root
+        aside.mkdir(exist_ok=True)
+        os.rename(self.root / folder, aside / folder)
+        sync_folder(aside)
+        sync_folder(self.root)
 
     def remove(self, folder: str) -> None:
         hidden = partial_path(self.root, folder)
@@ -196,7 +238,7 @@ class _LocalDraft(Draft):
             ) from error
         try:
             sync_folder(self._root)
-            self._point(hashlib.sha256(manifest).hexdigest())
+            LocalStore(self._root).point(self.folder, hashlib.sha256(manifest).hexdigest())
         except OSError:
             LocalStore(self._root).remove(self.folder)  # whole, but nothing came to point to it
             raise
@@ -205,17 +247,6 @@ class _LocalDraft(Draft):
         self._workers.close()
         shutil.rmtree(self._partial, ignore_errors=True)
         self._held.release()
-
-    def _point(self, sha256: str) -> None:
-        partial = partial_path(self._root, CURRENT)
-        try:
-            file = LocalFile(partial)
-            file.write(memoryview(f"{self.folder} {sha256}\n".encode()))
-            file.finish()
-            os.replace(partial, self._root / CURRENT)
-        finally:
-            partial.unlink(missing_ok=True)
-        sync_folder(self._root)
 
 
 def _mapped(path: Path) -> memoryview:

@@ -27,13 +27,13 @@ from hotbed.optim.precision import Boost
 from hotbed.persist.checkpoint import Saved, Saver, State, capture, open_checkpoint
 from hotbed.persist.format import Reader
 from hotbed.persist.publish import Publisher
+from hotbed.persist.recover import DEAD_LETTER_BYTES, STREAM, finish_first
 from hotbed.persist.resume import compare
 from hotbed.persist.store import JOURNAL, LETTERS, LocalStore, open_store
 from hotbed.training.loop import Run, passed
 from hotbed.training.online import TOPIC
 
 log = logging.getLogger("hotbed")
-STREAM = "stream"
 PATIENCE = 1000
 """Steps that a due checkpoint waits for an eviction under way, which a snapshot finishes at once. An idle stream has
 no steps that would finish it, and nothing that a pause would hold up: there a due checkpoint does not wait."""
@@ -119,6 +119,7 @@ class Checkpoint:
         if self._publisher is not None:
             self._thread, self._publisher.graph = ThreadPoolExecutor(1, "hotbed-publish"), _graph(run)
         self._deltas, self._saved_step, self._caught = _tracks_changes(run), -1, []
+        finish_first(self._path)
         if open_store(self._path).newest() is not None:
             resume(run, open_checkpoint(self._path), self._allow)
             self._saved_step = run.step
@@ -303,6 +304,9 @@ def state_of(run: Run) -> State:
         "wall_caught": run.clock(),
         "wall_setting": setting_of(run),
     }
+    live = getattr(run.dataset, "live", None)
+    if live is not None:
+        progress[DEAD_LETTER_BYTES] = live.dead_letters.num_bytes
     if hasattr(run.observer, "state"):
         progress["observer"] = run.observer.state()
     state: State = run.model.state()
