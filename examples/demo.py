@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> None:
     shutil.rmtree(published, ignore_errors=True)
     keep = f"checkpoint={{every_seconds: 0.5, publish: {{kind: publish_directory, path: {published}}}}}"
     with subprocess.Popen(
-        [sys.executable, "-m", "hotbed.cli", "train", JOB, "--set", keep, *arguments], cwd=ROOT
+        [sys.executable, "-m", "hotbed.cli", "train", JOB, "--restart", "--set", keep, *arguments], cwd=ROOT
     ) as train:
         valid, stream = popularity()
         while not (published / "CURRENT").exists() and train.poll() is None:

@@ -37,9 +37,16 @@ Checkpoint = Annotated[str, typer.Argument(metavar="CKPT", help="A folder of sta
 
 
 @app.command()
-def train(job_file: JobFile, assignments: Assignments = None) -> None:
-    """Train the job's model, from the start; run its stream; write model and report to its output folder."""
-    verbs.run_job(_read(job_file, assignments))
+def train(
+    job_file: JobFile,
+    assignments: Assignments = None,
+    restart: Annotated[bool, typer.Option("--restart", help="Move the state of an earlier stream aside.")] = False,
+) -> None:
+    """Train the job's model, from the start; run its stream; write model and report to its output folder.
+
+    A job whose stream has a state is refused: resume it with `hotbed online`.
+    """
+    verbs.run_job(_read(job_file, assignments), restart=restart)
 
 
 @app.command()
@@ -132,7 +139,7 @@ def inspect(
     rest = {key: value for key, value in job.to_json().items() if key != "schema"}
     console.print(escape(yaml.safe_dump(rest, sort_keys=False, default_flow_style=None, width=110)), highlight=False)
     newest = verbs.newest(job)
-    if (Path(newest) / "CURRENT").exists():
+    if verbs.has_state(newest):
         console.print(hb.load(newest).summary(), highlight=False)
     else:
         console.print(f"not trained yet: no checkpoint in {job.output}")

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +14,13 @@ from typing import TYPE_CHECKING, Any
 from rich.progress import MofNCompleteColumn, Progress
 
 from hotbed import config, show
+from hotbed.connectors import DeadLetters, Journal, Live
 from hotbed.draft import source_of
 from hotbed.errors import ConfigError, DataError
+from hotbed.files import Lock, Where, resolve, sync_folder
 from hotbed.job import Job
+from hotbed.persist.recover import finish_first
+from hotbed.persist.store import JOURNAL, LETTERS, open_store
 from hotbed.show import console
 
 if TYPE_CHECKING:
@@ -24,15 +28,28 @@ if TYPE_CHECKING:
     from hotbed.training.watch import History
 
 
-def run_job(job: Job) -> RecModel:
-    """Train, stream, save and report as the job says; prints what comes of it; returns the model."""
+def run_job(job: Job, *, restart: bool = False) -> RecModel:
+    """Train, stream, save and report as the job says; prints the results; returns the model.
+
+    Args:
+        restart: move the state that an earlier stream of the job left aside, and begin anew.
+
+    Raises:
+        ConfigError: the job has nothing to train, or its stream has a state and `restart` is not set.
+        PersistError: another run holds the lock of the stream's states.
+    """
     if job.train is None:
         raise ConfigError("job.train: missing key — `hotbed train` begins with it — add it, or use `hotbed online`")
-    model, history = learn_past(job)
-    histories = {"train": history}
-    if job.stream is not None:
-        shutil.rmtree(job.state_path, ignore_errors=True)  # a training from the start begins its stream there too
-        histories["stream"] = learn_stream(job, model)
+    with own_states(job, restart=restart) as live:
+        if has_state(job.state_path):
+            raise ConfigError(
+                f"job.output: its stream has a state in {job.state_path}, got `hotbed train`. "
+                "Resume it with `hotbed online`, or move it aside with `hotbed train --restart`."
+            )
+        model, history = learn_past(job)
+        histories = {"train": history}
+        if job.stream is not None:
+            histories["stream"] = learn_stream(job, model, live)
     show.print_results(model, histories)
     console.print(f"model: {model.save(job.output)}", highlight=False, soft_wrap=True)
     print_report(job, model, histories)
@@ -40,21 +57,64 @@ def run_job(job: Job) -> RecModel:
 
 
 def follow_job(job: Job, max_steps: int | None = None, max_seconds: float | None = None) -> RecModel:
-    """Go on with the job's stream, or begin: train first what it has to train; returns the model."""
+    """Resume the job's stream, or begin it: first train what it has to train; returns the model."""
     if job.stream is None:
         raise ConfigError("job.stream: missing key — `hotbed online` follows it — add a source, or use `hotbed train`")
     histories: dict[str, History] = {}
-    if (Path(job.state_path) / "CURRENT").exists():
-        model = job.rec_model(job.schema_of(job.state_path))
-    elif job.train is None:
-        model = _new(job)
-    else:
-        model, histories["train"] = learn_past(job)
-    histories["stream"] = learn_stream(job, model, max_steps, max_seconds)
+    with own_states(job) as live:
+        if has_state(job.state_path):
+            model = job.rec_model(job.schema_of(job.state_path))
+        elif job.train is None:
+            model = _new(job)
+        else:
+            model, histories["train"] = learn_past(job)
+        histories["stream"] = learn_stream(job, model, live, max_steps, max_seconds)
     show.print_results(model, histories)
     console.print(f"state: {job.state_path}", highlight=False, soft_wrap=True)
     print_report(job, model, histories)
     return model
+
+
+def has_state(where: Where) -> bool:
+    """Whether there is a newest checkpoint under `where`; FormatError where CURRENT is torn or lost."""
+    return open_store(where).newest() is not None
+
+
+@contextlib.contextmanager
+def own_states(job: Job, *, restart: bool = False) -> Iterator[Live | None]:
+    """Hold the lock of the stream's states while the job trains and follows its stream.
+
+    Yields the journal and the dead letters that lie beside the states; None where nothing can be locked (an object
+    store) or there is nothing to lock (a job without a stream).
+    """
+    folder = resolve(job.state_path)
+    if isinstance(folder, str) or (job.stream is None and not folder.exists()):
+        if restart and has_state(job.state_path):
+            raise ConfigError(
+                f"--restart: cannot move the state {job.state_path} aside, got an object store. "
+                "Choose another output for the job."
+            )
+        yield None
+        return
+    with contextlib.ExitStack() as stack:
+        if restart and folder.exists():
+            with Lock(folder / JOURNAL):
+                _move_aside(folder)
+        journal = stack.enter_context(contextlib.closing(Journal(folder / JOURNAL)))
+        finish_first(folder)
+        yield Live(journal, DeadLetters(folder / LETTERS))
+
+
+def _move_aside(folder: Path) -> None:
+    """Rename a locked folder of states, unless it is empty; the lock goes with it."""
+    if not any(path.is_dir() or path.stat().st_size for path in folder.iterdir()):
+        return
+    number = 1
+    while (aside := folder.with_name(f"{folder.name}.aside-{number}")).exists():
+        number += 1
+    os.rename(folder, aside)
+    sync_folder(folder.parent)
+    console.print(f"earlier state: {aside}", highlight=False, soft_wrap=True)
 
 
 def learn_past(job: Job) -> tuple[RecModel, History]:
@@ -67,11 +127,18 @@ def learn_past(job: Job) -> tuple[RecModel, History]:
     return model, model.fit(data, valid, job.fit.epochs, job.make_callbacks(), seed=job.seed)
 
 
-def learn_stream(job: Job, model: RecModel, max_steps: int | None = None, max_seconds: float | None = None) -> History:
-    """Follow the job's stream."""
+def learn_stream(
+    job: Job,
+    model: RecModel,
+    live: Live | None,
+    max_steps: int | None = None,
+    max_seconds: float | None = None,
+) -> History:
+    """Follow the job's stream; `live`: the journal and the dead letters that are held for it."""
     assert job.stream is not None
     _begin(job, model, "the stream: each batch is predicted, then learned by")
     events = job.dataset(job.stream, model.schema, batch_size=job.fit.stream_batch_size)
+    events.live = live or events.live
     return model.online_train(
         events, job.make_callbacks(stream=True), max_steps=max_steps, max_seconds=max_seconds, seed=job.seed
     )
@@ -146,7 +213,7 @@ def predict_files(model: str, files: list[str], path: Path) -> None:
 def export_job(job: Job, out: Path | None) -> None:
     """Freeze the job's newest model for servers; by default into its output folder."""
     states = newest(job)
-    if not (Path(states) / "CURRENT").exists():
+    if not has_state(states):
         raise ConfigError(f"job: not trained yet — received no checkpoint in {job.output} — `hotbed train` it first")
     _export(job.rec_model(job.schema_of(states)).restore(states), states, out or Path(job.output) / "export")
 
@@ -170,7 +237,7 @@ def _export(model: RecModel, states: str, out: Path) -> None:
 
 def newest(job: Job) -> str:
     """Where the newest model of a job is: in its stream's states, or in its output folder."""
-    return job.state_path if (Path(job.state_path) / "CURRENT").exists() else job.output
+    return job.state_path if has_state(job.state_path) else job.output
 
 
 def print_report(job: Job, model: RecModel, histories: Mapping[str, History]) -> None:

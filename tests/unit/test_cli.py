@@ -21,6 +21,7 @@ import hotbed as hb
 from hotbed import cli
 from hotbed.draft import draft
 from hotbed.errors import ConfigError, SchemaError
+from hotbed.files import Lock
 from hotbed.job import Job
 from hotbed.jobfile import parse_value
 from hotbed.persist import checkpoint
@@ -85,7 +86,7 @@ def test_verbs_and_flags_are_frozen() -> None:
     }
     job = ["--set", "job_file"]
     assert flags == {
-        "train": job, "online": ["--max-seconds", "--max-steps", *job], "evaluate": job,
+        "train": ["--restart", *job], "online": ["--max-seconds", "--max-steps", *job], "evaluate": job,
         "predict": ["--out", "--set", "files", "what"], "export": ["--out", "--set", "what"],
         "serve": ["--grpc-port", "--host", "--http-port", "--set", "--token-file", "--watch", "models"],
         "parameter-server": ["--host", "--port", "--rows", "--set", "--token-file", "--watch", "models"],
@@ -270,13 +271,32 @@ def test_a_job_starts_from_the_rows_of_another(
     np.testing.assert_array_equal(here.lookup(ids), there.lookup(ids))
 
 
-def test_train_begins_the_stream_anew(
+def test_train_leaves_the_state_of_a_stream_alone_until_it_is_told_to_restart(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    printed = [call(capsys, monkeypatch, "train", "job.yaml")[1] for _ in range(2)]
-    tables = [next(line for line in text.splitlines() if "│ user" in line) for text in printed]
+    states = folder / "out" / "checkpoint"
+    _, first, _ = call(capsys, monkeypatch, "train", "job.yaml")
+    before = {path: path.stat().st_mtime_ns for path in states.rglob("*")}
+    for sets in ((), ("--set", "stream=null")):  # a model that is trained anew would not be the newest
+        code, printed, errors = call(capsys, monkeypatch, "train", "job.yaml", *sets)
+        assert code == 2
+        assert "training" not in printed
+        assert "`hotbed online`" in errors
+        assert "`hotbed train --restart`" in errors
+    with Lock(states / "journal"):  # as a live `hotbed online` has it
+        for command in (["train", "job.yaml"], ["train", "job.yaml", "--restart"], ["online", "job.yaml"]):
+            code, printed, errors = call(capsys, monkeypatch, *command)
+            assert code == 2
+            assert "training" not in printed
+            assert "another run" in errors
+    assert {path: path.stat().st_mtime_ns for path in states.rglob("*")} == before
+
+    code, again, _ = call(capsys, monkeypatch, "train", "job.yaml", "--restart")
+    assert code == 0
+    tables = [next(line for line in text.splitlines() if "│ user" in line) for text in (first, again)]
     assert tables[0] == tables[1]
-    assert (folder / "out" / "checkpoint" / "CURRENT").exists()
+    code, same, _ = call(capsys, monkeypatch, "diff", "out/checkpoint", "out/checkpoint.aside-1")
+    assert code == 0, same
 
 
 def test_a_job_of_a_stream_alone_is_followed_but_not_trained(
