@@ -42,6 +42,7 @@ NATIVE = {
     "persist/format",
     "serving/rows",
     "serving/cache",
+    "serving/server/bodies",
 }
 TORCH = (
     "embedding/module",

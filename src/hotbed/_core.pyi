@@ -386,6 +386,16 @@ class FrozenLookup:
 
     def __call__(self, ids: object, num_samples: int) -> tuple: ...
 
+def split_json(request: bytes, inputs: int, head_bytes: int, slice: int) -> tuple:
+    """
+    Head without the values of tensors (None where it is longer than head_bytes), number of inputs, and where the values lie: (input, begin, end, entries, cuts).
+    """
+
+def split_message(request: bytes, inputs: int, head_bytes: int, slice: int) -> tuple:
+    """
+    As split_json, of a ModelInferRequest; and where its raw contents lie. Raises ValueError for other bytes.
+    """
+
 class RowCache:
     def __init__(self, dims: Sequence[int], max_bytes: int, lfu: bool) -> None: ...
 

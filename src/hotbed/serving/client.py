@@ -20,7 +20,8 @@ from hotbed.connectors.base import Memory
 from hotbed.data.numbers import is_bytes, is_list
 from hotbed.errors import ConfigError, DataError, NotServed, Overloaded, ServingError
 from hotbed.serving.request import check_columns, check_context
-from hotbed.serving.server.protocol import DTYPES, HEADER_LENGTH, text_of
+from hotbed.serving.server.asks import HEADER_LENGTH
+from hotbed.serving.server.protocol import DTYPES, text_of
 from hotbed.serving.session import Scores
 
 

@@ -91,6 +91,7 @@ def test_typed_contents_are_read_as_raw_ones(running: Running, session: Any) -> 
     request = typed(columns)
     found = np.frombuffer(call(running, "ModelInfer", request).raw_output_contents[0], np.float32)
     assert np.abs(found - session.predict(columns)).max() < 1e-6
+    request.inputs[0].contents.int64_contents.pop()
     request.inputs[0].contents.fp32_contents.append(1)
     with pytest.raises(grpc.RpcError, match="several types"):
         call(running, "ModelInfer", request)

@@ -24,10 +24,12 @@ import hotbed as hb
 from hotbed import config
 from hotbed.errors import ConfigError, DataError, NotServed, Overloaded, ServingError
 from hotbed.serving.process import JsonLines, models_of
+from hotbed.serving.server.asks import Asks
 from hotbed.serving.server.batching import Limits
+from hotbed.serving.server.bodies import Bounds
 from hotbed.serving.server.grpc import code_of
 from hotbed.serving.server.http import Options, status_of
-from hotbed.serving.server.protocol import Asks, Inputs
+from hotbed.serving.server.protocol import Inputs
 from hotbed.serving.server.rows_service import RowsOptions
 from hotbed.serving.stores.following import Following
 from hotbed.serving.wire import Gone
@@ -226,13 +228,13 @@ def test_a_shape_that_is_none_is_refused_each_time(shape: list[Any]) -> None:
     head = json.dumps({"inputs": [{"name": "user", "datatype": "INT64", "shape": shape, "parameters": size}]}).encode()
     for _ in range(3):
         with pytest.raises(DataError, match=r"'user'.*shape"):
-            inputs.columns(asks.read(head + bytes(24), str(len(head))).tensors, 10)
+            inputs.columns(asks.read(head + bytes(24), str(len(head)), Bounds()).tensors, Bounds())
 
 
 @pytest.mark.parametrize("length", ["0" * 20 + "9" * 4400, "9" * 4400, "0" * 21, "-1", "+1", "", "1.0", "²"])
 def test_a_length_of_a_header_that_is_none_is_refused(length: str) -> None:
     with pytest.raises(DataError, match="no length of a header"):
-        Asks().read(b"{}", length)
+        Asks().read(b"{}", length, Bounds())
 
 
 def test_a_tensor_without_any_value_has_no_type(running: Running, session: Any) -> None:
@@ -252,6 +254,7 @@ SETTINGS = [
     (Limits, "batch_seconds", [-1.0, float("nan"), float("inf")]),
     (Limits, "queue_rows", [-1]),
     (Limits, "body_bytes", [0, -1]),
+    (Limits, "list_length", [0, -1]),
     (Options, "port", [-1, 70_000]),
     (Options, "grpc_port", [-5, 65_536]),
     (Options, "workers", [0, -1]),

@@ -135,13 +135,15 @@ def told_by(client: hb.Client, session: Any, columns: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "request_body, headers, status, reason",
     [
-        (b"{", {}, 400, "no JSON"),
+        (b"{", {}, 400, "not JSON"),
         (b"[]", {}, 400, "the body: no dict"),
         ({}, {}, 400, "inputs: no list"),
-        (b"[" * 100_000, {}, 400, "no JSON"),
+        (b"[" * 10_000, {}, 400, "not JSON"),
+        (b"[" * 100_000, {}, 400, "beside the values of its tensors"),
         (body(inputs=[]), {}, 400, "inputs are missing"),
         (user("INT64", [3], [1, 2, 3], "usr"), {}, 400, "did you mean 'user'"),
-        (body(inputs=[*body()["inputs"], body()["inputs"][0]]), {}, 400, "given twice"),
+        (body(inputs=[*body()["inputs"], body()["inputs"][0]]), {}, 400, "Send each column of the model once"),
+        (body(inputs=[*body()["inputs"][1:], body()["inputs"][1]]), {}, 400, "given twice"),
         (user("INT64", [4], [1, 2, 3]), {}, 400, "needs 4 values"),
         (user("INT64", [3], [1, "x", 3]), {}, 400, "no INT64"),
         (user("INT64", [0, 2**70], []), {}, 400, "no column"),
@@ -189,7 +191,7 @@ def test_a_body_without_a_length_is_bounded_too(small: Running) -> None:
     [
         ("GET", "/v2/models/n", 404),
         ("GET", "/v2/models/m/versions/77/ready", 404),
-        ("POST", "/v2/models/n/infer", 400),
+        ("POST", "/v2/models/n/infer", 404),
         ("GET", "/v2/models/m/infer", 405),
         ("GET", "/nothing", 404),
         ("GET", "/v2/models/%2e%2e%2fetc/ready", 404),

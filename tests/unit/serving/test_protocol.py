@@ -11,9 +11,12 @@ import pytest
 
 import hotbed as hb
 from hotbed.errors import DataError
-from hotbed.serving.server.protocol import Asks, Inputs, Packed
+from hotbed.serving.server.asks import Asks
+from hotbed.serving.server.bodies import Bounds
+from hotbed.serving.server.protocol import Inputs, Packed
 
 SCHEMA = hb.Schema([hb.Id("user"), hb.Id("item"), hb.Dense("price"), hb.Dense("age")])
+BOUNDS = Bounds(rows=100)
 NAMES = {"<i8": "INT64", "<f4": "FP32", "|u1": "UINT8", "<i4": "INT32"}
 
 
@@ -33,7 +36,7 @@ def columns(seed: int, n: int = 5) -> dict[str, Any]:
 
 
 def told(asks: Asks, inputs: Inputs, body: bytes, length: str) -> Any:
-    n, found, context = inputs.columns(asks.read(body, length).tensors, 100)
+    n, found, context = inputs.columns(asks.read(body, length, BOUNDS).tensors, BOUNDS)
     return n, *({name: values.tolist() for name, values in part.items()} for part in (found, context))
 
 
@@ -46,17 +49,19 @@ def test_data_is_that_of_the_request_whatever_came_before(order: list[str]) -> N
         assert n == 5
         assert found == {name: given[name].tolist() for name in ("item", "price", "age")}
         assert context == {"user": given["user"].tolist()}
-    assert isinstance(asks.read(*request(given)).tensors, Packed)
+    assert isinstance(asks.read(*request(given), BOUNDS).tensors, Packed)
 
 
 def test_numbers_lie_where_numbers_may_lie_and_are_not_copied() -> None:
     asks, inputs = Asks(), Inputs(SCHEMA)
     for order in (["user", "item", "price", "age"], ["age", "price", "user", "item"]):
         for seed in range(3):
-            _, found, context = inputs.columns(asks.read(*request({o: columns(seed)[o] for o in order})).tensors, 100)
+            _, found, context = inputs.columns(
+                asks.read(*request({o: columns(seed)[o] for o in order}), BOUNDS).tensors, BOUNDS
+            )
             assert all(values.flags.aligned for values in (*found.values(), *context.values()))
-    _, found, _ = inputs.columns(asks.read(*request(columns(0))).tensors, 100)
-    _, found, _ = inputs.columns(asks.read(*request(columns(0))).tensors, 100)
+    _, found, _ = inputs.columns(asks.read(*request(columns(0)), BOUNDS).tensors, BOUNDS)
+    _, found, _ = inputs.columns(asks.read(*request(columns(0)), BOUNDS).tensors, BOUNDS)
     assert not any(values.flags.owndata for values in found.values())
 
 
@@ -67,7 +72,7 @@ def test_a_known_head_with_other_data_is_refused_as_at_first() -> None:
     for wrong in (body[:-1], body + b"x", body[: int(length)]):
         for reader in (asks, Asks()):
             with pytest.raises(DataError, match=r"binary_data_size"):
-                reader.read(wrong, length)
+                reader.read(wrong, length, BOUNDS)
 
 
 def test_a_head_that_one_model_knows_is_checked_for_another() -> None:
@@ -78,7 +83,7 @@ def test_a_head_that_one_model_knows_is_checked_for_another() -> None:
     with pytest.raises(DataError, match="'age': the model has none"):
         told(asks, other, *request(columns(0)))
     with pytest.raises(DataError, match="too many candidates"):
-        inputs.columns(Asks().read(*request(columns(0, 101))).tensors, 100)
+        inputs.columns(Asks().read(*request(columns(0, 101)), BOUNDS).tensors, BOUNDS)
 
 
 def test_heads_are_bounded_in_number_and_those_with_an_id_are_not_kept() -> None:
@@ -88,4 +93,4 @@ def test_heads_are_bounded_in_number_and_those_with_an_id_are_not_kept() -> None
         told(asks, inputs, *request(columns(0), id=str(n)))
     assert len(asks._heads) <= 64
     assert len(inputs._known) <= 64  # what no head needs is let go
-    assert asks.read(*request(columns(0), id="7")).id == "7"
+    assert asks.read(*request(columns(0), id="7"), BOUNDS).id == "7"

@@ -18,11 +18,15 @@ import pyarrow as pa
 
 from hotbed.errors import HotbedError, Overloaded
 from hotbed.serving.process import DAY, within
+from hotbed.serving.server.bodies import Bounds
 from hotbed.serving.server.protocol import Column
 from hotbed.serving.session import InferenceSession, Scores
 
 log = logging.getLogger("hotbed.serving")
 _ALONE_ROWS = 256  # candidates that are scored on the loop, which hears nobody meanwhile
+_ALONE_VALUES = 8192  # values of lists, likewise
+_LEAST_BODY_BYTES = 1 << 20
+_VALUE_BYTES = 32  # of a body for each candidate and column
 
 
 @dataclass(frozen=True)
@@ -31,19 +35,30 @@ class Limits:
 
     `batch_rows`: candidates that are scored together, and the most that one request may bring. `batch_seconds`: how long
     the first request of a batch may wait for others; 0 = gather only what waits anyway. `queue_rows`: candidates that may
-    wait; what comes on top is refused at once. `body_bytes`: of one request.
+    wait; what comes on top is refused at once. `body_bytes`: of one request; None: 32 bytes for each
+    of `batch_rows` candidates and each column of the model, at least 1 MiB. `list_length`: values
+    that a candidate may have in one column.
     """
 
     batch_rows: int = 4096
     batch_seconds: float = 0.0
     queue_rows: int = 65_536
-    body_bytes: int = 16 << 20
+    body_bytes: int | None = None
+    list_length: int = 1024
 
     def __post_init__(self) -> None:
         within("Limits.batch_rows", self.batch_rows, 1)
         within("Limits.batch_seconds", self.batch_seconds, 0, DAY)
         within("Limits.queue_rows", self.queue_rows, 0)
         within("Limits.body_bytes", self.body_bytes, 1)
+        within("Limits.list_length", self.list_length, 1)
+
+    def bounds(self, num_columns: int) -> Bounds:
+        """Return how much a request to a model of so many columns may hold."""
+        body_bytes = self.body_bytes
+        if body_bytes is None:
+            body_bytes = max(_LEAST_BODY_BYTES, self.batch_rows * num_columns * _VALUE_BYTES)
+        return Bounds(num_columns, self.batch_rows, self.list_length, body_bytes)
 
 
 class Request:
@@ -70,6 +85,13 @@ class Request:
     def size(self) -> int:
         """Candidates; a request without any counts as one, so that the queue stays bounded."""
         return max(1, self.num_rows)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it may be scored on the loop."""
+        columns = (*self.columns.values(), *self.context.values())
+        lists = [column for column in columns if isinstance(column, pa.LargeListArray)]
+        return self.num_rows <= _ALONE_ROWS and sum(len(one.values) for one in lists) <= _ALONE_VALUES
 
     def settle(self, scores: Scores | Exception) -> None:
         """Tell who asked; on its loop."""
@@ -154,7 +176,7 @@ class Batcher:
         """Score what came in this turn of the loop, or have it scored."""
         come, self._come = self._come, []
         with self._changed:
-            alone = self._alone and len(come) == 1 and come[0].num_rows <= _ALONE_ROWS and not self._busy
+            alone = self._alone and len(come) == 1 and not self._busy and come[0].is_small
             if not self._closed and (self._waiting or not alone):
                 self._waiting.extend(come)
                 self._changed.notify()

@@ -55,6 +55,10 @@ class App(ABC):
         """Asked when the headers are there and the body is not: the answer to who is turned away."""
 
     @abstractmethod
+    def body_bytes(self, request: Request) -> int:
+        """How long the body of a request may be; asked when the headers are there."""
+
+    @abstractmethod
     def answer(self, request: Request) -> Response | asyncio.Future[Response]:
         """Of a whole request. A future is cancelled when the client goes away."""
 
@@ -66,14 +70,13 @@ class App(ABC):
 class HttpServer(uvicorn.Server):
     """uvicorn in a loop that runs already: `serve([socket])` answers until `should_exit`; signals are the caller's.
 
-    `body_bytes`: of one request; `request_seconds`: for a request to come whole, and for an answer to be taken;
+    `request_seconds`: for a request to come whole, and for an answer to be taken;
     `idle_seconds`: until the next request begins. `closing`: whether answers tell clients to leave.
     """
 
-    def __init__(
-        self, app: App, body_bytes: int, request_seconds: float, idle_seconds: float, tls: SSLContext | None = None
-    ) -> None:
-        self.routes, self.body_bytes, self.closing = app, body_bytes, False
+    def __init__(self, app: App, request_seconds: float, idle_seconds: float, tls: SSLContext | None = None) -> None:
+        self.routes = app
+        self.closing = False
         self.request_seconds, self.idle_seconds = request_seconds, idle_seconds
         super().__init__(uvicorn.Config(
             self, interface="asgi3", http=Connection, ws="none", lifespan="off",  # type: ignore[arg-type]
@@ -128,13 +131,15 @@ class Connection(HttpToolsProtocol):
     async def _respond(self, scope: Any, receive: Any, send: Any) -> None:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         request, body, more = Request(scope["method"], scope["raw_path"].decode("ascii"), headers), bytearray(), True
-        response = self._server.routes.refuse(request) or self._too_long(int(headers.get("content-length", 0)))
+        routes = self._server.routes
+        most = routes.body_bytes(request)
+        response = routes.refuse(request) or _too_long(int(headers.get("content-length", 0)), most)
         while response is None and more:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return
             body += message["body"]
-            more, response = message["more_body"], self._too_long(len(body))
+            more, response = message["more_body"], _too_long(len(body), most)
         if response is None:
             request.body = bytes(body)
             response = await self._answer(request)
@@ -163,12 +168,6 @@ class Connection(HttpToolsProtocol):
         if last or self._server.closing:
             found["connection"] = "close"
         return [(name.lower().encode(), value.encode()) for name, value in found.items()]
-
-    def _too_long(self, size: int) -> Response | None:
-        most = self._server.body_bytes
-        if size <= most:
-            return None
-        return refusal(413, f"the body is too long — received {size} bytes — send at most {most}")
 
     # What the loop, the parser and uvicorn call.
 
@@ -306,3 +305,9 @@ class Connection(HttpToolsProtocol):
             self.flow.resume_reading()
         else:
             self.transport.close()
+
+
+def _too_long(size: int, most: int) -> Response | None:
+    if size <= most:
+        return None
+    return refusal(413, f"the body is too long — received {size} bytes — send at most {most}")

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import grpc
@@ -17,7 +18,8 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from hotbed.errors import ConfigError, DataError, HotbedError, NotServed, Overloaded, PersistError, ServingError
-from hotbed.serving.server.models import Models
+from hotbed.serving.server.bodies import SLICE, Bounds, Divided, Part, Undecoded, divide_message
+from hotbed.serving.server.models import Current, Models, Reading
 from hotbed.serving.server.protocol import Tensor, about, choose, text_of
 from hotbed.serving.session import Scores
 from hotbed.serving.stores.messages import messages
@@ -25,6 +27,8 @@ from hotbed.serving.stores.messages import messages
 log = logging.getLogger("hotbed.serving")
 SERVICE = "inference.GRPCInferenceService"
 _STREAMS = 256  # calls of one connection that are under way
+_CALL_BYTES = 64 << 10  # of a call other than for predictions
+_INFER_BYTES = 16 << 20  # of any message, unless an option or a model that is loaded takes longer ones
 
 # Message -> its fields by number: `*` repeated, `%` a map from strings, `|` one of the choice of that name.
 _PARAMETERS = (
@@ -97,7 +101,8 @@ def code_of(error: Exception) -> grpc.StatusCode:
 
 
 class Service:
-    """The calls of the protocol; each takes and gives a message of `MESSAGES`."""
+    """The calls of the protocol; each takes and gives a message of `MESSAGES`, but for `_infer`, which
+    takes the bytes of one."""
 
     def __init__(self, models: Models) -> None:
         self._models = models
@@ -109,12 +114,15 @@ class Service:
             "ModelReady": self._model_ready, "ModelMetadata": self._metadata, "ModelInfer": self._infer,
             "RepositoryIndex": self._index, "RepositoryModelLoad": self._load, "RepositoryModelUnload": self._unload,
         }  # fmt: skip
-        # requests come as bytes, so that those which are no message are told apart from errors of ours
-        return grpc.method_handlers_generic_handler(SERVICE, {
-            name: grpc.unary_unary_rpc_method_handler(
-                told(call, MESSAGES[f"{name}Request"]), None, MESSAGES[f"{name}Response"].SerializeToString)
-            for name, call in calls.items()
-        })  # fmt: skip
+        # Requests come as bytes, which are checked before they are decoded.
+        handlers = {}
+        for name, call in calls.items():
+            request = MESSAGES[f"{name}Request"]
+            decode = bytes if name == "ModelInfer" else partial(_decoded, request)
+            answer = told(call, request, decode)
+            write = MESSAGES[f"{name}Response"].SerializeToString
+            handlers[name] = grpc.unary_unary_rpc_method_handler(answer, None, write)
+        return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
     async def _live(self, request: Any) -> Any:
         return MESSAGES["ServerLiveResponse"](live=True)
@@ -142,21 +150,24 @@ class Service:
         await asyncio.wrap_future(self._models.aside.submit(self._models.unload, request.model_name))
         return MESSAGES["RepositoryModelUnloadResponse"]()
 
-    async def _infer(self, request: Any) -> Any:
-        name, started, meters = request.model_name, time.perf_counter(), self._models.meters
-        wanted = [one.name for one in request.outputs] or None
+    async def _infer(self, data: bytes) -> Any:
+        started, meters = time.perf_counter(), self._models.meters
+        divide = partial(_divided, data, self._models.bounds)
+        divided, request = await self._models.readers.read(len(data), divide)
+        name = request.model_name
 
-        def write(scores: Scores) -> Any:
-            response = MESSAGES["ModelInferResponse"](model_name=name, model_version=str(scores.version), id=request.id)
-            for output, values in choose(scores.outputs, wanted).items():
-                response.outputs.add(name=output, datatype="FP32", shape=[len(values)])
-                response.raw_output_contents.append(np.ascontiguousarray(values, "<f4").tobytes())
-            if scores.late:
-                response.parameters["late_rows"].int64_param = scores.late
-            return response
+        def read(current: Current) -> Reading[Any]:
+            bounds = current.bounds
+            if len(data) > bounds.body_bytes:
+                raise DataError(
+                    f"the request: expected at most {bounds.body_bytes} bytes, got {len(data)}. "
+                    "Send fewer candidates, or raise body_bytes of the server."
+                )
+            given = current.inputs.columns(list(tensors(request, data, divided)), bounds)
+            return Reading(given, partial(_written, request))
 
         try:
-            found = await self._models.score(name, request.model_version, list(tensors(request)), write)
+            found = await self._models.score(name, request.model_version, len(data), read)
         except BaseException as error:
             meters.ended(name, "grpc", started, error)
             raise
@@ -164,45 +175,101 @@ class Service:
         return found
 
 
-def tensors(request: Any) -> Iterator[Tensor]:
-    """The inputs of a ModelInferRequest: raw, or typed. Raises DataError where both or neither come."""
-    raw = request.raw_input_contents
+def _divided(data: bytes, bounds: Bounds) -> tuple[Divided, Any]:
+    """A ModelInferRequest, divided, and its head as a message."""
+    divided = divide_message(data, bounds)
+    return divided, MESSAGES["ModelInferRequest"].FromString(divided.head)
+
+
+def _written(request: Any, scores: Scores) -> Any:
+    """The answer to a ModelInferRequest."""
+    wanted = [one.name for one in request.outputs] or None
+    version = str(scores.version)
+    response = MESSAGES["ModelInferResponse"](model_name=request.model_name, model_version=version, id=request.id)
+    for output, values in choose(scores.outputs, wanted).items():
+        response.outputs.add(name=output, datatype="FP32", shape=[len(values)])
+        response.raw_output_contents.append(np.ascontiguousarray(values, "<f4").tobytes())
+    if scores.late:
+        response.parameters["late_rows"].int64_param = scores.late
+    return response
+
+
+def tensors(request: Any, data: bytes, divided: Divided) -> Iterator[Tensor]:
+    """The inputs of a ModelInferRequest: raw, or typed and not decoded yet.
+
+    `request`: the head of `data`. Raises DataError where both or neither come.
+    """
+    raw = divided.raw
     if raw and len(raw) != len(request.inputs):
         raise DataError(
             f"raw_input_contents: one for each input — received {len(raw)} for {len(request.inputs)} — correct them"
         )
+    typed: list[list[Part]] = [[] for _ in request.inputs]
+    for part in divided.parts:
+        typed[part.input].append(part)
     for number, one in enumerate(request.inputs):
-        if raw and one.HasField("contents"):
+        if raw and typed[number]:
             raise DataError(f"input {one.name[:100]!r}: raw and typed contents — received both — give one")
-        yield Tensor(one.name, one.datatype, one.shape, raw[number] if raw else _contents(one))
+        values: Any
+        if raw:
+            values = data[raw[number].start : raw[number].end]
+        else:
+            values = TypedValues(one.name, one.datatype, data, typed[number])
+        yield Tensor(one.name, one.datatype, one.shape, values)
 
 
-def _contents(one: Any) -> Any:
-    """The typed contents of an input, which must be those of its datatype."""
-    fields = one.contents.ListFields()
-    if len(fields) > 1:
-        names = [field.name for field, _ in fields]
-        raise DataError(f"input {one.name[:100]!r}: contents of several types — received {names} — give one")
-    if not fields:
-        return []
-    field, values = fields[0]
-    expected = _CONTENTS.get(one.datatype, field.name)  # an unknown datatype is refused later
-    if field.name != expected:
+class TypedValues(Undecoded):
+    """The `contents` of an input, which lie at `parts` of `data`; they must be those of its datatype."""
+
+    def __init__(self, name: str, datatype: str, data: bytes, parts: Sequence[Part]) -> None:
+        self.entries = sum(part.entries for part in parts)
+        self._name = name
+        self._datatype = datatype
+        self._data = data
+        self._parts = parts
+
+    def slices(self) -> Iterator[Any]:
+        message = b"".join(self._data[part.start : part.end] for part in self._parts)
+        fields = MESSAGES["InferTensorContents"].FromString(message).ListFields()
+        if len(fields) > 1:
+            names = [field.name for field, _ in fields]
+            raise DataError(f"input {self._name[:100]!r}: contents of several types — received {names} — give one")
+        if not fields:
+            yield []
+            return
+        field, values = fields[0]
+        expected = _CONTENTS.get(self._datatype, field.name)  # an unknown datatype is refused later
+        if field.name != expected:
+            raise DataError(
+                f"input {self._name[:100]!r}: expected {expected} for {self._datatype}, got {field.name}. "
+                "Fill the field of the tensor's datatype."
+            )
+        for start in range(0, len(values), SLICE):
+            part = values[start : start + SLICE]
+            if expected == "bytes_contents":
+                yield [text_of(self._name, value) for value in part]
+            else:
+                yield list(part)
+
+
+def _decoded(message: Any, data: bytes) -> Any:
+    """A short message. Raises DataError for a long one."""
+    if len(data) > _CALL_BYTES:
         raise DataError(
-            f"input {one.name[:100]!r}: expected {expected} for {one.datatype}, got {field.name}. "
-            "Fill the field of the tensor's datatype."
+            f"the request: expected a {message.DESCRIPTOR.name} of at most {_CALL_BYTES} bytes, "
+            f"got {len(data)}. Send less."
         )
-    if expected == "bytes_contents":
-        return [text_of(one.name, value) for value in values]
-    return list(values)
+    return message.FromString(data)
 
 
-def told(call: Callable[[Any], Awaitable[Any]], message: Any) -> Callable[[bytes, Any], Awaitable[Any]]:
-    """A call whose errors become a status with their reason."""
+def told(
+    call: Callable[[Any], Awaitable[Any]], message: Any, decode: Callable[[bytes], Any]
+) -> Callable[[bytes, Any], Awaitable[Any]]:
+    """A call whose errors become a status with their reason; it takes what `decode` makes of the bytes."""
 
     async def answer(data: bytes, context: Any) -> Any:
         try:
-            return await call(message.FromString(data))
+            return await call(decode(data))
         except Exception as error:
             await refuse(error, message, context)
 
@@ -248,7 +315,8 @@ async def start(
 ) -> tuple[Any, int]:
     """A gRPC server that listens, and its port. `tls`: key and certificate; `shared`: by several processes; `idle_seconds`: when a
     connection without a call is closed. Raises ConfigError where it cannot listen."""
-    options = {"grpc.max_receive_message_length": models.limits.body_bytes, "grpc.so_reuseport": int(shared),
+    longest = models.limits.body_bytes or max(_INFER_BYTES, models.bounds.body_bytes)
+    options = {"grpc.max_receive_message_length": longest, "grpc.so_reuseport": int(shared),
                "grpc.max_connection_idle_ms": int(idle_seconds * 1000), "grpc.max_concurrent_streams": _STREAMS}  # fmt: skip
     return await listen(Service(models).handlers(), address, admit, tls, options)
 

@@ -37,10 +37,11 @@ from hotbed.serving.process import (
     within,
 )
 from hotbed.serving.rows import RowDtype
+from hotbed.serving.server.asks import HEADER_LENGTH, Ask, Asks, read_object
 from hotbed.serving.server.batching import Limits
 from hotbed.serving.server.meters import together
-from hotbed.serving.server.models import Models, is_remote
-from hotbed.serving.server.protocol import HEADER_LENGTH, Asks, about, read_object, write_answer
+from hotbed.serving.server.models import Current, Models, Reading, is_remote
+from hotbed.serving.server.protocol import about, write_answer
 from hotbed.serving.session import Scores
 from hotbed.serving.stores.following import open_follower
 
@@ -53,6 +54,7 @@ log = logging.getLogger("hotbed.serving")
 _OPEN = ("/v2/health/live", "/v2/health/ready")  # what probes ask, who hold no token
 _PAGE = Path(__file__).with_name("page.html")
 _LAST_SECONDS, _BACKLOG = 30, 2048
+_BODY_BYTES = 64 << 10  # of a request other than for predictions
 _SWITCH_SECONDS = 0.0005  # a thread that loads a version keeps the interpreter so long from requests, not 5 ms
 T = TypeVar("T")
 Reply: TypeAlias = "Response | asyncio.Future[Response]"
@@ -139,6 +141,15 @@ class Api(App):
             return refusal(415, f"content-encoding: not taken — received {coding[:40]!r} — send the body as it is")
         return None
 
+    def body_bytes(self, request: Request) -> int:
+        """Of a request for predictions as many as its model allows."""
+        handler, values = self._found(request.method, request.path)
+        if handler != self._infer:
+            return _BODY_BYTES
+        model = self._models.find(values[0])
+        bounds = self._models.bounds if model is None else model.bounds
+        return bounds.body_bytes
+
     def answer(self, request: Request) -> Reply:
         handler, values = self._found(request.method, request.path)
         return handler(request, *values)
@@ -180,15 +191,17 @@ class Api(App):
     def _infer(self, request: Request, name: str, version: str) -> Reply:
         started, meters = time.perf_counter(), self._models.meters
 
-        def write(scores: Scores) -> Response:
-            body, split = write_answer(ask, name, scores)
-            if split is None:
-                return Response(200, body)
-            return Response(200, body, "application/octet-stream", {HEADER_LENGTH: str(split)})
+        length = request.headers.get(HEADER_LENGTH.lower())
+
+        def read(current: Current) -> Reading[Response]:
+            ask = known or self._asks.read(request.body, length, current.bounds)
+            given = current.inputs.columns(ask.tensors, current.bounds)
+            return Reading(given, partial(_written, ask, name))
 
         try:
-            ask = self._asks.read(request.body, request.headers.get(HEADER_LENGTH.lower()))
-            future = self._models.score(name, version, ask.tensors, write)
+            known = self._asks.known(request.body, length)
+            size = 0 if known else len(request.body)  # nothing is decoded
+            future = self._models.score(name, version, size, read)
         except Exception as error:
             meters.ended(name, "http", started, error)
             raise
@@ -222,6 +235,13 @@ class Api(App):
 
     def _unload(self, request: Request, name: str) -> Reply:
         return asyncio.ensure_future(_after(self._models.aside.submit(self._models.unload, name)))
+
+
+def _written(ask: Ask, name: str, scores: Scores) -> Response:
+    body, split = write_answer(ask, name, scores)
+    if split is None:
+        return Response(200, body)
+    return Response(200, body, "application/octet-stream", {HEADER_LENGTH: str(split)})
 
 
 async def _gathered(ask: Callable[[], T], write: Callable[[T], Response]) -> Response:
@@ -270,10 +290,10 @@ class Server(Stoppable):
         super().run()
 
     async def _serve(self, stopped: asyncio.Event) -> None:
-        options, limits = self._options, self._models.limits
+        options = self._options
         remote = await self._start_grpc()
         app = Api(self._models, self._tokens)
-        http = HttpServer(app, limits.body_bytes, options.request_seconds, options.idle_seconds, self._secure)
+        http = HttpServer(app, options.request_seconds, options.idle_seconds, self._secure)
         serving = asyncio.create_task(http.serve([self._socket]))
         log.info("listening on port %d, gRPC %s", self.port, self.grpc_port or "off")
         self.started.set()

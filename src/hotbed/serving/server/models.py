@@ -8,9 +8,9 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from hotbed.errors import ConfigError, HotbedError, NotServed
@@ -20,8 +20,9 @@ from hotbed.persist.publish import Follower
 from hotbed.serving.cache import EmbeddingCache
 from hotbed.serving.parameter_server import ParameterServer
 from hotbed.serving.server.batching import Batcher, Limits, Request
+from hotbed.serving.server.bodies import ASIDE_BYTES, Bounds, Readers
 from hotbed.serving.server.meters import Meters, status_of
-from hotbed.serving.server.protocol import Inputs, Packed, Tensor
+from hotbed.serving.server.protocol import Given, Inputs
 from hotbed.serving.session import InferenceSession, Scores
 from hotbed.serving.stores.base import ModelVersion, Store
 from hotbed.serving.stores.following import Following
@@ -35,11 +36,20 @@ _REMOTE_SECONDS = 1.0  # between looks at what a parameter server has
 
 
 @dataclass(frozen=True)
+class Reading(Generic[T]):
+    """Candidates of a request, and what makes an answer of their scores."""
+
+    given: Given
+    write: Callable[[Scores], T]
+
+
+@dataclass(frozen=True)
 class Current:
     """The version that a model serves now: what requests need of it, swapped as one."""
 
     session: InferenceSession
     inputs: Inputs
+    bounds: Bounds
     since: float = field(default_factory=time.time)
 
     @property
@@ -79,6 +89,12 @@ class Model:
         return current
 
     @property
+    def bounds(self) -> Bounds:
+        """How much a request may hold; the least of all models where no version is loaded."""
+        current = self._current
+        return self._limits.bounds(0) if current is None else current.bounds
+
+    @property
     def batcher(self) -> Batcher:
         """Its queue. Raises NotServed where no version is loaded."""
         batcher = self._batcher
@@ -98,7 +114,9 @@ class Model:
 
     def serve(self, loaded: ModelVersion) -> None:
         """From the next batch on, answer with this version; batches under way end with the one they began with."""
-        current = Current(InferenceSession(loaded, self.cache), Inputs(loaded.schema))
+        inputs = Inputs(loaded.schema)
+        bounds = self._limits.bounds(len(inputs.allowed))
+        current = Current(InferenceSession(loaded, self.cache), inputs, bounds)
         if self._batcher is None:
             alone = self.cache is None  # else scoring may have to wait for rows
             self._batcher = Batcher(lambda: self.current.session, self._limits, self._scored, alone)
@@ -156,10 +174,17 @@ class Models:
         self._server, self._models, self._lock = server, dict[str, Model](), threading.Lock()
         self._reach, self._cache = reach, dict(cache or {})
         self.aside = DaemonThreads(_LOADS, "hotbed-load")  # where loads and unloads run that are asked for
+        self.readers = Readers()
         self._following = Following(lambda name, error: self.named(name).failed(error))
 
     def __iter__(self) -> Iterator[Model]:
         return iter(list(self._models.values()))
+
+    @property
+    def bounds(self) -> Bounds:
+        """How much a request may hold whose model is not known yet."""
+        bounds = [model.bounds for model in self]
+        return max(bounds, key=lambda one: one.inputs, default=self.limits.bounds(0))
 
     @property
     def ready(self) -> bool:
@@ -269,24 +294,31 @@ class Models:
         for model in self:
             model.close()
 
-    def score(
-        self, name: str, version: str, tensors: Sequence[Tensor] | Packed, write: Callable[[Scores], T]
-    ) -> asyncio.Future[T]:
-        """What `write` makes of the predictions for the candidates of a request; called on a loop.
+    def score(self, name: str, version: str, size: int, read: Callable[[Current], Reading[T]]) -> asyncio.Future[T]:
+        """The answer to a request of `size` bytes for the candidates that `read` finds in it; called on a loop.
 
         Raises DataError, NotServed or Overloaded, at once or as the future's error.
         """
         model = self.named(name, version)
-        num_rows, columns, context = model.current.inputs.columns(tensors, self.limits.batch_rows)
+        if size <= ASIDE_BYTES:
+            return self._submit(model, version, read(model.current))
+
+        async def aside() -> T:
+            reading = await self.readers.read(size, lambda: read(model.current))
+            return await self._submit(model, version, reading)
+
+        return asyncio.ensure_future(aside())
+
+    def _submit(self, model: Model, version: str, reading: Reading[T]) -> asyncio.Future[T]:
 
         def checked(scores: Scores) -> T:
             if version and version != str(scores.version):
                 raise NotServed(
-                    f"model {name!r}: version {version} has gone — received it for {scores.version} — ask again"
+                    f"model {model.name!r}: version {version} has gone — received it for {scores.version} — ask again"
                 )
-            return write(scores)
+            return reading.write(scores)
 
-        request = Request(num_rows, columns, context, checked)
+        request = Request(*reading.given, checked)
         model.batcher.submit(request)
         return request.future
 

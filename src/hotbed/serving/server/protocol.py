@@ -15,14 +15,15 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pydantic_core import from_json
 
 from hotbed.config import nearest
 from hotbed.data.schema import Dense, Id, Schema
 from hotbed.data.transforms import Extract, Hash, Map, Split
 from hotbed.errors import DataError
+from hotbed.serving.server.bodies import Bounds, Undecoded
 
 if TYPE_CHECKING:
+    from hotbed.serving.server.asks import Ask
     from hotbed.serving.session import Scores
 
 # Tensor type -> NumPy dtype of its binary form, little-endian.
@@ -33,9 +34,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }  # fmt: skip
 EXTENSIONS = ["binary_tensor_data", "model_repository"]
 _MOST = 1 << 30  # values along a dimension
-HEADER_LENGTH = "Inference-Header-Content-Length"
 _compact = json.JSONEncoder(separators=(",", ":")).encode
-_HEADS, _HEAD_BYTES = 64, 16 << 10  # heads of requests that are remembered
 
 
 def about() -> dict[str, Any]:
@@ -56,7 +55,8 @@ Column: TypeAlias = NDArray[Any] | pa.Array
 
 @dataclass(slots=True)
 class Tensor:
-    """One input of a request. `data`: binary (bytes-like), or values in a list, flat or nested as `shape` says."""
+    """One input of a request. `data`: binary (bytes-like), or values in a list, flat or nested as
+    `shape` says; those may be undecoded."""
 
     name: str
     datatype: str
@@ -78,31 +78,81 @@ class Tensor:
             and len(self.data) == shape[0] * plain.itemsize
         ):
             return np.frombuffer(self.data, plain)  # the common case, kept short
-        num_rows, width = (*shape, 1) if len(shape) == 1 else shape if len(shape) == 2 else (-1, 1)
-        if not (0 <= num_rows <= _MOST and 0 <= width <= _MOST):
-            what = f"received shape {str(shape)[:60]} — give [n], [n, 1] or [n, k]"
-            raise DataError(f"input {self.name!r}: no column — {what}")
+        num_rows, width = self.dimensions()
         size = num_rows * width
         flat = self._values(size)
         if len(flat) != size:
-            what = f"shape {shape} needs {size} values — received {len(flat)}"
-            raise DataError(f"input {self.name!r}: {what} — correct one")
+            raise self._miscounted(size, len(flat))
         if not size:  # no values, so of any type: clients name one for them at random
             flat = pa.nulls(0)
         if width == 1:
             return flat
         return pa.LargeListArray.from_arrays(pa.array(np.arange(num_rows + 1) * width), pa.array(flat))
 
+    def dimensions(self) -> tuple[int, int]:
+        """Return the candidates, and the values of each. Raises DataError for other shapes."""
+        shape = self.shape
+        num_rows, width = -1, 1
+        if len(shape) == 1:
+            num_rows = shape[0]
+        elif len(shape) == 2:
+            num_rows, width = shape
+        if not (0 <= num_rows <= _MOST and 0 <= width <= _MOST):
+            what = f"received shape {str(shape)[:60]} — give [n], [n, 1] or [n, k]"
+            raise DataError(f"input {self.name!r}: no column — {what}")
+        return num_rows, width
+
+    def check(self, bounds: Bounds) -> int:
+        """Check shape and count of values before any is decoded; return the number of candidates.
+
+        Raises DataError for more than `bounds` allow, and for a count that is not the shape's.
+        """
+        num_rows, width = self.dimensions()
+        if num_rows > bounds.rows:
+            raise _too_many(num_rows, bounds)
+        if width > bounds.list_length:
+            raise DataError(
+                f"input {self.name!r}: expected at most {bounds.list_length} values for each "
+                f"candidate, got {width}. Send shorter lists, or raise list_length of the server."
+            )
+        size = num_rows * width
+        data = self.data
+        if isinstance(data, bytes | memoryview):
+            self._check_binary(size)
+        elif isinstance(data, Undecoded):
+            counts = (size,) if width else range(num_rows + 1)  # lists without values may be written
+            if data.entries not in counts:
+                raise self._miscounted(size, data.entries)
+        return num_rows
+
+    def _check_binary(self, size: int) -> None:
+        num_bytes = len(self.data)
+        if self.datatype == "BYTES":
+            if num_bytes < 4 * size:
+                raise self._miscounted(size, num_bytes // 4)
+            return
+        expected = size * self._known(DTYPES).itemsize
+        if num_bytes != expected:
+            raise DataError(
+                f"input {self.name!r}: {size} values of {self.datatype} are {expected} bytes — "
+                f"received {num_bytes} — correct the shape"
+            )
+
+    def _miscounted(self, size: int, num_values: int) -> DataError:
+        what = f"shape {list(self.shape)} needs {size} values — received {num_values}"
+        return DataError(f"input {self.name!r}: {what} — correct one")
+
     def _values(self, size: int) -> Column:
         data = self.data
+        if isinstance(data, Undecoded):
+            kind = self._known(_KINDS)
+            return _joined([self._made(_flat(values), kind) for values in data.slices()], kind)
         if not isinstance(data, bytes | memoryview):
             return self._made(_flat(data), self._known(_KINDS))
         if self.datatype == "BYTES":
             return self._made(_texts(self.name, data), pa.string())
+        self._check_binary(size)
         dtype = self._known(DTYPES)
-        if len(data) != size * dtype.itemsize:
-            raise DataError(f"input {self.name!r}: {size} values of {self.datatype} are {size * dtype.itemsize} bytes — "
-                            f"received {len(data)} — correct the shape")  # fmt: skip
         found = np.frombuffer(data, dtype)
         if dtype == np.bool_:
             return np.not_equal(found.view(np.uint8), 0)
@@ -129,6 +179,19 @@ class Tensor:
         except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
             raise DataError(f"input {self.name!r}: values that are no {self.datatype} — {str(error).splitlines()[0][:200]} — "
                             "correct them") from error  # fmt: skip
+
+
+def _joined(parts: Sequence[pa.Array], kind: pa.DataType) -> pa.Array:
+    """Slices of one column, of which those without a value have no type."""
+    if len(parts) == 1:
+        return parts[0]
+    if all(part.type == pa.null() for part in parts):
+        return pa.nulls(sum(map(len, parts)))
+    return pa.concat_arrays([part.cast(kind) for part in parts])
+
+
+def _too_many(num_rows: int, bounds: Bounds) -> DataError:
+    return DataError(f"too many candidates — received {num_rows} — give at most {bounds.rows} in a request")
 
 
 def _flat(values: Any) -> list[Any]:
@@ -226,7 +289,7 @@ class Inputs:
 
     def __init__(self, schema: Schema) -> None:
         self.names = schema.raw_columns(labels=False)
-        self._allowed = {*self.names, *([] if schema.time is None else [schema.time.source])}
+        self.allowed = {*self.names, *([] if schema.time is None else [schema.time.source])}
         self._schema = schema
         self._known = WeakKeyDictionary[Head, tuple[int, Sequence[Block]]]()
 
@@ -255,13 +318,17 @@ class Inputs:
         crossed = {name for one in columns for step in one.transforms for name in step.inputs()}
         return crossed | {one.source for one in self._schema.ids}
 
-    def columns(self, given: Sequence[Tensor] | Packed, max_rows: int) -> Given:
-        """Raises DataError for tensors that are unknown, missing, given twice, too long or of different lengths."""
+    def columns(self, given: Sequence[Tensor] | Packed, bounds: Bounds) -> Given:
+        """Decode the tensors of a request once all of them have been checked.
+
+        Raises DataError for tensors that are unknown, missing, given twice, too long or of
+        different lengths.
+        """
         if not isinstance(given, Packed):
-            return self._columns(given, max_rows)
+            return self._columns(given, bounds)
         known = self._known.get(given.head)
         if known is None:
-            found = self._columns(given.tensors(), max_rows)
+            found = self._columns(given.tensors(), bounds)
             if given.head.blocks is not None:
                 self._known[given.head] = found[0], given.head.blocks
             return found
@@ -270,113 +337,38 @@ class Inputs:
             (columns if block.n == num_rows else context).update(block.read(given.data))
         return num_rows, columns, context
 
-    def _columns(self, tensors: Sequence[Tensor], max_rows: int) -> Given:
-        found: dict[str, Column] = {}
-        for tensor in tensors:
-            if tensor.name not in self._allowed:
-                name = tensor.name[:100]
-                raise DataError(f"input {name!r}: the model has none — {nearest(name, self.names)}")
-            found[tensor.name] = tensor.column()
-        if len(found) < len(tensors):
-            raise DataError(f"inputs: one is given twice — received {[one.name for one in tensors]} — give it once")
-        missing = [name for name in self.names if name not in found]
-        if missing:
-            raise DataError(f"inputs are missing — received {sorted(found)} — add {missing}")
-        lengths = {len(column) for column in found.values()}
+    def _columns(self, tensors: Sequence[Tensor], bounds: Bounds) -> Given:
+        self._check_names(tensors)
+        lengths = {tensor.check(bounds) for tensor in tensors}
         if len(lengths - {1}) > 1:
             raise DataError(f"inputs differ in length — received {sorted(lengths)} — give each n, or 1 for all")
         num_rows = max(lengths - {1}, default=1)
-        if num_rows > max_rows:
-            raise DataError(f"too many candidates — received {num_rows} — give at most {max_rows} in a request")
-        columns = {name: column for name, column in found.items() if len(column) == num_rows}
-        return num_rows, columns, {name: column for name, column in found.items() if name not in columns}
+        columns = dict[str, Column]()
+        context = dict[str, Column]()
+        for tensor in tensors:
+            column = tensor.column()
+            if len(column) == num_rows:
+                columns[tensor.name] = column
+            else:
+                context[tensor.name] = column
+        return num_rows, columns, context
+
+    def _check_names(self, tensors: Sequence[Tensor]) -> None:
+        names = set[str]()
+        for tensor in tensors:
+            if tensor.name not in self.allowed:
+                name = tensor.name[:100]
+                raise DataError(f"input {name!r}: the model has none — {nearest(name, self.names)}")
+            if tensor.name in names:
+                raise DataError(f"inputs: one is given twice — received {tensor.name!r} — give it once")
+            names.add(tensor.name)
+        missing = [name for name in self.names if name not in names]
+        if missing:
+            raise DataError(f"inputs are missing — received {sorted(names)} — add {missing}")
 
 
 def _of_text(column: Dense | Id) -> bool:
     return bool(column.transforms) and isinstance(column.transforms[0], Split | Extract | Map | Hash)
-
-
-@dataclass(frozen=True)
-class Ask:
-    """An infer request. `wanted`: outputs by name, and whether each goes back as a binary tensor; None = all outputs."""
-
-    id: str
-    tensors: Sequence[Tensor] | Packed
-    wanted: Mapping[str, bool] | None
-    binary: bool = False
-
-
-class Asks:
-    """Reads infer requests, and remembers heads that come again."""
-
-    def __init__(self) -> None:
-        self._heads: dict[bytes, Head] = {}
-
-    def read(self, body: bytes, header_length: str | None) -> Ask:
-        """An infer request from the body of a POST; with a header length, binary tensors follow the JSON. Raises DataError."""
-        if header_length is None:
-            return _read(body, b"")[0]
-        if not (len(header_length) <= 20 and header_length.isdecimal() and int(header_length) <= len(body)):
-            raise DataError(f"{HEADER_LENGTH}: no length of a header — received {header_length[:40]!r} with a body of "
-                            f"{len(body)} bytes — give the length of the JSON before the tensors")  # fmt: skip
-        text, data = body[: int(header_length)], body[int(header_length) :]
-        head = self._heads.get(text)
-        if head is not None and len(data) == sum(head.sizes):
-            return Ask("", Packed(head, data), head.wanted, head.binary)
-        ask, head = _read(text, data)
-        if head is not None and not ask.id and len(text) <= _HEAD_BYTES:
-            if len(self._heads) >= _HEADS:
-                del self._heads[next(iter(self._heads))]
-            self._heads[text] = head
-        return ask
-
-
-def _read(text: bytes, data: bytes) -> tuple[Ask, Head | None]:
-    """An infer request, and its head where all tensors are binary."""
-    spec, rest, tensors, sizes = read_object(text), memoryview(data), list[Tensor](), list[int]()
-    for one in _a(spec.get("inputs"), list, "inputs"):
-        one = _a(one, dict, "inputs")
-        parameters, values = one.get("parameters"), one.get("data")
-        if parameters is not None and (size := _a(parameters, dict, "parameters").get("binary_data_size")) is not None:
-            if type(size) is not int or not 0 <= size <= len(rest):
-                raise DataError(f"binary_data_size: not in the body — received {str(size)[:60]}, {len(rest)} bytes are left — "
-                                "correct it")  # fmt: skip
-            values, rest = rest[:size], rest[size:]
-            sizes.append(size)
-        name, datatype = _a(one.get("name"), str, "name"), _a(one.get("datatype"), str, "datatype")
-        shape = _a(one.get("shape"), list, "shape")
-        if not all(type(length) is int for length in shape):
-            raise DataError(f"input {name[:100]!r}: no column — received shape {str(shape)[:60]} — give whole numbers")
-        tensors.append(Tensor(name, datatype, shape, values))
-    if len(rest):
-        raise DataError(f"bytes after the last tensor — received {len(rest)} — correct each binary_data_size")
-    binary = bool(_a(spec.get("parameters", {}), dict, "parameters").get("binary_data_output", False))
-    outputs = [_a(one, dict, "outputs") for one in _a(spec.get("outputs", []), list, "outputs")]
-    wanted = {_a(one.get("name"), str, "name"): _wants_binary(one, binary) for one in outputs} or None
-    ask, head = Ask(_a(spec.get("id", ""), str, "id"), tensors, wanted, binary), None
-    if len(sizes) == len(tensors):
-        head = Head([(one.name, one.datatype, one.shape) for one in tensors], sizes, wanted, binary)
-    return ask, head
-
-
-def read_object(body: bytes) -> dict[str, Any]:
-    """A JSON object. Raises DataError for anything else."""
-    try:
-        found = from_json(body)
-    except ValueError as error:
-        raise DataError(f"the body is no JSON — {error} — send what the protocol asks for") from error
-    return dict(_a(found, dict, "the body"))
-
-
-def _wants_binary(output: Mapping[str, Any], default: bool) -> bool:
-    return bool(_a(output.get("parameters", {}), dict, "parameters").get("binary_data", default))
-
-
-def _a(value: Any, kind: type, name: str) -> Any:
-    if not isinstance(value, kind):
-        what = f"no {kind.__name__} — received {type(value).__name__}"
-        raise DataError(f"{name}: {what} — see the Open Inference Protocol")
-    return value
 
 
 def choose(

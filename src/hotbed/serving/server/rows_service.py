@@ -91,7 +91,7 @@ class Service:
                 parts = self._timed_parts(name, _parts(call, MESSAGES[request]))
                 found[name] = grpc.unary_stream_rpc_method_handler(parts, None, written)
             else:
-                whole = self._timed(name, told(call, MESSAGES[request]))
+                whole = self._timed(name, told(call, MESSAGES[request], MESSAGES[request].FromString))
                 found[name] = grpc.unary_unary_rpc_method_handler(whole, None, written)
         return grpc.method_handlers_generic_handler(SERVICE, found)
 
@@ -135,6 +135,11 @@ class Service:
 
     async def _rows(self, request: Any) -> Any:
         version = self._version(request.model, request.digest)
+        if len(request.wanted) > len(version.tables):
+            raise DataError(
+                f"wanted: expected at most {len(version.tables)} tables, got {len(request.wanted)}. "
+                "Ask for each table of the model once."
+            )
         wanted = [(version.table(one.table), _ids(one.ids)) for one in request.wanted]
         size = sum(4 * table.dim * len(ids) for table, ids in wanted)
         if size > MESSAGE_BYTES // 2:

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests that are too much are refused before anything of them is decoded; the others are decoded in slices."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator, Sequence
+from http.client import HTTPConnection
+from typing import Any
+
+import grpc
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import hotbed as hb
+from hotbed.errors import DataError, Overloaded
+from hotbed.serving.server import asks, bodies
+from hotbed.serving.server import grpc as grpc_server
+from hotbed.serving.server.asks import Asks
+from hotbed.serving.server.batching import Limits, Request
+from hotbed.serving.server.bodies import SLICE, Bounds, Readers
+from hotbed.serving.server.grpc import MESSAGES, SERVICE
+from hotbed.serving.server.protocol import Inputs, Tensor
+
+from .conftest import Running
+
+N = 20_000
+SCHEMA = hb.Schema([hb.Id("user"), hb.Id("item")])
+USER = {"name": "user", "datatype": "INT64", "shape": [1], "data": [7]}
+
+
+class Decoded(AssertionError):
+    """Values of a request that should have been refused were decoded."""
+
+
+@pytest.fixture
+def nothing_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise Decoded
+
+    monkeypatch.setattr(bodies.JsonValues, "slices", fail)
+    monkeypatch.setattr(grpc_server.TypedValues, "slices", fail)
+    monkeypatch.setattr(Tensor, "column", fail)
+
+
+def item(**changes: Any) -> bytes:
+    tensor = {"name": "item", "datatype": "INT64", "shape": [2], "data": [1, 2], **changes}
+    return json.dumps({"inputs": [USER, tensor]}).encode()
+
+
+def binary(shape: list[int], size: int) -> tuple[bytes, str]:
+    spec = {"name": "item", "datatype": "INT64", "shape": shape, "parameters": {"binary_data_size": size}}
+    head = json.dumps({"inputs": [USER, spec]}).encode()
+    return head + bytes(size), str(len(head))
+
+
+# Body, length of its head, and why it is refused.
+REFUSED = {
+    "candidates": (item(shape=[N], data=[1] * N), None, "too many candidates"),
+    "nested": (item(shape=[N], data=[[1]] * N), None, "too many candidates"),
+    "strings": (item(shape=[N], datatype="BYTES", data=["a"] * N), None, "too many candidates"),
+    "list": (item(shape=[2, N], data=[1] * 2 * N), None, "at most 1024 values for each candidate"),
+    "uncounted": (item(data=[1] * N), None, "shape \\[2\\] needs 2 values — received 20000"),
+    "empty lists": (item(shape=[2, 1], data=[[]] * N), None, "needs 2 values"),
+    "inputs": (json.dumps({"inputs": [USER] * N}).encode(), None, "at most 2, the columns"),
+    "names": (json.dumps({"inputs": [USER | {"name": f"m{i}"} for i in range(N)]}).encode(), None, "at most 2"),
+    "unknown": (json.dumps({"inputs": [USER, USER | {"name": "m"}]}).encode(), None, "the model has none"),
+    "keys": (json.dumps({f"{i}": 1 for i in range(N)}).encode(), None, "beside the values"),
+    "objects": (json.dumps({"zz": [{}] * N * 2}).encode(), None, "beside the values"),
+    "dimensions": (item(shape=[1] * 60_000), None, "beside the values"),
+    "digits": (item(shape=[0]).replace(b"[0]", b"[" + b"9" * 100_000 + b"]"), None, "beside the values"),
+    "id": (json.dumps({"id": "x" * 100_000, "inputs": []}).encode(), None, "beside the values"),
+    "binary": (*binary([N], 8 * N), "too many candidates"),
+    "binary list": (*binary([2, N], 16 * N), "at most 1024 values"),
+    "binary size": (*binary([2], 8 * N), "are 16 bytes"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.usefixtures("nothing_is_decoded")
+def test_refused_json_is_never_decoded(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    body, length, reason = REFUSED[case]
+    decoded = list[int]()
+
+    def read_json(text: bytes) -> Any:
+        decoded.append(len(text))
+        return bodies.read_json(text)
+
+    monkeypatch.setattr(asks, "read_json", read_json)
+    bounds = Bounds(inputs=2)
+    with pytest.raises(DataError, match=reason):
+        Inputs(SCHEMA).columns(Asks().read(body, length, bounds).tensors, bounds)
+    assert sum(decoded) <= bounds.head_bytes
+    assert sum(decoded) < 1000 or reason == "beside the values"
+
+
+def message(shape: Sequence[int] = (2,), **contents: Any) -> Callable[[Any], None]:
+    def fill(request: Any) -> None:
+        tensor = request.inputs.add(name="price", datatype="FP32", shape=shape)
+        for name, values in contents.items():
+            getattr(tensor.contents, name).extend(values)
+
+    return fill
+
+
+def raw(size: int, shape: list[int]) -> Callable[[Any], None]:
+    def fill(request: Any) -> None:
+        request.inputs.add(name="price", datatype="FP32", shape=shape)
+        request.raw_input_contents.append(bytes(size))
+
+    return fill
+
+
+def inputs(n: int) -> Callable[[Any], None]:
+    return lambda request: request.inputs.extend([MESSAGES["InferInputTensor"]()] * n)
+
+
+TOO_MUCH = [
+    (inputs(N), "at most 4, the columns"),
+    (message(shape=[1] * 80_000), "beside the values"),
+    (message(fp32_contents=[1] * N), "needs 2 values"),
+    (message(int64_contents=[1] * N), "needs 2 values"),
+    (message(bytes_contents=[b""] * N), "needs 2 values"),
+    (message(shape=[N], fp32_contents=[1] * N), "too many candidates"),
+    (message(shape=[2, N], fp32_contents=[1] * N), "at most 1024 values"),
+    (raw(4 * N, [2]), "are 8 bytes"),
+    (raw(1 << 20, [1 << 18]), "at most 1048576 bytes"),
+    (lambda request: request.raw_input_contents.extend([b""] * N), "at most 4"),
+]
+
+
+@pytest.fixture(scope="module")
+def lenient(exported: Any) -> Iterator[Running]:
+    """A server that does not ask for all columns of its model: a request needs no more than one."""
+    found = Running(exported)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(found.models.named("m").current.inputs, "names", [])
+        yield found
+    found.close()
+
+
+@pytest.mark.parametrize("number", range(len(TOO_MUCH)))
+@pytest.mark.usefixtures("nothing_is_decoded")
+def test_refused_messages_are_never_decoded(lenient: Running, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill, reason = TOO_MUCH[number]
+    request = MESSAGES["ModelInferRequest"](model_name="m")
+    fill(request)
+    data = request.SerializeToString()
+    with (
+        grpc.insecure_channel(f"127.0.0.1:{lenient.server.grpc_port}") as channel,
+        pytest.raises(grpc.RpcError) as refused,
+    ):
+        channel.unary_unary(f"/{SERVICE}/ModelInfer")(data, timeout=20)
+    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert reason in refused.value.details()
+
+
+def test_long_calls_other_than_for_predictions_are_refused(running: Running) -> None:
+    load = MESSAGES["RepositoryModelLoadRequest"](model_name="m" * 70_000).SerializeToString()
+    with grpc.insecure_channel(f"127.0.0.1:{running.server.grpc_port}") as channel:
+        remote = channel.unary_unary(f"/{SERVICE}/RepositoryModelLoad")
+        with pytest.raises(grpc.RpcError, match="at most 65536 bytes"):
+            remote(load, timeout=20)
+    connection = HTTPConnection(running.http, timeout=20)
+    connection.request("POST", "/v2/repository/index", b" " * 70_000)
+    assert connection.getresponse().status == 413
+    connection.close()
+
+
+def test_body_limit_follows_from_the_model() -> None:
+    assert Limits().bounds(2).body_bytes == 1 << 20
+    assert Limits().bounds(100).body_bytes == 4096 * 100 * 32
+    assert Limits(batch_rows=100_000).bounds(2).body_bytes == 6_400_000
+    assert Limits(body_bytes=5).bounds(100).body_bytes == 5
+
+
+LONG = 3 * SLICE + 5
+COLUMNS = {
+    "numbers": ("INT64", [LONG], list(range(LONG))),
+    "pairs": ("INT64", [LONG, 2], [[i, -i] for i in range(LONG)]),
+    "flat pairs": ("INT64", [LONG, 2], list(range(2 * LONG))),
+    "texts": ("BYTES", [LONG], [f'"],[{i}\\' for i in range(LONG)]),
+    "floats": ("FP32", [LONG], [i / 8 for i in range(LONG)]),
+    "first missing": ("INT64", [LONG], [None] * (LONG - 1) + [2**62 + 1]),
+    "last missing": ("BYTES", [LONG], ["a"] + [None] * (LONG - 1)),
+    "all missing": ("INT64", [LONG], [None] * LONG),
+}
+
+
+@pytest.mark.parametrize("case", COLUMNS)
+def test_values_decoded_in_slices_are_those_of_the_request(case: str) -> None:
+    datatype, shape, data = COLUMNS[case]
+    tensors = [USER, {"name": "item", "datatype": datatype, "shape": shape, "data": data}]
+    bounds = Bounds(inputs=2, rows=LONG)
+    for separators in ((",", ":"), (" ,\n", " :\t")):
+        body = json.dumps({"inputs": tensors}, separators=separators).encode()
+        num_rows, columns, _ = Inputs(SCHEMA).columns(Asks().read(body, None, bounds).tensors, bounds)
+        expected = data if case != "flat pairs" else np.reshape(data, (-1, 2)).tolist()
+        assert num_rows == LONG
+        assert columns["item"].to_pylist() == expected
+
+
+def test_values_decoded_in_slices_of_a_message_are_those_of_the_request() -> None:
+    request = MESSAGES["ModelInferRequest"](model_name="m")
+    for name, datatype, field, values in [
+        ("user", "INT64", "int64_contents", list(range(LONG))),
+        ("item", "BYTES", "bytes_contents", [b"%d" % i for i in range(LONG)]),
+    ]:
+        tensor = request.inputs.add(name=name, datatype=datatype, shape=[LONG])
+        getattr(tensor.contents, field).extend(values)
+    data = request.SerializeToString()
+    bounds = Bounds(inputs=2, rows=LONG)
+    divided = bodies.divide_message(data, bounds)
+    head = MESSAGES["ModelInferRequest"].FromString(divided.head)
+    _, columns, _ = Inputs(SCHEMA).columns(list(grpc_server.tensors(head, data, divided)), bounds)
+    assert columns["user"].to_pylist() == list(range(LONG))
+    assert columns["item"].to_pylist() == [f"{i}" for i in range(LONG)]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"inputs":[{"name":"user","datatype":"INT64","shape":[1],"data":[1],"data":[2]}]}',
+        b'{"inputs":[{"name":"user","datatype":"INT64","shape":[1],"d\\u0061ta":[1]}]}',
+        b'{"inp\\u0075ts":[{"name":"user","datatype":"INT64","shape":[1],"data":0}]}',
+    ],
+)
+def test_values_that_are_hidden_in_json_are_refused(body: bytes) -> None:
+    with pytest.raises(DataError, match="expected `data` once"):
+        Asks().read(body, None, Bounds())
+
+
+def test_long_requests_are_answered_as_short_ones(exported: Any, session: Any) -> None:
+    running = Running(exported, Limits(batch_rows=8000))
+    rng = np.random.default_rng(0)
+    columns = {"user": rng.integers(0, 60, 8000), "item": ["i5"] * 8000, "genres": ["g1|g2"] * 8000}
+    columns["price"] = rng.random(8000).astype(np.float32)
+    kinds = {"user": "INT64", "item": "BYTES", "genres": "BYTES", "price": "FP32"}
+    tensors = [
+        {"name": name, "datatype": kinds[name], "shape": [8000], "data": np.asarray(values).tolist()}
+        for name, values in columns.items()
+    ]
+    connection = HTTPConnection(running.http, timeout=20)
+    connection.request("POST", "/v2/models/m/infer", json.dumps({"inputs": tensors}))
+    found = json.loads(connection.getresponse().read())["outputs"][0]["data"]
+    connection.close()
+    assert np.abs(np.array(found) - session.predict(columns)).max() < 1e-6
+    running.close()
+
+
+def test_long_requests_that_wait_are_bounded() -> None:
+    readers = Readers()
+    readers._waiting = bodies._WAITING
+    assert asyncio.run(readers.read(10, lambda: 7)) == 7
+    with pytest.raises(Overloaded, match="too many long requests"):
+        asyncio.run(readers.read(1 << 20, lambda: 7))
+
+
+def test_only_few_values_are_scored_on_the_loop() -> None:
+    async def is_small(columns: dict[str, Any], context: dict[str, Any]) -> bool:
+        return Request(2, columns, context, lambda scores: None).is_small
+
+    few = pa.array([[1], [2]], pa.large_list(pa.int64()))
+    many = pa.array([[1] * 100_000], pa.large_list(pa.int64()))
+    assert asyncio.run(is_small({"user": np.zeros(2), "item": few}, {}))
+    assert not asyncio.run(is_small({"user": np.zeros(2)}, {"item": many}))
