@@ -112,7 +112,7 @@ def test_a_followed_directory_goes_on_with_what_the_clock_decided(lives: Any, dr
     """Files arrive while it trains, idle times end batches, the wall clock evicts, two kills; against an unbroken run that
     finds the same decisions on record."""
     root, whole = tmp_path / "killed", tmp_path / "whole"
-    config = {"source": "follow", "rows": 1200, **driver.CLOCK}
+    config = {"source": "follow", "follow": {"pattern": "*.parquet"}, "rows": 1200, **driver.CLOCK}
     arriving = threading.Thread(target=driver.write_events, args=(root / "events", SEED, 1200, 4, 0.4))
     (root / "events").mkdir(parents=True)
     arriving.start()
@@ -123,6 +123,49 @@ def test_a_followed_directory_goes_on_with_what_the_clock_decided(lives: Any, dr
     assert answer["samples"] == 1200
     shutil.copytree(root / "events", whole / "events")
     assert driver.decided_alike(lives, root, whole, config)["digest"] == answer["digest"]
+
+
+def test_a_file_that_grows_goes_on_with_the_lines_that_were_decided(lives: Any, driver: Any, tmp_path: Path) -> None:
+    """Which lines are whole is decided once, also by a run that is killed around the decision."""
+    root, whole = tmp_path / "killed", tmp_path / "whole"
+    follow = {"pattern": "*.csv", "grows": True}
+    config = {"source": "follow", "follow": follow, "rows": 1200, **driver.CLOCK}
+    (root / "events").mkdir(parents=True)
+    arriving = threading.Thread(target=driver.append_events, args=(root / "events", SEED, 1200, 40, 0.15))
+    arriving.start()
+    for kill in (
+        {"at": "looking", "number": 3},
+        {"at": "journal", "number": 2},
+        {"at": "journal", "number": 3, "after": True},
+        {"at": "update", "number": 8},
+    ):
+        assert lives(root, kill=kill, **config)["killed"] == 9
+    answer = lives(root, **config)
+    arriving.join()
+    assert answer["samples"] == 1200
+    shutil.copytree(root / "events", whole / "events")
+    assert driver.decided_alike(lives, root, whole, config)["digest"] == answer["digest"]
+
+
+@pytest.mark.parametrize(
+    "kill",
+    [{"at": "looking", "number": 2}, {"at": "journal", "number": 1, "after": True}],
+    ids=lambda kill: kill["at"],
+)
+def test_a_file_that_is_replaced_is_read_once_whatever_is_killed(
+    lives: Any, driver: Any, tmp_path: Path, kill: dict[str, Any]
+) -> None:
+    config = {"source": "follow", "follow": {"pattern": "*.parquet", "replaced": "read"}}
+    answers = []
+    for root in (tmp_path / "whole", tmp_path / "killed"):
+        for version in range(2):
+            driver.write_events(root / "events", SEED + version, rows=320, files=1)
+            if root.name == "killed" and version:
+                assert lives(root, kill=kill, rows=320 * (version + 1), **config)["killed"] == 9
+            answer = lives(root, rows=320 * (version + 1), **config)
+        answers.append(answer)
+    assert [answer["samples"] for answer in answers] == [640, 640]
+    assert answers[0]["digest"] == answers[1]["digest"]
 
 
 def test_a_topic_of_three_skewed_partitions_goes_on_where_it_was(lives: Any, driver: Any, tmp_path: Path) -> None:

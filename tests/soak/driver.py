@@ -4,9 +4,10 @@
 One JSON object a line in, one out. `{"root": DIR, "kill": {"at": POINT, "number": N, "after": bool}}` trains online
 from the events in DIR until the stream ends or the N-th passage of POINT kills it; `{"kill_after": SECONDS}` kills it
 from outside. The answer has `killed`, and for a life that ended `digest`, `steps`, `samples`, `resumed` (the step it
-began at). Other keys: `source` ("files"; "follow" = DIR/events as files arrive; or Kafka's keywords), `rows` (an endless
-stream ends after so many), `max_steps`, `threads`, `dataset`, `checkpoint`, `evict` (keywords), `remember` (the
-journal forgets nothing, so that an unbroken run can be made to decide the same). Tests make events with `events`.
+began at). Other keys: `source` ("files"; "follow" = DIR/events as files arrive, with the
+keywords `follow`; or Kafka's keywords), `rows` (an endless stream ends after so
+many), `max_steps`, `threads`, `dataset`, `checkpoint`, `evict` (keywords), `remember` (the journal forgets nothing, so
+that an unbroken run can be made to decide the same). Tests make events with `events`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 ROWS = 3000
@@ -50,6 +52,18 @@ def write_events(folder: Path, seed: int, rows: int = ROWS, files: int = 5, paus
         pq.write_table(whole.slice(number * size, size), path.with_suffix(".tmp"), row_group_size=200)
         path.with_suffix(".tmp").rename(path)
         time.sleep(pause if number < files - 1 else 0.0)
+
+
+def append_events(folder: Path, seed: int, rows: int, bursts: int, pause: float) -> None:
+    """The events in one csv file that grows, by pieces that end anywhere in a line."""
+    sink = pa.BufferOutputStream()
+    pacsv.write_csv(events(seed, rows), sink)
+    data = bytes(sink.getvalue())
+    size = -(-len(data) // bursts)
+    with (folder / "events.csv").open("ab", buffering=0) as file:
+        for begin in range(0, len(data), size):
+            file.write(data[begin : begin + size])
+            time.sleep(pause)
 
 
 def live(config: dict[str, Any]) -> dict[str, Any]:
@@ -110,7 +124,7 @@ def _source(config: dict[str, Any], root: Path) -> Any:
     if isinstance(source, dict):
         return hb.sources.Kafka(**source)
     if source == "follow":
-        return hb.sources.Follow(root / "events", "*.parquet")
+        return hb.sources.Follow(root / "events", **config.get("follow", {}))
     return hb.sources.Parquet(str(root / "events" / "*.parquet"))
 
 
@@ -119,6 +133,7 @@ def _source(config: dict[str, Any], root: Path) -> Any:
 
 def points() -> dict[str, tuple[Any, str]]:
     """Where a life can be killed: the function that is passed there."""
+    from hotbed.connectors.identity import Identity
     from hotbed.connectors.journal import Journal
     from hotbed.data.dataset import Dataset
     from hotbed.data.encode import Encoder
@@ -128,6 +143,7 @@ def points() -> dict[str, tuple[Any, str]]:
     from hotbed.training.learner import Learner
 
     return {
+        "looking": (Identity, "of"),
         "reading": (Encoder, "__call__"),
         "mapping": (Learner, "forward"),
         "dense": (Learner, "dense_step"),

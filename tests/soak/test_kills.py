@@ -96,7 +96,7 @@ def test_files_at_each_point_twice(at: str, unbroken: str, lives: Any, driver: A
 def test_a_followed_directory(seed: int, lives: Any, driver: Any, tmp_path: Path) -> None:
     """Files arrive while it trains; idle times end batches and the wall clock evicts. The unbroken run that it is compared
     with finds the same decisions on record."""
-    config = {"source": "follow", "rows": driver.ROWS, **driver.CLOCK}
+    config = {"source": "follow", "follow": {"pattern": "*.parquet"}, "rows": driver.ROWS, **driver.CLOCK}
     root, whole = tmp_path / "killed", tmp_path / "whole"
     arriving = threading.Thread(target=driver.write_events, args=(root / "events", SEED, driver.ROWS, 8, 0.4))
     (root / "events").mkdir(parents=True)

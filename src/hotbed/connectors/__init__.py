@@ -4,7 +4,8 @@
 from hotbed.connectors.base import Memory, Position, ReadPlan, Skips, Source
 from hotbed.connectors.delimited import Csv, Libsvm
 from hotbed.connectors.derive import Join, LateLabels, Slice, Sort
-from hotbed.connectors.files import Follow, Parquet
+from hotbed.connectors.files import Parquet
+from hotbed.connectors.follow import Follow
 from hotbed.connectors.journal import DeadLetters, Journal, Live
 from hotbed.connectors.kafka import Kafka
 from hotbed.connectors.lines import Arrow, Decoder, Json, Jsonl

@@ -9,7 +9,7 @@ import logging
 import queue
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -100,6 +100,10 @@ class Skips:
         return sum(self.counts.values())
 
 
+BadRow = tuple[int, str | bytes]
+"""Number of a row in its file, from 1, and what it holds."""
+
+
 @dataclass(frozen=True)
 class ReadPlan:
     """What the reader of a source wants from it.
@@ -107,12 +111,21 @@ class ReadPlan:
     `columns`: only these are needed (None = all). `types`: types that text columns are to be read as, where the source
     has no types of its own. `skips`: None = the first bad row or file raises; else bad ones are counted there and left
     out. `live`: journal, dead letters and clock of an endless source; None = it makes some of its own, in memory.
+    `aside`: takes the rows of a file that are left out because they cannot be read.
     """
 
     columns: tuple[str, ...] | None = None
     types: Mapping[str, pa.DataType] = field(default_factory=dict)
     skips: Skips | None = None
     live: Live | None = None
+    aside: Callable[[Sequence[BadRow]], None] | None = None
+
+    def leave_out(self, reason: str, message: str, rows: Sequence[BadRow]) -> None:
+        """Counts bad rows in `skips` and puts them aside."""
+        assert self.skips is not None
+        self.skips.add(reason, message, len(rows))
+        if self.aside is not None:
+            self.aside(rows)
 
 
 READ_ALL = ReadPlan()

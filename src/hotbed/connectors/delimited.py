@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import codecs
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,13 +17,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
-from hotbed.connectors.base import Place, ReadPlan, Skips
-from hotbed.connectors.files import FileSource, Paths
-from hotbed.connectors.lines import LineSource
+from hotbed.connectors.base import Place, ReadPlan
+from hotbed.connectors.files import SAMPLE_BYTES, FileSource, Paths, Rows, Section
+from hotbed.connectors.lines import HEAD_BYTES, LineSource, ShortLines, last_line_end
 from hotbed.errors import ConfigError, DecodeError, SchemaError
 
-SAMPLE_BYTES = 1 << 20
 BLOCK_BYTES = 1 << 22
+SCAN_BYTES = 1 << 28
+"""In more bytes at once quotes are not looked for, and the last line end counts as the end of a row."""
+
+LINE_BYTES = BLOCK_BYTES // 2
+"""A line may not be longer: pyarrow needs a line end in each block."""
+
 # An integer is written without sign "+", leading zeros or point: "007" and hex hashes made of digits stay strings.
 _INTEGER = r"^(0|-?[1-9][0-9]*)$"
 _TYPES: dict[str, pa.DataType] = {
@@ -66,55 +74,67 @@ class Csv(FileSource):
     def schema(self) -> pa.Schema:
         cached: pa.Schema | None = self.__dict__.get("_schema")
         if cached is None:
-            cached = self._infer(self.files()[0])
+            cached = self._infer(self.first_file())
             object.__setattr__(self, "_schema", cached)
         return cached
 
     def place(self, file: str, row: int) -> Place:
         return Place(file, row + (2 if self.header else 1), "line")
 
-    def read_file(self, file: str, skip_rows: int, batch_rows: int, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
+    def read_file(self, section: Section, skip_rows: int, batch_rows: int, plan: ReadPlan) -> Iterator[Rows]:
         schema = self.schema()
         names = [name for name in schema.names if plan.columns is None or name in plan.columns]
         types = {name: plan.types.get(name, schema.field(name).type) for name in names}
         try:
-            yield from _drop(self._batches(file, names, types, plan.skips, threads=True), skip_rows)
+            yield from _drop(_Reading(self, section, plan).rows(types), skip_rows)
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             if plan.skips is None:
                 # Only a single-threaded reader knows the line, so the slow reader runs on the way to an error.
                 try:
-                    for _ in self._batches(file, names, types, None, threads=False):
+                    for _ in _Reading(self, section, plan, threads=False).rows(types):
                         pass
                 except (pa.ArrowException, OSError, UnicodeDecodeError) as located:
-                    raise _decode_error(located, file, schema.names) from located
-            raise _decode_error(error, file, schema.names) from error
+                    raise _decode_error(located, section, schema.names, self.header) from located
+            raise _decode_error(error, section, schema.names, self.header) from error
+
+    def holds_lines(self, file: str) -> bool:
+        return Section(file).compression is None and not self._is_wide
+
+    def rows_end(self, section: Section) -> int:
+        end = last_line_end(section)
+        if self.quote is None or end - section.begin > SCAN_BYTES:
+            return end
+        lines = Section(section.file, section.begin, end)
+        return _last_row_end(lines, self.quote, self.delimiter)
+
+    @property
+    def _is_wide(self) -> bool:
+        """Whether a character takes several bytes always, so that a line end is not one byte."""
+        return codecs.lookup(self.encoding).name.startswith(("utf-16", "utf-32"))
 
     def _declared(self) -> dict[str, str | None]:
         return dict(self.columns) if isinstance(self.columns, Mapping) else {}
 
-    def _options(self, threads: bool, skips: Skips | None) -> dict[str, Any]:
-        names = None
-        if self.columns is not None and not (self.header and isinstance(self.columns, Mapping)):
-            names = list(self.columns)
-
-        def leave_out(row: Any) -> str:
-            if skips is None:
-                return "error"
-            line = f"line {row.number}: " if row.number else ""
-            skips.add("fields", f"{line}{row.actual_columns} fields instead of {row.expected_columns}: {row.text!r}")
-            return "skip"
-
+    def _options(
+        self, threads: bool, leave_out: Callable[[Any], str], names: Sequence[str] | None = None
+    ) -> dict[str, Any]:
+        """For pyarrow. `names`: of the columns of a section that holds no header."""
+        skip_rows = 0
+        renamed = self.columns is not None and not (self.header and isinstance(self.columns, Mapping))
+        if names is None and renamed:
+            names = list(self.columns or ())
+            skip_rows = int(self.header)
         return {
             "read_options": pacsv.ReadOptions(
                 use_threads=threads,
                 block_size=BLOCK_BYTES,
                 column_names=names,
                 autogenerate_column_names=names is None and not self.header,
-                skip_rows=1 if names is not None and self.header else 0,
+                skip_rows=skip_rows,
                 encoding=self.encoding,
             ),
             "parse_options": pacsv.ParseOptions(
-                delimiter=self.delimiter if len(self.delimiter) == 1 else "\x1f",
+                delimiter=self.separator,
                 quote_char=self.quote or False,
                 double_quote=self.quote is not None,
                 newlines_in_values=self.quote is not None,
@@ -122,46 +142,41 @@ class Csv(FileSource):
             ),
         }
 
-    def _open(self, file: str) -> Any:
-        if len(self.delimiter) == 1:
-            return file
-        # pyarrow takes one byte; long delimiters become the unit separator. The file passes through memory whole.
-        with pa.input_stream(file) as stream:
-            return pa.BufferReader(stream.read().replace(self.delimiter.encode(), b"\x1f"))
+    @property
+    def separator(self) -> str:
+        """What stands between two fields for pyarrow, which takes one byte."""
+        return self.delimiter if len(self.delimiter) == 1 else "\x1f"
 
-    def _batches(
-        self, file: str, names: list[str], types: Mapping[str, pa.DataType], skips: Skips | None, threads: bool
-    ) -> Iterator[pa.RecordBatch]:
-        # Where bad numbers are to be skipped, pyarrow must not see them: text first, then a cast that forgives.
-        asked = {name: pa.string() if skips is not None else kind for name, kind in types.items()}
-        convert = pacsv.ConvertOptions(
-            column_types=asked, include_columns=names, null_values=list(self.null_values), strings_can_be_null=True
-        )
-        try:
-            reader = pacsv.open_csv(self._open(file), convert_options=convert, **self._options(threads, skips))
-        except pa.ArrowKeyError as error:
-            raise SchemaError(
-                f"{file}: a column is absent — {error} — give all files the columns of the first: {self.schema().names}"
-            ) from error
-        except pa.ArrowInvalid as error:
-            if "Empty CSV file" in str(error):
-                return
-            raise
-        with reader:
-            for batch in reader:
-                yield batch if skips is None else _forgive(batch, types, skips, file)
+    def open(self, section: Section, replace: Callable[[int, bytes], bytes]) -> Any:
+        """The bytes for pyarrow. Lines that are too long are replaced."""
+        stream = section.open()
+        if len(self.delimiter) > 1:
+            # Long delimiters become the unit separator. The section passes through memory whole.
+            data = stream.read().replace(self.delimiter.encode(), self.separator.encode())
+            stream = pa.BufferReader(data)
+        return stream if self._is_wide else ShortLines(stream, LINE_BYTES, replace)
+
+    def names_of(self, file: str) -> list[str]:
+        """The names of the columns of a file, from its header."""
+        with Section(file).open() as stream:
+            head = stream.read(SAMPLE_BYTES)
+        if len(self.delimiter) > 1:
+            head = head.replace(self.delimiter.encode(), self.separator.encode())
+        options = self._options(threads=False, leave_out=lambda row: "skip")
+        names: list[str] = pacsv.read_csv(pa.BufferReader(head), **options).schema.names
+        return names
 
     def _infer(self, file: str) -> pa.Schema:
         try:
-            with pa.input_stream(file) as stream:
+            with Section(file).open() as stream:
                 head = stream.read(SAMPLE_BYTES)
         except OSError as error:
-            raise _decode_error(error, file, []) from error
+            raise _decode_error(error, Section(file), []) from error
         if len(head) == SAMPLE_BYTES and b"\n" in head:
             head = head[: head.rindex(b"\n") + 1]
-        head = head.replace(self.delimiter.encode(), b"\x1f") if len(self.delimiter) > 1 else head
-        options = self._options(threads=False, skips=None)
-        options["parse_options"].invalid_row_handler = lambda row: "skip"  # reading will name it
+        if len(self.delimiter) > 1:
+            head = head.replace(self.delimiter.encode(), self.separator.encode())
+        options = self._options(threads=False, leave_out=lambda row: "skip")  # reading will name it
         try:
             names = pacsv.read_csv(pa.BufferReader(head), **options).schema.names
             convert = pacsv.ConvertOptions(
@@ -171,7 +186,7 @@ class Csv(FileSource):
             )
             table = pacsv.read_csv(pa.BufferReader(head), convert_options=convert, **options)
         except pa.ArrowException as error:
-            raise _decode_error(error, file, []) from error
+            raise _decode_error(error, Section(file), []) from error
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise SchemaError(
@@ -210,38 +225,195 @@ def _infer(column: pa.ChunkedArray) -> pa.DataType:
         return pa.string()
 
 
-def _drop(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
+class _Reading:
+    """One reading of a section: its rows, and what was left out on the way."""
+
+    def __init__(self, source: Csv, section: Section, plan: ReadPlan, *, threads: bool = True) -> None:
+        self.source = source
+        self.section = section
+        self.plan = plan
+        self._threads = threads and plan.skips is None  # else pyarrow does not know the number of a bad row
+        self._headers = int(source.header and section.begin == 0)
+        self._next = section.rows + 1  # number of the row that comes next
+        self._left_out: list[int] = []  # numbers of rows that pyarrow left out, from `_next` on
+        self._long: list[bytes] = []  # lines that were too long, which pyarrow meets next
+
+    def rows(self, types: Mapping[str, pa.DataType]) -> Iterator[Rows]:
+        """Batches of the columns of `types`."""
+        source = self.source
+        file = self.section.file
+        skips = self.plan.skips is not None
+        # Where bad values are to be skipped, pyarrow must not see them: bytes first, then a cast that forgives.
+        convert = pacsv.ConvertOptions(
+            column_types={name: pa.binary() if skips else kind for name, kind in types.items()},
+            include_columns=list(types),
+            null_values=list(source.null_values),
+            strings_can_be_null=True,
+        )
+        names = source.names_of(file) if source.header and self.section.begin else None
+        options = source._options(self._threads, self._leave_out, names)
+        stream = source.open(self.section, self._replace)
+        try:
+            reader = pacsv.open_csv(stream, convert_options=convert, **options)
+        except pa.ArrowKeyError as error:
+            raise SchemaError(
+                f"{file}: a column is absent — {error} — give all files the columns of the first: {source.schema().names}"
+            ) from error
+        except pa.ArrowInvalid as error:
+            if "Empty CSV file" in str(error):
+                return
+            raise
+        with reader:
+            for batch in reader:
+                numbers = self._numbers(batch.num_rows)
+                yield self._forgive(batch, numbers, types) if skips else (batch, numbers)
+
+    def _numbers(self, count: int) -> np.ndarray:
+        """Numbers of the next `count` rows that pyarrow did not leave out."""
+        stop = self._next + count + len(self._left_out)
+        numbers = np.setdiff1d(np.arange(self._next, stop), self._left_out)[:count]
+        if count:
+            self._next = int(numbers[-1]) + 1
+            self._left_out = [number for number in self._left_out if number >= self._next]
+        return numbers
+
+    def _replace(self, line: int, head: bytes) -> bytes:
+        """What pyarrow gets for a line that is too long: one that has too many fields."""
+        if self.plan.skips is None:
+            file = self.section.file
+            raise DecodeError(
+                f"{file}, line {line}: longer than {LINE_BYTES} bytes, got {head[:80]!r}. Correct it or use "
+                "on_error='skip'.",
+                file,
+                line,
+            )
+        self._long.append(head)
+        return self._too_many
+
+    @cached_property
+    def _too_many(self) -> bytes:
+        """A line with more fields than the header."""
+        return self.source.separator.encode() * (len(self.source.names_of(self.section.file)) + 1)
+
+    def _leave_out(self, row: Any) -> str:
+        """Called by pyarrow for a row with too few or too many fields."""
+        if self.plan.skips is None:
+            return "error"
+        number = self.section.rows + row.number - self._headers
+        self._left_out.append(number)
+        text: str | bytes = row.text
+        what = f"{row.actual_columns} fields instead of {row.expected_columns}"
+        if self._long and row.text.encode() == self._too_many:
+            text = self._long.pop(0)
+            what = f"longer than {LINE_BYTES} bytes"
+        where = self.source.place(self.section.file, number - 1)
+        self.plan.leave_out("fields", f"{where}: {what}: {text[:80]!r}", [(number, text)])
+        return "skip"
+
+    def _forgive(self, batch: pa.RecordBatch, numbers: np.ndarray, types: Mapping[str, pa.DataType]) -> Rows:
+        """`batch` of bytes cast to `types`; rows with a value that does not fit are left out."""
+        columns: dict[str, pa.Array] = {}
+        good = np.ones(batch.num_rows, bool)
+        for name, kind in types.items():
+            cast = _cast(batch.column(name), kind)
+            wrong = pc.and_(cast.is_null(), batch.column(name).is_valid()).to_numpy(zero_copy_only=False)
+            if wrong.any():
+                self._put_aside(batch, numbers, name, kind, np.flatnonzero(wrong & good))
+                good &= ~wrong
+            columns[name] = cast
+        kept = pa.RecordBatch.from_arrays(list(columns.values()), schema=pa.schema(list(types.items())))
+        return (kept, numbers) if good.all() else (kept.filter(pa.array(good)), numbers[good])
+
+    def _put_aside(
+        self, batch: pa.RecordBatch, numbers: np.ndarray, name: str, kind: pa.DataType, rows: np.ndarray
+    ) -> None:
+        """Rows of which column `name` does not hold a `kind`."""
+        if not len(rows):
+            return
+        letters = [
+            {name: None if value is None else _shown(value) for name, value in row.items()}
+            for row in batch.take(pa.array(rows)).to_pylist()
+        ]
+        texts = [json.dumps(letter, ensure_ascii=False) for letter in letters]
+        bad = [(int(number), text) for number, text in zip(numbers[rows], texts, strict=True)]
+        where = self.source.place(self.section.file, bad[0][0] - 1)
+        self.plan.leave_out("value", f"{where}, column {name!r}: {letters[0][name]!r} is not {kind}", bad)
+
+
+def _cast(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Bytes as `kind`; null where they do not hold one."""
+    try:
+        text = values.cast(pa.string())
+    except pa.ArrowInvalid:  # some of it is not UTF-8
+        text = pa.array([_decoded(value) for value in values.to_pylist()], pa.string())
+    if pa.types.is_string(kind):
+        return text
+    wanted = pl.DataFrame(pa.schema([("value", kind)]).empty_table()).schema["value"]
+    return pl.Series(text).cast(wanted, strict=False).to_arrow().cast(kind)
+
+
+def _decoded(value: bytes | None) -> str | None:
+    try:
+        return None if value is None else value.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _shown(value: bytes) -> str:
+    """Text of any bytes, not more of it than a message can hold."""
+    return value[:HEAD_BYTES].decode(errors="backslashreplace")
+
+
+def _drop(batches: Iterator[Rows], rows: int) -> Iterator[Rows]:
+    for batch, numbers in batches:
         dropped = min(rows, batch.num_rows)
         rows -= dropped
         if batch.num_rows > dropped:
-            yield batch.slice(dropped)
+            yield batch.slice(dropped), numbers[dropped:]
 
 
-def _forgive(batch: pa.RecordBatch, types: Mapping[str, pa.DataType], skips: Skips, file: str) -> pa.RecordBatch:
-    """`batch` of strings cast to `types`; rows with a value that does not fit are left out and counted."""
-    text = pl.DataFrame(batch)
-    wanted = pl.DataFrame(pa.schema(list(types.items())).empty_table()).schema
-    cast = text.select([pl.col(name).cast(kind, strict=False) for name, kind in wanted.items()])
-    bad = pl.Series([False]).new_from_index(0, len(text)) if not len(text) else pl.repeat(False, len(text), eager=True)
-    for name in wanted:
-        wrong = cast[name].is_null() & text[name].is_not_null()
-        if wrong.any():
-            skips.add(
-                "value",
-                f"{file}: column {name!r}: {text[name].filter(wrong)[0]!r} is not {wanted[name]}",
-                int(wrong.sum()),
-            )
-            bad = bad | wrong
-    kept = cast.filter(~bad).to_arrow().cast(pa.schema(list(types.items()))).combine_chunks().to_batches()
-    return kept[0] if kept else pa.schema(list(types.items())).empty_table().to_batches()[0]
+def _last_row_end(lines: Section, quote: str, delimiter: str) -> int:
+    """The offset after the last row of some whole lines; a line end between quotes ends no row."""
+    begin = lines.begin
+    end = begin if lines.end is None else lines.end
+    size = SAMPLE_BYTES
+    with open(lines.file, "rb") as file:
+        while begin < end:
+            file.seek(begin)
+            piece = file.read(min(size, end - begin))
+            whole = piece[: piece.rfind(b"\n") + 1]
+            taken = _rows_bytes(whole, quote.encode(), delimiter.encode())
+            if not taken and begin + size >= end:
+                break
+            begin += taken
+            size = SAMPLE_BYTES if taken else 2 * size
+    return begin
 
 
-def _decode_error(error: Exception, file: str, names: list[str]) -> DecodeError:
+def _rows_bytes(lines: bytes, quote: bytes, delimiter: bytes) -> int:
+    """How many bytes of some lines are whole rows."""
+    if quote not in lines:
+        return len(lines)
+    mark = re.escape(quote)
+    before = rb"(?:\A|(?<=\n)|(?<=%s))" % re.escape(delimiter)
+    field = re.compile(before + mark + rb"(?:[^%s]|%s%s)*+" % (mark, mark, mark))
+    row = 0
+    after = 0  # the quoted field before
+    for match in field.finditer(lines):
+        row = max(row, lines.rfind(b"\n", after, match.start()) + 1)
+        if match.end() == len(lines):  # the quote that closes the field is still to come
+            return row
+        after = match.end()
+    return len(lines)
+
+
+def _decode_error(error: Exception, section: Section, names: list[str], header: bool = False) -> DecodeError:
+    file = section.file
     text = (str(error).splitlines() or [""])[0]
     row = re.search(r"Row #(\d+)", text)
     column = re.search(r"In CSV column #(\d+)", text)
-    line = int(row.group(1)) if row else None
+    before = section.rows + int(header) if section.begin else 0
+    line = before + int(row.group(1)) if row else None
     name = names[int(column.group(1))] if column and int(column.group(1)) < len(names) else None
     where = file + (f", line {line}" if line else "") + (f", column {name!r}" if name else "")
     what = text.rsplit("Row #", 1)[-1].split(": ", 1)[-1] if row else text

@@ -1,39 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paths and globs, positions inside a list of files, parquet, and a directory that files arrive in."""
+"""Paths and globs, sections of files, positions inside a list of files, and parquet."""
 
 from __future__ import annotations
 
-import fnmatch
 import glob
 import os
-import re
-import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hotbed.connectors.base import (
-    OPENED,
-    PLACE,
-    READ_ALL,
-    READ_ROWS,
-    TICK,
-    Place,
-    Position,
-    ReadPlan,
-    Source,
-    cut,
-    schema_from_text,
-    schema_to_text,
-)
-from hotbed.connectors.journal import Live
-from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
+from hotbed.connectors.base import READ_ALL, READ_ROWS, Place, Position, ReadPlan, Source, cut
+from hotbed.errors import DataError, DecodeError, SchemaError
+
+SAMPLE_BYTES = 1 << 20
+"""Bytes of a file from which names and types of its columns are inferred."""
+
+_BLANK_BYTES = 1 << 16
+_CODECS = {".bz2": "bz2", ".gz": "gzip", ".lz4": "lz4", ".zst": "zstd"}
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -55,6 +42,58 @@ def expand(path: Paths) -> list[str]:
     return found
 
 
+Rows = tuple[pa.RecordBatch, np.ndarray]
+"""Rows of a section, and the number of each among the rows of the file, good and bad, from 1."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """Bytes `begin` to `end` of a file; `end` None = all that follow. `rows`: rows before them."""
+
+    file: str
+    begin: int = 0
+    end: int | None = None
+    rows: int = 0
+
+    @property
+    def compression(self) -> str | None:
+        """The codec that the ending of the name tells."""
+        return _CODECS.get(os.path.splitext(self.file)[1])
+
+    def open(self) -> pa.NativeFile:
+        """A stream of the bytes, decompressed. Raises OSError where the file cannot be read."""
+        stream = open_bytes(self.file)
+        if self.begin or self.end is not None:
+            end = stream.size() if self.end is None else self.end
+            stream = stream.get_stream(self.begin, end - self.begin)
+        codec = self.compression
+        return stream if codec is None else pa.CompressedInputStream(stream, codec)
+
+    def is_blank(self) -> bool:
+        """Whether there is nothing but white space in it."""
+        try:
+            with self.open() as stream:
+                while data := stream.read(_BLANK_BYTES):
+                    if data.strip():
+                        return False
+        except (OSError, pa.ArrowException):  # reading it will name the damage
+            return False
+        return True
+
+
+def open_bytes(file: str) -> pa.NativeFile:
+    """The bytes of a file as they lie on the disk. Raises OSError where it cannot be read."""
+    try:
+        file.encode()
+        return pa.OSFile(file)
+    except UnicodeEncodeError:  # pyarrow takes only names that are UTF-8
+        handle = os.open(file, os.O_RDONLY)
+        try:
+            return pa.OSFile(f"/dev/fd/{handle}")
+        finally:
+            os.close(handle)
+
+
 class FileSource(Source):
     """A list of files of one format, read one after another; the position is the file and the rows of it already
     read."""
@@ -65,9 +104,29 @@ class FileSource(Source):
         """The files in reading order."""
         return expand(self.path)
 
+    def first_file(self) -> str:
+        """The first file that holds something; it tells the columns and types."""
+        files = self.files()
+        return next((file for file in files if not Section(file).is_blank()), files[0])
+
     @abstractmethod
-    def read_file(self, file: str, skip_rows: int, batch_rows: int, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
-        """Batches of one file after its first `skip_rows` rows, cast to `schema()`. Raises DecodeError."""
+    def read_file(self, section: Section, skip_rows: int, batch_rows: int, plan: ReadPlan) -> Iterator[Rows]:
+        """Batches of a section of a file after its first `skip_rows` rows, cast to `schema()`.
+
+        Rows that cannot be read are left out where the plan says so, and do not count as skipped.
+        Raises DecodeError.
+        """
+
+    def holds_lines(self, file: str) -> bool:
+        """Whether it is plain lines, so that bytes after its end are more rows.
+
+        Other files are whole or damaged as such.
+        """
+        return False
+
+    def rows_end(self, section: Section) -> int:
+        """The offset after the last whole row of a section of plain lines; its begin if it holds none."""
+        raise NotImplementedError
 
     def locate(self, position: Position, back: int) -> Place:
         return self.place(self.files()[int(position["file"])], int(position["row"]) - back)
@@ -84,7 +143,7 @@ class FileSource(Source):
         for index in range(first, len(files)):
             name = os.path.basename(files[index])
             try:
-                for whole in self.read_file(files[index], row, batch_rows, plan):
+                for whole, _ in self.read_file(Section(files[index]), row, batch_rows, plan):
                     for batch in cut(whole, batch_rows):
                         row += batch.num_rows
                         yield batch, Position({"file": index, "name": name, "row": row})
@@ -125,7 +184,8 @@ class Parquet(FileSource):
     def num_rows(self) -> int:
         return sum(_open(file).metadata.num_rows for file in self.files())
 
-    def read_file(self, file: str, skip_rows: int, batch_rows: int, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
+    def read_file(self, section: Section, skip_rows: int, batch_rows: int, plan: ReadPlan) -> Iterator[Rows]:
+        file = section.file
         parquet = _open(file)
         wanted = self.schema()
         if plan.columns is not None:
@@ -144,10 +204,11 @@ class Parquet(FileSource):
                 done += batch.num_rows
                 dropped, skip = min(skip, batch.num_rows), max(0, skip - batch.num_rows)
                 if batch.num_rows > dropped:
-                    yield _conform(batch.slice(dropped), wanted, file)
+                    rest = batch.slice(dropped)
+                    yield _conform(rest, wanted, file), np.arange(done - rest.num_rows, done) + 1
         except (pa.ArrowException, OSError) as error:
             raise DecodeError(
-                f"{file}: torn or damaged parquet after row {done} — {_first_line(error)} — write the file again or "
+                f"{file}: torn or damaged parquet after row {done} — {first_line(error)} — write the file again or "
                 "leave it out",
                 file,
                 done + 1,
@@ -156,10 +217,10 @@ class Parquet(FileSource):
 
 def _open(file: str) -> pq.ParquetFile:
     try:
-        return pq.ParquetFile(file)
+        return pq.ParquetFile(open_bytes(file))
     except (pa.ArrowException, OSError) as error:
         raise DecodeError(
-            f"{file}: not a whole parquet file — {_first_line(error)} — write the file again or leave it out", file
+            f"{file}: not a whole parquet file — {first_line(error)} — write the file again or leave it out", file
         ) from error
 
 
@@ -179,170 +240,9 @@ def _conform(batch: pa.RecordBatch, wanted: pa.Schema, file: str) -> pa.RecordBa
         )
     except pa.ArrowException as error:
         raise SchemaError(
-            f"{file}: its types differ from the first file's — {_first_line(error)} — write all files with one schema"
+            f"{file}: its types differ from the first file's — {first_line(error)} — write all files with one schema"
         ) from error
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-@dataclass(frozen=True)
-class Follow(Source):
-    """A directory that files arrive in, for ever: each is read once, whole, and then the next.
-
-    A file is there when it has its name: write it under one that begins with "." or ends in ".tmp" or ".partial", and
-    rename it. For writers that cannot, `settle_seconds` is how long a file must not have changed. Which file is next is
-    journalled before it is read. `pattern`: names, such as "*.parquet". `order`: of files that wait, by "name" or by
-    "time" of change. `format`: a source that says how to read (its own path is not used); None = by the ending: csv,
-    tsv, jsonl, parquet, svm, also compressed. All files are read with the types of the first. A file may be removed once
-    a checkpoint has passed it.
-
-    Raises DecodeError for a torn file (with `on_error="skip"` the rest of it is a dead letter), SchemaError for columns
-    that are not those of the first file, DataError when a file changes or vanishes before it was read to its end.
-
-    Example: `hb.sources.Follow("/data/incoming", "*.jsonl.gz")`
-    """
-
-    directory: str | Path
-    pattern: str = "*"
-    order: Literal["name", "time"] = "name"
-    settle_seconds: float = 0.0
-    format: Source | None = None
-
-    def __post_init__(self) -> None:
-        if self.order not in ("name", "time"):
-            raise ConfigError(f"order: 'name' or 'time' — received {self.order!r} — correct it")
-        if self.format is not None and not isinstance(self.format, FileSource):
-            kind = type(self.format).__name__
-            raise ConfigError(f"format: a source of files — received {kind} — give csv, jsonl, libsvm or parquet")
-
-    @property
-    def endless(self) -> bool:
-        return True
-
-    def schema(self) -> pa.Schema:
-        """That of the first file that is there."""
-        waiting = self._there(time.time())
-        if not waiting:
-            raise DataError(
-                f"{self.directory}: no file yet — {self.pattern!r} matches nothing — put the first one there"
-            )
-        return self._source(waiting[0], "").schema()
-
-    def read(
-        self, position: Position | None = None, batch_rows: int = READ_ROWS, plan: ReadPlan = READ_ALL
-    ) -> Iterator[tuple[pa.RecordBatch, Position]]:
-        live = plan.live or Live()
-        state: dict[str, Any] = {"block": 0, "file": None, "size": 0, "row": 0, "seen": (), "now": 0, "schema": ""}
-        state |= position.state if position else {}
-        while True:
-            if state["file"] is None:
-                found = live.journal.get("block", state["block"]) or self._choose(state, live)
-                if found is None:
-                    yield TICK, Position(dict(state))
-                    time.sleep(live.tick_seconds)
-                    continue
-                state |= found
-                yield OPENED, Position(dict(state))
-            last = None
-            for batch in self._rows(state, batch_rows, plan, live):
-                if last is not None:
-                    state["row"] += last.num_rows
-                    yield last, Position(dict(state))
-                last = batch
-            seen = (*state["seen"], state["file"])
-            state |= {"block": state["block"] + 1, "file": None, "size": 0, "row": 0, "seen": seen}
-            yield (TICK if last is None else last), Position(dict(state))
-
-    def _choose(self, state: dict[str, Any], live: Live) -> dict[str, Any] | None:
-        """The file to read next and its size, put on record; None where there is none."""
-        there = self._there(live.clock())
-        present, seen = set(there), set(state["seen"])
-        if not seen <= present:  # those that were removed need not be remembered
-            state["seen"] = tuple(name for name in state["seen"] if name in present)
-        waiting = [name for name in there if name not in seen]
-        live.lag = None if waiting else 0
-        size = self._size(waiting[0]) if waiting else None
-        if size is None:
-            return None
-        found = {"file": waiting[0], "size": size, "now": live.now()}
-        live.journal.append("block", state["block"], found)
-        return found
-
-    def _there(self, now: float) -> list[str]:
-        """Names of the files that are there, in order."""
-        names: list[tuple[int, str]] = []
-        try:
-            entries = list(os.scandir(self.directory))
-        except OSError as error:
-            raise DataError(
-                f"cannot follow {os.fspath(self.directory)!r} — {error.strerror} — make the directory, or correct its path or rights"
-            ) from error
-        for entry in entries:
-            hidden = entry.name.startswith(".") or entry.name.endswith((".tmp", ".partial"))
-            if hidden or not fnmatch.fnmatch(entry.name, self.pattern) or not entry.is_file():
-                continue
-            changed = entry.stat() if self.order == "time" or self.settle_seconds else None
-            if changed is None or now - changed.st_mtime >= self.settle_seconds:
-                names.append((changed.st_mtime_ns if changed and self.order == "time" else 0, entry.name))
-        return [name for _, name in sorted(names)]
-
-    def _rows(self, state: dict[str, Any], batch_rows: int, plan: ReadPlan, live: Live) -> Iterator[pa.RecordBatch]:
-        """The rows of the file at hand after `row`, each with its place."""
-        name, row = state["file"], state["row"]
-        self._check_size(name, state["size"])
-        try:
-            source = self._source(name, state["schema"])
-            state["schema"] = state["schema"] or schema_to_text(source.schema())
-            for whole in source.read_file(os.path.join(self.directory, name), row, batch_rows, plan):
-                for batch in cut(whole, batch_rows):
-                    file = pa.DictionaryArray.from_arrays(pa.array(np.zeros(batch.num_rows, np.int8)), [name])
-                    rows = pa.array(np.arange(row + 1, row + 1 + batch.num_rows))
-                    place = pa.StructArray.from_arrays([file, rows], ["file", "row"])
-                    yield batch.append_column(PLACE, place)
-                    row += batch.num_rows
-        except DecodeError as error:
-            if plan.skips is None:
-                raise
-            plan.skips.add("file", f"{error}; the rest of {name} is left out")
-            live.dead_letters.add({"file": name, "row": row + 1}, "torn", str(error))
-        self._check_size(name, state["size"])
-
-    def _source(self, name: str, types: str) -> FileSource:
-        """What reads a file, with the types of the first one."""
-        from hotbed.connectors.delimited import Csv, Libsvm
-        from hotbed.connectors.lines import Jsonl
-
-        path = os.path.join(self.directory, name)
-        stem = re.sub(r"\.(gz|zst|bz2|lz4)$", "", name.lower())
-        kinds: dict[str, FileSource] = {
-            ".csv": Csv(path), ".tsv": Csv(path, delimiter="\t"), ".jsonl": Jsonl(path), ".ndjson": Jsonl(path),
-            ".parquet": Parquet(path), ".pq": Parquet(path), ".svm": Libsvm(path), ".libsvm": Libsvm(path),
-        }  # fmt: skip
-        kind = self.format or kinds.get(os.path.splitext(stem)[1])
-        if kind is None:
-            raise ConfigError(
-                f"format: the ending of {path} tells no format — received {name!r} — give `format`, or a `pattern` that "
-                "leaves it out"
-            )
-        source: Any = replace(kind, path=path)  # type: ignore[type-var]
-        if types:
-            object.__setattr__(source, "_schema", schema_from_text(types))
-        assert isinstance(source, FileSource)
-        return source
-
-    def _size(self, name: str) -> int | None:
-        try:
-            return os.stat(os.path.join(self.directory, name)).st_size
-        except FileNotFoundError:
-            return None
-
-    def _check_size(self, name: str, size: int) -> None:
-        now = self._size(name)
-        if now != size:
-            what = "was removed" if now is None else f"has {now} bytes"
-            raise DataError(
-                f"{os.path.join(self.directory, name)}: it changed before it was read to its end — it had {size} bytes "
-                f"and {what} — write files under another name and rename them; remove them after a checkpoint"
-            )

@@ -24,8 +24,9 @@ logger = logging.getLogger("hotbed.connectors")
 KEPT_ENTRIES = 100_000
 """Decisions of a topic that a journal in memory keeps, the newest."""
 
-KEPT_PLACES = 1_000_000
-"""Dead letters whose places are remembered, so that reading them again after a crash writes none of them twice."""
+KEPT_LETTERS = 1_000_000
+"""Dead letters that are remembered (8 bytes each), so that reading them again after a crash writes none of them
+twice."""
 
 
 class Journal:
@@ -87,6 +88,23 @@ class Journal:
                 del entries[next(iter(entries))]
             entries[number] = json.loads(line[9:])[2]  # what a run after a crash would read
 
+    def revise(self, topic: str, number: int, value: Mapping[str, Any]) -> None:
+        """Puts another decision in the place of a topic's last one, because what that one spoke of has changed since.
+
+        When this returns it is on disk. Raises PersistError when that fails, or when `number` is not the last one.
+        """
+        revised = json.loads(json.dumps(dict(value)))
+        with self._mutex:
+            entries = self._entries.get(topic, {})
+            if next(reversed(entries), -1) != number:
+                raise PersistError(
+                    f"{self._name()}: {topic} {number} is not the last decision, got {topic} "
+                    f"{next(reversed(entries), -1)} after it. Read it with get() instead."
+                )
+            changed = {**self._entries, topic: {**entries, number: revised}}
+            self._write_all(changed)
+            self._entries = changed
+
     def after(self, topic: str, number: int) -> Iterator[tuple[int, dict[str, Any]]]:
         """(number, decision) on record with numbers above `number`, rising."""
         with self._mutex:
@@ -108,9 +126,7 @@ class Journal:
         kept = {topic: {n: value for n, value in entries.items() if stays(topic, n)} for topic, entries in old.items()}
         if all(len(kept[topic]) == len(old[topic]) for topic in old):
             return
-        if self.path is not None and self._file is not None:
-            lines = [_line(topic, n, value) for topic in kept for n, value in kept[topic].items()]
-            self._replace(self.path, b"".join(lines))
+        self._write_all(kept)
         self._entries = kept
 
     def close(self) -> None:
@@ -166,6 +182,12 @@ class Journal:
                 f"{self._name()}: cannot be written — {error} — free space or mend the rights"
             ) from error
 
+    def _write_all(self, entries: Mapping[str, Mapping[int, dict[str, Any]]]) -> None:
+        """Makes the file, if there is one, hold these entries only."""
+        if self.path is not None and self._file is not None:
+            lines = [_line(topic, n, value) for topic in entries for n, value in entries[topic].items()]
+            self._replace(self.path, b"".join(lines))
+
     def _replace(self, path: Path, data: bytes) -> None:
         new = path.with_name(path.name + ".new")
         try:
@@ -204,7 +226,8 @@ class DeadLetters:
     """Rows that nobody could use, with the place they came from: JSON lines, one an event.
 
     `path` None = counted and logged only. A line is `{"place": {...}, "reason": "...", "payload": "..."}`; a payload
-    that is no UTF-8 stands as `payload_base64`. The same place is written once, also after a crash and a second reading.
+    that is not UTF-8 stands as `payload_base64`. The same row is written once, also after a crash and a second
+    reading; other content at the same place is another row.
 
     Example: `letters.add({"topic": "clicks", "partition": 0, "offset": 7}, "undecodable", b"{")`
     """
@@ -236,9 +259,10 @@ class DeadLetters:
         lines: list[bytes] = []
         with self._mutex:
             for place, reason, payload in letters:
-                if self._is_new(place):
+                letter = _letter(place, reason, payload)
+                if self._is_new(letter):
                     self._count(reason, place)
-                    lines.append(_letter(place, reason, payload))
+                    lines.append(_line_of(letter))
             if self.path is None or not lines:
                 return
             try:
@@ -252,12 +276,12 @@ class DeadLetters:
                     f"{self.path}: cannot be written — {error} — free space or mend the rights"
                 ) from error
 
-    def _is_new(self, place: Mapping[str, Any]) -> bool:
-        key = hashlib.blake2b(json.dumps(place, sort_keys=True).encode(), digest_size=8).digest()
+    def _is_new(self, letter: Mapping[str, Any]) -> bool:
+        key = hashlib.blake2b(json.dumps(letter, sort_keys=True).encode(), digest_size=8).digest()
         if key in self._seen:
             return False
         self._seen[key] = None
-        if len(self._seen) > KEPT_PLACES:
+        if len(self._seen) > KEPT_LETTERS:
             del self._seen[next(iter(self._seen))]
         return True
 
@@ -273,21 +297,26 @@ class DeadLetters:
         for number, line in enumerate(whole.splitlines(), 1):
             try:
                 letter = json.loads(line)
-                self._is_new(letter["place"])
                 self.counts[letter["reason"]] = self.counts.get(letter["reason"], 0) + 1
+                self._is_new(letter)
             except (ValueError, KeyError, TypeError) as error:
                 raise FormatError(f"{path}, line {number}: no dead letter — {error} — move the file away") from error
         if len(whole) < len(data):
             os.truncate(path, len(whole))
 
 
-def _letter(place: Mapping[str, Any], reason: str, payload: bytes | str) -> bytes:
+def _line_of(letter: Mapping[str, Any]) -> bytes:
+    # names of files may hold bytes that are not UTF-8: they stand as JSON's escapes
+    return json.dumps(letter, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
+
+
+def _letter(place: Mapping[str, Any], reason: str, payload: bytes | str) -> dict[str, Any]:
     letter: dict[str, Any] = {"place": dict(place), "reason": reason}
     try:
         letter["payload"] = payload if isinstance(payload, str) else payload.decode()
     except UnicodeDecodeError:
         letter["payload_base64"] = base64.b64encode(bytes(payload)).decode()  # type: ignore[arg-type]
-    return json.dumps(letter, ensure_ascii=False).encode() + b"\n"
+    return letter
 
 
 @dataclass

@@ -4,19 +4,24 @@
 from __future__ import annotations
 
 import io
+import json
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.json as pajson
 
 from hotbed.connectors.base import ReadPlan, schema_from_text, schema_to_text
-from hotbed.connectors.files import FileSource, Paths
+from hotbed.connectors.files import FileSource, Paths, Rows, Section, first_line
 from hotbed.errors import ConfigError, DecodeError, SchemaError
 
 BLOCK_BYTES = 1 << 22
+HEAD_BYTES = 200
+"""Bytes of a line that is too long which messages and dead letters show."""
 _TYPES: dict[str, pa.DataType] = {
     "int64": pa.int64(), "uint64": pa.uint64(), "float64": pa.float64(), "string": pa.string(), "bool": pa.bool_(),
 }  # fmt: skip
@@ -30,47 +35,74 @@ class LineSource(FileSource):
     def parse(self, lines: list[bytes], plan: ReadPlan) -> pa.RecordBatch:
         """Rows of some lines (no line ends, none blank). Raises ValueError (or an Arrow error) if any line is bad."""
 
-    def read_file(self, file: str, skip_rows: int, batch_rows: int, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
+    def read_file(self, section: Section, skip_rows: int, batch_rows: int, plan: ReadPlan) -> Iterator[Rows]:
         self.schema()
-        number = 0
+        file = section.file
+        line = section.rows
+        row = section.rows
         try:
-            with pa.input_stream(file) as stream:
-                for lines in _blocks(stream):
-                    kept = [(number + i, line) for i, line in enumerate(lines, 1) if line.strip()]
-                    number += len(lines)
-                    dropped = min(skip_rows, len(kept)) if plan.skips is None else 0
+            with section.open() as stream:
+                for lines in blocks(stream):
+                    numbered = [(line + i, text) for i, text in enumerate(lines, 1) if text.strip()]
+                    numbers = np.arange(row, row + len(numbered)) + 1
+                    line += len(lines)
+                    row += len(numbered)
+                    dropped = min(skip_rows, len(numbered)) if plan.skips is None else 0
                     skip_rows -= dropped
-                    for start in range(dropped, len(kept), batch_rows):
-                        batch = self._parse(kept[start : start + batch_rows], file, plan)
+                    for start in range(dropped, len(numbered), batch_rows):
+                        stop = start + batch_rows
+                        batch, good = self._parse(numbered[start:stop], numbers[start:stop], file, plan)
                         skip = min(skip_rows, batch.num_rows)
                         skip_rows -= skip
                         if batch.num_rows > skip:
-                            yield batch.slice(skip)
+                            yield batch.slice(skip), good[skip:]
         except (OSError, pa.ArrowException) as error:
             raise DecodeError(
-                f"{file}: cannot be read after line {number} — {error} — write the file again", file, number
+                f"{file}: cannot be read after line {line} — {error} — write the file again", file, line
             ) from error
 
-    def _parse(self, numbered: list[tuple[int, bytes]], file: str, plan: ReadPlan) -> pa.RecordBatch:
+    def holds_lines(self, file: str) -> bool:
+        return Section(file).compression is None
+
+    def rows_end(self, section: Section) -> int:
+        return last_line_end(section)
+
+    def _parse(self, numbered: list[tuple[int, bytes]], numbers: np.ndarray, file: str, plan: ReadPlan) -> Rows:
+        """The rows of some lines, each with its number in the file, and the numbers of the good rows."""
         try:
-            return self.parse([line for _, line in numbered], plan)
+            return self.parse([line for _, line in numbered], plan), numbers
         except (ValueError, pa.ArrowException):
             pass
-        good: list[bytes] = []
-        for number, line in numbered:
+        good: list[int] = []
+        for index, (number, line) in enumerate(numbered):
             try:
                 self.parse([line], plan)
-                good.append(line)
+                good.append(index)
             except (ValueError, pa.ArrowException) as error:
-                cause = (str(error).splitlines() or [""])[0]
-                message = f"{file}, line {number}: cannot be read — {cause}: {line[:80].decode(errors='replace')!r}"
+                cause = first_line(error)
+                start = line[:80].decode(errors="replace")
+                message = f"{file}, line {number}: cannot be read — {cause}: {start!r}"
                 if plan.skips is None:
                     raise DecodeError(f"{message} — correct it or use on_error='skip'", file, number) from error
-                plan.skips.add("value", message)
-        return self.parse(good, plan)
+                plan.leave_out("value", message, [(int(numbers[index]), line)])
+        return self.parse([numbered[index][1] for index in good], plan), numbers[good]
 
 
-def _blocks(stream: pa.NativeFile) -> Iterator[list[bytes]]:
+def last_line_end(section: Section) -> int:
+    """The offset after the last line end of a section; where it begins if there is none."""
+    with open(section.file, "rb") as file:
+        stop = os.fstat(file.fileno()).st_size if section.end is None else section.end
+        while stop > section.begin:
+            start = max(section.begin, stop - BLOCK_BYTES)
+            file.seek(start)
+            newline = file.read(stop - start).rfind(b"\n")
+            if newline >= 0:
+                return start + newline + 1
+            stop = start
+    return section.begin
+
+
+def blocks(stream: pa.NativeFile) -> Iterator[list[bytes]]:
     """Lists of lines, CRLF and LF ends removed."""
     rest = b""
     while block := stream.read(BLOCK_BYTES):
@@ -100,16 +132,22 @@ class Jsonl(LineSource):
     def schema(self) -> pa.Schema:
         cached: pa.Schema | None = self.__dict__.get("_schema")
         if cached is None:
-            file = self.files()[0]
+            file = self.first_file()
             try:
-                with pa.input_stream(file) as stream:
-                    lines = [line for line in next(_blocks(stream), []) if line.strip()]
+                with Section(file).open() as stream:
+                    lines = [line for line in next(blocks(stream), []) if line.strip()]
             except OSError as error:
                 raise DecodeError(f"{file}: cannot be read — {error} — write the file again", file) from error
             # Arrow guesses times from strings; the Time role does that itself, zones included.
             cached = pa.schema([(column.name, _plain(column.type)) for column in _infer_json(lines, file)])
             object.__setattr__(self, "_schema", cached)
         return cached
+
+    def rows_end(self, section: Section) -> int:
+        end = last_line_end(section)
+        with Section(section.file, end, section.end).open() as stream:
+            rest = stream.read()
+        return end + len(rest) if _is_object(rest) else end
 
     def parse(self, lines: list[bytes], plan: ReadPlan) -> pa.RecordBatch:
         schema = self.schema()
@@ -119,6 +157,14 @@ class Jsonl(LineSource):
             [pa.field(f.name, plan.types.get(f.name, f.type) if _is_number(f.type) else f.type) for f in schema]
         )
         return read_json_lines(lines, schema)
+
+
+def _is_object(text: bytes) -> bool:
+    """Whether it is a whole JSON object; a part of one never is."""
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def read_json_lines(lines: list[bytes], schema: pa.Schema) -> pa.RecordBatch:
@@ -182,6 +228,67 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_list(kind):
         return pa.list_(_plain(kind.value_type))
     return kind
+
+
+class ShortLines(io.RawIOBase):
+    """A stream of text whose lines of more than `limit` bytes are replaced.
+
+    `replace` gets the number of such a line, from 1, and its first bytes, and returns what stands for
+    it, or raises. A read returns whole lines, so that it may be shorter than asked.
+    """
+
+    def __init__(self, stream: pa.NativeFile, limit: int, replace: Callable[[int, bytes], bytes]) -> None:
+        self._stream = stream
+        self._limit = limit
+        self._replace = replace
+        self._tail = b""  # a line whose end is not read yet
+        self._number = 1  # of the line that comes next
+        self._dropping = False  # what follows, up to a line end, belongs to a line that was replaced
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+    def read(self, size: int = -1) -> bytes:
+        while True:
+            chunk = self._stream.read(max(size - len(self._tail), self._limit))
+            if not chunk:
+                tail = self._tail
+                self._tail = b""
+                return tail
+            if lines := self._whole_lines(chunk):
+                return lines
+
+    def _whole_lines(self, chunk: bytes) -> bytes:
+        if self._dropping:
+            newline = chunk.find(b"\n")
+            if newline < 0:
+                return b""
+            chunk = chunk[newline + 1 :]
+            self._dropping = False
+        data = self._tail + chunk
+        self._tail = b""
+        parts: list[bytes] = []
+        start = 0
+        while start < len(data):
+            end = data.rfind(b"\n", start, start + self._limit + 1) + 1
+            if end:
+                parts.append(data[start:end])
+                self._number += data.count(b"\n", start, end)
+                start = end
+            elif len(data) - start <= self._limit:
+                self._tail = data[start:]
+                break
+            else:
+                parts.append(self._replace(self._number, data[start : start + HEAD_BYTES]) + b"\n")
+                self._number += 1
+                newline = data.find(b"\n", start)
+                self._dropping = newline < 0
+                start = len(data) if self._dropping else newline + 1
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 class Decoder(ABC):

@@ -21,7 +21,7 @@ from hotbed.data.encode import Encoder, require_columns
 from hotbed.data.numbers import label_outside_unit, outside_unit, with_readable_times
 from hotbed.data.order import Buffer, Encoded, Shuffle, in_order, place_at
 from hotbed.data.schema import Schema, Shape, Type, shape_of, type_of
-from hotbed.errors import ConfigError, DataError, DecodeError
+from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
 
 UNMATCHED_ROWS = 100_000
 """Rows of a stream after which a label that never matched its `positive` is a warning."""
@@ -259,6 +259,8 @@ class Dataset:
         skip, rows, held, idle_since = int(start["skip"]), int(start["rows"]), 0, None  # rows: handed out so far
         at = start
         for chunk, before, after in self._encoded(None if start["source"] is None else Position(start["source"])):
+            if skip and self._is_past(before, start):
+                skip = 0  # the rest of the block, rows to pass over among it, was left
             row, skip = min(skip, chunk.num_samples), max(0, skip - chunk.num_samples)
             while row < chunk.num_samples:
                 cut = next((number for number, _ in self.live.journal.after("cut", rows)), rows + self.batch_size)
@@ -283,6 +285,13 @@ class Dataset:
                 yield None
         if parts:
             yield self._finish(parts, at)
+
+    @staticmethod
+    def _is_past(before: Position | None, start: Position) -> bool:
+        """Whether `before` lies in a later block than the one that reading began in."""
+        if before is None or start["source"] is None:
+            return False
+        return bool(before["block"] != start["source"]["block"])
 
     def _flushes(self, after: Position, idle_since: float) -> bool:
         """Whether the rows at hand are a batch now. Not while blocks on record are still to come: the run that wrote
@@ -366,26 +375,24 @@ class Dataset:
         if not self.endless:
             self._require_columns([])
         self.encoder.forget_positives()
-        for raw, after in self.source.read(position, chunk_rows, plan):
-            if raw is OPENED:
+        try:
+            for raw, after in self.source.read(position, chunk_rows, plan):
+                if raw is OPENED:
+                    before = after
+                    continue
+                if not raw.num_rows:  # a tick
+                    yield Batch(num_samples=0), before, after
+                    continue
+                rows = self._encode(raw, after)
+                if rows.num_samples:
+                    num_rows += rows.num_samples
+                    self._warn_unmatched()
+                    yield rows, before, after
                 before = after
-                continue
-            if not raw.num_rows:  # a tick
-                yield Batch(num_samples=0), before, after
-                continue
-            latest = None
-            if self.max_ahead_seconds is not None:
-                latest = int(after["now"] + self.max_ahead_seconds * 1e6)
-            self._require_columns(raw.schema.names)
-            try:
-                rows = self.encoder(raw, labels=self._labels, latest=latest)
-            except DecodeError as error:
-                raise self._located(error, raw, after) from error
-            if rows.num_samples:
-                num_rows += rows.num_samples
-                self._warn_unmatched()
-                yield rows, before, after
-            before = after
+        except (DecodeError, SchemaError):
+            if self.endless and before is not None:
+                self._note_failure(int(before["block"]))
+            raise
         if position is None:
             self._num_rows = num_rows
             if not self.endless:
@@ -416,6 +423,22 @@ class Dataset:
             if not (positives.matched or positives.warned) and positives.rows >= UNMATCHED_ROWS:
                 positives.warned = True
                 warnings.warn(positives.message(), UserWarning, stacklevel=2)
+
+    def _encode(self, raw: pa.RecordBatch, after: Position) -> Batch:
+        latest = None
+        if self.max_ahead_seconds is not None:
+            latest = int(after["now"] + self.max_ahead_seconds * 1e6)
+        self._require_columns(raw.schema.names)
+        try:
+            return self.encoder(raw, labels=self._labels, latest=latest)
+        except DecodeError as error:
+            raise self._located(error, raw, after) from error
+
+    def _note_failure(self, block: int) -> None:
+        """Puts on record that rows of a block could not be used, so that their file may be corrected."""
+        decision = self.live.journal.get("block", block)
+        if decision is not None and self.live.journal.last("block") == block:
+            self.live.journal.revise("block", block, {**decision, "failed": True})
 
     def _put_aside(self, rows: pa.RecordBatch, reason: str, message: str) -> None:
         """Rows of an endless source that were left out become dead letters."""

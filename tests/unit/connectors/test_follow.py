@@ -158,12 +158,12 @@ def test_a_file_that_a_checkpoint_has_passed_may_go_and_is_forgotten(tmp_path: P
     assert isinstance(second, Batch)
     assert rows([second]) == [[4, 5, 6, 7]]
     assert second.position is not None
-    assert second.position["source"]["seen"] == ("b.csv",)
+    assert set(second.position["source"]["seen"]) == {"b.csv"}
     resumed = make(Follow(tmp_path)).resume(json.dumps(first.position.to_json()) if first.position else {})
     assert rows([next(resumed.stream())]) == [[4, 5, 6, 7]]
 
 
-@pytest.mark.parametrize("change", ["shrinks", "grows", "goes"])
+@pytest.mark.parametrize("change", ["shrinks", "changes", "goes"])
 def test_a_file_that_changes_before_it_was_read_is_an_error(tmp_path: Path, change: str) -> None:
     put(tmp_path, "a.csv", text(range(8)))
     journal = Journal()
@@ -172,8 +172,8 @@ def test_a_file_that_changes_before_it_was_read_is_an_error(tmp_path: Path, chan
     if change == "goes":
         (tmp_path / "a.csv").unlink()
     else:
-        (tmp_path / "a.csv").write_text(text(range(4 if change == "shrinks" else 9)))
-    said = "was removed" if change == "goes" else "it had 42 bytes and has"
+        (tmp_path / "a.csv").write_text(text(range(4) if change == "shrinks" else range(1, 9)))
+    said = "it had 42 bytes and it (was removed|has)"
     for kept in (journal, Journal()):
         with pytest.raises(DataError, match=said):
             list(islice(make(Follow(tmp_path), live=Live(kept)).resume(first.position or {}).stream(), 1))
