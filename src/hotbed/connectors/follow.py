@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Follow: a directory that files arrive in, as an endless source. What was read is known by its content."""
+"""Follow: a directory that files arrive in, as an endless source. Content tells what was read."""
 
 from __future__ import annotations
 
@@ -46,21 +46,32 @@ RACY_SECONDS = 1.0
 class Follow(Source):
     """A directory that files arrive in, for ever: each is read once, whole, and then the next.
 
-    A file is there when it has its name: write it under one that begins with "." or ends in ".tmp" or ".partial", and
-    rename it. For writers that cannot, `settle_seconds` is how long a file must not have changed. Which file is next is
-    journalled before it is read. `pattern`: names, such as "*.parquet". `order`: of files that wait, by "name" or by
-    "time" of change. `format`: a source that says how to read (its own path is not used); None = by the ending: csv,
-    tsv, jsonl, parquet, svm, also compressed. All files are read with the types of the first. A file may be removed once
+    A file is there when it has its name: write it under one that begins with "." or ends in ".tmp"
+    or ".partial", and rename it. For writers that cannot, `settle_seconds` is how long a file must
+    not have changed. Which file is next is journalled before it is read. A file may be removed once
     a checkpoint has passed it.
 
-    A file that was read is known by its name, the bytes that were read and a digest of their first and last 64 KiB:
-    what was copied, touched or restored is not read again. `grows`: the whole lines that are added to a file of plain
-    lines are read; otherwise they are a DataError. `replaced`: other content under a name that was read is a DataError
-    ("raise"), or new rows ("read"). With `on_error="skip"` both errors are logged, and dead letters.
+    A file that was read is known by its name, the bytes that were read and a digest of their first
+    and last 64 KiB: what was copied, touched or restored is not read again.
 
-    Raises DecodeError for a torn file (with `on_error="skip"` the rest of it is a dead letter) and a last line without
-    a line end, SchemaError for columns that are not those of the first file, DataError when a file changes or vanishes
-    before it was read to its end.
+    Args:
+        directory: Where the files arrive.
+        pattern: Names, such as "*.parquet".
+        order: Of files that wait, by "name" or by "time" of change.
+        settle_seconds: How long a file must not have changed before it is read.
+        format: A source that says how to read (its own path is not used). None = by the ending:
+            csv, tsv, jsonl, parquet, svm, also compressed. All files have the types of the first.
+        grows: Read whole lines that are added to a file of plain lines. Else they are an error.
+        replaced: What other content under a name that was read is: an error ("raise"), or new rows
+            ("read").
+
+    Raises:
+        DecodeError: A file is torn.
+        SchemaError: The columns are not those of the first file.
+        DataError: A file changed or vanished before it was read to its end; lines were added, or
+            content was replaced, where that is not asked for; a last line has no line end.
+
+    With `on_error="skip"` all but SchemaError are logged, and are dead letters.
 
     Example: `hb.sources.Follow("/data/incoming", "*.jsonl.gz")`
     """
@@ -78,10 +89,11 @@ class Follow(Source):
         if self.order not in ("name", "time"):
             raise ConfigError(f"order: 'name' or 'time' — received {self.order!r} — correct it")
         if self.replaced not in ("raise", "read"):
-            raise ConfigError(f"replaced: 'raise' or 'read' — received {self.replaced!r} — correct it")
+            raise ConfigError(f"replaced: unknown, got {self.replaced!r}. Give 'raise' or 'read'.")
         if self.format is not None and not isinstance(self.format, FileSource):
             kind = type(self.format).__name__
-            raise ConfigError(f"format: a source of files — received {kind} — give csv, jsonl, libsvm or parquet")
+            choice = "Csv, Jsonl, Libsvm or Parquet"
+            raise ConfigError(f"format: not a source of files, got {kind}. Give {choice}.")
 
     @property
     def endless(self) -> bool:
@@ -93,10 +105,14 @@ class Follow(Source):
         for entry in ready:
             if not Section(entry.path).is_blank():
                 return self.reader(entry.name, "").schema()
-        raise DataError(f"{self.directory}: no file yet — {self.pattern!r} matches nothing — put the first one there")
+        what = f"no file yet, got none that matches {self.pattern!r}"
+        raise DataError(f"{self.directory}: {what}. Put the first one there.")
 
     def read(
-        self, position: Position | None = None, batch_rows: int = READ_ROWS, plan: ReadPlan = READ_ALL
+        self,
+        position: Position | None = None,
+        batch_rows: int = READ_ROWS,
+        plan: ReadPlan = READ_ALL,
     ) -> Iterator[tuple[pa.RecordBatch, Position]]:
         reading = _Reading(self, plan, position)
         while True:
@@ -108,14 +124,15 @@ class Follow(Source):
             yield from reading.rows(batch_rows)
 
     def listing(self, now: float) -> tuple[set[str], list[os.DirEntry[str]]]:
-        """The names of the files that are there, and those that do not change any more, in order."""
+        """The names of all files, and the files that do not change any more, in order."""
         names: set[str] = set()
         ready: list[tuple[int, str, os.DirEntry[str]]] = []
         try:
             entries = list(os.scandir(self.directory))
         except OSError as error:
             raise DataError(
-                f"cannot follow {os.fspath(self.directory)!r} — {error.strerror} — make the directory, or correct its path or rights"
+                f"{os.fspath(self.directory)!r}: cannot follow it, got {error.strerror}. "
+                "Make the directory, or correct its path or rights."
             ) from error
         for entry in entries:
             hidden = entry.name.startswith(".") or entry.name.endswith((".tmp", ".partial"))
@@ -152,8 +169,8 @@ class Follow(Source):
         kind = self.format or kinds.get(os.path.splitext(stem)[1])
         if kind is None:
             raise ConfigError(
-                f"format: the ending of {path} tells no format — received {text_of(name)!r} — give `format`, or a "
-                "`pattern` that leaves it out"
+                f"format: the ending of a name in {self.directory} tells no format, got "
+                f"{text_of(name)!r}. Give `format`, or a `pattern` that leaves it out."
             )
         source: Any = replace(kind, path=path)  # type: ignore[type-var]
         if types:
@@ -165,9 +182,10 @@ class Follow(Source):
 class _Reading:
     """One reading of a followed directory: what was read, and the block at hand.
 
-    A block is a section of a file; its decision on record is {file, begin, rows, size, digest, now}: bytes `begin` to
-    `size`, before which lie `rows` rows, and the digest of the bytes before `size`. "failed": its rows could not be
-    used, so that the file may be corrected. "left": the rest of it is not read.
+    A block is a section of a file. Its decision on record is {file, begin, rows, size, digest,
+    now}: bytes `begin` to `size`, before which lie `rows` rows, and the digest of the bytes before
+    `size`. "failed": its rows could not be used, so that the file may be corrected. "left": the
+    rest of it is not read.
     """
 
     def __init__(self, source: Follow, plan: ReadPlan, position: Position | None) -> None:
@@ -206,6 +224,10 @@ class _Reading:
             entry = self.live.journal.get("block", self.number)
             if entry is None and self.block is None:
                 entry = self._choose()
+            elif entry is None and self.block is not None:
+                entry = {**self.block, "now": self.now}  # a position that came without its journal
+                if self.live.journal.last("block") < self.number:
+                    self.live.journal.append("block", self.number, entry)
             if entry is not None:
                 self.block = _decision({**(self.block or {}), **entry})
                 self.now = entry["now"]
@@ -254,7 +276,7 @@ class _Reading:
         return None
 
     def _complete(self) -> None:
-        """Names without digests come from a position of an older version: what is there now was read."""
+        """Give names that come from a position of an older version the digest of what is there."""
         for text, value in self.seen.items():
             if Identity.from_json(value).digest:
                 continue
@@ -321,14 +343,14 @@ class _Reading:
         return None if section.is_blank() else self._whole_rows(text, section, reader)
 
     def _may_read(self, text: str, identity: Identity, size: int, *, grown: bool) -> bool:
-        """Whether what changed in a file that was read is to be read. Raises DataError if nobody said so."""
+        """Whether a change of a file that was read is to be read; an error if not, or left out."""
         if self.source.grows if grown else self.source.replaced == "read":
             return True
         if grown:
             what = f"it has {size} bytes, and {identity.size} of them were read before"
-            advice = "Set grows=True to read what is added to files, or write new rows to a new file"
+            advice = "Set grows=True to read added lines, or write new rows to a new file"
         else:
-            what = f"it holds other content than the {identity.size} bytes that were read under its name"
+            what = f"it holds other content than the {identity.size} bytes that were read"
             advice = "Give new rows a new name, or set replaced='read' to read them"
         self._refuse(text, what, f"{advice}; on_error='skip' leaves them out.", identity.size)
         return False
@@ -362,8 +384,8 @@ class _Reading:
     def _is_readable(self, block: dict[str, Any], entry: Mapping[str, Any]) -> bool:
         """Whether the block can be read: its file holds what it held when the decision was taken.
 
-        A file that failed may have been corrected or removed; then the decision is revised. Any other change is a
-        DataError, or the rest of the block is left out where the plan says so.
+        A file that failed may have been corrected or removed; then the decision is revised. Any
+        other change is a DataError, or the rest of the block is left out where the plan says so.
         """
         path = self.source.path(block["file"])
         identity = Identity(block["size"], block["digest"])
@@ -375,23 +397,18 @@ class _Reading:
             size = os.stat(path).st_size
             now = Identity.of(path, size)
             if now.begins_as(identity):
-                logger.warning("%s was corrected; reading goes on after its row %d", path, block["rows"] + self.row)
-                self._revise({**entry, "size": size, "digest": now.digest, "failed": False})
+                row = block["rows"] + self.row
+                logger.warning("%s was corrected; reading goes on after its row %d", path, row)
+                corrected = {"size": size, "digest": now.digest, "failed": False}
+                self.live.journal.revise("block", self.number, {**entry, **corrected})
                 block |= {"size": size, "digest": now.digest}
                 return True
         if entry.get("failed"):
-            logger.warning("%s could not be read and was corrected or removed; the rest of it is left", path)
+            logger.warning("%s stopped the stream and was corrected or removed", path)
         else:
             self._refuse_change(block, content)
-        self._revise({**block, "now": self.now, "left": True})
+        self.live.journal.revise("block", self.number, {**block, "now": self.now, "left": True})
         return False
-
-    def _revise(self, decision: Mapping[str, Any]) -> None:
-        journal = self.live.journal
-        if journal.get("block", self.number) is None:
-            journal.append("block", self.number, decision)
-        else:
-            journal.revise("block", self.number, decision)
 
     def _content(self, block: Mapping[str, Any]) -> Content:
         """What the file of a block holds now, as far as the block goes."""
@@ -404,11 +421,13 @@ class _Reading:
 
     def _refuse_change(self, block: Mapping[str, Any], content: Content) -> None:
         path = self.source.path(block["file"])
-        now = "it was removed" if content == "gone" else f"it has {os.stat(path).st_size} bytes of other content"
+        now = "it was removed"
+        if content != "gone":
+            now = f"it has {os.stat(path).st_size} bytes of other content"
         what = f"it changed before it was read to its end: it had {block['size']} bytes and {now}"
         advice = (
-            "Put it back as it was, or use on_error='skip' to leave the rest of it out. Write files under another name "
-            "and rename them; remove them after a checkpoint."
+            "Put it back as it was, or use on_error='skip' to leave the rest of it out. Write "
+            "files under another name and rename them; remove them after a checkpoint."
         )
         self._refuse(block["file"], what, advice, block["begin"])
 
@@ -430,7 +449,8 @@ class _Reading:
             if self.plan.skips is None:
                 raise
             self.plan.skips.add("file", f"{error}; the rest of {text} is left out")
-            self.live.dead_letters.add({"file": text, "row": self._last_row + 1}, "torn", str(error))
+            place = {"file": text, "row": self._last_row + 1}
+            self.live.dead_letters.add(place, "torn", str(error))
         content = self._content(block)
         if content != "same":
             self._refuse_change(block, content)
@@ -442,7 +462,7 @@ class _Reading:
 
 @dataclass(frozen=True)
 class _Hint:
-    """What tells cheaply that a file is as it was at the last look; `racy`: it had just changed then."""
+    """How a file was at the last look, without its content; `racy`: it had just changed then."""
 
     size: int
     time: int
@@ -460,7 +480,9 @@ def _decision(state: Mapping[str, Any]) -> dict[str, Any]:
 
 def _identities(seen: Mapping[str, Any] | Sequence[str]) -> dict[str, list[Any]]:
     """The files that were read; positions of older versions hold names only."""
-    return dict(seen) if isinstance(seen, Mapping) else {text: Identity(0, "").to_json() for text in seen}
+    if isinstance(seen, Mapping):
+        return dict(seen)
+    return {text: Identity(0, "").to_json() for text in seen}
 
 
 def _places(text: str, numbers: np.ndarray) -> pa.Array:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a file is: its name, and the content that was read under it. Times and inodes do not matter."""
+"""What a file is: its name and the content that was read. Times and inodes do not matter."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Content = Literal["same", "longer", "other", "gone"]
 class Identity:
     """The content that was read of a file.
 
-    `size`: the bytes that were read, from the begin of the file. `digest`: of the first 64 KiB of
-    them (the first 16 digits) and of the last 64 KiB (the other 16); "" = not known, as in positions
-    of older versions. `rows`: how many rows those bytes held.
+    `size`: the bytes that were read, from the begin of the file. `digest`: of their first 64 KiB
+    (16 digits) and of their last 64 KiB (16 more); "" = not known, as in old positions.
+    `rows`: how many rows those bytes held.
     """
 
     size: int
@@ -40,8 +40,7 @@ class Identity:
             head = file.read(min(size, EDGE_BYTES))
             file.seek(max(0, size - EDGE_BYTES))
             tail = file.read(min(size, EDGE_BYTES))
-        digests = [hashlib.blake2b(data, digest_size=_HALF // 2).hexdigest() for data in (head, tail)]
-        return cls(size, "".join(digests), rows)
+        return cls(size, _digest(head) + _digest(tail), rows)
 
     def compare(self, path: str, size: int | None = None) -> Content:
         """What a file holds now: the same bytes, more after them, other ones, or it is gone.
@@ -60,7 +59,9 @@ class Identity:
 
     def begins_as(self, other: Identity) -> bool:
         """Whether the first 64 KiB are those of `other`."""
-        return min(self.size, other.size) >= EDGE_BYTES and self.digest[:_HALF] == other.digest[:_HALF]
+        if min(self.size, other.size) < EDGE_BYTES:
+            return False
+        return self.digest[:_HALF] == other.digest[:_HALF]
 
     def to_json(self) -> list[Any]:
         """As it stands in a position."""
@@ -71,6 +72,10 @@ class Identity:
         """Inverse of `to_json`."""
         size, digest, rows = value
         return cls(size, digest, rows)
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=_HALF // 2).hexdigest()
 
 
 def text_of(name: str) -> str:
