@@ -15,7 +15,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 unexport PYTHONPATH
 
-.PHONY: help setup demo test soak bench lint format wheel sanitize native matrix upgrade clean
+.PHONY: help setup demo test soak bench docs lint format wheel sanitize native matrix upgrade clean
 .DEFAULT_GOAL := help
 
 help:                ## list the verbs
@@ -50,6 +50,10 @@ bench: setup         ## ours and the peers in turn; prints the table of the READ
 	@PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/bench -G Ninja -DHOTBED_PYTHON=OFF -DHOTBED_BENCH=ON >/dev/null
 	@PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/bench >/dev/null
 	$(BIN)/python benchmarks/run.py --peers $(PEERS) $(BENCH_FLAGS)
+
+docs: setup          ## the documentation site, in build/site; a link that leads nowhere is an error
+	@$(BIN)/sphinx-build -q -W --keep-going -E -b html docs build/site
+	@echo "build/site/index.html"
 
 lint: setup          ## ruff, mypy strict, clang-format
 	$(BIN)/ruff check .

@@ -375,6 +375,16 @@ def test_links_in_the_documents_lead_somewhere() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_the_chinese_readme_keeps_step_with_the_english_one() -> None:
+    def skeleton(page: str) -> list[str]:
+        """Levels of headings, code, commands, targets of links and figures in bold, in their order."""
+        text = (ROOT / page).read_text()
+        pattern = r"^#+ |^```.*?^```|^    [^\n]+$|\]\((?!README)[^)]+\)|\*\*[\d.]+x\*\*|^\d+\. `[^`]+`"
+        return re.findall(pattern, text, re.MULTILINE | re.DOTALL)
+
+    assert skeleton("README.zh-CN.md") == skeleton("README.md")
+
+
 def test_examples_fit_on_two_screens() -> None:
     sizes = {p.name: sum(1 for _ in ast.walk(ast.parse(p.read_text()))) for p in python_files(ROOT / "examples")}
     assert {name: size for name, size in sizes.items() if size > EXAMPLE_NODES} == {}

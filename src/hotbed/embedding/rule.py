@@ -278,7 +278,7 @@ class Ftrl(Rule):
     """FTRL-Proximal (McMahan et al. 2013, algorithm 1), per coordinate; sparse with l1. State: [n][z].
 
     n' = n + g^2; z += g - (sqrt(n') - sqrt(n)) / lr * w;
-    w = 0 where |z| <= l1, else -(z - sign(z) * l1) / ((beta + sqrt(n')) / lr + l2).
+    w = 0 where abs(z) <= l1, else -(z - sign(z) * l1) / ((beta + sqrt(n')) / lr + l2).
     `l1` and `l2` are those of this formula. n starts at `initial_accumulator` (0.1, as in TensorFlow).
     Only `power=-0.5`, the paper's, is built.
     """

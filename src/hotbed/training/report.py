@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The report: one HTML file with what happened in training, that opens anywhere, without a network or a library.
 
-write_report("report.html", {"train": model.fit(train, valid), "stream": model.fit(stream, progressive=True)})
+write_report("report.html", {"train": model.fit(train, valid), "stream": stream_history})
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ def write_report(
     summary: str = "",
     about: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a self-contained page about one or several `fit`s, in the order they ran; returns its path.
+    """Write a self-contained page about one or several calls of `fit`, in their order; return its path.
 
     Args:
         path: file to write.
         histories: by name, such as train and stream. Where the callback `Windows` cut a stream, metrics, tables, freshness
             and lag are drawn over event time, and `history.compared` beside them.
-        title, subtitle: text of the head; the date and the versions are added to the subtitle.
+        title: text of the head.
+        subtitle: text below it; the date and the versions are added.
         facts: more numbers for the cards on top.
         summary: text for the end, such as what `str(model.summary())` gives.
         about: what the run was made of, by name: seed, data, batch sizes. The number of samples and the mean label of

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The documentation site: `make docs` builds it into build/site, and fails on a link that leads nowhere.
+
+The guides are the Markdown files here. The pages of the reference are made from the public names and their docstrings.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import hotbed
+
+project = "Hotbed"
+version = release = hotbed.__version__
+author = "the Hotbed authors"
+copyright = author
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["job.schema.json", "openapi.json"]
+suppress_warnings = ["myst.xref_missing_anchor.external"]
+html_theme = "furo"
+html_title = "Hotbed"
+html_copy_source = False
+myst_heading_anchors = 4
+myst_links_external_new_tab = False
+napoleon_numpy_docstring = False
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+add_module_names = False
+maximum_signature_line_length = 80
+highlight_language = "text"
+default_role = "code"  # docstrings write `name` for code
+
+REFERENCE = Path(__file__).parent / "reference"
+
+# Page -> the modules whose public names stand on it; each public name of `hotbed` stands on exactly one.
+PAGES = {
+    "Training": ["training.model", "job"],
+    "Callbacks": ["training.callbacks"],
+    "Data": ["data.schema", "data.dataset", "data.batch", "data.encode"],
+    "Sources": ["connectors"],
+    "Transforms": ["data.transforms"],
+    "Tables": ["embedding.table", "models.tables", "embedding.module", "embedding.tier"],
+    "Rules": ["embedding.rule", "optim.sparse"],
+    "Policies and initial rows": ["embedding.policy", "embedding.init"],
+    "Models": ["models"],
+    "Layers": ["models.layers"],
+    "Losses": ["models.losses"],
+    "Schedules": ["optim.schedule"],
+    "Precision": ["optim.precision"],
+    "Metrics": ["metrics"],
+    "Publishing and following": ["persist.publish"],
+    "Serving": ["serving.session", "serving.parameter_server", "serving.cache", "serving.client"],
+    "Report": ["training.report"],
+    "Errors": ["errors"],
+    "Testing": ["testing"],
+    "Configuration": ["config"],
+}
+
+
+# Heading of the navigation -> pages below it.
+NAVIGATION = {
+    "Guides": [
+        "quickstart",
+        "connectors",
+        "data",
+        "embedding",
+        "models",
+        "training",
+        "watching",
+        "persist",
+        "jobs",
+    ],
+    "Serving": ["serving", "serving_server", "serving_clients", "serving_rows", "serving_kserve"],
+    "Look up": ["reference/index", "format", "migrating", "benchmarks", "accuracy"],
+    "Design notes": sorted(f"design/{path.stem}" for path in Path(__file__).parent.glob("design/*.md")),
+}
+
+
+def setup(app: Any) -> None:
+    write_reference()
+    app.connect("source-read", add_navigation)
+
+
+def add_navigation(app: Any, page: str, source: list[str]) -> None:
+    """Give the first page the navigation, which readers of the Markdown file do not need."""
+    if page != "index":
+        return
+    for caption, pages in NAVIGATION.items():
+        head = ["```{toctree}", ":hidden:", f":caption: {caption}", ""]
+        source[0] += "\n".join(["", "", *head, *pages, "```", ""])
+
+
+def write_reference() -> None:
+    """Write one page for each entry of PAGES, and their index."""
+    REFERENCE.mkdir(exist_ok=True)
+    names = names_by_module()
+    for title, modules in PAGES.items():
+        blocks = [block(module, name) for module in modules for name in names.pop(module, None) or listed(module)]
+        page = "\n".join([f"# {title}", "", "```{eval-rst}", *blocks, "```", ""])
+        (REFERENCE / file_name(title)).write_text(page)
+    if names:
+        raise ValueError(f"docs/conf.py: public names without a page: {names}. Add their modules to PAGES.")
+    entries = [file_name(title) for title in PAGES]
+    index = ["# Reference", "", "Every public name, from its docstring.", "", "```{toctree}", *entries, "```", ""]
+    (REFERENCE / "index.md").write_text("\n".join(index))
+
+
+def file_name(title: str) -> str:
+    return f"{title.lower().replace(' ', '_')}.md"
+
+
+def names_by_module() -> dict[str, list[str]]:
+    """Public names of `hotbed` by the module that they live in; all listed names of public modules."""
+    modules: dict[str, list[str]] = {}
+    for name in hotbed.__all__:
+        value = getattr(hotbed, name)
+        if isinstance(value, ModuleType):
+            module = value.__name__.removeprefix("hotbed.")
+            modules[module] = listed(module)
+    for name in hotbed.__all__:
+        value = getattr(hotbed, name)
+        if not isinstance(value, ModuleType):
+            module = value.__module__.removeprefix("hotbed.")
+            home = next((public for public in modules if name in modules[public] and public in module), module)
+            if name not in modules.setdefault(home, []):
+                modules[home].append(name)
+    return modules
+
+
+def listed(module: str) -> list[str]:
+    """The names in a module's `__all__`, or else its public classes and functions."""
+    loaded = importlib.import_module(f"hotbed.{module}")
+    if hasattr(loaded, "__all__"):
+        return list(loaded.__all__)
+    members = vars(loaded).items()
+    own = [(name, value) for name, value in members if getattr(value, "__module__", "") == loaded.__name__]
+    return [name for name, value in own if name[0] != "_" and (inspect.isclass(value) or inspect.isfunction(value))]
+
+
+def block(module: str, name: str) -> str:
+    """The directive for one public name."""
+    value = getattr(importlib.import_module(f"hotbed.{module}"), name)
+    if inspect.isclass(value):
+        return f".. autoclass:: hotbed.{module}.{name}\n   :members:\n"
+    kind = "autofunction" if inspect.isfunction(value) else "autodata"
+    return f".. {kind}:: hotbed.{module}.{name}\n"
