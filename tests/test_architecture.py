@@ -77,6 +77,7 @@ ALLOWED: dict[str, str] = {
     "data/dataset.py:Dataset.__init__": "how a source is read is one keyword each; all but three have defaults",
     "training/durable.py:Checkpoint.__init__": "when it saves, what stays and what a resume accepts are one keyword each",
     "training/model.py:RecModel.__init__": "the eight arguments of mindspore_rec.RecModel",
+    "training/model.py:RecModel.fit": "what is learned, how often, from which epoch to which step, and what watches it",
     "training/model.py:RecModel.online_train": "the four arguments of mindspore_rec, and what ends and watches a stream",
     "models/": "a model's hyper-parameters are its constructor's keywords, as its paper names them",
 }

@@ -186,3 +186,37 @@ def test_a_topic_of_three_skewed_partitions_goes_on_where_it_was(lives: Any, dri
         assert answer["samples"] == 1200
         whole = driver.decided_alike(lives, tmp_path / "killed", tmp_path / "whole", config)
         assert whole["digest"] == answer["digest"]
+
+
+FIT = {"epochs": 4, "dataset": {"shuffle": 500}}
+
+
+@pytest.fixture(scope="module")
+def unbroken_fit(driver: Any, lives: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A fit of four epochs that nobody kills."""
+    root = tmp_path_factory.mktemp("unbroken_fit")
+    driver.write_events(root / "events", SEED, rows=1000)
+    answer: dict[str, Any] = lives(root, **FIT)
+    assert answer["steps"] == 4 * 32
+    return answer
+
+
+@pytest.mark.parametrize(
+    "at, number, after",
+    [
+        ("mapping", 77, True),  # inside the third epoch
+        ("dense", 96, True),  # the last step of the third epoch
+        ("replace", 9, False),
+        ("committed", 4, False),
+    ],
+)
+def test_killed_fit_resumes_inside_an_epoch_to_the_bits_of_one_that_was_not(
+    at: str, number: int, after: bool, unbroken_fit: dict[str, Any], lives: Any, driver: Any, tmp_path: Path
+) -> None:
+    """The order of the shuffle, validations, plateaus, patience, the best weights and the history resume as well."""
+    driver.write_events(tmp_path / "events", SEED, rows=1000)
+    kill = {"at": at, "number": number, "after": after}
+    assert lives(tmp_path, kill=kill, **FIT)["killed"] == 9
+    answer = lives(tmp_path, **FIT)
+    assert answer["resumed"] > 0
+    assert {**answer, "resumed": 0} == {**unbroken_fit, "resumed": 0}

@@ -7,7 +7,8 @@ from outside. The answer has `killed`, and for a life that ended `digest`, `step
 began at). Other keys: `source` ("files"; "follow" = DIR/events as files arrive, with the
 keywords `follow`; or Kafka's keywords), `rows` (an endless stream ends after so
 many), `max_steps`, `threads`, `dataset`, `checkpoint`, `evict` (keywords), `remember` (the journal forgets nothing, so
-that an unbroken run can be made to decide the same). Tests make events with `events`.
+that an unbroken run can be made to decide the same), `epochs` (a fit of shuffled files instead of a stream; `model` is
+then the digest of the model in the end, `rows` of its metrics an epoch). Tests make events with `events`.
 """
 
 from __future__ import annotations
@@ -89,6 +90,8 @@ def live(config: dict[str, Any]) -> dict[str, Any]:
     if config.get("remember"):
         Journal.forget = lambda self, before: None  # type: ignore[method-assign]
     keywords = {"every_steps": 20, "full_every": 3, "wait": True} | config.get("checkpoint", {})
+    if "epochs" in config:
+        return _fit(model, data, root, config["epochs"], hb.callbacks.Checkpoint(root / "state", **keywords))
     callbacks = [
         hb.callbacks.Evict(**config.get("evict", {"step_interval": 7})),
         hb.callbacks.LearningRate(Warmup(60)),
@@ -102,6 +105,33 @@ def live(config: dict[str, Any]) -> dict[str, Any]:
     return {"digest": content_digest(reader), "resumed": bounds.first, **counters}
 
 
+def _fit(model: Any, data: Any, root: Path, epochs: int, checkpoint: Any) -> dict[str, Any]:
+    """A life of a fit, whose callbacks remember validations, the best weights and plateaus."""
+    import hotbed as hb
+    from hotbed.persist.content import content_digest
+    from hotbed.persist.format import open_checkpoint
+
+    bounds = _Bounds(None)
+    callbacks = [
+        hb.callbacks.Validate(every_steps=17),
+        hb.callbacks.BestWeights("auc"),
+        hb.callbacks.ReducePlateau("log_loss", patience=1, factor=0.5),
+        hb.callbacks.EarlyStopping("auc", patience=12),
+        hb.callbacks.Evict(step_interval=7),
+        bounds,
+        checkpoint,
+    ]
+    valid = hb.Dataset(hb.sources.Memory(events(99, 400)), data.schema, 32)
+    history = model.fit(data, valid, epochs, callbacks, seed=5, progress=False)
+    return {
+        "digest": content_digest(open_checkpoint(root / "state")),
+        "model": content_digest(open_checkpoint(model.save(root / "model"))),
+        "rows": [{k: v for k, v in row.items() if "second" not in k} for row in history.epochs],
+        "resumed": bounds.first,
+        "steps": history.points[-1].step,
+    }
+
+
 class _Bounds:
     """Remembers the step that a life begins at, and ends it after so many rows."""
 
@@ -109,7 +139,7 @@ class _Bounds:
         self.first, self._rows = -1, rows
 
     def on_epoch_begin(self, run: Any) -> None:
-        self.first = run.step
+        self.first = run.step if self.first < 0 else self.first
         self.on_step_end(run)
 
     def on_step_end(self, run: Any) -> None:

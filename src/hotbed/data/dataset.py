@@ -107,6 +107,11 @@ class Dataset:
         return self._position
 
     @property
+    def resumed_epoch(self) -> int | None:
+        """The epoch whose rest the next iteration reads, after `resume`; None without one."""
+        return None if self._resume is None else int(self._resume["epoch"])
+
+    @property
     def endless(self) -> bool:
         """Whether iteration never ends."""
         return self.source.endless

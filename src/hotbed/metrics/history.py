@@ -16,6 +16,8 @@ from hotbed.metrics.reliability import Reliability
 from hotbed.metrics.windows import Tables, Window, columns, counters, rows_of, tables_of
 
 MAX_POINTS = 512
+WALL = ("seconds", "samples_per_second")
+"""What the clock measured of an epoch; no content digest covers it."""
 
 
 @dataclass
@@ -99,9 +101,19 @@ class History:
         self._sum: Any = 0.0  # a tensor while steps are added: no wait for the device
         self._epoch_sum, self._epoch_steps, self._epoch_began = 0.0, 0, (0.0, 0)
         self._ended = False
+        self._whole_epochs = 0  # rows of `epochs` that are no mere look at a stream
+
+    @property
+    def epoch_loss(self) -> float | None:
+        """Mean training loss of the epoch under way; None before its first step."""
+        steps = self._epoch_steps + self._steps
+        return (self._epoch_sum + float(self._sum)) / steps if steps else None
+
+    def on_fit_begin(self, run: Any) -> None:
+        self._epoch_sum = 0.0
+        self._epoch_steps = 0
 
     def on_epoch_begin(self, run: Any) -> None:
-        self._epoch_sum, self._epoch_steps = 0.0, 0
         self._epoch_began = (time.perf_counter(), run.samples)
 
     def on_predicted(self, run: Any) -> None:
@@ -134,11 +146,13 @@ class History:
         seconds = time.perf_counter() - began
         row: dict[str, float] = {"epoch": run.epoch + 1, "seconds": seconds}
         row["samples_per_second"] = (run.samples - samples) / max(seconds, 1e-9)
-        loss_sum = self._epoch_sum + (float(self._sum) if self._ended else 0.0)
-        steps = self._epoch_steps + (self._steps if self._ended else 0)
-        if steps:
-            row["loss"] = loss_sum / steps
+        if self.epoch_loss is not None:
+            row["loss"] = self.epoch_loss
         self.epochs.append(row | run.metrics)
+        if not run.online:
+            self._whole_epochs = len(self.epochs)
+            self._epoch_sum = 0.0
+            self._epoch_steps = 0
 
     def on_fit_end(self, run: Any) -> None:
         self.metrics = dict(run.metrics)
@@ -154,7 +168,12 @@ class History:
         """Points and sums, as JSON values and NumPy arrays; `wall_…` is what no content digest covers."""
         points = self.points[:-1] if self._ended else self.points
         numbers = [[p.step, p.epoch, p.samples, p.time is not None, p.time or 0] for p in points]
+        epochs = self.epochs[: self._whole_epochs]
+        wall = [{key: row[key] for key in WALL if key in row} for row in epochs]
         return {
+            "epoch": np.array([self._epoch_sum, self._epoch_steps], np.float64),
+            "epochs": columns([{key: row[key] for key in row if key not in WALL} for row in epochs]),
+            "wall_epochs": columns(wall),
             "every": self._every,
             "steps": self._steps,
             "sum": np.array([float(self._sum)]),
@@ -175,6 +194,13 @@ class History:
             float(np.asarray(state["sum"])[0]),
         )
         self._window_began, self._ended = int(state["window_began"]), False
+        if "epoch" in state:  # absent from states of earlier builds
+            epoch_sum, epoch_steps = np.asarray(state["epoch"]).tolist()
+            self._epoch_sum = epoch_sum
+            self._epoch_steps = int(epoch_steps)
+            pairs = zip(rows_of(state["epochs"]), rows_of(state["wall_epochs"]), strict=True)
+            self.epochs = [row | wall for row, wall in pairs]
+            self._whole_epochs = len(self.epochs)
         self._watch.load_state(state.get("reliability", {}))
         columns_ = (np.asarray(state[name]).tolist() for name in ("numbers", "loss", "wall_seconds"))
         rows = zip(*columns_, rows_of(state["windows"]), tables_of(state["tables"]), strict=True)

@@ -21,6 +21,9 @@ from hotbed.persist.store import JOURNAL, LETTERS, MANIFEST, LocalStore, number_
 STREAM = "stream"
 """The name of a stream's position in a state."""
 
+EPOCHS = "fit"
+"""The name of a fit's position in a state: inside an epoch, or empty before the first."""
+
 DEAD_LETTER_BYTES = "wall_dead_letter_bytes"
 """The name of the dead letters' length in a state: it is no part of the content digest."""
 
@@ -90,8 +93,8 @@ def _point(store: LocalStore, folder: str) -> None:
 
 @contextlib.contextmanager
 def _journal_of(store: LocalStore, reader: Reader) -> Iterator[Journal | None]:
-    """The journal of a stream's states, which is their lock; None for states without a stream."""
-    if STREAM not in reader.manifest["positions"]:
+    """The journal of a stream or a fit, which is the lock of its states; None for other states."""
+    if not {STREAM, EPOCHS} & set(reader.manifest["positions"]):
         yield None
         return
     journal = Journal(store.root / JOURNAL)
@@ -103,7 +106,8 @@ def _journal_of(store: LocalStore, reader: Reader) -> Iterator[Journal | None]:
 
 def _decided(reader: Reader) -> dict[str, int]:
     """By topic, the number of the last decision that the state rests on."""
-    position = reader.manifest["positions"][STREAM]
+    positions = reader.manifest["positions"]
+    position = positions[STREAM] if STREAM in positions else positions[EPOCHS]
     last = {"evict": int(reader.progress["run"]["step"])}
     if "rows" in position:
         last["cut"] = int(position["rows"])

@@ -26,6 +26,7 @@ from hotbed.config import described, nearest
 from hotbed.errors import ConfigError
 from hotbed.metrics.history import ReliabilityWatch
 from hotbed.optim.schedule import Chain, Schedule
+from hotbed.persist import checkpoint
 from hotbed.training.durable import Checkpoint
 from hotbed.training.loop import Run, passed
 from hotbed.training.online import Evict
@@ -71,10 +72,11 @@ class Validate:
             run.validated = False
 
     def state(self) -> dict[str, Any]:
-        return {"step": self._step}
+        return {"step": self._step, "at": self._at}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self._step = state["step"]
+        self._at = state.get("at", -1)  # absent from states of earlier builds
 
     def _validate(self, run: Run) -> None:
         curves = ReliabilityWatch()
@@ -96,7 +98,10 @@ class Judge(ABC):
             raise ConfigError(f"mode: unknown — received {mode!r} — give 'max', 'min' or 'auto'")
         self._metric, self._mode, self._delta = metric, mode, min_delta
         self.best = math.nan
+        self._bad = 0
 
+    def on_fit_begin(self, run: Run) -> None:
+        self.best = math.nan
         self._bad = 0
 
     @abstractmethod
@@ -149,10 +154,17 @@ class EarlyStopping(Judge):
         super().__init__(metric, mode, min_delta)
         self._patience = _positive("EarlyStopping.patience", patience)
 
+    def on_epoch_begin(self, run: Run) -> None:
+        self._stop(run)  # a run that is resumed after it was over
+
     def judge(self, run: Run, better: bool) -> None:
         self._bad = 0 if better else self._bad + 1
+        self._stop(run)
+
+    def _stop(self, run: Run) -> None:
         if self._bad >= (self._patience or 1):
-            run.stop(f"no better {self._name(run)} than {self.best:.6g} in {self._bad} validations")
+            what = self._metric or "metric"
+            run.stop(f"no better {what} than {self.best:.6g} in {self._bad} validations")
 
 
 @described
@@ -190,7 +202,8 @@ class ReducePlateau(Judge):
 class BestWeights(Judge):
     """Keeps a checkpoint of the best judged state (network, tables, optimizer) and restores it when training ends.
 
-    It goes to `path`, or to a temporary folder that is removed afterwards.
+    It goes to `path`; else to the folder `best` in that of the run's `Checkpoint`; without one, to a temporary folder
+    that is removed afterwards.
     """
 
     def __init__(
@@ -202,22 +215,42 @@ class BestWeights(Judge):
         min_delta: float = 0.0,
     ) -> None:
         super().__init__(metric, mode, min_delta)
-        self._path, self._folder, self._step = path, "", -1
+        self._path = path
+        self._temporary = ""
+        self._step = -1  # of the best state; -1 = none yet
+
+    def on_fit_begin(self, run: Run) -> None:
+        super().on_fit_begin(run)
+        self._step = -1
 
     def judge(self, run: Run, better: bool) -> None:
         if better:
-            self._folder = self._folder or str(self._path or tempfile.mkdtemp(prefix="hotbed-best-"))
-            run.model.save(self._folder)
+            run.count()
+            checkpoint.save(self._folder(run), run.model.state())  # no version of the model's own
             self._step = run.step
+
+    def state(self) -> dict[str, Any]:
+        return super().state() | {"step": self._step}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        super().load_state(state)
+        self._step = state.get("step", -1)  # absent from states of earlier builds
 
     def on_fit_end(self, run: Run) -> None:
         try:
-            if self._folder and self._step != run.step:
-                run.model.restore(self._folder)
+            if self._step not in (-1, run.step):
+                run.model.restore(self._folder(run))
         finally:
-            if self._folder and self._path is None:
-                shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = ""
+            shutil.rmtree(self._temporary, ignore_errors=True)
+            self._temporary = ""
+
+    def _folder(self, run: Run) -> str:
+        if self._path is not None:
+            return str(self._path)
+        if run.folder is not None:
+            return f"{str(run.folder).rstrip('/')}/best"
+        self._temporary = self._temporary or tempfile.mkdtemp(prefix="hotbed-best-")
+        return self._temporary
 
 
 @described

@@ -21,13 +21,14 @@ from hotbed.embedding.rule import Rule
 from hotbed.errors import ConfigError, MissingExtra, PersistError
 from hotbed.files import Lock
 from hotbed.metrics import Metric
+from hotbed.metrics.windows import columns, rows_of
 from hotbed.models.losses import Loss, MultiTask
 from hotbed.optim.dense import NAMES, TorchOptimizer
 from hotbed.optim.precision import Boost
 from hotbed.persist.checkpoint import Saved, Saver, State, capture, open_checkpoint
 from hotbed.persist.format import Reader
 from hotbed.persist.publish import Publisher
-from hotbed.persist.recover import DEAD_LETTER_BYTES, STREAM, finish_first
+from hotbed.persist.recover import DEAD_LETTER_BYTES, EPOCHS, STREAM, finish_first
 from hotbed.persist.resume import compare
 from hotbed.persist.store import JOURNAL, LETTERS, LocalStore, open_store
 from hotbed.training.loop import Run, passed
@@ -41,11 +42,12 @@ no steps that would finish it, and nothing that a pause would hold up: there a d
 
 @described
 class Checkpoint:
-    """Keeps a stream's state under `path`, and goes on from it: the first call starts there, every later one resumes.
+    """Keeps the state of a stream or a fit under `path`: the first call starts there, every later one resumes.
 
-    It saves when the stream begins, every `every_steps` steps and `every_seconds` seconds, whichever is first, and when
-    the stream ends, is stopped or fails. The moment is caught at once and written on a thread of its own; a save that
-    falls due meanwhile is made as soon as that one is written (`wait`: training waits for it). The first is a full, the
+    It saves when training begins, every `every_steps` steps and `every_seconds` seconds, whichever is first, at the end
+    of each epoch of a fit, and when training ends, is stopped or fails. The moment is caught at once and written on a
+    thread of its own; a save that falls due meanwhile is made as soon as that one is written (`wait`: training waits
+    for it). The first is a full, the
     next ones hold what changed, every `full_every`-th is a full again; `keep` fulls stay, with what rests on them.
     Tables whose rule moves idle rows are saved in full always. A save that fails is logged and tried again when the next
     is due; only a last one that fails is an error.
@@ -60,10 +62,11 @@ class Checkpoint:
     `allow`: names of fields that may change all the same, such as `"schema.clicked.threshold"`.
 
     `path`: a local path; or a URL for fsspec, where decisions of the clock are not journalled. `publish`: a `Publisher`
-    that hands each saved version on, fulls with the network as a graph for servers. Needs a Dataset, or data with
-    `position` and `resume(position)`.
+    that hands each saved version on, fulls with the network as a graph for servers. Needs a Dataset; a stream may be
+    other data with `position` and `resume(position)`.
 
     Example:
+        >>> model.fit(train, valid, epochs=10, callbacks=[EarlyStopping("auc"), Checkpoint("runs/ranker")])
         >>> model.online_train(dataset, [Evict(seconds_interval=3600), Checkpoint("runs/clicks", every_seconds=60)])
     """
 
@@ -91,7 +94,11 @@ class Checkpoint:
         self._path, self._every, self._seconds = path, every_steps, every_seconds
         self._full_every, self._keep, self._publisher, self._wait = full_every, keep, publish, wait
         self._deltas, self._since_full = True, 0
-        self._due, self._looked, self._saved_step, self._at = False, 0, -1, 0.0
+        self._due = False
+        self._looked = 0
+        self._at = 0.0
+        self._saved_at: tuple[int, int] | None = None
+        self._published_step = -1
         self._caught: list[tuple[int, Position]] = []  # what is being written
         self._saver: Saver | None = None
         self._ready = False
@@ -103,28 +110,44 @@ class Checkpoint:
     # --- events
 
     def on_fit_begin(self, run: Run) -> None:
-        if not run.online:
-            raise ConfigError("Checkpoint: it follows a stream — received fit() — use online_train(), or model.save()")
-        if not callable(getattr(run.dataset, "resume", None)):
-            raise ConfigError(f"Checkpoint: the data cannot tell where they are — received {type(run.dataset).__name__} — "
-                              "give a hb.Dataset, or leave Checkpoint out")  # fmt: skip
-        if any(isinstance(other, Checkpoint) and other is not self for other in run.callbacks.all):
+        resumable = isinstance(run.dataset, Dataset)
+        if run.online:
+            resumable = callable(getattr(run.dataset, "resume", None))
+        if not resumable:
+            kind = type(run.dataset).__name__
             raise ConfigError(
-                "Checkpoint: a stream has one — received several — keep one, and copy or publish its states"
+                f"Checkpoint: the data cannot tell where they are — received {kind} — "
+                "give a hb.Dataset, or leave Checkpoint out"
             )
+        if any(isinstance(other, Checkpoint) and other is not self for other in run.callbacks.all):
+            raise ConfigError("Checkpoint: a run has one — received several — keep one, and copy or publish its states")
+        run.folder = self._path
         self._open(run)
+        if not run.online:
+            try:
+                self._begin(run)
+            except BaseException:
+                self.on_fit_end(run)
+                raise
 
     def on_stream_begin(self, run: Run) -> None:
+        self._begin(run)
+
+    def _begin(self, run: Run) -> None:
+        """Resume from the newest state, or save the first."""
         self._saver = Saver(self._path, self._keep)
         if self._publisher is not None:
             self._thread, self._publisher.graph = ThreadPoolExecutor(1, "hotbed-publish"), _graph(run)
-        self._deltas, self._saved_step, self._caught = _tracks_changes(run), -1, []
+        self._deltas = _tracks_changes(run)
+        self._saved_at = None
+        self._caught = []
         finish_first(self._path)
         if open_store(self._path).newest() is not None:
             resume(run, open_checkpoint(self._path), self._allow)
-            self._saved_step = run.step
+            self._saved_at = _moment(run)
         else:
-            run.position = run.dataset.position
+            begun = run.online or run.dataset.resumed_epoch is not None
+            run.position = run.dataset.position if begun else Position({})
             if isinstance(run.dataset, Dataset):  # servers refuse other types from the first version on
                 run.model.schema = run.model.schema.with_types(*run.dataset.raw_types())
             self._save(run)
@@ -135,13 +158,25 @@ class Checkpoint:
         self._due = self._due or passed(run.step, self._looked, self._every)
         if not self._due:
             self._looked = run.step
-        self._look(run)
+        if run.stopped and not run.online:  # the end of an epoch that is not over changes no state
+            self._finish(run, whole=True, raises=True)
+        else:
+            self._look(run)
+
+    def on_epoch_end(self, run: Run) -> None:
+        if run.online or run.model.counters["epochs"] == run.epoch:
+            return
+        if run.stopped or run.epoch + 1 == run.epochs:
+            self._finish(run, whole=True, raises=True)
+        else:
+            self._due = True
+            self._look(run)
 
     def on_idle(self, run: Run) -> None:
         self._look(run, idle=True)
 
     def on_stream_end(self, run: Run) -> None:
-        self._finish(run, raises=True)
+        self._finish(run, whole=run.whole, raises=True)
 
     def on_error(self, run: Run) -> None:
         if not self._ready:  # what is half resumed is no state
@@ -149,7 +184,7 @@ class Checkpoint:
         if not run.whole:
             log.error("step %d failed half learned and is not saved; a new start goes on from the newest checkpoint in %s",
                       run.step + 1, self._path)  # fmt: skip
-        self._finish(run, raises=False)
+        self._finish(run, whole=run.whole, raises=False)
 
     def on_fit_end(self, run: Run) -> None:
         (saver, self._saver), self._ready = (self._saver, None), False
@@ -183,7 +218,7 @@ class Checkpoint:
         if not (self._due or (self._seconds is not None and now - self._at >= self._seconds)):
             return
         late = run.step - self._looked >= PATIENCE
-        if run.step == self._saved_step or (self._saver.busy and not self._wait):
+        if _moment(run) == self._saved_at or (self._saver.busy and not self._wait):
             return
         if run.sweeping and not (late or idle):
             return
@@ -194,11 +229,11 @@ class Checkpoint:
             log.error("not saved at step %d: %s", run.step, error)
         self._due, self._looked, self._at = False, run.step, now
 
-    def _finish(self, run: Run, *, raises: bool) -> None:
-        """The last save: of this step, if it is whole and not saved yet; wait until it is on disk."""
+    def _finish(self, run: Run, *, whole: bool, raises: bool) -> None:
+        """The last save: of this step, if it is `whole` and not saved yet; wait until it is on disk."""
         try:
             self._settle(run, raises=False)
-            if run.whole and run.step != self._saved_step:
+            if whole and _moment(run) != self._saved_at:
                 self._save(run)
             self._settle(run, raises=raises)
         except PersistError as error:
@@ -213,7 +248,7 @@ class Checkpoint:
         state = state_of(run)
         self._saver.submit(capture(state, changes=changes))
         self._since_full = self._since_full + 1 if changes else 0
-        self._saved_step = run.step
+        self._saved_at = _moment(run)
         assert run.position is not None
         self._caught.append((run.step, run.position))
 
@@ -225,7 +260,7 @@ class Checkpoint:
         try:
             saved = self._saver.wait()
         except PersistError as error:
-            self._saved_step = -1
+            self._saved_at = None
             if raises:
                 raise
             log.error("not saved at step %d, the state before stays: %s", step, error)
@@ -235,7 +270,9 @@ class Checkpoint:
         if hasattr(run.dataset, "commit"):
             run.dataset.commit(position)
         run.journal.forget({TOPIC: step})
-        self._publish(saved)
+        if step != self._published_step:  # versions rise: the end of an epoch is no version of its own
+            self._published_step = step
+            self._publish(saved)
 
     def _publish(self, saved: Saved) -> None:
         if self._publisher is not None and self._thread is not None:
@@ -269,6 +306,11 @@ class Checkpoint:
             live.journal, live.dead_letters = run.journal, letters
 
 
+def _moment(run: Run) -> tuple[int, int]:
+    """The step, and the epochs that are over: an epoch ends after its last step."""
+    return run.step, run.model.counters["epochs"]
+
+
 def _same_file(path: Path, other: Path) -> bool:
     return path.resolve() == other.resolve()
 
@@ -295,8 +337,11 @@ def _tracks_changes(run: Run) -> bool:
 
 def state_of(run: Run) -> State:
     """Everything that makes `run` go on to the same bits."""
-    position = {} if run.position is None else {STREAM: run.position.to_json()}
+    source = STREAM if run.online else EPOCHS
+    position = {} if run.position is None else {source: run.position.to_json()}
     counts = {"step": run.step, "samples": run.samples, "skipped": run.skipped, "now": run.now}
+    if not run.online:
+        counts["epoch_began"] = run.epoch_began
     progress: dict[str, Any] = {
         "run": counts,
         "callbacks": run.callbacks.state(),
@@ -307,6 +352,8 @@ def state_of(run: Run) -> State:
     live = getattr(run.dataset, "live", None)
     if live is not None:
         progress[DEAD_LETTER_BYTES] = live.dead_letters.num_bytes
+    if not run.online:
+        progress["metrics"] = columns([run.metrics])
     if hasattr(run.observer, "state"):
         progress["observer"] = run.observer.state()
     state: State = run.model.state()
@@ -325,11 +372,14 @@ def setting_of(run: Run) -> dict[str, Any]:
 
 
 def resume(run: Run, reader: Reader, allow: Sequence[str] = ()) -> None:
-    """Make `run`, which has not begun, go on from a checkpoint of the same stream."""
-    position = reader.manifest["positions"].get(STREAM)
+    """Make `run`, which has not begun, go on from a checkpoint of the same stream or fit."""
+    position = reader.manifest["positions"].get(STREAM if run.online else EPOCHS)
     if position is None:
-        raise PersistError(f"{reader.folder}: it holds a model, but no place in a stream — received a checkpoint of "
-                           "fit() or save() — load it with hb.load(), and give Checkpoint a folder of its own")  # fmt: skip
+        wanted = "stream" if run.online else "fit"
+        raise PersistError(
+            f"{reader.folder}: it holds a model, but no place in a {wanted} — received a checkpoint of another kind "
+            "of training, or of save() — load it with hb.load(), and give Checkpoint a folder of its own"
+        )
     progress: Mapping[str, Any] = reader.progress
     compare(reader.folder, progress.get("wall_setting", {}), setting_of(run), allow)
     run.model.restore(reader, allow)
@@ -341,7 +391,11 @@ def resume(run: Run, reader: Reader, allow: Sequence[str] = ()) -> None:
     if run.observer is not None and "observer" in progress:
         run.observer.load_state(progress["observer"])
     run.position = Position.from_json(position)
-    run.dataset.resume(run.position)
+    if not run.online:
+        run.epoch = run.model.counters["epochs"]
+        run.metrics.update(rows_of(progress["metrics"])[0])
+    if run.online or run.position.state.get("epoch") == run.epoch:  # else the next epoch begins
+        run.dataset.resume(run.position)
     for name, state in reader.random.items():
         _generator(name).set_state(torch.from_numpy(state))
     log.info("going on at step %d, from %s", run.step, reader.folder)

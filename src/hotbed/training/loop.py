@@ -50,7 +50,11 @@ class Run:
     """What callbacks see and may change: where training is, and the switch that ends it.
 
     `step` and `samples` count over all epochs of this fit, and of a stream over all its resumptions; `metrics` holds the
-    newest value of each name; `now` is the watermark, the newest event time in microseconds, which never goes back (None
+    newest value of each name. `epoch` is the number of the epoch, counted over all fits of the model; `initial_epoch` that
+    of this fit's first, `epochs` that after its last; `epoch_began` the step at which this epoch began. `folder` is where
+    a `Checkpoint` keeps the states of this run.
+
+    `now` is the watermark, the newest event time in microseconds, which never goes back (None
     without a Time column); `reliability` how the last validation's probabilities compare with what happened, by label;
     `window` the metrics of a stream's last window; `windows` what the callback `Windows` has kept
     so far (None without one). `online`: this is a stream, not a fit. `position`: where the dataset was after the last
@@ -69,6 +73,8 @@ class Run:
     online: bool = False
     epochs: int = 1
     epoch: int = 0
+    initial_epoch: int = 0
+    epoch_began: int = 0
     step: int = 0
     samples: int = 0
     skipped: int = 0
@@ -79,6 +85,7 @@ class Run:
     sweeping: bool = False
     statistics: dict[str, dict[str, int]] = field(default_factory=dict)
     whole: bool = True
+    folder: str | PathLike[str] | None = None
     example: Example | None = None
     loss: Tensor | None = None
     metrics: dict[str, float] = field(default_factory=dict)
@@ -168,6 +175,15 @@ def check_batches(name: str, data: Any, passes: int = 1) -> None:
         raise ConfigError(f"{name}: an iterator can be read once — received epochs > 1 — give a Dataset or a list")
 
 
+def check_ends(data: Any) -> None:
+    """Raise ConfigError where `data` never end."""
+    if getattr(data, "endless", False):
+        raise ConfigError(
+            "the data never end — received an endless Dataset — follow it with online_train(), or "
+            "give a Dataset of what is there"
+        )
+
+
 def pass_over(
     data: Iterable[Any],
     run: Run,
@@ -177,13 +193,11 @@ def pass_over(
     *,
     device: torch.device,
     labelled: bool,
-) -> None:
-    """One pass over `data`, to its end or until a callback stops it; a stopped run learns nothing more."""
-    if getattr(data, "endless", False) and not run.online:
-        raise ConfigError("the data never end — received an endless Dataset — follow it with online_train(), or give a "
-                          "Dataset of what is there")  # fmt: skip
+) -> bool:
+    """One pass over `data`, to its end or until a callback stops it; returns whether it came to the end."""
     held: list[Example] = []
-    for item in _items(data) if not run.stopped else ():  # a Dataset reads and encodes ahead, on its own thread
+    ended = not run.stopped
+    for item in _items(data) if ended else ():  # a Dataset reads and encodes ahead, on its own thread
         if item is None:
             callbacks("on_idle", run)
         else:
@@ -192,11 +206,13 @@ def pass_over(
                 _step(held, run, callbacks, update, observer)
                 held = []
         if run.stopped:
+            ended = False
             break
     else:
         if held:
             _step(held, run, callbacks, update, observer)
     run.example = run.loss = None
+    return ended
 
 
 def _step(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,10 +30,11 @@ from hotbed.persist.export import Graph, export, export_graph
 from hotbed.persist.format import Reader
 from hotbed.training.callbacks import Validate
 from hotbed.training.durable import brief, described_argument, given_tables, rebuilt_argument, typed
+from hotbed.training.epochs import epoch_of, first_epoch, fit_epochs
 from hotbed.training.learner import Criterion, Learner, SelfUpdating, device_of, parameters_of
-from hotbed.training.loop import Callbacks, Run, check_batches, pass_over
+from hotbed.training.loop import Callbacks, Run, check_batches, check_ends, pass_over
 from hotbed.training.online import Limits, batches_a_call, follow
-from hotbed.training.scorer import Collector, Progressive, Scorer, check_groups, metric_set, to_predict
+from hotbed.training.scorer import LOSS, Collector, Progressive, Scorer, check_groups, metric_set, to_predict
 from hotbed.training.watch import History, ProgressBar
 
 log = logging.getLogger("hotbed")
@@ -108,31 +110,30 @@ class RecModel:
         progressive: bool = False,
         seed: int | None = None,
         progress: bool = True,
+        initial_epoch: int | None = None,
+        max_steps: int | None = None,
     ) -> History:
         """Train on `train` for `epochs` passes; validate on `valid` after each; returns the history.
 
         `callbacks`: one or several of `hb.callbacks`, or objects with some of the methods that `Callbacks` names. With
         `progressive`, each batch is predicted before it is learned, as a server would have scored it, and metrics are
         of those predictions. `seed` seeds torch's generators (dropout) first. `progress` shows bars.
+
+        Epochs are counted over all fits of the model, also after `save` and `load`: a second `fit` shuffles on, as one
+        fit of all epochs would have. `initial_epoch` is the number of this call's first epoch instead. `max_steps` ends
+        training after so many steps, also inside an epoch, which then does not count as learned. With the callback
+        `Checkpoint`, the same call resumes where a killed one was, to the same bits; steps and epochs before it count.
         """
         if epochs < 1:
             raise ConfigError(f"epochs: must be at least 1 — received {epochs} — give the number of passes")
         check_batches("train", train, epochs)
-        run, history = self._run(train, valid, callbacks, progressive=progressive, progress=progress, seed=seed)
-        run.epochs, called = epochs, run.callbacks
-        called("on_fit_begin", run)
-        try:
-            for run.epoch in range(epochs):
-                called("on_epoch_begin", run)
-                self._learn(train, run)
-                self.counters["epochs"] += 1
-                called("on_epoch_end", run)
-                if run.stopped:
-                    log.info("training stopped: %s", run.stopped)
-                    break
-        finally:
-            run.count()
-            called("on_fit_end", run)
+        check_ends(train)
+        first = first_epoch(train, initial_epoch, self.counters["epochs"])
+        given = [*_listed(callbacks), Limits(max_steps, None)]
+        run, history = self._run(train, valid, given, progressive=progressive, progress=progress, seed=seed)
+        run.initial_epoch = run.epoch = first
+        run.epochs = first + epochs
+        fit_epochs(train, run, functools.partial(self._learn, history))
         return history
 
     def online_train(
@@ -171,7 +172,7 @@ class RecModel:
         learner = self.learner if progressive == "training" else None
         run.observer = Progressive(self._scorer(), endless=True, learner=learner) if progressive else None
         try:
-            follow(train_dataset, run, self._learn)
+            follow(train_dataset, run, functools.partial(self._learn, history))
         finally:
             run.count()
         return history
@@ -322,23 +323,30 @@ class RecModel:
         run.dataset, run.total_steps = data, getattr(data, "num_batches", None) or _length(data)
         return run, history
 
-    def _learn(self, data: Iterable[Any], run: Run) -> None:
-        """One pass over `data`, and the metrics of what was predicted on the way."""
+    def _learn(self, history: History, data: Iterable[Any], run: Run) -> bool:
+        """One pass over `data`, and what it measured; returns whether it came to the end."""
         device, labelled = self.learner.device, self._criterion is not None
-        self._restrict_labels(data, must_match=True)
+        self._restrict_labels(run.dataset, must_match=True)
         with in_train_mode(self.network):
-            pass_over(data, run, run.callbacks, self.learner, run.observer, device=device, labelled=labelled)
+            ended = pass_over(data, run, run.callbacks, self.learner, run.observer, device=device, labelled=labelled)
+        loss = history.epoch_loss
+        measured = {} if loss is None else {LOSS: loss}
         if run.observer is not None:
-            run.metrics.update(run.observer.total.results())
+            measured |= run.observer.total.results()
+        run.metrics.update(measured)
+        return ended
 
     def _observe(self, data: Iterable[Any], observer: Any, callbacks: Any) -> None:
         check_batches("data", data)
+        check_ends(data)
         run = Run(model=self, learner=self.learner, tables=self.tables, observer=observer)
         called, device = Callbacks(_listed(callbacks)), self.learner.device
         labelled = self._criterion is not None
         self._restrict_labels(data, must_match=False)
-        with in_eval_mode(self.network, self.eval_network):
-            pass_over(data, run, called, observer=observer, device=device, labelled=labelled)
+        # always the same epoch, so that two evaluations of shuffled data give the same bits
+        number = getattr(data, "resumed_epoch", None) or 0
+        with in_eval_mode(self.network, self.eval_network), epoch_of(data, number) as batches:
+            pass_over(batches, run, called, observer=observer, device=device, labelled=labelled)
 
     def _restrict_labels(self, data: Any, *, must_match: bool) -> None:
         """Tell a Dataset which labels the loss needs from 0 to 1."""

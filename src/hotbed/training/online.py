@@ -218,7 +218,7 @@ def _interval(name: str, value: Any) -> Any:
     return value
 
 
-def follow(data: Iterable[Any], run: Run, learn: Callable[[Iterable[Any], Run], None]) -> None:
+def follow(data: Iterable[Any], run: Run, learn: Callable[[Iterable[Any], Run], object]) -> None:
     """Learn a stream by `learn(data, run)` until it ends, is stopped, or fails; callbacks hear of each.
 
     SIGINT and SIGTERM end it after the step under way; a second one ends it at once. An error reaches `on_error` with

@@ -366,7 +366,8 @@ class ProgressBar:
 
 
 def _title(run: Run) -> str:
-    streamed = run.online or (run.epochs == 1 and run.observer is not None)
+    single = run.epochs - run.initial_epoch == 1
+    streamed = run.online or (single and run.observer is not None)
     return "stream" if streamed else f"epoch {run.epoch + 1}/{run.epochs}"
 
 
