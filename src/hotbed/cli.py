@@ -31,7 +31,10 @@ JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="A job: YAML, 
 Assignments = Annotated[
     list[str] | None, typer.Option("--set", metavar="A.B=C", help="Set one value of the job; may be given often.")
 ]
-
+ServerSettings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Set one value of the server; may be given often."),
+]
 
 Checkpoint = Annotated[str, typer.Argument(metavar="CKPT", help="A folder of states, one of them, or a URL.")]
 
@@ -158,7 +161,7 @@ def serve(
     http_port: Annotated[int, typer.Option(help="Of REST, metrics and the page; 0: a free one.")] = 8000,
     grpc_port: Annotated[int, typer.Option(help="0: a free one; -1: no gRPC.")] = 8001,
     token_file: Annotated[Path | None, typer.Option(help="Answer only who sends one of its lines as a token.")] = None,
-    assignments: Assignments = None,
+    assignments: ServerSettings = None,
 ) -> None:
     """Answer prediction requests over the Open Inference Protocol; follow a trainer. SIGTERM drains. See docs/serving.md."""
     from hotbed.serving.server.http import serve
@@ -176,7 +179,7 @@ def parameter_server(
     port: Annotated[int, typer.Option(help="0: a free one.")] = 8002,
     rows: Annotated[Path | None, typer.Option(help="The folder that keeps rows; default: a temporary one.")] = None,
     token_file: Annotated[Path | None, typer.Option(help="Answer only who sends one of its lines as a token.")] = None,
-    assignments: Assignments = None,
+    assignments: ServerSettings = None,
 ) -> None:
     """Hold rows for `hotbed serve NAME=grpc://HOST:PORT` elsewhere; follow a trainer. SIGTERM drains. See docs/serving.md."""
     from hotbed.serving.server.rows_service import serve_rows
@@ -233,12 +236,16 @@ def diff(one: Checkpoint, two: Checkpoint) -> None:
 def init(
     data_file: Annotated[Path, typer.Argument(metavar="DATAFILE", help="csv, tsv, jsonl or parquet.")],
     label: Annotated[str | None, typer.Option(help="The column to predict, where it is not plain.")] = None,
+    columns: Annotated[
+        str | None, typer.Option(metavar="A,B,C", help="Names of the columns of a csv or tsv file without a header.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="The job file to write.")] = Path("job.yaml"),
 ) -> None:
     """Write a commented job for a data file by looking at its columns."""
     if out.exists():
         raise ConfigError(f"{out}: the file exists — it is not overwritten — give another name with --out")
-    out.write_text(draft(str(data_file), label), encoding="utf-8")
+    names = None if columns is None else [name.strip() for name in columns.split(",")]
+    out.write_text(draft(str(data_file), label, names), encoding="utf-8")
     Job.read(out)
     console.print(f"wrote {out}: read its comments, correct it, then: hotbed train {out}")
 

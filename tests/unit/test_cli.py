@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
@@ -92,7 +93,7 @@ def test_verbs_and_flags_are_frozen() -> None:
         "parameter-server": ["--host", "--port", "--rows", "--set", "--token-file", "--watch", "models"],
         "inspect": ["--set", "what"], "verify": ["checkpoint"],
         "restore": ["--state", "path"], "diff": ["one", "two"],
-        "init": ["--label", "--out", "data_file"], "schema": [], "doctor": [],
+        "init": ["--columns", "--label", "--out", "data_file"], "schema": [], "doctor": [],
     }  # fmt: skip
 
 
@@ -396,13 +397,33 @@ def test_a_draft_of_the_shipped_data_needs_no_correction() -> None:
     text = draft(str(ROOT / "data" / "ml_latest_small" / "ratings.csv"))
     assert "{kind: label, name: rating, threshold: 4}" in text
     assert "{kind: time, name: timestamp, unit: s}" in text
-    assert parse_value(text)["fit"]["epochs"] == 1
+    assert {"kind": "early_stopping", "metric": "log_loss", "patience": 1} in parse_value(text)["callbacks"]
+    assert {"kind": "best_weights", "metric": "log_loss"} in parse_value(text)["callbacks"]
 
 
 @pytest.mark.parametrize(
     ("name", "text", "error", "message"),
     [
         ("a.csv", "a,b,c\n1,2,3\n4,5,6\n7,8,9\n", SchemaError, "which column is to be predicted"),
+        (
+            "a.csv",
+            "user,item\n1,2\n4,5\n7,8\n",
+            SchemaError,
+            "If every row is something that happened .* add one that is 1",
+        ),
+        (
+            "a.csv",
+            "1,55135,x\n0,3,y\n",
+            SchemaError,
+            r"the first line is data and not a header, got '1', '55135', 'x'. .*--columns c1,c2,c3",
+        ),
+        ("a.csv", "1,1,x\n0,3,y\n", SchemaError, "the first line is data and not a header"),
+        (
+            "a.csv",
+            "user,user,label\n1,1,0\n",
+            SchemaError,
+            r"columns \['user'\] appear twice in the header. Name all 3 columns with --columns",
+        ),
         ("a.csv", "x,label\n", SchemaError, "no rows"),
         ("a.csv", "label\n1\n0\n", SchemaError, "no column to predict from"),
         ("a.xml", "<a/>", ConfigError, "unknown kind of file"),
@@ -416,6 +437,55 @@ def test_a_file_that_cannot_be_drafted_says_why(
         draft(str(tmp_path / name))
 
 
+def test_a_draft_names_the_columns_of_a_file_without_a_header(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = "\n".join(f"{row % 2}\t{row % 7}\tshop {row % 3}" for row in range(60))
+    (tmp_path / "a.tsv").write_text(rows)
+    code, _, errors = call(capsys, monkeypatch, "init", "a.tsv", "--columns", "clicked, user,shop")
+    assert code == 0, errors
+    job = Job.read("job.yaml")
+    assert job.train == hb.sources.Csv("a.tsv", "\t", header=False, columns=("clicked", "user", "shop")).slice(stop=0.8)
+    assert [column.name for column in job.schema.columns] == ["clicked", "user", "shop"]
+    (tmp_path / "b.tsv").write_text("x\tx\ty\n" + rows)
+    source = draft("b.tsv", columns=["clicked", "user", "shop"])
+    assert "columns: [clicked, user, shop]}" in source
+    assert "header" not in source
+    with pytest.raises(ConfigError, match="the first line has 3 fields, got 2 names in --columns"):
+        draft("a.tsv", columns=["clicked", "user"])
+
+
+def test_a_draft_tells_whole_numbers_that_name_things_from_amounts(tmp_path: Path) -> None:
+    """Also where a name says nothing: neighbours are about equally frequent in counts, not in codes."""
+    rng = np.random.default_rng(0)
+    codes = rng.permutation(60_000)[np.minimum(rng.zipf(1.3, 5000), 59_999)]
+    columns = {
+        "label": rng.integers(0, 2, 5000), "C3": rng.poisson(300, 5000), "x1": codes, "x2": rng.poisson(300, 5000),
+        "x3": np.where(rng.random(5000) < 0.9, 0, codes), "total_price": codes,
+    }  # fmt: skip
+    pl.DataFrame(columns).write_parquet(tmp_path / "a.parquet")
+    roles = {
+        line["name"]: line["kind"] for line in parse_value(draft(str(tmp_path / "a.parquet")))["schema"]["columns"]
+    }
+    assert roles == {"label": "label", "C3": "id", "x1": "id", "x2": "dense", "x3": "dense", "total_price": "dense"}
+
+
+def test_a_drafted_dense_column_lies_within_ten_deviations(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    flag = np.where(np.arange(5000) % 1000 == 0, 1.0, 0.0)
+    columns = {"label": rng.integers(0, 2, 5000), "flag": flag, "rare": 500.5 * flag, "plain": rng.normal(size=5000)}
+    pl.DataFrame(columns).write_parquet(tmp_path / "a.parquet")
+    spec = parse_value(draft(str(tmp_path / "a.parquet")))
+    job = Job.from_json(spec)
+    schema = job.fitted()
+    assert schema["flag"].transforms == ()
+    (batch,) = hb.Dataset(hb.sources.Parquet(tmp_path / "a.parquet"), schema, 5000)
+    assert {name: bool(np.abs(values).max() <= 10) for name, values in batch.dense.items()} == {
+        "flag": True, "rare": True, "plain": True}  # fmt: skip
+    assert spec["fit"]["batch_size"] == 128
+
+
 def test_doctor_names_every_part() -> None:
     result = CliRunner().invoke(cli.app, ["doctor"], env={"COLUMNS": "200"})
     assert result.exit_code == 0
@@ -426,6 +496,14 @@ def test_doctor_names_every_part() -> None:
 
 def test_serve_says_that_a_model_may_lie_at_a_parameter_server() -> None:
     assert "grpc://HOST:PORT" in CliRunner().invoke(cli.app, ["serve", "--help"], env={"COLUMNS": "200"}).output
+
+
+@pytest.mark.parametrize(
+    ("verb", "words"), [("serve", "of the server"), ("parameter-server", "of the server"), ("train", "of the job")]
+)
+def test_help_of_set_says_whose_values_they_are(verb: str, words: str) -> None:
+    text = CliRunner().invoke(cli.app, [verb, "--help"], env={"COLUMNS": "200"}).output
+    assert f"Set one value {words}" in text
 
 
 def test_schema_prints_the_json_schema() -> None:
