@@ -15,8 +15,8 @@ import polars as pl
 import pyarrow as pa
 
 from hotbed.connectors.base import Source
-from hotbed.connectors.delimited import SAMPLE_BYTES, Csv
-from hotbed.connectors.files import Parquet
+from hotbed.connectors.delimited import Csv
+from hotbed.connectors.files import SAMPLE_BYTES, Parquet
 from hotbed.connectors.lines import Jsonl
 from hotbed.errors import ConfigError, SchemaError
 
