@@ -385,6 +385,11 @@ class Dataset:
                 if raw is OPENED:
                     before = after
                     continue
+                if not isinstance(after, Position):
+                    raise DataError(
+                        f"{type(self.source).__name__}.read: the position after a batch is not a Position, got "
+                        f"{type(after).__name__}. Yield (batch, hb.sources.Position({{…}}))."
+                    )
                 if not raw.num_rows:  # a tick
                     yield Batch(num_samples=0), before, after
                     continue
