@@ -17,6 +17,7 @@ from hotbed.connectors.base import OPENED, PLACE, READ_ALL, READ_ROWS, TICK, Pos
 from hotbed.connectors.journal import Live
 from hotbed.connectors.lines import Decoder, Json, decode, wanted_types
 from hotbed.connectors.topic import PATIENCE_SECONDS, Message, Topic
+from hotbed.connectors.topic_identity import Mark, TopicIdentity
 from hotbed.errors import ConfigError, DataError, DecodeError
 
 HIDDEN = "***"
@@ -39,8 +40,9 @@ class Kafka(Source):
     decoded is a dead letter, else a DecodeError.
 
     While brokers are away reading waits; gaps in offsets (compaction, markers of transactions) are passed over. Raises
-    DataError when offsets of the position are gone (retention), or messages of the block that it lies in (compaction), the
-    topic or a partition is deleted; SchemaError for a column that no message has; MissingExtra without confluent-kafka.
+    DataError when offsets of the position are gone (retention), or messages of the block that it lies in (compaction),
+    the topic or a partition is deleted, or the topic was made anew (its id, or the last message that was read, is
+    another one); SchemaError for a column that no message has; MissingExtra without confluent-kafka.
 
     Example: `hb.sources.Kafka("localhost:9092", "clicks", group="trainer")`
     """
@@ -138,18 +140,33 @@ class _Reader:
         self.take = {int(p): int(offset) for p, offset in state.get("take", {}).items()}
         self.row, self.now, self.types = state.get("row", 0), state.get("now", 0), state.get("schema", "")
         self.count: int = state.get("count", 0)  # messages of the block at hand; 0: not known
-        self.topic = Topic(source, live, self.offsets)
+        self.identity = TopicIdentity.from_json(state.get("topic", {}))
+        self.topic = Topic(source, live, self.offsets, self.identity)
         self._waiting_since: float | None = None
+        self._marks: dict[int, Mark] = {}  # the last messages of the block at hand
 
     def position(self) -> Position:
         """After `row` rows of the block at hand."""
         offsets, take = _by_name(self.offsets), _by_name(self.take)
-        return Position({"block": self.number, "offsets": offsets, "take": take, "row": self.row, "now": self.now,
-                         "count": self.count if take else 0, "schema": self.types})  # fmt: skip
+        return Position(
+            {
+                "block": self.number,
+                "offsets": offsets,
+                "take": take,
+                "row": self.row,
+                "now": self.now,
+                "count": self.count if take else 0,
+                "schema": self.types,
+                "topic": self.identity.to_json(),
+            }
+        )
 
     def next_block(self) -> list[tuple[int, Message]] | None:
         """The messages of the next block in their order, or None where it is not here yet. It is on record when they
         are returned, and `take` holds it."""
+        if not self.topic.is_proven:
+            return None
+        self.identity.id = self.topic.id
         if not self.offsets and self.number == 0:
             self.offsets = dict(self.topic.begins)
         known = {"take": self.take, "now": self.now} if self.take else self.live.journal.get("block", self.number)
@@ -165,6 +182,7 @@ class _Reader:
         for partition, messages in taken.items():
             del self.topic.pending[partition][: len(messages)]
         self._waiting_since = None
+        self._marks = {p: Mark.of(messages[-1]) for p, messages in taken.items() if messages}
         at = {**self.offsets, **self.take}
         self.live.lag = sum(max(0, self.topic.end(p) - offset) for p, offset in at.items())
         return _in_order(taken)
@@ -229,6 +247,7 @@ class _Reader:
         last = batch.slice(self.row)
         self.number, self.row = self.number + 1, 0
         self.offsets, self.take = {**self.offsets, **self.take}, {}
+        self.identity.last |= self._marks
         yield last, self.position()
 
     def _decoded(self, taken: list[tuple[int, Message]], plan: ReadPlan) -> pa.RecordBatch:

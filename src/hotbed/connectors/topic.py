@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hotbed.connectors.journal import Live
+from hotbed.connectors.topic_identity import Mark, TopicIdentity
 from hotbed.errors import ConfigError, DataError, MissingExtra
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ PATIENCE_SECONDS = 10.0
 """What contradicts the position (no such topic, fewer partitions, too few messages) may be a broker that is still
 starting; after so long it is an error."""
 LOOK_TIMEOUT, RETRY_SECONDS, AWAY_SECONDS = 1.0, 0.5, 2.0
+CONSUMER_OPTIONS = ("group.id", "enable.auto.commit", "auto.offset.reset", "enable.partition.eof")
 HELD_BLOCKS = 16
 """Partitions are fetched no further while about so many blocks of them wait together."""
 
@@ -32,18 +34,33 @@ Message = tuple[int, int, bytes | None]
 class Topic:
     """The partitions of a topic that a source reads, and their messages that are in no block yet (`pending`).
 
-    `begins`: where each partition begins; `fetched`: the offset after its last message here.
+    `begins`: where each partition begins; `fetched`: the offset after its last message here. `identity`: the topic that
+    the position was written for; whenever reading begins or a broker comes back, the last message is fetched again, and
+    is compared with it.
     """
 
-    def __init__(self, source: Kafka, live: Live, begins: Mapping[int, int]) -> None:
+    def __init__(
+        self,
+        source: Kafka,
+        live: Live,
+        begins: Mapping[int, int],
+        identity: TopicIdentity | None = None,
+    ) -> None:
         self.source, self.live, self.kafka = source, live, client()
         self.begins = dict(begins)
         self.pending: dict[int, list[Message]] = {}
         self.fetched: dict[int, int] = {}
+        self._identity = identity or TopicIdentity()
+        self._id = self._identity.id  # as the broker tells it
+        self._marks = dict(self._identity.last)  # the last message that was fetched
+        self._newest: dict[int, Message] = {}  # the same, since the last assignment
+        self._unproven: set[int] = set()  # partitions that have to show their mark: the id is another one
+        self._lows: dict[int, int] = {}
         self._ended: dict[int, int] = {}  # where the broker said that a partition ends, for now
         self._paused: set[int] = set()
         self._doubts: dict[str, float] = {}
-        self._looked, self._turn, self._committing = 0.0, 0, 0
+        self._next_look = 0.0
+        self._turn, self._committing = 0, 0
         self._refused, self._down, self._shaken = "", False, False
         self._failing_since: float | None = None
         options = {**source.client_options(), "error_cb": self._on_error, "on_commit": self._on_commit}
@@ -53,6 +70,16 @@ class Topic:
     def num_pending(self) -> int:
         """Messages at hand."""
         return sum(map(len, self.pending.values()))
+
+    @property
+    def id(self) -> str | None:
+        """The topic's id, None where the broker gives none."""
+        return self._identity.id if self._unproven else self._id
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether the topic is the one that the position was written for, as far as can be told."""
+        return not self._unproven
 
     def end(self, partition: int) -> int:
         """The offset after the last message, as of the last fetch; -1 = not known yet."""
@@ -79,9 +106,15 @@ class Topic:
             partition, offset = message.partition(), message.offset()
             if (error := message.error()) is not None:
                 self._failed(error, partition, offset)
-            elif offset >= fetched.get(partition, 0):  # else: fetched before, and again after a new assignment
-                pending[partition].append((message.timestamp()[1], offset, message.value()))
+            if error is not None or self._shaken:  # what is not taken now is fetched again
+                continue
+            found = (message.timestamp()[1], offset, message.value())
+            if partition in self._unproven or offset < fetched.get(partition, 0):
+                self._compare(partition, offset, found)
+            if offset >= fetched.get(partition, 0):  # else: fetched before, and again after a new assignment
+                pending[partition].append(found)
                 fetched[partition] = offset + 1
+                self._newest[partition] = found
         self._pause()
 
     def commit(self, offsets: Mapping[str, int]) -> None:
@@ -104,13 +137,17 @@ class Topic:
 
     def look(self, first: bool = False) -> bool:
         """Looks at the topic from time to time: new partitions are read, what contradicts the position is an error."""
-        if not first and time.monotonic() - self._looked < LOOK_SECONDS:
+        now = time.monotonic()
+        if not first and now < self._next_look:
             return True
-        self._looked = time.monotonic()
+        self._next_look = now + LOOK_SECONDS
         try:
             found = self._partitions()
             new = sorted(found - self.fetched.keys())
-            bounds = {p: self._bounds(p) for p in [*new, *self._next_in_turn()]}
+            again = self.fetched if self._shaken else self._next_in_turn()
+            bounds = {p: self._bounds(p) for p in [*new, *again]}
+            if first or self._shaken:
+                self._check_id()
         except self.kafka.KafkaException as error:
             self._is_down(error, first)
         except _Doubt:
@@ -155,7 +192,56 @@ class Topic:
     def _bounds(self, partition: int) -> tuple[int, int]:
         """The first offset that the broker still has and the one after its last."""
         low, high = self._consumer.get_watermark_offsets(self._place(partition), timeout=LOOK_TIMEOUT)
+        self._lows[partition] = int(low)
         return int(low), int(high)
+
+    def _check_id(self) -> None:
+        """Another id: each partition has to show the last message that was read, or this is another topic."""
+        self._id = self._described_id() or self._identity.id
+        self._keep_marks()
+        self._unproven = set()
+        if self._identity.id not in (None, self._id):
+            self._unproven = set(self._marks)
+            for partition, mark in self._marks.items():
+                if mark.offset < self._lows.get(partition, 0):
+                    raise self._other_topic(f"id {self._id} instead of {self._identity.id}")
+
+    def _described_id(self) -> str | None:
+        """What the broker calls the topic now; None where it does not tell."""
+        options = self.source.client_options()
+        own = {name: value for name, value in options.items() if name not in CONSUMER_OPTIONS}
+        admin = self.kafka.admin.AdminClient(own)
+        topics = self.kafka.TopicCollection([self.source.topic])
+        try:
+            described = admin.describe_topics(topics, request_timeout=LOOK_TIMEOUT)
+            return str(described[self.source.topic].result(2 * LOOK_TIMEOUT).topic_id)
+        except (self.kafka.KafkaException, TimeoutError) as error:
+            logger.debug("%s: no id: %s", self.source.topic, error)
+            return None
+
+    def _keep_marks(self) -> None:
+        self._marks |= {partition: Mark.of(message) for partition, message in self._newest.items()}
+        self._newest = {}
+
+    def _compare(self, partition: int, offset: int, message: Message) -> None:
+        """Raises DataError if a message is another than the one that was read at its offset."""
+        mark = self._marks.get(partition)
+        if mark is None or offset < mark.offset:
+            return
+        if offset > mark.offset:  # compaction may have taken it, but the id says that this is another topic
+            self._must_be_proven(partition)
+        elif Mark.of(message) != mark:
+            what = f"message {offset} of partition {partition} with {Mark.of(message)}, not {mark}"
+            raise self._other_topic(what)
+        self._unproven.discard(partition)
+
+    def _must_be_proven(self, partition: int) -> None:
+        if partition in self._unproven:
+            raise self._other_topic(f"id {self._id} instead of {self._identity.id}")
+
+    def _other_topic(self, received: str) -> DataError:
+        return self._error("it is not the topic that the position was written for: it was made anew", received,
+                           "begin without the position")  # fmt: skip
 
     def _accept(self, bounds: Mapping[int, tuple[int, int]], new: Sequence[int]) -> bool:
         """Checks that partitions hold what the position says they do, and fetches the new ones as well."""
@@ -196,8 +282,13 @@ class Topic:
         return int(next((begin[str(partition)] for begin in blocks if str(partition) in begin), low))
 
     def _assign(self) -> None:
-        """Fetches all partitions from where they are."""
-        places = [self._place(p, offset) for p, offset in self.fetched.items()]
+        """Fetches all partitions from their last message on, which is compared, if the broker still has it."""
+        self._keep_marks()
+        places = []
+        for partition, offset in self.fetched.items():
+            mark = self._marks.get(partition)
+            has_mark = mark is not None and self._lows.get(partition, 0) <= mark.offset < offset
+            places.append(self._place(partition, mark.offset if mark is not None and has_mark else offset))
         self._ended, self._paused, self._shaken = {}, set(), False
         self._consumer.assign(places)
         self._consumer.resume(places)
@@ -229,11 +320,18 @@ class Topic:
     def _failed(self, error: Any, partition: int, offset: int) -> None:
         if error.code() == error._PARTITION_EOF:
             self._ended[partition] = offset
+            if partition in self._unproven and offset > self._marks[partition].offset:
+                self._must_be_proven(partition)
         elif error.code() == error.TOPIC_AUTHORIZATION_FAILED or error.fatal():
             raise self._error(error.str(), error.name(), "ask for the right to read it, or start again")
         else:  # such a partition is fetched no more; the next look tells what it means and begins anew
             logger.info("topic %r, partition %d: %s", self.source.topic, partition, error)
-            self._shaken = True
+            self._shake()
+
+    def _shake(self) -> None:
+        """What is fetched from here on may come from another topic: it counts when the next look has compared it."""
+        self._shaken = True
+        self._next_look = min(self._next_look, time.monotonic() + RETRY_SECONDS)
 
     def _is_down(self, error: Exception, first: bool) -> None:
         if self._refused and first:
@@ -242,7 +340,7 @@ class Topic:
             ) from error
         now = time.monotonic()
         self._failing_since = self._failing_since or now
-        self._looked = now - LOOK_SECONDS + RETRY_SECONDS
+        self._next_look = now + RETRY_SECONDS
         if not self._down and now - self._failing_since >= AWAY_SECONDS:  # one slow answer is no outage
             logger.warning("kafka at %s is away, reading waits: %s", self.source.servers, error)
             self._down = True
@@ -252,7 +350,7 @@ class Topic:
         # in TLS 1.3 a broker looks at our certificate after the handshake: what it then says counts as transport
         if error.code() in refusals or "SSL alert number" in error.str():
             self._refused = str(error)
-        self._shaken = True  # a broker that comes back may not be the same
+        self._shake()  # a broker that comes back may not be the same
         logger.debug("%s", error)
 
     def _on_commit(self, error: Any, _places: Any) -> None:
@@ -269,6 +367,7 @@ def client() -> Any:
     """confluent_kafka, which the extra installs."""
     try:
         import confluent_kafka
+        import confluent_kafka.admin
     except ImportError as error:
         raise MissingExtra("Kafka needs confluent_kafka — it is not installed — pip install hotbed[kafka]") from error
     return confluent_kafka

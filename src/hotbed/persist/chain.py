@@ -17,6 +17,7 @@ from hotbed.errors import DeltaGap, ForkedLineage, FormatError, PersistError
 from hotbed.files import Where
 from hotbed.persist.content import (
     VALUES,
+    comparable_position,
     content_digest,
     flat,
     moments,
@@ -26,7 +27,6 @@ from hotbed.persist.content import (
     table_folder,
     table_names,
     tensors,
-    without_clock,
     write_values,
 )
 from hotbed.persist.format import Link, Reader, Saved, Writer, open_checkpoint, open_folder, open_link, partition_ranges
@@ -347,7 +347,7 @@ def diff(a: Where, b: Where) -> dict[str, Any]:
     """What differs between two checkpoints, as plain values; `{"same": True, ...}` where their content is the same.
 
     `tables`: rows added, removed and changed from `a` to `b`, and the largest difference of a value; `dense`: the largest
-    difference by tensor, only those that differ; None = only in one, or of another shape. `positions` (without `now`),
+    difference by tensor, only those that differ; None = only in one, or of another shape. `positions` (without `now` and `topic`),
     `counters`: [a's, b's].
     """
     one, two = open_checkpoint(a), open_checkpoint(b)
@@ -363,7 +363,7 @@ def diff(a: Where, b: Where) -> dict[str, Any]:
         elif first[name][2] != second[name][2]:
             values = [_floats(*rest) for rest in (first[name], second[name])]
             dense[name] = float(np.abs(values[0] - values[1]).max())
-    positions = [without_clock(reader.manifest["positions"]) for reader in (one, two)]
+    positions = [comparable_position(reader.manifest["positions"]) for reader in (one, two)]
     counters = [reader.manifest["counters"] for reader in (one, two)]
     digests = [content_digest(reader) for reader in (one, two)]
     return {

@@ -271,19 +271,24 @@ def content_digest(state: Reader | Mapping[str, Table]) -> str:
         "tables": tables,
         "dense": _of_dense(state),
         "progress": _of_progress(state),
-        "positions": without_clock(state.manifest["positions"]),
+        "positions": comparable_position(state.manifest["positions"]),
         "counters": state.manifest["counters"],
     }
     return _hex(_canonical(parts))
 
 
-def without_clock(position: Any) -> Any:
-    """A position without `now`, the time on the wall clock at which a block of a stream was taken."""
+def comparable_position(position: Any) -> Any:
+    """A position without what does not tell how far it is.
+
+    That is `now`, the time on the wall clock at which a block of a stream was taken, and `topic`, the
+    id of a topic and the broker's timestamps.
+    """
     if isinstance(position, list):
-        return [without_clock(item) for item in position]
+        return [comparable_position(item) for item in position]
     if not isinstance(position, dict):
         return position
-    return {key: without_clock(item) for key, item in position.items() if key != "now"}
+    kept = {key: item for key, item in position.items() if key not in ("now", "topic")}
+    return {key: comparable_position(item) for key, item in kept.items()}
 
 
 def values_digest(state: Reader | Mapping[str, Table]) -> str:

@@ -129,3 +129,25 @@ def test_compaction_between_two_lives_takes_its_messages_and_no_others(
     assert [row for batch in rows(within(resumed(4), len(left) // 4)) for row in batch] == left
     with pytest.raises(DataError, match=r"block that the position lies in are gone — received 20 of 40"):
         within(resumed(1), 1)
+
+
+@pytest.mark.parametrize("topic_id", ["the same", None, "another"])
+def test_a_last_message_that_compaction_took_is_no_other_topic_unless_the_id_says_so(
+    broker: Broker, compacted: set[tuple[int, int]], topic_id: str | None
+) -> None:
+    topic = f"last-{topic_id}".replace(" ", "-")
+    broker.create(topic)
+    broker.produce(topic, [message(row) for row in range(20)])
+    source = Kafka(broker.servers, topic, block_rows=10)
+    position = within(make(source, 10).stream(), 1)[0].position
+    assert position is not None
+    state = position.to_json()
+    if topic_id != "the same":
+        state["source"]["topic"]["id"] = topic_id
+    compacted.add((0, 9))
+    items = make(source, 10).resume(state).stream()
+    if topic_id == "another":
+        with pytest.raises(DataError, match=r"it was made anew — received id .* instead of another"):
+            within(items, 1)
+    else:
+        assert rows(within(items, 1)) == [list(range(10, 20))]

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A topic that was made anew is told from the one that a position was written for; nothing is skipped silently."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kafka_streams import fill, make, message, rows, within
+
+from hotbed.connectors import Kafka, Position
+from hotbed.connectors.topic import Topic
+from hotbed.connectors.topic_identity import Mark, TopicIdentity
+from hotbed.errors import DataError
+from hotbed.testing import Broker
+
+ids = pytest.mark.parametrize("with_id", [True, False], ids=["id", "no id"])
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Broker]:
+    with Broker() as running:
+        yield running
+
+
+@pytest.fixture
+def topic(broker: Broker, request: pytest.FixtureRequest) -> str:
+    """A topic of three partitions with rows 0 to 89."""
+    name = f"t{abs(hash(request.node.name))}"
+    broker.create(name, 3)
+    fill(broker, name, range(90))
+    return name
+
+
+@pytest.fixture(autouse=True)
+def without_id(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brokers of old versions give topics no id."""
+    callspec = getattr(request.node, "callspec", None)
+    if callspec is not None and callspec.params.get("with_id") is False:
+        monkeypatch.setattr(Topic, "_described_id", lambda self: None)
+
+
+def read(source: Kafka, count: int = 1, after: dict[str, Any] | None = None) -> Any:
+    """The last of `count` batches of 30 rows."""
+    dataset = make(source, 30).resume(after or {})
+    return within(dataset.stream(), count)[-1]
+
+
+def at(batch: Any) -> dict[str, Any]:
+    position: dict[str, Any] = json.loads(json.dumps(batch.position.to_json()))
+    return position
+
+
+@ids
+def test_a_topic_made_anew_with_more_messages_is_named(broker: Broker, topic: str, with_id: bool) -> None:
+    source = Kafka(broker.servers, topic, block_rows=30)
+    position = at(read(source, 2))
+    assert (position["source"]["topic"]["id"] is not None) == with_id
+    assert position["source"]["topic"]["last"]
+    broker.delete(topic)
+    broker.create(topic, 3)
+    fill(broker, topic, range(1000, 1200))
+    for _ in range(2):
+        with pytest.raises(DataError, match=rf"kafka topic '{topic}': it is not the topic .* it was made anew"):
+            read(source, 1, position)
+    assert rows([read(source)]) == [list(range(1000, 1030))]
+
+
+@ids
+def test_a_broker_that_comes_back_with_another_topic_is_named(with_id: bool) -> None:
+    with Broker() as broker:
+        broker.create("lost", 3)
+        fill(broker, "lost", range(90))
+        items = make(Kafka(broker.servers, "lost", block_rows=30), 30).stream()
+        assert rows(within(items, 3))[-1] == list(range(60, 90))
+        broker.kill()
+        broker.start()
+        broker.create("lost", 3)
+        fill(broker, "lost", range(1000, 1200))
+        with pytest.raises(DataError, match="it was made anew"):
+            within(items, 1)
+
+
+@ids
+def test_a_topic_that_was_restored_goes_on(broker: Broker, topic: str, with_id: bool) -> None:
+    """Another id, the same messages: a copy of the topic, or a broker whose disk was restored."""
+    source = Kafka(broker.servers, topic, block_rows=30)
+    position = at(read(source, 2))
+    broker.delete(topic)
+    broker.create(topic, 3)
+    fill(broker, topic, range(120))
+    after = read(source, 1, position)
+    assert rows([after]) == [list(range(60, 90))]
+    if with_id:
+        assert at(after)["source"]["topic"]["id"] != position["source"]["topic"]["id"]
+
+
+@ids
+def test_a_last_message_that_retention_took_raises_nothing(
+    broker: Broker, topic: str, with_id: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Kafka(broker.servers, topic, block_rows=30)
+    batch = read(source, 2)
+    begins = {int(p): offset for p, offset in batch.position["source"]["offsets"].items()}
+    original = Topic._bounds
+
+    def bounds(self: Topic, partition: int) -> tuple[int, int]:
+        _, high = original(self, partition)
+        self._lows[partition] = begins[partition]
+        return begins[partition], high
+
+    monkeypatch.setattr(Topic, "_bounds", bounds)
+    assert rows([read(source, 1, at(batch))]) == [list(range(60, 90))]
+    position = at(batch)
+    position["source"]["topic"]["last"]["0"][2] ^= 1  # it is not looked at: the broker has it no more
+    assert rows([read(source, 1, position)]) == [list(range(60, 90))]
+
+
+def test_a_position_of_an_older_version_is_completed(broker: Broker, topic: str) -> None:
+    source = Kafka(broker.servers, topic, block_rows=30)
+    position = at(read(source, 2))
+    identity = position["source"].pop("topic")
+    after = read(source, 1, position)
+    assert rows([after]) == [list(range(60, 90))]
+    assert at(after)["source"]["topic"]["id"] == identity["id"]
+    assert set(at(after)["source"]["topic"]["last"]) <= {"0", "1", "2"}
+
+
+def test_an_identity_goes_through_a_position_and_back() -> None:
+    identity = TopicIdentity("abc", {2: Mark.of((5, 7, None)), 0: Mark.of((6, 8, message(1)))})
+    position = Position({"topic": identity.to_json()})
+    assert TopicIdentity.from_json(Position.from_json(position.to_json())["topic"]) == identity
+    assert TopicIdentity.from_json({}) == TopicIdentity()
