@@ -240,8 +240,8 @@ class Topic:
             raise self._other_topic(f"id {self._id} instead of {self._identity.id}")
 
     def _other_topic(self, received: str) -> DataError:
-        return self._error("it is not the topic that the position was written for: it was made anew", received,
-                           "begin without the position")  # fmt: skip
+        what = "it is not the topic that the position was written for: it was made anew"
+        return self._error(what, received, "begin without the position")
 
     def _accept(self, bounds: Mapping[int, tuple[int, int]], new: Sequence[int]) -> bool:
         """Checks that partitions hold what the position says they do, and fetches the new ones as well."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which topic a position speaks of: its id, and the last message that was read of each partition."""
+"""Which topic a position speaks of: its id, and the last message of each partition."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Mark:
 class TopicIdentity:
     """A topic as a position knows it; of older versions nothing is known.
 
-    `id`: what the broker calls it, None where it gives no id. `last`: the last message that was read,
-    by partition.
+    `id`: what the broker calls it, None where it gives no id. `last`: the last message that was
+    read, by partition.
     """
 
     id: str | None = None
