@@ -19,6 +19,7 @@ HotbedError
 ├── ServingError                       a server cannot answer
 │   ├── NotServed                      the model, or that version of it, is not loaded
 │   ├── Overloaded                     too many requests wait; try again later
+│   ├── Unauthorized                   the server refuses the token, or wants one
 │   └── StoreError                     rows did not come from where they are kept, or not in time
 └── MissingExtra (ImportError)         an optional dependency is not installed
 
@@ -109,6 +110,10 @@ class NotServed(ServingError):
 
 class Overloaded(ServingError):
     """Too many requests wait; the same one may succeed later."""
+
+
+class Unauthorized(ServingError):
+    """The server wants a token and got none, or a wrong one; another try with the same one fails as well."""
 
 
 class StoreError(ServingError):

@@ -133,8 +133,9 @@ def test_a_request_holds_the_bits_of_the_encoder(
     try:
         expected = Encoder(schema)(Memory({**asked, **repeated}).table, labels=False)
     except DataError:
-        with pytest.raises(DataError):
-            encoder(asked, around)
+        if n:  # no candidates hold no values, so none of a wrong type
+            with pytest.raises(DataError):
+                encoder(asked, around)
         return
     try:
         found = encoder(asked, around)

@@ -18,7 +18,15 @@ from numpy.typing import NDArray
 
 from hotbed.connectors.base import Memory
 from hotbed.data.numbers import is_bytes, is_list
-from hotbed.errors import ConfigError, DataError, NotServed, Overloaded, ServingError
+from hotbed.errors import (
+    ConfigError,
+    DataError,
+    HotbedError,
+    NotServed,
+    Overloaded,
+    ServingError,
+    Unauthorized,
+)
 from hotbed.serving.request import check_columns, check_context
 from hotbed.serving.server.asks import HEADER_LENGTH
 from hotbed.serving.server.protocol import DTYPES, text_of
@@ -61,8 +69,8 @@ class Client:
     ) -> NDArray[np.float32] | dict[str, NDArray[np.float32]]:
         """Predictions of n candidates, as `InferenceSession.predict` gives them, by the version that is served now.
 
-        Raises DataError for what no tensor holds, lists of several lengths for one; DataError, NotServed or Overloaded with
-        the server's reason; ServingError where it does not answer.
+        Raises DataError for what no tensor holds, lists of several lengths for one; DataError, NotServed, Overloaded or
+        Unauthorized (no token, or a wrong one) with the server's reason; ServingError where it does not answer.
         """
         outputs = dict(self.ask(model, columns, context).outputs)
         return next(iter(outputs.values())) if len(outputs) == 1 else outputs
@@ -129,7 +137,13 @@ def _reason(status: int, data: bytes) -> Exception:
         text = str(json.loads(data)["error"])
     except (ValueError, KeyError, TypeError):
         text = f"the server refused — received status {status} — look at its log"
-    return {400: DataError, 404: NotServed, 429: Overloaded}.get(status, ServingError)(text)
+    kinds: dict[int, type[HotbedError]] = {
+        400: DataError,
+        401: Unauthorized,
+        404: NotServed,
+        429: Overloaded,
+    }
+    return kinds.get(status, ServingError)(text)
 
 
 class _Tensor(NamedTuple):

@@ -267,6 +267,31 @@ def test_zero_candidates_still_need_every_column(exported: Path) -> None:
         session.predict({name: missing[name] for name in ("user", "city")})
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"history": [[1, 2], [3, None]]},
+        {"history": np.array([[1, 2], [3, 4]])},
+        {"history": pa.array([[1, 2], [3, 4]], pa.list_(pa.int64(), 2))},
+        {"history": [[1], [2]]},
+        {"history": [[], []]},
+        {"history": [None, []]},
+        {"history": np.zeros((2, 0))},
+        {"words": [["w1", None], ["w2", "w3"]]},
+        {"words": np.array([["w1", "w2"], ["w3", "w4"]])},
+    ],
+)
+def test_a_client_and_a_session_make_the_same_of_lists(changed: Any, exported: Path, running: Running) -> None:
+    asked = {name: [row[name] for row in rows(2, 5)] for name in TYPES}
+    asked |= {"history": [[1], [2]], "words": [["w1"], ["w2"]], "liked": [[1], [2]], "strength": [[0.5], [1.5]]}
+    asked |= changed
+    expected = hb.InferenceSession(exported).predict(asked)
+    with hb.Client(f"http://{running.http}") as client:
+        assert np.abs(client.predict("m", asked) - expected).max() < 1e-6
+        once = {name: asked.pop(name)[0] for name in changed}
+        assert np.abs(client.predict("m", asked, once)[0] - expected[0]) < 1e-6
+
+
 def test_lists_of_several_lengths_name_what_helps(running: Running) -> None:
     columns = {name: [row[name] for row in rows(2, 5)] for name in TYPES}
     with hb.Client(f"http://{running.http}") as client, pytest.raises(hb.errors.DataError, match="`padding`"):

@@ -12,10 +12,11 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from tritonclient.grpc import service_pb2
+from tritonclient.grpc import model_config_pb2, service_pb2
 from tritonclient.utils import InferenceServerException
 
 from hotbed.serving.server.grpc import MESSAGES, SERVICE
+from hotbed.serving.server.triton import CONFIG_MESSAGES, DATA_TYPES, STATISTICS_MESSAGES
 
 from .conftest import Running, draw
 
@@ -48,14 +49,21 @@ def client(running: Running) -> Iterator[Any]:
 
 
 def test_the_messages_are_those_of_the_stock_client() -> None:
-    theirs = service_pb2.DESCRIPTOR.message_types_by_name
+    theirs = {
+        **model_config_pb2.DESCRIPTOR.message_types_by_name,
+        **service_pb2.DESCRIPTOR.message_types_by_name,
+    }
+    partly = CONFIG_MESSAGES.keys() | STATISTICS_MESSAGES.keys()
     nested = {"TensorMetadata": "ModelMetadataResponse", "InferInputTensor": "ModelInferRequest",
               "InferRequestedOutputTensor": "ModelInferRequest", "InferOutputTensor": "ModelInferResponse",
               "ModelIndex": "RepositoryIndexResponse"}  # fmt: skip
     for name, ours in MESSAGES.items():
         other = theirs[nested[name]].nested_types_by_name[name] if name in nested else theirs[name]
         fields = {(f.name, f.number, f.type, f.is_repeated) for f in ours.DESCRIPTOR.fields}
-        assert fields == {(f.name, f.number, f.type, f.is_repeated) for f in other.fields}, name
+        others = {(f.name, f.number, f.type, f.is_repeated) for f in other.fields}
+        assert fields <= others if name in partly else fields == others, name
+    types = model_config_pb2.DataType.DESCRIPTOR.values
+    assert [one.name for one in sorted(types, key=lambda one: one.number)] == list(DATA_TYPES)
 
 
 def test_the_stock_client_gets_the_scores_of_the_session(client: Any, session: Any) -> None:

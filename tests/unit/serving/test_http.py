@@ -83,7 +83,12 @@ def test_health_metadata_and_repository_are_told(client: Any, session: Any) -> N
     assert client.is_model_ready("m")
     assert client.is_model_ready("m", str(session.model.version))
     assert not client.is_model_ready("n")
-    assert client.get_server_metadata()["extensions"] == ["binary_tensor_data", "model_repository"]
+    assert client.get_server_metadata()["extensions"] == [
+        "binary_tensor_data",
+        "model_repository",
+        "model_configuration",
+        "statistics",
+    ]
     told = client.get_model_metadata("m")
     assert {one["name"]: one["datatype"] for one in told["inputs"]} == KINDS
     assert told["outputs"] == [{"name": "prediction", "datatype": "FP32", "shape": [-1]}]

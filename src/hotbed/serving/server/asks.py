@@ -10,7 +10,7 @@ from typing import Any
 
 from hotbed.errors import DataError
 from hotbed.serving.server.bodies import Bounds, JsonValues, divide_json, read_json
-from hotbed.serving.server.protocol import Head, Packed, Tensor
+from hotbed.serving.server.protocol import Head, Packed, Tensor, check_tensor_parameters
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 _HEADS = 64  # heads of requests that are remembered
@@ -107,7 +107,7 @@ def _read(text: bytes, binary: bytes, bounds: Bounds) -> tuple[Ask, Head | None]
         problem = f"bytes after the last tensor — received {len(rest)}"
         raise DataError(f"{problem} — correct each binary_data_size")
     parameters = _a(spec.get("parameters", {}), dict, "parameters")
-    in_binary = bool(parameters.get("binary_data_output", False))
+    in_binary = _a(parameters.get("binary_data_output", False), bool, "binary_data_output")
     outputs = [_a(one, dict, "outputs") for one in _a(spec.get("outputs", []), list, "outputs")]
     wanted = {_a(one.get("name"), str, "name"): _wants_binary(one, in_binary) for one in outputs}
     ask = Ask(_a(spec.get("id", ""), str, "id"), tensors, wanted or None, in_binary)
@@ -128,7 +128,9 @@ def _shape(spec: Mapping[str, Any]) -> list[int]:
 
 def _binary_size(spec: Mapping[str, Any], left: int) -> int | None:
     """How many of the `left` bytes are those of an input; None where it is not binary."""
-    size = _a(spec.get("parameters") or {}, dict, "parameters").get("binary_data_size")
+    parameters = _a(spec.get("parameters") or {}, dict, "parameters")
+    check_tensor_parameters(f"input {spec['name'][:100]!r}", parameters)
+    size = parameters.get("binary_data_size")
     if size is not None and (type(size) is not int or not 0 <= size <= left):
         received = f"received {str(size)[:60]}, {left} bytes are left"
         raise DataError(f"binary_data_size: not in the body — {received} — correct it")
@@ -141,7 +143,10 @@ def read_object(body: bytes) -> dict[str, Any]:
 
 
 def _wants_binary(output: Mapping[str, Any], default: bool) -> bool:
-    return bool(_a(output.get("parameters", {}), dict, "parameters").get("binary_data", default))
+    parameters = _a(output.get("parameters", {}), dict, "parameters")
+    check_tensor_parameters(f"output {output['name'][:100]!r}", parameters)
+    binary: bool = _a(parameters.get("binary_data", default), bool, "binary_data")
+    return binary
 
 
 def _a(value: Any, kind: type, name: str) -> Any:

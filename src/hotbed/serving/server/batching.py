@@ -127,15 +127,15 @@ class Batcher:
     thread of its own, many at once where many wait.
 
     `session`: gives the session of the version that is served now; asked once a batch, so that an answer never mixes two.
-    `scored`: told of each batch its requests, rows and seconds. `alone`: whether scoring may take the loop's time; not where
-    rows are waited for.
+    `scored`: told of each batch its requests, and when scoring started and ended (`time.perf_counter`). `alone`: whether
+    scoring may take the loop's time; not where rows are waited for.
     """
 
     def __init__(
         self,
         session: Callable[[], InferenceSession],
         limits: Limits,
-        scored: Callable[[int, int, float], None],
+        scored: Callable[[list[Request], float, float], None],
         alone: bool = True,
     ) -> None:
         self._session, self._limits, self._scored = session, limits, scored
@@ -228,7 +228,7 @@ class Batcher:
             if not isinstance(error, HotbedError):
                 log.exception("a request could not be scored")
             return [(batch[0], error)]
-        self._scored(len(batch), sum(request.num_rows for request in batch), time.perf_counter() - started)
+        self._scored(batch, started, time.perf_counter())
         return list(zip(batch, found, strict=True))
 
 

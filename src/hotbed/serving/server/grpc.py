@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,14 +19,30 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from hotbed.errors import ConfigError, DataError, HotbedError, NotServed, Overloaded, PersistError, ServingError
+from hotbed.serving.health import HEALTH_SERVICE, Health, add_health_and_reflection
 from hotbed.serving.server.bodies import SLICE, Bounds, Divided, Part, Undecoded, divide_message
 from hotbed.serving.server.models import Current, Models, Reading
-from hotbed.serving.server.protocol import Tensor, about, choose, text_of
+from hotbed.serving.server.protocol import (
+    Tensor,
+    about,
+    check_load,
+    check_tensor_parameters,
+    choose,
+    text_of,
+)
+from hotbed.serving.server.triton import (
+    CONFIG_MESSAGES,
+    DATA_TYPES,
+    STATISTICS_MESSAGES,
+    model_config,
+    model_statistics,
+)
 from hotbed.serving.session import Scores
 from hotbed.serving.stores.messages import messages
 
 log = logging.getLogger("hotbed.serving")
 SERVICE = "inference.GRPCInferenceService"
+_OPEN = ("/ServerLive", "/ServerReady", "/Ready", f"/{HEALTH_SERVICE}/Check", f"/{HEALTH_SERVICE}/Watch")
 _STREAMS = 256  # calls of one connection that are under way
 _CALL_BYTES = 64 << 10  # of a call other than for predictions
 _INFER_BYTES = 16 << 20  # of any message, unless an option or a model that is loaded takes longer ones
@@ -67,10 +84,29 @@ _MESSAGES: Mapping[str, str] = {
     "RepositoryModelLoadResponse": "",
     "RepositoryModelUnloadRequest": _CHANGE,
     "RepositoryModelUnloadResponse": "",
+    **CONFIG_MESSAGES,
+    **STATISTICS_MESSAGES,
 }
+_CALLS = (
+    "ServerLive",
+    "ServerReady",
+    "ServerMetadata",
+    "ModelReady",
+    "ModelMetadata",
+    "ModelConfig",
+    "ModelStatistics",
+    "ModelInfer",
+    "RepositoryIndex",
+    "RepositoryModelLoad",
+    "RepositoryModelUnload",
+)
 
-
-MESSAGES = messages("inference", _MESSAGES)
+MESSAGES = messages(
+    SERVICE,
+    _MESSAGES,
+    {name: (f"{name}Request", f"{name}Response", False) for name in _CALLS},
+    {"DataType": DATA_TYPES},
+)
 
 # Datatype -> the field of InferTensorContents that holds its values. FP16 has none: it comes raw.
 _CONTENTS = {
@@ -109,14 +145,22 @@ class Service:
 
     def handlers(self) -> Any:
         """What a gRPC server is given."""
-        calls: dict[str, Callable[[Any], Awaitable[Any]]] = {
-            "ServerLive": self._live, "ServerReady": self._ready, "ServerMetadata": self._server,
-            "ModelReady": self._model_ready, "ModelMetadata": self._metadata, "ModelInfer": self._infer,
-            "RepositoryIndex": self._index, "RepositoryModelLoad": self._load, "RepositoryModelUnload": self._unload,
-        }  # fmt: skip
+        calls: tuple[Callable[[Any], Awaitable[Any]], ...] = (
+            self._live,
+            self._ready,
+            self._server,
+            self._model_ready,
+            self._metadata,
+            self._config,
+            self._statistics,
+            self._infer,
+            self._index,
+            self._load,
+            self._unload,
+        )
         # Requests come as bytes, which are checked before they are decoded.
         handlers = {}
-        for name, call in calls.items():
+        for name, call in zip(_CALLS, calls, strict=True):
             request = MESSAGES[f"{name}Request"]
             decode = bytes if name == "ModelInfer" else partial(_decoded, request)
             answer = told(call, request, decode)
@@ -134,15 +178,28 @@ class Service:
         return MESSAGES["ServerMetadataResponse"](**about())
 
     async def _model_ready(self, request: Any) -> Any:
-        return MESSAGES["ModelReadyResponse"](ready=self._models.named(request.name, request.version).ready)
+        try:
+            ready = self._models.named(request.name, request.version).ready
+        except NotServed:
+            ready = False
+        return MESSAGES["ModelReadyResponse"](ready=ready)
 
     async def _metadata(self, request: Any) -> Any:
         return MESSAGES["ModelMetadataResponse"](**self._models.metadata(request.name, request.version))
+
+    async def _config(self, request: Any) -> Any:
+        config = model_config(self._models, request.name, request.version)
+        return MESSAGES["ModelConfigResponse"](config=config)
+
+    async def _statistics(self, request: Any) -> Any:
+        ask = partial(model_statistics, self._models, request.name, request.version)
+        return MESSAGES["ModelStatisticsResponse"](model_stats=await asyncio.to_thread(ask))
 
     async def _index(self, request: Any) -> Any:
         return MESSAGES["RepositoryIndexResponse"](models=self._models.index(request.ready))
 
     async def _load(self, request: Any) -> Any:
+        check_load(request.parameters)
         await asyncio.wrap_future(self._models.aside.submit(self._models.load, request.model_name))
         return MESSAGES["RepositoryModelLoadResponse"]()
 
@@ -163,6 +220,8 @@ class Service:
                     f"the request: expected at most {bounds.body_bytes} bytes, got {len(data)}. "
                     "Send fewer candidates, or raise body_bytes of the server."
                 )
+            for output in request.outputs:
+                check_tensor_parameters(f"output {output.name[:100]!r}", output.parameters)
             given = current.inputs.columns(list(tensors(request, data, divided)), bounds)
             return Reading(given, partial(_written, request))
 
@@ -215,6 +274,7 @@ def tensors(request: Any, data: bytes, divided: Divided) -> Iterator[Tensor]:
             values = data[raw[number].start : raw[number].end]
         else:
             values = TypedValues(one.name, one.datatype, data, typed[number])
+        check_tensor_parameters(f"input {one.name[:100]!r}", one.parameters)
         yield Tensor(one.name, one.datatype, one.shape, values)
 
 
@@ -300,7 +360,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     async def intercept_service(self, go_on: Any, details: Any) -> Any:
         given = next((value for name, value in details.invocation_metadata if name == "authorization"), None)
-        if details.method.endswith(("/ServerLive", "/ServerReady", "/Ready")) or self._admit(given):
+        if details.method.endswith(_OPEN) or self._admit(given):
             return await go_on(details)
         return self._refused
 
@@ -312,27 +372,54 @@ async def start(
     tls: tuple[bytes, bytes] | None,
     shared: bool = False,
     idle_seconds: float = 60.0,
-) -> tuple[Any, int]:
-    """A gRPC server that listens, and its port. `tls`: key and certificate; `shared`: by several processes; `idle_seconds`: when a
+) -> GrpcServer:
+    """A gRPC server that listens. `tls`: key and certificate; `shared`: by several processes; `idle_seconds`: when a
     connection without a call is closed. Raises ConfigError where it cannot listen."""
     longest = models.limits.body_bytes or max(_INFER_BYTES, models.bounds.body_bytes)
     options = {"grpc.max_receive_message_length": longest, "grpc.so_reuseport": int(shared),
                "grpc.max_connection_idle_ms": int(idle_seconds * 1000), "grpc.max_concurrent_streams": _STREAMS}  # fmt: skip
-    return await listen(Service(models).handlers(), address, admit, tls, options)
+    listening = Listening(SERVICE, Service(models).handlers(), MESSAGES, lambda: models.ready)
+    return await listen(listening, address, admit, tls, options)
+
+
+@dataclass(frozen=True)
+class Listening:
+    """A service that listens: its full name, its handlers, its messages by name, and whether it is ready."""
+
+    name: str
+    handlers: Any
+    messages: Mapping[str, Any]
+    ready: Callable[[], bool]
+
+
+class GrpcServer:
+    """A gRPC server that listens at `port`, with grpc.health.v1 and reflection beside its service."""
+
+    def __init__(self, server: Any, port: int, health: Health) -> None:
+        self.port = port
+        self._server = server
+        self._health = health
+
+    async def stop(self, seconds: float) -> None:
+        """Take no new calls, and wait so long for those under way."""
+        self._health.close()
+        await self._server.stop(seconds)
 
 
 async def listen(
-    handlers: Any,
+    service: Listening,
     address: str,
     admit: Callable[[str | None], bool] | None,
     tls: tuple[bytes, bytes] | None,
     options: Mapping[str, int],
     calls: int | None = None,
-) -> tuple[Any, int]:
-    """As `start`, of any handlers. `calls`: answered at the same time; None = any number."""
+) -> GrpcServer:
+    """As `start`, of any service. `calls`: answered at the same time; None = any number."""
     gates = [] if admit is None else [Gate(admit)]
     server = grpc.aio.server(interceptors=gates, options=list(options.items()), maximum_concurrent_rpcs=calls)
-    server.add_generic_rpc_handlers((handlers,))
+    server.add_generic_rpc_handlers((service.handlers,))
+    pool = next(iter(service.messages.values())).DESCRIPTOR.file.pool
+    health = add_health_and_reflection(server, service.name, pool, service.ready)
     try:
         if tls is None:
             port = server.add_insecure_port(address)
@@ -341,4 +428,4 @@ async def listen(
     except RuntimeError as error:
         raise ConfigError(f"serve: cannot listen — received {address}, {error} — give a free port, or 0") from error
     await server.start()
-    return server, port
+    return GrpcServer(server, port, health)

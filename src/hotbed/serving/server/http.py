@@ -21,7 +21,17 @@ from typing import Any, TypeAlias, TypeVar
 from urllib.parse import unquote
 
 from hotbed import config
-from hotbed.errors import ConfigError, HotbedError, MissingExtra, NotServed, Overloaded, PersistError, ServingError
+from hotbed.errors import (
+    ConfigError,
+    DataError,
+    HotbedError,
+    MissingExtra,
+    NotServed,
+    Overloaded,
+    PersistError,
+    ServingError,
+    Unauthorized,
+)
 from hotbed.serving.parameter_server import ParameterServer
 from hotbed.serving.process import (
     DAY,
@@ -41,7 +51,8 @@ from hotbed.serving.server.asks import HEADER_LENGTH, Ask, Asks, read_object
 from hotbed.serving.server.batching import Limits
 from hotbed.serving.server.meters import together
 from hotbed.serving.server.models import Current, Models, Reading, is_remote
-from hotbed.serving.server.protocol import about, write_answer
+from hotbed.serving.server.protocol import about, check_load, write_answer
+from hotbed.serving.server.triton import model_config, model_statistics
 from hotbed.serving.session import Scores
 from hotbed.serving.stores.following import open_follower
 
@@ -98,6 +109,7 @@ def status_of(error: Exception) -> int:
     for kind, status in (
         (NotServed, 404),
         (Overloaded, 429),
+        (Unauthorized, 401),
         (ServingError, 503),
         (PersistError, 409),
         (HotbedError, 400),
@@ -119,6 +131,9 @@ class Api(App):
             ("GET", "/v2/health/ready", self._ready),
             ("GET", "/v2/?", self._server),
             ("GET", f"{model}/ready", self._model_ready),
+            ("GET", f"{model}/config", self._config),
+            ("GET", f"{model}/stats", self._model_statistics),
+            ("GET", "/v2/models/stats", self._statistics),
             ("GET", model, self._metadata),
             ("GET", "/metrics", self._metrics),
             ("GET", "/status", self._status),
@@ -163,30 +178,44 @@ class Api(App):
 
     def _find(self, method: str, path: str) -> tuple[Callable[..., Reply], tuple[str, ...]]:
         """The handler of a place, and the names in it."""
-        status = 404
+        allowed: list[str] = []
         for wanted, pattern, handler in self._routes:
             if found := pattern.fullmatch(path):
                 if wanted == ("GET" if method == "HEAD" else method):
                     return handler, tuple(unquote(one or "") for one in found.groups())
-                status = 405
+                allowed += ["GET", "HEAD"] if wanted == "GET" else [wanted]
         reason = f"{method} {unquote(path)[:200]}: there is nothing — see docs/serving.md"
-        return lambda request: refusal(status, reason), ()
+        if not allowed:
+            return lambda request: refusal(404, reason), ()
+        allow = {"Allow": ", ".join(dict.fromkeys(allowed))}
+        return lambda request: refusal(405, reason, allow), ()
 
     def _live(self, request: Request) -> Response:
-        return Response()
+        return _json({"live": True})
 
     def _ready(self, request: Request) -> Response:
-        return Response(200 if self._models.ready else 503)
+        ready = self._models.ready
+        return replace(_json({"ready": ready}), status=200 if ready else 503)
 
     def _server(self, request: Request) -> Response:
         return _json(about())
 
     def _model_ready(self, request: Request, name: str, version: str) -> Response:
         self._models.metadata(name, version)  # raises where it is not
-        return Response()
+        return _json({"name": name, "ready": True})
 
     def _metadata(self, request: Request, name: str, version: str) -> Response:
         return _json(self._models.metadata(name, version))
+
+    def _config(self, request: Request, name: str, version: str) -> Response:
+        return _json(model_config(self._models, name, version))
+
+    def _statistics(self, request: Request) -> Reply:
+        return self._model_statistics(request, "", "")
+
+    def _model_statistics(self, request: Request, name: str, version: str) -> Reply:
+        ask = partial(model_statistics, self._models, name, version)
+        return asyncio.ensure_future(_gathered(ask, lambda stats: _json({"model_stats": stats})))
 
     def _infer(self, request: Request, name: str, version: str) -> Reply:
         started, meters = time.perf_counter(), self._models.meters
@@ -222,8 +251,15 @@ class Api(App):
 
     def _page(self, request: Request) -> Response:
         once = secrets.token_urlsafe(16)  # only the page's own script runs
-        policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'nonce-{once}'; connect-src 'self'; img-src data:"
-        headers = {"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff"}
+        policy = (
+            "default-src 'none'; style-src 'unsafe-inline'; "
+            f"script-src 'nonce-{once}'; connect-src 'self'; img-src data:; frame-ancestors 'none'"
+        )
+        headers = {
+            "Content-Security-Policy": policy,
+            "X-Content-Type-Options": "nosniff",
+            "X-Frame-Options": "DENY",  # for browsers that do not know frame-ancestors
+        }
         page = _PAGE.read_text(encoding="utf-8").replace("$nonce", once)
         return Response(200, page.encode(), "text/html; charset=utf-8", headers)
 
@@ -231,6 +267,10 @@ class Api(App):
         return _json(self._models.index(ready=bool(read_object(request.body or b"{}").get("ready"))))
 
     def _load(self, request: Request, name: str) -> Reply:
+        parameters = read_object(request.body or b"{}").get("parameters", {})
+        if not isinstance(parameters, dict):
+            raise DataError(f"parameters: expected an object, got {type(parameters).__name__}. Leave them out.")
+        check_load(parameters)
         return asyncio.ensure_future(_after(self._models.aside.submit(self._models.load, name)))
 
     def _unload(self, request: Request, name: str) -> Reply:
@@ -315,9 +355,8 @@ class Server(Stoppable):
 
         admit = None if self._tokens is None else self._tokens.admit
         place = address(self._options.host, self._options.grpc_port)
-        server, self.grpc_port = await start(
-            self._models, place, admit, self._tls, self._shared, self._options.idle_seconds
-        )
+        server = await start(self._models, place, admit, self._tls, self._shared, self._options.idle_seconds)
+        self.grpc_port = server.port
         return server
 
 

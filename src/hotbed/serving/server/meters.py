@@ -8,6 +8,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hotbed.errors import ConfigError, HotbedError, MissingExtra
@@ -37,8 +38,10 @@ class Meters:
         """One request for predictions ended, with an error or an answer; `started` by `time.perf_counter`."""
         model = self._models.find(name)
         name = "" if model is None else name  # names that nobody serves make no series
+        seconds = time.perf_counter() - started
+        if model is not None:
+            model.counts.ended(seconds, error is None)
         if error is None:
-            seconds = time.perf_counter() - started
             self._child(self._seconds, name, protocol).observe(seconds)
             if model is not None:
                 model.seconds.append(seconds)
@@ -161,7 +164,7 @@ def status_of(model: Model) -> dict[str, Any]:
         found["cache"] = {"hits": cache.hits, "misses": cache.misses, "late": cache.late, "rows": cache.num_rows,
                           "bytes": cache.num_bytes, "fetches": cache.fetches, "fetch_seconds": cache.fetch_seconds}  # fmt: skip
     return {**found, "swaps": model.swaps, "problems": model.problems, "rows": model.rows, "batches": model.batches,
-            "now": time.time(), "waiting": model.waiting_rows, "seconds": list(model.seconds)}  # fmt: skip
+            **asdict(model.counts), "now": time.time(), "waiting": model.waiting_rows, "seconds": list(model.seconds)}  # fmt: skip
 
 
 def together(found: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
@@ -173,6 +176,21 @@ def together(found: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[str, Any
     return [_together(each) for each in by_name.values()]
 
 
+_SUMS = (
+    "problems",
+    "rows",
+    "batches",
+    "waiting",
+    "answered",
+    "answered_seconds",
+    "refused",
+    "refused_seconds",
+    "scored",
+    "queue_seconds",
+    "compute_seconds",
+)
+
+
 def _together(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     behind = min(each, key=lambda one: (one["state"] == "READY", one["published"] or 0, -(one["since"] or 0)))
     seconds = sorted(itertools.chain.from_iterable(one["seconds"] for one in each))
@@ -180,9 +198,10 @@ def _together(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     caches = [one["cache"] for one in each if one["cache"] is not None]
     return {
         **{name: value for name, value in behind.items() if name != "seconds"},
-        **{name: sum(one[name] for one in each) for name in ("problems", "rows", "batches", "waiting")},
+        **{name: sum(one[name] for one in each) for name in _SUMS},
         "reason": next((one["reason"] for one in each if one["reason"]), ""),
         "swaps": max(one["swaps"] for one in each),  # each process makes them all
+        "last_scored": max(one["last_scored"] for one in each),
         "cache": {name: sum(one[name] for one in caches) for name in caches[0]} if caches else None,
         "p50": middle,
         "p99": high,

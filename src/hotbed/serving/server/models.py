@@ -58,6 +58,31 @@ class Current:
         return self.session.model
 
 
+@dataclass
+class Counts:
+    """Requests of a model since the start. `answered` and `refused`: how they ended, and the seconds that they took from
+    first to last; `scored`: those that were in a batch, the seconds that they waited, and the seconds of their batches;
+    `last_scored`: Unix seconds, 0 = never."""
+
+    answered: int = 0
+    answered_seconds: float = 0.0
+    refused: int = 0
+    refused_seconds: float = 0.0
+    scored: int = 0
+    queue_seconds: float = 0.0
+    compute_seconds: float = 0.0
+    last_scored: float = 0.0
+
+    def ended(self, seconds: float, well: bool) -> None:
+        """One request ended, with an answer or an error."""
+        if well:
+            self.answered += 1
+            self.answered_seconds += seconds
+        else:
+            self.refused += 1
+            self.refused_seconds += seconds
+
+
 class Model:
     """One model: the version it serves, its queue, and what went wrong last. Made by `Models`.
 
@@ -79,6 +104,7 @@ class Model:
         self.batches: int = 0
         self.batch_seconds: float = 0.0
         self.seconds = deque[float](maxlen=_READINGS)
+        self.counts = Counts()
 
     @property
     def current(self) -> Current:
@@ -145,8 +171,14 @@ class Model:
             batcher.close()
         self._current = None
 
-    def _scored(self, requests: int, rows: int, seconds: float) -> None:
-        self.batches, self.rows, self.batch_seconds = self.batches + 1, self.rows + rows, self.batch_seconds + seconds
+    def _scored(self, batch: Sequence[Request], started: float, ended: float) -> None:
+        self.batches += 1
+        self.rows += sum(request.num_rows for request in batch)
+        self.batch_seconds += ended - started
+        self.counts.scored += len(batch)
+        self.counts.queue_seconds += sum(started - request.asked for request in batch)
+        self.counts.compute_seconds += len(batch) * (ended - started)
+        self.counts.last_scored = time.time()
 
 
 class Models:
@@ -195,6 +227,8 @@ class Models:
         """Name a model, and load it. Raises what `ParameterServer.load` raises."""
         if not name or set(name) & set("/?#%"):
             raise ConfigError(f"model {name!r}: no name for a URL — received {name!r} — leave out / ? # %")
+        if name == "stats":  # /v2/models/stats is the statistics of all models
+            raise ConfigError("model 'stats': the protocol keeps this name. Give the model another: NAME=SOURCE.")
         if is_remote(source):
             self._add_remote(name, str(source))
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -32,7 +32,8 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "UINT64": np.dtype("<u8"), "INT8": np.dtype("i1"), "INT16": np.dtype("<i2"), "INT32": np.dtype("<i4"),
     "INT64": np.dtype("<i8"), "FP16": np.dtype("<f2"), "FP32": np.dtype("<f4"), "FP64": np.dtype("<f8"),
 }  # fmt: skip
-EXTENSIONS = ["binary_tensor_data", "model_repository"]
+EXTENSIONS = ["binary_tensor_data", "model_repository", "model_configuration", "statistics"]
+_NOT_OFFERED = ("shared_memory_region", "classification")  # parameters of tensors that change an answer
 _MOST = 1 << 30  # values along a dimension
 _compact = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -296,9 +297,13 @@ class Inputs:
     def metadata(self) -> list[dict[str, Any]]:
         """Name, datatype and shape of each: BYTES or INT64 as the column was in training, FP32 for what is a number only.
 
-        Of models that do not tell what their columns held, BYTES where a transform is for text.
+        The shape of lists is [-1, -1]. Of models that do not tell what their columns held, BYTES where a transform is for
+        text, lists where there are weights.
         """
         dense = {column.source: column for column in self._schema.dense}
+        weighted = [column for column in self._schema.ids if column.weights]
+        lists = {name for column in weighted for name in (column.source, column.weights)}
+        lists |= {name for name, shape in self._schema.shapes.items() if shape != "value"}
         held = dict.fromkeys(
             (one.source for one in self._schema.columns if isinstance(one, Dense | Id) and _of_text(one)), "text"
         )
@@ -309,7 +314,12 @@ class Inputs:
             width = dense[name].width if name in dense else 1
             number = name in numbers or held.get(name) == "number"
             kind = "BYTES" if held.get(name) == "text" else "FP32" if number else "INT64"
-            found.append({"name": name, "datatype": kind, "shape": [-1, width] if width > 1 else [-1]})
+            shape = [-1]
+            if width > 1:
+                shape = [-1, width]
+            elif name in lists:
+                shape = [-1, -1]
+            found.append({"name": name, "datatype": kind, "shape": shape})
         return found
 
     def _read_as_ids(self) -> set[str]:
@@ -369,6 +379,28 @@ class Inputs:
 
 def _of_text(column: Dense | Id) -> bool:
     return bool(column.transforms) and isinstance(column.transforms[0], Split | Extract | Map | Hash)
+
+
+def check_tensor_parameters(where: str, parameters: Collection[str]) -> None:
+    """Raise DataError for parameters of an input or output that ask for what the server does not offer."""
+    if not parameters:
+        return
+    for name in _NOT_OFFERED:
+        if name in parameters:
+            raise DataError(
+                f"{where}: the server does not offer the parameter {name!r}. "
+                "Send values in the request, and read them in the answer."
+            )
+
+
+def check_load(parameters: Iterable[str]) -> None:
+    """Raise DataError where a load brings a model or a configuration of its own."""
+    for name in parameters:
+        if name == "config" or name.startswith("file:"):
+            raise DataError(
+                f"load: a model is loaded as it was exported, got the parameter {name[:100]!r}. "
+                "Export the model that you want, and load it without."
+            )
 
 
 def choose(

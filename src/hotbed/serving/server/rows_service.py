@@ -36,7 +36,7 @@ from hotbed.serving.process import (
     within,
 )
 from hotbed.serving.rows import RowDtype
-from hotbed.serving.server.grpc import listen, refuse, told
+from hotbed.serving.server.grpc import Listening, listen, refuse, told
 from hotbed.serving.server.meters import CallMeters
 from hotbed.serving.stores.base import ModelVersion, described
 from hotbed.serving.stores.following import Following, open_follower
@@ -120,12 +120,15 @@ class Service:
                 found[name] = self._server.model(name)
         return found
 
-    async def _ready(self, request: Any) -> Any:
+    def is_ready(self) -> bool:
+        """Whether every model has a version, and the server does not stop."""
         try:
-            ready = not self.stopping and all(self._server.model(name) for name in self._names)
+            return not self.stopping and all(self._server.model(name) for name in self._names)
         except (ConfigError, PersistError):
-            ready = False
-        return MESSAGES["Readiness"](ready=ready)
+            return False
+
+    async def _ready(self, request: Any) -> Any:
+        return MESSAGES["Readiness"](ready=self.is_ready())
 
     async def _describe(self, request: Any) -> Any:
         newest = self._model(request.model)
@@ -233,8 +236,9 @@ class RowsServer(Stoppable):
         place = address(self._options.host, self._options.port)
         options = {"grpc.max_receive_message_length": MESSAGE_BYTES, "grpc.max_send_message_length": MESSAGE_BYTES,
                    "grpc.so_reuseport": 0}  # fmt: skip
-        server, self.port = await listen(self._service.handlers(), place, self._admit, self._tls,
-                                         options, self._options.calls)  # fmt: skip
+        listening = Listening(SERVICE, self._service.handlers(), MESSAGES, self._service.is_ready)
+        server = await listen(listening, place, self._admit, self._tls, options, self._options.calls)
+        self.port = server.port
         log.info("parameter server on port %d, metrics %s", self.port, self.metrics_port or "off")
         self.started.set()
         await stopped.wait()

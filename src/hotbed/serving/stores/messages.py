@@ -7,43 +7,70 @@ Needs the extra `serve`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 _FIELD = descriptor_pb2.FieldDescriptorProto
 
 
-def messages(package: str, specs: Mapping[str, str]) -> dict[str, Any]:
-    """Classes of messages by name. `specs`: message -> its fields by number, `; ` between them: `*` repeated, `%` a map from
-    strings, `|` one of the choice of that name."""
+Calls: TypeAlias = Mapping[str, tuple[str, str, bool]]
+"""Call of a service -> its request, its answer, and whether that comes as a stream."""
+
+
+def messages(
+    service: str, specs: Mapping[str, str], calls: Calls, enums: Mapping[str, Sequence[str]] | None = None
+) -> dict[str, Any]:
+    """Classes of messages by name, and the description of the service that takes and gives them.
+
+    `service`: its full name, package first. `specs`: message -> its fields, `; ` between them: `*` repeated, `%` a map
+    from strings, `|` one of the choice of that name, `= N` its number where that is not its place. `enums`: the names of
+    the values, from 0 on.
+    """
+    package, _, service_name = service.rpartition(".")
     file = descriptor_pb2.FileDescriptorProto(name=f"hotbed/{package}.proto", package=package, syntax="proto3")
+    for name, values in (enums or {}).items():
+        enum = file.enum_type.add(name=name)
+        for number, value in enumerate(values):
+            enum.value.add(name=value, number=number)
     for name, fields in specs.items():
         message = file.message_type.add(name=name)
-        for number, spec in enumerate(filter(None, fields.split("; ")), 1):
-            _add_field(package, message, number, spec)
+        for place, spec in enumerate(filter(None, fields.split("; ")), 1):
+            field, _, own_place = spec.partition(" = ")
+            _add_field(package, message, int(own_place or place), field, enums or {})
+    described = file.service.add(name=service_name)
+    for name, (request, answer, streamed) in calls.items():
+        described.method.add(
+            name=name,
+            input_type=f".{package}.{request}",
+            output_type=f".{package}.{answer}",
+            server_streaming=streamed,
+        )
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
     found = pool.FindFileByName(file.name).message_types_by_name
     return {name: message_factory.GetMessageClass(found[name]) for name in specs}
 
 
-def _add_field(package: str, message: Any, number: int, spec: str) -> None:
+def _add_field(package: str, message: Any, number: int, spec: str, enums: Mapping[str, Sequence[str]]) -> None:
     spec, _, choice = spec.partition(" | ")
     *mark, kind, name = spec.split()
     field = message.field.add(name=name, number=number, label=_FIELD.LABEL_REPEATED if mark else _FIELD.LABEL_OPTIONAL)
     if mark == ["%"]:
         entry = message.nested_type.add(name="".join(part.title() for part in name.split("_")) + "Entry")
         entry.options.map_entry = True
-        _add_field(package, entry, 1, "string key")
-        _add_field(package, entry, 2, f"{kind} value")
+        _add_field(package, entry, 1, "string key", enums)
+        _add_field(package, entry, 2, f"{kind} value", enums)
         kind = f"{message.name}.{entry.name}"
     if choice:
         if not message.oneof_decl:
             message.oneof_decl.add(name=choice)
         field.oneof_index = 0
-    if kind[0].isupper():
+    if kind in enums:
+        field.type = _FIELD.TYPE_ENUM
+        field.type_name = f".{package}.{kind}"
+    elif kind[0].isupper():
         field.type, field.type_name = _FIELD.TYPE_MESSAGE, f".{package}.{kind}"
     else:
         field.type = getattr(_FIELD, f"TYPE_{kind.upper()}")
@@ -55,9 +82,18 @@ SERVICE = "hotbed.ParameterServer"
 MESSAGE_BYTES = 64 << 20  # of one message, either way
 PART_BYTES = 1 << 20  # of one part of a stream
 
+CALLS: Calls = {
+    "Ready": ("Empty", "Readiness", False),
+    "Describe": ("DescribeRequest", "Description", False),
+    "Graph": ("VersionRequest", "Part", True),
+    "Weights": ("VersionRequest", "Part", True),
+    "Rows": ("RowsRequest", "Rows", False),
+    "Changes": ("ChangesRequest", "Part", True),  # without a part: it cannot be told
+    "Hot": ("HotRequest", "Part", True),
+}
 # Ids and rows are raw little-endian int64 and float32. A version is named by its digest.
 MESSAGES = messages(
-    "hotbed",
+    SERVICE,
     {
         "Empty": "",
         "Readiness": "bool ready",
@@ -71,14 +107,5 @@ MESSAGES = messages(
         "HotRequest": "string model; string table; int64 n",
         "Part": "string name; bytes data",  # parts of one name follow each other
     },
+    CALLS,
 )
-# Call -> its request, its answer, and whether that comes as a stream. Changes without a part: it cannot be told.
-CALLS: Mapping[str, tuple[str, str, bool]] = {
-    "Ready": ("Empty", "Readiness", False),
-    "Describe": ("DescribeRequest", "Description", False),
-    "Graph": ("VersionRequest", "Part", True),
-    "Weights": ("VersionRequest", "Part", True),
-    "Rows": ("RowsRequest", "Rows", False),
-    "Changes": ("ChangesRequest", "Part", True),
-    "Hot": ("HotRequest", "Part", True),
-}
