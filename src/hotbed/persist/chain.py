@@ -68,6 +68,10 @@ class Lineage:
         raise ForkedLineage(f"delta {version}: it belongs to a run that branched off — received parent {manifest['parent'][:12]} on "
                             f"{self.digest[:12]} — take the next full of its run")  # fmt: skip
 
+    def was_taken(self, manifest: Mapping[str, Any]) -> bool:
+        """Whether this state was at hand before."""
+        return manifest["digest"] in self._taken and manifest["digest"] != self.digest
+
     def took(self, manifest: Mapping[str, Any]) -> None:
         """The state of `manifest` is now at hand."""
         self.digest = digest = str(manifest["digest"])

@@ -233,7 +233,8 @@ class Follower:
     """The versions that a publisher hands on: complete, in order, each once.
 
     `source`: the directory or URL of a `PublishDirectory`, or a `Topic`. A gap or a fork is logged and kept in `told`; the next
-    version that can be loaded whole recovers. Feed what comes to `Replica.apply`.
+    version that can be loaded whole recovers. Versions only grow: where the source goes back to an earlier one, that is logged
+    and kept in `told` as well, and not handed on. Feed what comes to `Replica.apply`.
 
     Example:
         >>> for reader in Follower("published/clicks"):
@@ -243,6 +244,7 @@ class Follower:
     def __init__(self, source: Where | Topic, poll_seconds: float = 1.0) -> None:
         self._feed: Feed = source if isinstance(source, Topic) else _Directory(open_store(source))
         self._poll_seconds, self._lineage = poll_seconds, Lineage()
+        self._newest: Reader | None = None  # what was handed on last
         self.told: list[PersistError] = []
 
     def __iter__(self) -> Iterator[Reader]:
@@ -268,21 +270,50 @@ class Follower:
         self._feed.close()
 
     def _advance(self, reader: Reader) -> Iterator[Reader]:
+        if self._is_earlier(reader):
+            self._tell(self._rolled_back(reader))
+            return
         for number, link in enumerate(reader.links, 1):
             try:
                 if self._lineage.accepts(link.manifest):
                     self._lineage.took(link.manifest)
-                    yield Reader(reader.links[:number])
+                    self._newest = Reader(reader.links[:number])
+                    yield self._newest
             except (DeltaGap, ForkedLineage) as error:
                 self._tell(error)
                 self._lineage.took(reader.manifest)  # it is whole: what follows rests on it
+                self._newest = reader
                 yield reader
                 return
+
+    def _is_earlier(self, reader: Reader) -> bool:
+        """Whether the source went back: its newest version is in an earlier folder than the last
+        one, and was taken or published before it."""
+        last = self._newest
+        if last is None or _number(reader) >= _number(last):
+            return False  # of a source that began anew the numbers are low, and the moments late
+        if self._lineage.was_taken(reader.manifest):
+            return True
+        published = reader.manifest.get("published")
+        before = last.manifest.get("published")
+        return published is not None and before is not None and published < before
+
+    def _rolled_back(self, reader: Reader) -> PersistError:
+        assert self._newest is not None
+        return PersistError(
+            f"{reader.folder}: versions only grow, got version {reader.manifest['version']} after "
+            f"version {self._newest.manifest['version']}, which stays. Publish the earlier state "
+            "again to return to it."
+        )
 
     def _tell(self, error: PersistError) -> None:
         if not self.told or str(self.told[-1]) != str(error):  # a poll later it is the same
             log.warning("%s", error)
             self.told = [*self.told[-99:], error]
+
+
+def _number(reader: Reader) -> int:
+    return number_of(reader.links[-1].folder)
 
 
 class Feed(ABC):

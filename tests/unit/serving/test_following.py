@@ -187,3 +187,43 @@ def test_versions_of_a_cold_start_refuse_text_for_numbers(tmp_path: Path, kind: 
         for columns in ({"item": ["1"], "tag": ["t1"]}, {"item": [1], "tag": [1]}):
             with pytest.raises(SchemaError, match="values in training"):
                 session.predict(columns)
+
+
+def test_a_current_that_goes_back_is_not_followed_and_the_reason_is_shown(
+    trainer: Trainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither to a version that was served, nor to an earlier one that never was."""
+    current = trainer.folder / "published" / "CURRENT"
+    never_served = [trainer.publish(1, full=True), current.read_bytes()]
+    served = [trainer.publish(2, full=True), current.read_bytes()]
+    running = Running(trainer.folder / "export", grpc_port=None)
+    running.models.follow("m", lambda: Follower(trainer.folder / "published"), 0.02)
+    with hb.Client(f"http://{running.http}") as client:
+        wait_for(lambda: client.models()[0]["version"] == str(served[0]), "the published version is served")
+        newest = trainer.publish(3)
+        wait_for(lambda: client.models()[0]["version"] == str(newest), "the delta is served")
+        for version, pointer in (served, never_served):
+            current.write_bytes(pointer)
+            reason = f"versions only grow, got version {version} after version {newest}"
+            wait_for(lambda reason=reason: reason in client.models()[0]["reason"], "the reason is shown")
+            assert client.models()[0]["version"] == str(newest)
+            assert reason in caplog.text
+        newest = trainer.publish(4, full=True)
+        wait_for(lambda: client.models()[0]["version"] == str(newest), "a new version is followed")
+        wait_for(lambda: client.models()[0]["reason"] == "", "the reason is gone")
+        answer = client.ask("m", trainer.asked)
+        assert np.abs(answer.outputs["prediction"] - trainer.scores[newest]).max() < 1e-6
+        current.write_bytes(served[1])  # once more: the same words are told again
+        wait_for(lambda: f"got version {served[0]}" in client.models()[0]["reason"], "the reason is shown again")
+    running.close()
+
+
+def test_a_source_that_begins_anew_is_followed(trainer: Trainer) -> None:
+    follower = Follower(trainer.folder / "published")
+    for seed in (1, 2):
+        trainer.publish(seed, full=True)
+    assert [one.manifest["version"] for one in follower.poll()] == [trainer.model.counters["steps"]]
+    shutil.rmtree(trainer.folder / "published")
+    newest = trainer.publish(3, full=True)
+    assert [one.manifest["version"] for one in follower.poll()] == [newest]
+    assert follower.told == []

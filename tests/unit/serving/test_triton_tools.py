@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -273,3 +274,27 @@ def test_the_metadata_tells_lists_from_single_values(tmp_path: Path) -> None:
 def test_a_model_cannot_have_the_name_that_the_protocol_keeps(running: Running, exported: Path) -> None:
     with pytest.raises(hb.errors.ConfigError, match="keeps this name"):
         running.models.add("stats", exported)
+
+
+@pytest.mark.parametrize(
+    "lines, status",
+    [
+        (["Host: a"], 200),
+        ([], 400),
+        (["Host: a", "Host: b"], 400),
+        (["Host: a", "Host: a"], 400),
+        (["Host: a", "Transfer-Encoding: gzip, chunked"], 501),
+        (["Host: a", "Transfer-Encoding: gzip", "Transfer-Encoding: chunked"], 501),
+        (["Host: a", "Transfer-Encoding: Chunked"], 200),
+    ],
+)
+def test_requests_that_intermediaries_read_in_other_ways_are_refused(
+    running: Running, lines: list[str], status: int
+) -> None:
+    chunked = any("hunked" in line for line in lines)
+    data = "\r\n".join(["GET /v2 HTTP/1.1", *lines, "Connection: close", "", "0\r\n\r\n" if chunked else ""])
+    host, port = running.http.split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(data.encode())
+        with connection.makefile("rb") as answer:
+            assert answer.readline().split()[1] == str(status).encode()

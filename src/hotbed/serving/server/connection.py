@@ -7,7 +7,7 @@ import asyncio
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sized
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from socket import socket
 from ssl import SSLContext
@@ -133,7 +133,8 @@ class Connection(HttpToolsProtocol):
         request, body, more = Request(scope["method"], scope["raw_path"].decode("ascii"), headers), bytearray(), True
         routes = self._server.routes
         most = routes.body_bytes(request)
-        response = routes.refuse(request) or _too_long(int(headers.get("content-length", 0)), most)
+        response = _violation(scope) or routes.refuse(request)
+        response = response or _too_long(int(headers.get("content-length", 0)), most)
         while response is None and more:
             message = await receive()
             if message["type"] == "http.disconnect":
@@ -305,6 +306,26 @@ class Connection(HttpToolsProtocol):
             self.flow.resume_reading()
         else:
             self.transport.close()
+
+
+def _violation(scope: Mapping[str, Any]) -> Response | None:
+    """The answer to a request that breaks HTTP/1.1 in a way that the parser lets pass.
+
+    Intermediaries read such requests in other ways than the server would.
+    """
+    headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
+    version = scope["http_version"]
+    if version not in ("1.0", "1.1"):
+        return refusal(400, f"the request: expected HTTP/1.1, got HTTP/{version}. Send its version.")
+    hosts = sum(name == b"host" for name, _ in headers)
+    if hosts > 1 or (hosts == 0 and version == "1.1"):
+        return refusal(400, f"host: expected one header, got {hosts}. Send one.")
+    lines = [value.decode("latin-1") for name, value in headers if name == b"transfer-encoding"]
+    codings = ", ".join(lines)
+    if codings and codings.strip().lower() != "chunked":
+        reason = f"transfer-encoding: expected chunked, got {codings[:60]!r}. Send the body as it is."
+        return refusal(501, reason)
+    return None
 
 
 def _too_long(size: int, most: int) -> Response | None:
