@@ -163,18 +163,18 @@ def test_a_request_is_read_however_it_is_cut(running: Running) -> None:
         (b"\x16\x03\x01\x02\x00\x01", 400),
         (b"GET /v2 HTTP/9.9\r\n\r\n", 400),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
-        (b"POST / HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
-        (b"POST / HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef", 400),
-        (b"GET /v2 HTTP/1.1\r\n" + b"X: y\r\n" * 40_000, 431),
-        (b"GET /v2 HTTP/1.1\r\nX: " + b"y" * 200_000, 431),
-        (b"GET /v2 HTTP/1.1\r\nX: " + b"y" * 65_536 + b"\r\n\r\n", 431),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef", 400),
+        (b"GET /v2 HTTP/1.1\r\nHost: x\r\n" + b"X: y\r\n" * 40_000, 431),
+        (b"GET /v2 HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 200_000, 431),
+        (b"GET /v2 HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 65_536 + b"\r\n\r\n", 431),
         (b"GET /v2 HTTP/1.1\r\nHost: x\r\n" + b"A: b\r\n" * 20_000 + b"\r\n", 431),
         (b"GET /" + b"v" * 66_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 431),
-        (b"GET /v2 HTTP/1.1\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\n\r\nrest", 200),
-        (b"CONNECT a:1 HTTP/1.1\r\nUpgrade: h2c\r\nConnection: Upgrade\r\nHost: a\r\n\r\n", 400),
+        (b"GET /v2 HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\n\r\nrest", 200),
+        (b"CONNECT a:1 HTTP/1.1\r\nHost: x\r\nUpgrade: h2c\r\nConnection: Upgrade\r\nHost: a\r\n\r\n", 400),
         (b"GET /v2 HTTP/1.0\r\n\r\n", 200),
-        (b"GET http://x/v2?a=b HTTP/1.1\r\nConnection: close\r\n\r\n", 200),
-        (b"HEAD /v2 HTTP/1.1\r\nConnection: close\r\n\r\n", 200),
+        (b"GET http://x/v2?a=b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 200),
+        (b"HEAD /v2 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 200),
     ],
 )
 def test_what_is_no_request_is_told_so_and_the_connection_closed(running: Running, sent: bytes, status: int) -> None:
@@ -194,7 +194,7 @@ def test_what_is_no_request_is_told_so_and_the_connection_closed(running: Runnin
 )
 def test_trailers_are_bounded(running: Running, trailer: bytes) -> None:
     client = connected(running)
-    client.sendall(b"POST /v2/models/m/infer HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n")
+    client.sendall(b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n")
     client.sendall(trailer * (1_000_000 // len(trailer)))
     assert answers(client, 1)[0][0] == 431
     assert read(client) == b""
@@ -207,7 +207,7 @@ def test_trailers_are_not_headers(exported: Path, tmp_path: Path) -> None:
     client = connected(running)
     data = json.dumps(body()).encode()
     client.sendall(
-        b"POST /v2/models/m/infer HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
         b"%x\r\n%b\r\n0\r\nAuthorization: Bearer secret\r\n\r\n" % (len(data), data)
     )
     assert answers(client, 1)[0][0] == 401
@@ -219,7 +219,7 @@ def test_a_request_to_upgrade_is_answered_over_http_1(running: Running) -> None:
     whole = infer(**wish)
     data = json.dumps(body()).encode()
     chunked = (
-        b"POST /v2/models/m/infer HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n"
+        b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n"
         b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(data), data)
     )
     client = connected(running)
@@ -252,7 +252,8 @@ def test_random_bytes_are_answered_or_left(running: Running) -> None:
 def test_a_refused_body_is_taken_in_so_that_its_sender_can_read_why(running: Running, before: bytes) -> None:
     client, size = connected(running), 20 << 20
     client.sendall(
-        before + f"POST /v2/models/m/infer HTTP/1.1\r\nConnection: close\r\nContent-Length: {size}\r\n\r\n".encode()
+        before
+        + f"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {size}\r\n\r\n".encode()
     )
     for _ in range(20):
         client.sendall(b" " * (1 << 20))
@@ -262,7 +263,7 @@ def test_a_refused_body_is_taken_in_so_that_its_sender_can_read_why(running: Run
 
 def test_a_refused_body_that_does_not_come_is_given_up(hasty: Running) -> None:
     client = connected(hasty)
-    client.sendall(b"POST /v2/models/m/infer HTTP/1.1\r\nContent-Length: 100000000\r\n\r\n ")
+    client.sendall(b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n ")
     assert answers(client, 1)[0][0] == 413  # it is not waited for with the answer
     assert read(client) == b""
     alive(hasty)
@@ -280,7 +281,7 @@ def test_what_was_asked_before_garbage_is_answered(exported: Path) -> None:
 
 def test_a_long_body_before_a_head_is_no_long_head(running: Running) -> None:
     client, long = connected(running), json.dumps(body(4000)).encode()
-    asked = f"POST /v2/models/m/infer HTTP/1.1\r\nContent-Length: {len(long)}\r\n\r\n".encode() + long
+    asked = f"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(long)}\r\n\r\n".encode() + long
     client.sendall(asked * 3 + asked[:10])
     assert [status for status, _ in answers(client, 3)] == [200] * 3
     client.sendall(asked[10:])
