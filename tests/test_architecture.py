@@ -45,8 +45,11 @@ NATIVE = {
     "serving/server/bodies",
 }
 TORCH = (
+    "embedding/gradients",
     "embedding/module",
     "embedding/opaque",
+    "embedding/parameter",
+    "embedding/state",
     "models/",
     "optim/",
     "parallel/",

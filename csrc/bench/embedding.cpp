@@ -113,7 +113,7 @@ struct Workload {
       in.push_back({batch.data() + static_cast<int64_t>(t) * n, n, nullptr, nullptr, n});
       rows.push_back({out.data() + static_cast<int64_t>(t) * dim, dim * static_cast<int64_t>(tables.size())});
     }
-    step.lookup(in, nullptr, training, rows);
+    step.lookup(in, nullptr, training, training, rows);
   }
 };
 

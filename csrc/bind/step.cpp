@@ -18,12 +18,12 @@ using namespace hotbed;
 
 namespace {
 
-void lookup(Step& step, const std::vector<IdsTuple>& ids, Address times, bool training,
+void lookup(Step& step, const std::vector<IdsTuple>& ids, Address times, bool training, bool keeps,
             const std::vector<RowsTuple>& out) {
   const std::vector<FeatureIds> features = checked_features(ids);
   const std::vector<OutputRows> rows = output_rows(out);
   nb::gil_scoped_release release;
-  step.lookup(features, pointer<const int64_t>(times), training, rows);
+  step.lookup(features, pointer<const int64_t>(times), training, keeps, rows);
 }
 
 bool sum_gradients(Step& step, const std::vector<RowsTuple>& grads, const std::vector<Address>& sums) {
@@ -79,7 +79,7 @@ void init_step(nb::module_& m) {
             new (self) Step(tables, std::move(parsed));
           },
           nb::arg("tables"), nb::arg("features"))
-      .def("lookup", &lookup, nb::arg("ids"), nb::arg("times"), nb::arg("training"), nb::arg("out"))
+      .def("lookup", &lookup, nb::arg("ids"), nb::arg("times"), nb::arg("training"), nb::arg("keeps"), nb::arg("out"))
       .def(
           "adopt_slots",
           [](Step& s, const Input<int64_t>& slots) { s.adopt_slots(slots.data(), static_cast<int64_t>(slots.size())); },

@@ -288,6 +288,8 @@ void init_table(nb::module_& m) {
       .def(
           "snapshot_sketch", [](Table& t, int p) { return to_numpy(t.snapshot_part(p).sketch); }, nb::arg("partition"))
       .def("track", &Table::track, nb::arg("on"))
+      .def(
+          "freeze", [](Table& t, int frozen) { t.freeze(static_cast<Frozen>(frozen)); }, nb::arg("frozen"))
       .def("remove", &remove_ids, nb::arg("ids"))
       .def(
           "candidates", [](const Table& t, int p) { return to_dict(t.candidates(p)); }, nb::arg("partition"))

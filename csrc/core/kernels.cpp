@@ -14,6 +14,12 @@ namespace hotbed::HOTBED_ISA {
 namespace {
 
 constexpr int kLanes = 16;
+constexpr float kLargest = __FLT_MAX__;
+
+// Optimizer state ends at the largest float: an infinite one would stop its lane for ever. The forms compile to one
+// minimum and one maximum.
+inline float below(float x) { return x < kLargest ? x : kLargest; }
+inline float within(float x) { return below(x > -kLargest ? x : -kLargest); }
 
 inline void copy_row(float* __restrict out, const float* __restrict row, int dim) {
   memcpy(out, row, sizeof(float) * dim);
@@ -145,42 +151,42 @@ inline void apply(const RuleStep& r, float* __restrict w, float* __restrict s, c
     for (int d = 0; d < dim; d++) w[d] -= r.lr * g[d];
   } else if constexpr (K == RuleKind::kMomentum) {
     for (int d = 0; d < dim; d++) {
-      s[d] = r.beta1 * s[d] + g[d];
+      s[d] = within(r.beta1 * s[d] + g[d]);
       w[d] -= r.lr * s[d];
     }
   } else if constexpr (K == RuleKind::kNesterov) {
     for (int d = 0; d < dim; d++) {
-      s[d] = r.beta1 * s[d] + g[d];
+      s[d] = within(r.beta1 * s[d] + g[d]);
       w[d] -= r.lr * (g[d] + r.beta1 * s[d]);
     }
   } else if constexpr (K == RuleKind::kAdagrad) {
     for (int d = 0; d < dim; d++) {
-      s[d] += g[d] * g[d];
+      s[d] = below(s[d] + g[d] * g[d]);
       w[d] -= r.lr * g[d] / (sqrtf(s[d]) + r.eps);
     }
   } else if constexpr (K == RuleKind::kRowwiseAdagrad) {
-    s[0] += sum_of_squares(g, dim) / static_cast<float>(dim);
+    s[0] = below(s[0] + sum_of_squares(g, dim) / static_cast<float>(dim));
     const float rate = r.lr / (sqrtf(s[0]) + r.eps);
     for (int d = 0; d < dim; d++) w[d] -= rate * g[d];
   } else if constexpr (K == RuleKind::kRmsProp) {
     for (int d = 0; d < dim; d++) {
-      s[d] = r.beta2 * s[d] + r.one_minus_beta2 * (g[d] * g[d]);
+      s[d] = below(r.beta2 * s[d] + r.one_minus_beta2 * (g[d] * g[d]));
       w[d] -= r.lr * g[d] / (sqrtf(s[d]) + r.eps);
     }
   } else if constexpr (K == RuleKind::kAdam) {
     float* __restrict m = s, * __restrict v = s + dim;
     for (int d = 0; d < dim; d++) {
       const float kept = w[d] * r.keep;
-      m[d] = r.beta1 * m[d] + r.one_minus_beta1 * g[d];
-      v[d] = r.beta2 * v[d] + r.one_minus_beta2 * (g[d] * g[d]);
+      m[d] = within(r.beta1 * m[d] + r.one_minus_beta1 * g[d]);
+      v[d] = below(r.beta2 * v[d] + r.one_minus_beta2 * (g[d] * g[d]));
       w[d] = kept - r.step_size * m[d] / (sqrtf(v[d]) / r.root_bias + r.eps);
     }
   } else {  // Ftrl: s = [n][z]; l1 and l2 are the proximal ones
     float* __restrict n = s, * __restrict z = s + dim;
     for (int d = 0; d < dim; d++) {
-      const float grown = n[d] + g[d] * g[d], root = sqrtf(grown);
+      const float grown = below(n[d] + g[d] * g[d]), root = sqrtf(grown);
       const float sigma = (root - sqrtf(n[d])) / r.lr;
-      z[d] += g[d] - sigma * w[d];
+      z[d] = within(z[d] + (g[d] - sigma * w[d]));
       n[d] = grown;
       const float shrunk = z[d] - copysignf(r.l1, z[d]);  // z = 0 falls under |z| <= l1
       const float moved = -shrunk / ((r.beta + root) / r.lr + r.l2);
@@ -206,6 +212,21 @@ void update_plain(const RuleStep& r, float* const* w, float* const* s, const flo
   }
 }
 
+// Scales a row's gradient down to the norm `clip`. Where the squares overflow, lanes are taken as parts of the largest.
+inline void clip_norm(float* g, float clip, int dim) {
+  float norm = sqrtf(sum_of_squares(g, dim)), largest = kLargest;
+  if (norm > kLargest) {
+    largest = 0.0f;
+    for (int d = 0; d < dim; d++) largest = fabsf(g[d]) > largest ? fabsf(g[d]) : largest;
+    for (int d = 0; d < dim; d++) g[d] /= largest;
+    norm = sqrtf(sum_of_squares(g, dim));
+  } else if (norm <= clip) {
+    return;
+  }
+  const float ratio = clip / norm, scale = ratio < largest ? ratio : largest;
+  for (int d = 0; d < dim; d++) g[d] *= scale;
+}
+
 // With clipping, coupled l1/l2 or no gradient at all, the effective gradient is formed in `buffer` first.
 template <RuleKind K>
 void update_general(const RuleStep& r, float* const* w, float* const* s, const float* grads, int64_t n, int dim,
@@ -213,13 +234,7 @@ void update_general(const RuleStep& r, float* const* w, float* const* s, const f
   for (int64_t i = 0; i < n; i++) {
     if (grads) memcpy(buffer, grads + i * dim, sizeof(float) * dim);
     else memset(buffer, 0, sizeof(float) * dim);
-    if (r.clip > 0.0f) {
-      const float norm = sqrtf(sum_of_squares(buffer, dim));
-      if (norm > r.clip) {
-        const float scale = r.clip / norm;
-        for (int d = 0; d < dim; d++) buffer[d] *= scale;
-      }
-    }
+    if (r.clip > 0.0f) clip_norm(buffer, r.clip, dim);
     if constexpr (K != RuleKind::kFtrl) {
       if (r.l2 != 0.0f)
         for (int d = 0; d < dim; d++) buffer[d] += r.l2 * w[i][d];

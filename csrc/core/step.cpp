@@ -273,7 +273,7 @@ Bags Step::bags(const Part& part, size_t k) const {
           flat ? ids.num_values : ids.num_samples, pooling};
 }
 
-void Step::lookup(const std::vector<FeatureIds>& ids, const int64_t* times, bool training,
+void Step::lookup(const std::vector<FeatureIds>& ids, const int64_t* times, bool training, bool keeps,
                   const std::vector<OutputRows>& out) {
   plan(ids);
   struct Unlock {
@@ -287,12 +287,13 @@ void Step::lookup(const std::vector<FeatureIds>& ids, const int64_t* times, bool
     if (to.data)
       kernels().pool(bags(part, k), part.rows.data(), to.data, to.step, part.table->config().dim, first, last);
   };
+  const auto trains = [&](const Part& part) { return training && part.table->observes(); };
   // A small part goes from ids to pooled rows in one task. Parts of several ranges, or with a cap on rows that may
   // refuse the batch, go through the phases together, so that a refusal comes before any table has changed.
   std::vector<std::pair<Part*, size_t>> phased;
   std::vector<Part*> small;
   for (Part& part : parts_) {
-    if (part.ranges.size() == 1 && !(training && part.table->capped())) small.push_back(&part);
+    if (part.ranges.size() == 1 && !(trains(part) && part.table->capped())) small.push_back(&part);
     else
       for (size_t r = 0; r < part.ranges.size(); r++) phased.emplace_back(&part, r);
   }
@@ -304,19 +305,25 @@ void Step::lookup(const std::vector<FeatureIds>& ids, const int64_t* times, bool
   };
   each([&](Part& part, size_t r) {
     distinct(part, r, ids, times);
-    part.table->resolve(part.ranges[r], training);
-    if (training && part.table->capped()) part.table->check_capacity(part.ranges[r]);
+    part.table->resolve(part.ranges[r], trains(part));
+    if (trains(part) && part.table->capped()) part.table->count_rows(part.ranges[r]);
   });
-  if (training)
-    for (Part& part : parts_) part.table->begin_batch();
+  for (const Part& part : parts_) {
+    if (!trains(part) || !part.table->capped()) continue;
+    uint64_t num_rows = 0;
+    for (const Uniques& range : part.ranges) num_rows += range.num_rows;
+    part.table->check_capacity(num_rows);
+  }
+  for (Part& part : parts_)
+    if (trains(part)) part.table->begin_batch();
   pool.run(static_cast<int>(small.size()), [&](int i) {
     Part& part = *small[static_cast<size_t>(i)];
     Table& table = *part.table;
     Uniques& uniques = part.ranges[0];
     distinct(part, 0, ids, times);
     number(part);
-    table.resolve(uniques, training);
-    if (training) {
+    table.resolve(uniques, trains(part));
+    if (trains(part)) {
       table.admit(uniques);
       if (!uniques.missing.empty()) {
         Uniques* all[] = {&uniques};
@@ -329,13 +336,18 @@ void Step::lookup(const std::vector<FeatureIds>& ids, const int64_t* times, bool
   });
   if (!phased.empty()) {
     if (training) {
-      each([&](Part& part, size_t r) { part.table->admit(part.ranges[r]); });
+      each([&](Part& part, size_t r) {
+        if (trains(part)) part.table->admit(part.ranges[r]);
+        else part.ranges[r].missing.clear();
+      });
       for (size_t i = 0; i < phased.size(); i += phased[i].first->ranges.size()) {
         std::vector<Uniques*> all;
         for (Uniques& range : phased[i].first->ranges) all.push_back(&range);
         phased[i].first->table->reserve(all.data(), static_cast<int>(all.size()));
       }
-      each([&](Part& part, size_t r) { part.table->insert(part.ranges[r]); });
+      each([&](Part& part, size_t r) {
+        if (trains(part)) part.table->insert(part.ranges[r]);
+      });
     }
     for (size_t i = 0; i < phased.size(); i += phased[i].first->ranges.size()) {
       Part& part = *phased[i].first;
@@ -351,7 +363,7 @@ void Step::lookup(const std::vector<FeatureIds>& ids, const int64_t* times, bool
       }
     }
   }
-  if (!training) return;
+  if (!keeps) return;
   for (Part& part : parts_) {
     part.evictions = part.table->num_evictions();
     part.generation = part.table->generation();
@@ -533,6 +545,7 @@ void Step::apply(const std::vector<const float*>& sums, const std::vector<double
   std::vector<Task> tasks;
   std::vector<Table*> eager;
   for (size_t t = 0; t < parts_.size(); t++) {
+    if (!parts_[t].table->learns()) continue;
     if (retained_ && parts_[t].evictions != parts_[t].table->num_evictions()) drop_evicted(parts_[t]);
     parts_[t].table->begin_update(rates[t]);
     if (parts_[t].table->scope() == Scope::kAll) eager.push_back(parts_[t].table.get());

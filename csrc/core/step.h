@@ -42,8 +42,9 @@ class Step {
   Step(const Step&) = delete;
   Step& operator=(const Step&) = delete;
 
-  // Forward: maps (training: inserts, counts, touches) and pools. `times`: microseconds a sample, or null.
-  void lookup(const std::vector<FeatureIds>& ids, const int64_t* times, bool training,
+  // Forward: maps (training: inserts, counts, touches) and pools. `times`: microseconds a sample, or null. `keeps`: a
+  // backward will come, so that the plan lives on after the call.
+  void lookup(const std::vector<FeatureIds>& ids, const int64_t* times, bool training, bool keeps,
               const std::vector<OutputRows>& out);
   // A step over given slots or ids of a single table, without a forward (Table.update).
   void adopt_slots(const int64_t* slots, int64_t n);

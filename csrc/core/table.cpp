@@ -26,9 +26,8 @@ RowLayout layout_of(const TableConfig& config) {
 }  // namespace
 
 TableFull::TableFull(std::string table, uint64_t needed, uint64_t capacity)
-    : message("table '" + table + "' is full: one batch needs " + std::to_string(needed) +
-              " rows in a partition that may keep " + std::to_string(capacity) +
-              " (max_rows / 256); raise max_rows or use smaller batches") {}
+    : message("table '" + table + "' is full: one batch needs " + std::to_string(needed) + " rows, it may keep " +
+              std::to_string(capacity) + "; raise max_rows or use smaller batches") {}
 
 Table::Table(TableConfig config)
     : config_(std::move(config)), key_(table_key(config_.seed, config_.name_hash)), rows_(layout_of(config_)) {
@@ -106,17 +105,18 @@ bool Table::would_admit(const Uniques& uniques, size_t u, uint64_t before) const
   return false;
 }
 
-// Counts the rows that the batch pins in each partition: those found and those that will enter.
-void Table::check_capacity(const Uniques& uniques) const {
-  std::array<uint32_t, kPartitions> needed{};
-  for (size_t u = 0; u < uniques.ids.size(); u++) {
-    const size_t p = static_cast<size_t>(partition_of(uniques.hashes[u]));
-    const Partition& partition = partitions_[p];
-    if (uniques.slots[u] == kNoSlot && !admits_all() &&
-        !would_admit(uniques, u, partition.candidates->peek(uniques.ids[u], uniques.hashes[u])))
-      continue;
-    if (++needed[p] > cap_) throw TableFull(config_.name, needed[p], cap_);
+void Table::count_rows(Uniques& uniques) const {
+  uniques.num_rows = uniques.ids.size();
+  if (admits_all()) return;
+  for (const uint32_t u : uniques.missing) {
+    const Candidates& candidates = *partitions_[static_cast<size_t>(partition_of(uniques.hashes[u]))].candidates;
+    if (!would_admit(uniques, u, candidates.peek(uniques.ids[u], uniques.hashes[u]))) uniques.num_rows--;
   }
+}
+
+void Table::check_capacity(uint64_t num_rows) const {
+  const uint64_t capacity = cap_ * kPartitions;
+  if (learns() && num_rows > capacity) throw TableFull(config_.name, num_rows, capacity);
 }
 
 void Table::admit(Uniques& uniques) {
@@ -129,6 +129,7 @@ void Table::admit(Uniques& uniques) {
         touch(rows_[uniques.slots[u]], uniques, u, fields.has_count ? uniques.counts[u] * coefficient : 0);
       }
   uniques.num_refused = 0;
+  if (!learns()) uniques.missing.clear();
   if (admits_all()) return;
   size_t kept = 0;
   for (const uint32_t u : uniques.missing) {
@@ -190,6 +191,14 @@ void Table::start_row(uint32_t slot, int64_t id) {
 
 void Table::insert(Uniques& uniques) {
   std::vector<uint32_t> in_batch;  // slots that this batch uses: none of them may be a victim
+  const auto make_room = [&](int p) {
+    if (in_batch.empty()) {
+      for (const uint32_t slot : uniques.slots)
+        if (slot != kNoSlot) in_batch.push_back(slot);
+      std::sort(in_batch.begin(), in_batch.end());
+    }
+    return evict_one(p, in_batch);
+  };
   for (size_t i = 0; i < uniques.missing.size(); i++) {
     if (i + kAhead < uniques.missing.size()) {  // the bucket, and the row that will be next in that partition
       const uint64_t ahead = uniques.hashes[uniques.missing[i + kAhead]];
@@ -200,14 +209,7 @@ void Table::insert(Uniques& uniques) {
     const uint64_t hash = uniques.hashes[u];
     const int p = partition_of(hash);
     Partition& partition = partitions_[p];
-    if (cap_ && maps_[p].size() >= cap_) {
-      if (in_batch.empty()) {
-        for (const uint32_t slot : uniques.slots)
-          if (slot != kNoSlot) in_batch.push_back(slot);
-        std::sort(in_batch.begin(), in_batch.end());
-      }
-      evict_one(p, in_batch);
-    }
+    if (cap_ && maps_[p].size() >= cap_) make_room(p);
     const uint32_t slot = partition.free.back();
     maps_[p].insert(uniques.ids[u], hash, slot);
     partition.free.pop_back();
@@ -222,8 +224,11 @@ void Table::insert(Uniques& uniques) {
       if (!in_batch.empty()) in_batch.insert(std::lower_bound(in_batch.begin(), in_batch.end(), slot), slot);
     }
   }
-  if (cap_)
-    for (int p = uniques.first_partition; p < uniques.last_partition; p++) partitions_[p].victims.release();
+  if (!cap_) return;
+  for (int p = uniques.first_partition; p < uniques.last_partition; p++) {
+    while (maps_[p].size() > cap_ && make_room(p)) continue;  // an earlier batch may have left more than the quota
+    partitions_[p].victims.release();
+  }
 }
 
 void Table::read_absent(int64_t id, float* out) const noexcept {
@@ -325,7 +330,6 @@ void Table::load_rows(const ExportedRows& in) {
     Partition& partition = partitions_[p];
     uint32_t slot = map.find(in.ids[i], hash);
     if (slot == kNoSlot) {
-      if (cap_ && map.size() >= cap_) throw TableFull(config_.name, map.size() + 1, cap_);
       if (partition.free.empty()) {
         const uint32_t first = add_chunk(p);
         for (uint32_t k = Rows::kChunk; k-- > 0;) partition.free.push_back(first + k);

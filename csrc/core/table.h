@@ -61,7 +61,10 @@ class TableMutex {
   std::atomic<int> waiting_{0};
 };
 
-// The policy lets a partition keep `capacity` rows and one batch needs `needed`.
+// What of a table stays as it is: nothing, values and optimizer state, or also times, counts and who has a row.
+enum class Frozen : uint8_t { kNothing, kRows, kAll };
+
+// The policy lets a table keep `capacity` rows and one batch needs `needed`.
 struct TableFull : std::exception {
   TableFull(std::string table, uint64_t needed, uint64_t capacity);
   const char* what() const noexcept override { return message.c_str(); }
@@ -80,6 +83,7 @@ struct Uniques {
   std::vector<uint32_t> missing;
   uint32_t base = 0;  // number of this range's first id among the batch's unique ids
   uint64_t num_refused = 0;
+  uint64_t num_rows = 0;  // rows that the batch uses; filled by Table::count_rows
 };
 
 struct ExportedRows {
@@ -113,11 +117,17 @@ class Table {
   // --- one batch, in this order; begin and reserve are serial, the others run per range of partitions
   void resolve(Uniques& uniques, bool training);  // probes; changes nothing but the replays that a read needs
   bool capped() const noexcept { return cap_ != 0; }
-  void check_capacity(const Uniques& uniques) const;  // throws TableFull before anything changes
+  void count_rows(Uniques& uniques) const;       // those found and those that will enter
+  void check_capacity(uint64_t num_rows) const;  // throws TableFull before anything changes
   void begin_batch();
   void admit(Uniques& uniques);                  // touches what was found; keeps in `missing` only what gets a row now
   void reserve(Uniques* const* uniques, int n);  // fresh rows for all ranges, in partition order
-  void insert(Uniques& uniques);
+  void insert(Uniques& uniques);                 // a full partition gives up rows that the batch does not use
+
+  // --- freezing: an update passes over a frozen table, and its step does not rise
+  void freeze(Frozen frozen) noexcept { frozen_ = frozen; }
+  bool learns() const noexcept { return frozen_ == Frozen::kNothing; }
+  bool observes() const noexcept { return frozen_ != Frozen::kAll; }  // times, counts and eviction go on
 
   // Copies the row of a slot, or the value that an id without a row reads as.
   void read(uint32_t slot, int64_t id, float* out) const noexcept;
@@ -200,7 +210,7 @@ class Table {
   void mark_changing(uint32_t slot);
   void mark_born(int partition, int64_t id, uint32_t slot);
   void mark_gone(int partition, int64_t id, uint32_t slot);
-  void evict_one(int partition, const std::vector<uint32_t>& in_batch);
+  bool evict_one(int partition, const std::vector<uint32_t>& in_batch);  // false: the batch uses every row
   void start_row(uint32_t slot, int64_t id);
   void replay(uint32_t slot, uint64_t to);
   void update_half(const RuleStep& rule, uint64_t step, const uint32_t* slots, const float* grads, int64_t n);
@@ -216,6 +226,7 @@ class Table {
   std::atomic<uint64_t> num_evictions_{0};
   std::atomic<bool> quarantined_{false};
   uint64_t cap_ = 0;  // rows a partition may keep; 0 = no cap
+  Frozen frozen_ = Frozen::kNothing;
   uint64_t step_ = 0, calls_ = 0;
   int64_t watermark_ = INT64_MIN;
   RateHistory rates_;

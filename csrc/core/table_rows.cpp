@@ -163,7 +163,7 @@ int64_t Table::victim_key(const Row& row) const noexcept {
   return layout().has_score ? ordered(row.score()) : static_cast<int64_t>(row.count());
 }
 
-void Table::evict_one(int p, const std::vector<uint32_t>& in_batch) {
+bool Table::evict_one(int p, const std::vector<uint32_t>& in_batch) {
   IdMap& map = maps_[p];
   Partition& partition = partitions_[p];
   const auto pinned = [&](uint32_t slot) { return std::binary_search(in_batch.begin(), in_batch.end(), slot); };
@@ -179,9 +179,10 @@ void Table::evict_one(int p, const std::vector<uint32_t>& in_batch) {
     return pinned(victim.slot) ? Victims::State::kProtected : Victims::State::kAlive;
   };
   Victim victim;
-  if (!partition.victims.pop(scan, current, &victim)) throw TableFull(config_.name, map.size() + 1, cap_);
+  if (!partition.victims.pop(scan, current, &victim)) return false;
   remove_row(p, victim.id, victim.slot);
   // With plans in flight the slot rests; reserve() has provided a fresh one for this insertion.
+  return true;
 }
 
 }  // namespace hotbed

@@ -33,7 +33,7 @@ void step(const std::shared_ptr<Table>& table, const std::vector<int64_t>& ids, 
   const std::vector<int64_t> times(ids.size(), now);
   std::vector<float> out(ids.size() * 3), grads(out.size(), 1.0f);
   Step one({table}, {{0, Pooling::kSum}});
-  one.lookup({{ids.data(), n, nullptr, nullptr, n}}, times.data(), true, {{out.data(), 3}});
+  one.lookup({{ids.data(), n, nullptr, nullptr, n}}, times.data(), true, true, {{out.data(), 3}});
   std::vector<float> sums(static_cast<size_t>(one.num_unique(0)) * 3);
   REQUIRE(one.sum_gradients({{grads.data(), 3}}, {sums.data()}));
   one.apply({sums.data()}, {0.1});

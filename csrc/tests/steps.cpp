@@ -44,7 +44,7 @@ struct Group {
       rows.push_back({out.data() + at, step_width});
       at += tables[t]->config().dim;
     }
-    step.lookup(features, times, training, rows);
+    step.lookup(features, times, training, training, rows);
   }
 
   std::unique_ptr<Step> make_step() const {
@@ -211,7 +211,7 @@ TEST_CASE("evaluation inserts nothing, counts nothing and reads what a server wo
   CHECK(group.tables[1]->candidates(partition_of(hash_id(5))).size() == 1);
 }
 
-TEST_CASE("the cap of a partition holds, the oldest go, and a batch that cannot fit is refused whole") {
+TEST_CASE("the cap of a partition holds, the oldest go, and only a batch that uses more rows goes beyond it") {
   TableConfig c = config("capped", 2);
   c.eviction.max_rows = 256 * 4, c.keep_seen = true;
   Group group({c});
@@ -226,11 +226,20 @@ TEST_CASE("the cap of a partition holds, the oldest go, and a batch that cannot 
   }
   const auto rows = group.dump();
   for (size_t i = 8; i < 12; i++) CHECK(rows.count({0, mine[i]}) == 1);
-  const std::vector<int64_t> times(5, 99);
+  const std::vector<int64_t> times(2000, 99);
   auto step = group.make_step();
-  CHECK_THROWS_AS(group.look({{mine[20], mine[21], mine[22], mine[23], mine[24]}}, times.data(), true, *step),
-                  TableFull);
+  std::vector<int64_t> all(1025);
+  for (size_t i = 0; i < all.size(); i++) all[i] = static_cast<int64_t>(i);
+  CHECK_THROWS_AS(group.look({all}, times.data(), true, *step), TableFull);
   CHECK(same_bits(rows, group.dump()));
+  group.train({{mine[20], mine[21], mine[22], mine[23], mine[24]}}, times.data(), 0.1);
+  CHECK(group.tables[0]->size() == 5);  // all of them are used: the partition goes beyond its quota
+  const int64_t later = 100;
+  group.train({{mine[24]}}, &later, 0.1);
+  CHECK(group.tables[0]->size() == 4);
+  CHECK(group.dump().count({0, mine[20]}) == 0);
+  group.train({{by_partition[8][0]}}, &later, 0.1);
+  CHECK(group.tables[0]->size() == 5);  // another partition has its own quota
 }
 
 TEST_CASE("an expired id is absent before any sweep, and comes back as new") {
@@ -338,7 +347,7 @@ TEST_CASE("bags of a million ids, empty batches, dimensions of one and of a thou
   std::vector<int64_t> ids(1000000), offsets = {0, 0, 1000000, 1000000};
   for (size_t i = 0; i < ids.size(); i++) ids[i] = static_cast<int64_t>(i % 5000);
   std::vector<float> out(3 * 4, NAN);
-  step.lookup({{ids.data(), 1000000, offsets.data(), nullptr, 3}}, nullptr, true, {{out.data(), 4}});
+  step.lookup({{ids.data(), 1000000, offsets.data(), nullptr, 3}}, nullptr, true, true, {{out.data(), 4}});
   for (int d = 0; d < 4; d++) {
     CHECK(out[static_cast<size_t>(d)] == 0.0f);
     CHECK(std::isfinite(out[static_cast<size_t>(4 + d)]));

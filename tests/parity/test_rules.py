@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import hotbed as hb
+from hotbed import _core
 from hotbed.embedding.rule import Rule
 from hotbed.testing import ReferenceTable
 
@@ -54,6 +55,14 @@ RULES: list[Rule] = [
     hb.Ftrl(lr=0.1),
     hb.Ftrl(lr=0.1, l1=0.2, l2=0.3, beta=1.0),
 ]
+
+
+@pytest.fixture
+def every_isa() -> Iterator[list[str]]:
+    """Names of the instruction sets that this processor has."""
+    chosen = _core.isa_name()
+    yield [name for name in ("baseline", "avx2", "avx512") if _core.set_isa(name)]
+    _core.set_isa(chosen)
 
 
 def rule_name(rule: Any) -> str:
@@ -135,6 +144,34 @@ def test_clip_bounds_the_norm_of_a_rows_summed_gradient() -> None:
     slots = table.find_or_insert(np.array([1, 2, 1]))
     table.update(slots, np.array([[3, 0, 0], [0.1, 0.2, 0.2], [0, 4, 0]], np.float32))
     np.testing.assert_allclose(table.lookup(np.array([1, 2])), [[-0.3, -0.4, 0], [-0.1, -0.2, -0.2]], atol=1e-7)
+
+
+@pytest.mark.parametrize("scope", ["touched", "all"])
+@pytest.mark.parametrize("rule", RULES, ids=rule_name)
+def test_state_ends_at_the_largest_float_on_every_instruction_set(rule: Rule, scope: Any, every_isa: list[str]) -> None:
+    """Finite gradients whose squares, or whose sums over steps, overflow."""
+    largest = np.finfo(np.float32).max
+    rule = dataclasses.replace(rule, scope=scope)
+    tables = {isa: hb.Table("user", dim=19, rule=rule) for isa in every_isa}
+    reference = ReferenceTable("user", 19, rule=rule)
+    for grad in (1.0, 3e19, -1e38, -1e38, largest, largest, 0.5):
+        grads = np.full((2, 19), grad, np.float32)
+        grads[1, ::3] = 0.25
+        reference.update(reference.find_or_insert(IDS[:2]), grads)
+        for isa, table in tables.items():
+            _core.set_isa(isa)
+            table.update(table.find_or_insert(IDS[:2]), grads)
+            state = [one for batch in table.export() for one in batch.to_pydict().get("state", [])]
+            assert np.isfinite(state).all()
+            assert rows_of(table) == rows_of(reference), (isa, grad)
+
+
+def test_a_huge_gradient_is_clipped_to_its_norm() -> None:
+    for kind in (hb.Table, ReferenceTable):
+        table = kind("user", 3, rule=hb.Sgd(lr=1.0, clip=0.5), init=hb.Zeros())
+        for grad in (1e20, 3e38):
+            table.update(table.find_or_insert([int(grad > 1e30)]), np.full((1, 3), grad, np.float32))
+        np.testing.assert_allclose(table.lookup([0, 1]), np.full((2, 3), -0.5 / 3**0.5), rtol=1e-6)
 
 
 def test_l1_pulls_towards_zero() -> None:

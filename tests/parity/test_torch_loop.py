@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import hotbed as hb
 from hotbed.embedding.module import Feature
-from hotbed.errors import ConfigError, NonFiniteGradient
+from hotbed.errors import NonFiniteGradient
 
 pytestmark = pytest.mark.torch_core
 
@@ -310,17 +310,3 @@ def test_an_id_admitted_by_a_later_micro_batch_takes_no_gradient_from_when_it_wa
     (3 * bag(ids)).sum().backward()
     hb.SparseOptimizer(bag).step()
     assert table.lookup([7]).item() == -3.0
-
-
-def test_modules_with_tables_do_not_pickle_or_deep_copy() -> None:
-    with pytest.raises(ConfigError, match="pickle"):
-        copy.deepcopy(Sparse(hb.Sgd()))
-
-
-def test_the_model_state_dict_holds_the_dense_part_only() -> None:
-    sparse, _, mine, _ = adagrad()
-    batch, label = batches(1)[0]
-    loss_of(sparse, batch, label).backward()
-    mine[1].step()
-    assert set(sparse.state_dict()) == {f"tower.{name}" for name in sparse.tower.state_dict()}
-    Sparse(hb.Sgd()).load_state_dict(sparse.state_dict())

@@ -66,7 +66,7 @@ class Life:
 
 
 def state_of(batches: Any) -> dict[str, Any]:
-    batches = list(batches)
+    batches = [batch for batch in batches if batch.num_rows]
     return pa.Table.from_batches(batches).to_pydict() if batches else {}
 
 

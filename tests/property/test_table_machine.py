@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 import hotbed as hb
 from hotbed.embedding.init import partition
-from hotbed.errors import NonFiniteGradient, TableFull
+from hotbed.errors import NonFiniteGradient, TableError, TableFull
 from hotbed.testing import ReferenceTable
 
 pytestmark = pytest.mark.core
@@ -57,8 +57,7 @@ POLICIES: dict[str, dict[str, Any]] = {
 
 
 def rows_of(table: Any) -> dict[str, Any]:
-    batches = list(table.export())
-    return pa.Table.from_batches(batches).to_pydict() if batches else {}
+    return pa.Table.from_batches(table.export()).to_pydict()
 
 
 class TableMachine(RuleBasedStateMachine):
@@ -98,10 +97,13 @@ class TableMachine(RuleBasedStateMachine):
         assert len(set(got[got >= 0].tolist())) == len(set(ids[got >= 0].tolist()))
         return got, expected
 
-    @rule(ids=BATCH, lateness=st.integers(0, 8), seed=st.integers(0, 2**16), lr=st.sampled_from([None, 0.01, 0.5]))
+    @rule(ids=BATCH, lateness=st.integers(0, 8), seed=st.integers(0, 2**16), lr=st.sampled_from([None, 0.0, 0.01, 0.5]))
     def learn(self, ids: np.ndarray, lateness: int, seed: int, lr: float | None) -> None:
         slots = self.both(ids, lateness)
-        if slots is not None:
+        if self.native.frozen:
+            with pytest.raises(TableError):
+                self.native.update(np.empty(0, np.int64), np.empty((0, self.dim), np.float32))
+        elif slots is not None:
             grads = np.random.default_rng(seed).normal(size=(len(ids), self.dim)).astype(np.float32)
             self.native.update(slots[0], grads, lr=lr)
             self.reference.update(slots[1], grads, lr=lr)
@@ -126,10 +128,19 @@ class TableMachine(RuleBasedStateMachine):
     def learn_from_a_bad_gradient(self, ids: np.ndarray, bad: float) -> None:
         slots = self.native.find(ids)
         grads = np.ones((len(ids), self.dim), np.float32)
-        if (slots >= 0).any():
+        if (slots >= 0).any() and not self.native.frozen:
             grads[np.flatnonzero(slots >= 0)[-1], -1] = bad
             with pytest.raises(NonFiniteGradient):
                 self.native.update(slots, grads)
+
+    @rule(frozen=st.sampled_from([False, False, "rows", "all"]))
+    def freeze(self, frozen: Any) -> None:
+        self.native.frozen = self.reference.frozen = frozen
+
+    @rule()
+    def crowd(self) -> None:
+        """More ids of two partitions than these may keep."""
+        self.both(np.array(CROWDED, np.int64), 0)
 
     @rule(ahead=st.integers(-3, 4))
     def evict(self, ahead: int) -> None:

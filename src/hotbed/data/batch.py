@@ -91,7 +91,7 @@ class Ids:
 def as_ids(ids: Any, what: str = "ids") -> NDArray[np.int64]:
     """Return `ids` as a contiguous int64 array [n].
 
-    `ids`: an int64 buffer, a uint64 buffer (its bits are reinterpreted), or a list of whole numbers
+    `ids`: a buffer of integers (the bits of uint64 are reinterpreted), or a list of whole numbers
     of 64 bits, signed or unsigned. Raises RowShapeError for anything else, floats among them, also
     where they are integral.
     """
@@ -104,9 +104,12 @@ def as_ids(ids: Any, what: str = "ids") -> NDArray[np.int64]:
     array = _of_list(ids, what) if isinstance(ids, (list, tuple)) else np.asarray(ids)
     if array.dtype == np.uint64:
         array = array.view(np.int64)
+    elif array.dtype.kind in "iu":
+        array = array.astype(np.int64, copy=False)
     if array.dtype != np.int64 or array.ndim != 1:
         raise RowShapeError(
-            f"{what}: expected int64 [n] — received {array.dtype} {list(array.shape)} — convert or flatten them"
+            f"{what}: expected integers of shape [n], got {array.dtype} {list(array.shape)}. "
+            "Convert or flatten them; hash numbers of more than 64 bits."
         )
     return np.ascontiguousarray(array)
 

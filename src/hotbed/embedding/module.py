@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables as torch modules: lookups that autograd, torch.compile and plain PyTorch loops understand.
 
-Each module holds one nn.Parameter a group of tables (tables of one dim and rule). After a backward pass its `.grad` holds the summed
-gradients of the batch's distinct ids, [num unique ids, dim], so gradient clipping and GradScaler work as on any parameter; its shape
-changes with every batch. `hb.SparseOptimizer` takes these parameters, `hb.dense_parameters` gives all others.
+Each module holds one parameter, a `TableRows`, for each group of tables (tables of one dim and rule). After a backward pass its
+`.grad` holds the summed gradients of the batch's distinct ids, [num unique ids, dim], so gradient clipping and GradScaler work as on
+any parameter; its shape changes with every batch. `hb.SparseOptimizer` takes these parameters, `hb.dense_parameters` all others.
 """
 
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hotbed.data.batch import Ids, as_ids
+from hotbed.data.batch import Ids
 from hotbed.errors import ConfigError, RowShapeError
 
+from .gradients import Pending, Weighted, dense_rows, float32, int64, takes_gradient
 from .opaque import alive, pool_opaque
+from .parameter import TableRows
+from .state import Carrier
 from .table import POOLINGS, Step, Table
 
 if TYPE_CHECKING:
@@ -44,32 +47,11 @@ class Group:
     tables: tuple[int, ...]
 
 
-@dataclass
-class Pending:
-    """Gradients that wait for the optimizer: the distinct ids (`step`) and their sums, one tensor a group.
+class TableModule(Carrier, ABC):
+    """Base of Embedding, EmbeddingBag and EmbeddingCollection: many features over many tables in one native call.
 
-    `addresses`: where each table's sums start. `finite`: whether the sums were found finite, at these `versions`.
+    `state_dict_limit`: bytes of rows up to which `state_dict()` carries those of a module; beyond it raises PersistError.
     """
-
-    step: Step
-    grads: list[Tensor]
-    addresses: list[int]
-    versions: list[int]
-    finite: bool
-
-    def known_finite(self, grads: Sequence[Tensor]) -> bool:
-        """True when the sums were found finite and nobody (clipping, unscaling) has changed them since."""
-        return self.finite and self.holds(grads) and self.versions == [grad._version for grad in grads]
-
-    def holds(self, grads: Sequence[Tensor]) -> bool:
-        """True when these are the tensors that backward left, whatever their values are now."""
-        return all(grad is own for grad, own in zip(grads, self.grads, strict=True))
-
-
-class TableModule(nn.Module, ABC):
-    """Base of Embedding, EmbeddingBag and EmbeddingCollection: many features over many tables in one native call."""
-
-    tables: list[Table]
 
     def __init__(self, tables: Sequence[Table], features: Sequence[Feature]) -> None:
         super().__init__()
@@ -98,49 +80,58 @@ class TableModule(nn.Module, ABC):
         self.pooled = [feature.pooling != "none" for feature in self.features]
         self.output_dim = sum(dim for dim, pooled in zip(self.dims, self.pooled, strict=True) if pooled)
         self.groups = _group(self.tables)
-        for number, group in enumerate(self.groups):  # parameters of its own: state_dict leaves them out, see below
-            self.register_parameter(f"rows_{number}", nn.Parameter(torch.empty(0, group.dim)))
+        self.register_buffer("_device", torch.empty(0), persistent=False)  # follows .to(device); results go there
+        self._begin()
+
+    def _begin(self) -> None:
+        """What each module has for itself, a copy too."""
+        for number, group in enumerate(self.groups):
+            self.register_parameter(f"rows_{number}", TableRows([self.tables[table] for table in group.tables]))
         self.pending: Pending | None = None
         self.anchor = torch.zeros((), requires_grad=True)  # ties the lookup into autograd; takes no gradient itself
         self.number = id(self)  # under which torch.compile's operators find this module
         alive[self.number] = self
-        self.register_buffer("_device", torch.empty(0), persistent=False)  # follows .to(device); results go there
 
     @property
-    def rows(self) -> list[nn.Parameter]:
+    def rows(self) -> list[TableRows]:
         """The parameter of each group."""
         return [self._parameters[f"rows_{number}"] for number in range(len(self.groups))]  # type: ignore[misc]
 
-    # Rows are saved by persist, not by state_dict: the parameters here are windows on the last batch.
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        pass
+    @property
+    def learns(self) -> bool:
+        """Whether a table is not frozen."""
+        return not all(table.frozen for table in self.tables)
 
-    def _load_from_state_dict(self, *args: Any) -> None:
-        pass
-
-    def __getstate__(self) -> dict[str, Any]:
-        raise ConfigError(
-            "embedding: modules with tables do not pickle — received a copy or pickle — save with hotbed.persist or RecModel.save"
-        )
+    def extra_repr(self) -> str:
+        lines = []
+        for feature, number in zip(self.features, self._table_of, strict=True):
+            pooling = "" if feature.pooling == "none" else f"{feature.pooling} of "
+            lines.append(f"{feature.name}: {pooling}{self.tables[number]}")
+        return "\n".join(lines)
 
     def pool(self, inputs: Sequence[Ids], time: Any = None) -> tuple[Tensor, list[Tensor]]:
         """All features at once: pooled ones side by side [n, output_dim], and the rows [m, dim] of each sequence feature."""
+        weights = [one.weights if takes_gradient(one.weights) else None for one in inputs]
+        weighted = any(one is not None for one in weights)
         if torch.compiler.is_compiling():
-            return pool_opaque(self, inputs, time)
-        if self.training and torch.is_grad_enabled():
-            flat, *sequences = _Pool.apply(self.anchor, self, inputs, time)  # type: ignore[no-untyped-call]
+            return _pool_eagerly(self, inputs, time) if weighted else pool_opaque(self, inputs, time)
+        if torch.is_grad_enabled() and (weighted or self.learns):
+            anchor = self.anchor if self.learns else self.anchor.detach()
+            flat, *sequences = _Pool.apply(anchor, self, inputs, time, *weights)  # type: ignore[no-untyped-call]
             return flat, sequences
-        flat, sequences, _ = self.look_up(inputs, time, training=self.training)
+        flat, sequences, _ = self.look_up(inputs, time, training=self.training, keeps=False)
         return flat, sequences
 
-    def look_up(self, inputs: Sequence[Ids], time: Any, *, training: bool) -> tuple[Tensor, list[Tensor], Step]:
-        """The native lookup: maps ids (in training inserts, counts and touches) and pools rows."""
+    def look_up(
+        self, inputs: Sequence[Ids], time: Any, *, training: bool, keeps: bool
+    ) -> tuple[Tensor, list[Tensor], Step]:
+        """The native lookup: maps ids (in training inserts, counts and touches) and pools rows; `keeps`: a backward comes."""
         num_samples = -1
         held, ids = [], []
         for feature, one in zip(self.features, inputs, strict=True):
-            values = _int64(one.values, feature.name)
-            offsets = None if one.offsets is None else _int64(one.offsets, feature.name)
-            weights = None if one.weights is None else _float32(one.weights, feature.name)
+            values = int64(one.values, feature.name)
+            offsets = None if one.offsets is None else int64(one.offsets, feature.name)
+            weights = None if one.weights is None else float32(one.weights, feature.name)
             samples = len(values) if offsets is None else len(offsets) - 1
             num_samples = samples if num_samples < 0 else num_samples
             if samples < 0:
@@ -175,11 +166,11 @@ class TableModule(nn.Module, ABC):
                 out.append((sequences[-1].data_ptr(), dim))
         step = Step(self._natives(), self._layout)
         try:
-            step.lookup(ids, 0 if times is None else times.ctypes.data, training, out)
+            step.lookup(ids, 0 if times is None else times.ctypes.data, training, keeps, out)
         except ValueError:
             self._blame_offsets(held)
             raise
-        device: torch.device = self._device.device  # type: ignore[assignment]
+        device = self._device.device
         if device.type != "cpu":
             flat, sequences = flat.to(device), [rows.to(device) for rows in sequences]
         return flat, sequences, step
@@ -203,13 +194,18 @@ class TableModule(nn.Module, ABC):
         return times[0]
 
     def receive(self, step: Step, flat: Tensor | None, sequences: Sequence[Tensor | None]) -> None:
-        """Takes the gradients of a lookup's results: sums them an id and leaves them as `.grad` of the group parameters."""
-        flat = None if flat is None else _dense(flat)
-        held = [None if grad is None else _dense(grad) for grad in sequences]
+        """Takes the gradients of a lookup's results: sums them an id and leaves them as `.grad` of the group parameters.
+
+        Rows of a frozen table get sums of zero, so that they count for nothing when gradients are clipped.
+        """
+        flat = None if flat is None else dense_rows(flat)
+        held = [None if grad is None else dense_rows(grad) for grad in sequences]
         rows: list[tuple[int, int]] = []
         at, rest = 0, iter(held)
-        for dim, pooled in zip(self.dims, self.pooled, strict=True):
+        for table, dim, pooled in zip(self._table_of, self.dims, self.pooled, strict=True):
             grad = flat if pooled else next(rest)
+            if self.tables[table].frozen:
+                grad = None
             rows.append(
                 (0, 0)
                 if grad is None
@@ -224,13 +220,27 @@ class TableModule(nn.Module, ABC):
             step, grads = self._merge(self.pending, step, grads)
             addresses, finite = self.addresses(step, grads), False  # sums of finite sums may overflow: look again
         for parameter, grad in zip(self.rows, grads, strict=True):
-            parameter.grad = None
-            parameter.data = grad.new_empty(1).expand(grad.shape)
             parameter.grad = grad
         self.pending = Pending(step, grads, addresses, [grad._version for grad in grads], finite)
 
     def _natives(self) -> list[Any]:
         return [table.native for table in self.tables]
+
+    def split(self, flat: Tensor | None, sequences: Sequence[Tensor | None]) -> Iterator[Tensor | None]:
+        """What each feature has of a result, or of its gradient."""
+        rest = iter(sequences)
+        start = 0
+        for dim, pooled in zip(self.dims, self.pooled, strict=True):
+            if not pooled:
+                yield next(rest)
+                continue
+            yield None if flat is None else flat[:, start : start + dim]
+            start += dim
+
+    def weighted(self, number: int, ids: Ids) -> Weighted:
+        """What the gradient of a feature's weights needs."""
+        feature = self.features[number]
+        return Weighted.of(self.tables[self._table_of[number]], feature.name, feature.pooling, ids)
 
     def addresses(self, step: Step, grads: Sequence[Tensor]) -> list[int]:
         """Where each table's sums start in the groups' tensors."""
@@ -244,7 +254,7 @@ class TableModule(nn.Module, ABC):
 
     def _merge(self, pending: Pending, step: Step, grads: list[Tensor]) -> tuple[Step, list[Tensor]]:
         """Adds a micro-batch to what waits already."""
-        earlier = [_dense(parameter.grad) for parameter in self.rows if parameter.grad is not None]
+        earlier = [dense_rows(parameter.grad) for parameter in self.rows if parameter.grad is not None]
         both = [self.addresses(pending.step, earlier), self.addresses(step, grads)]
         merged, sums = Step.merge([pending.step, step], both)
         out = []
@@ -286,7 +296,11 @@ class EmbeddingBag(TableModule):
     def forward(
         self, ids: Tensor | Ids, offsets: Tensor | None = None, weights: Tensor | None = None, time: Any = None
     ) -> Tensor:
-        """`ids`: int64 [m] with `offsets` [n + 1], or [n, k] = n bags of k ids, or Ids. `weights`: float32 like ids (no gradient)."""
+        """`ids`: int64 [m] with `offsets` [n + 1], or [n, k] = n bags of k ids, or Ids. `weights`: float32 like ids.
+
+        Rows are multiplied by their weights before they are pooled; mean divides by the number of ids, not by the sum of
+        weights. Weights that require a gradient get one, as nn.EmbeddingBag's per_sample_weights.
+        """
         if isinstance(ids, Ids):
             return self.pool([ids], time)[0]
         if ids.dim() == 2 and offsets is None:
@@ -302,6 +316,8 @@ class EmbeddingBag(TableModule):
 
 class EmbeddingCollection(TableModule):
     """All sparse features of a batch over their tables, in one native call; several features may share a table.
+
+    Tables have different names. Weights of ids are as for `EmbeddingBag`.
 
     `features`: a Schema (its Id columns) or Features. `tables`: by name, or a list. `collection(batch)` gives each feature's rows by
     name: [n, dim] pooled, [m, dim] for pooling "none". `collection.flat(batch)`: the pooled ones side by side [n, output_dim].
@@ -352,18 +368,35 @@ def table_modules(model: nn.Module) -> list[TableModule]:
 
 
 class _Pool(torch.autograd.Function):
+    """`weights`: those of each feature that require a gradient, else None."""
+
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, module: TableModule, inputs: Sequence[Ids], time: Any) -> Any:
-        flat, sequences, step = module.look_up(inputs, time, training=True)
+    def forward(
+        ctx: Any, anchor: Tensor, module: TableModule, inputs: Sequence[Ids], time: Any, *weights: Tensor | None
+    ) -> Any:
+        flat, sequences, step = module.look_up(inputs, time, training=module.training, keeps=True)
         ctx.module, ctx.step = module, step
+        ctx.weighted = [
+            None if weight is None else module.weighted(number, inputs[number]) for number, weight in enumerate(weights)
+        ]
         ctx.set_materialize_grads(False)
         return (flat, *sequences)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        if any(grad is not None for grad in grads):
-            ctx.module.receive(ctx.step, grads[0], grads[1:])
-        return None, None, None, None
+        module: TableModule = ctx.module
+        if module.learns and any(grad is not None for grad in grads):
+            module.receive(ctx.step, grads[0], grads[1:])
+        of_weights: list[Tensor | None] = [None] * len(ctx.weighted)
+        for number, grad in enumerate(module.split(grads[0], grads[1:])):
+            if ctx.weighted[number] is not None and grad is not None:
+                of_weights[number] = ctx.weighted[number].gradient(grad)
+        return None, None, None, None, *of_weights
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _pool_eagerly(module: TableModule, inputs: Sequence[Ids], time: Any) -> tuple[Tensor, list[Tensor]]:
+    return module.pool(inputs, time)
 
 
 def _group(tables: Sequence[Table]) -> list[Group]:
@@ -371,31 +404,3 @@ def _group(tables: Sequence[Table]) -> list[Group]:
     for number, table in enumerate(tables):
         numbers.setdefault((table.dim, table.rule), []).append(number)
     return [Group(dim, tuple(members)) for (dim, _), members in numbers.items()]
-
-
-def _int64(array: Any, feature: str) -> Tensor:
-    if isinstance(array, Tensor):
-        tensor = array
-    else:
-        tensor = torch.from_numpy(as_ids(array, f"feature {feature!r}: ids and offsets"))
-    if tensor.dtype != torch.int64 or tensor.dim() != 1:
-        raise RowShapeError(
-            f"feature {feature!r}: ids and offsets are int64 [n] — received {tensor.dtype} {list(tensor.shape)} — convert or flatten them"
-        )
-    return tensor if tensor.is_cpu and tensor.is_contiguous() else tensor.cpu().contiguous()
-
-
-def _float32(array: Any, feature: str) -> Tensor:
-    tensor = array if isinstance(array, Tensor) else torch.from_numpy(np.ascontiguousarray(array))
-    if tensor.dtype != torch.float32 or tensor.dim() != 1:
-        raise RowShapeError(
-            f"feature {feature!r}: weights are float32 [m] — received {tensor.dtype} {list(tensor.shape)} — convert them"
-        )
-    return tensor.detach().cpu().contiguous()
-
-
-def _dense(grad: Tensor) -> Tensor:
-    """A gradient as float32 rows on the host; rows may lie apart, lanes may not."""
-    if grad.dtype != torch.float32 or not grad.is_cpu or grad.requires_grad:
-        grad = grad.detach().to("cpu", torch.float32)
-    return grad if grad.dim() == 2 and grad.stride(1) == 1 and grad.stride(0) >= grad.shape[1] else grad.contiguous()

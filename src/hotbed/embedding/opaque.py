@@ -29,6 +29,7 @@ _MAX_WAITING = 256
 # Modules by number, as the operators name them.
 alive: weakref.WeakValueDictionary[int, TableModule] = weakref.WeakValueDictionary()
 _waiting: OrderedDict[int, Step] = OrderedDict()
+_lost = -1  # the newest ticket that fell out
 _tickets = itertools.count()
 
 
@@ -39,7 +40,7 @@ def pool_opaque(module: TableModule, inputs: Sequence[Ids], time: Tensor | None)
     offsets = [nothing if one.offsets is None else one.offsets for one in inputs]
     weights = [torch.empty(0) if one.weights is None else one.weights for one in inputs]
     moment = nothing if time is None else time
-    learns = torch.is_grad_enabled()
+    learns = torch.is_grad_enabled() and module.training
     results = pool(module.anchor, values, offsets, weights, moment, module.number, module.training, learns)
     return results[0], list(results[1:-1])
 
@@ -66,13 +67,14 @@ def pool(
     inputs = [
         Ids(v, o if len(o) else None, w if len(w) else None) for v, o, w in zip(values, offsets, weights, strict=True)
     ]
-    flat, sequences, step = module.look_up(inputs, time if len(time) else None, training=training)
+    global _lost
+    flat, sequences, step = module.look_up(inputs, time if len(time) else None, training=training, keeps=learns)
     ticket = -1
-    if training and learns:
+    if learns:
         ticket = next(_tickets)
         _waiting[ticket] = step
         if len(_waiting) > _MAX_WAITING:
-            _waiting.popitem(last=False)
+            _lost, _ = _waiting.popitem(last=False)
     return [flat, *sequences, torch.tensor([ticket])]
 
 
@@ -98,13 +100,30 @@ def _(
 def receive(ticket: Tensor, grads: Sequence[Tensor], number: int) -> Tensor:
     """Hands the gradients of a pool's results to its module; returns the (zero) gradient of the anchor."""
     step = _waiting.pop(int(ticket), None)
+    module = alive[number]
+    if not module.learns:
+        return torch.zeros(())
     if step is None:
-        raise ConfigError(
+        raise _no_plan(int(ticket))
+    flat, *sequences = [grad if grad.dim() == 2 else None for grad in grads]
+    module.receive(step, flat, sequences)
+    return torch.zeros(())
+
+
+def _no_plan(ticket: int) -> ConfigError:
+    if ticket < 0:
+        return ConfigError(
+            "embedding: a compiled lookup in eval mode takes no gradient. Call model.train(), freeze the tables "
+            "with requires_grad_(False), or do not compile the lookup."
+        )
+    if ticket <= _lost:
+        return ConfigError(
             f"embedding: backward came after {_MAX_WAITING} more forwards — received an old graph — call backward before that"
         )
-    found = [grad if grad.dim() == 2 else None for grad in grads]
-    alive[number].receive(step, found[0], found[1:])
-    return torch.zeros(())
+    return ConfigError(
+        "embedding: a compiled lookup takes one backward, got a second one (retain_graph=True). Add the losses before "
+        "one backward, or do not compile the lookup."
+    )
 
 
 @receive.register_fake
@@ -120,7 +139,7 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
 def _backward(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
     (ticket,) = ctx.saved_tensors
     given = [torch.empty(0) if grad is None else grad for grad in grads[:-1]]
-    none: list[None] = [None] * ctx.num_features  # ids, offsets and weights take no gradient
+    none: list[None] = [None] * ctx.num_features  # ids and offsets take no gradient; weights that do are not compiled
     return receive(ticket, given, ctx.number), none, none, none, None, None, None, None
 
 

@@ -169,7 +169,9 @@ def _rows_a_partition(max_rows: int | None) -> int | None:
 class Lru(Eviction):
     """Keeps at most ceil(max_rows / 256) rows a partition; the row seen longest ago goes, then the smallest id.
 
-    `max_rows`: None or -1 = off, else at least 1,024. A batch with more unique ids raises `TableFull`.
+    `max_rows`: None or -1 = off, else at least 1,024; it is rounded up to a multiple of 256 (1,025 keeps 1,280). A partition
+    whose rows are all used by one batch exceeds its quota by that batch, and shrinks at the next. A batch that uses more
+    rows than the whole table may keep raises `TableFull`.
     """
 
     max_rows: int | None
@@ -190,7 +192,7 @@ class Lru(Eviction):
 class Lfu(Eviction):
     """Keeps at most ceil(max_rows / 256) rows a partition; the row with the least count goes, then the smallest id.
 
-    `half_life_seconds`: an occurrence counts half after so long; None or -1 = counts do not age.
+    `max_rows` as for `Lru`. `half_life_seconds`: an occurrence counts half after so long; None or -1 = counts do not age.
     """
 
     max_rows: int | None

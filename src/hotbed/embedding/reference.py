@@ -15,11 +15,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
-from hotbed.errors import ConfigError, NonFiniteGradient, RowShapeError, TableFull
+from hotbed.errors import ConfigError, NonFiniteGradient, RowShapeError, TableError, TableFull
 
-from .init import Init, Uniform, mix64_int, name_hash, partition, table_key
+from .init import Init, Uniform, mix64_int, name_hash, table_key
 from .policy import PARTITIONS, Admission, Eviction, Lfu, Lru, MinCount, Probability, Ttl, evictions
 from .rule import Adagrad, Rule
+from .table import Frozen
 from .tier import Ram, Tier
 
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -75,6 +76,7 @@ class ReferenceTable:
         self.sketch = np.zeros((PARTITIONS, 4, width), np.uint32)
         self.step = self.clock = self.next_slot = 0
         self.watermark: int | None = None
+        self.frozen: Frozen = False
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -86,6 +88,8 @@ class ReferenceTable:
     def find_or_insert(self, ids: ArrayLike, time: ArrayLike | None = None) -> NDArray[np.int64]:
         """Slots int64 [n]; new ids are counted and, if admitted, inserted. `time`: microseconds, one or [n]."""
         unique = self._occurrences(_ids(ids), time)
+        if self.frozen:
+            return self._touch_frozen(ids, unique)
         before = copy.deepcopy((self.waiting, self.sketch)) if self.bound else None
         new = {i: self._count(i, times) for i, times in unique.items() if i not in self.rows}
         admitted = {i: count for i, count in new.items() if self._is_admitted(i, count, len(unique[i]))}
@@ -101,6 +105,16 @@ class ReferenceTable:
                 self._touch(self.rows[i], times)
         for i, count in admitted.items():
             self._insert(i, count, unique)
+        self._shrink(unique)
+        return self.find(ids)
+
+    def _touch_frozen(self, ids: ArrayLike, unique: Mapping[int, list[int]]) -> NDArray[np.int64]:
+        if self.frozen == "rows":
+            self.clock += 1
+            for i, times in unique.items():
+                if i in self.rows:
+                    self._touch(self.rows[i], times)
+            self._shrink(unique)
         return self.find(ids)
 
     def lookup(self, ids: ArrayLike) -> NDArray[np.float32]:
@@ -116,6 +130,8 @@ class ReferenceTable:
 
     def update(self, slots: ArrayLike, grads: ArrayLike, lr: float | None = None) -> None:
         """Sums the gradients float32 [n, dim] of each row in order, then applies the rule once; slot -1 is skipped."""
+        if self.frozen:
+            raise TableError(f"table {self.name!r}: it is frozen")
         given, at = np.asarray(grads), _ids(slots)
         if given.shape != (len(at), self.dim) or given.dtype.kind != "f":
             raise RowShapeError(f"grads: {given.dtype} {given.shape} — give float32 [{len(at)}, {self.dim}]")
@@ -142,6 +158,8 @@ class ReferenceTable:
 
     def evict(self, now: int) -> int:
         """Removes rows whose time to live is over and forgets candidates past theirs; number of rows removed."""
+        if self.frozen == "all":
+            return 0
         self.watermark = now if self.watermark is None else max(self.watermark, now)
         expired = [i for i, r in self.rows.items() if self.ttl is not None and self.watermark - r.last_seen >= self.ttl]
         for i in expired:
@@ -152,12 +170,12 @@ class ReferenceTable:
                 self.waiting[p] = {i: c for i, c in waiting.items() if self.watermark - c[1] < expire}
         return len(expired)
 
-    def export(self, partitions: Iterable[int] = range(PARTITIONS)) -> Iterator[pa.RecordBatch]:
+    def export(self, partitions: Iterable[int] | None = None) -> Iterator[pa.RecordBatch]:
         """Rows as record batches ordered by (partition, id); see docs/format.md for the columns."""
         members: dict[int, list[int]] = {}
         for i in sorted(self.rows):
             members.setdefault(_partition(i), []).append(i)
-        for p in partitions:
+        for p in range(PARTITIONS) if partitions is None else partitions:
             ids = members.get(p, [])
             rows = [self.rows[i] for i in ids]
             columns: dict[str, pa.Array] = {
@@ -175,7 +193,7 @@ class ReferenceTable:
                 columns["score"] = pa.array([r.score for r in rows], pa.float64())
             if self.rule.scope != "touched":
                 columns["updated"] = pa.array([self.step] * len(ids), pa.uint32())
-            if ids:
+            if ids or (partitions is None and not members and p == 0):
                 yield pa.RecordBatch.from_pydict(columns)
 
     def load(self, batches: Iterable[pa.RecordBatch]) -> None:
@@ -268,8 +286,8 @@ class ReferenceTable:
 
     def _check_room(self, ids: list[int]) -> None:
         cap = self._cap()
-        if cap is not None and ids and (most := np.bincount(partition(ids)).max()) > cap:
-            raise TableFull(f"table {self.name!r}: a batch has {most} ids in one partition, which keeps {cap}")
+        if cap is not None and len(ids) > cap * PARTITIONS:
+            raise TableFull(f"table {self.name!r}: a batch uses {len(ids)} rows, it may keep {cap * PARTITIONS}")
 
     def _touch(self, row: _Row, times: list[int]) -> None:
         row.last_seen = max(row.last_seen, *times)
@@ -284,14 +302,20 @@ class ReferenceTable:
                 row.score = float(np.logaddexp2(row.score, at / half_life))
 
     def _insert(self, i: int, count: int, batch: Mapping[int, list[int]]) -> None:
-        cap, p = self._cap(), _partition(i)
-        if cap is not None:
-            here = [j for j in self.rows if _partition(j) == p]
-            if len(here) >= cap:
-                self._remove(min((j for j in here if j not in batch), key=lambda j: (self._worth(self.rows[j]), j)))
         row = self._new_row(i)
         row.last_seen, row.count = max(batch[i]), count
         self._warm(row, batch[i])
+
+    def _shrink(self, batch: Mapping[int, list[int]]) -> None:
+        """Take every partition back to its quota, as far as rows that the batch does not use allow."""
+        cap = self._cap()
+        members: dict[int, list[int]] = {}
+        for i in self.rows if cap is not None else ():
+            members.setdefault(_partition(i), []).append(i)
+        for here in members.values():
+            idle = sorted((i for i in here if i not in batch), key=lambda i: (self._worth(self.rows[i]), i))
+            for i in idle[: max(0, len(here) - (cap or 0))]:
+                self._remove(i)
 
     def _worth(self, row: _Row) -> float:
         if isinstance(self.bound, Lru):

@@ -32,9 +32,12 @@ SCOPES = ("touched", "all", "catch_up")
 class Rule(ABC):
     """Base of the rules; use `Adagrad`, `Adam`, ….
 
-    Fields that every rule has: `lr` (> 0; a schedule may change it later), `l2` (adds l2 * w to the gradient, as
+    Fields that every rule has: `lr` (at least 0; a schedule may change it later), `l2` (adds l2 * w to the gradient, as
     torch's weight_decay), `l1` (adds l1 * sign(w)), `clip` (largest norm of a row's summed gradient; None = off) and
     `scope`. Ftrl's own l1 and l2 are proximal instead. Bad values raise `ConfigError` naming the parameter.
+
+    A step with rate 0 leaves the values and moves the moments, as in torch; Ftrl skips it. Optimizer state ends at the
+    largest float: it never becomes infinite.
     """
 
     lr: float
@@ -48,7 +51,7 @@ class Rule(ABC):
 
     def __post_init__(self) -> None:
         name = type(self).__name__
-        check_number(f"{name}.lr", self.lr, 0.0, above=True)
+        check_number(f"{name}.lr", self.lr, 0.0)
         check_number(f"{name}.l2", self.l2, 0.0)
         check_number(f"{name}.l1", self.l1, 0.0)
         if self.clip is not None:
@@ -92,15 +95,14 @@ class Rule(ABC):
         Example: `w, s = Adagrad(lr=0.1).reference(w, s, g, step=1)`
         """
         w, s, g = values.copy(), state.astype(values.dtype), grads.astype(values.dtype)
-        if self.clip is not None:
-            norm = np.sqrt(_sum_of_squares(g))
-            clip = w.dtype.type(self.clip)
-            g = np.where(norm > clip, g * (clip / np.where(norm > clip, norm, clip)), g)
-        if not self._proximal and self.l2:
-            g = g + w.dtype.type(self.l2) * w
-        if not self._proximal and self.l1:
-            g = g + w.dtype.type(self.l1) * np.sign(w)
-        self._step(w, s, g, step, self.lr if lr is None else lr)
+        with np.errstate(over="ignore"):
+            if self.clip is not None:
+                g = _clip_norm(g, w.dtype.type(self.clip))
+            if not self._proximal and self.l2:
+                g = g + w.dtype.type(self.l2) * w
+            if not self._proximal and self.l1:
+                g = g + w.dtype.type(self.l1) * np.sign(w)
+            self._step(w, s, g, step, self.lr if lr is None else lr)
         return w, s
 
 
@@ -136,7 +138,7 @@ class Momentum(Rule):
         return True
 
     def _step(self, w: FloatArray, s: FloatArray, g: FloatArray, step: int, lr: float) -> None:
-        s[:] = w.dtype.type(self.momentum) * s + g
+        s[:] = _within(w.dtype.type(self.momentum) * s + g)
         w -= w.dtype.type(lr) * s
 
 
@@ -157,7 +159,7 @@ class Nesterov(Rule):
 
     def _step(self, w: FloatArray, s: FloatArray, g: FloatArray, step: int, lr: float) -> None:
         momentum = w.dtype.type(self.momentum)
-        s[:] = momentum * s + g
+        s[:] = _within(momentum * s + g)
         w -= w.dtype.type(lr) * (g + momentum * s)
 
 
@@ -182,7 +184,7 @@ class Adagrad(Rule):
         return np.full(dim, self.initial_accumulator, np.float32)
 
     def _step(self, w: FloatArray, s: FloatArray, g: FloatArray, step: int, lr: float) -> None:
-        s += g * g
+        s[:] = _within(s + g * g)
         w -= w.dtype.type(lr) * g / (np.sqrt(s) + w.dtype.type(self.eps))
 
 
@@ -208,7 +210,7 @@ class RowwiseAdagrad(Rule):
         return np.full(1, self.initial_accumulator, np.float32)
 
     def _step(self, w: FloatArray, s: FloatArray, g: FloatArray, step: int, lr: float) -> None:
-        s += _sum_of_squares(g) / w.dtype.type(g.shape[1])
+        s[:] = _within(s + _sum_of_squares(g) / w.dtype.type(g.shape[1]))
         w -= (w.dtype.type(lr) / (np.sqrt(s) + w.dtype.type(self.eps))) * g
 
 
@@ -231,7 +233,7 @@ class RmsProp(Rule):
 
     def _step(self, w: FloatArray, s: FloatArray, g: FloatArray, step: int, lr: float) -> None:
         real = w.dtype.type
-        s[:] = real(self.alpha) * s + real(1.0 - self.alpha) * (g * g)
+        s[:] = _within(real(self.alpha) * s + real(1.0 - self.alpha) * (g * g))
         w -= real(lr) * g / (np.sqrt(s) + real(self.eps))
 
 
@@ -265,8 +267,8 @@ class Adam(Rule):
         m, v = s[:, :dim], s[:, dim:]
         if self.decay:
             w *= real(1.0 - lr * self.decay)
-        m[:] = real(self.beta1) * m + real(1.0 - self.beta1) * g
-        v[:] = real(self.beta2) * v + real(1.0 - self.beta2) * (g * g)
+        m[:] = _within(real(self.beta1) * m + real(1.0 - self.beta1) * g)
+        v[:] = _within(real(self.beta2) * v + real(1.0 - self.beta2) * (g * g))
         # the bias terms are computed in double precision, then rounded once
         size = real(lr / (1.0 - self.beta1**step))
         root = real(math.sqrt(1.0 - self.beta2**step))
@@ -281,6 +283,9 @@ class Ftrl(Rule):
     w = 0 where abs(z) <= l1, else -(z - sign(z) * l1) / ((beta + sqrt(n')) / lr + l2).
     `l1` and `l2` are those of this formula. n starts at `initial_accumulator` (0.1, as in TensorFlow).
     Only `power=-0.5`, the paper's, is built.
+
+    w is computed from the whole past of the row with the current rate: a change of `lr` rescales every row at its next
+    step. Keep the rate constant; the first change is logged. A step with rate 0 is skipped.
     """
 
     lr: float = 0.05
@@ -312,11 +317,31 @@ class Ftrl(Rule):
         real, dim = w.dtype.type, w.shape[1]
         n, z = s[:, :dim], s[:, dim:]
         l1, rate = real(self.l1), real(lr)
-        grown = n + g * g
-        z += g - (np.sqrt(grown) - np.sqrt(n)) / rate * w
+        if rate == 0:
+            return
+        grown = _within(n + g * g)
+        z[:] = _within(z + (g - (np.sqrt(grown) - np.sqrt(n)) / rate * w))
         n[:] = grown
         dense = -(z - np.sign(z) * l1) / ((real(self.beta) + np.sqrt(n)) / rate + real(self.l2))
         w[:] = np.where(np.abs(z) <= l1, real(0.0), dense)
+
+
+def _within(state: FloatArray) -> FloatArray:
+    """Optimizer state, at most the largest float: an infinite one would stop its lane for ever."""
+    largest = np.finfo(state.dtype).max
+    return np.clip(state, -largest, largest)
+
+
+def _clip_norm(g: FloatArray, clip: np.floating) -> FloatArray:
+    """Rows [n, dim] scaled down to the norm `clip`. Where squares overflow, lanes are taken as parts of the largest."""
+    norm = np.sqrt(_sum_of_squares(g))
+    overflows = np.isinf(norm)
+    largest = np.where(overflows, np.abs(g).max(axis=1, keepdims=True), g.dtype.type(1.0))
+    g = g / largest
+    norm = np.where(overflows, np.sqrt(_sum_of_squares(g)), norm)
+    ratio = clip / np.where(norm > 0, norm, clip)
+    scale = np.where(overflows, np.minimum(ratio, largest), ratio)
+    return np.where(overflows | (norm > clip), g * scale, g)
 
 
 def _sum_of_squares(g: FloatArray) -> FloatArray:

@@ -101,6 +101,15 @@ def row_batch(partitions: NDArray[np.uint8], rows: Mapping[str, NDArray[Any]], s
     return pa.record_batch(columns)
 
 
+def empty_batch(dim: int, state_width: int, columns: Iterable[str]) -> pa.RecordBatch:
+    """A batch without rows; `columns`: names of those that the table keeps."""
+    types = {"partition": pa.uint8(), "id": pa.int64(), "value": pa.list_(pa.float32(), dim)}
+    if state_width:
+        types["state"] = pa.list_(pa.float32(), state_width)
+    types |= {name: kind for name, kind in COLUMN_TYPES.items() if name in columns}
+    return pa.record_batch([pa.array([], kind) for kind in types.values()], schema=pa.schema(types))
+
+
 def candidate_batch(
     partition: int, known: Mapping[str, NDArray[Any]], sketch: NDArray[np.uint32]
 ) -> Iterator[pa.RecordBatch]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -14,19 +15,22 @@ from numpy.typing import NDArray
 from hotbed import _core
 from hotbed._core import Step as Step
 from hotbed.data.batch import as_ids
-from hotbed.errors import ConfigError, NonFiniteGradient, PersistError, RowShapeError
+from hotbed.errors import ConfigError, NonFiniteGradient, PersistError, RowShapeError, TableError
 
 from .init import Constant, Init, Normal, Uniform, Zeros, check_integer, check_number, name_hash
 from .policy import PARTITIONS, Admission, Eviction, Lfu, Lru, MinCount, Probability, Ttl, evictions
 from .rule import SCOPES, Adagrad, Adam, Ftrl, Momentum, Nesterov, RmsProp, RowwiseAdagrad, Rule, Sgd
-from .snapshot import COLUMN_TYPES, Snapshot, candidate_batch, row_batch
+from .snapshot import COLUMN_TYPES, Snapshot, candidate_batch, empty_batch, row_batch
 from .tier import Ram, Tier
 
 Dtype = Literal["float32", "bfloat16", "float16"]
+Frozen = Literal[False, "rows", "all"]
+FROZEN: tuple[Frozen, ...] = (False, "rows", "all")
 DTYPES = ("float32", "bfloat16", "float16")
 POOLINGS = ("sum", "mean", "max", "none")
 _RULE_KINDS = (Sgd, Momentum, Nesterov, Adagrad, RowwiseAdagrad, RmsProp, Adam, Ftrl)
 _INIT_KINDS = (Uniform, Normal, Constant)
+log = logging.getLogger("hotbed")
 
 
 def set_num_threads(num_threads: int) -> None:
@@ -43,8 +47,9 @@ class Table:
     an id without a row reads as where admission is on (without admission it reads as its initial row). `dtype`: storage of the
     values, float32, bfloat16 or float16 (state stays float32; rounding is stochastic).
 
-    Ids are any int64 (a NumPy, Arrow or DLPack buffer; uint64 is reinterpreted); results are NumPy arrays. Raises ConfigError for bad
-    values, RowShapeError for bad arrays, TableFull where a batch needs more rows than the policy keeps.
+    Ids are any int64 (a NumPy, Arrow or DLPack buffer of integers; uint64 is reinterpreted); results are NumPy arrays. Raises
+    ConfigError for bad values, RowShapeError for bad arrays, TableFull where a batch needs more rows than `Lru` or `Lfu` keep
+    in the whole table.
 
     Example:
         >>> table = hb.Table("user", dim=4, rule=hb.Adagrad(lr=0.1), admit=hb.MinCount(2))
@@ -73,6 +78,8 @@ class Table:
         self.init: Init = Uniform() if init is None else init
         self._check()
         self._timed: bool | None = None  # whether ids come with times; the two must not mix
+        self._frozen: Frozen | None = None  # None: nobody has asked; then a checkpoint says nothing of it
+        self._rate: float | None = None  # of the last step, where a change of it matters
         self.native = _core.Table(self._native_config())
 
     def _check(self) -> None:
@@ -148,10 +155,49 @@ class Table:
         return Table(**{**self.config, "name": name, "dim": dim})
 
     def __repr__(self) -> str:
-        return f"Table({self.name!r}, dim={self.dim}, rows={len(self)}, rule={self.rule})"
+        frozen = f", frozen={self.frozen!r}" if self.frozen else ""
+        return f"Table({self.name!r}, dim={self.dim}, rows={len(self)}, rule={self.rule}{frozen})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Table:
+        """A second table with the same rows, optimizer and policy state; tracking of changes starts anew."""
+        copied = Table(**self.config)
+        memo[id(self)] = copied
+        copied.load(self.export())
+        copied.load_candidates(self.candidates())
+        copied.load_scalars(self.scalars())
+        return copied
 
     def __len__(self) -> int:
         return int(self.native.size())
+
+    @property
+    def frozen(self) -> Frozen:
+        """Whether the table learns: False = it does; "rows" or "all" = values and optimizer state keep their bits.
+
+        A frozen table inserts nothing: an unknown id reads as in evaluation. With "rows", times, counts and eviction go on;
+        with "all", nothing changes. Updates pass over it: its step does not rise, so that decay and catch-up stop too.
+        """
+        return self._frozen or False
+
+    @frozen.setter
+    def frozen(self, frozen: Frozen) -> None:
+        if frozen not in FROZEN:
+            raise ConfigError(
+                f"table {self.name!r}: frozen takes False, 'rows' or 'all', got {frozen!r}. Use False, 'rows' or 'all'."
+            )
+        self._frozen = frozen
+        self.native.freeze(FROZEN.index(frozen))
+
+    def requires_grad_(self, requires_grad: bool = True) -> Table:
+        """Freeze the table (False) or let it learn again (True), as torch does for parameters; returns the table.
+
+        Example: `table.requires_grad_(False)`; with `table.frozen = "all"` nothing at all changes.
+        """
+        if requires_grad:
+            self.frozen = False
+        elif not self.frozen:
+            self.frozen = "rows"
+        return self
 
     @property
     def step(self) -> int:
@@ -207,7 +253,11 @@ class Table:
         step = _core.Step([self.native], [(0, POOLINGS.index("none"))])
         rows = (0, 0) if out is None else (_address(out), self.dim)
         step.lookup(
-            [(_address(ids), len(ids), 0, 0, len(ids))], 0 if times is None else _address(times), training, [rows]
+            [(_address(ids), len(ids), 0, 0, len(ids))],
+            0 if times is None else _address(times),
+            training,
+            training,
+            [rows],
         )
         return step
 
@@ -256,11 +306,15 @@ class Table:
     def update(self, slots: Any, grads: Any, lr: float | None = None) -> None:
         """One step of the rule: the gradients, float32 [n, dim], of each slot are summed in order, then it is applied once a row.
 
-        Slot -1 takes none. `lr`: this step's rate (default: the rule's). Raises NonFiniteGradient before anything changes.
+        Slot -1 takes none. `lr`: this step's rate (default: the rule's). Raises NonFiniteGradient before anything changes,
+        TableError for a frozen table.
         """
+        if self.frozen:
+            raise TableError(f"table {self.name!r}: a frozen table takes no update. Call requires_grad_(True) first.")
         slots, grads = self._check_slots(slots), np.asarray(grads)
         rate = self.rule.lr if lr is None else lr
         check_number(f"table {self.name!r}: lr", rate, 0.0)
+        self.watch_rate(rate)
         if grads.dtype != np.float32 or grads.shape != (len(slots), self.dim):
             raise RowShapeError(
                 f"table {self.name!r}: gradients are float32 [{len(slots)}, {self.dim}] — received {grads.dtype} {list(grads.shape)}"
@@ -277,6 +331,17 @@ class Table:
             )
         step.apply([_address(sums)], [float(rate)])
 
+    def watch_rate(self, rate: float) -> None:
+        """Log once that Ftrl is stepped with another rate, which rescales what it has learned."""
+        if not isinstance(self.rule, Ftrl) or not rate or self._rate == rate:
+            return
+        if self._rate is None:
+            self._rate = rate
+        elif self._rate:
+            advice = "keep its rate constant: a change rescales every row at its next step"
+            log.warning("table %r: Ftrl, rate %g after %g; %s", self.name, rate, self._rate, advice)
+            self._rate = 0.0  # logged
+
     def _check_slots(self, slots: Any) -> NDArray[np.int64]:
         checked = as_ids(slots, "slots")
         if len(checked) and (checked.min() < -1 or checked.max() >= self.native.num_slots):
@@ -288,24 +353,32 @@ class Table:
     def evict(self, now: int, partitions: range = range(PARTITIONS)) -> int:
         """Moves the watermark to `now` (int64 microseconds; it never goes back) and removes expired rows; returns how many.
 
-        Expiry is logical: an expired id is absent, swept or not. `partitions`: sweep only these, to bound the pause.
+        Expiry is logical: an expired id is absent, swept or not. `partitions`: sweep only these, to bound the pause. A table
+        with frozen="all" stays as it is.
         """
         check_integer(f"table {self.name!r}: now (int64 microseconds)", now, -(2**63))
         if now >= 2**63:
             raise ConfigError(f"table {self.name!r}: now is int64 microseconds — received {now} — convert it")
+        if self.frozen == "all":
+            return 0
         return int(self.native.evict(int(now), partitions.start, partitions.stop))
 
     # -------------------------------------------------------------------------------------------------------- persistence
 
-    def export(self, partitions: Iterable[int] = range(PARTITIONS)) -> Iterator[pa.RecordBatch]:
+    def export(self, partitions: Iterable[int] | None = None) -> Iterator[pa.RecordBatch]:
         """All rows, a record batch a partition that has any, by rising id: partition, id, value, state, last_seen, count, ….
 
-        A column is there if the table keeps it. Rows are caught up first (scope "catch_up").
+        A column is there if the table keeps it. Rows are caught up first (scope "catch_up"). An empty table gives one batch
+        without rows; with `partitions`, empty ones give none.
         """
-        for partition in partitions:
+        empty = partitions is None
+        for partition in range(PARTITIONS) if partitions is None else partitions:
             rows = self.native.export_partition(partition)
             if len(rows["id"]):
+                empty = False
                 yield row_batch(np.full(len(rows["id"]), partition, np.uint8), rows, self.state_width)
+        if empty:
+            yield empty_batch(self.dim, self.state_width, self.native.export_partition(0))
 
     def track(self, on: bool = True) -> None:
         """Remember which rows change or go, for `snapshot(changes=True)`. ConfigError where the rule moves idle rows."""
@@ -351,19 +424,26 @@ class Table:
         return {
             "step": self.native.step, "calls": self.native.calls, "watermark": self.native.watermark, "timed": self._timed,
             "rates": [list(run) for run in self.native.rates()], **{name: stats[name] for name in ("admitted", "refused", "evicted")},
+            **({} if self._frozen is None else {"frozen": self._frozen}),
         }  # fmt: skip
 
     def load_scalars(self, scalars: Mapping[str, Any]) -> None:
-        """What `scalars` gave, into a table just loaded."""
+        """What `scalars` gave, into a table just loaded; of freezing only where they speak of it."""
         self._timed = scalars["timed"]
         rates = [(int(step), float(lr)) for step, lr in scalars["rates"]]
         self.native.load_scalars(scalars["step"], scalars["watermark"], scalars["calls"], rates)
         self.native.load_counters(scalars["admitted"], scalars["refused"], scalars["evicted"])
+        if "frozen" not in scalars:
+            return
+        if self._frozen not in (None, scalars["frozen"]):
+            log.warning("table %r: frozen=%r here, now %r as saved", self.name, self._frozen, scalars["frozen"])
+        self.frozen = scalars["frozen"]
 
     def clear(self) -> None:
         """Forgets everything: rows, admission's memory, counters, watermark. What `load` then gives is all there is."""
         self._timed = None
         self.native = _core.Table(self._native_config())
+        self.native.freeze(FROZEN.index(self.frozen))
 
     def candidates(self) -> Iterator[pa.RecordBatch]:
         """Admission's memory of ids without a row: partition, id, count, last_seen; a sketch as partition, counter number, count."""

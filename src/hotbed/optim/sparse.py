@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hotbed.embedding.init import check_number
 from hotbed.embedding.module import TableModule, table_modules
+from hotbed.embedding.parameter import StepsTables, TableRows
 from hotbed.embedding.table import Step, Table
 from hotbed.errors import ConfigError, NonFiniteGradient
 from hotbed.optim.ranks import check_single_rank
@@ -21,16 +22,16 @@ def dense_parameters(model: nn.Module) -> list[nn.Parameter]:
 
     Example: `torch.optim.Adam(hb.dense_parameters(model), lr=1e-3)`
     """
-    rows = {id(parameter) for module in table_modules(model) for parameter in module.rows}
-    return [parameter for parameter in model.parameters() if id(parameter) not in rows]
+    return [parameter for parameter in model.parameters() if not isinstance(parameter, TableRows)]
 
 
-class SparseOptimizer(torch.optim.Optimizer):
+class SparseOptimizer(torch.optim.Optimizer, StepsTables):
     """A torch optimizer over the tables of a model: schedulers, accumulation, clipping and GradScaler work as with any other.
 
     There is one parameter group for each set of tables that share dim and rule; its `lr` starts at the rule's, its `tables` names them.
     `step()` sums what all lookups since the last step left (once an id), and applies the rule once a row. A gradient that is not finite
-    raises NonFiniteGradient, naming table and id, before any row changes.
+    raises NonFiniteGradient, naming table and id, before any row changes. Frozen tables are passed over. Raises ConfigError for a
+    model without tables, or with two tables of one name.
 
     Example:
         >>> dense, sparse = torch.optim.Adam(hb.dense_parameters(model)), hb.SparseOptimizer(model)
@@ -43,6 +44,7 @@ class SparseOptimizer(torch.optim.Optimizer):
             raise ConfigError(
                 f"SparseOptimizer: the model holds no tables — received {type(model).__name__} — use a dense optimizer alone"
             )
+        _check_names(self._modules)
         groups = [
             {
                 "params": [rows],
@@ -58,6 +60,10 @@ class SparseOptimizer(torch.optim.Optimizer):
             for table in module.tables:
                 owners[id(table.native)] = owners.get(id(table.native), 0) + 1
         self._shared = any(count > 1 for count in owners.values())
+
+    def __getstate__(self) -> dict[str, Any]:
+        # modules first: a copy then finds the copies of their parameters
+        return {"_modules": self._modules, "_shared": self._shared, **super().__getstate__()}
 
     def tables(self) -> list[Table]:
         """The tables, each once."""
@@ -88,6 +94,8 @@ class SparseOptimizer(torch.optim.Optimizer):
         self.check_finite()
         for own in self.param_groups:
             check_number(f"SparseOptimizer: lr of tables {own['tables']}", own["lr"], 0.0)
+            for table in own["params"][0].tables:
+                table.watch_rate(own["lr"])
         rates = {id(rows): float(own["lr"]) for own in self.param_groups for rows in own["params"]}
         waiting = list(self._waiting())
         steps, sums, lrs = [], [], []
@@ -132,3 +140,13 @@ class SparseOptimizer(torch.optim.Optimizer):
             module.pending = None
             for rows in module.rows:
                 rows.grad = None
+
+
+def _check_names(modules: Sequence[TableModule]) -> None:
+    tables: dict[str, Table] = {}
+    for table in (table for module in modules for table in module.tables):
+        if tables.setdefault(table.name, table) is not table:
+            raise ConfigError(
+                f"SparseOptimizer: expected one table of each name, got two called {table.name!r}. Rename one, or let "
+                "the modules share one."
+            )

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from hotbed.config import describe
+from hotbed.embedding.state import dense_state
 from hotbed.embedding.table import Table
 from hotbed.errors import PersistError
 from hotbed.files import Lock, Where, lock_file
@@ -328,14 +329,14 @@ def _network_tensors(network: nn.Module, rows: Iterable[nn.Parameter]) -> dict[s
     skipped = _names_of(network, rows)
     return {
         f"network/{name}": tensor.detach().cpu().clone().contiguous()  # a clone: safetensors refuses shared memory
-        for name, tensor in network.state_dict().items()
-        if name not in skipped and torch.is_tensor(tensor)
+        for name, tensor in dense_state(network).items()
+        if name not in skipped
     }
 
 
 def _load_network(folder: str, network: nn.Module, rows: Iterable[nn.Parameter], tensors: Mapping[str, Tensor]) -> None:
     skipped = _names_of(network, rows)
-    own = {name: one for name, one in network.state_dict().items() if name not in skipped and torch.is_tensor(one)}
+    own = {name: tensor for name, tensor in dense_state(network).items() if name not in skipped}
     saved = {name.removeprefix("network/"): tensor for name, tensor in tensors.items() if name.startswith("network/")}
     for name in sorted({*own, *saved}):
         if name not in own or name not in saved or own[name].shape != saved[name].shape:

@@ -341,7 +341,7 @@ def _of_table(
 
 def _of_columns(batches: Iterable[pa.RecordBatch], columns: tuple[str, ...]) -> dict[str, str]:
     hashes: dict[str, Any] = {}
-    for batch in batches:
+    for batch in (batch for batch in batches if batch.num_rows):
         for name in (name for name in columns if name in batch.schema.names):
             hashes.setdefault(name, hashlib.sha256()).update(np.ascontiguousarray(flat(batch.column(name))))
     return {name: sha.hexdigest() for name, sha in hashes.items()}

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from hotbed.data.batch import Batch, Ids, SideBySide
 from hotbed.data.schema import Schema
 from hotbed.embedding.module import TableModule, table_modules
+from hotbed.embedding.state import dense_state
 from hotbed.errors import ConfigError, MissingExtra, PersistError
 from hotbed.files import Where
 from hotbed.optim.modes import in_eval_mode
@@ -79,7 +80,7 @@ def export_graph(network: nn.Module, schema: Schema, activate: Callable[[Any], A
             onnx, weights = _export(half, inputs)
             graph = Graph(onnx, weights, half.lookups, [column.name for column in schema.dense], half.outputs)
             for n, factor in ((_ROWS, 1.0), (3, 1.25)):  # as it is, and a smaller request of another version
-                values = {name: half.state_dict()[name] * factor for name in weights}
+                values = {name: dense_state(half)[name] * factor for name in weights}
                 asked = half.first(n, inputs)
                 _check(graph, asked, values, torch.func.functional_call(half, values, tuple(asked.values())))
     except (ConfigError, PersistError):
@@ -202,7 +203,7 @@ def _export(half: _DenseHalf, inputs: Mapping[str, Tensor]) -> tuple[bytes, list
     )  # fmt: skip
     assert program is not None
     model = program.model_proto
-    known = {f"network.{name}" for name in half.network.state_dict()}
+    known = {f"network.{name}" for name in dense_state(half.network)}
     weights = [one for one in model.graph.initializer if one.name in known]
     for one in weights:  # whoever loads the graph brings them, before anything is derived from them
         one.ClearField("raw_data")

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TableRows: the parameter by which torch knows tables; other optimizers may not step it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from hotbed.errors import ConfigError, RowShapeError
+
+from .table import Table
+
+
+class StepsTables:
+    """Base of the optimizers that may hold `TableRows`."""
+
+
+class TableRows(nn.Parameter):
+    """The parameter of tables that share dim and rule. It holds no values: rows lie in the tables.
+
+    `grad`: after a backward pass the summed gradients of the batch's distinct ids, float32
+    [num unique ids, dim], so that gradient clipping and GradScaler work; its shape changes with
+    every batch. `requires_grad` is that of the tables: setting it freezes them, see `Table.frozen`.
+    """
+
+    tables: tuple[Table, ...]
+    _sums: Tensor | None
+
+    def __new__(cls, tables: Sequence[Table]) -> TableRows:
+        rows: TableRows = super().__new__(cls, torch.empty(0, tables[0].dim))
+        rows.tables = tuple(tables)
+        rows._sums = None
+        return rows
+
+    @property
+    def grad(self) -> Tensor | None:
+        return self._sums
+
+    @grad.setter
+    def grad(self, sums: Tensor | None) -> None:
+        if sums is not None and (sums.dim() != 2 or sums.shape[1] != self.tables[0].dim):
+            raise RowShapeError(
+                f"{self!r}: expected a gradient of shape [unique ids, {self.tables[0].dim}], "
+                f"got {list(sums.shape)}. Keep the shape that backward left."
+            )
+        self._sums = sums
+
+    @grad.deleter
+    def grad(self) -> None:
+        self._sums = None
+
+    @property
+    def requires_grad(self) -> bool:
+        return not all(table.frozen for table in self.tables)
+
+    @requires_grad.setter
+    def requires_grad(self, requires_grad: bool) -> None:
+        for table in self.tables:
+            table.requires_grad_(requires_grad)
+
+    def requires_grad_(self, requires_grad: bool = True) -> TableRows:
+        """Freeze the tables (False), or let them learn again."""
+        self.requires_grad = requires_grad
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TableRows:
+        copied = TableRows([copy.deepcopy(table, memo) for table in self.tables])
+        memo[id(self)] = copied
+        return copied
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        tables = ", ".join(f"{table.name!r}: {table.stats['rows']:,} rows" for table in self.tables)
+        return f"TableRows({tables}, dim={self.tables[0].dim}, requires_grad={self.requires_grad})"
+
+
+def _refuse_rows(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """Reject the step of an optimizer that would write rows: their tables' rules step them."""
+    if isinstance(optimizer, StepsTables):
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if isinstance(parameter, TableRows) and parameter.grad is not None:
+                name = type(optimizer).__name__
+                raise ConfigError(
+                    f"{name}: it cannot step rows of tables, got {parameter!r}. Give it "
+                    "hb.dense_parameters(model), and step tables with hb.SparseOptimizer(model)."
+                )
+
+
+register_optimizer_step_pre_hook(_refuse_rows)

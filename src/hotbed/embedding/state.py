@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How torch saves, loads, moves and copies a module with tables.
+
+In a `state_dict` a table is a dict of tensors and plain values, which `torch.load` reads with
+weights_only=True: the columns of `Table.export` and `candidates`, and `scalars`. Checkpoints do not
+use it: they stream rows to files.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor, nn
+
+from hotbed.errors import ConfigError, PersistError, RowShapeError
+
+from .parameter import TableRows
+from .snapshot import COLUMN_TYPES
+from .table import Table
+
+EXTRA = "_extra_state"
+"""The key under which torch carries what is neither parameter nor buffer."""
+ADVICE = "Load the state_dict of a module with the same tables."
+
+
+class DenseState(OrderedDict[str, Any]):
+    """A destination for `module.state_dict(destination=…)` that takes no rows of tables."""
+
+
+class Carrier(nn.Module, ABC):
+    """A module over `tables`: how torch saves, loads, moves and copies it.
+
+    `state_dict_limit`: bytes of rows up to which `state_dict()` carries those of a module; beyond
+    it raises PersistError.
+    """
+
+    tables: list[Table]
+    state_dict_limit = 2**30
+    _device: Tensor
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Set what each module, a copy too, has for itself: its parameters and its number."""
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Return ids, rows, optimizer and policy state of each table by name, for `state_dict`.
+
+        Raises PersistError beyond `state_dict_limit` bytes.
+        """
+        size = sum(state_bytes(table) for table in self.tables)
+        if size > self.state_dict_limit:
+            raise PersistError(
+                f"state_dict: the rows of tables {[table.name for table in self.tables]} may take "
+                f"{self.state_dict_limit:,} bytes, got about {size:,}. Save with RecModel.save, "
+                "which streams rows to files, or raise the module's state_dict_limit."
+            )
+        return {"tables": {table.name: table_state(table) for table in self.tables}}
+
+    def set_extra_state(self, state: Any) -> None:
+        """Replace all that the tables hold by what `get_extra_state` gave.
+
+        A table that is frozen stays frozen. Raises PersistError or RowShapeError for a state of
+        other tables, before anything changes.
+        """
+        names = {table.name for table in self.tables}
+        states = state.get("tables") if isinstance(state, Mapping) else None
+        if not isinstance(states, Mapping) or set(states) != names:
+            received = sorted(states) if isinstance(states, Mapping) else type(state).__name__
+            raise PersistError(
+                f"state_dict: expected tables {sorted(names)}, got {received}. {ADVICE}",
+            )
+        for table in self.tables:
+            check_state(table, states[table.name])
+        for table in self.tables:
+            load_state(table, states[table.name])
+
+    def _save_to_state_dict(
+        self,
+        destination: dict[str, Any],
+        prefix: str,
+        keep_vars: bool,
+    ) -> None:
+        for name, value in (*self._parameters.items(), *self._buffers.items()):
+            if value is None or name in self._non_persistent_buffers_set:
+                continue
+            if not isinstance(value, TableRows):
+                destination[prefix + name] = value if keep_vars else value.detach()
+        if isinstance(destination, DenseState):
+            return
+        states = [value for key, value in destination.items() if key.endswith(EXTRA)]
+        carried = [state["tables"] for state in states if "tables" in state]
+        tables = self.get_extra_state()["tables"]
+        for name, own in tables.items():
+            tables[name] = shared(own, [others[name] for others in carried if name in others])
+        destination[prefix + EXTRA] = {"tables": tables}
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        with self._rows_aside():
+            super()._load_from_state_dict(*args)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Carrier:
+        dtype = self._device.dtype
+        with self._rows_aside():
+            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self._device.dtype != dtype:
+            warnings.warn(
+                f"embedding: rows stay float32, got a conversion to {self._device.dtype}. Convert "
+                "what the module returns, or use torch.autocast.",
+                stacklevel=3,
+            )
+            self._device = self._device.to(dtype)
+        return self
+
+    @contextmanager
+    def _rows_aside(self) -> Iterator[None]:
+        """Hide the parameters of tables, which lie on the host and are not moved or converted."""
+        own = self._parameters
+        rows = {name: value for name, value in own.items() if isinstance(value, TableRows)}
+        for name in rows:
+            del own[name]
+        try:
+            yield
+        finally:
+            self._parameters = {**rows, **own}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Carrier:
+        """A second module over copies of the tables; modules that share a table share its copy."""
+        copied = self.__class__.__new__(self.__class__)
+        memo[id(self)] = copied
+        own = ("pending", "anchor", "number", "_parameters")
+        for name, value in self.__dict__.items():
+            if name not in own:
+                copied.__dict__[name] = copy.deepcopy(value, memo)
+        copied._parameters = {}
+        copied._begin()
+        for name, value in self._parameters.items():
+            if isinstance(value, TableRows):
+                memo[id(value)] = copied._parameters[name]
+            else:
+                copied._parameters[name] = copy.deepcopy(value, memo)
+        return copied
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise ConfigError(
+            "embedding: a module with tables cannot be pickled. Save the model with RecModel.save, "
+            "or with torch.save(model.state_dict(), path)."
+        )
+
+
+def dense_state(module: nn.Module) -> dict[str, Tensor]:
+    """The tensors of `module.state_dict()` without the rows of tables."""
+    state = module.state_dict(destination=DenseState())
+    return {name: value for name, value in state.items() if torch.is_tensor(value)}
+
+
+def state_bytes(table: Table) -> int:
+    """About how many bytes `table_state` gives."""
+    stats = table.stats
+    return int(stats["rows"]) * (8 + int(table.native.row_bytes)) + int(stats["candidate_bytes"])
+
+
+def table_state(table: Table) -> dict[str, Any]:
+    """Return all that a table holds: rows, candidates and scalars; not whether it is frozen."""
+    scalars = {name: value for name, value in table.scalars().items() if name != "frozen"}
+    return {
+        "rows": _tensors(batch.drop_columns(["partition"]) for batch in table.export()),
+        "candidates": _tensors(table.candidates()),
+        "scalars": scalars,
+    }
+
+
+def check_state(table: Table, state: Any) -> None:
+    """Raise PersistError or RowShapeError where `load_state` would fail. Change nothing."""
+    where = f"table {table.name!r}"
+    if not isinstance(state, Mapping) or not {"rows", "candidates", "scalars"} <= set(state):
+        received = type(state).__name__
+        raise PersistError(
+            f"{where}: expected rows, candidates and scalars, got {received}. {ADVICE}",
+        )
+    rows = state["rows"]
+    widths = {"value": table.dim, "state": table.state_width}
+    for name, width in widths.items():
+        shape = list(rows[name].shape[1:]) if name in rows else [0]
+        if shape != [width]:
+            raise RowShapeError(
+                f"{where}: expected {width} floats of {name} a row, got {shape}. "
+                "Build the table with the same dim and the same rule, as it was when it was saved."
+            )
+
+
+def load_state(table: Table, state: Mapping[str, Any]) -> None:
+    """What `table_state` gave, in the place of all that the table holds."""
+    check_state(table, state)
+    table.clear()
+    rows = dict(state["rows"])
+    lists = {name: _lists(rows.pop(name)) for name in ("value", "state") if name in rows}
+    table.load([pa.record_batch({**_columns(rows), **lists})])
+    table.load_candidates(_by_partition(state["candidates"]))
+    table.load_scalars(state["scalars"])
+
+
+def shared(state: Mapping[str, Any], others: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return `state`, or the first of `others` that equals it: one table is carried once."""
+    return next((other for other in others if _equal(state, other)), state)
+
+
+def _equal(state: Any, other: Any) -> bool:
+    if torch.is_tensor(state):
+        return torch.is_tensor(other) and state.dtype == other.dtype and torch.equal(state, other)
+    if not isinstance(state, Mapping):
+        return bool(state == other)
+    if not isinstance(other, Mapping) or set(state) != set(other):
+        return False
+    return all(_equal(value, other[name]) for name, value in state.items())
+
+
+def _tensors(batches: Iterable[pa.RecordBatch]) -> dict[str, Tensor]:
+    """Columns as tensors, float lists as [n, width]; uint32 becomes int64, which any torch has."""
+    parts = list(batches)
+    if not parts:
+        return {}
+    tensors = {}
+    for field in parts[0].schema:
+        columns = [part.column(field.name) for part in parts]
+        width = field.type.list_size if pa.types.is_fixed_size_list(field.type) else 0
+        values = np.concatenate([(one.flatten() if width else one).to_numpy() for one in columns])
+        if values.dtype == np.uint32:
+            values = values.astype(np.int64)
+        tensors[field.name] = torch.from_numpy(values.reshape(-1, width) if width else values)
+    return tensors
+
+
+def _lists(values: Tensor) -> pa.Array:
+    flat = pa.array(values.cpu().contiguous().numpy().reshape(-1))
+    return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+
+
+def _columns(tensors: Mapping[str, Tensor]) -> dict[str, pa.Array]:
+    return {
+        name: pa.array(tensor.cpu().numpy()).cast(COLUMN_TYPES.get(name, pa.int64()))
+        for name, tensor in tensors.items()
+    }
+
+
+def _by_partition(candidates: Mapping[str, Tensor]) -> Iterator[pa.RecordBatch]:
+    """Candidates again, a batch a partition."""
+    if not candidates:
+        return
+    batch = pa.record_batch(_columns(candidates))
+    numbers = batch.column("partition").to_numpy()
+    for number in np.unique(numbers):
+        yield batch.filter(pa.array(numbers == number))
