@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 import polars as pl
-from serve_and_ask import ask, server
+from serve_and_ask import ask, hotbed, server
 
 import hotbed as hb
 from hotbed.metrics.served import Served
@@ -42,9 +42,7 @@ def main(arguments: list[str]) -> None:
     published = output / "published"
     shutil.rmtree(published, ignore_errors=True)
     keep = f"checkpoint={{every_seconds: 0.5, publish: {{kind: publish_directory, path: {published}}}}}"
-    with subprocess.Popen(
-        [sys.executable, "-m", "hotbed.cli", "train", JOB, "--restart", "--set", keep, *arguments], cwd=ROOT
-    ) as train:
+    with hotbed(["train", JOB, "--restart", "--set", keep, *arguments], cwd=ROOT) as train:
         valid, stream = popularity()
         while not (published / "CURRENT").exists() and train.poll() is None:
             time.sleep(0.05)

@@ -25,18 +25,34 @@ from hotbed.metrics.served import Answer
 DATA = Path(__file__).resolve().parent.parent / "data/ml_latest_small"
 
 
+# Run a module as `python -m` does, and end with the process that started it, however that ends.
+WATCHED = """
+import os, runpy, signal, sys, threading
+def watch():
+    sys.stdin.read()
+    os.kill(os.getpid(), signal.SIGTERM)
+threading.Thread(target=watch, daemon=True).start()
+runpy.run_module("hotbed.cli", run_name="__main__", alter_sys=True)
+"""
+
+
+def hotbed(arguments: list[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a command of `hotbed`, which ends when this process does."""
+    return subprocess.Popen([sys.executable, "-c", WATCHED, *arguments], stdin=subprocess.PIPE, **options)
+
+
 @contextmanager
 def server(published: Path, log: Path) -> Iterator[str]:
     """`hotbed serve` on free ports in a process of its own, until it is left; gives the address for gRPC clients."""
     with socket.create_server(("", 0)) as one, socket.create_server(("", 0)) as two:
         ports = [str(free.getsockname()[1]) for free in (one, two)]
-    command = [sys.executable, "-m", "hotbed.cli", "serve", f"movielens={published}", "--watch", str(published),
-               "--http-port", ports[0], "--grpc-port", ports[1], "--set", "drain_seconds=0"]  # fmt: skip
-    with log.open("w") as file, subprocess.Popen(command, stderr=file) as process:
+    command = ["serve", f"movielens={published}", "--watch", str(published)]
+    command += ["--http-port", ports[0], "--grpc-port", ports[1], "--set", "drain_seconds=0"]
+    with log.open("w") as file, hotbed(command, stderr=file) as process:
         try:
             yield f"127.0.0.1:{ports[1]}"
         finally:
-            process.terminate()  # it answers what it has begun, then ends
+            process.stdin.close()  # it answers what it has begun, then ends
     assert process.returncode == 0, log.read_text()
 
 

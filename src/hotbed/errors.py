@@ -13,6 +13,7 @@ HotbedError
 ├── PersistError                       a checkpoint cannot be written or read
 │   ├── FormatError                    a file is torn, foreign or fails its digest
 │   ├── VersionError                   a file has a format version that this build does not read
+│   ├── NotWritten                     a folder cannot be written: a full disk, missing rights
 │   ├── StoreAway                      an object store does not answer; try again later
 │   ├── DeltaGap                       a delta does not follow the state at hand: deltas between, or the full, are missing
 │   └── ForkedLineage                  a delta belongs to a run that branched off from the state at hand
@@ -78,6 +79,10 @@ class NonFiniteGradient(TableError):
 
 class PersistError(HotbedError):
     """A checkpoint cannot be written or read."""
+
+
+class NotWritten(PersistError):
+    """A folder cannot be written, as where the disk is full; what is in it may still be read."""
 
 
 class FormatError(PersistError):

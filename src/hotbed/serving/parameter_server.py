@@ -4,10 +4,7 @@
 from __future__ import annotations
 
 import logging
-import shutil
-import tempfile
 import threading
-import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -22,7 +19,7 @@ from hotbed.persist.format import Reader, open_checkpoint
 from hotbed.serving.rows import RowDtype
 from hotbed.serving.stores.base import Store
 from hotbed.serving.stores.mapped import MappedVersion, ModelFolder
-from hotbed.serving.stores.writing import Writer, make_newest, remove_abandoned, tidy, write_version
+from hotbed.serving.stores.writing import TemporaryFolder, Writer, make_newest, tidy, write_version
 
 if TYPE_CHECKING:
     from hotbed.serving.stores.remote import RemoteParameterServer
@@ -45,10 +42,10 @@ class ParameterServer(Store):
     """
 
     def __init__(self, folder: str | Path | None = None, dtype: RowDtype = "float32") -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix=_TEMPORARY) if folder is None else folder)
         if folder is None:
-            remove_abandoned(self.folder.parent.glob(f"{_TEMPORARY}*"))
-            weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+            self._temporary = TemporaryFolder(_TEMPORARY)
+            folder = self._temporary.path
+        self.folder = Path(folder)
         self._dtype, self._lock = dtype, threading.RLock()
         self._versions, self._loaded = dict[str, tuple[MappedVersion, ...]](), set[str]()
         self._writer: Writer | None = None
@@ -76,7 +73,7 @@ class ParameterServer(Store):
         """
         reader = source if isinstance(source, Reader) else open_checkpoint(source)
         with self._lock, self._writing():
-            folder, before = ModelFolder(self.folder, name), self._known(name)
+            folder, before = ModelFolder(self.folder, name), self.find(name)
             try:
                 if before is not None and self._goes_on(name, reader, before):
                     newest = before
@@ -119,6 +116,16 @@ class ParameterServer(Store):
         with self._lock:
             return self._take(name, folder)
 
+    def find(self, name: str) -> MappedVersion | None:
+        """The newest version, or None where there is none; a torn one is as good as none."""
+        try:
+            return self.model(name)
+        except ConfigError:
+            return None
+        except FormatError as error:
+            log.warning("%s", error)
+            return None
+
     def version(self, name: str, digest: str) -> MappedVersion:
         """A version by its digest: the newest, or the one before. Raises StoreError where it has gone."""
         newest = self.model(name)
@@ -142,18 +149,8 @@ class ParameterServer(Store):
         return self.model(model).table(table).find(ids)
 
     def _writing(self) -> AbstractContextManager[bool]:
-        self._writer = self._writer or Writer.of(self.folder)
+        self._writer = Writer.of(self.folder)
         return self._writer.busy
-
-    def _known(self, name: str) -> MappedVersion | None:
-        """What the model was before; a torn one is as good as none."""
-        try:
-            return self.model(name)
-        except ConfigError:
-            return None
-        except FormatError as error:
-            log.warning("%s", error)
-            return None
 
     def _goes_on(self, name: str, reader: Reader, before: MappedVersion) -> bool:
         if name in self._loaded or before.spec["dtype"] != self._dtype:

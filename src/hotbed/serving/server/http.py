@@ -10,7 +10,6 @@ import re
 import secrets
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -54,7 +53,7 @@ from hotbed.serving.server.models import Current, Models, Reading, is_remote
 from hotbed.serving.server.protocol import about, check_load, write_answer
 from hotbed.serving.server.triton import model_config, model_statistics
 from hotbed.serving.session import Scores
-from hotbed.serving.stores.following import open_follower
+from hotbed.serving.stores.following import collecting, open_follower
 
 try:
     from hotbed.serving.server.connection import App, HttpServer, Request, Response, refusal
@@ -398,7 +397,7 @@ def serve(sources: Sequence[str], watch: Sequence[str], settings: Mapping[str, A
         from hotbed.serving.server.workers import Workers
 
         server = Workers(models, named, replace(options, rows=str(store.folder)), limits, elsewhere)
-    with tempfile.TemporaryDirectory(prefix="hotbed-follow-", ignore_cleanup_errors=True) as cache:
+    with collecting(source for _, source in followed) as cache:
         for number, (name, source) in enumerate(followed):
-            models.follow(name, partial(open_follower, source, Path(cache) / str(number)))
+            models.follow(name, partial(open_follower, source, cache / str(number)))
         server.run()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from hotbed.errors import ConfigError, HotbedError, NotServed
+from hotbed.errors import ConfigError, HotbedError, NotServed, NotWritten
 from hotbed.files import Where
 from hotbed.persist.format import Reader
 from hotbed.persist.publish import Follower
@@ -138,15 +138,20 @@ class Model:
         """Candidates in its queue."""
         return 0 if self._batcher is None else self._batcher.waiting_rows
 
-    def serve(self, loaded: ModelVersion) -> None:
-        """From the next batch on, answer with this version; batches under way end with the one they began with."""
+    def serve(self, loaded: ModelVersion, problem: str = "") -> None:
+        """From the next batch on, answer with this version; batches under way end with the one they began with.
+
+        `problem`: why it is not the one that was asked for.
+        """
         inputs = Inputs(loaded.schema)
         bounds = self._limits.bounds(len(inputs.allowed))
         current = Current(InferenceSession(loaded, self.cache), inputs, bounds)
         if self._batcher is None:
             alone = self.cache is None  # else scoring may have to wait for rows
             self._batcher = Batcher(lambda: self.current.session, self._limits, self._scored, alone)
-        before, self._current, self.problem = self._current, current, ""
+        before = self._current
+        self._current = current
+        self.problem = problem
         self.swaps += before is not None
         log.info("model %s serves version %d (%s)", self.name, loaded.version, loaded.digest[:12])
 
@@ -224,7 +229,10 @@ class Models:
         return not self.stopping and all(model.ready for model in self)
 
     def add(self, name: str, source: Where) -> None:
-        """Name a model, and load it. Raises what `ParameterServer.load` raises."""
+        """Name a model, and load it; where its rows cannot be written, serve those that the folder holds.
+
+        Raises what `ParameterServer.load` raises.
+        """
         if not name or set(name) & set("/?#%"):
             raise ConfigError(f"model {name!r}: no name for a URL — received {name!r} — leave out / ? # %")
         if name == "stats":  # /v2/models/stats is the statistics of all models
@@ -233,7 +241,13 @@ class Models:
             self._add_remote(name, str(source))
         else:
             self._models[name] = Model(name, lambda: self._server.load(name, source, InferenceSession), self.limits)
-            self.load(name)
+            try:
+                self.load(name)
+            except NotWritten:
+                held = self._server.find(name)
+                if held is None:
+                    raise
+                self._models[name].serve(held, self._models[name].problem)
 
     def watch(self, name: str, find: Callable[[], ModelVersion], poll_seconds: float) -> None:
         """Name a model that another process loads, and serve what `find` gives, now and whenever it gives another."""
@@ -399,6 +413,7 @@ class Loads(Protocol):
 
     def load(self, name: str, source: Where | Reader, accept: Callable[[Any], object]) -> ModelVersion: ...
     def unload(self, name: str) -> None: ...
+    def find(self, name: str) -> ModelVersion | None: ...
 
 
 def is_remote(source: Where) -> bool:

@@ -7,12 +7,10 @@ import asyncio
 import contextlib
 import json
 import logging
-import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -20,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotbed import config
-from hotbed.errors import ConfigError, DataError, NotServed, PersistError
+from hotbed.errors import ConfigError, DataError, NotServed, NotWritten, PersistError
 from hotbed.persist.format import Reader
 from hotbed.serving.parameter_server import ParameterServer
 from hotbed.serving.process import (
@@ -39,7 +37,7 @@ from hotbed.serving.rows import RowDtype
 from hotbed.serving.server.grpc import Listening, listen, refuse, told
 from hotbed.serving.server.meters import CallMeters
 from hotbed.serving.stores.base import ModelVersion, described
-from hotbed.serving.stores.following import Following, open_follower
+from hotbed.serving.stores.following import Following, collecting, open_follower
 from hotbed.serving.stores.messages import CALLS, MESSAGE_BYTES, MESSAGES, PART_BYTES, SERVICE
 
 log = logging.getLogger("hotbed.serving")
@@ -228,6 +226,16 @@ class RowsServer(Stoppable):
         self._service.meters.since[name] = time.time()
         log.info("model %s has version %d (%s)", name, version.version, version.digest[:12])
 
+    def start(self, name: str, source: str) -> None:
+        """As `load`; where rows cannot be written, keep the version that the folder holds."""
+        try:
+            self.load(name, source)
+        except NotWritten as error:
+            held = self._server.find(name)
+            if held is None:
+                raise
+            log.warning("model %s: %s; version %d stays", name, error, held.version)
+
     def run(self) -> None:
         with self._service.meters.listening(self._options.host, self._options.metrics_port) as self.metrics_port:
             super().run()
@@ -258,12 +266,10 @@ def serve_rows(sources: Sequence[str], watch: Sequence[str], settings: Mapping[s
 
     running = RowsServer(server, list(models), options)
     for name, source in models.items():
-        running.load(name, source)
+        running.start(name, source)
     following = Following(lambda name, error: log.warning("model %s: %s; what it has stays", name, error))
-    with tempfile.TemporaryDirectory(prefix="hotbed-follow-", ignore_cleanup_errors=True) as cache:
+    with collecting(source for _, source in followed) as cache:
         for number, (name, source) in enumerate(followed):
-            following.follow(
-                name, partial(open_follower, source, Path(cache) / str(number)), partial(running.load, name)
-            )
+            following.follow(name, partial(open_follower, source, cache / str(number)), partial(running.load, name))
         running.run()
         following.close()

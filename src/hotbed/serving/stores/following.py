@@ -7,15 +7,18 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from hotbed.errors import ConfigError
 from hotbed.persist.format import Reader
 from hotbed.persist.publish import Follower, Topic
+from hotbed.serving.stores.writing import TemporaryFolder
 
 log = logging.getLogger("hotbed.serving")
 _CLOSE_SECONDS = 5.0
+_KAFKA = "kafka://"
 _LONGEST_PAUSE = 32  # polls between tries of a version that cannot be taken
 
 
@@ -165,11 +168,18 @@ class _Followed:
             self._taking.tell(failed)
 
 
+def collecting(sources: Iterable[str]) -> AbstractContextManager[Path]:
+    """A folder for what followers of topics collect, until it is left; none where no source is a topic."""
+    if any(source.startswith(_KAFKA) for source in sources):
+        return TemporaryFolder("hotbed-follow-")
+    return nullcontext(Path())
+
+
 def open_follower(source: str, cache: Path) -> Follower:
     """Of a directory, a URL, or kafka://HOST:PORT[,…]/TOPIC, which is collected in `cache`."""
-    if not source.startswith("kafka://"):
+    if not source.startswith(_KAFKA):
         return Follower(source)
-    servers, _, topic = source.removeprefix("kafka://").partition("/")
+    servers, _, topic = source.removeprefix(_KAFKA).partition("/")
     if not servers or not topic:
         raise ConfigError(f"--watch: no topic — received {source!r} — write kafka://HOST:PORT/TOPIC")
     return Follower(Topic(servers, topic, cache))

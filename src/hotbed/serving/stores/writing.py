@@ -10,6 +10,7 @@ import logging
 import os
 import shutil
 import stat
+import tempfile
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,7 +22,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from hotbed.errors import ConfigError, FormatError, PersistError
+from hotbed.errors import ConfigError, FormatError, NotWritten, PersistError
 from hotbed.persist.content import table_folder, table_names, tensors
 from hotbed.persist.format import Link, Reader
 from hotbed.persist.store import MANIFEST, LocalStore
@@ -44,6 +45,7 @@ class Writer:
 
     def __init__(self, folder: Path) -> None:
         self.busy = threading.RLock()
+        self.process = os.getpid()
         if os.name == "nt":  # no such locks there
             return
         import fcntl
@@ -52,26 +54,55 @@ class Writer:
             folder.mkdir(parents=True, exist_ok=True)
             file = os.open(folder / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise PersistError(f"{folder}: cannot be written — {error} — choose another folder") from error
+            raise NotWritten(f"{folder}: cannot be written — {error} — choose another folder") from error
         weakref.finalize(self, os.close, file)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             holder = os.read(file, 20).decode("ascii", "replace").strip() or "unknown"
-            raise PersistError(f"{folder}: another process writes it — received process {holder} — give each writer a folder of "
-                               "its own; any number may read") from error  # fmt: skip
-        os.truncate(file, 0)
-        os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
+            raise PersistError(
+                f"{folder}: another process writes it — received process {holder} — give each writer "
+                "a folder of its own; any number may read"
+            ) from error
+        number = f"{self.process}\n".encode()
+        with contextlib.suppress(OSError):  # a full disk; the number is for people
+            os.pwrite(file, number, 0)
+            os.truncate(file, len(number))
 
     @classmethod
     def of(cls, folder: Path) -> Writer:
-        """This process' writer of a folder. Raises PersistError where another process has it."""
+        """This process' writer of a folder. Raises PersistError where another process has it, be it
+        the one that this process was forked from."""
         place = folder.resolve()
         with cls._first:
             found = cls._known.get(place)
-            if found is None:
+            if found is None or found.process != os.getpid():
                 cls._known[place] = found = cls(place)
             return found
+
+
+class TemporaryFolder:
+    """A folder that goes with this object, or with the process that made it; a forked child leaves it.
+
+    What killed processes left goes when the next folder with the same `prefix` is made.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix=prefix))
+        remove_abandoned(self.path.parent.glob(f"{prefix}*"))
+        self._writer = Writer.of(self.path)  # held by nobody else, so it is not abandoned
+        self._finalizer = weakref.finalize(self, _remove, self.path, os.getpid())
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(self, *_: object) -> None:
+        self._finalizer()
+
+
+def _remove(folder: Path, process: int) -> None:
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove_abandoned(folders: Iterable[Path]) -> None:
@@ -133,8 +164,8 @@ def make_newest(folder: ModelFolder, key: str) -> None:
         raise _refused(folder, error) from error
 
 
-def _refused(folder: ModelFolder, error: OSError) -> PersistError:
-    return PersistError(f"{folder.path}: cannot be written — {error} — free space or choose another folder")
+def _refused(folder: ModelFolder, error: OSError) -> NotWritten:
+    return NotWritten(f"{folder.path}: cannot be written — {error} — free space or choose another folder")
 
 
 def tidy(folder: ModelFolder, versions: list[MappedVersion]) -> None:
