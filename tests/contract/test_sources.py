@@ -7,12 +7,14 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import polars as pl
 import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 
 from hotbed.connectors import Csv, Jsonl, Libsvm, Memory, Parquet, Position, ReadPlan, Replay, Source
+from hotbed.errors import DataError
 
 pytestmark = pytest.mark.core
 
@@ -172,3 +174,12 @@ def test_empty_files_and_tables_are_read_as_no_rows(tmp_path: Path) -> None:
     assert rows(Csv([tmp_path / "full.csv", tmp_path / "empty.csv"])) == [{"a": 1, "b": 2}]
     assert rows(Csv(tmp_path / "empty.csv")) == []
     assert rows(Memory(table(0, 0))) == []
+
+
+def test_memory_takes_the_frames_of_other_libraries_and_refuses_the_rest() -> None:
+    frame = pl.DataFrame({"number": [1, 2], "word": ["a", "b"]})
+    assert rows(Memory(frame)) == frame.to_dicts()  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="neither a table nor a mapping of columns, got list"):
+        Memory([1, 2])  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="columns differ in length"):
+        Memory({"a": [1], "b": [1, 2]})

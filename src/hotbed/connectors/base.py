@@ -290,7 +290,8 @@ def not_endless(source: Source, what: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Memory(Source):
-    """A pyarrow Table, a RecordBatch, or a mapping of column names to lists or NumPy arrays of one length.
+    """A pyarrow Table or RecordBatch, a DataFrame of Polars or pandas, or a mapping of column names to lists or NumPy
+    arrays of one length.
 
     Raises DataError when the columns differ in length or cannot become Arrow arrays.
 
@@ -330,11 +331,18 @@ class Memory(Source):
                 yield batch, Position({"row": row})
 
 
-def _as_table(columns: Mapping[str, Any] | pa.Table | pa.RecordBatch) -> pa.Table:
+def _as_table(columns: Any) -> pa.Table:
     if isinstance(columns, pa.Table):
         return columns
     if isinstance(columns, pa.RecordBatch):
         return pa.Table.from_batches([columns])
+    if hasattr(columns, "__arrow_c_stream__"):
+        return pa.table(columns)
+    if not isinstance(columns, Mapping):
+        raise DataError(
+            f"memory source: neither a table nor a mapping of columns, got {type(columns).__name__}. Give an Arrow "
+            "table, a DataFrame or a dict of columns."
+        )
     arrays: dict[str, pa.Array] = {}
     for name, values in columns.items():
         try:

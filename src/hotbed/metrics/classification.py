@@ -245,6 +245,12 @@ class Recall(_Thresholded):
 
 def _entropy_sums(metric: str, samples: Samples, eps: float) -> tuple[float, float, float]:
     _probabilities(metric, samples.prediction)
+    labels = samples.label
+    if len(labels) and not (labels.min() >= 0.0 and labels.max() <= 1.0):
+        raise DataError(
+            f"{metric}: labels lie outside 0 to 1, got {labels.min():g} to {labels.max():g}. Give 0 and 1, or "
+            "probabilities."
+        )
     p = np.clip(samples.prediction, eps, 1.0 - eps)
     entropy = -(samples.label * np.log(p) + (1.0 - samples.label) * np.log1p(-p))
     return float(entropy @ samples.weight), float(samples.weight.sum()), float(samples.label @ samples.weight)

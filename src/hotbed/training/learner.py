@@ -20,12 +20,14 @@ from torch import Tensor, nn
 
 from hotbed.data.batch import Batch
 from hotbed.errors import ConfigError, DataError, NonFiniteGradient
-from hotbed.models.losses import BCE, Focal, MultiTask, get_loss
+from hotbed.models.losses import BCE, Focal, Loss, MultiTask, get_loss
 from hotbed.optim.precision import Boost, Precision
 
 CPU = torch.device("cpu")
 BCE_FUNCTION = nn.functional.binary_cross_entropy_with_logits
 Outputs = Tensor | dict[str, Tensor]
+CHECKED_BATCHES = 10
+"""Batches whose labels a loss looks at; those of a Dataset are looked at row by row when they are read."""
 
 
 @dataclass(frozen=True)
@@ -116,10 +118,14 @@ class Criterion:
         else:
             self.loss_fn = get_loss(loss_fn) if isinstance(loss_fn, str) else loss_fn
         self._weighted: dict[int, Callable[[Any, Any, Tensor], Tensor]] = {}
+        self._unchecked = CHECKED_BATCHES
 
     def __call__(self, outputs: Outputs, labels: Any, weight: Tensor | None) -> Tensor:
         if labels is None:
             raise DataError("the loss needs labels — received a batch without — add a Label column or drop loss_fn")
+        if self._unchecked:
+            self._unchecked -= 1
+            self._check_labels(outputs, labels)
         if not isinstance(outputs, dict) or isinstance(self.loss_fn, MultiTask):
             return self._one(self.loss_fn, outputs, labels, weight)
         labels = labels if isinstance(labels, dict) else dict.fromkeys(outputs, labels)
@@ -147,6 +153,23 @@ class Criterion:
             return {name: self.activate(value, name) for name, value in outputs.items()}
         loss = self.loss_fn if label is None else self._of(label)
         return torch.sigmoid(outputs) if _takes_logits(loss) else outputs
+
+    def _check_labels(self, outputs: Outputs, labels: Any) -> None:
+        """Raise where labels do not fit the outputs or the loss: data need not come from a Dataset, which looks at rows."""
+        several = isinstance(labels, dict)
+        if several and not isinstance(outputs, dict) and isinstance(self.loss_fn, (Loss, nn.modules.loss._Loss)):
+            raise ConfigError(
+                f"loss_fn: the data have several labels and the network returns one output, got labels {sorted(labels)}. "
+                "Return a dict of label name to tensor, as hb.models.MMoE does, or keep one label."
+            )
+        for name, values in (labels if several else {"": labels}).items():
+            loss = self._of(name) if several else self.loss_fn
+            if _takes_logits(loss) and values.numel() and bool(((values < 0) | (values > 1)).any()):
+                of_name = f" {name!r}" if name else ""
+                raise DataError(
+                    f"label{of_name}: the loss is a cross-entropy and needs labels from 0 to 1, got {values.min():g} to "
+                    f"{values.max():g}. Give labels from 0 to 1, or train with loss 'mse'."
+                )
 
     def unit_labels(self, labels: Iterable[str]) -> list[str]:
         """Those of the labels whose loss is a cross-entropy of logits, so that they must lie in [0, 1]."""

@@ -19,7 +19,7 @@ from hotbed.data.schema import Schema
 from hotbed.embedding.module import table_modules
 from hotbed.embedding.rule import Rule
 from hotbed.embedding.table import Table
-from hotbed.errors import ConfigError
+from hotbed.errors import ConfigError, DataError
 from hotbed.optim.dense import dense_optimizer
 from hotbed.optim.modes import in_eval_mode, in_train_mode
 from hotbed.optim.precision import Boost, boost, precision
@@ -182,7 +182,8 @@ class RecModel:
         scorer = self._scorer()
         if not self.metrics and self._criterion is None:
             raise ConfigError("evaluate: nothing to compute — the model has neither metrics nor loss_fn — give metrics")
-        self._observe(data, scorer, callbacks)
+        if not self._observe(data, scorer, callbacks):
+            raise DataError("evaluate: no batch — received empty data — give data with rows")
         return scorer.results()
 
     def predict(self, data: Any) -> Any:
@@ -336,7 +337,8 @@ class RecModel:
         run.metrics.update(measured)
         return ended
 
-    def _observe(self, data: Iterable[Any], observer: Any, callbacks: Any) -> None:
+    def _observe(self, data: Iterable[Any], observer: Any, callbacks: Any) -> int:
+        """One pass over `data` that learns nothing; returns the number of its batches."""
         check_batches("data", data)
         check_ends(data)
         run = Run(model=self, learner=self.learner, tables=self.tables, observer=observer)
@@ -347,6 +349,7 @@ class RecModel:
         number = getattr(data, "resumed_epoch", None) or 0
         with in_eval_mode(self.network, self.eval_network), epoch_of(data, number) as batches:
             pass_over(batches, run, called, observer=observer, device=device, labelled=labelled)
+        return run.step
 
     def _restrict_labels(self, data: Any, *, must_match: bool) -> None:
         """Tell a Dataset which labels the loss needs from 0 to 1."""

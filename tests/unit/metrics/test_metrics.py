@@ -302,6 +302,9 @@ def test_bad_inputs_are_errors_that_name_the_metric() -> None:
         AUC().update(half, one, weight=np.array([1.0, -1.0]))
     with pytest.raises(DataError, match=r"LogLoss: predictions are no probabilities — received 0.5 to 3"):
         LogLoss().update(np.array([0.5, 3.0]), one)
+    for kind in (LogLoss, NormalizedEntropy):
+        with pytest.raises(DataError, match="labels lie outside 0 to 1, got -1 to 1"):
+            kind().update(half, np.array([-1, 1]))
     with pytest.raises(DataError, match="received 1 inputs"):
         AUC().update(half)
     for make in (lambda: AUC(bins=1), lambda: HitRate(k=0), lambda: NDCG(k=-1), lambda: Windowed(AUC(), samples=0)):

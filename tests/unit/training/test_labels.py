@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import hotbed as hb
-from hotbed.errors import DataError, DecodeError
+from hotbed.errors import ConfigError, DataError, DecodeError
 from hotbed.training.learner import Criterion
 
 
@@ -91,3 +91,34 @@ def test_a_positive_that_matches_nothing_ends_training_but_not_evaluation() -> N
     with pytest.raises(DataError, match="none of 3 rows is positive='Yes'"):
         learner.fit(data, progress=False)
     assert learner.evaluate(events(["no"] * 3, hb.Label("y", positive="Yes")))["log_loss"] > 0
+
+
+def test_labels_of_tuples_are_looked_at_in_the_first_batches() -> None:
+    class Line(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 1)
+
+        def forward(self, data: Tensor) -> Tensor:
+            return self.layer(data)
+
+    data = [(torch.zeros(3, 2), torch.tensor([1.0, -1.0, 1.0]))]
+    with pytest.raises(DataError, match="label: the loss is a cross-entropy and needs labels from 0 to 1, got -1 to 1"):
+        hb.RecModel(Line(), "bce", "adam").fit(data, progress=False)
+    hb.RecModel(Line(), "mse", "adam").fit(data, progress=False)
+
+
+def test_several_labels_of_one_output_are_an_error_that_names_them() -> None:
+    schema = hb.Schema([hb.Label("click"), hb.Label("buy"), hb.Id("user")])
+    data = hb.Dataset(hb.sources.Memory({"click": [0, 1], "buy": [0, 1], "user": [1, 2]}), schema)
+    with pytest.raises(
+        ConfigError, match=r"several labels and the network returns one output, got labels \['buy', 'click'\]"
+    ):
+        model(data, "bce").fit(data, progress=False)
+
+
+def test_evaluating_no_rows_is_an_error() -> None:
+    data = events([0, 1])
+    with pytest.raises(DataError, match="evaluate: no batch"):
+        model(data, "bce").evaluate(hb.Dataset(data.source.slice(0, 0), data.schema))
+    assert len(model(data, "bce").predict(hb.Dataset(data.source.slice(0, 0), data.schema))) == 0
