@@ -270,17 +270,22 @@ class _Reading:
 
     def _numbers(self, count: int) -> np.ndarray:
         """Numbers of the next `count` rows that pyarrow did not leave out."""
-        stop = self._next + count + len(self._left_out)
-        numbers = np.setdiff1d(np.arange(self._next, stop), self._left_out)[:count]
+        numbers = np.arange(self._next, self._next + count + len(self._left_out))
+        if self._left_out:
+            numbers = numbers[~np.isin(numbers, self._left_out)][:count]
         if count:
             self._next = int(numbers[-1]) + 1
             self._left_out = [number for number in self._left_out if number >= self._next]
         return numbers
 
-    def _replace(self, line: int, head: bytes) -> bytes:
+    def _replace(self, begin: int, head: bytes) -> bytes:
         """What pyarrow gets for a line that is too long: one that has too many fields."""
         if self.plan.skips is None:
             file = self.section.file
+            line = self.section.rows + 1
+            with self.section.open() as stream:
+                for position in range(0, begin, BLOCK_BYTES):
+                    line += stream.read(min(BLOCK_BYTES, begin - position)).count(b"\n")
             raise DecodeError(
                 f"{file}, line {line}: longer than {LINE_BYTES} bytes, got {head[:80]!r}. Correct it or use "
                 "on_error='skip'.",

@@ -233,8 +233,8 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 class ShortLines(io.RawIOBase):
     """A stream of text whose lines of more than `limit` bytes are replaced.
 
-    `replace` gets the number of such a line, from 1, and its first bytes, and returns what stands for
-    it, or raises. A read returns whole lines, so that it may be shorter than asked.
+    `replace` gets where such a line begins and its first bytes, and returns what stands for it, or
+    raises. A read returns whole lines, so that it may be shorter than asked.
     """
 
     def __init__(self, stream: pa.NativeFile, limit: int, replace: Callable[[int, bytes], bytes]) -> None:
@@ -242,7 +242,7 @@ class ShortLines(io.RawIOBase):
         self._limit = limit
         self._replace = replace
         self._tail = b""  # a line whose end is not read yet
-        self._number = 1  # of the line that comes next
+        self._read = 0  # bytes before the tail
         self._dropping = False  # what follows, up to a line end, belongs to a line that was replaced
 
     def readable(self) -> bool:
@@ -259,35 +259,29 @@ class ShortLines(io.RawIOBase):
                 tail = self._tail
                 self._tail = b""
                 return tail
-            if lines := self._whole_lines(chunk):
+            if lines := self._whole_lines(self._tail + chunk):
                 return lines
 
-    def _whole_lines(self, chunk: bytes) -> bytes:
-        if self._dropping:
-            newline = chunk.find(b"\n")
-            if newline < 0:
-                return b""
-            chunk = chunk[newline + 1 :]
-            self._dropping = False
-        data = self._tail + chunk
-        self._tail = b""
+    def _whole_lines(self, data: bytes) -> bytes:
+        """The lines of `data`, which begins with the tail; the last one becomes the new tail."""
         parts: list[bytes] = []
-        start = 0
-        while start < len(data):
-            end = data.rfind(b"\n", start, start + self._limit + 1) + 1
-            if end:
-                parts.append(data[start:end])
-                self._number += data.count(b"\n", start, end)
-                start = end
-            elif len(data) - start <= self._limit:
-                self._tail = data[start:]
-                break
+        start = 0  # of what is not in `parts`
+        end = 0  # of lines that are short enough
+        while end < len(data):
+            if self._dropping:
+                start = end = data.find(b"\n", end) + 1 or len(data)
+                self._dropping = data[end - 1 : end] != b"\n"
+            elif newline := data.rfind(b"\n", end, end + self._limit + 1) + 1:
+                end = newline
+            elif len(data) - end > self._limit:
+                head = data[end : end + HEAD_BYTES]
+                parts += [data[start:end], self._replace(self._read + end, head), b"\n"]
+                self._dropping = True
             else:
-                parts.append(self._replace(self._number, data[start : start + HEAD_BYTES]) + b"\n")
-                self._number += 1
-                newline = data.find(b"\n", start)
-                self._dropping = newline < 0
-                start = len(data) if self._dropping else newline + 1
+                break
+        self._tail = data[end:]
+        self._read += end
+        parts.append(data[start:end])
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 

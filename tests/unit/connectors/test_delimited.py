@@ -143,6 +143,11 @@ def test_a_file_of_other_columns_is_an_error_with_its_name(tmp_path: Path) -> No
         column(Csv([first, second]), "a")
 
 
+def test_an_empty_file_holds_no_rows_wherever_it_stands(tmp_path: Path) -> None:
+    files = [write(tmp_path, "", "1.csv"), write(tmp_path, "a,b\n1,2\n", "2.csv"), write(tmp_path, "\n", "3.csv")]
+    assert column(Csv(files), "a") == [1]
+
+
 def test_wrong_arguments_are_named() -> None:
     for arguments, path in [({"delimiter": ""}, "delimiter"), ({"quote": "''"}, "quote")]:
         with pytest.raises(ConfigError, match=f"^{path}"):

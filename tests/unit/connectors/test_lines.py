@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import io
+import random
 from pathlib import Path
 
 import pytest
 
 from hotbed.connectors import Jsonl, Libsvm, ReadPlan, Skips, Source
+from hotbed.connectors.lines import ShortLines
 from hotbed.errors import DecodeError
 
 pytestmark = pytest.mark.core
@@ -91,3 +94,23 @@ def test_an_absent_file_cut_gzip_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl.gz").write_bytes(b"\x1f\x8b\x08\x00torn")
     with pytest.raises(DecodeError, match=r"a\.jsonl\.gz"):
         rows(Jsonl(tmp_path / "a.jsonl.gz"))
+
+
+def test_lines_that_are_too_long_are_replaced_wherever_reads_end() -> None:
+    draw = random.Random(1)
+    for _ in range(2000):
+        limit = draw.choice([3, 5, 8])
+        data = b"".join(draw.choice([b"a", b"bc", b"\n", b"defgh"]) for _ in range(draw.randint(0, 40)))
+        places: list[int] = []
+
+        def replace(begin: int, head: bytes, places: list[int] = places) -> bytes:
+            places.append(begin)
+            return b"#"
+
+        stream = ShortLines(io.BytesIO(data), limit, replace)
+        output = b"".join(iter(lambda stream=stream: stream.read(draw.choice([4, 7, 13])), b""))  # type: ignore[misc]
+        lines = data.split(b"\n")
+        expected = b"\n".join(b"#" if len(line) > limit else line for line in lines)
+        assert output == expected + (b"\n" if len(lines[-1]) > limit else b"")
+        begins = [sum(len(line) + 1 for line in lines[:number]) for number in range(len(lines))]
+        assert places == [begin for begin, line in zip(begins, lines, strict=True) if len(line) > limit]
