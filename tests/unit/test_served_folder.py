@@ -22,6 +22,7 @@ from safetensors.numpy import save
 
 import hotbed as hb
 from hotbed.config import describe
+from hotbed.embedding.init import partition
 from hotbed.errors import ConfigError, FormatError, PersistError, StoreError
 from hotbed.persist.format import Saved, Writer, open_checkpoint
 from hotbed.serving.stores.mapped import ModelFolder
@@ -45,18 +46,21 @@ def write(
         writer.write("dense.safetensors", save({"network/w": np.full(3, members["version"], np.float32)}))
         if "graph" in members:
             writer.write("graph.onnx", graph)
-        entry = {"name": "t", "config": config, "rows": len(rows), "scalars": {}, "candidates": None}
+        entry = {"name": "t", "config": config, "rows": len(rows), "scalars": hb.Table("t", DIM).scalars(),
+                 "candidates": None}  # fmt: skip
         return writer.commit({
             "kind": "full" if before is None else "delta", "contents": "values", "schema": SCHEMA, "published": 1.5,
             "chain": [] if before is None else list(before.chain), "parent": None if before is None else before.digest,
-            "dense": {"file": "dense.safetensors", "optimizers": {}}, **members,
+            "dense": {"file": "dense.safetensors", "optimizers": {}}, "package_version": "0", "model": None,
+            "positions": {}, "counters": {}, **members,
             "tables": [{**entry, "parts": parts[0], "removed": parts[1]}],
         })  # fmt: skip
 
 
 def _part(writer: Writer, name: str, ids: Any, counts: dict[int, int] | None) -> dict[str, Any]:
-    keys = np.array(sorted(ids), np.int64)
-    columns: dict[str, Any] = {"partition": pa.array(np.zeros(len(keys), np.uint8)), "id": pa.array(keys)}
+    keys = np.array(sorted(set(ids)), np.int64)
+    keys = keys[np.argsort(partition(keys), kind="stable")]
+    columns: dict[str, Any] = {"partition": pa.array(partition(keys)), "id": pa.array(keys)}
     if isinstance(ids, dict):
         values = np.repeat(np.array([ids[key] for key in keys.tolist()], np.float32), DIM)
         columns["value"] = pa.FixedSizeListArray.from_arrays(pa.array(values), DIM)

@@ -225,3 +225,17 @@ def evictions(evict: Eviction | Sequence[Eviction] | None) -> tuple[Eviction, ..
     if sum(isinstance(policy, Ttl) for policy in given) > 1 or sum(isinstance(p, (Lru, Lfu)) for p in given) > 1:
         raise ConfigError(f"evict: policies contend — received {list(given)!r} — give one Ttl and one of Lru and Lfu")
     return given
+
+
+def kept_columns(admit: Admission | None, policies: Sequence[Eviction]) -> list[str]:
+    """Return the columns that rows have for the sake of these policies: of last_seen, count and score."""
+    counts_all = isinstance(admit, MinCount) and admit.count == 0
+    lfu = [policy for policy in policies if isinstance(policy, Lfu) and policy.is_on]
+    columns = []
+    if counts_all or any(isinstance(policy, (Ttl, Lru)) and policy.is_on for policy in policies):
+        columns.append("last_seen")
+    if counts_all or lfu:
+        columns.append("count")
+    if any(policy.half_life_microseconds for policy in lfu):
+        columns.append("score")
+    return columns

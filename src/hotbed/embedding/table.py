@@ -18,7 +18,7 @@ from hotbed.data.batch import as_ids
 from hotbed.errors import ConfigError, NonFiniteGradient, PersistError, RowShapeError, TableError
 
 from .init import Constant, Init, Normal, Uniform, Zeros, check_integer, check_number, name_hash
-from .policy import PARTITIONS, Admission, Eviction, Lfu, Lru, MinCount, Probability, Ttl, evictions
+from .policy import PARTITIONS, Admission, Eviction, Lfu, Lru, MinCount, Probability, Ttl, evictions, kept_columns
 from .rule import SCOPES, Adagrad, Adam, Ftrl, Momentum, Nesterov, RmsProp, RowwiseAdagrad, Rule, Sgd
 from .snapshot import COLUMN_TYPES, Snapshot, candidate_batch, empty_batch, row_batch
 from .tier import Ram, Tier
@@ -111,10 +111,9 @@ class Table:
         config.init_scale = next(iter(dataclasses.asdict(init).values()))
         config.rule = _native_rule(self.rule)
         config.admission, config.eviction = self._native_admission(), self._native_eviction()
-        kept = isinstance(self.admit, MinCount) and self.admit.count == 0
-        lfu = next((policy for policy in self.evictions if isinstance(policy, Lfu) and policy.is_on), None)
-        config.keep_count = kept or lfu is not None
-        config.keep_seen = kept or any(isinstance(policy, (Ttl, Lru)) and policy.is_on for policy in self.evictions)
+        columns = kept_columns(self.admit, self.evictions)
+        config.keep_count = "count" in columns
+        config.keep_seen = "last_seen" in columns
         return config
 
     def _native_admission(self) -> _core.Admission:

@@ -29,7 +29,17 @@ from hotbed.persist.content import (
     tensors,
     write_values,
 )
-from hotbed.persist.format import Link, Reader, Saved, Writer, open_checkpoint, open_folder, open_link, partition_ranges
+from hotbed.persist.format import (
+    Link,
+    Reader,
+    Saved,
+    Writer,
+    open_checkpoint,
+    open_folder,
+    open_link,
+    partition_ranges,
+    read_newest,
+)
 from hotbed.persist.store import ADVICE, Store, number_of
 
 if TYPE_CHECKING:
@@ -240,12 +250,11 @@ def verify(where: Where) -> dict[str, Any]:
 
     Returns `{"folder", "kind", "version", "digest", "content_digest", "links", "files", "bytes"}`.
     """
-    reader = open_checkpoint(where)
+    return read_newest(where, _verified)
+
+
+def _verified(reader: Reader) -> dict[str, Any]:
     reader.verify()
-    for link in reader.links:
-        for entry in link.manifest["tables"]:
-            for part in _parts_of(entry):
-                _check_part(link, part)
     for entry in reader.manifest["tables"]:
         rows = sum(batch.num_rows for batch in reader.rows(entry["name"]))
         if rows != entry["rows"]:
@@ -261,27 +270,15 @@ def verify(where: Where) -> dict[str, Any]:
     }
 
 
-def _check_part(link: Link, part: Mapping[str, Any]) -> None:
-    rows, last = 0, (-1, -(2**63) - 1)
-    for batch in link.batches(part["file"]):
-        partitions, ids = batch.column("partition").to_numpy().astype(np.int64), batch.column("id").to_numpy()
-        rising = (np.diff(partitions) > 0) | ((np.diff(partitions) == 0) & (ids[1:] > ids[:-1]))
-        first = (int(partitions[0]), int(ids[0]))
-        if not rising.all() or first <= last or partitions[0] < part["first"] or partitions[-1] > part["last"]:
-            raise FormatError(f"{link.store.place(link.folder)}/{part['file']}: rows out of order or of other partitions — "
-                              f"received partition {partitions[0]} — {ADVICE}")  # fmt: skip
-        rows, last = rows + batch.num_rows, (int(partitions[-1]), int(ids[-1]))
-    if rows != part["rows"]:
-        raise FormatError(f"{link.store.place(link.folder)}/{part['file']}: {rows} rows — received {part['rows']} in the "
-                          f"manifest — {ADVICE}")  # fmt: skip
-
-
 def describe(where: Where) -> dict[str, Any]:
     """What a checkpoint holds, as plain values: tables with sizes and histograms, positions, digests, its chain.
 
     Histograms are `{"from", "to", "rows"}` lists: of the Euclidean norms of rows, and of counts where they are kept.
     """
-    reader = open_checkpoint(where)
+    return read_newest(where, _description)
+
+
+def _description(reader: Reader) -> dict[str, Any]:
     manifest = reader.manifest
     tables = [_described(reader, entry) for entry in manifest["tables"]]
     dense = [(name, shape) for name, _, shape, _ in tensors(reader) if name.startswith("network/")]
@@ -354,7 +351,10 @@ def diff(a: Where, b: Where) -> dict[str, Any]:
     difference by tensor, only those that differ; None = only in one, or of another shape. `positions` (without `now` and `topic`),
     `counters`: [a's, b's].
     """
-    one, two = open_checkpoint(a), open_checkpoint(b)
+    return read_newest(a, lambda one: read_newest(b, lambda two: _difference(one, two)))
+
+
+def _difference(one: Reader, two: Reader) -> dict[str, Any]:
     names = sorted({*table_names(one), *table_names(two)})
     tables = {name: _table_difference(one, two, name) for name in names}
     first, second = (

@@ -377,24 +377,32 @@ def unflatten(
     if plain["class"] != type(optimizer).__name__:
         raise PersistError(f"optimizer {name}: the checkpoint has the state of {plain['class']} — received "
                            f"{type(optimizer).__name__} — use the same class, or a new model")  # fmt: skip
-    state: dict[int, dict[str, Any]] = {int(number): dict(entries) for number, entries in plain["scalars"].items()}
-    for path, tensor in tensors.items():
-        if path.startswith(f"optimizer/{name}/"):
-            number, key = path.removeprefix(f"optimizer/{name}/").split("/", 1)
-            state.setdefault(int(number), {})[key] = tensor
-    groups = [{key: _revived(key, value) for key, value in group.items()} for group in plain["groups"]]
+    state: dict[int, dict[str, Any]] = {}
     try:
+        for number, entries in plain["scalars"].items():
+            state[int(number)] = dict(entries)
+        for path, tensor in tensors.items():
+            if path.startswith(f"optimizer/{name}/"):
+                number, key = path.removeprefix(f"optimizer/{name}/").split("/", 1)
+                state.setdefault(int(number), {})[key] = tensor
+        groups = [{key: _revived(key, value) for key, value in group.items()} for group in plain["groups"]]
         optimizer.load_state_dict({"state": state, "param_groups": groups})
-    except (ValueError, KeyError) as error:
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise PersistError(f"optimizer {name}: the checkpoint does not fit — {error} — build it over the same "
                            "parameters, in the same groups") from error  # fmt: skip
 
 
 def _load_table_groups(optimizer: SparseOptimizer, plain: Mapping[str, Any]) -> None:
     """Load learning rates and what schedulers keep beside them, by table: another rate may group tables otherwise."""
-    saved = {table: group for group in plain["groups"] for table in group["tables"]}
+    saved = {table: group for group in plain["groups"] for table in group.get("tables", ())}
     for group in optimizer.param_groups:
-        for key, value in saved[group["tables"][0]].items():
+        table = group["tables"][0]
+        if table not in saved:
+            raise PersistError(
+                f"optimizer sparse: the checkpoint has no learning rate of table {table!r} — "
+                f"received {sorted(saved)} — restore the checkpoint from a copy"
+            )
+        for key, value in saved[table].items():
             if key not in ("params", "tables"):
                 group[key] = _revived(key, value)
 
@@ -420,7 +428,13 @@ def _plain(value: Any, what: str) -> Any:
 def _revived(key: str, value: Any) -> Any:
     """The inverse of `_plain`; lists were tuples, but for those that torch or the tables' optimizer keep as lists."""
     if isinstance(value, dict) and set(value) == {"tensor", "dtype"}:
-        return torch.tensor(value["tensor"], dtype=getattr(torch, value["dtype"]))
+        dtype = getattr(torch, str(value["dtype"]), None)
+        if not isinstance(dtype, torch.dtype) or not isinstance(value["tensor"], (bool, int, float)):
+            raise PersistError(
+                f"optimizer: {key!r} is not a number of a type of torch — received {value!r:.80} — "
+                "restore the checkpoint from a copy"
+            )
+        return torch.tensor(value["tensor"], dtype=dtype)
     return tuple(value) if isinstance(value, list) and key not in ("params", "tables") else value
 
 

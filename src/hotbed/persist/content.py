@@ -22,7 +22,6 @@ from hotbed.embedding.table import Table
 from hotbed.errors import FormatError, PersistError
 from hotbed.persist.format import Link, Reader, Writer, in_order, partition_ranges
 from hotbed.persist.store import ADVICE
-from hotbed.persist.tree import unpacked
 
 BATCH_ROWS = 4096
 VALUES = ("partition", "id", "value", "count")
@@ -115,7 +114,8 @@ def write_values(writer: Writer, number: int, link: Link, name: str) -> dict[str
         parts = []
         for part in entry[member]:
             file = f"{folder}/{PurePosixPath(part['file']).name}"
-            writer.write_batches(file, (only(batch, columns) for batch in link.batches(part["file"])))
+            rows = link.part(link.entry(name), member, part)
+            writer.write_batches(file, (only(batch, columns) for batch in rows))
             parts.append({**part, "file": file})
         entry[member] = parts
     return entry
@@ -315,15 +315,8 @@ def table_names(reader: Reader) -> list[str]:
 
 def tensors(reader: Reader) -> Iterator[tuple[str, str, list[int], memoryview]]:
     """Name, dtype, shape and bytes of each dense tensor by name, without torch; bfloat16 is bytes like any other."""
-    data = reader.dense()
-    if not data:
-        return
-    size = struct.unpack("<Q", data[:8])[0]
-    header = json.loads(bytes(data[8 : 8 + size]))
-    for name in sorted(header):
-        if name != "__metadata__":
-            first, last = header[name]["data_offsets"]
-            yield name, header[name]["dtype"], header[name]["shape"], data[8 + size + first : 8 + size + last]
+    for name, tensor in sorted(reader.tensors(), key=lambda named: named[0]):
+        yield name, tensor["dtype"], tensor["shape"], memoryview(tensor["data"])
 
 
 def _of_table(
@@ -364,7 +357,7 @@ def _of_dense(reader: Reader) -> str:
 
 def _of_progress(reader: Reader) -> str:
     part = reader.manifest.get("progress") or {"file": None, "tree": {}, "random": {}}
-    arrays = unpacked(reader.read(part["file"])) if part["file"] else {}
+    arrays = reader.arrays()
 
     def plain(tree: Any) -> Any:
         if isinstance(tree, list):

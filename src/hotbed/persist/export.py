@@ -23,7 +23,7 @@ from hotbed.errors import ConfigError, MissingExtra, PersistError
 from hotbed.files import Where
 from hotbed.optim.modes import in_eval_mode
 from hotbed.persist.chain import write_version
-from hotbed.persist.format import Saved, Writer, open_checkpoint
+from hotbed.persist.format import Reader, Saved, Writer, read_newest
 
 DENSE = "dense"
 TOLERANCE = 1e-5
@@ -61,8 +61,12 @@ def export(checkpoint: Where, to: Where, graph: Graph) -> Saved:
 
     `graph`: of the network that the checkpoint was made of. Raises PersistError where `to` cannot be written.
     """
-    with Writer(to) as writer:
-        return write_version(writer, open_checkpoint(checkpoint), None, graph)
+
+    def write(reader: Reader) -> Saved:
+        with Writer(to) as writer:
+            return write_version(writer, reader, None, graph)
+
+    return read_newest(checkpoint, write)
 
 
 def export_graph(network: nn.Module, schema: Schema, activate: Callable[[Any], Any] | None = None) -> Graph:

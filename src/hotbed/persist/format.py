@@ -6,31 +6,47 @@ It knows nothing of networks or optimizers, imports no torch, and unpickles noth
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
+import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath, PureWindowsPath
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import safetensors
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 
 from hotbed.embedding.policy import PARTITIONS
 from hotbed.errors import FormatError, PersistError, VersionError
 from hotbed.files import Where
+from hotbed.persist.check import (
+    arrow_batches,
+    check_descriptions,
+    check_links,
+    check_manifest,
+    checked_candidates,
+    checked_rows,
+    row_types,
+)
 from hotbed.persist.sink import HashedFile
-from hotbed.persist.store import ADVICE, MANIFEST, Store, number_of, open_store, split
-from hotbed.persist.tree import decode, unpacked
+from hotbed.persist.store import ADVICE, MANIFEST, Newest, Store, open_store, split
+from hotbed.persist.tree import Arrays, decode, unpacked
 
 FORMAT = "hotbed.checkpoint"
 FORMAT_VERSION = 2
+READS = 5
+"""How often a state is read, where each time a writer replaces it meanwhile."""
 _ZEROS = "0" * 64
+T = TypeVar("T")
+log = logging.getLogger("hotbed.persist")
 
 
 @dataclass(frozen=True)
@@ -54,7 +70,7 @@ class Writer:
     Example:
         >>> with Writer(root) as writer:
         ...     writer.write("dense.safetensors", data)
-        ...     saved = writer.commit({"kind": "full"})
+        ...     saved = writer.commit(members)
     """
 
     def __init__(self, root: Where | Store) -> None:
@@ -118,6 +134,7 @@ class Link:
     folder: str
     manifest: Mapping[str, Any]
     _checked: dict[str, memoryview] = field(default_factory=dict, repr=False)
+    _sound: set[str] = field(default_factory=set, repr=False)  # parts whose rows were checked
 
     @property
     def chain(self) -> list[Mapping[str, str]]:
@@ -144,25 +161,107 @@ class Link:
 
     def batches(self, name: str) -> Iterator[pa.RecordBatch]:
         """Record batches of one Arrow file, without copying."""
-        data = self.read(name)
-        try:
-            file = pa.ipc.open_file(pa.py_buffer(data))
-            for index in range(file.num_record_batches):
-                yield file.get_batch(index)
-        except pa.ArrowInvalid as error:
-            place = self.store.place(f"{self.folder}/{name}")
-            raise FormatError(f"{place}: no Arrow IPC file — {error} — {ADVICE}") from error
+        return arrow_batches(self.read(name), self.store.place(f"{self.folder}/{name}"))
 
     def verify(self) -> None:
-        """Check every file; FormatError names the first bad one."""
+        """Check every file, and that rows are those of their tables; FormatError names the first bad one."""
+        check_descriptions(self.manifest, self.store.place(f"{self.folder}/{MANIFEST}"))
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
             for _ in pool.map(self.read, self.manifest["files"]):
                 pass
+            for _ in pool.map(self._check_part, self._parts()):
+                pass
+        for entry in self.manifest["tables"]:
+            for _ in self.candidates(entry["name"]):
+                pass
+        self.tensors()
+        self.tree("tree")
+        self.tree("random")
 
     def parts(self, table: str, member: str = "parts") -> Iterator[pa.RecordBatch]:
         """The rows (or `removed` ids) that this folder itself holds of a table, by (partition, id)."""
-        for part in self.entry(table).get(member, ()):
-            yield from self.batches(part["file"])
+        entry = self.entry(table)
+        for part in entry.get(member, ()):
+            yield from self.part(entry, member, part)
+
+    def part(self, entry: Mapping[str, Any], member: str, part: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
+        """The rows of one part of a table, checked unless they were."""
+        name = part["file"]
+        if name in self._sound:
+            yield from self.batches(name)
+            return
+        types = row_types(entry, self.contents, self.store.place(f"{self.folder}/{MANIFEST}"))
+        if member == "removed":
+            types = {column: types[column] for column in ("partition", "id")}
+        yield from checked_rows(self.batches(name), part, types, self.store.place(f"{self.folder}/{name}"))
+        self._sound.add(name)
+
+    def candidates(self, table: str) -> Iterator[pa.RecordBatch]:
+        """What waits for admission to a table."""
+        entry = self.entry(table)
+        if entry["candidates"] is None:
+            return
+        name = entry["candidates"]["file"]
+        yield from checked_candidates(self.batches(name), entry, self.store.place(f"{self.folder}/{name}"))
+
+    def dense(self) -> memoryview:
+        """The bytes of dense.safetensors; empty without a dense part."""
+        part = self.manifest["dense"] or {"file": None}
+        return self.read(part["file"]) if part["file"] else memoryview(b"")
+
+    def tensors(self) -> list[tuple[str, Mapping[str, Any]]]:
+        """Name and `{"dtype", "shape", "data"}` of each dense tensor. FormatError for what is not safetensors."""
+        data = self.dense()
+        if not data:
+            return []
+        with self._reading("dense"):
+            tensors: list[tuple[str, Mapping[str, Any]]] = safetensors.deserialize(bytes(data))  # type: ignore[no-untyped-call]
+        return tensors
+
+    def arrays(self) -> Arrays:
+        """The arrays of `progress` and `random` by the names in their trees."""
+        part = self.manifest.get("progress")
+        if part is None or part["file"] is None:
+            return {}
+        data = self.read(part["file"])
+        with self._reading("progress"):
+            return unpacked(data)
+
+    def tree(self, member: str) -> Any:
+        """The nested value `tree` or `random` of `progress`, with NumPy arrays; {} where nothing was kept."""
+        part = self.manifest.get("progress")
+        if part is None:
+            return {}
+        arrays = self.arrays()
+        with self._reading("progress"):
+            return decode(part[member], arrays)
+
+    @contextlib.contextmanager
+    def _reading(self, member: str) -> Iterator[None]:
+        """Name the file of a member of the manifest in the errors of who decodes it."""
+        try:
+            yield
+        except (SafetensorError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+            name = self.manifest[member]["file"] or MANIFEST
+            place = self.store.place(f"{self.folder}/{name}")
+            what = f"received {type(error).__name__}: {error}"
+            raise FormatError(f"{place}: {member} cannot be decoded — {what} — {ADVICE}") from error
+
+    @property
+    def contents(self) -> str:
+        """`state`, or `values` in what is published for serving."""
+        contents: str = self.manifest.get("contents", "state")
+        return contents
+
+    def _parts(self) -> Iterator[tuple[Mapping[str, Any], str, Mapping[str, Any]]]:
+        for entry in self.manifest["tables"]:
+            for member in ("parts", "removed"):
+                for part in entry.get(member, ()):
+                    yield entry, member, part
+
+    def _check_part(self, place: tuple[Mapping[str, Any], str, Mapping[str, Any]]) -> None:
+        for _ in self.part(*place):
+            pass
 
     def entry(self, table: str) -> Mapping[str, Any]:
         """The manifest's entry of a table; PersistError when there is none of that name."""
@@ -195,7 +294,7 @@ class Reader:
         return self.links[-1].manifest
 
     def verify(self) -> None:
-        """Check every file of every link; FormatError names the first bad one."""
+        """Check every file of every link and what is in it; FormatError names the first bad one."""
         for link in self.links:
             link.verify()
 
@@ -222,29 +321,29 @@ class Reader:
 
     def candidates(self, table: str) -> Iterator[pa.RecordBatch]:
         """Admission's memory of a table."""
-        entry = self.links[-1].entry(table)["candidates"]
-        return iter(()) if entry is None else self.batches(entry["file"])
+        return self.links[-1].candidates(table)
 
     def dense(self) -> memoryview:
         """The bytes of dense.safetensors; empty without a dense part."""
-        part = self.manifest["dense"] or {"file": None}
-        return self.read(part["file"]) if part["file"] else memoryview(b"")
+        return self.links[-1].dense()
+
+    def tensors(self) -> list[tuple[str, Mapping[str, Any]]]:
+        """Name and `{"dtype", "shape", "data"}` of each dense tensor."""
+        return self.links[-1].tensors()
+
+    def arrays(self) -> Arrays:
+        """The arrays of `progress` and `random` by the names in their trees."""
+        return self.links[-1].arrays()
 
     @property
     def progress(self) -> Any:
         """What `State.progress` was, with NumPy arrays; {} where nothing was kept."""
-        return self._tree("tree")
+        return self.links[-1].tree("tree")
 
     @property
     def random(self) -> Any:
         """What `State.random` was, as NumPy arrays; {} where nothing was kept."""
-        return self._tree("random")
-
-    def _tree(self, member: str) -> Any:
-        part = self.manifest.get("progress")
-        if part is None:
-            return {}
-        return decode(part[member], unpacked(self.read(part["file"])) if part["file"] else {})
+        return self.links[-1].tree("random")
 
 
 def open_checkpoint(path: Where) -> Reader:
@@ -253,8 +352,28 @@ def open_checkpoint(path: Where) -> Reader:
     `path`: a local path, or a URL for fsspec. Raises FormatError naming what is missing, torn or changed, VersionError
     for another format version.
     """
+    return read_newest(path, lambda reader: reader)
+
+
+def read_newest(path: Where, read: Callable[[Reader], T]) -> T:
+    """Call `read` with the newest checkpoint under `path`, or the one in `path` itself; return what it returns.
+
+    Where a writer made another state the newest one meanwhile, retention may have removed files that `read` needed: it
+    is then called again with that state. Raises what `open_checkpoint` and `read` raise.
+    """
     store = open_store(path)
-    newest = store.newest()
+    for left in reversed(range(READS)):
+        newest = store.newest()
+        try:
+            return read(_opened(path, store, newest))
+        except FormatError as error:
+            if newest is None or left == 0 or store.newest() == newest:
+                raise
+            log.info("%s; reading the state that became newest meanwhile", error)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _opened(path: Where, store: Store, newest: Newest | None) -> Reader:
     if newest is not None:
         return open_folder(store, newest.folder, newest.sha256)
     if not store.exists(MANIFEST):
@@ -274,6 +393,7 @@ def open_folder(store: Store, folder: str, sha256: str | None = None) -> Reader:
             raise FormatError(f"{store.place(entry['folder'])}/{MANIFEST}: not the state that {folder} rests on — its digest is "
                               f"{link.manifest['digest']} — {ADVICE}")  # fmt: skip
         links.append(link)
+    check_links([link.manifest for link in (*links, newest)], f"{store.place(folder)}/{MANIFEST}")
     return Reader((*links, newest))
 
 
@@ -285,7 +405,7 @@ def open_link(store: Store, folder: str, sha256: str | None = None) -> Link:
         raise FormatError(
             f"{store.place(name)}: not the manifest that CURRENT points to — its SHA-256 differs — {ADVICE}"
         )
-    return Link(store, folder, _unsealed(data, store.place(name)))
+    return Link(store, folder, unsealed(data, store.place(name)))
 
 
 # --- rows of a chain ------------------------------------------------------------------------------------------------
@@ -311,8 +431,6 @@ class Cuts:
         found = []
         while self._head is not None:
             partitions = self._head.column("partition").to_numpy()
-            if (partitions[1:] < partitions[:-1]).any():
-                raise FormatError(f"rows: partitions must rise — received them out of order — {ADVICE}")
             n = int(np.searchsorted(partitions, stop))
             if n:
                 found.append(self._head.slice(0, n))
@@ -358,22 +476,25 @@ def _sealed(members: Mapping[str, Any]) -> tuple[str, str]:
     return head + digest + tail, digest
 
 
-def _unsealed(data: bytes, place: str) -> dict[str, Any]:
+def unsealed(data: bytes, place: str) -> dict[str, Any]:
+    """The manifest in `data`, once its digest and everything that it says of itself was checked."""
     at = data.rfind(b'"digest": "') + len(b'"digest": "')
     digest = data[at : at + 64]
     if hashlib.sha256(data[:at] + _ZEROS.encode() + data[at + 64 :]).hexdigest().encode() != digest:
         raise FormatError(f"{place}: torn or changed since it was written — its own digest does not fit — {ADVICE}")
-    manifest: dict[str, Any] = json.loads(data)
-    if manifest.get("format") != FORMAT:
+    try:
+        manifest: dict[str, Any] = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{place}: not JSON that can be read — received {error} — {ADVICE}") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise FormatError(
-            f"{place}: not a Hotbed checkpoint — received format {manifest.get('format')!r} — give another path"
+            f"{place}: not a manifest of a Hotbed checkpoint — received {data[:40]!r} — give another path"
         )
-    if manifest["format_version"] not in (FORMAT_VERSION - 1, FORMAT_VERSION):
-        raise VersionError(f"{place}: format version {manifest['format_version']} — this build reads {FORMAT_VERSION} — "
-                           "use the Hotbed version that wrote it, or a newer one")  # fmt: skip
-    for name in manifest["files"]:
-        if any(path.root or path.drive or ".." in path.parts for path in (PurePosixPath(name), PureWindowsPath(name))):
-            raise FormatError(f"{place}: a file outside of the checkpoint — received {name!r} — {ADVICE}")
-    for link in manifest.get("chain", ()):
-        number_of(link["folder"])  # nothing else lies beside it that it may rest on
+    version = manifest.get("format_version")
+    if type(version) is not int or version not in (FORMAT_VERSION - 1, FORMAT_VERSION):
+        raise VersionError(
+            f"{place}: format version {version!r:.20} — this build reads {FORMAT_VERSION} — "
+            "use the Hotbed version that wrote it, or a newer one"
+        )
+    check_manifest(manifest, place)
     return manifest

@@ -20,7 +20,7 @@ from hotbed.connectors.kafka import Kafka
 from hotbed.errors import DeltaGap, ForkedLineage, FormatError, MissingExtra, PersistError, StoreAway
 from hotbed.files import Where
 from hotbed.persist.chain import Lineage, retain, write_version
-from hotbed.persist.format import Link, Reader, Saved, Writer, open_checkpoint, open_folder, open_link
+from hotbed.persist.format import Link, Reader, Saved, Writer, open_checkpoint, open_folder, open_link, unsealed
 from hotbed.persist.store import MANIFEST, LocalStore, Newest, Store, number_of, open_store
 
 CHUNK_BYTES = 900_000
@@ -110,7 +110,10 @@ class PublishTopic(Publisher):
             consumer.assign([_place(self._kafka, high - 1)])
             message = _next(consumer, self._kafka.topic)
         head, data = _unframed(message.value())
-        return Link(LocalStore(Path()), head["folder"], json.loads(bytes(data))) if head.get("manifest") else None
+        if not head.get("manifest"):
+            return None
+        place = f"topic {self._kafka.topic}, offset {high - 1}"
+        return Link(LocalStore(Path()), head["folder"], unsealed(bytes(data), place))
 
     def _send(self, link: Link) -> None:
         kafka = _confluent()

@@ -138,18 +138,19 @@ class Checkpoint:
         self._saver = Saver(self._path, self._keep)
         if self._publisher is not None:
             self._thread, self._publisher.graph = ThreadPoolExecutor(1, "hotbed-publish"), _graph(run)
-        self._deltas = _tracks_changes(run)
         self._saved_at = None
         self._caught = []
         finish_first(self._path)
         if open_store(self._path).newest() is not None:
             resume(run, open_checkpoint(self._path), self._allow)
+            self._deltas = _tracks_changes(run)  # tables that were loaded begin anew
             self._saved_at = _moment(run)
         else:
             begun = run.online or run.dataset.resumed_epoch is not None
             run.position = run.dataset.position if begun else Position({})
             if isinstance(run.dataset, Dataset):  # servers refuse other types from the first version on
                 run.model.schema = run.model.schema.with_types(*run.dataset.raw_types())
+            self._deltas = _tracks_changes(run)
             self._save(run)
             self._settle(run, raises=True)
         self._due, self._looked, self._at, self._ready = False, run.step, run.clock(), True

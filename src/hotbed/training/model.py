@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,8 +19,9 @@ from hotbed.data.dataset import Dataset
 from hotbed.data.schema import Schema
 from hotbed.embedding.module import table_modules
 from hotbed.embedding.rule import Rule
+from hotbed.embedding.state import dense_state
 from hotbed.embedding.table import Table
-from hotbed.errors import ConfigError, DataError
+from hotbed.errors import ConfigError, DataError, FormatError
 from hotbed.optim.dense import dense_optimizer
 from hotbed.optim.modes import in_eval_mode, in_train_mode
 from hotbed.optim.precision import Boost, boost, precision
@@ -27,7 +29,7 @@ from hotbed.optim.ranks import check_single_rank
 from hotbed.optim.sparse import SparseOptimizer, dense_parameters
 from hotbed.persist import checkpoint, content
 from hotbed.persist.export import Graph, export, export_graph
-from hotbed.persist.format import Reader
+from hotbed.persist.format import Reader, read_newest
 from hotbed.training.callbacks import Validate
 from hotbed.training.durable import brief, described_argument, given_tables, rebuilt_argument, typed
 from hotbed.training.epochs import epoch_of, first_epoch, fit_epochs
@@ -37,6 +39,7 @@ from hotbed.training.online import Limits, batches_a_call, follow
 from hotbed.training.scorer import LOSS, Collector, Progressive, Scorer, check_groups, metric_set, to_predict
 from hotbed.training.watch import History, ProgressBar
 
+_SPARE_NUMBERS = 1 << 20
 log = logging.getLogger("hotbed")
 
 
@@ -225,7 +228,9 @@ class RecModel:
         `allow`: names of fields that may differ although the rows mean something else with them, as of `Checkpoint`.
         Raises PersistError naming the first field that differs, before anything changes.
         """
-        reader = path if isinstance(path, Reader) else checkpoint.open_checkpoint(path)
+        if not isinstance(path, Reader):
+            return read_newest(path, lambda newest: self.restore(newest, allow))
+        reader = path
         checkpoint.restore(reader, self.state(), allow)
         if isinstance(self.learner, Learner):
             self.learner.forget()
@@ -263,8 +268,11 @@ class RecModel:
 
         Example: `model.warm_start("runs/old", {"member": "user"})`
         """
-        reader = checkpoint.open_checkpoint(path)
-        return content.warm_start(self.tables, reader, rename, optimizer_state=optimizer_state, now=now)
+
+        def warm(reader: Reader) -> dict[str, str]:
+            return content.warm_start(self.tables, reader, rename, optimizer_state=optimizer_state, now=now)
+
+        return read_newest(path, warm)
 
     def set_dense_optimizer(self, optimizer: torch.optim.Optimizer | Rule | str) -> None:
         """Replace the optimizer of the dense parameters; its state starts anew."""
@@ -394,21 +402,49 @@ def load(path: str | Path, network: nn.Module | None = None) -> RecModel:
 
     Example: `hb.load("model").predict(dataset)`.
     """
-    manifest = checkpoint.open_checkpoint(path).manifest
+    return read_newest(path, lambda reader: _loaded(reader, network))
+
+
+def _loaded(reader: Reader, network: nn.Module | None) -> RecModel:
+    manifest = reader.manifest
     described: dict[str, Any] = dict(manifest["model"] or {})
-    schema = None if manifest["schema"] is None else Schema.from_json(manifest["schema"])
     tables = described.pop("given_tables", None)
     spec = described.pop("network", None)
-    if network is None:
-        if spec is None or schema is None or tables is None:
-            raise ConfigError(f"load: {path} holds a network that Hotbed cannot rebuild — received no network — "
-                              "pass network=, built as it was when it was saved")  # fmt: skip
-        built = {name: build(one, Table, f"tables.{name}") for name, one in tables.items()}
-        network = build(spec, nn.Module, "network", {"schema": schema, "tables": built})
-    arguments = {name: rebuilt_argument(name, value) for name, value in described.items() if value is not None}
-    model = RecModel(network, **arguments)
+    unknown = spec is None or manifest["schema"] is None or tables is None
+    if network is None and unknown:
+        raise ConfigError(
+            f"load: {reader.folder} holds a network that Hotbed cannot rebuild — received no network — "
+            "pass network=, built as it was when it was saved"
+        )
+    reader.verify()  # nothing is built from a description that is not whole
+    given = network is not None
+    try:
+        schema = None if manifest["schema"] is None else Schema.from_json(manifest["schema"])
+        if network is None:
+            built = {name: build(one, Table, f"tables.{name}") for name, one in tables.items()}
+            parts = {"schema": schema, "tables": built}
+            with torch.device("meta"):  # shapes alone: what is asked for may fit into no memory
+                _check_size(reader, build(spec, nn.Module, "network", parts))
+            network = build(spec, nn.Module, "network", parts)
+        arguments = {name: rebuilt_argument(name, value) for name, value in described.items() if value is not None}
+        model = RecModel(network, **arguments)
+    except (ConfigError, ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError) as error:
+        if given and isinstance(error, ConfigError):  # the network is the caller's
+            raise
+        raise FormatError(
+            f"{reader.folder}/MANIFEST.json: its model cannot be built — received {error} — "
+            "pass network=, or restore the checkpoint from a copy"
+        ) from error
     model.schema = schema or model.schema
-    return model.restore(path)
+    return model.restore(reader)
+
+
+def _check_size(reader: Reader, network: nn.Module) -> None:
+    """Raise ConfigError where a described network is far larger than the tensors that were saved with it."""
+    wanted = sum(tensor.numel() for tensor in dense_state(network).values())
+    saved = sum(math.prod(shape) for _, _, shape, _ in content.tensors(reader))
+    if wanted > 2 * saved + _SPARE_NUMBERS:
+        raise ConfigError(f"network: too large — received {wanted} numbers for {saved} saved — correct its arguments")
 
 
 def _tables(network: nn.Module) -> dict[str, Table]:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -20,6 +21,11 @@ from hotbed.persist.content import table_folder
 from hotbed.persist.format import Reader, Writer, open_checkpoint, partition_ranges
 from hotbed.persist.store import CURRENT, MANIFEST, open_store
 
+MEMBERS: dict[str, Any] = {
+    "package_version": "0", "kind": "full", "version": 0, "parent": None, "model": None, "schema": None, "positions": {},
+    "counters": {}, "dense": None, "tables": [],
+}  # fmt: skip
+
 
 def write(root: Path, text: bytes = b"some bytes") -> Path:
     with Writer(root) as writer:
@@ -27,7 +33,7 @@ def write(root: Path, text: bytes = b"some bytes") -> Path:
         batch = pa.record_batch({"id": pa.array([1, -1, 2**63 - 1], pa.int64())})
         assert writer.write_batches("tables/000-user/rows-000-255.arrow", iter([batch, batch])) == 6
         assert writer.write_batches("tables/000-user/candidates.arrow", iter([])) == 0
-        return Path(writer.commit({"kind": "full"}).folder)
+        return Path(writer.commit(MEMBERS).folder)
 
 
 def files(root: Path) -> list[Path]:
@@ -153,9 +159,9 @@ def test_of_two_that_write_at_once_one_is_refused_and_neither_is_torn(tmp_path: 
         with Writer(tmp_path) as second:
             second.write("dense.safetensors", b"second")
             first.write("dense.safetensors", b"first")
-            first.commit({"kind": "full"})
+            first.commit(MEMBERS)
             with pytest.raises(PersistError, match="another process wrote it meanwhile"):
-                second.commit({"kind": "full"})
+                second.commit(MEMBERS)
     newest = open_checkpoint(tmp_path)
     newest.verify()
     assert {bytes(newest.read(name)) for name in newest.manifest["files"]} == {b"first"}
@@ -174,7 +180,7 @@ def test_a_path_that_leaves_the_checkpoint_is_refused(tmp_path: Path) -> None:
     with Writer(tmp_path) as writer:
         writer.write("file", b"")
         writer.files["../../secret"] = writer.files["file"]
-        writer.commit({"kind": "full"})
+        writer.commit(MEMBERS)
     with pytest.raises(FormatError, match="outside of the checkpoint"):
         open_checkpoint(tmp_path)
 

@@ -185,18 +185,18 @@ def test_what_a_writer_that_died_left_is_invisible_and_goes_later(url: str) -> N
     assert open_checkpoint(url).manifest["version"] == 4
 
 
-def test_the_store_itself_keeps_two_writers_apart(url: str) -> None:
+def test_the_store_itself_keeps_two_writers_apart(url: str, members: dict[str, Any]) -> None:
     with Writer(url) as first, Writer(url) as second:
         first.write("dense.safetensors", b"first")
         second.write("dense.safetensors", b"second")
-        folders = [str(one.commit({"kind": "full"}).folder) for one in (second, first)]
+        folders = [str(one.commit(members).folder) for one in (second, first)]
     assert len(set(folders)) == 2
     assert bytes(open_checkpoint(url).read("dense.safetensors")) == b"second"
     with Writer(url) as writer:
         fs, root = fsspec.core.url_to_fs(url)
         fs.pipe_file(f"{root}/checkpoint-00000003/MANIFEST.json", b"another's")
         with pytest.raises(PersistError, match="another process wrote it meanwhile"):
-            writer.commit({"kind": "full"})
+            writer.commit(members)
 
 
 def test_a_save_that_fails_leaves_no_trace(url: str) -> None:

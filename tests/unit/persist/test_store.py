@@ -130,23 +130,23 @@ def test_a_save_that_fails_leaves_no_trace(url: str) -> None:
     assert files(url) == before
 
 
-def test_two_writers_at_once_never_mix(url: str) -> None:
+def test_two_writers_at_once_never_mix(url: str, members: dict[str, Any]) -> None:
     with Writer(url) as first, Writer(url) as second:
         first.write("dense.safetensors", b"first")
         second.write("dense.safetensors", b"second")
-        folders = [str(one.commit({"kind": "full"}).folder) for one in (second, first)]
+        folders = [str(one.commit(members).folder) for one in (second, first)]
     assert len(set(folders)) == 2
     for folder, text in zip(folders, (b"second", b"first"), strict=True):
         assert bytes(open_checkpoint(folder).read("dense.safetensors")) == text
     assert bytes(open_checkpoint(url).read("dense.safetensors")) == b"second"  # the higher number
 
 
-def test_a_manifest_is_written_once(url: str) -> None:
+def test_a_manifest_is_written_once(url: str, members: dict[str, Any]) -> None:
     with Writer(url) as writer:
         fs, root = fsspec.core.url_to_fs(url)
         fs.pipe_file(f"{root}/checkpoint-00000001/MANIFEST.json", b"another's")
         with pytest.raises(PersistError, match="another process wrote it meanwhile"):
-            writer.commit({"kind": "full"})
+            writer.commit(members)
 
 
 def test_retention_in_a_store_keeps_fulls_with_their_deltas(url: str) -> None:

@@ -98,6 +98,13 @@ def test_a_resumed_stream_begins_a_lineage_with_a_full_of_its_own(learn: Any, tm
     assert manifests[4]["parent"] == manifests[3]["digest"]
 
 
+def test_a_stream_resumed_by_the_same_model_saves_deltas_again(learn: Any, dataset: Any, tmp_path: Path) -> None:
+    model = learn(max_steps=4)
+    saves = Checkpoint(tmp_path / "state", every_steps=2, keep=9, wait=True)
+    model.online_train(dataset(640), [saves], progress=False, max_steps=8)
+    assert kinds(tmp_path / "state")[-2:] == [("full", 6), ("delta", 8)]
+
+
 def test_seconds_are_told_by_the_clock_of_the_run_also_while_idle(learn: Any, dataset: Any, tmp_path: Path) -> None:
     class Clock:
         now = 1000.0
