@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import threading
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -20,7 +21,7 @@ import hotbed as hb
 from hotbed.errors import StoreError
 from hotbed.persist.publish import Follower
 from hotbed.serving.server.meters import together
-from hotbed.serving.server.models import Models
+from hotbed.serving.server.models import Counts, Models
 
 from .conftest import Running, Trainer, draw, wait_for
 from .test_grpc import tensors
@@ -102,16 +103,27 @@ def told(**changes: Any) -> dict[str, Any]:
     found = {"name": "m", "version": "7", "state": "READY", "reason": "", "digest": "d", "published": 50.0, "learned": 40.0,
              "since": 60.0, "cache": None, "swaps": 2, "problems": 0, "rows": 0, "batches": 0, "now": 70.0, "waiting": 0,
              "seconds": []}  # fmt: skip
-    return {**found, **changes}
+    return {**found, **asdict(Counts()), **changes}
 
 
 def test_what_several_processes_tell_is_one_status() -> None:
     cache = {"hits": 3, "misses": 1, "late": 0, "rows": 5, "bytes": 100, "fetches": 1, "fetch_seconds": 0.5}
-    first = told(rows=10, batches=1, waiting=4, seconds=[0.1] * 98, cache=cache)
-    second = told(rows=20, batches=2, since=61.0, seconds=[0.3, 0.2], swaps=0, cache=cache, reason="a gap")
+    first = told(rows=10, batches=1, waiting=4, answered=4, last_scored=8.0, seconds=[0.1] * 98, cache=cache)
+    second = told(
+        rows=20,
+        batches=2,
+        since=61.0,
+        answered=5,
+        last_scored=9.0,
+        seconds=[0.3, 0.2],
+        swaps=0,
+        cache=cache,
+        reason="a gap",
+    )
     parent = told(problems=3, since=59.0)
     (found,) = together([[first], [second], [parent]])
     assert (found["rows"], found["batches"], found["waiting"], found["problems"], found["swaps"]) == (30, 3, 4, 3, 2)
+    assert (found["answered"], found["last_scored"]) == (9, 9.0)
     assert (found["p50"], found["p99"], found["since"], found["reason"]) == (0.1, 0.3, 61.0, "a gap")
     assert found["cache"] == {name: 2 * value for name, value in cache.items()}
     assert "seconds" not in found
