@@ -18,6 +18,7 @@ from rich.markup import escape
 from hotbed import show, verbs
 from hotbed.draft import draft
 from hotbed.errors import ConfigError, HotbedError
+from hotbed.files import resolve
 from hotbed.job import Job, json_schema
 from hotbed.jobfile import parse_value
 from hotbed.persist.store import MANIFEST
@@ -86,7 +87,7 @@ def predict(
     files: Annotated[
         list[str] | None, typer.Argument(metavar="[FILES]...", help="What an exported model scores.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The Parquet file to write.")] = None,
+    out: Annotated[str | None, typer.Option(help="The Parquet file to write, or its URL.")] = None,
     assignments: Assignments = None,
 ) -> None:
     """Score files with an exported model; or a job's `predict` source (default: `valid`) with its newest model.
@@ -102,14 +103,14 @@ def predict(
     if not files or assignments:
         raise ConfigError(f"{what}: an exported model scores files — received {files or 'none'}, --set {assignments or 'nothing'} — "
                           "write hotbed predict MODEL FILES...")  # fmt: skip
-    verbs.predict_files(what, files, out or Path("predictions.parquet"))
+    verbs.predict_files(what, files, out or "predictions.parquet")
 
 
 @app.command()
 def export(
     what: Annotated[str, typer.Argument(metavar="JOB.yaml|CKPT", help="A trained job; or a folder or URL of states.")],
     out: Annotated[
-        Path | None, typer.Option(help="The folder to write; default: `export` in the job's output.")
+        str | None, typer.Option(help="The folder or URL to write; default: `export` in the job's output.")
     ] = None,
     assignments: Assignments = None,
 ) -> None:
@@ -278,7 +279,8 @@ def main() -> None:
 
 def _is_folder(what: str) -> bool:
     """Whether a folder or URL is named, and no job file."""
-    return "://" in what or Path(what).is_dir() or Path(what).name == MANIFEST
+    place = resolve(what)
+    return isinstance(place, str) or place.is_dir() or place.name == MANIFEST
 
 
 def _read(job_file: Path, assignments: list[str] | None) -> Job:

@@ -245,7 +245,11 @@ class Job:
     @property
     def state_path(self) -> str:
         """Where the states of the stream are."""
-        return f"{self.output.rstrip('/')}/checkpoint"
+        return self.output_path("checkpoint")
+
+    def output_path(self, name: str) -> str:
+        """Where a file or folder of the output is, a path or a URL."""
+        return f"{self.output.rstrip('/')}/{name}"
 
     def _metrics(self) -> Any:
         from hotbed.metrics import get_metric

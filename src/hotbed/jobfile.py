@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from hotbed.errors import ConfigError
+from hotbed.files import local_path
 
 
 class _Loader(yaml.SafeLoader):
@@ -64,7 +65,7 @@ def parse_value(text: str) -> Any:
 
 def read_mapping(path: str | Path) -> dict[str, Any]:
     """The mapping in a YAML or JSON file; ConfigError with file and line when it does not parse."""
-    path = Path(path)
+    path = local_path(path, "job")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

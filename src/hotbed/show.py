@@ -130,7 +130,7 @@ def print_export(manifest: Mapping[str, Any], folder: str | Path) -> None:
     )  # fmt: skip
 
 
-def print_written(rows: int, path: Path) -> None:
+def print_written(rows: int, path: str | Path) -> None:
     """Print where predictions went."""
     console.print(f"{rows:,} predictions, in the order of the source: {path}")
 

@@ -20,7 +20,7 @@ from hotbed.errors import ConfigError, DataError
 from hotbed.files import Lock, Where, resolve, sync_folder
 from hotbed.job import Job
 from hotbed.persist.recover import finish_first
-from hotbed.persist.store import JOURNAL, LETTERS, open_store
+from hotbed.persist.store import JOURNAL, LETTERS, new_file, open_store
 from hotbed.show import console
 
 if TYPE_CHECKING:
@@ -156,14 +156,14 @@ def _new(job: Job) -> RecModel:
 
 
 def _begin(job: Job, model: RecModel, what: str) -> None:
-    output, schema = Path(job.output), model.schema
-    output.mkdir(parents=True, exist_ok=True)
-    (output / "job.json").write_text(json.dumps(job.to_json(), indent=1, ensure_ascii=False), encoding="utf-8")
+    schema = model.schema
+    with new_file(job.output_path("job.json")) as file:
+        file.write(json.dumps(job.to_json(), indent=1, ensure_ascii=False).encode())
     name = config.kind_of(type(model.network))
     console.rule(f"[bold]{what} {name} on {len(schema.ids)} id and {len(schema.dense)} dense features", align="left")
 
 
-def predict_job(job: Job, out: Path | None) -> None:
+def predict_job(job: Job, out: str | None) -> None:
     """Score what the job says with its newest model."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -176,12 +176,13 @@ def predict_job(job: Job, out: Path | None) -> None:
     model = hb.load(newest(job))
     scores = model.predict(job.dataset(source, model.schema))
     columns = scores if isinstance(scores, Mapping) else {model.schema.labels[0].name: scores}
-    path = out or Path(job.output) / "predictions.parquet"
-    pq.write_table(pa.table({name: pa.array(values) for name, values in columns.items()}), path)
+    path = out or job.output_path("predictions.parquet")
+    with new_file(path) as file:
+        pq.write_table(pa.table({name: pa.array(values) for name, values in columns.items()}), file)
     show.print_written(len(next(iter(columns.values()))), path)
 
 
-def predict_files(model: str, files: list[str], path: Path) -> None:
+def predict_files(model: str, files: list[str], path: str) -> None:
     """Score files with an exported model, without torch, batch by batch; the result appears whole or not at all."""
     import pyarrow.parquet as pq
 
@@ -191,34 +192,32 @@ def predict_files(model: str, files: list[str], path: Path) -> None:
     if len({type(source) for source in sources}) > 1:
         raise ConfigError(f"files of several kinds — received {files} — score one kind at a time")
     source: Any = replace(sources[0], path=files)  # type: ignore[type-var]
-    session, rows, partial = hb.InferenceSession(model), 0, path.with_name(f".{path.name}.partial")
-    with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=console, transient=True) as bar:
+    session = hb.InferenceSession(model)
+    rows = 0
+    progress = Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=console, transient=True)
+    with progress as bar, new_file(path) as file:
         task = bar.add_task("scoring", total=source.num_rows())
-        try:
-            writer = None
-            for batch in session.predict_source(source):
-                writer = writer or pq.ParquetWriter(partial, batch.schema)
-                writer.write_batch(batch)
-                rows += batch.num_rows
-                bar.update(task, completed=rows)
-            if writer is None:
-                raise DataError(f"no rows — received {files} — give files with rows")
-            writer.close()
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+        writer = None
+        for batch in session.predict_source(source):
+            writer = writer or pq.ParquetWriter(file, batch.schema)
+            writer.write_batch(batch)
+            rows += batch.num_rows
+            bar.update(task, completed=rows)
+        if writer is None:
+            raise DataError(f"no rows — received {files} — give files with rows")
+        writer.close()
     show.print_written(rows, path)
 
 
-def export_job(job: Job, out: Path | None) -> None:
+def export_job(job: Job, out: str | None) -> None:
     """Freeze the job's newest model for servers; by default into its output folder."""
     states = newest(job)
     if not has_state(states):
         raise ConfigError(f"job: not trained yet — received no checkpoint in {job.output} — `hotbed train` it first")
-    _export(job.rec_model(job.schema_of(states)).restore(states), states, out or Path(job.output) / "export")
+    _export(job.rec_model(job.schema_of(states)).restore(states), states, out or job.output_path("export"))
 
 
-def export_state(states: str, out: Path) -> None:
+def export_state(states: str, out: str) -> None:
     """Freeze the newest state of a checkpoint, which must know how its network is built."""
     import hotbed as hb
     from hotbed.persist.format import open_checkpoint
@@ -229,7 +228,7 @@ def export_state(states: str, out: Path) -> None:
     _export(hb.load(states), states, out)
 
 
-def _export(model: RecModel, states: str, out: Path) -> None:
+def _export(model: RecModel, states: str, out: str) -> None:
     from hotbed.persist.format import open_checkpoint
 
     show.print_export(open_checkpoint(model.export(out, states)).manifest, out)
@@ -244,10 +243,10 @@ def print_report(job: Job, model: RecModel, histories: Mapping[str, History]) ->
     """Write the report, and say where."""
     from hotbed.training.report import write_report
 
-    output = Path(job.output)
-    title = f"{config.kind_of(type(model.network))}: {output.name}"
+    title = f"{config.kind_of(type(model.network))}: {Path(job.output).name}"
     parts = {"train": job.train, "valid": job.valid, "stream": job.stream}
     about: dict[str, Any] = {"seed": job.seed, "batch size": job.fit.batch_size}
     about |= {f"data, {name}": source for name, source in parts.items() if source is not None}
-    report = write_report(output / "report.html", histories, title=title, summary=model.summary(), about=about)
+    place = job.output_path("report.html")
+    report = write_report(place, histories, title=title, summary=model.summary(), about=about)
     console.print(f"report: {report}", highlight=False, soft_wrap=True)

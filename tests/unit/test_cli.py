@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import polars as pl
 import pyarrow as pa
@@ -222,6 +223,39 @@ def test_online_learns_the_past_once_and_goes_on_where_it_was_left(
     code, evaluated, _ = call(capsys, monkeypatch, "evaluate", "job.yaml")
     assert code == 0
     assert "evaluation: auc" in evaluated
+
+
+@pytest.mark.parametrize("scheme", ["file://", "memory://"])
+def test_output_of_a_job_may_be_a_url(
+    scheme: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each command finds what the one before wrote, and nothing lands in a folder named after the scheme."""
+    output = f"{scheme}{folder}/urls/out"
+    to = ("--set", f"output={output}")
+    for command in (
+        ["online", "job.yaml", *to, "--max-steps", "1"],
+        ["online", "job.yaml", *to],
+        ["evaluate", "job.yaml", *to],
+        ["predict", "job.yaml", *to],
+        ["export", "job.yaml", *to],
+        ["inspect", f"{output}/checkpoint"],
+        ["predict", f"{output}/export", "rows.parquet", "--out", f"{output}/scored.parquet"],
+    ):
+        code, printed, errors = call(capsys, monkeypatch, *command)
+        assert code == 0, errors
+        assert ("training dnn" in printed) == ("--max-steps" in command)
+    code, _, errors = call(capsys, monkeypatch, "train", "job.yaml", *to)
+    assert code == 2
+    assert "`hotbed online`" in errors
+    code, _, errors = call(capsys, monkeypatch, "train", "job.yaml", *to, "--restart")
+    assert code == (0 if scheme == "file://" else 2)
+    filesystem, root = fsspec.core.url_to_fs(output)
+    names = {path.rpartition("/")[2] for path in filesystem.ls(root, detail=False)}
+    assert {"job.json", "report.html", "predictions.parquet", "scored.parquet", "export", "checkpoint"} <= names
+    table = pq.read_table(filesystem.open(f"{root}/scored.parquet"))
+    assert table.num_rows == 500
+    strays = [path.name for path in folder.iterdir() if ":" in path.name]
+    assert strays == []
 
 
 def test_restore_goes_back_to_an_earlier_state(

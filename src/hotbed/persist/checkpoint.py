@@ -125,14 +125,14 @@ def write(where: Where, captured: Capture, keep: int = 1, parent: Saved | None =
 def save(where: Where, state: State, keep: int = 1) -> Saved:
     """Write `state` as the newest checkpoint under `where` (a path or URL), a full; `keep` = fulls that stay.
 
-    What tables track is left alone. Raises PersistError when the disk refuses, when a stream that runs keeps its states
-    there, or when optimizer state is neither a tensor nor JSON; what was newest before then stays so. Raises FormatError
-    where states are there and CURRENT is torn or missing.
+    What tables track is left alone. Raises PersistError when the disk refuses, where a stream that runs keeps its states, or
+    when optimizer state is neither a tensor nor JSON; what was newest before then stays so. Raises
+    FormatError where CURRENT is torn, or missing beside states.
     """
     tables = [CapturedTable(name, describe(t.config), len(t), Whole(t)) for name, t in sorted(state.tables.items())]
     store = open_store(where)
     with _only_writer(store):
-        store.newest()  # raises where CURRENT is torn or lost: retention would remove the states there
+        store.newest()  # raises where CURRENT is torn or lost: retention would remove the states
         return write(where, _capture(state, tuple(tables), changes=False), keep)
 
 

@@ -23,7 +23,8 @@ from hotbed.errors import ConfigError, MissingExtra, PersistError
 from hotbed.files import Where
 from hotbed.optim.modes import in_eval_mode
 from hotbed.persist.chain import write_version
-from hotbed.persist.format import Reader, Saved, Writer, read_newest
+from hotbed.persist.format import Reader, Saved, Writer, newest_link, read_newest, refuse_states
+from hotbed.persist.store import open_store
 
 DENSE = "dense"
 TOLERANCE = 1e-5
@@ -59,8 +60,10 @@ class Graph:
 def export(checkpoint: Where, to: Where, graph: Graph) -> Saved:
     """Freeze the newest state under `checkpoint` for servers: values of rows, weights, schema and `graph`, under `to`.
 
-    `graph`: of the network that the checkpoint was made of. Raises PersistError where `to` cannot be written.
+    `graph`: of the network that the checkpoint was made of. Raises PersistError where `to` cannot be written, or holds
+    states.
     """
+    refuse_states(newest_link(open_store(to)))
 
     def write(reader: Reader) -> Saved:
         with Writer(to) as writer:

@@ -408,6 +408,38 @@ def open_link(store: Store, folder: str, sha256: str | None = None) -> Link:
     return Link(store, folder, unsealed(data, store.place(name)))
 
 
+def newest_link(store: Store) -> Link | None:
+    """The newest checkpoint folder without its chain; None where there is none."""
+    newest = store.newest()
+    return None if newest is None else open_link(store, newest.folder, newest.sha256)
+
+
+def refuse_states(link: Link | None) -> None:
+    """Raise PersistError where values are to be written over `link`, a state that training resumes from."""
+    if link is not None and link.manifest.get("contents") != "values":
+        raise PersistError(
+            f"{link.store.place('')}: it holds checkpoints, not published versions, "
+            f"got contents {link.manifest.get('contents')!r}. Write to another place."
+        )
+
+
+def refuse_others(store: Store) -> None:
+    """Raise PersistError where a model is to be saved over a stream's states or published versions.
+
+    Raises FormatError where CURRENT is torn or lost. A newest checkpoint whose manifest is damaged may be replaced.
+    """
+    newest = store.newest()
+    if newest is None:
+        return
+    try:
+        manifest = open_link(store, newest.folder, newest.sha256).manifest
+    except FormatError:
+        return
+    if manifest.get("contents") == "values" or manifest["positions"]:
+        kind = "published versions" if manifest.get("contents") == "values" else "states of a stream"
+        raise PersistError(f"{store.place('')}: it holds {kind}, got a model to save. Save to another place.")
+
+
 # --- rows of a chain ------------------------------------------------------------------------------------------------
 
 

@@ -18,10 +18,21 @@ from typing import TYPE_CHECKING, Any
 from hotbed.config import described
 from hotbed.connectors.kafka import Kafka
 from hotbed.errors import DeltaGap, ForkedLineage, FormatError, MissingExtra, PersistError, StoreAway
-from hotbed.files import Where
+from hotbed.files import Where, local_path
 from hotbed.persist.chain import Lineage, retain, write_version
-from hotbed.persist.format import Link, Reader, Saved, Writer, open_checkpoint, open_folder, open_link, unsealed
-from hotbed.persist.store import MANIFEST, LocalStore, Newest, Store, number_of, open_store
+from hotbed.persist.format import (
+    Link,
+    Reader,
+    Saved,
+    Writer,
+    newest_link,
+    open_checkpoint,
+    open_folder,
+    open_link,
+    refuse_states,
+    unsealed,
+)
+from hotbed.persist.store import CURRENT, MANIFEST, LocalStore, Newest, Store, number_of, open_store
 
 CHUNK_BYTES = 900_000
 _CONNECT_SECONDS, _SEND_SECONDS = 10.0, 300.0
@@ -149,16 +160,11 @@ class PublishTopic(Publisher):
 
 def _newest(store: Store) -> Link | None:
     try:
-        newest = store.newest()
-        link = None if newest is None else open_link(store, newest.folder, newest.sha256)
+        link = newest_link(store)
     except FormatError as error:  # a new full recovers
         log.warning("%s; publishing a full", error)
         return None
-    if link is None:
-        return None
-    if link.manifest.get("contents") != "values":
-        raise PersistError(f"{store.place('')}: it holds checkpoints, not published versions — received contents "
-                           f"{link.manifest.get('contents')!r} — publish to another place")  # fmt: skip
+    refuse_states(link)
     return link
 
 
@@ -354,11 +360,13 @@ class Topic(Feed):
 
     def __init__(self, servers: str, topic: str, cache: str | Path, options: Mapping[str, Any] | None = None) -> None:
         self._kafka = Kafka(servers, topic, options=options or {})
-        self._cache = Path(cache)
+        self._cache = local_path(cache, "Topic.cache")
         self._cache.mkdir(parents=True, exist_ok=True)
+        self.store = LocalStore(self._cache)
+        if self.store.exists(CURRENT):
+            raise PersistError(f"Topic.cache: holds states, got {self._cache}. Give a folder that nothing else uses.")
         for path in [*self._cache.glob("checkpoint-*"), *self._cache.glob(".*.partial")]:
             shutil.rmtree(path)
-        self.store = LocalStore(self._cache)
         self._offset: int | None = None
         self._consumer: Any = None
         self._old: list[Path] = []

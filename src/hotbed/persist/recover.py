@@ -74,7 +74,7 @@ def go_back(where: Where, number: int | None) -> dict[str, Any]:
         _point(store, folder)
         newer = [name for name in store.folders() if number_of(name) > number_of(folder)]
         for name in reversed(newer):  # deltas before what they rest on
-            store.set_aside(name)
+            _set_aside(store, name)
         if journal is not None:
             journal.cut(_decided(reader))
             _cut_letters(store, reader)
@@ -89,6 +89,14 @@ def go_back(where: Where, number: int | None) -> dict[str, Any]:
 def _point(store: LocalStore, folder: str) -> None:
     manifest = bytes(store.read(f"{folder}/{MANIFEST}"))
     store.point(folder, hashlib.sha256(manifest).hexdigest())
+
+
+def _set_aside(store: LocalStore, folder: str) -> None:
+    aside = store.aside().root
+    aside.mkdir(exist_ok=True)
+    os.rename(store.root / folder, aside / folder)
+    sync_folder(aside)
+    sync_folder(store.root)
 
 
 @contextlib.contextmanager

@@ -13,9 +13,10 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from hotbed.errors import FormatError, MissingExtra, PersistError, StoreAway
 from hotbed.files import Where, resolve, sync_folder
@@ -92,6 +93,10 @@ class Store(ABC):
     def remove(self, folder: str) -> None:
         """Take a checkpoint away: invisible first, then gone."""
 
+    @abstractmethod
+    def new_file(self, name: str) -> AbstractContextManager[IO[bytes]]:
+        """Open a file beside the checkpoints; it appears, or replaces the one of that name, when the block ends."""
+
 
 def open_store(where: Where) -> Store:
     """The store of a local path or URL. MissingExtra where a URL needs a package that is not installed.
@@ -110,6 +115,15 @@ def split(where: Where) -> tuple[Where, str]:
         return root, name
     path = place.resolve()
     return path.parent, path.name
+
+
+@contextlib.contextmanager
+def new_file(where: Where) -> Iterator[IO[bytes]]:
+    """Open a file or an object to write. It appears whole when the block ends, and not at all after an error."""
+    root, name = split(where)
+    store = open_store(root)
+    with store.new_file(name) as file:
+        yield file
 
 
 # --- a local folder -------------------------------------------------------------------------------------------------
@@ -188,19 +202,22 @@ class LocalStore(Store):
             partial.unlink(missing_ok=True)
         sync_folder(self.root)
 
-    def set_aside(self, folder: str) -> None:
-        """Move a checkpoint aside: it can be read there with what it rests on moved back beside it."""
-        aside = self.aside().root
-        aside.mkdir(exist_ok=True)
-        os.rename(self.root / folder, aside / folder)
-        sync_folder(aside)
-        sync_folder(self.root)
-
     def remove(self, folder: str) -> None:
         hidden = partial_path(self.root, folder)
         with contextlib.suppress(OSError):  # what stays is swept by a later writer
             os.rename(self.root / folder, hidden)
             shutil.rmtree(hidden, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def new_file(self, name: str) -> Iterator[IO[bytes]]:
+        self.root.mkdir(parents=True, exist_ok=True)
+        partial = partial_path(self.root, name)
+        try:
+            with open(partial, "xb") as file:
+                yield file
+            os.replace(partial, self.root / name)
+        finally:
+            partial.unlink(missing_ok=True)
 
     def _sweep(self) -> None:
         """Remove what writers left who are gone."""
@@ -341,6 +358,13 @@ class ObjectStore(Store):
                 return False
             self._fs.pipe_file(path, data)
         return True
+
+    @contextlib.contextmanager
+    def new_file(self, name: str) -> Iterator[IO[bytes]]:
+        with tempfile.NamedTemporaryFile(prefix="hotbed-write-") as file:
+            yield file
+            file.flush()
+            self._fs.put_file(file.name, f"{self._root}/{name}")
 
     def open(self, name: str) -> Any:
         """A new object, written through."""

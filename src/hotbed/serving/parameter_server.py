@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotbed.errors import ConfigError, FormatError, StoreError
-from hotbed.files import Where
+from hotbed.files import Where, local_path
 from hotbed.persist.format import Reader, open_checkpoint
 from hotbed.serving.rows import RowDtype
 from hotbed.serving.stores.base import Store
@@ -45,7 +45,7 @@ class ParameterServer(Store):
         if folder is None:
             self._temporary = TemporaryFolder(_TEMPORARY)
             folder = self._temporary.path
-        self.folder = Path(folder)
+        self.folder = local_path(folder, "ParameterServer.folder")
         self._dtype, self._lock = dtype, threading.RLock()
         self._versions, self._loaded = dict[str, tuple[MappedVersion, ...]](), set[str]()
         self._writer: Writer | None = None

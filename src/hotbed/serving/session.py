@@ -17,7 +17,7 @@ from hotbed.data.batch import Ids
 from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError, DataError, DecodeError, FormatError, MissingExtra
 from hotbed.persist.format import open_checkpoint
-from hotbed.persist.store import MANIFEST
+from hotbed.persist.store import MANIFEST, split
 from hotbed.serving.parameter_server import ParameterServer
 from hotbed.serving.request import Columns, Request, RequestEncoder
 from hotbed.serving.rows import Looked, Lookup
@@ -139,7 +139,8 @@ class InferenceSession:
 
 
 def _opened(path: str | Path, cache: EmbeddingCache | None) -> ModelVersion:
-    folder = Path(path).parent if Path(path).name == MANIFEST else path
+    root, name = split(path)
+    folder = root if name == MANIFEST else path
     if cache is None:
         version: ModelVersion = ParameterServer().load("model", folder)
         return version

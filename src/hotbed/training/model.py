@@ -29,7 +29,8 @@ from hotbed.optim.ranks import check_single_rank
 from hotbed.optim.sparse import SparseOptimizer, dense_parameters
 from hotbed.persist import checkpoint, content
 from hotbed.persist.export import Graph, export, export_graph
-from hotbed.persist.format import Reader, read_newest
+from hotbed.persist.format import Reader, read_newest, refuse_others
+from hotbed.persist.store import open_store
 from hotbed.training.callbacks import Validate
 from hotbed.training.durable import brief, described_argument, given_tables, rebuilt_argument, typed
 from hotbed.training.epochs import epoch_of, first_epoch, fit_epochs
@@ -217,7 +218,11 @@ class RecModel:
         return "\n".join(lines)
 
     def save(self, path: str | Path) -> str | Path:
-        """Write a checkpoint under `path` (see docs/format.md), a local path or URL; returns its folder, now the newest."""
+        """Write a checkpoint under `path` (see docs/format.md), a local path or URL; returns its folder, now the newest.
+
+        Raises PersistError where the disk refuses, or `path` holds the states of a stream or published versions.
+        """
+        refuse_others(open_store(path))  # retention would remove them
         saved = checkpoint.save(path, self.state())
         self.parent = saved.digest
         return saved.folder

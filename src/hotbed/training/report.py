@@ -16,9 +16,11 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from hotbed.files import Where, resolve
 from hotbed.metrics.chart import Chart, figure, number_text
 from hotbed.metrics.history import History
 from hotbed.metrics.served import Served
+from hotbed.persist.store import new_file
 from hotbed.training import drawn
 
 _MORE_CARDS, _MORE_SECTIONS = "<!-- more cards -->", "<!-- more sections -->"  # where `add_serving` writes
@@ -33,7 +35,7 @@ RELIABILITY_TEXT = (
 
 
 def write_report(
-    path: str | Path,
+    path: Where,
     histories: Mapping[str, History],
     *,
     title: str = "Training report",
@@ -41,11 +43,11 @@ def write_report(
     facts: Mapping[str, Any] | None = None,
     summary: str = "",
     about: Mapping[str, Any] | None = None,
-) -> Path:
+) -> Where:
     """Write a self-contained page about one or several calls of `fit`, in their order; return its path.
 
     Args:
-        path: file to write.
+        path: file to write, or its URL.
         histories: by name, such as train and stream. Where the callback `Windows` cut a stream, metrics, tables, freshness
             and lag are drawn over event time, and `history.compared` beside them.
         title: text of the head.
@@ -84,9 +86,9 @@ def write_report(
         cards=_cards(cards),
         sections="\n".join(sections),
     )
-    path = Path(path)
-    path.write_text(page, encoding="utf-8")
-    return path
+    with new_file(path) as file:
+        file.write(page.encode())
+    return resolve(path)
 
 
 def add_serving(

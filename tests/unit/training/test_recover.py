@@ -19,6 +19,7 @@ from hotbed.files import Lock
 from hotbed.persist.chain import Replica
 from hotbed.persist.content import content_digest
 from hotbed.persist.format import open_checkpoint
+from hotbed.persist.publish import Topic
 from hotbed.persist.recover import go_back
 from hotbed.testing import FakeStream
 from hotbed.training.callbacks import Checkpoint, Evict
@@ -162,3 +163,22 @@ def test_going_back_is_refused_without_a_change(learn: Any, tmp_path: Path) -> N
         go_back(path, 3)  # which rests on it
     assert states(path) == [1, 2, 3, 4, 5, 6]
     assert digest(path) == before
+
+
+def test_nothing_else_is_written_over_the_states_of_a_stream(learn: Any, tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    model = learn()
+    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    with pytest.raises(PersistError, match="it holds states of a stream"):
+        model.save(path)
+    with pytest.raises(PersistError, match="it holds checkpoints, not published versions"):
+        model.export(path)
+    exported = tmp_path / "exported"
+    model.export(exported)
+    with pytest.raises(PersistError, match="it holds published versions"):
+        model.save(exported)
+    with pytest.raises(ConfigError, match="holds checkpoints, got a model to serve"):
+        hb.ParameterServer(tmp_path).load("state", exported)
+    with pytest.raises(PersistError, match=r"Topic\.cache: holds states"):
+        Topic("localhost:1", "clicks", cache=path)
+    assert before == {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}

@@ -136,6 +136,8 @@ def write_version(
     for bad files of the source, PersistError where the disk refuses. CURRENT names what it named before, until `make_newest`.
     """
     manifest = reader.manifest
+    if LocalStore(folder.path).folders():
+        raise ConfigError(f"{folder.path}: holds checkpoints, got a model to serve. Choose another folder.")
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
         spec = {
