@@ -27,7 +27,7 @@ from .embedding.init import Uniform, Zeros, name_hash, partition
 from .embedding.policy import Lru, MinCount, Ttl
 from .embedding.reference import ReferenceTable
 from .embedding.rule import Adagrad, Adam, Sgd
-from .errors import HotbedError, MissingExtra, NonFiniteGradient, RowShapeError, TableFull
+from .errors import HotbedError, MissingExtra, NonFiniteGradient, RowShapeError, TableError, TableFull
 from .serving.stores.fake import FakeStore
 
 __all__ = ["TABLE_CHECKS", "Broker", "FakeStore", "FakeStream", "MakeTable", "ReferenceTable", "check_table"]
@@ -121,6 +121,24 @@ def _a_failed_batch_changes_nothing(make_table: MakeTable) -> None:
             raise AssertionError(f"{error.__name__} was not raised")
 
 
+def _a_frozen_table_keeps_its_rows(make_table: MakeTable) -> None:
+    t = make_table("user", 2, rule=Adam(decay=0.1, scope="all"), evict=Ttl(seconds=1))
+    t.update(t.find_or_insert(_IDS, 0), np.ones((len(_IDS), 2), np.float32))
+    before = list(t.export())
+    for frozen in ("rows", "all"):
+        t.frozen = frozen
+        assert (t.find_or_insert(np.array([7, 99]), 0) >= 0).tolist() == [True, False]
+        try:
+            t.update(t.find(_IDS), np.ones((len(_IDS), 2), np.float32))
+        except TableError:
+            assert list(t.export()) == before
+        else:
+            raise AssertionError("a frozen table took an update")
+    assert t.evict(2_000_000) == 0
+    t.frozen = "rows"
+    assert t.evict(2_000_000) == len(_IDS)
+
+
 TABLE_CHECKS: tuple[Callable[[MakeTable], None], ...] = (
     _every_int64_is_an_ordinary_id,
     _gradients_of_an_id_are_summed_before_the_rule,
@@ -129,6 +147,7 @@ TABLE_CHECKS: tuple[Callable[[MakeTable], None], ...] = (
     _empty_batches_are_batches,
     _a_load_restores_what_export_gave,
     _a_failed_batch_changes_nothing,
+    _a_frozen_table_keeps_its_rows,
 )
 
 
