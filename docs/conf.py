@@ -72,6 +72,7 @@ NAVIGATION = {
         "models",
         "training",
         "watching",
+        "extending",
         "persist",
         "jobs",
     ],

@@ -56,7 +56,7 @@ class Follow(Source):
 
     Args:
         directory: Where the files arrive.
-        pattern: Names, such as "*.parquet".
+        pattern: Names, such as `*.parquet`.
         order: Of files that wait, by "name" or by "time" of change.
         settle_seconds: How long a file must not have changed before it is read.
         format: A source that says how to read (its own path is not used). None = by the ending:
