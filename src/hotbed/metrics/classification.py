@@ -33,7 +33,7 @@ class AUC(Metric):
     With bins, the error is below `8 * doublings / bins` for any order of any scores; `doublings` is
     the binary logarithm of the number of blocks. It is 0 where there are at most `bins` different
     scores. Measured with 8,192 bins and 1,000,000 samples: below 1e-6 where the scores come from one
-    distribution, 1e-5 where they drift by thousands of their own width.
+    distribution, about 1e-5 where they drift by thousands of their own width.
     """
 
     def __init__(self, bins: int | None = None, exact: int = 0) -> None:
