@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from .job import Job as Job
     from .models import losses as losses
     from .models.tables import make_tables as make_tables
+    from .optim.precision import Boost as Boost
     from .optim.sparse import SparseOptimizer as SparseOptimizer
     from .optim.sparse import dense_parameters as dense_parameters
     from .persist.publish import Follower as Follower
@@ -79,6 +80,7 @@ _HOMES: dict[str, str] = {
     "Adagrad": "embedding.rule:Adagrad",
     "Adam": "embedding.rule:Adam",
     "Batch": "data.batch:Batch",
+    "Boost": "optim.precision:Boost",
     "Client": "serving.client:Client",
     "Constant": "embedding.init:Constant",
     "Dataset": "data.dataset:Dataset",
@@ -153,8 +155,12 @@ _EXTRAS = {
 __all__ = sorted(_HOMES)
 
 
+# Folders that documentation imports from: attributes before anything of them was imported.
+_FOLDERS = ("connectors", "data", "embedding", "optim", "persist", "serving", "training")
+
+
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
+    home = name if name in _FOLDERS else _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'hotbed' has no attribute {name!r}")
     module_name, _, attribute = home.partition(":")
@@ -175,4 +181,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return [*__all__, "__version__"]

@@ -72,10 +72,14 @@ def evaluate(job_file: JobFile, assignments: Assignments = None) -> None:
     """Evaluate the trained model in the job's output folder on the job's validation data."""
     import hotbed as hb
 
+    if _is_folder(str(job_file)):
+        raise ConfigError(
+            f"{job_file}: a folder — received no job — give the job file, whose `valid` says what to evaluate"
+        )
     job = _read(job_file, assignments)
     if job.valid is None:
         raise ConfigError("job.valid: missing key — `hotbed evaluate` needs a source with labels — add it, or --set it")
-    model = hb.load(verbs.newest(job))
+    model = hb.load(verbs.trained(job))
     show.print_values("evaluation", model.evaluate(job.dataset(job.valid, model.schema)))
 
 
@@ -144,7 +148,7 @@ def inspect(
     console.print(escape(yaml.safe_dump(rest, sort_keys=False, default_flow_style=None, width=110)), highlight=False)
     newest = verbs.newest(job)
     if verbs.has_state(newest):
-        console.print(hb.load(newest).summary(), highlight=False)
+        hb.load(newest).summary()
     else:
         console.print(f"not trained yet: no checkpoint in {job.output}")
 

@@ -22,6 +22,22 @@ from typing import Any, ParamSpec, TypeVar
 
 from hotbed.errors import ConfigError, HotbedError, MissingExtra
 
+__all__ = [
+    "build",
+    "describe",
+    "described",
+    "kind_of",
+    "kinds",
+    "nearest",
+    "parameters",
+    "public_kinds",
+]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 P = ParamSpec("P")
 T = TypeVar("T")
 

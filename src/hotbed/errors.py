@@ -29,9 +29,53 @@ A message says what happened, what was received and what to do.
 
 from __future__ import annotations
 
+import os
+import traceback
+
+__all__ = [
+    "ConfigError",
+    "DataError",
+    "DecodeError",
+    "DeltaGap",
+    "ForkedLineage",
+    "FormatError",
+    "HotbedError",
+    "MissingExtra",
+    "NonFiniteGradient",
+    "NotServed",
+    "Overloaded",
+    "PersistError",
+    "RowShapeError",
+    "SchemaError",
+    "ServingError",
+    "StoreAway",
+    "StoreError",
+    "TableError",
+    "TableFull",
+    "VersionError",
+]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
 
 class HotbedError(Exception):
     """Base of every deliberate error."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Return the lines that IPython and Jupyter show: where the user's code called Hotbed, and the message.
+
+        With the environment variable HOTBED_TRACEBACK all frames are shown.
+        """
+        if os.environ.get("HOTBED_TRACEBACK"):
+            return traceback.format_exception(self)
+        frames = traceback.extract_tb(self.__traceback__)
+        package = os.path.dirname(__file__)
+        inside = [frame.filename.startswith(package) for frame in frames]
+        own = frames[: inside.index(True)] if True in inside else frames
+        shown = [frame for frame in own if f"{os.sep}IPython{os.sep}" not in frame.filename]
+        return [*traceback.format_list(shown), f"{type(self).__name__}: {self}"]
 
 
 class ConfigError(HotbedError, ValueError):

@@ -32,6 +32,11 @@ from .serving.stores.fake import FakeStore
 
 __all__ = ["TABLE_CHECKS", "Broker", "FakeStore", "FakeStream", "MakeTable", "ReferenceTable", "check_table"]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 # A table, or anything with its verbs; `make_table(name, dim, **keywords of hb.Table)` builds a fresh one.
 MakeTable = Callable[..., Any]
 _IDS = np.array([-1, -2, 0, -(2**63), 2**63 - 1, 7], np.int64)

@@ -173,7 +173,7 @@ def predict_job(job: Job, out: str | None) -> None:
     source = job.predict or job.valid
     if source is None:
         raise ConfigError("job.predict: missing key — there is nothing to score — add a source, or --set it")
-    model = hb.load(newest(job))
+    model = hb.load(trained(job))
     scores = model.predict(job.dataset(source, model.schema))
     columns = scores if isinstance(scores, Mapping) else {model.schema.labels[0].name: scores}
     path = out or job.output_path("predictions.parquet")
@@ -211,9 +211,7 @@ def predict_files(model: str, files: list[str], path: str) -> None:
 
 def export_job(job: Job, out: str | None) -> None:
     """Freeze the job's newest model for servers; by default into its output folder."""
-    states = newest(job)
-    if not has_state(states):
-        raise ConfigError(f"job: not trained yet — received no checkpoint in {job.output} — `hotbed train` it first")
+    states = trained(job)
     _export(job.rec_model(job.schema_of(states)).restore(states), states, out or job.output_path("export"))
 
 
@@ -239,14 +237,23 @@ def newest(job: Job) -> str:
     return job.state_path if has_state(job.state_path) else job.output
 
 
+def trained(job: Job) -> str:
+    """Where the newest model of a job is; ConfigError where there is none yet."""
+    states = newest(job)
+    if not has_state(states):
+        raise ConfigError(f"job: not trained yet — received no checkpoint in {job.output} — `hotbed train` it first")
+    return states
+
+
 def print_report(job: Job, model: RecModel, histories: Mapping[str, History]) -> None:
     """Write the report, and say where."""
     from hotbed.training.report import write_report
+    from hotbed.training.summary import summary_of
 
     title = f"{config.kind_of(type(model.network))}: {Path(job.output).name}"
     parts = {"train": job.train, "valid": job.valid, "stream": job.stream}
     about: dict[str, Any] = {"seed": job.seed, "batch size": job.fit.batch_size}
     about |= {f"data, {name}": source for name, source in parts.items() if source is not None}
     place = job.output_path("report.html")
-    report = write_report(place, histories, title=title, summary=model.summary(), about=about)
+    report = write_report(place, histories, title=title, summary=summary_of(model), about=about)
     console.print(f"report: {report}", highlight=False, soft_wrap=True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import os
 import queue
 import threading
 from abc import ABC, abstractmethod
@@ -211,6 +212,20 @@ def cut(batch: pa.RecordBatch, batch_rows: int) -> Iterator[pa.RecordBatch]:
     """`batch` in pieces of at most `batch_rows` rows (views, no copy); nothing for an empty batch."""
     for start in range(0, batch.num_rows, batch_rows):
         yield batch.slice(start, batch_rows)
+
+
+def check_source(source: Any) -> None:
+    """Raise ConfigError, which says which source to give, for a path, columns or anything else."""
+    if isinstance(source, Source):
+        return
+    if not isinstance(source, (str, os.PathLike)):
+        kind = type(source).__name__
+        advice = "give a value of hb.sources, such as hb.sources.Memory(columns)"
+        raise ConfigError(f"dataset.source: not a source — received {kind} — {advice}")
+    path = os.fspath(source)
+    kinds = {".parquet": "Parquet", ".jsonl": "Jsonl", ".svm": "Libsvm", ".libsvm": "Libsvm"}
+    kind = kinds.get(os.path.splitext(path)[1].lower(), "Csv")
+    raise ConfigError(f"dataset.source: not a source — received {path!r} — give hb.sources.{kind}({path!r})")
 
 
 def run_ahead(items: Iterator[T], depth: int) -> Generator[T, None, None]:

@@ -14,13 +14,23 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from hotbed.connectors.base import OPENED, PLACE, READ_ROWS, Position, ReadPlan, Skips, Source, run_ahead
+from hotbed.connectors.base import (
+    OPENED,
+    PLACE,
+    READ_ROWS,
+    Position,
+    ReadPlan,
+    Skips,
+    Source,
+    check_source,
+    run_ahead,
+)
 from hotbed.connectors.journal import Live
 from hotbed.data.batch import Batch
 from hotbed.data.encode import Encoder, require_columns
 from hotbed.data.numbers import label_outside_unit, outside_unit, with_readable_times
 from hotbed.data.order import Buffer, Encoded, Shuffle, in_order, place_at
-from hotbed.data.schema import Schema, Shape, Type, shape_of, type_of
+from hotbed.data.schema import Schema, Shape, Type, check_schema, shape_of, type_of
 from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
 
 UNMATCHED_ROWS = 100_000
@@ -62,6 +72,8 @@ class Dataset:
         flush_seconds: float | None = None,
         max_ahead_seconds: float | None = None,
     ) -> None:
+        check_source(source)
+        check_schema(schema)
         for name, value, least in (("batch_size", batch_size, 1), ("shuffle", shuffle, 0), ("prefetch", prefetch, 0)):
             if not isinstance(value, int) or value < least:
                 raise ConfigError(f"dataset.{name}: an integer >= {least} — received {value!r} — correct it")
@@ -100,6 +112,14 @@ class Dataset:
         self._position = self._at(0, place_at(None, 0))
         self._cached: Batch | None = None
         self._num_rows: int | None = None
+
+    def __repr__(self) -> str:
+        text = repr(self.source)
+        source = text if len(text) <= 80 else f"{type(self.source).__name__}(…)"
+        names = [column.name for column in self.schema.columns]
+        rows = "unknown" if self.num_rows is None else f"{self.num_rows:,}"
+        order = f", shuffle={self.shuffle}" if self.shuffle else ""
+        return f"Dataset({source}, columns={names}, batch_size={self.batch_size}{order}, rows={rows})"
 
     @property
     def position(self) -> Position:
@@ -179,6 +199,8 @@ class Dataset:
         self.encoder.unit_labels = frozenset() if self._maps else names
 
     def _begin(self, number: int) -> Generator[Batch | None, None, None]:
+        if not self.endless and self._cached is None:  # before another thread begins to read
+            self._require_columns([])
         resume, self._resume = self._resume, None
         start = resume if resume is not None and resume["epoch"] == number else None
         self._next_epoch = number if self.endless else number + 1
@@ -377,8 +399,6 @@ class Dataset:
         plan = ReadPlan(tuple(columns), self.schema.number_types(), skips, live)
         num_rows, before = 0, position
         chunk_rows = max(self.batch_size, READ_ROWS)
-        if not self.endless:
-            self._require_columns([])
         self.encoder.forget_positives()
         try:
             for raw, after in self.source.read(position, chunk_rows, plan):

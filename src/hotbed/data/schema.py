@@ -321,3 +321,10 @@ def joined(one: Type | None, other: Type) -> Type:
     if one is None or one == other:
         return other
     return "number" if {one, other} == {"integer", "number"} else "mixed"
+
+
+def check_schema(schema: Any) -> None:
+    """Raise ConfigError for anything but a Schema."""
+    if not isinstance(schema, Schema):
+        kind = type(schema).__name__
+        raise ConfigError(f"dataset.schema: not a Schema — received {kind} — give hb.Schema([…])")

@@ -17,6 +17,27 @@ import pyarrow.compute as pc
 from hotbed.connectors.times import to_microseconds
 from hotbed.errors import ConfigError, SchemaError
 
+__all__ = [
+    "Bucketize",
+    "Clip",
+    "Context",
+    "Cross",
+    "Extract",
+    "FillMissing",
+    "Hash",
+    "Log",
+    "Map",
+    "Normalize",
+    "Split",
+    "TimeOfDay",
+    "Transform",
+]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 

@@ -38,6 +38,10 @@ __all__ = [
 ]  # fmt: skip
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def get_metric(spec: str | Mapping[str, Any], path: str = "metric") -> Metric:
     """Build a metric from its name, or from its kind and keywords as in a job.
 

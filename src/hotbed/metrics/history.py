@@ -103,6 +103,11 @@ class History:
         self._ended = False
         self._whole_epochs = 0  # rows of `epochs` that are no mere look at a stream
 
+    def __repr__(self) -> str:
+        steps = self.points[-1].step if self.points else 0
+        values = ", ".join(f"{name} {value:.4f}" for name, value in self.metrics.items())
+        return f"History({len(self.epochs)} epochs, {steps:,} steps: {values or 'no metrics'})"
+
     @property
     def epoch_loss(self) -> float | None:
         """Mean training loss of the epoch under way; None before its first step."""

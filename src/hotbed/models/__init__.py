@@ -11,3 +11,7 @@ from hotbed.models.mmoe import MMoE
 from hotbed.models.wide_deep import WideDeep
 
 __all__ = ["DCN", "DLRM", "DNN", "FM", "LR", "DCNv2", "DeepFM", "MMoE", "WideDeep"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

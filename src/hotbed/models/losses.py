@@ -20,6 +20,23 @@ from torch.nn import functional as F
 from hotbed import config
 from hotbed.errors import ConfigError
 
+__all__ = [
+    "BCE",
+    "MSE",
+    "Focal",
+    "Loss",
+    "MultiTask",
+    "Pairwise",
+    "Softmax",
+    "correct_sampling",
+    "get_loss",
+]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 T = TypeVar("T", Tensor, float)
 
 

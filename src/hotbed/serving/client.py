@@ -53,6 +53,10 @@ class Client:
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._idle: list[HTTPConnection] = []
 
+    def __repr__(self) -> str:
+        address = self._parts.netloc.rpartition("@")[2]  # without a password
+        return f"Client('{self._parts.scheme}://{address}')"
+
     def __enter__(self) -> Client:
         return self
 

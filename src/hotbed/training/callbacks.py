@@ -37,6 +37,11 @@ __all__ = [
     "ReducePlateau", "TensorBoard", "Validate", "Windows",
 ]  # fmt: skip
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 log = logging.getLogger("hotbed")
 VALID = "valid."
 Mode = Literal["auto", "max", "min"]

@@ -162,6 +162,11 @@ class Criterion:
                 f"loss_fn: the data have several labels and the network returns one output, got labels {sorted(labels)}. "
                 "Return a dict of label name to tensor, as hb.models.MMoE does, or keep one label."
             )
+        if isinstance(self.loss_fn, Mapping) and not isinstance(outputs, dict):
+            raise ConfigError(
+                f"loss_fn: the network returns one output, got losses of {sorted(self.loss_fn)}. "
+                "Return a dict of label name to tensor, or give one loss."
+            )
         for name, values in (labels if several else {"": labels}).items():
             loss = self._of(name) if several else self.loss_fn
             if _takes_logits(loss) and values.numel() and bool(((values < 0) | (values > 1)).any()):

@@ -32,12 +32,13 @@ from hotbed.persist.export import Graph, export, export_graph
 from hotbed.persist.format import Reader, read_newest, refuse_others
 from hotbed.persist.store import open_store
 from hotbed.training.callbacks import Validate
-from hotbed.training.durable import brief, described_argument, given_tables, rebuilt_argument, typed
+from hotbed.training.durable import described_argument, given_tables, rebuilt_argument, typed
 from hotbed.training.epochs import epoch_of, first_epoch, fit_epochs
 from hotbed.training.learner import Criterion, Learner, SelfUpdating, device_of, parameters_of
 from hotbed.training.loop import Callbacks, Run, check_batches, check_ends, pass_over
 from hotbed.training.online import Limits, batches_a_call, follow
 from hotbed.training.scorer import LOSS, Collector, Progressive, Scorer, check_groups, metric_set, to_predict
+from hotbed.training.summary import headline_of, summary_of
 from hotbed.training.watch import History, ProgressBar
 
 _SPARE_NUMBERS = 1 << 20
@@ -81,6 +82,12 @@ class RecModel:
         amp_level: str = "O0",
         boost_level: str | Boost = "O0",
     ) -> None:
+        _check_network(network)
+        if eval_indexes is not None and eval_network is None:
+            raise ConfigError(
+                f"eval_indexes: positions in the outputs of eval_network — received {eval_indexes!r} "
+                "without eval_network — give eval_network as well, or leave eval_indexes out"
+            )
         if eval_indexes is not None and len(eval_indexes) != 3:
             raise ConfigError(f"eval_indexes: three positions needed — received {eval_indexes!r} — "
                               "give those of loss, prediction and label in eval_network's outputs")  # fmt: skip
@@ -183,9 +190,8 @@ class RecModel:
 
     def evaluate(self, data: Iterable[Any], callbacks: Any = ()) -> dict[str, float]:
         """Metrics of `data`, by name (`label.metric` for several labels), and the mean loss; nothing is learned."""
+        self._check_measurable("evaluate")
         scorer = self._scorer()
-        if not self.metrics and self._criterion is None:
-            raise ConfigError("evaluate: nothing to compute — the model has neither metrics nor loss_fn — give metrics")
         if not self._observe(data, scorer, callbacks):
             raise DataError("evaluate: no batch — received empty data — give data with rows")
         return scorer.results()
@@ -200,22 +206,19 @@ class RecModel:
         self._observe(to_predict(data), collector, ())
         return collector.predictions()
 
+    def __repr__(self) -> str:
+        return headline_of(self)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The settings by name; None = not given."""
+        return {**self._arguments, "metrics": sorted(self.metrics)}
+
     def summary(self) -> str:
-        """What the model is made of, as text: dense parameters, tables with their policies and sizes, settings."""
-        dense = list(dense_parameters(self.network))
-        number, where = sum(parameter.numel() for parameter in dense), self.learner.device
-        lines = [f"{type(self.network).__name__}: {number:,} dense parameters on {where}"]
-        lines += [f"  {name:24} {type(module).__name__:20} {sum(p.numel() for p in module.parameters()):>12,}"
-                  for name, module in self.network.named_children() if not table_modules(module)]  # fmt: skip
-        if self.tables:
-            lines.append(f"{'table':18} {'dim':>4} {'rows':>10} {'MiB':>8}  rule, policies")
-        for name, table in self.tables.items():
-            policies = ", ".join(brief(policy) for policy in (table.rule, table.admit, *table.evictions) if policy)
-            mib = sum(value for key, value in table.stats.items() if "bytes" in key) / 2**20
-            lines.append(f"{name:18} {table.dim:>4} {len(table):>10,} {mib:>8.1f}  {policies}")
-        given = {**self._arguments, "metrics": sorted(self.metrics)}
-        lines += [f"{name}: {brief(value)}" for name, value in given.items() if value is not None]
-        return "\n".join(lines)
+        """Print what the model is made of, and return the text: dense parameters, tables, settings."""
+        text = summary_of(self)
+        print(text)
+        return text
 
     def save(self, path: str | Path) -> str | Path:
         """Write a checkpoint under `path` (see docs/format.md), a local path or URL; returns its folder, now the newest.
@@ -326,6 +329,10 @@ class RecModel:
             check_batches("valid", valid)
             if not any(isinstance(one, Validate) for one in given):
                 given.insert(0, Validate())
+            if getattr(valid, "num_batches", None) == 0:
+                raise DataError("valid: no row to evaluate — received empty data — give data with rows, or None")
+        if any(isinstance(one, Validate) for one in given):
+            self._check_measurable("valid")
         called = Callbacks([*given, history, *([ProgressBar()] if progress else [])])
         observer = Progressive(self._scorer()) if progressive else None
         self.schema = typed(getattr(data, "schema", None) or self.schema, self.schema, self._encoder)
@@ -350,10 +357,20 @@ class RecModel:
         run.metrics.update(measured)
         return ended
 
+    def _check_measurable(self, where: str) -> None:
+        """Raise ConfigError where evaluation would have nothing to compute."""
+        if not self.metrics and self._criterion is None and self._indexes is None:
+            raise ConfigError(
+                f"{where}: nothing to compute — received a model with neither metrics nor loss_fn — give RecModel "
+                "loss_fn, or eval_network with metrics; a network that returns its loss cannot be evaluated"
+            )
+
     def _observe(self, data: Iterable[Any], observer: Any, callbacks: Any) -> int:
         """One pass over `data` that learns nothing; returns the number of its batches."""
         check_batches("data", data)
         check_ends(data)
+        if self.tables and not any(len(table) for table in self.tables.values()):
+            log.warning("the model has learned nothing yet, its tables are empty; train it first")
         run = Run(model=self, learner=self.learner, tables=self.tables, observer=observer)
         called, device = Callbacks(_listed(callbacks)), self.learner.device
         labelled = self._criterion is not None
@@ -450,6 +467,15 @@ def _check_size(reader: Reader, network: nn.Module) -> None:
     saved = sum(math.prod(shape) for _, _, shape, _ in content.tensors(reader))
     if wanted > 2 * saved + _SPARE_NUMBERS:
         raise ConfigError(f"network: too large — received {wanted} numbers for {saved} saved — correct its arguments")
+
+
+def _check_network(network: Any) -> None:
+    if isinstance(network, type):
+        name = network.__name__
+        raise ConfigError(f"network: a class — received {name} — pass an instance, {name}(…)")
+    if not isinstance(network, nn.Module):
+        kind = type(network).__name__
+        raise ConfigError(f"network: not an nn.Module — received {kind} — pass an instance of one")
 
 
 def _tables(network: nn.Module) -> dict[str, Table]:

@@ -33,11 +33,14 @@ def batches_a_call(sink_mode: bool, sink_size: int, device_type: str) -> int:
     """
     if not isinstance(sink_mode, bool):
         raise ConfigError(f"dataset_sink_mode: must be a bool — received {sink_mode!r} — give True or False")
+    if not sink_mode:
+        return 1
     if not isinstance(sink_size, int) or isinstance(sink_size, bool) or sink_size < 1:
         raise ConfigError(f"sink_size: must be an integer >= 1 — received {sink_size!r} — give the batches of one call")
-    if sink_mode and device_type == "cpu":
+    if device_type == "cpu":
         log.info("dataset_sink_mode: a CPU has nowhere to sink data to; training goes batch by batch")
-    return sink_size if sink_mode and device_type != "cpu" else 1
+        return 1
+    return sink_size
 
 
 class Limits:

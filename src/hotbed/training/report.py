@@ -53,7 +53,7 @@ def write_report(
         title: text of the head.
         subtitle: text below it; the date and the versions are added.
         facts: more numbers for the cards on top.
-        summary: text for the end, such as what `str(model.summary())` gives.
+        summary: text for the end, such as what `model.summary()` returns.
         about: what the run was made of, by name: seed, data, batch sizes. The number of samples and the mean label of
             each history are added.
     """

@@ -359,7 +359,8 @@ class ProgressBar:
 
     def _values(self, run: Run) -> str:
         values = {f"{name} now": value for name, value in run.window.items() if name != "loss"} | run.metrics
-        if run.loss is not None:
+        if run.loss is not None:  # of this batch; at the end of an epoch, its mean
+            values.pop("loss", None)
             values = {"loss": float(run.loss.detach())} | values
         shown = [f"{name} {value:.4f}" for name, value in values.items()]
         return "  ".join([*shown, *_stream_facts(run)] if run.online else shown)
@@ -424,7 +425,7 @@ def _tag(reading: Reading) -> str:
     """loss, valid.auc, lr/dense, tables/user/rows, stream/freshness_seconds."""
     labels = reading.labels
     if reading.name == "metric":
-        return labels["metric"]
+        return {"loss": "epoch/loss"}.get(labels["metric"], labels["metric"])
     if "table" in labels:
         return f"tables/{labels['table']}/{reading.name.removeprefix('table_')}"
     name = {"learning_rate": "lr", "loss": "loss"}.get(reading.name, f"stream/{reading.name}")

@@ -56,7 +56,8 @@ def network() -> Callable[..., nn.Module]:
 
 def snapshot(model: hb.RecModel) -> dict[str, Any]:
     """Every bit that training may change: dense state, rows with their state, dense optimizer state."""
-    dense = {name: tensor for name, tensor in model.network.state_dict().items() if ".rows." not in name}
+    everything = model.network.state_dict().items()
+    dense = {name: value for name, value in everything if torch.is_tensor(value)}  # rows are below
     state: dict[str, Any] = {name: tensor.clone() for name, tensor in dense.items()}
     for name, table in model.tables.items():
         for number, batch in enumerate(table.export()):

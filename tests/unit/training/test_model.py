@@ -342,10 +342,11 @@ def test_progressive_training_scores_each_batch_before_it_learns_it(dataset: Any
     assert [point.time for point in history.points] == [int(batch.time.max()) for batch in batches]
 
 
-def test_the_summary_names_parameters_tables_and_settings(network: Any, dataset: Any) -> None:
+def test_summary_prints_and_returns_parameters_tables_and_settings(network: Any, dataset: Any, capsys: Any) -> None:
     model = hb.RecModel(network(admit=hb.MinCount(2)), "bce", hb.Adam(lr=0.01), ["auc"])
     quiet(model, dataset(256))
     text = model.summary()
+    assert capsys.readouterr().out == text + "\n"
     for part in ("DCNv2", "dense parameters", "user", "item", "adagrad(lr=0.1)", "min_count(count=2)", "adam(lr=0.01)"):
         assert part in text
 

@@ -237,7 +237,7 @@ def test_off_the_main_thread_signals_are_left_alone(model: Any, dataset: Any) ->
 @pytest.mark.parametrize("size", [0, -1, 1.5, True, "2", None])
 def test_a_sink_size_that_is_no_positive_integer_is_refused_on_any_device(size: Any, model: Any, dataset: Any) -> None:
     with pytest.raises(ConfigError, match="sink_size: must be an integer >= 1"):
-        model.online_train(dataset(64), None, False, size)
+        model.online_train(dataset(64), None, True, size)
     with pytest.raises(ConfigError, match="sink_size"):
         batches_a_call(True, size, "cuda")
 

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mistakes of a first day: each error says what is wrong and what to do, before training where it can be seen then."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="torch absent")
+
+from pathlib import Path
+
+from torch import Tensor, nn
+
+import hotbed as hb
+from hotbed.errors import ConfigError, DataError
+
+TWO = hb.Schema([hb.Label("y"), hb.Label("z"), hb.Id("user"), hb.Id("item")])
+
+
+class OwnLoss(nn.Module):
+    """A network that returns its loss."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, batch: Any) -> Tensor:
+        loss: Tensor = hb.losses.BCE()(self.network(batch), batch.labels["y"])
+        return loss
+
+
+def two_labels(world: Any) -> hb.Dataset:
+    columns = world.columns(64)
+    return hb.Dataset(hb.sources.Memory({**columns, "z": columns["y"]}), TWO, 64)
+
+
+def empty(world: Any) -> hb.Dataset:
+    return hb.Dataset(hb.sources.Memory(world.columns(0)), world.schema, 64)
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        (lambda net, world: hb.RecModel(type(net), "bce"), "network: a class — received DCNv2 — pass an instance"),
+        (lambda net, world: hb.RecModel(net.forward, "bce"), "network: not an nn.Module — received method"),
+        (
+            lambda net, world: hb.RecModel(net, "bce", "adam", {"auc"}, eval_indexes=[0, 1, 2]),
+            "eval_indexes: positions in the outputs of eval_network — received [0, 1, 2] without eval_network",
+        ),
+        (
+            lambda net, world: hb.Dataset("a/b.csv", world.schema),
+            "dataset.source: not a source — received 'a/b.csv' — give hb.sources.Csv('a/b.csv')",
+        ),
+        (
+            lambda net, world: hb.Dataset(Path("b.parquet"), world.schema),
+            "give hb.sources.Parquet('b.parquet')",
+        ),
+        (
+            lambda net, world: hb.Dataset({"y": [1]}, world.schema),
+            "dataset.source: not a source — received dict — give a value of hb.sources",
+        ),
+        (
+            lambda net, world: hb.Dataset(hb.sources.Memory({"y": [1]}), [hb.Label("y")]),
+            "dataset.schema: not a Schema — received list — give hb.Schema",
+        ),
+    ],
+)
+def test_wrong_argument_is_named_with_the_right_one(
+    wrong: Callable[..., Any], message: str, network: Any, world: Any
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        wrong(network(), world)
+
+
+def test_two_labels_for_a_network_of_one_output_are_an_error_before_anything_is_learned(world: Any) -> None:
+    network = hb.models.DNN(TWO, hb.make_tables(TWO, 4), hidden=(4,))
+    model = hb.RecModel(OneOutput(network), "bce", "adam", {"auc"})
+    with pytest.raises(ConfigError, match="several labels and the network returns one output"):
+        model.fit(two_labels(world), progress=False)
+    assert model.counters["steps"] == 0
+    model = hb.RecModel(OneOutput(network), {"y": "bce", "z": "bce"}, "adam")
+    with pytest.raises(ConfigError, match=r"the network returns one output, got losses of \['y', 'z'\]"):
+        model.fit(two_labels(world), progress=False)
+
+
+class OneOutput(nn.Module):
+    """The first output of a network with several."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, batch: Any) -> Any:
+        outputs = self.network(batch)
+        return next(iter(outputs.values())) if isinstance(outputs, dict) else outputs
+
+
+def test_empty_data_are_an_error_and_empty_validation_data_before_training(
+    dataset: Any, network: Any, world: Any
+) -> None:
+    model = hb.RecModel(network(), "bce", "adam", {"auc"})
+    with pytest.raises(DataError, match="valid: no row to evaluate"):
+        model.fit(dataset(64), empty(world), progress=False)
+    assert model.counters["steps"] == 0
+    with pytest.raises(DataError, match="valid: no row to evaluate"):
+        model.online_train(dataset(64), valid=empty(world), progress=False)
+    with pytest.raises(DataError, match="evaluate: no batch"):
+        model.evaluate(empty(world))
+    assert len(model.predict(empty(world))) == 0
+
+
+def test_validation_of_a_network_that_returns_its_loss_is_rejected_before_training(dataset: Any, network: Any) -> None:
+    model = hb.RecModel(OwnLoss(network()), None, "adam")
+    for callbacks in ([], [hb.callbacks.Validate(data=dataset(64, 7))]):
+        valid = None if callbacks else dataset(64, 7)
+        with pytest.raises(ConfigError, match="valid: nothing to compute"):
+            model.fit(dataset(64), valid, callbacks=callbacks, progress=False)
+        assert model.counters["steps"] == 0
+
+
+def test_network_that_returns_its_loss_has_it_in_its_history(dataset: Any, network: Any) -> None:
+    model = hb.RecModel(OwnLoss(network()), None, "adam")
+    history = model.fit(dataset(640), epochs=2, progress=False)
+    assert 0 < history.metrics["loss"] == history.epochs[-1]["loss"] < history.epochs[0]["loss"]
+    assert model.online_train(dataset(64), progress=False).metrics["loss"] > 0
+
+
+def test_evaluation_before_training_is_logged(dataset: Any, network: Any, caplog: Any) -> None:
+    model = hb.RecModel(network(), "bce", "adam", {"auc"})
+    model.evaluate(dataset(64))
+    assert "the model has learned nothing yet" in caplog.text
+    caplog.clear()
+    model.fit(dataset(64), dataset(64), progress=False)
+    assert "learned nothing" not in caplog.text
+
+
+def test_predict_of_none_says_what_to_give(network: Any) -> None:
+    with pytest.raises(ConfigError, match=r"data: neither a Dataset .* received NoneType — give hb\.Dataset"):
+        hb.RecModel(network(), "bce", "adam").predict(None)
+
+
+@pytest.mark.parametrize("size", [0, -3, "one"])
+def test_sink_size_is_ignored_without_sink_mode(size: Any, dataset: Any, network: Any) -> None:
+    model = hb.RecModel(network(), "bce", "adam", {"auc"})
+    model.online_train(dataset(64), dataset_sink_mode=False, sink_size=size, progress=False)
+    assert model.counters["steps"] == 1
