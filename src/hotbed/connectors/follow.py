@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
@@ -197,11 +198,13 @@ class _Reading:
         self.now: int = state.get("now", 0)
         self.types: str = state.get("schema", "")
         self.seen = _identities(state.get("seen", {}))  # by name; replaced, never changed
+        self._incomplete = {text for text, (_, digest, _) in self.seen.items() if not digest}
         self.row: int = state.get("row", 0)  # rows of the block that were handed out
         self.block: dict[str, Any] | None = None
         if state.get("file") is not None:
             self.block = _decision(state)
         self._last_row = 0  # number of the last row that was read, in its file
+        self._ready: deque[os.DirEntry[str]] = deque()  # not looked at since they were listed
         self._hints: dict[str, _Hint] = {}  # of files that hold nothing to read
         self._refused: dict[str, str] = {}  # what was logged of files that changed
 
@@ -261,13 +264,10 @@ class _Reading:
 
     def _choose(self) -> dict[str, Any] | None:
         """The next section to read, put on record; None where there is none."""
-        names, ready = self.source.listing(self.live.clock())
-        names = {text_of(name) for name in names}
-        if not self.seen.keys() <= names:  # those that were removed need not be remembered
-            self.seen = {text: identity for text, identity in self.seen.items() if text in names}
-            self._hints = {text: hint for text, hint in self._hints.items() if text in names}
-        self._complete()
-        for entry in ready:
+        if not self._ready:
+            self._list()
+        while self._ready:
+            entry = self._ready.popleft()
             section = self._new_section(entry)
             if section is not None:
                 self.live.lag = None
@@ -275,15 +275,26 @@ class _Reading:
         self.live.lag = 0
         return None
 
+    def _list(self) -> None:
+        """The files that are there now, in order; they are listed anew when all were looked at."""
+        names, ready = self.source.listing(self.live.clock())
+        present = {text_of(name) for name in names}
+        if not self.seen.keys() <= present:  # those that were removed need not be remembered
+            self.seen = {text: value for text, value in self.seen.items() if text in present}
+            self._hints = {text: hint for text, hint in self._hints.items() if text in present}
+        self._complete()
+        self._ready = deque(ready)
+
     def _complete(self) -> None:
         """Give names that come from a position of an older version the digest of what is there."""
-        for text, value in self.seen.items():
-            if Identity.from_json(value).digest:
-                continue
+        incomplete = self._incomplete & self.seen.keys()
+        self._incomplete = set()
+        for text in incomplete:
             path = self.source.path(text)
             try:
                 identity = Identity.of(path, os.stat(path).st_size)
             except OSError:
+                self._incomplete.add(text)
                 continue
             self.seen = {**self.seen, text: identity.to_json()}
 
