@@ -175,10 +175,13 @@ def restore(reader: Reader, state: State, allow: Sequence[str] = ()) -> None:
         if optimizer is None or name not in optimizers:
             continue
         rates = [group["lr"] for group in optimizer.param_groups]
-        if isinstance(optimizer, SparseOptimizer):
-            _load_table_groups(optimizer, optimizers[name])
-        else:
-            unflatten(optimizer, name, tensors, optimizers[name])
+        try:
+            if isinstance(optimizer, SparseOptimizer):
+                _load_table_groups(optimizer, optimizers[name])
+            else:
+                unflatten(optimizer, name, tensors, optimizers[name])
+        except PersistError as error:
+            raise PersistError(f"{reader.folder}: {error}") from error
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             fields = [f"tables.{table}.rule.lr" for table in group.get("tables", ())] or ["optimizer.lr"]
             if accepted.intersection(fields):
