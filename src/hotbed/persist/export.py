@@ -6,6 +6,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import re
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -93,8 +95,12 @@ def export_graph(network: nn.Module, schema: Schema, activate: Callable[[Any], A
     except (ConfigError, PersistError):
         raise
     except Exception as error:
-        raise ConfigError(f"export: {type(network).__name__} cannot become an ONNX graph — {_first(error)} — keep to "
-                          "tensor operations that do not depend on values") from error  # fmt: skip
+        place = _place_of(error, half)
+        raise ConfigError(
+            f"export: {type(network).__name__} cannot become an ONNX graph, because of {place} — received "
+            f"{_reason_of(error)} — compute with tensors of any size, without len(), int(), if and loops over values; "
+            "or pad sequences to one length and mask them"
+        ) from error
     finally:
         half.release()
     return graph
@@ -149,6 +155,11 @@ class _DenseHalf(nn.Module):
         self._run(pool, ids, inputs)
         self._names = list(inputs)
         return inputs
+
+    @property
+    def inputs(self) -> list[str]:
+        """Names of the graph's inputs, once they are recorded."""
+        return self._names
 
     def first(self, n: int, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Inputs of the first `n` candidates of those of `record`."""
@@ -263,5 +274,42 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _first(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+def _causes(error: BaseException) -> list[BaseException]:
+    """The error and what led to it, the first cause last."""
+    causes = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+        causes.append(cause)
+    return causes
+
+
+def _reason_of(error: BaseException) -> str:
+    """The first line of the first cause, without colours."""
+    cause = _causes(error)[-1]
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(cause))
+    return next((line.strip() for line in text.splitlines() if line.strip()), type(cause).__name__)
+
+
+def _place_of(error: BaseException, half: _DenseHalf) -> str:
+    """The feature or the layer that an error is about: by its text, else by where it was raised."""
+    for name in half.inputs:
+        if f"input: {name} " in f"{error} ":
+            return f"feature {name.split('/')[-1]!r}, whose size the graph has fixed"
+    layers = {id(module): name for name, module in half.network.named_modules()}
+    place = ""
+    for cause in reversed(_causes(error)):
+        for frame, _ in traceback.walk_tb(cause.__traceback__):
+            place = _layer_in(frame.f_locals, layers) or place
+        if place:
+            break
+    return f"layer {place!r}" if place else "its operations"
+
+
+def _layer_in(values: Mapping[str, Any], layers: Mapping[int, str]) -> str:
+    """The layer that a frame runs, or that the node was traced from which it translates."""
+    module = values.get("self")
+    if id(module) in layers:
+        return layers[id(module)] or type(module).__name__
+    node = values.get("node")
+    stack = getattr(node, "meta", {}).get("nn_module_stack", {})
+    path = list(stack.values())[-1][0] if stack else ""
+    return str(path).rpartition("network.")[2]
