@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch", reason="torch absent")
 
 import hotbed as hb  # noqa: E402
 from hotbed import config  # noqa: E402
+from hotbed.embedding.state import dense_state  # noqa: E402
 from hotbed.errors import ConfigError  # noqa: E402
 from hotbed.models import losses  # noqa: E402
 
@@ -157,7 +158,7 @@ def test_a_model_describes_itself_and_is_built_again(name: str) -> None:
     again = config.build(spec, torch.nn.Module, "model", given)
     assert type(again) is type(model)
     assert config.describe(again) == spec
-    shapes = [{key: value.shape for key, value in one.state_dict().items()} for one in (model, again)]
+    shapes = [{key: value.shape for key, value in dense_state(one).items()} for one in (model, again)]
     assert shapes[0] == shapes[1]
 
 

@@ -21,6 +21,7 @@ from torch import nn
 
 import hotbed as hb
 from hotbed.config import describe
+from hotbed.embedding.state import dense_state
 from hotbed.errors import DeltaGap, ForkedLineage, FormatError, PersistError
 from hotbed.persist import publish as module
 from hotbed.persist.chain import Replica, compact, verify
@@ -85,8 +86,8 @@ def check(replica: Replica, reader: Any, run: Run) -> None:
     replica.apply(reader)
     assert values_digest(replica.tables) == values_digest({"t": run.table}) == values_digest(reader)
     network = safetensors.torch.load(bytes(reader.dense()))
-    assert {name.removeprefix("network/") for name in network} == set(run.network.state_dict())
-    for name, tensor in run.network.state_dict().items():
+    assert {name.removeprefix("network/") for name in network} == set(dense_state(run.network))
+    for name, tensor in dense_state(run.network).items():
         assert torch.equal(network[f"network/{name}"], tensor)
 
 

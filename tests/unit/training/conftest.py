@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import hotbed as hb
+from hotbed.embedding.state import dense_state
 
 USERS, ITEMS = 50, 80
 torch.set_num_threads(1)  # the networks here are tiny: threads would only wait for each other
@@ -56,9 +57,7 @@ def network() -> Callable[..., nn.Module]:
 
 def snapshot(model: hb.RecModel) -> dict[str, Any]:
     """Every bit that training may change: dense state, rows with their state, dense optimizer state."""
-    everything = model.network.state_dict().items()
-    dense = {name: value for name, value in everything if torch.is_tensor(value)}  # rows are below
-    state: dict[str, Any] = {name: tensor.clone() for name, tensor in dense.items()}
+    state: dict[str, Any] = {name: tensor.clone() for name, tensor in dense_state(model.network).items()}
     for name, table in model.tables.items():
         for number, batch in enumerate(table.export()):
             for column in ("id", "value", "state"):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import hotbed as hb
+from hotbed.embedding.state import dense_state
 
 
 class WithLoss(nn.Module):
@@ -73,8 +74,7 @@ def test_eval_network_that_shares_modules_learns_as_the_network_with_a_loss(
         models.append((model, history.metrics["auc"]))
     rows = [{name: len(table) for name, table in model.tables.items()} for model, _ in models]
     assert rows[0] == rows[1] == {"user": 50, "item": 80}
-    states = [model.network.state_dict() for model, _ in models]
-    weights = [{k: v for k, v in state.items() if torch.is_tensor(v)} for state in states]
+    weights = [dense_state(m.network) for m, _ in models]
     assert all(torch.equal(weights[0][f"network.{name}"], weights[1][name]) for name in weights[1])
     assert models[0][1] == models[1][1]
 
