@@ -17,7 +17,7 @@ from hotbed.errors import DataError, FormatError, HotbedError, SchemaError
 from hotbed.persist.checkpoint import Saver
 from hotbed.persist.publish import Follower, PublishTopic
 from hotbed.serving.server.models import Models
-from hotbed.testing import Broker
+from hotbed.testing import Broker, FakeStream
 
 from .conftest import Process, Running, Trainer, again_and_again, wait_for
 
@@ -155,20 +155,17 @@ def test_hotbed_serve_follows_a_topic_of_a_real_broker(trainer: Trainer) -> None
         assert server.stop() == 0
 
 
-class Unseen(hb.sources.Memory):
+class Unseen(FakeStream):
     """Rows of which nothing is known before they are read, as in an empty topic."""
 
     def schema(self) -> Any:
-        if "begun" not in vars(self):
-            raise DataError("nothing yet")
-        return super().schema()
-
-    def read(self, *arguments: Any, **keywords: Any) -> Any:
-        object.__setattr__(self, "begun", True)
-        return super().read(*arguments, **keywords)
+        raise DataError("nothing yet")
 
 
-@pytest.mark.parametrize(("kind", "refused_from"), [(hb.sources.Memory, 0), (Unseen, 1)])
+SOURCES = [(FakeStream, 0), (Unseen, 1)]
+
+
+@pytest.mark.parametrize(("kind", "refused_from"), SOURCES)
 def test_versions_of_a_cold_start_refuse_text_for_numbers(tmp_path: Path, kind: Any, refused_from: int) -> None:
     """From the first version where the source tells its types before it is read, else from the first delta."""
     draw = np.random.default_rng(0)
@@ -181,7 +178,9 @@ def test_versions_of_a_cold_start_refuse_text_for_numbers(tmp_path: Path, kind: 
     network = hb.models.DNN(schema, hb.make_tables(schema, dim=2), hidden=[2])
     publisher = hb.PublishDirectory(tmp_path / "published")
     saves = hb.callbacks.Checkpoint(tmp_path / "run", every_steps=1, wait=True, publish=publisher)
-    hb.RecModel(network, "bce", "adam").online_train(hb.Dataset(kind(rows), schema, 100), [saves], progress=False)
+    hb.RecModel(network, "bce", "adam").online_train(
+        hb.Dataset(kind(rows, ends=True), schema, 100), [saves], progress=False
+    )
     server = hb.ParameterServer(tmp_path / "served")
     versions = list(Follower(tmp_path / "published").poll())
     assert [version.manifest["kind"] for version in versions] == ["full", "delta", "delta"]
