@@ -96,7 +96,7 @@ def _read(text: bytes, binary: bytes, bounds: Bounds) -> tuple[Ask, Head | None]
                     f"input {name[:100]!r}: expected `data` once, got it twice or with escapes. "
                     "Send the values once, under the plain key."
                 )
-            tensor.data = JsonValues(text, part.start, part.end, part.entries, part.cuts)
+            tensor.data = JsonValues(text, part)
         size = _binary_size(one, len(rest))
         if size is not None:
             tensor.data = rest[:size]
@@ -128,7 +128,10 @@ def _shape(spec: Mapping[str, Any]) -> list[int]:
 
 def _binary_size(spec: Mapping[str, Any], left: int) -> int | None:
     """How many of the `left` bytes are those of an input; None where it is not binary."""
-    parameters = _a(spec.get("parameters") or {}, dict, "parameters")
+    parameters = spec.get("parameters")
+    if parameters is None:
+        return None
+    _a(parameters, dict, "parameters")
     check_tensor_parameters(f"input {spec['name'][:100]!r}", parameters)
     size = parameters.get("binary_data_size")
     if size is not None and (type(size) is not int or not 0 <= size <= left):

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic_core import from_json
 
@@ -52,42 +52,42 @@ class Undecoded(ABC):
     """Values of a tensor that are not decoded yet. `entries`: how many there are; of nested lists
     an empty one counts as one."""
 
+    __slots__ = ()
     entries: int
 
     @abstractmethod
-    def slices(self) -> Iterator[Any]:
+    def slices(self) -> Iterable[Any]:
         """Decode the values, at most about `SLICE` at a time. Raises DataError for wrong ones."""
 
 
-@dataclass(frozen=True)
-class JsonValues(Undecoded):
-    """A JSON value in `body` from `start` to `end`; `cuts`: commas at which it can be divided."""
-
-    body: bytes
-    start: int
-    end: int
-    entries: int
-    cuts: Sequence[int]
-
-    def slices(self) -> Iterator[Any]:
-        if not self.cuts:
-            yield read_json(self.body[self.start : self.end])
-            return
-        begins = [self.start + 1, *(cut + 1 for cut in self.cuts)]
-        ends = [*self.cuts, self.end - 1]
-        for begin, end in zip(begins, ends, strict=True):
-            yield read_json(b"[%b]" % self.body[begin:end])
-
-
-@dataclass(frozen=True)
-class Part:
-    """Where values of input number `input` lie."""
+class Part(NamedTuple):
+    """Where values of input number `input` lie. `cuts`: commas at which they can be divided."""
 
     input: int
     start: int
     end: int
     entries: int
     cuts: Sequence[int]
+
+
+class JsonValues(Undecoded):
+    """A JSON value, which is `part` of `body`."""
+
+    __slots__ = ("_body", "_part", "entries")
+
+    def __init__(self, body: bytes, part: Part) -> None:
+        self.entries = part.entries
+        self._body = body
+        self._part = part
+
+    def slices(self) -> Iterable[Any]:
+        part = self._part
+        if not part.cuts:
+            return (read_json(self._body[part.start : part.end]),)
+        begins = [part.start + 1, *(cut + 1 for cut in part.cuts)]
+        ends = [*part.cuts, part.end - 1]
+        places = zip(begins, ends, strict=True)
+        return (read_json(b"[%b]" % self._body[begin:end]) for begin, end in places)
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def _divided(split: tuple[Any, ...], bounds: Bounds) -> Divided:
             f"the request: expected at most {bounds.head_bytes} bytes beside the values of its "
             "tensors, got more. Send names, shapes and parameters of the model's inputs only."
         )
-    return Divided(head, [Part(*part) for part in parts], [Part(*part) for part in raw])
+    return Divided(head, list(map(Part._make, parts)), list(map(Part._make, raw)))
 
 
 def read_json(text: bytes) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -288,7 +288,7 @@ class TypedValues(Undecoded):
         self._data = data
         self._parts = parts
 
-    def slices(self) -> Iterator[Any]:
+    def slices(self) -> Iterable[Any]:
         message = b"".join(self._data[part.start : part.end] for part in self._parts)
         fields = MESSAGES["InferTensorContents"].FromString(message).ListFields()
         if len(fields) > 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -48,6 +49,7 @@ def about() -> dict[str, Any]:
 # Tensor type -> the Arrow type of its values where they come in a list.
 _KINDS = {name: pa.from_numpy_dtype(dtype) for name, dtype in DTYPES.items()}
 _KINDS |= {"FP16": pa.float32(), "BYTES": pa.string()}
+_INTEGERS = {kind.id for kind in _KINDS.values() if pa.types.is_integer(kind)}
 # Those whose binary form is a column as it lies.
 _PLAIN = {name: dtype for name, dtype in DTYPES.items() if name not in ("BOOL", "FP16")}
 Column: TypeAlias = NDArray[Any] | pa.Array
@@ -118,11 +120,11 @@ class Tensor:
             )
         size = num_rows * width
         data = self.data
-        if isinstance(data, bytes | memoryview):
+        if isinstance(data, (bytes, memoryview)):
             self._check_binary(size)
         elif isinstance(data, Undecoded):
-            counts = (size,) if width else range(num_rows + 1)  # lists without values may be written
-            if data.entries not in counts:
+            empty_lists = 0 if width else num_rows  # they may be written, and count
+            if not size <= data.entries <= size + empty_lists:
                 raise self._miscounted(size, data.entries)
         return num_rows
 
@@ -147,7 +149,8 @@ class Tensor:
         data = self.data
         if isinstance(data, Undecoded):
             kind = self._known(_KINDS)
-            return _joined([self._made(_flat(values), kind) for values in data.slices()], kind)
+            parts = [self._decoded(_flat(values), kind) for values in data.slices()]
+            return parts[0] if len(parts) == 1 else _joined(parts, kind)
         if not isinstance(data, bytes | memoryview):
             return self._made(_flat(data), self._known(_KINDS))
         if self.datatype == "BYTES":
@@ -161,6 +164,10 @@ class Tensor:
             return found.astype(np.float32)
         return found if found.flags.aligned else found.copy()
 
+    def _decoded(self, values: list[Any], kind: pa.DataType) -> Column:
+        whole = _whole_numbers(values) if self.datatype == "INT64" else None
+        return self._made(values, kind) if whole is None else whole
+
     def _known(self, kinds: Mapping[str, Any]) -> Any:
         found = kinds.get(self.datatype)
         if found is None:
@@ -169,26 +176,35 @@ class Tensor:
         return found
 
     def _made(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-        if pa.types.is_integer(kind) and float in set(map(type, values)):  # Arrow would cut fractions
+        if kind.id in _INTEGERS and float in map(type, values):  # Arrow would cut fractions
             fraction = next(value for value in values if type(value) is float)
             raise DataError(
                 f"input {self.name!r}: expected whole numbers for {self.datatype}, got {fraction!r}. "
                 "Send ids as integers."
             )
         try:
-            return pa.array(values, kind) if any(one is not None for one in values) else pa.nulls(len(values))
+            if values and values[0] is None and all(value is None for value in values):
+                return pa.nulls(len(values))
+            return pa.array(values, kind) if values else pa.nulls(0)
         except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
             raise DataError(f"input {self.name!r}: values that are no {self.datatype} — {str(error).splitlines()[0][:200]} — "
                             "correct them") from error  # fmt: skip
 
 
-def _joined(parts: Sequence[pa.Array], kind: pa.DataType) -> pa.Array:
+def _whole_numbers(values: list[Any]) -> NDArray[np.int64] | None:
+    """Integers as a column; None where some are missing, or are something else."""
+    try:
+        return np.frombuffer(array("q", values), np.int64) if values else None
+    except (TypeError, OverflowError):
+        return None
+
+
+def _joined(parts: Sequence[Column], kind: pa.DataType) -> pa.Array:
     """Slices of one column, of which those without a value have no type."""
-    if len(parts) == 1:
-        return parts[0]
-    if all(part.type == pa.null() for part in parts):
-        return pa.nulls(sum(map(len, parts)))
-    return pa.concat_arrays([part.cast(kind) for part in parts])
+    arrays = [pa.array(part) if isinstance(part, np.ndarray) else part for part in parts]
+    if all(one.type == pa.null() for one in arrays):
+        return pa.nulls(sum(map(len, arrays)))
+    return pa.concat_arrays([one.cast(kind) for one in arrays])
 
 
 def _too_many(num_rows: int, bounds: Bounds) -> DataError:
