@@ -43,6 +43,7 @@ __all__ = [
     "MissingExtra",
     "NonFiniteGradient",
     "NotServed",
+    "NotWritten",
     "Overloaded",
     "PersistError",
     "RowShapeError",
@@ -52,6 +53,7 @@ __all__ = [
     "StoreError",
     "TableError",
     "TableFull",
+    "Unauthorized",
     "VersionError",
 ]
 
@@ -60,8 +62,16 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
+def printable(text: str) -> str:
+    """Return `text` with what UTF-8 cannot hold escaped, such as the bytes of an odd file name."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 class HotbedError(Exception):
     """Base of every deliberate error."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*(printable(part) if isinstance(part, str) else part for part in arguments))
 
     def _render_traceback_(self) -> list[str]:
         """Return the lines that IPython and Jupyter show: where the user's code called Hotbed, and the message.

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from hotbed.connectors.journal import Live
-from hotbed.errors import ConfigError, DataError
+from hotbed.errors import ConfigError, DataError, printable
 
 if TYPE_CHECKING:
     from hotbed.connectors.derive import Join, Slice, Sort
@@ -92,8 +92,8 @@ class Skips:
         """Counts `count` bad rows (or one torn file) under `reason`."""
         first = reason not in self.counts
         self.counts[reason] = self.counts.get(reason, 0) + count
-        self.last = message
-        logger.log(logging.WARNING if first else logging.DEBUG, "skipped (%s): %s", reason, message)
+        self.last = printable(message)
+        logger.log(logging.WARNING if first else logging.DEBUG, "skipped (%s): %s", reason, self.last)
 
     @property
     def total(self) -> int:

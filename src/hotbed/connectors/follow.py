@@ -35,7 +35,7 @@ from hotbed.connectors.files import FileSource, Parquet, Section
 from hotbed.connectors.identity import Content, Identity, name_of, text_of
 from hotbed.connectors.journal import Live
 from hotbed.connectors.lines import Jsonl
-from hotbed.errors import ConfigError, DataError, DecodeError
+from hotbed.errors import ConfigError, DataError, DecodeError, printable
 
 logger = logging.getLogger("hotbed.connectors")
 
@@ -409,13 +409,13 @@ class _Reading:
             now = Identity.of(path, size)
             if now.begins_as(identity):
                 row = block["rows"] + self.row
-                logger.warning("%s was corrected; reading goes on after its row %d", path, row)
+                logger.warning("%s was corrected; resuming after its row %d", printable(path), row)
                 corrected = {"size": size, "digest": now.digest, "failed": False}
                 self.live.journal.revise("block", self.number, {**entry, **corrected})
                 block |= {"size": size, "digest": now.digest}
                 return True
         if entry.get("failed"):
-            logger.warning("%s stopped the stream and was corrected or removed", path)
+            logger.warning("%s stopped the stream and was corrected or removed", printable(path))
         else:
             self._refuse_change(block, content)
         self.live.journal.revise("block", self.number, {**block, "now": self.now, "left": True})

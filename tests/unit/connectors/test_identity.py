@@ -259,7 +259,9 @@ def test_names_that_are_not_text_go_through_positions_and_back(name: str) -> Non
     assert encoded.encode()
 
 
-def test_a_name_that_is_not_utf8_is_read_like_any_other(life: Life, tmp_path: Path) -> None:
+def test_a_name_that_is_not_utf8_is_read_like_any_other(
+    life: Life, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for number, ending in enumerate(("csv", "jsonl", "parquet"), 1):
         path = life.folder / os.fsdecode(b"b\xff." + ending.encode())
         table = pa.table({"row": [4 * number, 4 * number + 1], "label": [0, 1]})
@@ -272,9 +274,11 @@ def test_a_name_that_is_not_utf8_is_read_like_any_other(life: Life, tmp_path: Pa
             shutil.move(tmp_path / "plain", path)
     assert life.poll().rows == [0, 1, 2, 3, 4, 5, 8, 9, 12, 13]
     (life.folder / os.fsdecode(b"c\xff.csv")).write_text(HEADER + "x,1\n14,1\n")
-    with pytest.raises(DecodeError, match="line 2"):
+    with pytest.raises(DecodeError, match=r"c\\udcff.csv.*line 2"):
         life.read()
     assert life.read(on_error="skip").rows[10:] == [14]
+    for record in caplog.records:
+        assert record.getMessage().encode()  # a log is UTF-8
 
 
 def test_an_unchanged_file_is_looked_at_once(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
