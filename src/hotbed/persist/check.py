@@ -34,6 +34,7 @@ MAX_DIM = 1 << 20
 _MAGIC = b"ARROW1\0\0"
 _HEADER = 2  # number of the field `header` in Arrow's flatbuffer table Message
 _COMPRESSION = 3  # number of the field `compression` in its table RecordBatch
+_NOT_ARROW = (pa.ArrowException, OSError, EOFError, StopIteration, UnicodeDecodeError, struct.error)
 _PLACE_TYPES = {"partition": pa.uint8(), "id": pa.int64()}
 _WAITING_TYPES = {**_PLACE_TYPES, "count": pa.uint32(), "last_seen": pa.int64()}
 
@@ -312,6 +313,7 @@ def arrow_batches(data: memoryview, place: str) -> Iterator[pa.RecordBatch]:
             raise pa.ArrowInvalid("it does not begin as one")
         with pa.ipc.open_file(pa.py_buffer(data)) as file:
             schema = file.schema
+            str(schema)  # its names must be text
             num_batches = file.num_record_batches
         messages = pa.ipc.MessageReader.open_stream(pa.py_buffer(data[len(_MAGIC) :]))
         if messages.read_next_message().type != "schema":
@@ -325,7 +327,7 @@ def arrow_batches(data: memoryview, place: str) -> Iterator[pa.RecordBatch]:
             batch = pa.ipc.read_record_batch(message, schema)
             batch.validate()
             yield batch
-    except (pa.ArrowException, OSError, EOFError, StopIteration, struct.error) as error:
+    except _NOT_ARROW as error:
         text = f"{place}: no Arrow IPC file of rows — received {error} — {ADVICE}"
         raise FormatError(text) from error
 

@@ -192,6 +192,12 @@ def longer(crafted: Crafted) -> None:
     part["rows"] = entry["rows"] = part["rows"] * 1000
 
 
+def unnamed(crafted: Crafted) -> None:
+    """A column whose name is not UTF-8."""
+    path = crafted.path(crafted.entry()["parts"][0]["file"])
+    path.write_bytes(path.read_bytes().replace(b"value", b"\xffalue"))
+
+
 def listed_twice(crafted: Crafted) -> None:
     crafted.entry()["parts"].append(crafted.entry()["parts"][0])
 
@@ -239,6 +245,7 @@ CASES: dict[str, Change] = {
     "values of another width": rows(narrow),
     "compressed": bomb,
     "lengths beyond the file": longer,
+    "a column whose name is no text": unnamed,
     "tensors that are none": torn_tensors,
 }
 
