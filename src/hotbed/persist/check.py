@@ -313,11 +313,11 @@ def arrow_batches(data: memoryview, place: str) -> Iterator[pa.RecordBatch]:
             raise pa.ArrowInvalid("it does not begin as one")
         with pa.ipc.open_file(pa.py_buffer(data)) as file:
             schema = file.schema
-            str(schema)  # its names must be text
+            names = schema.names  # decoded here, where a name that is not UTF-8 is caught
             num_batches = file.num_record_batches
         messages = pa.ipc.MessageReader.open_stream(pa.py_buffer(data[len(_MAGIC) :]))
-        if messages.read_next_message().type != "schema":
-            raise pa.ArrowInvalid("it does not begin with a schema")
+        if messages.read_next_message().type != "schema" or not names:
+            raise pa.ArrowInvalid("it does not begin with a schema of columns")
         for _ in range(num_batches):
             message = messages.read_next_message()
             if message.type != "record batch":
