@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Validation AUC and log loss of the published models on Frappe_x1r, with the settings that BARS publishes for Frappe_x1.
+"""Validation AUC and log loss of the published models on Frappe_x1r, with the settings that BARS
+publishes for Frappe_x1.
 
-The recipe: dim 10, batch 4,096, Adam 1e-3 with L2 over the whole tables at every step (scope "catch_up"), initial rows N(0, 1e-4), global
-norm clipped at 10, validation each epoch; an epoch without progress divides the learning rate by ten, two in a row end the run, and the
-best epoch counts. Prints one JSON line a run and, last, the mean and deviation of each model over its seeds.
+The recipe: dim 10, batch 4,096, Adam 1e-3 with L2 over the whole tables at every step (scope
+"catch_up"), initial rows N(0, 1e-4), global norm clipped at 10, validation each epoch; an epoch
+without progress divides the learning rate by ten, two in a row end the run, and the best epoch
+counts. Prints one JSON line a run and, last, the mean and deviation of each model over its seeds.
 """
 
 from __future__ import annotations
@@ -22,7 +24,18 @@ from torch import nn
 
 import hotbed as hb
 
-FIELDS = ["user", "item", "daytime", "weekday", "isweekend", "homework", "cost", "weather", "country", "city"]
+FIELDS = [
+    "user",
+    "item",
+    "daytime",
+    "weekday",
+    "isweekend",
+    "homework",
+    "cost",
+    "weather",
+    "country",
+    "city",
+]
 MLP = {"hidden": (400, 400, 400), "batch_norm": True}
 
 
@@ -38,33 +51,61 @@ class Setting:
 SETTINGS = {
     "LR": Setting(1e-5, hb.models.LR, 1),
     "DNN": Setting(0.05, lambda schema, tables: hb.models.DNN(schema, tables, dropout=0.2, **MLP)),
-    "DeepFM": Setting(0.05, lambda schema, tables: hb.models.DeepFM(schema, tables, dropout=0.2, **MLP)),
-    "DCN": Setting(0.05, lambda schema, tables: hb.models.DCN(schema, tables, num_cross_layers=3, dropout=0.2, **MLP)),
-    "DCNv2": Setting(
-        0.05, lambda schema, tables: hb.models.DCNv2(schema, tables, num_cross_layers=4, dropout=0.4, **MLP)
+    "DeepFM": Setting(
+        0.05, lambda schema, tables: hb.models.DeepFM(schema, tables, dropout=0.2, **MLP)
     ),
-    "DLRM": Setting(0.1, lambda schema, tables: hb.models.DLRM(schema, tables, interaction="cat", dropout=0.4, **MLP)),
+    "DCN": Setting(
+        0.05,
+        lambda schema, tables: hb.models.DCN(
+            schema, tables, num_cross_layers=3, dropout=0.2, **MLP
+        ),
+    ),
+    "DCNv2": Setting(
+        0.05,
+        lambda schema, tables: hb.models.DCNv2(
+            schema, tables, num_cross_layers=4, dropout=0.4, **MLP
+        ),
+    ),
+    "DLRM": Setting(
+        0.1,
+        lambda schema, tables: hb.models.DLRM(
+            schema, tables, interaction="cat", dropout=0.4, **MLP
+        ),
+    ),
 }
 
 
-def run(name: str, seed: int, train: hb.Dataset, valid: hb.Dataset, max_epochs: int) -> dict[str, float]:
+def run(
+    name: str, seed: int, train: hb.Dataset, valid: hb.Dataset, max_epochs: int
+) -> dict[str, float]:
     """One run to its end; the scores of its best epoch."""
     setting = SETTINGS[name]
     torch.manual_seed(seed)
     rule = hb.Adam(lr=1e-3, l2=setting.l2, scope="catch_up")
-    tables = hb.make_tables(train.schema, dim=setting.dim, rule=rule, init=hb.Normal(1e-4), seed=seed)
+    tables = hb.make_tables(
+        train.schema, dim=setting.dim, rule=rule, init=hb.Normal(1e-4), seed=seed
+    )
     network = setting.build(train.schema, tables)
     model = hb.RecModel(
-        network, "bce", torch.optim.Adam(hb.dense_parameters(network), lr=1e-3), metrics={"auc", "log_loss"}
+        network,
+        "bce",
+        torch.optim.Adam(hb.dense_parameters(network), lr=1e-3),
+        metrics={"auc", "log_loss"},
     )
     callbacks = [
         hb.callbacks.ClipGradients(10.0),
         hb.callbacks.ReducePlateau("auc", factor=0.1, patience=1, min_lr=1e-6),
         hb.callbacks.EarlyStopping("auc", patience=2),
     ]
-    history = model.fit(train, valid, epochs=max_epochs, callbacks=callbacks, seed=seed, progress=False)
+    history = model.fit(
+        train, valid, epochs=max_epochs, callbacks=callbacks, seed=seed, progress=False
+    )
     best = max(history.epochs, key=lambda epoch: epoch["valid.auc"])
-    return {"auc": best["valid.auc"], "log_loss": best["valid.log_loss"], "epochs": len(history.epochs)}
+    return {
+        "auc": best["valid.auc"],
+        "log_loss": best["valid.log_loss"],
+        "epochs": len(history.epochs),
+    }
 
 
 def main() -> None:
@@ -82,7 +123,12 @@ def main() -> None:
     scores: dict[str, list[dict[str, float]]] = {}
     for seed in a.seeds:
         train = hb.Dataset(
-            hb.sources.Csv(str(a.data / "train.csv")), schema, 4096, shuffle=1 << 20, seed=seed, cache=True
+            hb.sources.Csv(str(a.data / "train.csv")),
+            schema,
+            4096,
+            shuffle=1 << 20,
+            seed=seed,
+            cache=True,
         )
         valid = hb.Dataset(hb.sources.Csv(str(a.data / "valid.csv")), schema, 4096, cache=True)
         for name in a.models:
@@ -90,7 +136,14 @@ def main() -> None:
             result = run(name, seed, train, valid, a.max_epochs)
             scores.setdefault(name, []).append(result)
             print(
-                json.dumps({"model": name, "seed": seed, **result, "seconds": round(time.perf_counter() - start)}),
+                json.dumps(
+                    {
+                        "model": name,
+                        "seed": seed,
+                        **result,
+                        "seconds": round(time.perf_counter() - start),
+                    }
+                ),
                 flush=True,
             )
     for name, results in scores.items():

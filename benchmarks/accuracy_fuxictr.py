@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FuxiCTR's DCNv2 on the files of `accuracy.py`, with the same published settings and FuxiCTR's own `fit`: the peer of our accuracy.
+"""FuxiCTR's DCNv2 on the files of `accuracy.py`, with the same published settings and FuxiCTR's own
+`fit`: the peer of our accuracy.
 
-An epoch without progress of the validation AUC divides the learning rate by ten, two in a row end the run, and the best epoch counts; all
-of that is FuxiCTR's own. Runs in an environment of its own with fuxictr 2.3.10, torch 2.13.0, "polars<2" and "ray[data]", without Hotbed.
-Prints one JSON line an epoch, one a run and, last, the mean and deviation over the seeds.
+An epoch without progress of the validation AUC divides the learning rate by ten, two in a row end
+the run, and the best epoch counts; all of that is FuxiCTR's own. Runs in an environment of its own
+with fuxictr 2.3.10, torch 2.13.0, "polars<2" and "ray[data]", without Hotbed. Prints one JSON line
+an epoch, one a run and, last, the mean and deviation over the seeds.
 """
 
 from __future__ import annotations
@@ -31,7 +33,18 @@ from fuxictr.pytorch.layers import CrossNetV2, FeatureEmbedding, MLP_Block  # no
 from fuxictr.pytorch.models import BaseModel  # noqa: E402
 from fuxictr.pytorch.torch_utils import seed_everything  # noqa: E402
 
-FIELDS = ["user", "item", "daytime", "weekday", "isweekend", "homework", "cost", "weather", "country", "city"]
+FIELDS = [
+    "user",
+    "item",
+    "daytime",
+    "weekday",
+    "isweekend",
+    "homework",
+    "cost",
+    "weather",
+    "country",
+    "city",
+]
 SETTINGS: dict[str, Any] = {
     "dataset_id": "frappe",
     "model_id": "DCNv2",
@@ -86,7 +99,11 @@ class DCNv2(BaseModel):  # type: ignore[misc]
 
     def forward(self, inputs: Any) -> dict[str, torch.Tensor]:
         rows = self.embedding_layer(self.get_inputs(inputs), flatten_emb=True)
-        return {"y_pred": self.output_activation(self.out(torch.cat([self.cross(rows), self.mlp(rows)], -1)))}
+        return {
+            "y_pred": self.output_activation(
+                self.out(torch.cat([self.cross(rows), self.mlp(rows)], -1))
+            )
+        }
 
     def evaluate(self, data_generator: Any, metrics: Any = None) -> Any:
         """FuxiCTR asks for the monitored metric only; the log loss is wanted as well."""
@@ -112,7 +129,9 @@ def run(data: Path, seed: int, max_epochs: int) -> dict[str, float]:
         Path(work, SETTINGS["dataset_id"]).mkdir()  # the best epoch's weights are written there
         seed_everything(seed)
         keys = ("train_data", "valid_data", "test_data")
-        settings.update(zip(keys, build_dataset(FeatureProcessor(**settings), **settings), strict=True))
+        settings.update(
+            zip(keys, build_dataset(FeatureProcessor(**settings), **settings), strict=True)
+        )
         features = FeatureMap("frappe", f"{work}/frappe")
         features.load(f"{work}/frappe/feature_map.json", settings)
         train, valid = RankDataLoader(features, stage="train", **settings)
@@ -133,7 +152,9 @@ def main() -> None:
     runs = []
     for seed in a.seeds:
         runs.append(run(a.data, seed, a.max_epochs))
-        print(json.dumps({"model": "DCNv2", "peer": "FuxiCTR", "seed": seed, **runs[-1]}), flush=True)
+        print(
+            json.dumps({"model": "DCNv2", "peer": "FuxiCTR", "seed": seed, **runs[-1]}), flush=True
+        )
     auc = [scores["auc"] for scores in runs]
     line = {
         "auc_mean": round(statistics.mean(auc), 5),

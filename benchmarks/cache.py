@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The embedding cache: what a hit costs beside the mapped lookup, and how many there are under a power law.
+"""The embedding cache: what a hit costs beside the mapped lookup, and how many there are under a
+power law.
 
-Prints JSON lines. `lookup`: CPU microseconds of a request of 26 features x 100 ids of dim 16, all of them held, and of the
-same requests against the mapped files. `rates`: share of hits, of distinct ids of requests of 50, for a cache that holds a
-share of the rows; `exact_lru` of as many rows; `best`: what no cache can beat that knows every frequency beforehand and
-does not follow the draws.
+Prints JSON lines. `lookup`: CPU microseconds of a request of 26 features x 100 ids of dim 16, all
+of them held, and of the same requests against the mapped files. `rates`: share of hits, of distinct
+ids of requests of 50, for a cache that holds a share of the rows; `exact_lru` of as many rows;
+`best`: what no cache can beat that knows every frequency beforehand and does not follow the draws.
 """
 
 from __future__ import annotations
@@ -34,16 +35,24 @@ class MappedStore(FakeStore):
     """A store whose versions read mapped tables."""
 
     def __init__(self, tables: dict[str, ServedTable]) -> None:
-        super().__init__({name: dict[str, Any](describe(hb.Table(name, DIM).config)) for name in tables})
+        super().__init__(
+            {name: dict[str, Any](describe(hb.Table(name, DIM).config)) for name in tables}
+        )
         version = self.publish({name: {} for name in tables})
         object.__setattr__(
-            version, "find", lambda wanted, _=None: {n: tables[n].find(ids)[0] for n, ids in wanted.items()}
+            version,
+            "find",
+            lambda wanted, _=None: {n: tables[n].find(ids)[0] for n, ids in wanted.items()},
         )
 
 
-def power_law(rows: int, exponent: float, draws: int, rng: np.random.Generator) -> NDArray[np.int64]:
+def power_law(
+    rows: int, exponent: float, draws: int, rng: np.random.Generator
+) -> NDArray[np.int64]:
     weights = np.cumsum(1 / np.arange(1, rows + 1) ** exponent)
-    return rng.permutation(rows)[np.searchsorted(weights / weights[-1], rng.random(draws))].astype(np.int64)
+    return rng.permutation(rows)[np.searchsorted(weights / weights[-1], rng.random(draws))].astype(
+        np.int64
+    )
 
 
 def microseconds(ask: Callable[..., Any], requests: list[Any], repeats: int) -> float:
@@ -62,10 +71,15 @@ def lookup_cost(rows: int, folder: Path) -> dict[str, float]:
     tables = {}
     for number in range(FEATURES):
         write_rows(folder / f"{number}.rows", DIM, table.export())
-        tables[f"t{number:02}"] = ServedTable(describe(table.config), [Rows(folder / f"{number}.rows")])
+        tables[f"t{number:02}"] = ServedTable(
+            describe(table.config), [Rows(folder / f"{number}.rows")]
+        )
     features = [(f"f{number}", name, "sum") for number, name in enumerate(tables)]
     rng = np.random.default_rng(0)
-    requests = [{name: hb.Ids(power_law(rows, 1.05, SAMPLES, rng)) for name, _, _ in features} for _ in range(200)]
+    requests = [
+        {name: hb.Ids(power_law(rows, 1.05, SAMPLES, rng)) for name, _, _ in features}
+        for _ in range(200)
+    ]
     store = MappedStore(tables)
     found = {"mapped": microseconds(Lookup(features, tables), requests, 5)}
     for policy in POLICIES:
@@ -118,10 +132,14 @@ def cached(policy: Policy, rows: int) -> Callable[[list[int]], int]:
 
 def rates(rows: int, share: float, exponent: float, draws: int) -> dict[str, float]:
     trace = power_law(rows, exponent, draws, np.random.default_rng(1))
-    requests = [list(dict.fromkeys(trace[at : at + REQUEST].tolist())) for at in range(0, draws, REQUEST)]
+    requests = [
+        list(dict.fromkeys(trace[at : at + REQUEST].tolist())) for at in range(0, draws, REQUEST)
+    ]
     held, warm = int(rows * share), len(requests) // 2
     most = set(np.argsort(-np.bincount(trace, minlength=rows))[:held].tolist())
-    found: dict[str, float] = {policy: rate(requests, warm, cached(policy, held)) for policy in POLICIES}
+    found: dict[str, float] = {
+        policy: rate(requests, warm, cached(policy, held)) for policy in POLICIES
+    }
     best = rate(requests, warm, lambda ids: sum(one in most for one in ids))
     return {
         "exponent": exponent,
@@ -141,7 +159,9 @@ def main() -> None:
         print(json.dumps({"lookup": lookup_cost(given.rows, Path(folder))}), flush=True)
     for exponent in (0.8, 1.05, 1.2):
         for share in (0.01, 0.1):
-            print(json.dumps({"rates": rates(given.rows, share, exponent, given.draws)}), flush=True)
+            print(
+                json.dumps({"rates": rates(given.rows, share, exponent, given.draws)}), flush=True
+            )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints of a large model while it trains. Prints one JSON line.
 
-write_over_dd: bytes/s of a full save against `dd conv=fdatasync` of as many bytes on the same disk, in turn · slowest_over_median:
-slowest step while a full is written against the median step before · throughput_while_saving: samples/s against before ·
-deltas: rows changed, bytes, seconds from capture to disk · resume_seconds: open, verify and load, of a full and its deltas.
+write_over_dd: bytes/s of a full save against `dd conv=fdatasync` of as many bytes on the same disk,
+in turn · slowest_over_median: slowest step while a full is written against the median step before ·
+throughput_while_saving: samples/s against before ·
+deltas: rows changed, bytes, seconds from capture to disk · resume_seconds: open, verify and load,
+of a full and its deltas.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ class Trainer:
         labels = torch.from_numpy(self.draw.integers(0, 2, self.batch).astype(np.float32))
         batch = hb.Batch({f"f{i}": hb.Ids(torch.from_numpy(ids[i])) for i in range(FEATURES)})
         begin = time.perf_counter()
-        loss: Tensor = torch.nn.functional.binary_cross_entropy_with_logits(self.network(batch), labels)
+        loss: Tensor = torch.nn.functional.binary_cross_entropy_with_logits(
+            self.network(batch), labels
+        )
         loss.backward()  # type: ignore[no-untyped-call]
         for optimizer in (self.dense, self.sparse):
             optimizer.step()
@@ -74,7 +78,14 @@ class Trainer:
 def dd(folder: Path, num_bytes: int) -> float:
     """Bytes/s of dd with fdatasync at the end."""
     target, begin = folder / "dd", time.perf_counter()
-    command = ["dd", "if=/dev/zero", f"of={target}", "bs=1M", f"count={num_bytes >> 20}", "conv=fdatasync"]
+    command = [
+        "dd",
+        "if=/dev/zero",
+        f"of={target}",
+        "bs=1M",
+        f"count={num_bytes >> 20}",
+        "conv=fdatasync",
+    ]
     subprocess.run(command, check=True, capture_output=True)
     seconds = time.perf_counter() - begin
     target.unlink()
@@ -95,7 +106,13 @@ def deltas(trainer: Trainer, saver: Saver) -> list[dict[str, float]]:
         saved = saver.wait()
         assert saved is not None
         assert saved.kind == "delta"
-        found.append({"changed_rows": n, "bytes": saved.bytes, "seconds": round(time.perf_counter() - begin, 3)})
+        found.append(
+            {
+                "changed_rows": n,
+                "bytes": saved.bytes,
+                "seconds": round(time.perf_counter() - begin, 3),
+            }
+        )
     return found
 
 
@@ -113,7 +130,10 @@ def main() -> None:
     p.add_argument("--seconds", type=float, default=8.0, help="of steps before, to compare with")
     p.add_argument("--repeats", type=int, default=3, help="of dd and full save in turn")
     p.add_argument(
-        "--folder", type=Path, default=None, help="on the disk to measure; default: the system's temporary folder"
+        "--folder",
+        type=Path,
+        default=None,
+        help="on the disk to measure; default: the system's temporary folder",
     )
     p.add_argument("--threads", type=int, default=2)
     a = p.parse_args()
@@ -140,13 +160,20 @@ def main() -> None:
         saver.wait()
         changed = deltas(trainer, saver)
         line = {
-            "rows": a.rows, "full_bytes": saved.bytes, "write_mb_s": round(float(np.median(speeds)) / 1e6),
-            "write_over_dd": round(float(np.median(ratios)), 2), "median_step_ms": round(float(np.median(before)) * 1e3, 2),
+            "rows": a.rows,
+            "full_bytes": saved.bytes,
+            "write_mb_s": round(float(np.median(speeds)) / 1e6),
+            "write_over_dd": round(float(np.median(ratios)), 2),
+            "median_step_ms": round(float(np.median(before)) * 1e3, 2),
             "slowest_before_over_median": round(max(before) / float(np.median(before)), 2),
-            "slowest_over_median": round(max(during) / float(np.median(before)), 2), "steps_while_saving": len(during),
-            "throughput_while_saving": round(len(during) / while_saving * float(np.sum(before)) / len(before), 3),
-            "deltas": changed, "resume_seconds": round(resume(root / "model", trainer), 2),
-        }  # fmt: skip
+            "slowest_over_median": round(max(during) / float(np.median(before)), 2),
+            "steps_while_saving": len(during),
+            "throughput_while_saving": round(
+                len(during) / while_saving * float(np.sum(before)) / len(before), 3
+            ),
+            "deltas": changed,
+            "resume_seconds": round(resume(root / "model", trainer), 2),
+        }
         print(json.dumps(line))
     finally:
         shutil.rmtree(root)

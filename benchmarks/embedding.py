@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One training step of an embedding collection: lookup, backward, update, through the public torch faces, raw 64-bit ids.
+"""One training step of an embedding collection: lookup, backward, update, through the public torch
+faces, raw 64-bit ids.
 
-Prints one JSON line with the keys of the peers' scripts. `--prefill` inserts every id first; `--fresh` takes a new batch every
-step, from an empty table, and counts every step; `--forward` times lookups
-in eval mode only, all ids inserted first.
+Prints one JSON line with the keys of the peers' scripts. `--prefill` inserts every id first;
+`--fresh` takes a new batch every step, from an empty table, and counts every step; `--forward`
+times lookups in eval mode only, all ids inserted first.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def rule_of(name: str) -> object:
 def prefill(tables: list[hb.Table], num_ids: int) -> None:
     for number, table in enumerate(tables):
         for start in range(0, num_ids, 1 << 17):
-            table.find_or_insert(workload.raw(np.arange(start, min(start + (1 << 17), num_ids))[None], number)[0])
+            table.find_or_insert(
+                workload.raw(np.arange(start, min(start + (1 << 17), num_ids))[None], number)[0]
+            )
 
 
 def main() -> None:
@@ -57,7 +60,10 @@ def main() -> None:
     collection.train(not a.forward)
     warm_up = 0 if a.fresh else WARM_UP
     drawn = (workload.raw(dense) for dense in workload.draw(a, a.steps if a.fresh else 16))
-    batches = [hb.Batch(ids={n: hb.Ids(ids) for n, ids in zip(names, batch, strict=True)}) for batch in drawn]
+    batches = [
+        hb.Batch(ids={n: hb.Ids(ids) for n, ids in zip(names, batch, strict=True)})
+        for batch in drawn
+    ]
     grad = torch.randn(a.batch, a.tables * a.dim)
     step_s, forward_s = [], []
     for i in range(a.steps + warm_up):
@@ -75,7 +81,9 @@ def main() -> None:
     peer = f"hotbed_{a.rule}" + ("_prefill" if a.prefill else "") + ("_fresh" if a.fresh else "")
     peer += "_forward" if a.forward else ""
     rows = sum(len(table) for table in tables.values())
-    workload.report(peer, step_s, a, forward_ms=round(float(np.median(forward_s)) * 1e3, 3), rows=rows)
+    workload.report(
+        peer, step_s, a, forward_ms=round(float(np.median(forward_s)) * 1e3, 3), rows=rows
+    )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long training pauses for an eviction: a table of 10 M rows, of which a share has expired, swept by the callback Evict.
+"""How long training pauses for an eviction: a table of 10 M rows, of which a share has expired,
+swept by the callback Evict.
 
-One JSON line a run: rows, steps that the sweep took, its longest and median pause of one step in ms, the longest in CPU
-time (what a busy machine does not stretch), and for comparison the pause of a sweep at once. The aim is 20 ms. A step
-here is nothing but the callback; run it on a quiet machine:
+One JSON line a run: rows, steps that the sweep took, its longest and median pause of one step in
+ms, the longest in CPU time (what a busy machine does not stretch), and for comparison the pause of
+a sweep at once. The aim is 20 ms. A step here is nothing but the callback; run it on a quiet
+machine:
 
     python benchmarks/evict.py --rows 10000000 --expired 0.5
 """
@@ -31,12 +33,16 @@ def filled(rows: int, expired: float, dim: int) -> hb.Table:
     old = rng.random(rows) < expired
     for start in range(0, rows, BATCH):
         ids = rng.integers(-(2**63), 2**63 - 1, min(BATCH, rows - start))
-        table.find_or_insert(ids, np.where(old[start : start + len(ids)], 0, 2 * DAY).astype(np.int64))
+        table.find_or_insert(
+            ids, np.where(old[start : start + len(ids)], 0, 2 * DAY).astype(np.int64)
+        )
     return table
 
 
 def sweep(table: hb.Table) -> tuple[list[float], list[float]]:
-    """Milliseconds, and those of CPU, that each step of one eviction takes, by the callback, at the end of day 2."""
+    """Milliseconds, and those of CPU, that each step of one eviction takes, by the callback, at the
+    end of day 2.
+    """
     evict = hb.callbacks.Evict(step_interval=1_000_000)
     run = Run(tables={table.name: table}, online=True, now=2 * DAY)
     evict.on_fit_begin(run)
@@ -51,7 +57,9 @@ def sweep(table: hb.Table) -> tuple[list[float], list[float]]:
 
 
 def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     p.add_argument("--rows", type=int, default=10_000_000)
     p.add_argument("--expired", type=float, nargs="*", default=[0.0, 0.1, 0.5, 0.9])
     p.add_argument("--dim", type=int, default=16)

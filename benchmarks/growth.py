@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A table that only grows: new ids in every batch, row-wise Adagrad. Prints one JSON line.
 
-ids_per_s: over the whole run · worst_over_median: slowest batch against the median batch · index_bytes_per_id (id included):
-mean and largest over the run after the first million ids · rss_bytes_per_id: what the process gained, against row_bytes.
+ids_per_s: over the whole run · worst_over_median: slowest batch against the median batch ·
+index_bytes_per_id (id included): mean and largest over the run after the first million ids ·
+rss_bytes_per_id: what the process gained, against row_bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ def resident_bytes() -> int:
 
 
 def new_ids(start: int, n: int) -> np.ndarray:
-    """Ids `start` … `start + n` of a fixed permutation of int64 (multiplication by an odd number, xor-shift)."""
+    """Ids `start` … `start + n` of a fixed permutation of int64 (multiplication by an odd number,
+    xor-shift).
+    """
     x = np.arange(start, start + n, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     return (x ^ (x >> np.uint64(29))).view(np.int64)
 

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each `amp_level` and `boost_level` really does: the demo's DCNv2 on its training events, one level at a time.
+"""What each `amp_level` and `boost_level` really does: the demo's DCNv2 on its training events, one
+level at a time.
 
-One JSON line a level: samples/s (median) of the epochs after the first, seconds that the first epoch took longer (compilation), AUC
-and log loss of the validation events, the largest difference of a prediction from O0's after the first step, and the
-levels that come to the same thing here. Run it on a quiet machine:
+One JSON line a level: samples/s (median) of the epochs after the first, seconds that the first
+epoch took longer (compilation), AUC and log loss of the validation events, the largest difference
+of a prediction from O0's after the first step, and the levels that come to the same thing here. Run
+it on a quiet machine:
 
     python benchmarks/levels.py --epochs 3 --batch 1024
 """
@@ -26,10 +28,20 @@ import hotbed as hb
 from hotbed.optim.precision import BOOST_LEVELS, precision
 
 ROOT = Path(__file__).resolve().parent.parent
-LEVELS = [("O0", "O0"), ("O1", "O0"), ("O2", "O0"), ("O3", "O0"), ("auto", "O0"), ("O0", "O1"), ("O0", "O2")]
+LEVELS = [
+    ("O0", "O0"),
+    ("O1", "O0"),
+    ("O2", "O0"),
+    ("O3", "O0"),
+    ("auto", "O0"),
+    ("O0", "O1"),
+    ("O0", "O2"),
+]
 
 
-def measure(job: hb.Job, levels: tuple[str, str], arguments: argparse.Namespace, plain: np.ndarray | None) -> Any:
+def measure(
+    job: hb.Job, levels: tuple[str, str], arguments: argparse.Namespace, plain: np.ndarray | None
+) -> Any:
     """One line of the table, and the predictions after the first step."""
     torch.compiler.reset()
     model = job.rec_model(job.schema)
@@ -55,12 +67,16 @@ def measure(job: hb.Job, levels: tuple[str, str], arguments: argparse.Namespace,
         "first_epoch_extra_s": round(seconds[0] - steady, 2),
         "auc": round(scores["auc"], 4),
         "log_loss": round(scores["log_loss"], 4),
-        "prediction_max_difference": 0.0 if plain is None else float(f"{np.abs(first - plain).max():.2g}"),
+        "prediction_max_difference": 0.0
+        if plain is None
+        else float(f"{np.abs(first - plain).max():.2g}"),
     }
     return line, first
 
 
-def same_as(levels: tuple[str, str], seen: list[tuple[str, str]], device: torch.device) -> str | None:
+def same_as(
+    levels: tuple[str, str], seen: list[tuple[str, str]], device: torch.device
+) -> str | None:
     """The level before this one that means the same on this device."""
     meaning = (precision(levels[0], device), BOOST_LEVELS[levels[1]])
     for other in seen:
@@ -70,18 +86,29 @@ def same_as(levels: tuple[str, str], seen: list[tuple[str, str]], device: torch.
 
 
 def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--epochs", type=int, default=3, help="epochs that are timed, after one that is not")
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    p.add_argument(
+        "--epochs", type=int, default=3, help="epochs that are timed, after one that is not"
+    )
     p.add_argument("--batch", type=int, default=1024)
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--seed", type=int, default=1)
-    p.add_argument("--only", default="", help="such as O2/O0: this amp and boost level beside O0/O0")
+    p.add_argument(
+        "--only", default="", help="such as O2/O0: this amp and boost level beside O0/O0"
+    )
     arguments = p.parse_args()
     logging.disable(logging.INFO)
-    os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # each level compiles, whatever ran before
+    # each level compiles, whatever ran before
+    os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
     hb.set_num_threads(arguments.threads)
     job = hb.Job.read(ROOT / "examples/movielens.yaml")
-    chosen = [levels for levels in LEVELS if not arguments.only or "/".join(levels) in ("O0/O0", arguments.only)]
+    chosen = [
+        levels
+        for levels in LEVELS
+        if not arguments.only or "/".join(levels) in ("O0/O0", arguments.only)
+    ]
     plain: np.ndarray | None = None
     for number, levels in enumerate(chosen):
         line, predictions = measure(job, levels, arguments, plain)

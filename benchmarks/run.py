@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ours and the peers in turn (A B A B …) on this machine; prints a Markdown table of ratios with their spread.
+"""Ours and the peers in turn (A B A B …) on this machine; prints a Markdown table of ratios with
+their spread.
 
-Absolute times of a shared machine say little; a ratio of medians, taken in turn, holds. `--quick` only proves that everything
-runs. Raw figures go to `--out` as JSON lines. A peer that is not installed leaves its row empty.
+Absolute times of a shared machine say little; a ratio of medians, taken in turn, holds. `--quick`
+only proves that everything runs. Raw figures go to `--out` as JSON lines. A peer that is not
+installed leaves its row empty.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class Comparison:
-    """One row of the table: `peer` is (environment, command…), or ("ours", command…) for a figure of our own."""
+    """One row of the table: `peer` is (environment, command…), or ("ours", command…) for a figure
+    of our own.
+    """
 
     name: str
     ours: tuple[str, ...]
@@ -132,7 +136,9 @@ def measure(words: list[str], log: Path) -> Line:
     done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:
-        raise RuntimeError(f"{' '.join(words)} failed with {done.returncode}:\n{done.stderr[-2000:]}")
+        raise RuntimeError(
+            f"{' '.join(words)} failed with {done.returncode}:\n{done.stderr[-2000:]}"
+        )
     with log.open("a") as out:
         out.writelines(json.dumps(line) + "\n" for line in lines)
     return lines[-1]
@@ -152,7 +158,8 @@ def figure(line: Line) -> str:
         auc = {k.lower(): v for k, v in line.get("valid", {}).items()}.get("auc")
         return f"{line['samples_per_s']:,} samples/s" + (f", AUC {auc:.4f}" if auc else "")
     return (
-        f"{line['ids_per_s'] / 1e6:.1f} M ids/s, worst batch {line['worst_over_median']}x the median, "
+        f"{line['ids_per_s'] / 1e6:.1f} M ids/s, worst batch {line['worst_over_median']}x the "
+        "median, "
         f"{line['index_bytes_per_id']} bytes an id (peak {line['index_bytes_per_id_peak']})"
     )
 
@@ -169,7 +176,9 @@ def compare(c: Comparison, a: argparse.Namespace) -> str:
                 print(f"skipping the peer of {c.name!r}: {missing} is absent", file=sys.stderr)
         ours.append(measure(command(c.ours, "ours", a), a.out))
         print(
-            f"  {c.name}: {[round(speed(x), 2) for x in theirs]} {[round(speed(x), 2) for x in ours]}", file=sys.stderr
+            f"  {c.name}: {[round(speed(x), 2) for x in theirs]} "
+            f"{[round(speed(x), 2) for x in ours]}",
+            file=sys.stderr,
         )
     own = figure(sorted(ours, key=speed)[len(ours) // 2])
     aim = c.aim + (f" ({c.gate})" if c.gate else "")
@@ -184,23 +193,41 @@ def compare(c: Comparison, a: argparse.Namespace) -> str:
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument(
-        "--peers", type=Path, default=HERE.parent.parent / "shared" / "peers", help="folder of the peers' scripts"
+        "--peers",
+        type=Path,
+        default=HERE.parent.parent / "shared" / "peers",
+        help="folder of the peers' scripts",
     )
     p.add_argument(
-        "--env", type=Path, default=Path.home() / ".cache" / "hotbed-peers", help="folder of their environments"
+        "--env",
+        type=Path,
+        default=Path.home() / ".cache" / "hotbed-peers",
+        help="folder of their environments",
     )
     p.add_argument(
-        "--native", type=Path, default=HERE.parent / "build" / "bench", help="folder of the native benchmarks"
+        "--native",
+        type=Path,
+        default=HERE.parent / "build" / "bench",
+        help="folder of the native benchmarks",
     )
-    p.add_argument("--data", type=Path, default=HERE.parent.parent / "shared" / "data" / "frappe_x1r")
+    p.add_argument(
+        "--data", type=Path, default=HERE.parent.parent / "shared" / "data" / "frappe_x1r"
+    )
     p.add_argument("--repeats", type=int, default=3)
     p.add_argument("--only", default="", help="rows whose name contains this")
     p.add_argument("--out", type=Path, default=HERE.parent / "reports" / "bench.jsonl")
-    p.add_argument("--quick", action="store_true", help="tiny sizes: proves that everything runs, measures nothing")
+    p.add_argument(
+        "--quick",
+        action="store_true",
+        help="tiny sizes: proves that everything runs, measures nothing",
+    )
     a = p.parse_args()
     a.out.parent.mkdir(parents=True, exist_ok=True)
     rows = [compare(c, a) for c in COMPARISONS if a.only in c.name]
-    print(f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {a.repeats} runs each in turn, medians\n")
+    print(
+        f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {a.repeats} runs each "
+        "in turn, medians\n"
+    )
     print("| what | Hotbed | peer | ratio (spread) | aim (gate) |\n|---|---|---|---|---|")
     print("\n".join(rows))
 

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests over HTTP (binary tensors) and gRPC from clients in their own processes, beside plain torch behind FastAPI.
+"""Requests over HTTP (binary tensors) and gRPC from clients in their own processes, beside plain
+torch behind FastAPI.
 
-A request: one user (13 id and 7 dense columns, context tensors) and 100 candidates (13 and 6), a DLRM of 26 id and 13 dense
-columns. The peer is the same dense network over `nn.EmbeddingBag` behind FastAPI and uvicorn; it is sent bare arrays, and
-encodes nothing. Closed loop: each client asks again once it is answered. Open loop: Poisson arrivals at rising rates, latency
-counted from the moment at which a request was meant to be sent, up to the knee: the last rate with a 99th percentile under
-`--knee-ms`. With `deltas` a trainer process learns and publishes ten deltas a minute meanwhile.
+A request: one user (13 id and 7 dense columns, context tensors) and 100 candidates (13 and 6), a
+DLRM of 26 id and 13 dense columns. The peer is the same dense network over `nn.EmbeddingBag` behind
+FastAPI and uvicorn; it is sent bare arrays, and encodes nothing. Closed loop: each client asks
+again once it is answered. Open loop: Poisson arrivals at rising rates, latency
+counted from the moment at which a request was meant to be sent, up to the knee: the last rate with
+a 99th percentile under `--knee-ms`. With `deltas` a trainer process learns and publishes ten deltas
+a minute meanwhile.
 
-Prints JSON lines: p50, p99 and max in milliseconds, answers a second, and processor milliseconds of the server a request.
+Prints JSON lines: p50, p99 and max in milliseconds, answers a second, and processor milliseconds of
+the server a request.
 """
 
 from __future__ import annotations
@@ -35,22 +39,33 @@ FEATURES, DENSE, USER_IDS, USER_DENSE, CANDIDATES = 26, 13, 13, 7, 100
 KINDS, BODIES = ("hotbed http", "hotbed grpc", "torch fastapi"), 200
 LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 
-# --- clients, in processes of their own -----------------------------------------------------------------------------
+# --- clients, in processes of their own -----------------------------------------------------------
 
 
 def columns(draw: np.random.Generator, rows: int) -> dict[str, Any]:
-    """Of one request: user columns [1], candidate columns [100]; a power law over `rows` ids a feature."""
+    """Of one request: user columns [1], candidate columns [100]; a power law over `rows` ids a
+    feature.
+    """
     found: dict[str, Any] = {}
     for kind, number, user in (("c", FEATURES, USER_IDS), ("d", DENSE, USER_DENSE)):
         for i in range(number):
             values = draw.random(1 if i < user else CANDIDATES)
-            found[f"{kind}{i}"] = (values**4 * rows).astype(np.int64) if kind == "c" else values.astype(np.float32)
+            found[f"{kind}{i}"] = (
+                (values**4 * rows).astype(np.int64) if kind == "c" else values.astype(np.float32)
+            )
     return found
 
 
 def http_body(given: dict[str, Any]) -> bytes:
-    inputs = [{"name": name, "datatype": "INT64" if values.dtype == np.int64 else "FP32", "shape": [len(values)],
-               "parameters": {"binary_data_size": values.nbytes}} for name, values in given.items()]  # fmt: skip
+    inputs = [
+        {
+            "name": name,
+            "datatype": "INT64" if values.dtype == np.int64 else "FP32",
+            "shape": [len(values)],
+            "parameters": {"binary_data_size": values.nbytes},
+        }
+        for name, values in given.items()
+    ]
     head = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
     data = head + b"".join(values.tobytes() for values in given.values())
     return post("/v2/models/m/infer", data, f"Inference-Header-Content-Length: {len(head)}\r\n")
@@ -61,18 +76,26 @@ def grpc_body(given: dict[str, Any]) -> bytes:
 
     request = MESSAGES["ModelInferRequest"](model_name="m")
     for name, values in given.items():
-        request.inputs.add(name=name, datatype="INT64" if values.dtype == np.int64 else "FP32", shape=[len(values)])
+        request.inputs.add(
+            name=name, datatype="INT64" if values.dtype == np.int64 else "FP32", shape=[len(values)]
+        )
         request.raw_input_contents.append(values.tobytes())
     return bytes(request.SerializeToString())
 
 
 def torch_body(given: dict[str, Any]) -> bytes:
     whole = [np.broadcast_to(values, CANDIDATES) for values in given.values()]
-    return post("/predict", b"".join([np.stack(whole[:FEATURES]).tobytes(), np.stack(whole[FEATURES:]).tobytes()]))
+    return post(
+        "/predict",
+        b"".join([np.stack(whole[:FEATURES]).tobytes(), np.stack(whole[FEATURES:]).tobytes()]),
+    )
 
 
 def post(path: str, data: bytes, more: str = "") -> bytes:
-    return f"POST {path} HTTP/1.1\r\nHost: x\r\n{more}Content-Length: {len(data)}\r\n\r\n".encode() + data
+    return (
+        f"POST {path} HTTP/1.1\r\nHost: x\r\n{more}Content-Length: {len(data)}\r\n\r\n".encode()
+        + data
+    )
 
 
 def caller(kind: str, port: int) -> Callable[[bytes], None]:
@@ -80,7 +103,9 @@ def caller(kind: str, port: int) -> Callable[[bytes], None]:
     if kind == "hotbed grpc":
         import grpc
 
-        channel = grpc.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.use_local_subchannel_pool", 1)])
+        channel = grpc.insecure_channel(
+            f"127.0.0.1:{port}", options=[("grpc.use_local_subchannel_pool", 1)]
+        )
         call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
         return lambda body: [call(body, timeout=60), None][1]
     connection = socket.create_connection(("127.0.0.1", port))
@@ -101,7 +126,9 @@ def caller(kind: str, port: int) -> Callable[[bytes], None]:
 
 
 def client(a: argparse.Namespace) -> None:
-    """Latencies in seconds as JSON, of `clients` threads; with a rate, of arrivals that wait for nobody."""
+    """Latencies in seconds as JSON, of `clients` threads; with a rate, of arrivals that wait for
+    nobody.
+    """
     draw = np.random.default_rng(a.seed)
     make = {"hotbed http": http_body, "hotbed grpc": grpc_body, "torch fastapi": torch_body}[a.kind]
     bodies = [make(columns(draw, a.rows)) for _ in range(BODIES)]
@@ -109,7 +136,9 @@ def client(a: argparse.Namespace) -> None:
     begin = time.perf_counter() + 0.3
     until = begin + a.seconds
     meant: Iterator[float] = iter(
-        begin + np.cumsum(draw.exponential(1 / a.rate, int(2 * a.rate * a.seconds) + 10)) if a.rate else []
+        begin + np.cumsum(draw.exponential(1 / a.rate, int(2 * a.rate * a.seconds) + 10))
+        if a.rate
+        else []
     )
 
     def work(number: int) -> None:
@@ -138,7 +167,7 @@ def client(a: argparse.Namespace) -> None:
     print(json.dumps({"took": took, "wrong": wrong, "over": time.perf_counter() - begin}))
 
 
-# --- servers --------------------------------------------------------------------------------------------------------
+# --- servers --------------------------------------------------------------------------------------
 
 
 def peer(a: argparse.Namespace) -> None:
@@ -156,17 +185,24 @@ def peer(a: argparse.Namespace) -> None:
 
     async def predict(request: Request) -> Response:
         data = bytearray(await request.body())
-        ids = torch.frombuffer(data, dtype=torch.int64, count=FEATURES * CANDIDATES).view(FEATURES, CANDIDATES)
-        dense = torch.frombuffer(data, dtype=torch.float32, offset=8 * FEATURES * CANDIDATES).view(DENSE, CANDIDATES)
+        ids = torch.frombuffer(data, dtype=torch.int64, count=FEATURES * CANDIDATES).view(
+            FEATURES, CANDIDATES
+        )
+        dense = torch.frombuffer(data, dtype=torch.float32, offset=8 * FEATURES * CANDIDATES).view(
+            DENSE, CANDIDATES
+        )
         with torch.inference_mode():
             scores = plain(ids, {f"d{i}": dense[i] for i in range(DENSE)})
         return Response(scores.numpy().tobytes(), media_type="application/octet-stream")
 
-    predict.__annotations__ |= {"request": Request, "return": Response}  # FastAPI reads them, not their names
+    # FastAPI reads them, not their names
+    predict.__annotations__ |= {"request": Request, "return": Response}
     app.post("/predict")(predict)
     listener = socket.create_server(("127.0.0.1", 0))
     print(f"listening on port {listener.getsockname()[1]}, gRPC 0", file=sys.stderr, flush=True)
-    config = uvicorn.Config(app, access_log=False, log_level="error", loop="uvloop", http="httptools")
+    config = uvicorn.Config(
+        app, access_log=False, log_level="error", loop="uvloop", http="httptools"
+    )
     uvicorn.Server(config).run([listener])
 
 
@@ -174,7 +210,9 @@ def peer(a: argparse.Namespace) -> None:
 def started(*command: str) -> Iterator[tuple[subprocess.Popen[str], tuple[int, int]]]:
     """A server's process, and its ports for HTTP and gRPC."""
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([sys.executable, *command], stderr=subprocess.PIPE, text=True, env=env)
+    process = subprocess.Popen(
+        [sys.executable, *command], stderr=subprocess.PIPE, text=True, env=env
+    )
     try:
         assert process.stderr is not None
         for line in process.stderr:
@@ -225,34 +263,71 @@ def trainer(a: argparse.Namespace) -> None:
         time.sleep(max(0.0, due - time.monotonic()))
 
 
-# --- the runs -------------------------------------------------------------------------------------------------------
+# --- the runs -------------------------------------------------------------------------------------
 
 
 class Load:
     """Loads one server, and prints what it measures."""
 
-    def __init__(self, kind: str, port: int, process: subprocess.Popen[str], a: argparse.Namespace) -> None:
+    def __init__(
+        self, kind: str, port: int, process: subprocess.Popen[str], a: argparse.Namespace
+    ) -> None:
         self.kind, self._port, self._process, self._a = kind, port, process, a
         self.run(2, seconds=0.5, silent=True)
 
-    def run(self, clients: int, rate: float = 0.0, seconds: float = 0.0, silent: bool = False, **more: Any) -> Any:
+    def run(
+        self,
+        clients: int,
+        rate: float = 0.0,
+        seconds: float = 0.0,
+        silent: bool = False,
+        **more: Any,
+    ) -> Any:
         """One line, of clients in two processes; with a `rate`, an open loop."""
         seconds, processes = seconds or self._a.seconds, min(2, clients)
-        command = [sys.executable, __file__, "--as", "client", "--kind", self.kind, "--port", str(self._port), "--rows",
-                   str(self._a.rows), "--seconds", str(seconds), "--rate", str(rate / processes)]  # fmt: skip
+        command = [
+            sys.executable,
+            __file__,
+            "--as",
+            "client",
+            "--kind",
+            self.kind,
+            "--port",
+            str(self._port),
+            "--rows",
+            str(self._a.rows),
+            "--seconds",
+            str(seconds),
+            "--rate",
+            str(rate / processes),
+        ]
         cpu = cpu_seconds(self._process)
         running = [
-            subprocess.Popen([*command, "--clients", str(-(-clients // processes)), "--seed", str(seed)],
-                             stdout=subprocess.PIPE, text=True) for seed in range(processes)
-        ]  # fmt: skip
+            subprocess.Popen(
+                [*command, "--clients", str(-(-clients // processes)), "--seed", str(seed)],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for seed in range(processes)
+        ]
         found = [json.loads(one.communicate()[0]) for one in running]
         cpu = cpu_seconds(self._process) - cpu
         took = np.array([one for part in found for one in part["took"]]) * 1e3
         wrong = [one for part in found for one in part["wrong"]]
-        line = {"server": self.kind, "loop": "open" if rate else "closed", "clients": clients, "rate": round(rate, 1),
-                "answers": len(took), "failed": len(wrong), "per_second": round(len(took) / max(one["over"] for one in found), 1),
-                "p50": round(float(np.median(took)), 2), "p99": round(float(np.quantile(took, 0.99)), 2),
-                "max": round(float(took.max()), 2), "cpu_ms": round(cpu / max(1, len(took)) * 1e3, 3), **more}  # fmt: skip
+        line = {
+            "server": self.kind,
+            "loop": "open" if rate else "closed",
+            "clients": clients,
+            "rate": round(rate, 1),
+            "answers": len(took),
+            "failed": len(wrong),
+            "per_second": round(len(took) / max(one["over"] for one in found), 1),
+            "p50": round(float(np.median(took)), 2),
+            "p99": round(float(np.quantile(took, 0.99)), 2),
+            "max": round(float(took.max()), 2),
+            "cpu_ms": round(cpu / max(1, len(took)) * 1e3, 3),
+            **more,
+        }
         if wrong:
             line["first_error"] = wrong[0]
         if not silent:
@@ -268,19 +343,36 @@ class Load:
                 knee, over = line["per_second"], 0
             elif (over := over + 1) == 2:  # one alone may be the machine's
                 break
-        print(json.dumps({"server": self.kind, "knee_per_second": knee, "p99_under_ms": self._a.knee_ms}), flush=True)
+        print(
+            json.dumps(
+                {"server": self.kind, "knee_per_second": knee, "p99_under_ms": self._a.knee_ms}
+            ),
+            flush=True,
+        )
         return knee
 
 
-def with_deltas(loads: list[Load], a: argparse.Namespace, rate: float, folder: Path, port: int) -> None:
+def with_deltas(
+    loads: list[Load], a: argparse.Namespace, rate: float, folder: Path, port: int
+) -> None:
     """The same load twice: quiet, and while deltas arrive; `port`: of HTTP."""
     import hotbed as hb
 
     seconds = max(a.seconds, 2.5 * a.delta_seconds)
     for load in loads:
         load.run(32, rate, seconds, deltas=False)
-    command = [sys.executable, __file__, "--as", "trainer", "--rows", str(a.rows), "--folder", str(folder), "--delta-seconds",
-               str(a.delta_seconds)]  # fmt: skip
+    command = [
+        sys.executable,
+        __file__,
+        "--as",
+        "trainer",
+        "--rows",
+        str(a.rows),
+        "--folder",
+        str(folder),
+        "--delta-seconds",
+        str(a.delta_seconds),
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
@@ -306,8 +398,17 @@ def main() -> None:
     p.add_argument("--delta-seconds", type=float, default=6.0)
     p.add_argument("--only", choices=KINDS, nargs="*", default=KINDS)
     p.add_argument("--quick", action="store_true", help="only proves that it runs")
-    p.add_argument("--as", dest="role", choices=("main", "client", "peer", "trainer"), default="main")
-    for name, kind in (("kind", str), ("port", int), ("rows", int), ("clients", int), ("seed", int), ("folder", str)):
+    p.add_argument(
+        "--as", dest="role", choices=("main", "client", "peer", "trainer"), default="main"
+    )
+    for name, kind in (
+        ("kind", str),
+        ("port", int),
+        ("rows", int),
+        ("clients", int),
+        ("seed", int),
+        ("folder", str),
+    ):
         p.add_argument(f"--{name}", type=kind, help=argparse.SUPPRESS)
     p.add_argument("--rate", type=float, default=0.0, help=argparse.SUPPRESS)
     a = p.parse_args()
@@ -316,7 +417,13 @@ def main() -> None:
         {"client": client, "peer": peer, "trainer": trainer}[a.role](a)
         return
     if a.quick:
-        a.ids, a.seconds, a.closed, a.shares, a.delta_seconds = 26_000, 0.5, [1, 4], [0.25, 0.5], 0.5
+        a.ids, a.seconds, a.closed, a.shares, a.delta_seconds = (
+            26_000,
+            0.5,
+            [1, 4],
+            [0.25, 0.5],
+            0.5,
+        )
     a.rows = a.ids // FEATURES
     measure(a)
 
@@ -327,15 +434,32 @@ def measure(a: argparse.Namespace) -> None:
     root = Path(tempfile.mkdtemp(prefix="hotbed-serve-load-"))
     try:
         make("DLRM", a.ids).export(root / "exported")
-        command = ("-m", "hotbed.cli", "serve", f"m={root / 'exported'}", "--watch", str(root / "published"), "--http-port", "0",
-                   "--grpc-port", "0", "--set", f"rows={root / 'rows'}")  # fmt: skip
+        command = (
+            "-m",
+            "hotbed.cli",
+            "serve",
+            f"m={root / 'exported'}",
+            "--watch",
+            str(root / "published"),
+            "--http-port",
+            "0",
+            "--grpc-port",
+            "0",
+            "--set",
+            f"rows={root / 'rows'}",
+        )
         tops, ours = dict[str, float](), list[Load]()
         with (
             started(*command) as (server, ports),
             started(__file__, "--as", "peer", "--rows", str(a.rows)) as (other, theirs),
         ):
-            loads = [Load(kind, port, process, a) for kind, port, process in zip(
-                KINDS, (*ports, theirs[0]), (server, server, other), strict=True) if kind in a.only]  # fmt: skip
+            loads = [
+                Load(kind, port, process, a)
+                for kind, port, process in zip(
+                    KINDS, (*ports, theirs[0]), (server, server, other), strict=True
+                )
+                if kind in a.only
+            ]
             for clients in a.closed:
                 for load in loads:  # in turn
                     line = load.run(clients)

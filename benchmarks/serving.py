@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores in process: DLRM or DCNv2 over 26 features of one model with many ids, against the same network in plain torch.
+"""Scores in process: DLRM or DCNv2 over 26 features of one model with many ids, against the same
+network in plain torch.
 
-Prints one JSON line: for each number of candidates, p50 and p99 milliseconds and CPU milliseconds of a request in this process.
-`ours`: NumPy columns in, encode, rows, ONNX Runtime; `context`: with every other column as context; `torch`: ids given as
-tensors, `nn.EmbeddingBag` tables of the same rows, eval mode, no encoding. `parts_100`: CPU milliseconds of encoding and rows; the rest is
-the network's. `cold_100`: the first requests after the rows left the page cache. `cache…_100`, `remote…_100`: through an
-EmbeddingCache over rows of this process, and over a parameter server in another; `cold`: its first requests, with nothing in
-it, `late` of whose rows missed the deadline. `ready_seconds`: from the second start on, until the model can be asked.
+Prints one JSON line: for each number of candidates, p50 and p99 milliseconds and CPU milliseconds
+of a request in this process. `ours`: NumPy columns in, encode, rows, ONNX Runtime; `context`: with
+every other column as context; `torch`: ids given as tensors, `nn.EmbeddingBag` tables of the same
+rows, eval mode, no encoding. `parts_100`: CPU milliseconds of encoding and rows; the rest is the
+network's. `cold_100`: the first requests after the rows left the page cache. `cache…_100`,
+`remote…_100`: through an EmbeddingCache over rows of this process, and over a parameter server in
+another; `cold`: its first requests, with nothing in it, `late` of whose rows missed the deadline.
+`ready_seconds`: from the second start on, until the model can be asked.
 """
 
 from __future__ import annotations
@@ -40,7 +43,11 @@ def make(kind: str, ids: int) -> hb.RecModel:
     """An untrained model with `ids` rows in all."""
     torch.manual_seed(0)
     schema = hb.Schema(
-        [hb.Label("y"), *(hb.Id(f"c{i}") for i in range(FEATURES)), *(hb.Dense(f"d{i}") for i in range(DENSE))]
+        [
+            hb.Label("y"),
+            *(hb.Id(f"c{i}") for i in range(FEATURES)),
+            *(hb.Dense(f"d{i}") for i in range(DENSE)),
+        ]
     )
     tables = hb.make_tables(schema, dim=DIM)
     for table in tables.values():
@@ -53,7 +60,9 @@ def make(kind: str, ids: int) -> hb.RecModel:
 
 
 class Plain(nn.Module):
-    """The same network over nn.EmbeddingBag tables; it is given the ids of each feature as one tensor."""
+    """The same network over nn.EmbeddingBag tables; it is given the ids of each feature as one
+    tensor.
+    """
 
     def __init__(self, model: hb.RecModel, rows: int) -> None:
         super().__init__()
@@ -64,7 +73,9 @@ class Plain(nn.Module):
     def forward(self, ids: torch.Tensor, dense: dict[str, torch.Tensor]) -> torch.Tensor:
         """Ids int64 [features, n], dense columns [n] -> probabilities [n]."""
         offsets = self.offsets[ids.shape[1]]
-        flat = torch.cat([bag(one, offsets) for bag, one in zip(self.bags, ids, strict=True)], dim=1)
+        flat = torch.cat(
+            [bag(one, offsets) for bag, one in zip(self.bags, ids, strict=True)], dim=1
+        )
         collection: Any = self.network.inputs.collection
         collection.pool = lambda inputs, time: (flat, [])
         nothing = hb.Ids(torch.zeros(0, dtype=torch.int64))
@@ -83,15 +94,25 @@ def measure(ask: Callable[[Any], Any], requests: list[Any], warm: float = 0.1) -
         ask(request)
         took.append(time.perf_counter() - begin)
     cpu = (time.process_time() - cpu) / len(requests)
-    return {"p50": round(float(np.median(took)) * 1e3, 3), "p99": round(float(np.quantile(took, 0.99)) * 1e3, 3),
-            "cpu": round(cpu * 1e3, 3)}  # fmt: skip
+    return {
+        "p50": round(float(np.median(took)) * 1e3, 3),
+        "p99": round(float(np.quantile(took, 0.99)) * 1e3, 3),
+        "cpu": round(cpu * 1e3, 3),
+    }
 
 
 def draws(count: int, n: int, rows: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Requests of `n` candidates: ids int64 [features, n], some far more often than others, and dense columns [columns, n]."""
+    """Requests of `n` candidates: ids int64 [features, n], some far more often than others, and
+    dense columns [columns, n].
+    """
     draw = np.random.default_rng(n)
-    return [((draw.random((FEATURES, n)) ** 4 * rows).astype(np.int64), draw.random((DENSE, n), np.float32))
-            for _ in range(count)]  # fmt: skip
+    return [
+        (
+            (draw.random((FEATURES, n)) ** 4 * rows).astype(np.int64),
+            draw.random((DENSE, n), np.float32),
+        )
+        for _ in range(count)
+    ]
 
 
 def columns(request: tuple[np.ndarray, np.ndarray]) -> dict[str, np.ndarray]:
@@ -102,7 +123,9 @@ def columns(request: tuple[np.ndarray, np.ndarray]) -> dict[str, np.ndarray]:
 def halved(given: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Every other column as context, as its first candidate has it."""
     names = list(given)
-    return {name: given[name] for name in names[::2]}, {name: given[name][0].item() for name in names[1::2]}
+    return {name: given[name] for name in names[::2]}, {
+        name: given[name][0].item() for name in names[1::2]
+    }
 
 
 def parts(version: Any, requests: list[Any]) -> dict[str, float]:
@@ -110,8 +133,10 @@ def parts(version: Any, requests: list[Any]) -> dict[str, float]:
     encode = RequestEncoder(version.schema)
     look = Lookup([tuple(one) for one in version.graph["lookups"][0]["features"]], version.tables)
     encoded = [encode(one) for one in requests]
-    return {"encode": measure(encode, requests)["cpu"],
-            "rows": measure(lambda one: look(one.ids, one.num_samples), encoded)["cpu"]}  # fmt: skip
+    return {
+        "encode": measure(encode, requests)["cpu"],
+        "rows": measure(lambda one: look(one.ids, one.num_samples), encoded)["cpu"],
+    }
 
 
 def forget(folder: Path) -> None:
@@ -125,7 +150,9 @@ def forget(folder: Path) -> None:
 def serve(rows: Path, port: Any) -> None:
     """A parameter server in a process of its own, which reads what the other wrote; says its port."""
     running = RowsServer(hb.ParameterServer(rows), ["m"], RowsOptions(port=0))
-    threading.Thread(target=lambda: running.started.wait() and port.put(running.port), daemon=True).start()
+    threading.Thread(
+        target=lambda: running.started.wait() and port.put(running.port), daemon=True
+    ).start()
     running.run()
 
 
@@ -139,11 +166,17 @@ def through_caches(root: Path, requests: list[Any], threads: int) -> dict[str, A
     try:
         here = hb.ParameterServer(root / "rows")
         here.load("m", root / "exported")
-        stores = {"cache": here, "remote": hb.ParameterServer.connect(f"grpc://127.0.0.1:{port.get(timeout=60)}")}
+        stores = {
+            "cache": here,
+            "remote": hb.ParameterServer.connect(f"grpc://127.0.0.1:{port.get(timeout=60)}"),
+        }
         for name, store in stores.items():
             cache = hb.EmbeddingCache(store, "m", preload=0.0)
             session = hb.InferenceSession(store.model("m"), cache, threads)
-            found[f"{name}_cold_100"] = {**measure(session.predict, requests[:100], 0), "late": cache.late}
+            found[f"{name}_cold_100"] = {
+                **measure(session.predict, requests[:100], 0),
+                "late": cache.late,
+            }
             hits, misses = cache.hits, cache.misses
             found[f"{name}_100"] = measure(session.predict, requests, 1.0)
             hits, misses = cache.hits - hits, cache.misses - misses
@@ -158,16 +191,21 @@ def in_process(root: Path, model: hb.RecModel, rows: int, a: argparse.Namespace)
     """Warm, as after a start, beside torch; then cold."""
     hb.ParameterServer(root / "rows").load("m", root / "exported")  # writes the rows once
     begin = time.perf_counter()
-    session = hb.InferenceSession(hb.ParameterServer(root / "rows").load("m", root / "exported"), num_threads=a.threads)
+    session = hb.InferenceSession(
+        hb.ParameterServer(root / "rows").load("m", root / "exported"), num_threads=a.threads
+    )
     found: dict[str, Any] = {"ready_seconds": round(time.perf_counter() - begin, 2)}
     plain = Plain(model, rows)
     for n in (1, 100, 1000):
         drawn = draws(a.requests, n, rows)
         given = [columns(one) for one in drawn]
         found[f"ours_{n}"] = measure(session.predict, given)
-        found[f"context_{n}"] = measure(lambda request: session.predict(*request), [halved(one) for one in given])
+        found[f"context_{n}"] = measure(
+            lambda request: session.predict(*request), [halved(one) for one in given]
+        )
         tensors = [
-            (torch.from_numpy(ids), {f"d{i}": torch.from_numpy(dense[i]) for i in range(DENSE)}) for ids, dense in drawn
+            (torch.from_numpy(ids), {f"d{i}": torch.from_numpy(dense[i]) for i in range(DENSE)})
+            for ids, dense in drawn
         ]
         with torch.inference_mode():
             found[f"torch_{n}"] = measure(lambda request: plain(*request), tensors)
@@ -175,7 +213,9 @@ def in_process(root: Path, model: hb.RecModel, rows: int, a: argparse.Namespace)
             found["parts_100"] = parts(session.model, given)
     del session
     forget(root / "rows")
-    session = hb.InferenceSession(hb.ParameterServer(root / "rows").load("m", root / "exported"), num_threads=a.threads)
+    session = hb.InferenceSession(
+        hb.ParameterServer(root / "rows").load("m", root / "exported"), num_threads=a.threads
+    )
     found["cold_100"] = measure(session.predict, [columns(one) for one in draws(100, 100, rows)], 0)
     return found
 
@@ -195,7 +235,9 @@ def main() -> None:
         model.export(root / "exported")
         line = {"model": a.model, "ids": a.ids, **in_process(root, model, rows, a)}
         del model
-        line |= through_caches(root, [columns(one) for one in draws(a.requests, 100, rows)], a.threads)
+        line |= through_caches(
+            root, [columns(one) for one in draws(a.requests, 100, rows)], a.threads
+        )
         print(json.dumps(line))
     finally:
         shutil.rmtree(root)

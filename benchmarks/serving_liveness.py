@@ -40,7 +40,9 @@ def export(folder: str, num_columns: int) -> None:
     columns.append(hb.Id("text"))
     schema = hb.Schema([hb.Label("label"), *columns])
     draw = np.random.default_rng(0)
-    data = {f"c{i}": [[int(one)] for one in draw.integers(0, 1000, 512)] for i in range(num_columns - 1)}
+    data = {
+        f"c{i}": [[int(one)] for one in draw.integers(0, 1000, 512)] for i in range(num_columns - 1)
+    }
     data["text"] = [[f"{i}"] for i in range(512)]
     source = hb.sources.Memory({**data, "label": draw.integers(0, 2, 512)})
     network = hb.models.DNN(schema, hb.make_tables(schema, dim=8))
@@ -52,7 +54,9 @@ def export(folder: str, num_columns: int) -> None:
 # --- bodies ---------------------------------------------------------------------------------------
 
 
-def tensor(name: str, data: list[Any], shape: list[int] | None = None, kind: str = "INT64") -> dict[str, Any]:
+def tensor(
+    name: str, data: list[Any], shape: list[int] | None = None, kind: str = "INT64"
+) -> dict[str, Any]:
     return {"name": name, "datatype": kind, "shape": shape or [len(data)], "data": data}
 
 
@@ -61,7 +65,9 @@ def packed(*inputs: Any) -> bytes:
 
 
 def binary(arrays: dict[str, np.ndarray], shape: list[int] | None = None) -> tuple[bytes, str]:
-    """A body of binary tensors, of which the last one may have another shape, and the length of its head."""
+    """A body of binary tensors, of which the last one may have another shape, and the length of its
+    head.
+    """
     inputs = [
         {
             "name": name,
@@ -100,17 +106,28 @@ def rest_bodies(num_columns: int) -> Iterator[tuple[str, bytes, str | None]]:
     yield "an id of 15 MB", b'{"id":"' + b"x" * 15_000_000 + b'","inputs":[]}', None
     yield "2e6 ids, binary", *binary({**ids, "c0": long})
     yield "4 lists of 5e5 ids, binary", *binary({**ids, "c0": long}, [4, 500_000])
-    yield "4e6 empty strings, binary", *binary({**ids, "c0": np.zeros(16 * MILLION, np.uint8)}, [4 * MILLION])
+    yield (
+        "4e6 empty strings, binary",
+        *binary({**ids, "c0": np.zeros(16 * MILLION, np.uint8)}, [4 * MILLION]),
+    )
     # What follows is legal: all candidates, and lists that fill the body.
     whole = [tensor(f"c{i}", list(range(10**8, 10**8 + ROWS))) for i in range(num_columns - 1)]
     whole.append(tensor("text", ["some text"] * ROWS, kind="BYTES"))
     yield "legal: 4,096 candidates", packed(*whole), None
     limit = max(1 << 20, ROWS * num_columns * 32)
     length = min(1024, limit // 2 // ROWS - 20)
-    yield "legal: long lists", packed(*others, tensor("c0", [1] * (ROWS * length), [ROWS, length])), None
-    yield "legal: long lists of text", packed(
-        *numbers, tensor("text", ["7"] * (ROWS * (length // 3)), [ROWS, length // 3], "BYTES")
-    ), None  # fmt: skip
+    yield (
+        "legal: long lists",
+        packed(*others, tensor("c0", [1] * (ROWS * length), [ROWS, length])),
+        None,
+    )
+    yield (
+        "legal: long lists of text",
+        packed(
+            *numbers, tensor("text", ["7"] * (ROWS * (length // 3)), [ROWS, length // 3], "BYTES")
+        ),
+        None,
+    )
     length = min(1024, limit // 8 // ROWS - 8)
     yield "legal: long lists, binary", *binary({**ids, "c0": np.ones((ROWS, length), np.int64)})
 
@@ -145,14 +162,19 @@ def grpc_bodies(num_columns: int) -> Iterator[tuple[str, bytes]]:
     yield "gRPC, legal: long lists", message("c0", [ROWS, length], "int64_contents", values)
     length = length // 3
     texts = [b"7"] * (ROWS * length)
-    yield "gRPC, legal: long lists of text", message("text", [ROWS, length], "bytes_contents", texts)
+    yield (
+        "gRPC, legal: long lists of text",
+        message("text", [ROWS, length], "bytes_contents", texts),
+    )
 
 
 # --- measuring ------------------------------------------------------------------------------------
 
 
 def probe(port: int) -> None:
-    """Ask again and again until stdin ends; print when each answer was asked for and how long it took."""
+    """Ask again and again until stdin ends; print when each answer was asked for and how long it
+    took.
+    """
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     stop = subprocess.Popen(["cat"], stdout=subprocess.DEVNULL)  # it ends with stdin
     probes = list[tuple[float, float]]()
@@ -222,12 +244,19 @@ def run(a: argparse.Namespace, folder: str) -> list[dict[str, Any]]:
     export(folder, a.columns)
     code = "from hotbed.cli import main; main()"
     words = ["serve", f"m={folder}", "--http-port", "0", "--grpc-port", "0"]
-    server = subprocess.Popen([sys.executable, "-c", code, *words], stderr=subprocess.PIPE, text=True)
+    server = subprocess.Popen(
+        [sys.executable, "-c", code, *words], stderr=subprocess.PIPE, text=True
+    )
     assert server.stderr is not None
-    ports = next(filter(None, (re.search(r"on port (\d+), gRPC (\d+)", line) for line in server.stderr)))
+    ports = next(
+        filter(None, (re.search(r"on port (\d+), gRPC (\d+)", line) for line in server.stderr))
+    )
     port = int(ports[1])
     prober = subprocess.Popen(
-        [sys.executable, __file__, "--probe", str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, __file__, "--probe", str(port)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     rows = [measured("nothing", 0, lambda: (time.sleep(0.1), "-")[1], a.seconds)]
     for name, body, length in rest_bodies(a.columns):
@@ -250,7 +279,9 @@ def run(a: argparse.Namespace, folder: str) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--columns", type=int, default=2, help="of the model; a body may grow with them")
+    parser.add_argument(
+        "--columns", type=int, default=2, help="of the model; a body may grow with them"
+    )
     parser.add_argument("--seconds", type=float, default=1.0, help="for each body")
     parser.add_argument("--probe", type=int, help=argparse.SUPPRESS)
     a = parser.parse_args()

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Online training from a real broker: events as JSON messages in a topic of three partitions, 70, 25 and 5 % of them.
+"""Online training from a real broker: events as JSON messages in a topic of three partitions, 70,
+25 and 5 % of them.
 
-Prints one JSON line a data set: events/s of reading and encoding alone, and of predict-then-learn with a checkpoint every
-ten seconds; progressive AUC. MovieLens' events ship with the repository; `--avazu` takes a csv of Avazu's.
+Prints one JSON line a data set: events/s of reading and encoding alone, and of predict-then-learn
+with a checkpoint every ten seconds; progressive AUC. MovieLens' events ship with the repository;
+`--avazu` takes a csv of Avazu's.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ def movielens() -> tuple[Source, hb.Schema]:
     """Ratings with their films' genres, in the order of time."""
     data = ROOT / "data" / "ml_latest_small"
     events = (
-        hb.sources.Csv(data / "ratings.csv").join(hb.sources.Csv(data / "movies.csv"), on="movieId").sort("timestamp")
+        hb.sources.Csv(data / "ratings.csv")
+        .join(hb.sources.Csv(data / "movies.csv"), on="movieId")
+        .sort("timestamp")
     )
     split = hb.transforms.Split("|")
     ids = [
@@ -37,14 +41,18 @@ def movielens() -> tuple[Source, hb.Schema]:
         hb.Id("movie", column="movieId"),
         hb.Id("genres", transforms=[split], pooling="mean"),
     ]
-    return events, hb.Schema([hb.Label("liked", column="rating", threshold=4), hb.Time("timestamp", unit="s"), *ids])
+    return events, hb.Schema(
+        [hb.Label("liked", column="rating", threshold=4), hb.Time("timestamp", unit="s"), *ids]
+    )
 
 
 def avazu(path: str) -> tuple[Source, hb.Schema]:
     """Clicks with all their categorical columns."""
     events = hb.sources.Csv(path)
     names = [name for name in events.schema().names if name not in ("id", "click", "hour")]
-    return events, hb.Schema([hb.Label("click"), *(hb.Id(name, transforms=[hb.transforms.Hash()]) for name in names)])
+    return events, hb.Schema(
+        [hb.Label("click"), *(hb.Id(name, transforms=[hb.transforms.Hash()]) for name in names)]
+    )
 
 
 def messages(source: Source, schema: hb.Schema) -> list[bytes]:
@@ -82,8 +90,14 @@ def measure(name: str, source: Source, schema: hb.Schema, batch: int) -> dict[st
         )
         seconds = time.perf_counter() - begin
     learned = len(sent) // batch * batch
-    return {"data": name, "events": len(sent), "batch": batch, "read_events_s": round(reading),
-            "online_events_s": round(learned / seconds), "progressive_auc": round(history.metrics["auc"], 4)}  # fmt: skip
+    return {
+        "data": name,
+        "events": len(sent),
+        "batch": batch,
+        "read_events_s": round(reading),
+        "online_events_s": round(learned / seconds),
+        "progressive_auc": round(history.metrics["auc"], 4),
+    }
 
 
 def main() -> None:

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DCNv2 on Frappe_x1r with the settings that BARS publishes, end to end; one JSON line an epoch, as the FuxiCTR peer prints.
+"""DCNv2 on Frappe_x1r with the settings that BARS publishes, end to end; one JSON line an epoch, as
+the FuxiCTR peer prints.
 
-Rows in `--data`: train.csv and valid.csv with the columns label and the ten fields. Reading and encoding are part of the first epoch;
-later epochs take the encoded rows from memory, as the peer does from the start. Before that, one line for the same dense network
-alone in torch on fixed inputs (no reading, no embeddings): what the rest is measured against.
+Rows in `--data`: train.csv and valid.csv with the columns label and the ten fields. Reading and
+encoding are part of the first epoch; later epochs take the encoded rows from memory, as the peer
+does from the start. Before that, one line for the same dense network alone in torch on fixed inputs
+(no reading, no embeddings): what the rest is measured against.
 """
 
 from __future__ import annotations
@@ -19,7 +21,18 @@ from torch import Tensor, nn
 
 import hotbed as hb
 
-FIELDS = ["user", "item", "daytime", "weekday", "isweekend", "homework", "cost", "weather", "country", "city"]
+FIELDS = [
+    "user",
+    "item",
+    "daytime",
+    "weekday",
+    "isweekend",
+    "homework",
+    "cost",
+    "weather",
+    "country",
+    "city",
+]
 BATCH = 4096
 
 
@@ -37,14 +50,19 @@ class Fixed(nn.Module):
 
 def make_network(schema: hb.Schema, seed: int) -> nn.Module:
     torch.manual_seed(seed)
-    # L2 over the whole table at every step is what BARS' figures stand on: scope="catch_up" gives its bits lazily.
+    # L2 over the whole table at every step is what BARS' figures stand on: scope="catch_up" gives
+    # its bits lazily.
     rule = hb.Adam(lr=1e-3, l2=0.05, scope="catch_up")
     tables = hb.make_tables(schema, dim=10, rule=rule, init=hb.Normal(1e-4), seed=seed)
-    return hb.models.DCNv2(schema, tables, num_cross_layers=4, hidden=(400, 400, 400), dropout=0.4, batch_norm=True)
+    return hb.models.DCNv2(
+        schema, tables, num_cross_layers=4, hidden=(400, 400, 400), dropout=0.4, batch_norm=True
+    )
 
 
 def dense_alone(schema: hb.Schema, seed: int, steps: int) -> float:
-    """Samples/s of forward, loss, backward, clipping and Adam of the dense network alone, in plain torch."""
+    """Samples/s of forward, loss, backward, clipping and Adam of the dense network alone, in plain
+    torch.
+    """
     network = make_network(schema, seed)
     network.inputs = Fixed(network.inputs.output_dim)
     optimizer = torch.optim.Adam([p for p in network.parameters() if p.numel()], lr=1e-3)
@@ -66,7 +84,9 @@ def main() -> None:
     p.add_argument("--seed", type=int, default=2019)
     p.add_argument("--amp", default="O0", help="O0 = float32, O2 or O3 = bfloat16")
     p.add_argument("--threads", type=int, default=2)
-    p.add_argument("--dense-steps", type=int, default=50, help="0 leaves the dense network alone out")
+    p.add_argument(
+        "--dense-steps", type=int, default=50, help="0 leaves the dense network alone out"
+    )
     a = p.parse_args()
     logging.disable(logging.INFO)
     torch.set_num_threads(a.threads)
@@ -76,11 +96,18 @@ def main() -> None:
         alone = dense_alone(schema, a.seed, a.dense_steps)
         print(json.dumps({"peer": "torch_dense_alone", "samples_per_s": round(alone)}), flush=True)
     train = hb.Dataset(
-        hb.sources.Csv(str(a.data / "train.csv")), schema, BATCH, shuffle=1 << 20, seed=a.seed, cache=True
+        hb.sources.Csv(str(a.data / "train.csv")),
+        schema,
+        BATCH,
+        shuffle=1 << 20,
+        seed=a.seed,
+        cache=True,
     )
     valid = hb.Dataset(hb.sources.Csv(str(a.data / "valid.csv")), schema, BATCH, cache=True)
     network = make_network(schema, a.seed)
-    model = hb.RecModel(network, "bce", hb.Adam(lr=1e-3), metrics={"auc", "log_loss"}, amp_level=a.amp)
+    model = hb.RecModel(
+        network, "bce", hb.Adam(lr=1e-3), metrics={"auc", "log_loss"}, amp_level=a.amp
+    )
     peer = "hotbed_dcnv2_frappe" + ("" if a.amp == "O0" else f"_{a.amp.lower()}")
     for epoch in range(a.epochs):
         start, before = time.perf_counter(), model.counters["samples"]
@@ -88,7 +115,10 @@ def main() -> None:
         seconds, samples = time.perf_counter() - start, model.counters["samples"] - before
         scores = {name: round(float(value), 5) for name, value in model.evaluate(valid).items()}
         line = {"peer": peer, "epoch": epoch + 1, "seconds": round(seconds, 2)}
-        print(json.dumps(line | {"samples_per_s": round(samples / seconds), "valid": scores}), flush=True)
+        print(
+            json.dumps(line | {"samples_per_s": round(samples / seconds), "valid": scores}),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

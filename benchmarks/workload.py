@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The workload of the embedding benchmarks: the same draws as the peers' `workload.py`, so that figures compare.
+"""The workload of the embedding benchmarks: the same draws as the peers' `workload.py`, so that
+figures compare.
 
-Each of `num_tables` features draws one id a sample from a bounded power law over `num_ids` ranks (alpha 0: uniform), ranks
-shuffled once so that popular ids are not neighbours. Peers with static tables take the dense numbers; Hotbed takes the raw
-ids, a fixed bijection of (number, table) onto all of int64.
+Each of `num_tables` features draws one id a sample from a bounded power law over `num_ids` ranks
+(alpha 0: uniform), ranks shuffled once so that popular ids are not neighbours. Peers with static
+tables take the dense numbers; Hotbed takes the raw ids, a fixed bijection of (number, table) onto
+all of int64.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ def arguments(description: str) -> argparse.ArgumentParser:
     p.add_argument("--ids", type=int, default=1_000_000, help="distinct ids a table")
     p.add_argument("--batch", type=int, default=4096)
     p.add_argument("--dim", type=int, default=16)
-    p.add_argument("--alpha", type=float, default=1.05, help="exponent of the power law; 0 = uniform")
+    p.add_argument(
+        "--alpha", type=float, default=1.05, help="exponent of the power law; 0 = uniform"
+    )
     p.add_argument("--steps", type=int, default=30)
     p.add_argument("--threads", type=int, default=2)
     return p
@@ -57,7 +61,13 @@ def arguments(description: str) -> argparse.ArgumentParser:
 def report(peer: str, seconds: Sequence[float], a: argparse.Namespace, **more: Any) -> None:
     """One JSON line, with the keys that the peers print."""
     median = float(np.median(seconds))
-    line = {"peer": peer, "median_ms": round(median * 1e3, 3), "min_ms": round(min(seconds) * 1e3, 3)}
+    line = {
+        "peer": peer,
+        "median_ms": round(median * 1e3, 3),
+        "min_ms": round(min(seconds) * 1e3, 3),
+    }
     line["mega_ids_per_s"] = round(a.tables * a.batch / median / 1e6, 2)
-    line |= {name: getattr(a, name) for name in ("tables", "ids", "batch", "dim", "alpha", "threads")}
+    line |= {
+        name: getattr(a, name) for name in ("tables", "ids", "batch", "dim", "alpha", "threads")
+    }
     print(json.dumps(line | more), flush=True)

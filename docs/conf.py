@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The documentation site: `make docs` builds it into build/site, and fails on a link that leads nowhere.
+"""The documentation site: `make docs` builds it into build/site, and fails on a link that leads
+nowhere.
 
-The guides are the Markdown files here. The pages of the reference are made from the public names and their docstrings.
+The guides are the Markdown files here. The pages of the reference are made from the public names
+and their docstrings.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ default_role = "code"  # docstrings write `name` for code
 
 REFERENCE = Path(__file__).parent / "reference"
 
-# Page -> the modules whose public names stand on it; each public name of `hotbed` stands on exactly one.
+# Page -> the modules whose public names stand on it; each public name of `hotbed` stands on exactly
+# one.
 PAGES = {
     "Training": ["training.model", "job"],
     "Callbacks": ["training.callbacks"],
@@ -78,7 +81,9 @@ NAVIGATION = {
     ],
     "Serving": ["serving", "serving_server", "serving_clients", "serving_rows", "serving_kserve"],
     "Look up": ["reference/index", "format", "migrating", "benchmarks", "accuracy"],
-    "Design notes": sorted(f"design/{path.stem}" for path in Path(__file__).parent.glob("design/*.md")),
+    "Design notes": sorted(
+        f"design/{path.stem}" for path in Path(__file__).parent.glob("design/*.md")
+    ),
 }
 
 
@@ -101,13 +106,28 @@ def write_reference() -> None:
     REFERENCE.mkdir(exist_ok=True)
     names = names_by_module()
     for title, modules in PAGES.items():
-        blocks = [block(module, name) for module in modules for name in names.pop(module, None) or listed(module)]
+        blocks = [
+            block(module, name)
+            for module in modules
+            for name in names.pop(module, None) or listed(module)
+        ]
         page = "\n".join([f"# {title}", "", "```{eval-rst}", *blocks, "```", ""])
         (REFERENCE / file_name(title)).write_text(page)
     if names:
-        raise ValueError(f"docs/conf.py: public names without a page: {names}. Add their modules to PAGES.")
+        raise ValueError(
+            f"docs/conf.py: public names without a page: {names}. Add their modules to PAGES."
+        )
     entries = [file_name(title) for title in PAGES]
-    index = ["# Reference", "", "Every public name, from its docstring.", "", "```{toctree}", *entries, "```", ""]
+    index = [
+        "# Reference",
+        "",
+        "Every public name, from its docstring.",
+        "",
+        "```{toctree}",
+        *entries,
+        "```",
+        "",
+    ]
     (REFERENCE / "index.md").write_text("\n".join(index))
 
 
@@ -127,7 +147,10 @@ def names_by_module() -> dict[str, list[str]]:
         value = getattr(hotbed, name)
         if not isinstance(value, ModuleType):
             module = value.__module__.removeprefix("hotbed.")
-            home = next((public for public in modules if name in modules[public] and public in module), module)
+            home = next(
+                (public for public in modules if name in modules[public] and public in module),
+                module,
+            )
             if name not in modules.setdefault(home, []):
                 modules[home].append(name)
     return modules
@@ -139,8 +162,16 @@ def listed(module: str) -> list[str]:
     if hasattr(loaded, "__all__"):
         return list(loaded.__all__)
     members = vars(loaded).items()
-    own = [(name, value) for name, value in members if getattr(value, "__module__", "") == loaded.__name__]
-    return [name for name, value in own if name[0] != "_" and (inspect.isclass(value) or inspect.isfunction(value))]
+    own = [
+        (name, value)
+        for name, value in members
+        if getattr(value, "__module__", "") == loaded.__name__
+    ]
+    return [
+        name
+        for name, value in own
+        if name[0] != "_" and (inspect.isclass(value) or inspect.isfunction(value))
+    ]
 
 
 def block(module: str, name: str) -> str:

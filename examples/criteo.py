@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Criteo's display advertising log as it comes: tab separated, no header, hex hashes, missing fields empty.
+"""Criteo's display advertising log as it comes: tab separated, no header, hex hashes, missing
+fields empty.
 
 python examples/criteo.py PATH/train.txt
 """
@@ -15,10 +16,13 @@ HASHES = [f"C{i}" for i in range(1, 27)]
 
 
 def main(path: str) -> None:
-    columns: dict[str, str | None] = dict.fromkeys(["label", *NUMBERS], "float64") | dict.fromkeys(HASHES, "string")
+    columns: dict[str, str | None] = dict.fromkeys(["label", *NUMBERS], "float64") | dict.fromkeys(
+        HASHES, "string"
+    )
     log = hb.sources.Csv(path, delimiter="\t", header=False, columns=columns)
 
-    # Counts are missing, negative or huge; hashes stay what they are: each becomes a 64-bit id, none share a row.
+    # Counts are missing, negative or huge; hashes stay what they are: each becomes a 64-bit id,
+    # none share a row.
     counts = [
         hb.transforms.FillMissing(0.0),
         hb.transforms.Clip(low=0.0),
@@ -26,7 +30,11 @@ def main(path: str) -> None:
         hb.transforms.Normalize(),
     ]
     draft = hb.Schema(
-        [hb.Label("label"), *(hb.Dense(name, transforms=counts) for name in NUMBERS), *map(hb.Id, HASHES)]
+        [
+            hb.Label("label"),
+            *(hb.Dense(name, transforms=counts) for name in NUMBERS),
+            *map(hb.Id, HASHES),
+        ]
     )
     schema = draft.fit(log.slice(0.0, 0.8))  # means and deviations, of the training range only
 
@@ -39,7 +47,10 @@ def main(path: str) -> None:
 
     print({name: round(value, 4) for name, value in history.metrics.items()})
     refused = sum(table.stats["refused"] for table in tables.values())
-    print(f"{sum(map(len, tables.values())):,} rows; {refused:,} times an id was seen that has none yet")
+    print(
+        f"{sum(map(len, tables.values())):,} rows; {refused:,} times an id was seen that has none "
+        "yet"
+    )
 
 
 if __name__ == "__main__":

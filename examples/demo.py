@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make demo`: train on the MovieLens events that the repository ships, offline and then online, and serve; recommend films.
+"""`make demo`: train on the MovieLens events that the repository ships, offline and then online,
+and serve; recommend films.
 
-1. `hotbed train examples/movielens.yaml`: a DCNv2 learns the first 80 % of the events (the last tenth of them validates),
-   then follows the rest as a stream, as `hotbed online` does: each batch is predicted, then learned, and what was learned
-   is kept in checkpoints, so that a stream without end can be killed and started again, and published for servers.
-2. `examples/serve_and_ask.py`: meanwhile `hotbed serve` follows it, and Triton's client asks for scores.
-3. `examples/recommend.py`: a new process loads the model and ranks the films that a user has not seen.
+1. `hotbed train examples/movielens.yaml`: a DCNv2 learns the first 80 % of the events (the last
+tenth of them validates),
+   then follows the rest as a stream, as `hotbed online` does: each batch is predicted, then
+   learned, and what was learned is kept in checkpoints, so that a stream without end can be killed
+   and started again, and published for servers.
+2. `examples/serve_and_ask.py`: meanwhile `hotbed serve` follows it, and Triton's client asks for
+scores.
+3. `examples/recommend.py`: a new process loads the model and ranks the films that a user has not
+seen.
 
 Arguments are passed on to `hotbed train`: `python examples/demo.py --set fit.epochs=2`.
 """
@@ -29,8 +34,10 @@ from hotbed.training.report import add_serving
 ROOT = Path(__file__).resolve().parent.parent
 JOB = "examples/movielens.yaml"
 SCORES_NOTE = (
-    "In these data, the stream's busiest user rates 2,478 films and likes 8 % of them: the model learns this from batches that "
-    "hold little else, and the scores for this user fall. The reference user rates seldom in the stream; these scores move "
+    "In these data, the stream's busiest user rates 2,478 films and likes 8 % of them: the model "
+    "learns this from batches that "
+    "hold little else, and the scores for this user fall. The reference user rates seldom in the "
+    "stream; these scores move "
     "only as far as the model as a whole does."
 )
 
@@ -51,25 +58,39 @@ def main(arguments: list[str]) -> None:
                 answers, scores = ask(address, until=lambda: train.poll() is not None)
     if train.returncode:
         sys.exit(train.returncode)
-    print("for comparison: ranking films by how often they were liked before has AUC "
-          f"{valid:.4f} on the validation events and {stream:.4f} on the stream\n")  # fmt: skip
+    print(
+        "for comparison: ranking films by how often they were liked before has AUC "
+        f"{valid:.4f} on the validation events and {stream:.4f} on the stream\n"
+    )
     versions = [json.loads(path.read_text()) for path in published.glob("*/MANIFEST.json")]
     facts = {"popularity: validation auc": valid, "popularity: stream auc": stream}
-    numbers = add_serving(output / "report.html", Served(answers, versions, scores), facts, SCORES_NOTE)
-    print("served meanwhile", *(f"  {value:>9,.4g} {name}" for name, value in numbers.items()), sep="\n")
+    numbers = add_serving(
+        output / "report.html", Served(answers, versions, scores), facts, SCORES_NOTE
+    )
+    print(
+        "served meanwhile",
+        *(f"  {value:>9,.4g} {name}" for name, value in numbers.items()),
+        sep="\n",
+    )
     for user, films in scores.items():
         print(f"scores for {user}, at first and at the end of the stream")
         for title, points in films.items():
             print(f"  {points[0][1]:.3f}  {points[-1][1]:.3f}  {title}")
     print()
-    subprocess.run([sys.executable, str(ROOT / "examples" / "recommend.py"), str(output)], cwd=ROOT, check=True)
+    subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "recommend.py"), str(output)], cwd=ROOT, check=True
+    )
     print(f"\nthe report: {(output / 'report.html').as_uri()}")
     print(f"all of it took {time.perf_counter() - began:.0f} s")
 
 
 def popularity() -> list[float]:
-    """AUC of the number of likes that a film had had before: on 72 % to 80 % of the events, and on the rest."""
-    ratings = pl.read_csv(ROOT / "data/ml_latest_small/ratings.csv").sort("timestamp", maintain_order=True)
+    """AUC of the number of likes that a film had had before: on 72 % to 80 % of the events, and on
+    the rest.
+    """
+    ratings = pl.read_csv(ROOT / "data/ml_latest_small/ratings.csv").sort(
+        "timestamp", maintain_order=True
+    )
     liked = (pl.col("rating") >= 4).cast(pl.Float64)
     before = (liked.cum_sum() - liked).over(ratings["movieId"])
     events = ratings.select(liked=liked, before=before)

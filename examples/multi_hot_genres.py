@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Columns that hold lists: `Adventure|Children|Fantasy` becomes three ids whose rows are pooled into one vector.
+"""Columns that hold lists: `Adventure|Children|Fantasy` becomes three ids whose rows are pooled
+into one vector.
 
 A linear model on genres alone: its weights say what people like.
 """
@@ -11,7 +12,9 @@ import torch
 import hotbed as hb
 
 ratings = hb.sources.Csv("data/ml_latest_small/ratings.csv")
-events = ratings.join(hb.sources.Csv("data/ml_latest_small/movies.csv"), on="movieId").sort("timestamp")
+events = ratings.join(hb.sources.Csv("data/ml_latest_small/movies.csv"), on="movieId").sort(
+    "timestamp"
+)
 schema = hb.Schema(
     [
         hb.Label("liked", column="rating", threshold=4),
@@ -24,10 +27,13 @@ network = hb.models.LR(schema, hb.make_tables(schema, dim=1, rule=hb.Adagrad(lr=
 model = hb.RecModel(network, "bce", hb.Adam(lr=0.01), metrics=["auc"])
 model.fit(hb.Dataset(events, schema, batch_size=1024), epochs=1, seed=0)
 
-# One film of each genre, and one of three genres at once, through the same encoding as the training data.
+# One film of each genre, and one of three genres at once, through the same encoding as the training
+# data.
 genres = ["Film-Noir", "War", "Documentary", "Drama", "Comedy", "Horror", "Film-Noir|War|Horror"]
 films = hb.sources.Memory({"genres": genres}).table.to_batches()[0]
 batch = hb.Encoder(schema)(films, labels=False)
 print("ids of each film:", batch.ids["genres"].lengths().tolist())
-for genre, score in sorted(zip(genres, model.predict(batch), strict=True), key=lambda pair: -pair[1]):
+for genre, score in sorted(
+    zip(genres, model.predict(batch), strict=True), key=lambda pair: -pair[1]
+):
     print(f"{score:.3f}  {genre}")

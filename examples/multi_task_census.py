@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several labels at once: income and marital status of the 1994/95 census sample, by a mixture of experts (MMoE)."""
+"""Several labels at once: income and marital status of the 1994/95 census sample, by a mixture of
+experts (MMoE).
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,16 @@ def main() -> None:
     ]
     for field in inputs:
         if field.name in AMOUNTS:
-            columns.append(hb.Dense(field.name, transforms=[hb.transforms.Log(), hb.transforms.Normalize()]))
-        elif pa.types.is_integer(field.type) or pa.types.is_string(field.type) or pa.types.is_large_string(field.type):
-            columns.append(hb.Id(field.name))  # codes and texts alike; age in years is a fine id, too
+            columns.append(
+                hb.Dense(field.name, transforms=[hb.transforms.Log(), hb.transforms.Normalize()])
+            )
+        elif (
+            pa.types.is_integer(field.type)
+            or pa.types.is_string(field.type)
+            or pa.types.is_large_string(field.type)
+        ):
+            # codes and texts alike; age in years is a fine id, too
+            columns.append(hb.Id(field.name))
     schema = hb.Schema(columns).fit(people.slice(0.0, 0.8))
 
     torch.manual_seed(0)
@@ -36,7 +45,9 @@ def main() -> None:
     train = hb.Dataset(people.slice(0.0, 0.8), schema, batch_size=1024)
     valid = hb.Dataset(people.slice(0.8, 1.0), schema, batch_size=4096)
     history = model.fit(train, valid, seed=0)
-    print({name: round(value, 4) for name, value in history.metrics.items() if name.endswith("auc")})
+    print(
+        {name: round(value, 4) for name, value in history.metrics.items() if name.endswith("auc")}
+    )
 
 
 if __name__ == "__main__":

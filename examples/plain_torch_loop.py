@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Your own module in your own PyTorch loop: two optimizers, a scheduler, gradient clipping, nothing else of Hotbed."""
+"""Your own module in your own PyTorch loop: two optimizers, a scheduler, gradient clipping, nothing
+else of Hotbed.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ class Ranker(nn.Module):
     def __init__(self, schema: hb.Schema, tables: dict[str, hb.Table]) -> None:
         super().__init__()
         self.embeddings = hb.EmbeddingCollection(schema, tables)
-        self.mlp = nn.Sequential(nn.Linear(self.embeddings.output_dim, 64), nn.ReLU(), nn.Linear(64, 1))
+        self.mlp = nn.Sequential(
+            nn.Linear(self.embeddings.output_dim, 64), nn.ReLU(), nn.Linear(64, 1)
+        )
 
     def forward(self, batch: hb.Batch) -> Tensor:
         return self.mlp(self.embeddings.flat(batch)).squeeze(-1)
@@ -42,7 +46,10 @@ def main() -> None:
         sparse.zero_grad()
         schedule.step()
         if step % 100 == 0:
-            print(f"step {step}: loss {loss.item():.4f}, learning rate of the rows {schedule.get_last_lr()[0]:.4f}")
+            print(
+                f"step {step}: loss {loss.item():.4f}, learning rate of the rows "
+                f"{schedule.get_last_lr()[0]:.4f}"
+            )
 
     model.eval()
     auc = hb.metrics.AUC()

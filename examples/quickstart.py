@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quick start: from a CSV file to a model that ranks, saved and loaded. `quickstart.yaml` is the same as a job."""
+"""Quick start: from a CSV file to a model that ranks, saved and loaded. `quickstart.yaml` is the
+same as a job.
+"""
 
 from __future__ import annotations
 

@@ -18,9 +18,15 @@ DATA = Path("data/ml_latest_small")
 
 
 def somebody(ratings: pl.DataFrame, users: hb.Table) -> int:
-    """Of the users whom the model knows: the one with most events in both training (72 %) and stream (the last 20 %)."""
+    """Of the users whom the model knows: the one with most events in both training (72 %) and
+    stream (the last 20 %).
+    """
     first, last = ratings.head(int(0.72 * len(ratings))), ratings.tail(int(0.2 * len(ratings)))
-    both = first.group_by("userId").len("past").join(last.group_by("userId").len("recent"), on="userId")
+    both = (
+        first.group_by("userId")
+        .len("past")
+        .join(last.group_by("userId").len("recent"), on="userId")
+    )
     both = both.filter(pl.Series(users.find(both["userId"].to_numpy()) >= 0))
     return int(both.sort(pl.min_horizontal("past", "recent"), "userId")["userId"][-1])
 
@@ -40,10 +46,14 @@ def main(folder: str, user: int | None = None) -> None:
     scores = model.predict(encode(rows, labels=False))
     best = unseen.with_columns(score=pl.Series(scores)).sort("score", descending=True).head(10)
 
-    liked = history.filter(pl.col("rating") >= 4).tail(3).join(films, on="movieId")["title"].to_list()
+    liked = (
+        history.filter(pl.col("rating") >= 4).tail(3).join(films, on="movieId")["title"].to_list()
+    )
     print(f"user {user} has rated {len(history):,} films; liked last: {'; '.join(liked)}")
     print(f"the ten best of {len(unseen):,} unseen films:")
-    for place, (title, score, genres) in enumerate(best.select("title", "score", "genres").iter_rows(), 1):
+    for place, (title, score, genres) in enumerate(
+        best.select("title", "score", "genres").iter_rows(), 1
+    ):
         print(f"{place:3}. {score:.3f}  {title}  [{genres.replace('|', ', ')}]")
 
 

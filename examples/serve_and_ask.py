@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serve a model while its trainer goes on, and ask it all the while with Triton's own gRPC client: `demo.py` calls it.
+"""Serve a model while its trainer goes on, and ask it all the while with Triton's own gRPC client:
+`demo.py` calls it.
 
-`hotbed serve` follows what the trainer publishes: each version takes the place of the one before, no request is lost.
+`hotbed serve` follows what the trainer publishes: each version takes the place of the one before,
+no request is lost.
 """
 
 from __future__ import annotations
@@ -38,12 +40,16 @@ runpy.run_module("hotbed.cli", run_name="__main__", alter_sys=True)
 
 def hotbed(arguments: list[str], **options: Any) -> subprocess.Popen[bytes]:
     """Start a command of `hotbed`, which ends when this process does."""
-    return subprocess.Popen([sys.executable, "-c", WATCHED, *arguments], stdin=subprocess.PIPE, **options)
+    return subprocess.Popen(
+        [sys.executable, "-c", WATCHED, *arguments], stdin=subprocess.PIPE, **options
+    )
 
 
 @contextmanager
 def server(published: Path, log: Path) -> Iterator[str]:
-    """`hotbed serve` on free ports in a process of its own, until it is left; gives the address for gRPC clients."""
+    """`hotbed serve` on free ports in a process of its own, until it is left; gives the address for
+    gRPC clients.
+    """
     with socket.create_server(("", 0)) as one, socket.create_server(("", 0)) as two:
         ports = [str(free.getsockname()[1]) for free in (one, two)]
     command = ["serve", f"movielens={published}", "--watch", str(published)]
@@ -59,7 +65,8 @@ def server(published: Path, log: Path) -> Iterator[str]:
 def requests() -> dict[str, dict[str, np.ndarray]]:
     """Raw columns by user: the hundred films that are rated most in the stream, for two users.
 
-    One rates most in the stream. The other rates most before it and seldom in it: a fixed point of reference.
+    One rates most in the stream. The other rates most before it and seldom in it: a fixed point of
+    reference.
     """
     ratings = pl.read_csv(DATA / "ratings.csv").sort("timestamp")
     recent = ratings.tail(len(ratings) // 5)
@@ -72,17 +79,24 @@ def requests() -> dict[str, dict[str, np.ndarray]]:
         "the stream's busiest user": recent["userId"].value_counts(sort=True)["userId"][0],
         "a reference user": past["userId"].value_counts(sort=True)["userId"][0],
     }
-    return {name: {"userId": np.array([user]), "timestamp": now, **columns} for name, user in users.items()}
+    return {
+        name: {"userId": np.array([user]), "timestamp": now, **columns}
+        for name, user in users.items()
+    }
 
 
 Scores = dict[str, dict[str, list[tuple[float, float]]]]
 
 
 def ask(address: str, until: Callable[[], bool]) -> tuple[list[Answer], Scores]:
-    """Send the requests in turn until `until()`: every answer, and the scores that each version gives to four films."""
+    """Send the requests in turn until `until()`: every answer, and the scores that each version
+    gives to four films.
+    """
     columns = requests()
     answers: list[Answer] = []
-    scores: Scores = {user: {str(title): [] for title in sent["title"][:4]} for user, sent in columns.items()}
+    scores: Scores = {
+        user: {str(title): [] for title in sent["title"][:4]} for user, sent in columns.items()
+    }
     asked: dict[str, int] = {}
     with triton.InferenceServerClient(address) as client:
         while not ready(client):
@@ -98,7 +112,9 @@ def ask(address: str, until: Callable[[], bool]) -> tuple[list[Answer], Scores]:
             version = int(result.get_response().model_version)
             if asked.get(user) != version:
                 asked[user] = version
-                for points, score in zip(scores[user].values(), result.as_numpy("prediction"), strict=False):
+                for points, score in zip(
+                    scores[user].values(), result.as_numpy("prediction"), strict=False
+                ):
                     points.append((time.time(), float(score)))
             answers.append(Answer(time.time(), seconds, version))
             time.sleep(0.008)  # leaves the processors to the trainer
@@ -106,10 +122,14 @@ def ask(address: str, until: Callable[[], bool]) -> tuple[list[Answer], Scores]:
 
 
 def tensors(columns: dict[str, np.ndarray], metadata: Any) -> list[triton.InferInput]:
-    """The columns as the model takes them: BYTES or INT64, as in training; one value, [1], holds for all candidates."""
+    """The columns as the model takes them: BYTES or INT64, as in training; one value, [1], holds
+    for all candidates.
+    """
     inputs = []
     for described in metadata:
-        values = columns[described.name].astype(object if described.datatype == "BYTES" else np.int64)
+        values = columns[described.name].astype(
+            object if described.datatype == "BYTES" else np.int64
+        )
         inputs.append(triton.InferInput(described.name, values.shape, described.datatype))
         inputs[-1].set_data_from_numpy(values)
     return inputs

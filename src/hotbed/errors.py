@@ -71,10 +71,14 @@ class HotbedError(Exception):
     """Base of every deliberate error."""
 
     def __init__(self, *arguments: object) -> None:
-        super().__init__(*(printable(part) if isinstance(part, str) else part for part in arguments))
+        super().__init__(
+            *(printable(part) if isinstance(part, str) else part for part in arguments)
+        )
 
     def _render_traceback_(self) -> list[str]:
-        """Return the lines that IPython and Jupyter show: where the user's code called Hotbed, and the message.
+        """Return the lines that IPython and Jupyter show: where the user's code called Hotbed, and
+        the
+            message.
 
         With the environment variable HOTBED_TRACEBACK all frames are shown.
         """
@@ -106,9 +110,13 @@ class DecodeError(DataError):
     Attributes: `file`, `row` (1-based line or row, None if unknown), `column` (None if unknown).
     """
 
-    def __init__(self, message: str, file: str = "", row: int | None = None, column: str | None = None) -> None:
+    def __init__(
+        self, message: str, file: str = "", row: int | None = None, column: str | None = None
+    ) -> None:
         super().__init__(message)
-        self.file, self.row, self.column = file, row, column
+        self.file = file
+        self.row = row
+        self.column = column
 
 
 class TableError(HotbedError):
@@ -128,7 +136,8 @@ class NonFiniteGradient(TableError):
 
     def __init__(self, message: str, table: str = "", id: int | None = None) -> None:
         super().__init__(message)
-        self.table, self.id = table, id
+        self.table = table
+        self.id = id
 
 
 class PersistError(HotbedError):
@@ -172,11 +181,15 @@ class Overloaded(ServingError):
 
 
 class Unauthorized(ServingError):
-    """The server wants a token and got none, or a wrong one; another try with the same one fails as well."""
+    """The server wants a token and got none, or a wrong one; another try with the same one fails as
+    well.
+    """
 
 
 class StoreError(ServingError):
-    """A store of rows does not answer, not in time, or no longer has the version that was asked for."""
+    """A store of rows does not answer, not in time, or no longer has the version that was asked
+    for.
+    """
 
 
 class MissingExtra(HotbedError, ImportError):

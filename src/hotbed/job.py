@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Job: everything a training run is, as one value; in Python, or as a YAML or JSON file of the same keys.
+"""Job: everything a training run is, as one value; in Python, or as a YAML or JSON file of the same
+keys.
 
     job = Job.read("job.yaml", {"tables.rule.lr": 0.1})
     job.to_json()                                    # plain values; Job.from_json is the inverse
@@ -41,7 +42,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tables:
-    """Keywords of the embedding tables; `overrides` gives a table (by name) its own: `{"user": {"dim": 8}}`."""
+    """Keywords of the embedding tables; `overrides` gives a table (by name) its own: `{"user":
+    {"dim": 8}}`.
+    """
 
     dim: int = 16
     rule: Rule = field(default_factory=lambda: Adagrad(lr=0.05))
@@ -61,7 +64,9 @@ class Tables:
             for key, value in keys.items():
                 path = f"overrides.{table}.{key}"
                 if key not in known:
-                    raise ConfigError(f"{path}: unknown key — received {value!r} — {config.nearest(key, known)}")
+                    raise ConfigError(
+                        f"{path}: unknown key — received {value!r} — {config.nearest(key, known)}"
+                    )
                 built[table][key] = config.build(value, known[key].annotation, path)
         object.__setattr__(self, "overrides", built)
 
@@ -70,19 +75,28 @@ class Tables:
         from hotbed.models.tables import make_tables
 
         return make_tables(
-            schema, self.dim, rule=self.rule, admit=self.admit, evict=self.evict, tier=self.tier, init=self.init,
-            default=self.default, seed=seed, dtype=self.dtype, overrides=self.overrides,
-        )  # fmt: skip
+            schema,
+            self.dim,
+            rule=self.rule,
+            admit=self.admit,
+            evict=self.evict,
+            tier=self.tier,
+            init=self.init,
+            default=self.default,
+            seed=seed,
+            dtype=self.dtype,
+            overrides=self.overrides,
+        )
 
 
 @dataclass(frozen=True)
 class Fit:
     """How to go through the data.
 
-    `shuffle`: rows in the shuffle buffer of `train`, 0 = keep the order of the source. `stream_batch_size`: of
-    `stream`, None = `batch_size`. `torch_threads`: of the dense network, None = torch's choice; small networks are
-    fastest with 1. `amp_level`, `boost_level`: as in `RecModel`. `flush_seconds`, `max_ahead_seconds`: of an endless
-    `stream`, as in `Dataset`.
+    `shuffle`: rows in the shuffle buffer of `train`, 0 = keep the order of the source.
+    `stream_batch_size`: of `stream`, None = `batch_size`. `torch_threads`: of the dense network,
+    None = torch's choice; small networks are fastest with 1. `amp_level`, `boost_level`: as in
+    `RecModel`. `flush_seconds`, `max_ahead_seconds`: of an endless `stream`, as in `Dataset`.
     """
 
     epochs: int = 1
@@ -106,13 +120,16 @@ class Fit:
         ):
             value = getattr(self, name)
             if value is not None and value < least:
-                raise ConfigError(f"{name}: must be at least {least} — received {value} — give such a number")
+                raise ConfigError(
+                    f"{name}: must be at least {least} — received {value} — give such a number"
+                )
 
 
 @dataclass(frozen=True)
 class WarmStart:
-    """Rows that a job begins with: those of another job's checkpoint at `path`. `rename`, `optimizer_state`: as in
-    `RecModel.warm_start`."""
+    """Rows that a job begins with: those of another job's checkpoint at `path`. `rename`,
+    `optimizer_state`: as in `RecModel.warm_start`.
+    """
 
     path: str
     rename: Mapping[str, str] | list[tuple[str, str]] = field(default_factory=dict)
@@ -123,14 +140,16 @@ class WarmStart:
 class Job:
     """One training run: data, model, tables, optimizers, how to train, where results go.
 
-    A job needs `train` or `stream`. `train` is learned first, for `fit.epochs`; `valid` is only evaluated; `stream`, which
-    may be endless, comes last, in the order of the source, each batch predicted before it is learned; `predict` is what
-    `hotbed predict` scores (default: `valid`). `model`: a kind of `hb.models` and its keywords. `optimizer`: a rule, for
-    the dense parameters; rows have `tables.rule`. `loss`, `metrics`, `callbacks`: kinds of `hb.losses`, `hb.metrics`,
-    `hb.callbacks`; for several labels `metrics` may be a mapping of label to list. `stream_callbacks` are those of the
-    stream, `checkpoint` the keywords of its `Checkpoint`, whose folder is `checkpoint` in `output`. `warm_start`: where
-    rows come from before anything is learned. `output`: folder of the model and the report.
-    Raises ConfigError with the dotted path of what is wrong.
+    A job needs `train` or `stream`. `train` is learned first, for `fit.epochs`; `valid` is only
+    evaluated; `stream`, which may be endless, comes last, in the order of the source, each batch
+    predicted before it is learned; `predict` is what `hotbed predict` scores (default: `valid`).
+    `model`: a kind of `hb.models` and its keywords. `optimizer`: a rule, for the dense parameters;
+    rows have `tables.rule`. `loss`, `metrics`, `callbacks`: kinds of `hb.losses`, `hb.metrics`,
+    `hb.callbacks`; for several labels `metrics` may be a mapping of label to list.
+    `stream_callbacks` are those of the stream, `checkpoint` the keywords of its `Checkpoint`, whose
+    folder is `checkpoint` in `output`. `warm_start`: where rows come from before anything is
+    learned. `output`: folder of the model and the report. Raises ConfigError with the dotted path
+    of what is wrong.
 
     Example: `Job.read("job.yaml", {"fit.epochs": 2})`, `hotbed train job.yaml --set fit.epochs=2`.
     """
@@ -155,13 +174,17 @@ class Job:
 
     def __post_init__(self) -> None:
         if self.train is None and self.stream is None:
-            raise ConfigError("train: missing key — received a job without train and stream — add one of them")
+            raise ConfigError(
+                "train: missing key — received a job without train and stream — add one of them"
+            )
         for name in ("train", "valid", "predict"):
             if getattr(getattr(self, name), "endless", False):
                 raise ConfigError(
-                    f"{name}: it never ends — received {getattr(self, name)} — an endless source is a `stream`"
+                    f"{name}: it never ends — received {getattr(self, name)} — an endless source "
+                    "is a `stream`"
                 )
-        whole: list[Source] = []  # slices of equal sources share one, so that it is sorted and held in memory once
+        # slices of equal sources share one, so that it is sorted and held in memory once
+        whole: list[Source] = []
         for name in ("train", "valid", "stream", "predict"):
             part = getattr(self, name)
             if isinstance(part, Slice):
@@ -176,13 +199,18 @@ class Job:
 
     @staticmethod
     def from_json(spec: Mapping[str, Any]) -> Job:
-        """A job from plain values; raises ConfigError that starts with the dotted path of the wrong key."""
+        """A job from plain values; raises ConfigError that starts with the dotted path of the wrong
+        key.
+        """
         return typing.cast(Job, config.build(spec, Job, "job"))
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, defaults left out; `Job.from_json(job.to_json()) == job`."""
         plain: dict[str, Any] = config.describe(self)
-        for part in (plain, *(plain.get(name, {}) for name in ("schema", "tables", "fit", "warm_start"))):
+        for part in (
+            plain,
+            *(plain.get(name, {}) for name in ("schema", "tables", "fit", "warm_start")),
+        ):
             part.pop("kind", None)  # only one class fits there
         return plain
 
@@ -190,30 +218,48 @@ class Job:
         """The batches of one of the job's sources; only `train` is shuffled."""
         from hotbed.data.dataset import Dataset
 
-        fit, shuffle = self.fit, self.fit.shuffle if source is self.train else 0
-        size, live = batch_size or fit.batch_size, source.endless
+        fit = self.fit
+        shuffle = self.fit.shuffle if source is self.train else 0
+        size = batch_size or fit.batch_size
+        live = source.endless
         return Dataset(
-            source, schema, size, shuffle=shuffle, seed=self.seed, on_error=fit.on_error,
-            flush_seconds=fit.flush_seconds if live else None, max_ahead_seconds=fit.max_ahead_seconds if live else None,
-        )  # fmt: skip
+            source,
+            schema,
+            size,
+            shuffle=shuffle,
+            seed=self.seed,
+            on_error=fit.on_error,
+            flush_seconds=fit.flush_seconds if live else None,
+            max_ahead_seconds=fit.max_ahead_seconds if live else None,
+        )
 
     def fitted(self) -> Schema:
         """The schema after its transforms learned from `train`; as it is in a job without."""
         return self.schema if self.train is None else self.schema.fit(self.train)
 
     def schema_of(self, states: str) -> Schema:
-        """The fitted schema that a stream's states were learned with; ConfigError where the job has other columns now."""
+        """The fitted schema that a stream's states were learned with; ConfigError where the job has
+        other columns now.
+        """
         from hotbed.persist.format import open_checkpoint
 
         schema = Schema.from_json(open_checkpoint(states).manifest["schema"])
-        before, now = ([(type(one), one.name) for one in columns] for columns in (schema.columns, self.schema.columns))
+        before, now = (
+            [(type(one), one.name) for one in columns]
+            for columns in (schema.columns, self.schema.columns)
+        )
         if before != now:
-            raise ConfigError(f"schema: its columns are not those that {states} was learned with — received "
-                              f"{[name for _, name in now]} after {[name for _, name in before]} — give another output")  # fmt: skip
+            raise ConfigError(
+                f"schema: its columns are not those that {states} was learned with — received "
+                f"{[name for _, name in now]} after {[name for _, name in before]} — give another "
+                "output"
+            )
         return schema
 
     def rec_model(self, schema: Schema) -> RecModel:
-        """The job's model, untrained, over a schema that is fitted. Its dense parameters are a function of `seed`."""
+        """The job's model, untrained, over a schema that is fitted. Its dense parameters are a
+        function of `seed`.
+        """
         from hotbed.models.losses import Loss, MultiTask
         from hotbed.training.model import RecModel, set_seed
 
@@ -264,24 +310,36 @@ class Job:
             return metrics
 
         if isinstance(self.metrics, Mapping):
-            return {label: built(specs, f"job.metrics.{label}") for label, specs in self.metrics.items()}
+            return {
+                label: built(specs, f"job.metrics.{label}") for label, specs in self.metrics.items()
+            }
         return built(self.metrics, "job.metrics")
 
 
-def _one_of(spec: Spec, kinds: Mapping[str, type], path: str, given: Mapping[str, object] | None = None) -> Any:
+def _one_of(
+    spec: Spec, kinds: Mapping[str, type], path: str, given: Mapping[str, object] | None = None
+) -> Any:
     return config.build(spec, functools.reduce(operator.or_, kinds.values()), path, given)
 
 
-# --- JSON schema for editors ----------------------------------------------------------------------------------------
+# --- JSON schema for editors ----------------------------------------------------------------------
 
 _LEAVES: Mapping[Any, dict[str, Any]] = {
-    bool: {"type": "boolean"}, int: {"type": "integer"}, float: {"type": "number"}, str: {"type": "string"},
-    Path: {"type": "string"}, type(None): {"type": "null"}, Any: {}, object: {},
-}  # fmt: skip
+    bool: {"type": "boolean"},
+    int: {"type": "integer"},
+    float: {"type": "number"},
+    str: {"type": "string"},
+    Path: {"type": "string"},
+    type(None): {"type": "null"},
+    Any: {},
+    object: {},
+}
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema (2020-12) of a job file, for completion and checks in editors; needs torch, to list the models."""
+    """JSON Schema (2020-12) of a job file, for completion and checks in editors; needs torch, to
+    list the models.
+    """
     from hotbed.metrics import Metric
     from hotbed.models.losses import Loss, MultiTask
 
@@ -294,17 +352,26 @@ def json_schema() -> dict[str, Any]:
     metric = _any_of(config.kinds(Metric), definitions)
     metric["anyOf"].append({"type": "string", "pattern": "^(gauc|hit_rate|ndcg)@."})
     metrics = {"type": "array", "items": metric}
-    properties["metrics"] = {"anyOf": [metrics, {"type": "object", "additionalProperties": metrics}]}
+    properties["metrics"] = {
+        "anyOf": [metrics, {"type": "object", "additionalProperties": metrics}]
+    }
     callbacks = _any_of(config.public_kinds("hotbed.training.callbacks"), definitions)
     keywords = config.parameters(config.public_kinds("hotbed.training.callbacks")["checkpoint"])
-    known = {name: _schema(p.annotation, definitions) for name, p in keywords.items() if name != "path"}
-    properties["checkpoint"] = {"type": "object", "properties": known, "additionalProperties": False}
+    known = {
+        name: _schema(p.annotation, definitions) for name, p in keywords.items() if name != "path"
+    }
+    properties["checkpoint"] = {
+        "type": "object",
+        "properties": known,
+        "additionalProperties": False,
+    }
     properties["callbacks"] = properties["stream_callbacks"] = {"type": "array", "items": callbacks}
     return {**head, "$defs": dict(sorted(definitions.items()))}
 
 
 def _schema(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
-    origin, hints = typing.get_origin(hint), typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    hints = typing.get_args(hint)
     if hint in _LEAVES:
         return dict(_LEAVES[hint])
     if origin in (typing.Union, types.UnionType):
@@ -315,7 +382,10 @@ def _schema(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     if container in (list, tuple, Sequence, Iterable):
         return {"type": "array", "items": _schema(hints[0] if hints else Any, definitions)}
     if container in (dict, Mapping):
-        return {"type": "object", "additionalProperties": _schema(hints[1] if hints else Any, definitions)}
+        return {
+            "type": "object",
+            "additionalProperties": _schema(hints[1] if hints else Any, definitions),
+        }
     if not inspect.isclass(container) or not container.__module__.startswith("hotbed."):
         return {}
     return _any_of(config.kinds(container), definitions) or _class_schema(
@@ -324,17 +394,28 @@ def _schema(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
 
 
 def _any_of(kinds: Mapping[str, type], definitions: dict[str, Any]) -> dict[str, Any]:
-    own = {kind: cls for kind, cls in sorted(kinds.items())
-           if cls.__module__.startswith("hotbed.") and cls.__module__ != "hotbed.testing"}  # fmt: skip
-    references = [_class_schema(cls, kind, definitions, needs_kind=True) for kind, cls in own.items()]
+    own = {
+        kind: cls
+        for kind, cls in sorted(kinds.items())
+        if cls.__module__.startswith("hotbed.") and cls.__module__ != "hotbed.testing"
+    }
+    references = [
+        _class_schema(cls, kind, definitions, needs_kind=True) for kind, cls in own.items()
+    ]
     return {"anyOf": [*references, {"enum": list(own)}]} if references else {}
 
 
-def _class_schema(cls: type, kind: str, definitions: dict[str, Any], *, needs_kind: bool) -> dict[str, Any]:
+def _class_schema(
+    cls: type, kind: str, definitions: dict[str, Any], *, needs_kind: bool
+) -> dict[str, Any]:
     key = f"{cls.__module__.split('.')[1]}.{kind}"
     if key not in definitions:
         definitions[key] = {}  # breaks cycles: a source may hold a source
-        known = {name: p for name, p in config.parameters(cls).items() if name not in config.GIVEN or cls is Job}
+        known = {
+            name: p
+            for name, p in config.parameters(cls).items()
+            if name not in config.GIVEN or cls is Job
+        }
         required = [name.rstrip("_") for name, p in known.items() if p.default is p.empty]
         definitions[key] = {
             "type": "object",

@@ -19,7 +19,9 @@ from hotbed.files import local_path
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2's plain values: `1e-3` is a number, `no` and `2014-10-21` are strings; a key given twice is an error."""
+    """YAML 1.2's plain values: `1e-3` is a number, `no` and `2014-10-21` are strings; a key given
+    twice is an error.
+    """
 
     yaml_implicit_resolvers = {}  # noqa: RUF012 - the base class's table, emptied
 
@@ -27,7 +29,9 @@ class _Loader(yaml.SafeLoader):
         keys = [key.value for key, _ in node.value]
         twice = next((key for key in keys if keys.count(key) > 1), None)
         if twice is not None:
-            raise yaml.constructor.ConstructorError(None, None, f"the key {twice!r} is given twice", node.start_mark)
+            raise yaml.constructor.ConstructorError(
+                None, None, f"the key {twice!r} is given twice", node.start_mark
+            )
         return super().construct_mapping(node, deep)
 
 
@@ -54,7 +58,9 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _number)
 
 
 def parse_value(text: str) -> Any:
-    """The value of `text` as YAML reads it: `3`, `1e-3`, `true`, `null`, `[a, b]`, `{kind: sgd}`, or a string."""
+    """The value of `text` as YAML reads it: `3`, `1e-3`, `true`, `null`, `[a, b]`, `{kind: sgd}`,
+    or a string.
+    """
     try:
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
@@ -69,14 +75,21 @@ def read_mapping(path: str | Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read — {error} — give the path of a YAML or JSON file") from error
+        raise ConfigError(
+            f"{path}: cannot be read — {error} — give the path of a YAML or JSON file"
+        ) from error
     try:
         # JSON is YAML, but its own parser gives the better messages and does not mind tabs
         value = json.loads(text) if path.suffix == ".json" else yaml.load(text, _Loader)
     except (yaml.YAMLError, json.JSONDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be parsed — {_yaml_problem(error)} — correct it") from error
+        raise ConfigError(
+            f"{path}: cannot be parsed — {_yaml_problem(error)} — correct it"
+        ) from error
     if not isinstance(value, dict):
-        raise ConfigError(f"{path}: not a job — received {type(value).__name__} — write a mapping of the keys of a job")
+        raise ConfigError(
+            f"{path}: not a job — received {type(value).__name__} — write a mapping of the keys "
+            "of a job"
+        )
     return value
 
 
@@ -86,17 +99,22 @@ def _yaml_problem(error: Exception) -> str:
 
 
 def override(spec: Mapping[str, Any], assignments: Mapping[str, object]) -> dict[str, Any]:
-    """A copy of `spec` with values set by dotted path; numbers index lists; a string kind becomes a mapping on the way.
+    """A copy of `spec` with values set by dotted path; numbers index lists; a string kind becomes a
+    mapping on the way.
 
     >>> override({"rule": "adagrad"}, {"rule.lr": 0.1})
     {'rule': {'kind': 'adagrad', 'lr': 0.1}}
     """
-    result: dict[str, Any] = json.loads(json.dumps(spec))  # YAML anchors share nodes; a copy must not
+    # YAML anchors share nodes; a copy must not
+    result: dict[str, Any] = json.loads(json.dumps(spec))
     for dotted, value in assignments.items():
         node: Any = result
         steps = dotted.split(".")
         if not all(steps):
-            raise ConfigError(f"{dotted}: not a path — received {dotted!r} — write names joined by dots, such as a.b=c")
+            raise ConfigError(
+                f"{dotted}: not a path — received {dotted!r} — write names joined by dots, such "
+                "as a.b=c"
+            )
         for depth, step in enumerate(steps):
             key = _step_key(node, step, ".".join(steps[: depth + 1]))
             if depth == len(steps) - 1:
@@ -117,9 +135,12 @@ def _step_key(node: Any, step: str, path: str) -> Any:
         return step
     if step.isdigit() and int(step) < len(node):
         return int(step)
-    named = [i for i, item in enumerate(node) if isinstance(item, Mapping) and item.get("name") == step]
+    named = [
+        i for i, item in enumerate(node) if isinstance(item, Mapping) and item.get("name") == step
+    ]
     if named:
         return named[0]
     raise ConfigError(
-        f"{path}: no such item — received {step!r} — use a name in the list or a number below {len(node)}"
+        f"{path}: no such item — received {step!r} — use a name in the list or a number below "
+        f"{len(node)}"
     )

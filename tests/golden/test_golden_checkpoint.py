@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of each format version, written once and kept: every later build that promises to read them reads them so."""
+"""Checkpoints of each format version, written once and kept: every later build that promises to
+read them reads them so.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,14 @@ HERE = Path(__file__).parent
 def test_a_checkpoint_of_version_1_is_read_as_it_was_written(tmp_path: Path) -> None:
     network = nn.Linear(3, 2)
     optimizer = torch.optim.Adam(network.parameters())
-    table = hb.Table("item/colour", 2, rule=hb.Adagrad(lr=0.5), admit=hb.MinCount(2), evict=hb.Ttl(seconds=100), seed=3)
+    table = hb.Table(
+        "item/colour",
+        2,
+        rule=hb.Adagrad(lr=0.5),
+        admit=hb.MinCount(2),
+        evict=hb.Ttl(seconds=100),
+        seed=3,
+    )
     state = State(network=network, tables={"item/colour": table}, optimizers={"dense": optimizer})
     reader = open_checkpoint(HERE / "checkpoint_1")
     assert reader.manifest["format_version"] == 1
@@ -33,19 +42,37 @@ def test_a_checkpoint_of_version_1_is_read_as_it_was_written(tmp_path: Path) -> 
     np.testing.assert_array_equal(rows.view(np.uint32), ROWS)
     assert optimizer.state_dict()["state"][0]["step"] == 1
     assert content_digest(reader) == DIGEST
-    again = save(tmp_path, State(network=network, tables={"item/colour": table}, optimizers={"dense": optimizer},
-                                 positions={"train": {"row": 12}}, counters={"steps": 2}))  # fmt: skip
+    again = save(
+        tmp_path,
+        State(
+            network=network,
+            tables={"item/colour": table},
+            optimizers={"dense": optimizer},
+            positions={"train": {"row": 12}},
+            counters={"steps": 2},
+        ),
+    )
     assert content_digest(open_checkpoint(again.folder)) == DIGEST
 
 
 def test_a_full_and_deltas_of_version_2_are_read_as_they_were_written() -> None:
     network = nn.Linear(3, 2)
     optimizer = torch.optim.Adam(network.parameters())
-    table = hb.Table("item/colour", 2, rule=hb.Adagrad(lr=0.5), admit=hb.MinCount(2), evict=hb.Ttl(seconds=100), seed=3)
+    table = hb.Table(
+        "item/colour",
+        2,
+        rule=hb.Adagrad(lr=0.5),
+        admit=hb.MinCount(2),
+        evict=hb.Ttl(seconds=100),
+        seed=3,
+    )
     reader = open_checkpoint(HERE / "checkpoint_2")
     assert reader.manifest["format_version"] == 2
     assert [link.manifest["kind"] for link in reader.links] == ["full", "delta", "delta"]
-    restore(reader, State(network=network, tables={"item/colour": table}, optimizers={"dense": optimizer}))
+    restore(
+        reader,
+        State(network=network, tables={"item/colour": table}, optimizers={"dense": optimizer}),
+    )
     assert content_digest(reader) == DIGEST_2
     assert (len(table), table.step, optimizer.state_dict()["state"][0]["step"]) == (3, 3, 3)
     rows = table.lookup(np.array([0, 7, -1], np.int64))

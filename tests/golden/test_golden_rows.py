@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The id hash, the name hash and the initial rows never change: checkpoints, shards and servers depend on their bits.
+"""The id hash, the name hash and the initial rows never change: checkpoints, shards and servers
+depend on their bits.
 
 A failure here is not mended by writing the files anew: that breaks every stored model.
 """
@@ -25,7 +26,9 @@ pytestmark = pytest.mark.core
 
 
 def case_name(case: dict[str, Any]) -> str:
-    return "-".join(str(v) for v in (*case["init"].values(), case["seed"], case["table"], case["dim"]))
+    return "-".join(
+        str(v) for v in (*case["init"].values(), case["seed"], case["table"], case["dim"])
+    )
 
 
 def init_of(case: dict[str, Any]) -> Init:
@@ -53,7 +56,9 @@ def test_the_native_core_puts_ids_into_the_pinned_partitions() -> None:
     table = hb.Table("user", dim=1)
     table.find_or_insert(np.array([entry["id"] for entry in HASHES["ids"]], np.int64))
     exported = {
-        i: p for b in table.export() for i, p in zip(b["id"].to_pylist(), b["partition"].to_pylist(), strict=True)
+        i: p
+        for b in table.export()
+        for i, p in zip(b["id"].to_pylist(), b["partition"].to_pylist(), strict=True)
     }
     assert exported == {entry["id"]: entry["partition"] for entry in HASHES["ids"]}
 

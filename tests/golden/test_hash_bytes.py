@@ -24,10 +24,16 @@ def hashed(data: list[bytes], seed: int = 0) -> list[int]:
     return [int(value) for value in hash_strings(pa.array(data, pa.binary()), seed).view(np.uint64)]
 
 
-@pytest.mark.parametrize("case", GOLDEN, ids=lambda case: f"{len(case['hex']) // 2} bytes, seed {case['seed']}")
+@pytest.mark.parametrize(
+    "case", GOLDEN, ids=lambda case: f"{len(case['hex']) // 2} bytes, seed {case['seed']}"
+)
 def test_hashes_are_those_of_the_golden_file(case: dict[str, str]) -> None:
     data, seed = bytes.fromhex(case["hex"]), int(case["seed"])
-    assert hashed([data], seed) == [int(case["hash"], 16)] == [xxhash.xxh64(data, seed=seed).intdigest()]
+    assert (
+        hashed([data], seed)
+        == [int(case["hash"], 16)]
+        == [xxhash.xxh64(data, seed=seed).intdigest()]
+    )
 
 
 @given(data=st.lists(st.binary(max_size=200)), seed=st.integers(0, 2**64 - 1))

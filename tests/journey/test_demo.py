@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make demo`, on a part of the events: demo.py, movielens.yaml and recommend.py together; serve_and_ask.py is its last part."""
+"""`make demo`, on a part of the events: demo.py, movielens.yaml and recommend.py together;
+serve_and_ask.py is its last part.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def value(pattern: str, text: str) -> float:
 
 def test_the_demo_prints_what_it_promises(demo: tuple[str, Path]) -> None:
     printed, _ = demo
-    popularity = value(r"liked before has AUC [\d.]+ on the validation events and ([\d.]+) on the stream", printed)
+    popularity = value(
+        r"liked before has AUC [\d.]+ on the validation events and ([\d.]+) on the stream", printed
+    )
     assert value(r"validation auc ([\d.]+)", printed) > 0.63
     assert value(r"progressive auc ([\d.]+)", printed) > popularity
     assert value(r"train: .*  ([\d,]+) samples/s", printed) > 0
@@ -92,7 +96,9 @@ def test_a_server_follows_the_stream_and_answers_all_the_while(demo: tuple[str, 
     assert not mine.stdout  # no part of it is left behind
 
 
-def test_the_saved_model_is_the_trained_one(demo: tuple[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_saved_model_is_the_trained_one(
+    demo: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(ROOT)
     job = hb.Job.read(demo[1] / "job.json")
     assert job.valid is not None

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What README.md and docs/ print is true of this version: blocks of Python run, commands parse, names are there, jobs are read."""
+"""What README.md and docs/ print is true of this version: blocks of Python run, commands parse,
+names are there, jobs are read.
+"""
 
 from __future__ import annotations
 
@@ -39,21 +41,30 @@ TOPIC = {'hb.sources.Kafka("localhost:9092", "clicks")': "topic"}
 STANDS_IN: dict[str, dict[str, str]] = {
     "README.md": TOPIC,
     "training.md": TOPIC | {"epochs=10": "epochs=1"},
-    "persist.md": {"s3://bucket": "memory://documents", 'hb.Follower("published/clicks")': "published"},
+    "persist.md": {
+        "s3://bucket": "memory://documents",
+        'hb.Follower("published/clicks")': "published",
+    },
     "serving.md": {'hb.Follower("published")': "published"},
-    "serving_rows.md": {'hb.ParameterServer.connect("grpc://rows:8002")': 'hb.ParameterServer("rows")'},
+    "serving_rows.md": {
+        'hb.ParameterServer.connect("grpc://rows:8002")': 'hb.ParameterServer("rows")'
+    },
 }
 # Asked of real servers in tests/unit/serving.
 ELSEWHERE = {"serving_clients.md"}
 
 
 def blocks(page: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", PAGES[page].read_text(), re.MULTILINE | re.DOTALL)
+    return re.findall(
+        rf"^```{language}\n(.*?)^```", PAGES[page].read_text(), re.MULTILINE | re.DOTALL
+    )
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the files that the pages name: every 150th rating of the shipped ones, and small ones."""
+    """A folder with the files that the pages name: every 150th rating of the shipped ones, and
+    small ones.
+    """
     folder, shipped = tmp_path_factory.mktemp("reader"), ROOT / "data/ml_latest_small"
     (folder / "data/ml_latest_small").mkdir(parents=True)
     ratings = pl.read_csv(shipped / "ratings.csv").gather_every(150)
@@ -63,10 +74,14 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     day = folder / "events/day=1"
     day.mkdir(parents=True)
     pl.DataFrame({"user": [1], "label": [0]}).write_parquet(day / "part-0.parquet")
-    pl.DataFrame({"item": [1, 2], "user": [7, 8], "hour": [20, 21]}).write_parquet(folder / "day_1.parquet")
+    pl.DataFrame({"item": [1, 2], "user": [7, 8], "hour": [20, 21]}).write_parquet(
+        folder / "day_1.parquet"
+    )
     (folder / "day_0.tsv").write_text("0\t1.5\tab\n")
     (folder / "train.libsvm").write_text("1 3:1.0\n")
-    (folder / "2019-Oct.csv").write_text("event_time,event_type,product_id,user_id\n2019-10-01 00:00:00 UTC,view,1,2\n")
+    (folder / "2019-Oct.csv").write_text(
+        "event_time,event_type,product_id,user_id\n2019-10-01 00:00:00 UTC,view,1,2\n"
+    )
     with gzip.open(folder / "events.jsonl.gz", "wt") as file:
         file.write('{"user": [1, 2], "label": 0}\n')
     sparse = folder / "0_sparse_10000.model"
@@ -80,7 +95,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def items() -> dict[str, Any]:
     """The model that docs/serving.md asks, of items for a user at an hour, and its stream."""
     schema = hb.Schema([hb.Label("liked"), hb.Id("item"), hb.Id("user"), hb.Id("hour")])
-    model = hb.RecModel(hb.models.LR(schema, hb.make_tables(schema, dim=1)), "bce", hb.Adam(lr=1e-3))
+    model = hb.RecModel(
+        hb.models.LR(schema, hb.make_tables(schema, dim=1)), "bce", hb.Adam(lr=1e-3)
+    )
     rows = {"liked": [0, 1], "item": [1, 2], "user": [7, 7], "hour": [20, 21]}
     model.fit(hb.Dataset(hb.sources.Memory(rows), schema), progress=False)
     return {"model": model, "clicks": hb.Dataset(hb.testing.FakeStream(rows, ends=True), schema)}
@@ -88,14 +105,27 @@ def items() -> dict[str, Any]:
 
 def names(page: str) -> dict[str, Any]:
     """What a page takes as given, made anew: data, a model that was trained, a stream."""
-    events = hb.sources.Csv("ratings.csv").join(hb.sources.Csv("movies.csv"), on="movieId").sort("timestamp")
+    events = (
+        hb.sources.Csv("ratings.csv")
+        .join(hb.sources.Csv("movies.csv"), on="movieId")
+        .sort("timestamp")
+    )
     labels = [hb.Label("liked", column="rating", threshold=4)]
     if page == "models.md":
-        labels = [hb.Label(name, column="rating", threshold=4) for name in ("income", "never_married")]
+        labels = [
+            hb.Label(name, column="rating", threshold=4) for name in ("income", "never_married")
+        ]
     schema = hb.Schema(
-        [*labels, hb.Time("timestamp", unit="s"), hb.Id("user", column="userId"), hb.Id("movie", column="movieId")]
+        [
+            *labels,
+            hb.Time("timestamp", unit="s"),
+            hb.Id("user", column="userId"),
+            hb.Id("movie", column="movieId"),
+        ]
     )
-    train, test = (hb.Dataset(events.slice(*part), schema, batch_size=64) for part in ((0.0, 0.2), (0.2, 0.3)))
+    train, test = (
+        hb.Dataset(events.slice(*part), schema, batch_size=64) for part in ((0.0, 0.2), (0.2, 0.3))
+    )
     tables = hb.make_tables(schema, dim=4)
     network = hb.models.DNN(schema, tables, hidden=[4])
     optimizer = torch.optim.Adam(hb.dense_parameters(network))
@@ -103,30 +133,52 @@ def names(page: str) -> dict[str, Any]:
     rows = pa.Table.from_batches([batch for batch, _ in events.slice(0, 40).read()])
     topic = hb.testing.FakeStream(rows, ends=True)
     return {
-        "hb": hb, "np": np, "pa": pa, "torch": torch, "events": events, "schema": schema, "train": train, "valid": test,
-        "test": test, "tables": tables, "network": network, "model": model, "optimizer": optimizer, "topic": topic,
-        "batch": next(iter(train)).map_arrays(torch.from_numpy), "views": events, "purchases": events,
-        "clicks": hb.Dataset(topic, schema, batch_size=16), "dataset": hb.Dataset(topic, schema, batch_size=16),
-    }  # fmt: skip
+        "hb": hb,
+        "np": np,
+        "pa": pa,
+        "torch": torch,
+        "events": events,
+        "schema": schema,
+        "train": train,
+        "valid": test,
+        "test": test,
+        "tables": tables,
+        "network": network,
+        "model": model,
+        "optimizer": optimizer,
+        "topic": topic,
+        "batch": next(iter(train)).map_arrays(torch.from_numpy),
+        "views": events,
+        "purchases": events,
+        "clicks": hb.Dataset(topic, schema, batch_size=16),
+        "dataset": hb.Dataset(topic, schema, batch_size=16),
+    }
 
 
 def before(page: str, given: dict[str, Any]) -> None:
     """What the reader of a page has done already."""
     if page in ("format.md", "persist.md", "watching.md"):
         given["model"].fit(given["train"], progress=False)
-        given["model"].save({"format.md": "model", "persist.md": "old", "watching.md": "runs/yesterday"}[page])
+        given["model"].save(
+            {"format.md": "model", "persist.md": "old", "watching.md": "runs/yesterday"}[page]
+        )
     if page == "persist.md":
         given |= {"MyNetwork": lambda: names(page)["network"], "published": []}
     if page == "serving.md":
         given |= {"published": [], **items()}
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python") and page not in ELSEWHERE])
-def test_python_on_a_page_runs(page: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if blocks(page, "python") and page not in ELSEWHERE]
+)
+def test_python_on_a_page_runs(
+    page: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for entry in home.iterdir():
         (tmp_path / entry.name).symlink_to(entry)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(durable, "_graph", lambda run: None)  # tracing it takes seconds; tests of publishing do
+    # tracing it takes seconds; tests of publishing do
+    monkeypatch.setattr(durable, "_graph", lambda run: None)
     given = names(page)
     before(page, given)
     code = blocks(page, "python")
@@ -167,7 +219,9 @@ def test_names_on_a_page_are_there(page: str) -> None:
 
 def test_keys_of_a_job_are_those_of_its_page() -> None:
     rows = re.findall(
-        r"^\| (`[^|]*) \|", PAGES["jobs.md"].read_text().split("## Keys")[1].split("## Commands")[0], re.MULTILINE
+        r"^\| (`[^|]*) \|",
+        PAGES["jobs.md"].read_text().split("## Keys")[1].split("## Commands")[0],
+        re.MULTILINE,
     )
     assert sorted(key for row in rows for key in re.findall(r"`(\w+)`", row)) == sorted(
         one.name for one in fields(hb.Job)
@@ -182,23 +236,41 @@ def test_keys_of_the_servers_are_those_of_their_pages() -> None:
         "parameter-server": {"host", "port", "token_file", "rows"},
     }
     kinds = {"serve": (Options, Limits, Elsewhere), "parameter-server": (RowsOptions,)}
-    tables = re.findall(r"^\| key(?: of `hotbed ([\w-]+)`)? \|.*\n((?:\|.*\n)+)",
-                        PAGES["serving_server.md"].read_text() + PAGES["serving_rows.md"].read_text(), re.MULTILINE)  # fmt: skip
+    tables = re.findall(
+        r"^\| key(?: of `hotbed ([\w-]+)`)? \|.*\n((?:\|.*\n)+)",
+        PAGES["serving_server.md"].read_text() + PAGES["serving_rows.md"].read_text(),
+        re.MULTILINE,
+    )
     for verb, options in kinds.items():
-        rows = [row.split("|")[1] for of, table in tables if (of or "serve") == verb for row in table.splitlines()]
+        rows = [
+            row.split("|")[1]
+            for of, table in tables
+            if (of or "serve") == verb
+            for row in table.splitlines()
+        ]
         named = {key for row in rows for key in re.findall(r"`(\w+)`", row)}
         assert named == {one.name for kind in options for one in fields(kind)} - given[verb]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if "benchmarks/" in PAGES[page].read_text()])
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if "benchmarks/" in PAGES[page].read_text()]
+)
 def test_benchmarks_on_a_page_have_their_options(page: str) -> None:
-    for script, options in re.findall(r"(benchmarks/\w+\.py)((?: -[^`|#\n]*)?)", PAGES[page].read_text()):
+    for script, options in re.findall(
+        r"(benchmarks/\w+\.py)((?: -[^`|#\n]*)?)", PAGES[page].read_text()
+    ):
         source = (ROOT / script).read_text()
-        assert [option for option in re.findall(r"--[\w-]+", options) if f'"{option}"' not in source] == []
+        assert [
+            option for option in re.findall(r"--[\w-]+", options) if f'"{option}"' not in source
+        ] == []
 
 
 def test_every_page_is_linked_from_another() -> None:
     pages = {page.resolve() for page in [*PAGES.values(), *(ROOT / "docs/design").glob("*.md")]}
-    links = {(page.parent / target).resolve() for page in pages
-             for target in re.findall(r"\]\(([^)#\s]+\.md)", page.read_text()) if (page.parent / target).resolve() != page}  # fmt: skip
+    links = {
+        (page.parent / target).resolve()
+        for page in pages
+        for target in re.findall(r"\]\(([^)#\s]+\.md)", page.read_text())
+        if (page.parent / target).resolve() != page
+    }
     assert sorted(page.name for page in pages - links) == ["README.md"]

@@ -25,7 +25,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(folder: Path, *arguments: str) -> str:
-    # One thread each: the suite may run on several workers, and spinning threads of small networks slow each other down.
+    # One thread each: the suite may run on several workers, and spinning threads of small networks
+    # slow each other down.
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, *arguments],
@@ -48,7 +49,8 @@ def number(pattern: str, text: str) -> float:
 def test_the_quick_start_and_its_job_give_the_same_model(folder: Path) -> None:
     in_python = number(r"'auc': ([\d.]+)", run(folder, str(EXAMPLES / "quickstart.py")))
     as_job = number(
-        r"validation auc ([\d.]+)", run(folder, "-m", "hotbed.cli", "train", str(EXAMPLES / "quickstart.yaml"))
+        r"validation auc ([\d.]+)",
+        run(folder, "-m", "hotbed.cli", "train", str(EXAMPLES / "quickstart.yaml")),
     )
     assert in_python == as_job > 0.65
 
@@ -60,7 +62,9 @@ def test_a_plain_torch_loop_learns(folder: Path) -> None:
 
 
 def test_criteo_reads_the_log_as_it_comes(folder: Path, shared_data: Path) -> None:
-    output = run(folder, str(EXAMPLES / "criteo.py"), str(shared_data / "criteo" / "kaggle_head10001.tsv"))
+    output = run(
+        folder, str(EXAMPLES / "criteo.py"), str(shared_data / "criteo" / "kaggle_head10001.tsv")
+    )
     assert number(r"'valid.auc': ([\d.]+)", output) > 0.68
 
 
@@ -103,10 +107,14 @@ def test_streams_of_clicks_say_what_is_skipped(folder: Path) -> None:
 def test_streams_of_clicks_are_learned_on(folder: Path, shared_data: Path) -> None:
     (folder / "avazu").symlink_to(shared_data / "avazu")
     output = run(folder, str(EXAMPLES / "stream_clicks.py"), str(folder))
-    frozen, progressive = re.findall(r"avazu: frozen auc (0\.\d+)  progressive auc (0\.\d+)", output)[0]
+    frozen, progressive = re.findall(
+        r"avazu: frozen auc (0\.\d+)  progressive auc (0\.\d+)", output
+    )[0]
     assert float(progressive) > float(frozen)
 
 
 def test_every_example_has_a_test() -> None:
     tested = Path(__file__).read_text() + (Path(__file__).parent / "test_demo.py").read_text()
-    assert [path.name for path in EXAMPLES.iterdir() if path.is_file() and path.name not in tested] == []
+    assert [
+        path.name for path in EXAMPLES.iterdir() if path.is_file() and path.name not in tested
+    ] == []

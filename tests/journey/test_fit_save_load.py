@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train, save, load in a new process: the same predictions bit for bit; a damaged checkpoint is refused by name."""
+"""Train, save, load in a new process: the same predictions bit for bit; a damaged checkpoint is
+refused by name.
+"""
 
 from __future__ import annotations
 
@@ -39,26 +41,47 @@ def events(path: Path, rows: int, seed: int) -> Path:
 
     rng = np.random.default_rng(seed)
     user, item = rng.integers(0, 60, rows), rng.integers(0, 90, rows)
-    tags = ["|".join(str(tag) for tag in rng.integers(0, 9, rng.integers(0, 4))) for _ in range(rows)]
-    columns = {"user": [f"u{u}" for u in user], "item": item, "tags": tags, "price": rng.gamma(2.0, 5.0, rows),
-               "y": ((user * 7 + item * 3) % 10 > 4).astype(int), "t": 1_000_000 + np.arange(rows)}  # fmt: skip
+    tags = [
+        "|".join(str(tag) for tag in rng.integers(0, 9, rng.integers(0, 4))) for _ in range(rows)
+    ]
+    columns = {
+        "user": [f"u{u}" for u in user],
+        "item": item,
+        "tags": tags,
+        "price": rng.gamma(2.0, 5.0, rows),
+        "y": ((user * 7 + item * 3) % 10 > 4).astype(int),
+        "t": 1_000_000 + np.arange(rows),
+    }
     pq.write_table(pa.table(columns), path)
     return path
 
 
 @pytest.fixture
 def trained(tmp_path: Path) -> tuple[hb.RecModel, Path]:
-    """A model with admission, eviction, fitted transforms and Adam state, and the path it was saved to."""
+    """A model with admission, eviction, fitted transforms and Adam state, and the path it was saved
+    to.
+    """
     source = hb.sources.Parquet(str(events(tmp_path / "train.parquet", 2000, 0)))
     price = hb.Dense("price", transforms=(hb.transforms.Log(), hb.transforms.Normalize()))
     tags = hb.Id("tags", transforms=(hb.transforms.Split("|"),), pooling="mean")
-    schema = hb.Schema([hb.Label("y"), hb.Time("t"), hb.Id("user"), hb.Id("item"), tags, price]).fit(source)
-    tables = hb.make_tables(schema, 4, rule=hb.Adam(lr=0.01), evict=hb.Ttl(seconds=1500),
-                            overrides={"item": {"admit": hb.MinCount(3), "rule": hb.Adagrad(lr=0.1)}})  # fmt: skip
+    schema = hb.Schema(
+        [hb.Label("y"), hb.Time("t"), hb.Id("user"), hb.Id("item"), tags, price]
+    ).fit(source)
+    tables = hb.make_tables(
+        schema,
+        4,
+        rule=hb.Adam(lr=0.01),
+        evict=hb.Ttl(seconds=1500),
+        overrides={"item": {"admit": hb.MinCount(3), "rule": hb.Adagrad(lr=0.1)}},
+    )
     torch.manual_seed(0)
     network = hb.models.DeepFM(schema, tables, hidden=(16,), batch_norm=True)
     model = hb.RecModel(network, "bce", hb.Adam(lr=0.01), ["auc"])
-    model.fit(hb.Dataset(source, schema, 100), callbacks=hb.callbacks.Evict(step_interval=5), progress=False)
+    model.fit(
+        hb.Dataset(source, schema, 100),
+        callbacks=hb.callbacks.Evict(step_interval=5),
+        progress=False,
+    )
     model.save(tmp_path / "model")
     return model, tmp_path / "model"
 
@@ -70,7 +93,9 @@ def test_a_new_process_predicts_the_same_bits(trained: Any, tmp_path: Path) -> N
     command = [sys.executable, "-c", CHILD, str(path), str(test), str(tmp_path / "scores.npy")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    np.testing.assert_array_equal(here.view(np.int32), np.load(tmp_path / "scores.npy").view(np.int32))
+    np.testing.assert_array_equal(
+        here.view(np.int32), np.load(tmp_path / "scores.npy").view(np.int32)
+    )
 
 
 def test_a_loaded_model_goes_on_as_if_it_had_never_stopped(trained: Any, tmp_path: Path) -> None:
@@ -87,7 +112,10 @@ def test_a_loaded_model_goes_on_as_if_it_had_never_stopped(trained: Any, tmp_pat
     assert first["param_groups"] == second["param_groups"]
     for number, entries in first["state"].items():
         assert all(
-            torch.equal(torch.as_tensor(entries[key]), torch.as_tensor(second["state"][number][key])) for key in entries
+            torch.equal(
+                torch.as_tensor(entries[key]), torch.as_tensor(second["state"][number][key])
+            )
+            for key in entries
         )
     for name, table in model.tables.items():
         assert list(table.export()) == list(loaded.tables[name].export())
@@ -111,7 +139,8 @@ def test_each_damaged_file_is_refused_by_name(trained: Any, tmp_path: Path) -> N
             if damage == "lose":
                 bad.unlink()
             with pytest.raises(
-                FormatError, match="no checkpoint" if (damage, file.name) == ("lose", "CURRENT") else file.name
+                FormatError,
+                match="no checkpoint" if (damage, file.name) == ("lose", "CURRENT") else file.name,
             ):
                 hb.load(copy)
             shutil.rmtree(copy)
@@ -123,7 +152,9 @@ def test_a_network_of_the_users_own_is_asked_for(tmp_path: Path) -> None:
 
     data = [(np.ones((4, 2), np.float32), np.ones(4, np.float32))]
     own = network()
-    model = hb.RecModel(own, "mse", torch.optim.AdamW(own.parameters(), lr=0.02, betas=(0.8, 0.9)), ["calibration"])
+    model = hb.RecModel(
+        own, "mse", torch.optim.AdamW(own.parameters(), lr=0.02, betas=(0.8, 0.9)), ["calibration"]
+    )
     model.fit(data, progress=False)
     model.save(tmp_path / "model")
     with pytest.raises(ConfigError, match="pass network="):

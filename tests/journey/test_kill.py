@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kill -9 at any moment, start again: the bits of a run that was never killed. `make soak` has many more."""
+"""kill -9 at any moment, start again: the bits of a run that was never killed. `make soak` has many
+more.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,13 @@ def unbroken(driver: Any, lives: Any, tmp_path_factory: pytest.TempPathFactory) 
     ],
 )
 def test_a_killed_run_ends_with_the_bits_of_one_that_was_not(
-    at: str, number: int, after: bool, unbroken: dict[str, Any], lives: Any, driver: Any, tmp_path: Path
+    at: str,
+    number: int,
+    after: bool,
+    unbroken: dict[str, Any],
+    lives: Any,
+    driver: Any,
+    tmp_path: Path,
 ) -> None:
     driver.write_events(tmp_path / "events", SEED)
     assert lives(tmp_path, kill={"at": at, "number": number, "after": after})["killed"] == 9
@@ -75,7 +83,9 @@ def test_a_killed_run_ends_with_the_bits_of_one_that_was_not(
     assert answer["digest"] == unbroken["digest"]
 
 
-def test_two_kills_in_a_row_change_nothing(unbroken: dict[str, Any], lives: Any, driver: Any, tmp_path: Path) -> None:
+def test_two_kills_in_a_row_change_nothing(
+    unbroken: dict[str, Any], lives: Any, driver: Any, tmp_path: Path
+) -> None:
     driver.write_events(tmp_path / "events", SEED)
     for number in (50, 15):
         assert lives(tmp_path, kill={"at": "update", "number": number})["killed"] == 9
@@ -108,12 +118,17 @@ def test_a_stream_that_is_over_is_over(lives: Any, driver: Any, tmp_path: Path) 
     assert again["digest"] == first["digest"]
 
 
-def test_a_followed_directory_goes_on_with_what_the_clock_decided(lives: Any, driver: Any, tmp_path: Path) -> None:
-    """Files arrive while it trains, idle times end batches, the wall clock evicts, two kills; against an unbroken run that
-    finds the same decisions on record."""
+def test_a_followed_directory_goes_on_with_what_the_clock_decided(
+    lives: Any, driver: Any, tmp_path: Path
+) -> None:
+    """Files arrive while it trains, idle times end batches, the wall clock evicts, two kills;
+    against an unbroken run that finds the same decisions on record.
+    """
     root, whole = tmp_path / "killed", tmp_path / "whole"
     config = {"source": "follow", "follow": {"pattern": "*.parquet"}, "rows": 1200, **driver.CLOCK}
-    arriving = threading.Thread(target=driver.write_events, args=(root / "events", SEED, 1200, 4, 0.4))
+    arriving = threading.Thread(
+        target=driver.write_events, args=(root / "events", SEED, 1200, 4, 0.4)
+    )
     (root / "events").mkdir(parents=True)
     arriving.start()
     for number in (9, 14):
@@ -125,13 +140,17 @@ def test_a_followed_directory_goes_on_with_what_the_clock_decided(lives: Any, dr
     assert driver.decided_alike(lives, root, whole, config)["digest"] == answer["digest"]
 
 
-def test_a_file_that_grows_goes_on_with_the_lines_that_were_decided(lives: Any, driver: Any, tmp_path: Path) -> None:
+def test_a_file_that_grows_goes_on_with_the_lines_that_were_decided(
+    lives: Any, driver: Any, tmp_path: Path
+) -> None:
     """Which lines are whole is decided once, also by a run that is killed around the decision."""
     root, whole = tmp_path / "killed", tmp_path / "whole"
     follow = {"pattern": "*.csv", "grows": True}
     config = {"source": "follow", "follow": follow, "rows": 1200, **driver.CLOCK}
     (root / "events").mkdir(parents=True)
-    arriving = threading.Thread(target=driver.append_events, args=(root / "events", SEED, 1200, 40, 0.15))
+    arriving = threading.Thread(
+        target=driver.append_events, args=(root / "events", SEED, 1200, 40, 0.15)
+    )
     arriving.start()
     for kill in (
         {"at": "looking", "number": 3},
@@ -168,7 +187,9 @@ def test_a_file_that_is_replaced_is_read_once_whatever_is_killed(
     assert answers[0]["digest"] == answers[1]["digest"]
 
 
-def test_a_topic_of_three_skewed_partitions_goes_on_where_it_was(lives: Any, driver: Any, tmp_path: Path) -> None:
+def test_a_topic_of_three_skewed_partitions_goes_on_where_it_was(
+    lives: Any, driver: Any, tmp_path: Path
+) -> None:
     from hotbed.testing import Broker
 
     with Broker() as broker:
@@ -179,8 +200,16 @@ def test_a_topic_of_three_skewed_partitions_goes_on_where_it_was(lives: Any, dri
             target=driver.produce, args=(broker, "events", driver.events(SEED, 1200).to_pylist(), 7)
         )
         arriving.start()
-        assert lives(tmp_path / "killed", kill={"at": "mapping", "number": 12, "after": True}, **config)["killed"] == 9
-        assert lives(tmp_path / "killed", kill={"at": "committed", "number": 2}, **config)["killed"] == 9
+        assert (
+            lives(
+                tmp_path / "killed", kill={"at": "mapping", "number": 12, "after": True}, **config
+            )["killed"]
+            == 9
+        )
+        assert (
+            lives(tmp_path / "killed", kill={"at": "committed", "number": 2}, **config)["killed"]
+            == 9
+        )
         answer = lives(tmp_path / "killed", **config)
         arriving.join()
         assert answer["samples"] == 1200
@@ -192,7 +221,9 @@ FIT = {"epochs": 4, "dataset": {"shuffle": 500}}
 
 
 @pytest.fixture(scope="module")
-def unbroken_fit(driver: Any, lives: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def unbroken_fit(
+    driver: Any, lives: Any, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
     """A fit of four epochs that nobody kills."""
     root = tmp_path_factory.mktemp("unbroken_fit")
     driver.write_events(root / "events", SEED, rows=1000)
@@ -211,9 +242,17 @@ def unbroken_fit(driver: Any, lives: Any, tmp_path_factory: pytest.TempPathFacto
     ],
 )
 def test_killed_fit_resumes_inside_an_epoch_to_the_bits_of_one_that_was_not(
-    at: str, number: int, after: bool, unbroken_fit: dict[str, Any], lives: Any, driver: Any, tmp_path: Path
+    at: str,
+    number: int,
+    after: bool,
+    unbroken_fit: dict[str, Any],
+    lives: Any,
+    driver: Any,
+    tmp_path: Path,
 ) -> None:
-    """The order of the shuffle, validations, plateaus, patience, the best weights and the history resume as well."""
+    """The order of the shuffle, validations, plateaus, patience, the best weights and the history
+    resume as well.
+    """
     driver.write_events(tmp_path / "events", SEED, rows=1000)
     kill = {"at": at, "number": number, "after": after}
     assert lives(tmp_path, kill=kill, **FIT)["killed"] == 9

@@ -45,23 +45,43 @@ fit: {batch_size: 32, torch_threads: 1}
 def folder(tmp_path: Path) -> Path:
     """A job, its past, and files that have arrived."""
     rng = np.random.default_rng(5)
-    events = pa.table({
-        "clicked": rng.integers(0, 2, ROWS), "at": np.arange(ROWS) * 60, "user": rng.integers(0, 50, ROWS) + np.arange(ROWS) // 50,
-        "price": rng.normal(size=ROWS),
-    })  # fmt: skip
+    events = pa.table(
+        {
+            "clicked": rng.integers(0, 2, ROWS),
+            "at": np.arange(ROWS) * 60,
+            "user": rng.integers(0, 50, ROWS) + np.arange(ROWS) // 50,
+            "price": rng.normal(size=ROWS),
+        }
+    )
     (tmp_path / "incoming").mkdir()
     pq.write_table(events[:800], tmp_path / "past.parquet")
     for number in range(4):
-        pq.write_table(events[800 + number * 800 :][:800], tmp_path / "incoming" / f"{number}.parquet")
+        pq.write_table(
+            events[800 + number * 800 :][:800], tmp_path / "incoming" / f"{number}.parquet"
+        )
     (tmp_path / "job.yaml").write_text(JOB)
     return tmp_path
 
 
 def start(folder: Path, output: str, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "hotbed.cli", "online", "job.yaml", "--set", f"output={output}", *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "hotbed.cli",
+        "online",
+        "job.yaml",
+        "--set",
+        f"output={output}",
+        *arguments,
+    ]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
 
 

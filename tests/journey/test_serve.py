@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is served is what was trained: the same score for every model, pooling and transform, also for unknown ids."""
+"""What is served is what was trained: the same score for every model, pooling and transform, also
+for unknown ids.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ def columns(n: int, seed: int) -> dict[str, Any]:
     return {
         "user": draw.integers(0, 60, n),
         "item": [f"i{one}" for one in draw.integers(0, 90, n)],
-        "genres": ["|".join(f"g{one}" for one in draw.integers(0, 9, draw.integers(0, 4))) for _ in range(n)],
+        "genres": [
+            "|".join(f"g{one}" for one in draw.integers(0, 9, draw.integers(0, 4)))
+            for _ in range(n)
+        ],
         "price": np.where(draw.random(n) < 0.2, np.nan, draw.random(n) * 100),
         "age": draw.integers(0, 90, n),
         "label": draw.integers(0, 2, n),
@@ -74,7 +79,9 @@ def test_a_served_score_is_the_training_score(kind: str, tmp_path: Path) -> None
     served = hb.ParameterServer(tmp_path / "rows").load("m", frozen(model, tmp_path))
     asked = columns(200, 7)  # a third of it never seen
     expected = model.predict(hb.Dataset(hb.sources.Memory(asked), schema, 64))
-    found = hb.InferenceSession(served).predict({name: asked[name] for name in asked if name not in ("label", "like")})
+    found = hb.InferenceSession(served).predict(
+        {name: asked[name] for name in asked if name not in ("label", "like")}
+    )
     if kind != "MMoE":
         expected, found = {"label": expected}, {"label": found}
     assert set(found) == set(expected)
@@ -108,17 +115,27 @@ def test_a_second_start_finds_the_rows_where_the_first_left_them(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("kind", "options"), [("DCNv2", {}), ("DNN", {"batch_norm": True})])
-def test_published_versions_are_served_with_the_scores_of_the_trainer(kind: str, options: Any, tmp_path: Path) -> None:
+def test_published_versions_are_served_with_the_scores_of_the_trainer(
+    kind: str, options: Any, tmp_path: Path
+) -> None:
     model, schema = trained(kind, **options)
     server = hb.ParameterServer(tmp_path / "rows")
     server.load("m", frozen(model, tmp_path))
-    saver, publisher, follower = Saver(tmp_path / "run"), PublishDirectory(tmp_path / "out"), Follower(tmp_path / "out")
+    saver, publisher, follower = (
+        Saver(tmp_path / "run"),
+        PublishDirectory(tmp_path / "out"),
+        Follower(tmp_path / "out"),
+    )
     for table in model.tables.values():
         table.track()
-    asked = {name: value for name, value in columns(300, 9).items() if name not in ("label", "like")}
+    asked = {
+        name: value for name, value in columns(300, 9).items() if name not in ("label", "like")
+    }
     scores, kinds = [], []
     for version in range(4):
-        model.fit(hb.Dataset(hb.sources.Memory(columns(100, 20 + version)), schema, 50), progress=False)
+        model.fit(
+            hb.Dataset(hb.sources.Memory(columns(100, 20 + version)), schema, 50), progress=False
+        )
         model.tables["user"].remove(np.arange(version * 5, version * 5 + 5))
         saver.submit(capture(model.state(), changes=not saver.needs_full))
         saved = saver.wait()
@@ -128,7 +145,9 @@ def test_published_versions_are_served_with_the_scores_of_the_trainer(kind: str,
             before, loaded = server.model("m"), server.load("m", reader)
             kinds.append(reader.manifest["kind"])
         found = hb.InferenceSession(loaded).predict(asked)
-        expected = model.predict(hb.Dataset(hb.sources.Memory({**asked, "label": np.zeros(300)}), schema, 100))
+        expected = model.predict(
+            hb.Dataset(hb.sources.Memory({**asked, "label": np.zeros(300)}), schema, 100)
+        )
         assert np.abs(found - expected).max() < 1e-6, version
         assert len(loaded.tables["user"].layers) <= 2
         scores.append(found)
@@ -138,26 +157,34 @@ def test_published_versions_are_served_with_the_scores_of_the_trainer(kind: str,
     assert (scores[0] != scores[-1]).any()
 
 
-def test_a_server_starts_from_what_a_trainer_publishes_and_training_does_not_notice(tmp_path: Path) -> None:
+def test_a_server_starts_from_what_a_trainer_publishes_and_training_does_not_notice(
+    tmp_path: Path,
+) -> None:
     states = []
     for publish in (PublishDirectory(tmp_path / "published", keep=9), None):
         schema = schema_of(1).fit(hb.sources.Memory(columns(400, 0)))
         torch.manual_seed(1)
         network = hb.models.DCNv2(schema, hb.make_tables(schema, dim=4), dropout=0.3)
         model = hb.RecModel(network, "bce", hb.Adam(lr=0.01))
-        keep = hb.callbacks.Checkpoint(tmp_path / str(publish is None), every_steps=4, publish=publish, wait=True)
+        keep = hb.callbacks.Checkpoint(
+            tmp_path / str(publish is None), every_steps=4, publish=publish, wait=True
+        )
         data = hb.Dataset(hb.sources.Memory(columns(640, 0)), schema, 64)
         model.online_train(data, keep, progress=False, progressive=False)
         states.append(content_digest(model.tables))
     assert states[0] == states[1]  # dropout draws the same numbers
-    asked = {name: value for name, value in columns(100, 9).items() if name not in ("label", "like")}
+    asked = {
+        name: value for name, value in columns(100, 9).items() if name not in ("label", "like")
+    }
     versions = list(Follower(tmp_path / "published").poll())
     assert [("graph" in one.manifest, one.manifest["version"]) for one in versions] == [
         (True, 0),
         *((False, n) for n in (4, 8, 10)),
     ]
     assert all(one.manifest["caught"] <= one.manifest["published"] for one in versions)
-    expected = model.predict(hb.Dataset(hb.sources.Memory({**asked, "label": np.zeros(100)}), schema, 100))
+    expected = model.predict(
+        hb.Dataset(hb.sources.Memory({**asked, "label": np.zeros(100)}), schema, 100)
+    )
     found = hb.InferenceSession(tmp_path / "published").predict(asked)
     assert np.abs(found - expected).max() < 1e-6
 
@@ -201,7 +228,7 @@ np.save({str(tmp_path / "found.npy")!r}, found)
     assert np.abs(np.load(tmp_path / "found.npy") - expected).max() < 1e-6
 
 
-# --- every transform ------------------------------------------------------------------------------------------------
+# --- every transform ------------------------------------------------------------------------------
 
 
 def with_gaps(n: int, seed: int) -> dict[str, list[Any]]:
@@ -209,13 +236,22 @@ def with_gaps(n: int, seed: int) -> dict[str, list[Any]]:
     draw = np.random.default_rng(seed)
 
     def gaps(values: Any) -> list[Any]:
-        return [None if gap else value for value, gap in zip(values, draw.random(n) < 0.15, strict=True)]
+        return [
+            None if gap else value for value, gap in zip(values, draw.random(n) < 0.15, strict=True)
+        ]
 
     return {
         "user": gaps(draw.integers(0, 60, n).tolist()),
         "item": gaps([f"i{one}" for one in draw.integers(0, 90, n)]),
-        "genres": gaps(["|".join(f"g{one}" for one in draw.integers(0, 9, draw.integers(0, 4))) for _ in range(n)]),
-        "title": gaps([f"Film ({one})" if one % 7 else "Film" for one in draw.integers(1950, 2020, n)]),
+        "genres": gaps(
+            [
+                "|".join(f"g{one}" for one in draw.integers(0, 9, draw.integers(0, 4)))
+                for _ in range(n)
+            ]
+        ),
+        "title": gaps(
+            [f"Film ({one})" if one % 7 else "Film" for one in draw.integers(1950, 2020, n)]
+        ),
         "grade": gaps(draw.choice(["low", "mid", "high", "none"][: 3 + (seed > 0)], n).tolist()),
         "at": gaps((1_600_000_000 + draw.integers(0, 10**6, n)).tolist()),
         "price": gaps((draw.random(n) * 100).tolist()),
@@ -227,35 +263,48 @@ def with_gaps(n: int, seed: int) -> dict[str, list[Any]]:
 
 def all_transforms() -> hb.Schema:
     t = hb.transforms
-    return hb.Schema([
-        hb.Label("label"), hb.Label("like"),
-        hb.Id("user", transforms=[t.Hash(bins=40)]),
-        hb.Id("item"),
-        hb.Id("known", column="item", transforms=[t.Map(min_count=2)]),
-        hb.Id("genres", transforms=[t.Split("|"), t.Hash(seed=3)], pooling="max"),
-        hb.Id("year", column="title", transforms=[t.Extract(r"\((\d{4})\)$", number=True)]),
-        hb.Id("hour", column="at", transforms=[t.TimeOfDay("hour_of_week")]),
-        hb.Id("pair", column="user", transforms=[t.Cross(["age", "grade"])]),
-        hb.Id("cheap", column="price", transforms=[t.Bucketize(bins=5)]),
-        hb.Dense("price", transforms=[t.FillMissing(statistic="median"), t.Clip(1, 80), t.Normalize()]),
-        hb.Dense("age", transforms=[t.FillMissing(0), t.Log()]),
-        hb.Dense("grade", transforms=[t.Map(), t.FillMissing(0)]),
-    ])  # fmt: skip
+    return hb.Schema(
+        [
+            hb.Label("label"),
+            hb.Label("like"),
+            hb.Id("user", transforms=[t.Hash(bins=40)]),
+            hb.Id("item"),
+            hb.Id("known", column="item", transforms=[t.Map(min_count=2)]),
+            hb.Id("genres", transforms=[t.Split("|"), t.Hash(seed=3)], pooling="max"),
+            hb.Id("year", column="title", transforms=[t.Extract(r"\((\d{4})\)$", number=True)]),
+            hb.Id("hour", column="at", transforms=[t.TimeOfDay("hour_of_week")]),
+            hb.Id("pair", column="user", transforms=[t.Cross(["age", "grade"])]),
+            hb.Id("cheap", column="price", transforms=[t.Bucketize(bins=5)]),
+            hb.Dense(
+                "price",
+                transforms=[t.FillMissing(statistic="median"), t.Clip(1, 80), t.Normalize()],
+            ),
+            hb.Dense("age", transforms=[t.FillMissing(0), t.Log()]),
+            hb.Dense("grade", transforms=[t.Map(), t.FillMissing(0)]),
+        ]
+    )
 
 
-def test_every_transform_gives_the_training_score_in_a_process_without_torch(tmp_path: Path) -> None:
+def test_every_transform_gives_the_training_score_in_a_process_without_torch(
+    tmp_path: Path,
+) -> None:
     schema = all_transforms().fit(hb.sources.Memory(with_gaps(500, 0)))
-    transforms = {type(one) for column in schema.columns for one in getattr(column, "transforms", ())}
+    transforms = {
+        type(one) for column in schema.columns for one in getattr(column, "transforms", ())
+    }
     public = {
         one
         for one in vars(hb.transforms).values()
         if isinstance(one, type) and issubclass(one, hb.transforms.Transform)
     }
-    assert transforms == {one for one in public if not inspect.isabstract(one)}  # a new one is served too
+    # a new one is served too
+    assert transforms == {one for one in public if not inspect.isabstract(one)}
 
     tables = hb.make_tables(schema, dim=4, admit=hb.MinCount(2), default=0.1)
     model = hb.RecModel(hb.models.MMoE(schema, tables), "bce", hb.Adam(lr=0.01), {"auc"})
-    model.fit(hb.Dataset(hb.sources.Memory(with_gaps(500, 0)), schema, 64), epochs=2, progress=False)
+    model.fit(
+        hb.Dataset(hb.sources.Memory(with_gaps(500, 0)), schema, 64), epochs=2, progress=False
+    )
     model.export(tmp_path / "export")
     asked = with_gaps(300, 1)
     expected = model.predict(hb.Dataset(hb.sources.Memory(asked), schema, 64))
@@ -270,9 +319,17 @@ def test_every_transform_gives_the_training_score_in_a_process_without_torch(tmp
         told = json.load(urlopen(f"{url}/v2/models/export"))
         kinds = {one["name"]: one["datatype"] for one in told["inputs"]}
         texts = {"item", "genres", "title", "grade"}
-        assert kinds == {name: "BYTES" if name in texts else "FP32" if name == "price" else "INT64" for name in asked}
-        inputs = [{"name": name, "datatype": kinds[name], "shape": [300], "data": asked[name]} for name in asked]
-        answer = json.load(urlopen(f"{url}/v2/models/export/infer", json.dumps({"inputs": inputs}).encode()))
+        assert kinds == {
+            name: "BYTES" if name in texts else "FP32" if name == "price" else "INT64"
+            for name in asked
+        }
+        inputs = [
+            {"name": name, "datatype": kinds[name], "shape": [300], "data": asked[name]}
+            for name in asked
+        ]
+        answer = json.load(
+            urlopen(f"{url}/v2/models/export/infer", json.dumps({"inputs": inputs}).encode())
+        )
     served = {one["name"]: np.array(one["data"], np.float32) for one in answer["outputs"]}
     for name, scores in expected.items():
         assert np.abs(served[name] - scores).max() < 1e-6, name

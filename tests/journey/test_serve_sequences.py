@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Networks that look at sequences are served with their training scores, and a lookup that is no feature is refused."""
+"""Networks that look at sequences are served with their training scores, and a lookup that is no
+feature is refused.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ SCHEMA = hb.Schema(
 
 
 class Attention(nn.Module):
-    """Items of a history weighed by their likeness to the candidate; sums over a sequence by differences of running sums."""
+    """Items of a history weighed by their likeness to the candidate; sums over a sequence by
+    differences of running sums.
+    """
 
     def __init__(self, tables: dict[str, hb.Table]) -> None:
         super().__init__()
@@ -44,7 +48,9 @@ class Attention(nn.Module):
         liked = sums(weight * history, starts) / (sums(weight, starts) + 1)
         tags = sums(self.tags(batch.ids["tags"]), batch.ids["tags"].offsets)
         price = torch.as_tensor(batch.dense["price"]).unsqueeze(1)
-        logits: Tensor = self.out(torch.cat([item, liked, tags, self.user(batch.ids["user"]), price], dim=1)).squeeze(1)
+        logits: Tensor = self.out(
+            torch.cat([item, liked, tags, self.user(batch.ids["user"]), price], dim=1)
+        ).squeeze(1)
         return logits
 
 
@@ -58,7 +64,10 @@ def columns(n: int, seed: int) -> dict[str, Any]:
     return {
         "item": draw.integers(0, 40, n),
         "history": [draw.integers(0, 40, draw.integers(0, 7)).tolist() for _ in range(n)],
-        "tags": ["|".join(f"t{one}" for one in draw.integers(0, 9, draw.integers(0, 4))) for _ in range(n)],
+        "tags": [
+            "|".join(f"t{one}" for one in draw.integers(0, 9, draw.integers(0, 4)))
+            for _ in range(n)
+        ],
         "user": draw.integers(0, 30, n),
         "price": draw.random(n).astype(np.float32),
     }
@@ -96,7 +105,9 @@ def test_a_network_over_sequences_is_served_with_its_training_score(
     assert n == 1 or found.std() > 0
 
 
-def test_a_history_in_the_context_is_every_candidates(model: hb.RecModel, session: hb.InferenceSession) -> None:
+def test_a_history_in_the_context_is_every_candidates(
+    model: hb.RecModel, session: hb.InferenceSession
+) -> None:
     asked = columns(20, 6)
     for history in ([3, 8, 1], []):
         one = pa.array([history], pa.list_(pa.int64()))
@@ -119,7 +130,10 @@ def test_a_lookup_of_ids_that_are_no_feature_is_refused(model: hb.RecModel, tmp_
             return rows.sum(1)
 
     shifted = hb.RecModel(Shifted(model.tables), "bce", hb.Adam(lr=0.02))
-    shifted.fit(hb.Dataset(hb.sources.Memory({**columns(50, 0), "label": np.zeros(50)}), SCHEMA, 50), progress=False)
+    shifted.fit(
+        hb.Dataset(hb.sources.Memory({**columns(50, 0), "label": np.zeros(50)}), SCHEMA, 50),
+        progress=False,
+    )
     with pytest.raises(ConfigError, match=r"Embedding looks up what is no feature"):
         shifted.export(tmp_path / "exported")
 
@@ -131,6 +145,9 @@ def test_a_network_of_a_fixed_size_is_refused(tmp_path: Path) -> None:
             return self.item(batch.ids["item"]).sum(1) + rows.sum() / float(len(rows))
 
     fixed = hb.RecModel(Fixed(hb.make_tables(SCHEMA, dim=4)), "bce", hb.Adam(lr=0.02))
-    fixed.fit(hb.Dataset(hb.sources.Memory({**columns(50, 0), "label": np.zeros(50)}), SCHEMA, 50), progress=False)
+    fixed.fit(
+        hb.Dataset(hb.sources.Memory({**columns(50, 0), "label": np.zeros(50)}), SCHEMA, 50),
+        progress=False,
+    )
     with pytest.raises(HotbedError, match="export:"):
         fixed.export(tmp_path / "exported")

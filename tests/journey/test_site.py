@@ -18,8 +18,19 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_the_site_is_built_without_a_warning_and_holds_every_public_name(tmp_path: Path) -> None:
     site = tmp_path / "site"
-    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-d", str(tmp_path / "cache")]
-    done = subprocess.run([*command, str(ROOT / "docs"), str(site)], capture_output=True, text=True, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-q",
+        "-W",
+        "--keep-going",
+        "-d",
+        str(tmp_path / "cache"),
+    ]
+    done = subprocess.run(
+        [*command, str(ROOT / "docs"), str(site)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     pages = "".join(path.read_text() for path in (site / "reference").glob("*.html"))
     classes = [name for name in hb.__all__ if isinstance(getattr(hb, name), type)]

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A served score is the training score whichever store the rows come from, cold and warm, across deltas and removed rows."""
+"""A served score is the training score whichever store the rows come from, cold and warm, across
+deltas and removed rows.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,11 @@ def test_a_score_through_a_cache_is_the_training_score(kind: str, how: str, tmp_
     model, schema = trained(kind)
     server = hb.ParameterServer(tmp_path / "rows")
     server.load("m", frozen(model, tmp_path))
-    saver, publisher, follower = Saver(tmp_path / "run"), PublishDirectory(tmp_path / "out"), Follower(tmp_path / "out")
+    saver, publisher, follower = (
+        Saver(tmp_path / "run"),
+        PublishDirectory(tmp_path / "out"),
+        Follower(tmp_path / "out"),
+    )
     for table in model.tables.values():
         table.track()
 
@@ -75,7 +81,10 @@ def test_a_score_through_a_cache_is_the_training_score(kind: str, how: str, tmp_
         check(before, old, "warm")
         assert cache.misses == misses
         for version in range(3):
-            model.fit(hb.Dataset(hb.sources.Memory(columns(100, 20 + version)), schema, 50), progress=False)
+            model.fit(
+                hb.Dataset(hb.sources.Memory(columns(100, 20 + version)), schema, 50),
+                progress=False,
+            )
             model.tables["user"].remove(np.arange(version * 5, version * 5 + 5))
             saver.submit(capture(model.state(), changes=not saver.needs_full))
             saved = saver.wait()
@@ -93,7 +102,9 @@ def test_a_score_through_a_cache_is_the_training_score(kind: str, how: str, tmp_
             before, old = session, scores
 
 
-def test_a_graph_that_the_runtime_cannot_open_stops_neither_a_server_nor_its_next_start(tmp_path: Path) -> None:
+def test_a_graph_that_the_runtime_cannot_open_stops_neither_a_server_nor_its_next_start(
+    tmp_path: Path,
+) -> None:
     """As where a trainer is upgraded before its servers."""
     exported, future = frozen(trained("DCNv2")[0], tmp_path), tmp_path / "future"
     link = open_checkpoint(exported).links[0]
@@ -104,7 +115,9 @@ def test_a_graph_that_the_runtime_cannot_open_stops_neither_a_server_nor_its_nex
             is_graph = name == link.manifest["graph"]["file"]
             writer.write(name, graph.SerializeToString() if is_graph else link.read(name))
         own = ("format", "format_version", "files", "digest")
-        writer.commit({key: value for key, value in link.manifest.items() if key not in own} | {"version": 9})
+        writer.commit(
+            {key: value for key, value in link.manifest.items() if key not in own} | {"version": 9}
+        )
 
     for start in range(2):
         models = Models(hb.ParameterServer(tmp_path / "rows"))

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The torch faces give what nn.EmbeddingBag and nn.Embedding give on the same rows, forward and backward."""
+"""The torch faces give what nn.EmbeddingBag and nn.Embedding give on the same rows, forward and
+backward.
+"""
 
 from __future__ import annotations
 
@@ -35,26 +37,37 @@ class Twin:
 
     def bag(self, ids: Tensor, offsets: Tensor, mode: str, weights: Tensor | None = None) -> Tensor:
         return nn.functional.embedding_bag(
-            self.indices(ids), self.rows, offsets, mode=mode, per_sample_weights=weights, include_last_offset=True
+            self.indices(ids),
+            self.rows,
+            offsets,
+            mode=mode,
+            per_sample_weights=weights,
+            include_last_offset=True,
         )
 
     def check_step(self, lr: float, **tolerance: float) -> None:
         """After an Sgd step of both, the rows agree."""
         assert self.rows.grad is not None
         torch.testing.assert_close(
-            torch.from_numpy(self.table.lookup(self.ids)), self.rows.detach() - lr * self.rows.grad, **tolerance
+            torch.from_numpy(self.table.lookup(self.ids)),
+            self.rows.detach() - lr * self.rows.grad,
+            **tolerance,
         )
 
 
 def jagged(random: np.random.Generator, n: int, longest: int, pool: int) -> tuple[Tensor, Tensor]:
     lengths = random.integers(0, longest + 1, n)  # some bags are empty
     offsets = np.concatenate([[0], np.cumsum(lengths)])
-    ids = np.concatenate([random.integers(-pool, pool, int(offsets[-1])), np.zeros(0, np.int64)]).astype(np.int64)
+    ids = np.concatenate(
+        [random.integers(-pool, pool, int(offsets[-1])), np.zeros(0, np.int64)]
+    ).astype(np.int64)
     ids[::7] = random.choice(EXTREMES, len(ids[::7]))
     return torch.from_numpy(ids), torch.from_numpy(offsets)
 
 
-def check_bags(dim: int, pooling: str, ids: Tensor, offsets: Tensor, weights: Tensor | None, **tol: float) -> None:
+def check_bags(
+    dim: int, pooling: str, ids: Tensor, offsets: Tensor, weights: Tensor | None, **tol: float
+) -> None:
     table = hb.Table("user", dim=dim, rule=hb.Sgd(lr=0.5), init=hb.Normal(1.0))
     bag, twin = hb.EmbeddingBag(table, pooling=pooling), Twin(table, ids)
     out = bag(ids, offsets, weights)
@@ -92,7 +105,15 @@ def test_tiny_batches_equal_torch(lengths: list[int], pooling: str) -> None:
 def test_a_bag_of_a_million_ids_equals_torch(pooling: str) -> None:
     random = np.random.default_rng(2)
     ids = torch.from_numpy(random.integers(-(2**63), 2**63 - 1, 1_000_000))
-    check_bags(2, pooling, ids, tensor([0, 3, 1_000_000]), None, rtol=1e-3, atol=2e-2 if pooling == "sum" else 1e-5)
+    check_bags(
+        2,
+        pooling,
+        ids,
+        tensor([0, 3, 1_000_000]),
+        None,
+        rtol=1e-3,
+        atol=2e-2 if pooling == "sum" else 1e-5,
+    )
 
 
 def test_a_bag_that_holds_one_id_a_million_times_sums_it() -> None:
@@ -125,7 +146,10 @@ def test_embedding_equals_torch(shape: tuple[int, ...]) -> None:
     embedding = hb.Embedding(table)
     ids = torch.from_numpy(np.random.default_rng(3).choice(EXTREMES, shape)).reshape(shape)
     twin = Twin(table, ids.reshape(-1))
-    out, expected = embedding(ids), nn.functional.embedding(twin.indices(ids.reshape(-1)).view(shape), twin.rows)
+    out, expected = (
+        embedding(ids),
+        nn.functional.embedding(twin.indices(ids.reshape(-1)).view(shape), twin.rows),
+    )
     assert torch.equal(out, expected)
     grad = torch.randn(out.shape)
     out.backward(grad)
@@ -212,7 +236,11 @@ def test_a_collection_gives_names_and_one_flat_buffer_in_the_order_of_the_schema
     collection = hb.EmbeddingCollection(features(names), tables).eval()
     batch = {name: hb.Ids(tensor([1, 2, 3]), tensor([0, 1, 3])) for name in names}
     out = collection(batch)
-    assert {name: tuple(rows.shape) for name, rows in out.items()} == {"one": (2, 3), "two": (3, 2), "three": (2, 2)}
+    assert {name: tuple(rows.shape) for name, rows in out.items()} == {
+        "one": (2, 3),
+        "two": (3, 2),
+        "three": (2, 2),
+    }
     assert torch.equal(collection.flat(batch), torch.cat([out["one"], out["three"]], dim=1))
     assert collection.output_dim == 5
 
@@ -231,7 +259,9 @@ def test_evaluation_inserts_counts_and_touches_nothing() -> None:
 
 
 def test_refused_ids_read_the_default_and_get_no_gradient() -> None:
-    table = hb.Table("user", dim=2, admit=hb.MinCount(2), default=0.5, rule=hb.Sgd(lr=1.0), init=hb.Zeros())
+    table = hb.Table(
+        "user", dim=2, admit=hb.MinCount(2), default=0.5, rule=hb.Sgd(lr=1.0), init=hb.Zeros()
+    )
     bag = hb.EmbeddingBag(table)
     out = bag(tensor([[1, 2, 2]]))
     assert torch.equal(out, torch.full((1, 2), 0.5))
@@ -241,7 +271,9 @@ def test_refused_ids_read_the_default_and_get_no_gradient() -> None:
 
 
 def test_micro_batches_are_summed_before_one_step_of_the_rule() -> None:
-    whole, parts = (hb.EmbeddingBag(hb.Table("user", dim=3, rule=hb.Adagrad(lr=0.5))) for _ in range(2))
+    whole, parts = (
+        hb.EmbeddingBag(hb.Table("user", dim=3, rule=hb.Adagrad(lr=0.5))) for _ in range(2)
+    )
     ids, offsets = jagged(np.random.default_rng(6), 12, 4, 9)
     (whole(ids, offsets) ** 2).sum().backward()
     for start in range(0, 12, 4):
@@ -249,6 +281,8 @@ def test_micro_batches_are_summed_before_one_step_of_the_rule() -> None:
         (parts(part) ** 2).sum().backward()
     for bag in (whole, parts):
         hb.SparseOptimizer(bag).step()
-    rows: list[Any] = [torch.from_numpy(bag.tables[0].lookup(np.unique(ids.numpy()))) for bag in (whole, parts)]
+    rows: list[Any] = [
+        torch.from_numpy(bag.tables[0].lookup(np.unique(ids.numpy()))) for bag in (whole, parts)
+    ]
     torch.testing.assert_close(*rows)
     assert parts.tables[0].step == 1

@@ -26,15 +26,23 @@ TORCH: list[tuple[Rule, Callable[[Parameters], torch.optim.Optimizer]]] = [
     (hb.Sgd(lr=0.1), lambda p: torch.optim.SGD(p, lr=0.1)),
     (hb.Sgd(lr=0.1, l2=0.01), lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.01)),
     (hb.Momentum(lr=0.03, momentum=0.8), lambda p: torch.optim.SGD(p, lr=0.03, momentum=0.8)),
-    (hb.Momentum(lr=0.03, l2=0.01), lambda p: torch.optim.SGD(p, lr=0.03, momentum=0.9, weight_decay=0.01)),
+    (
+        hb.Momentum(lr=0.03, l2=0.01),
+        lambda p: torch.optim.SGD(p, lr=0.03, momentum=0.9, weight_decay=0.01),
+    ),
     (hb.Nesterov(lr=0.03), lambda p: torch.optim.SGD(p, lr=0.03, momentum=0.9, nesterov=True)),
     (hb.Adagrad(lr=0.05), lambda p: torch.optim.Adagrad(p, lr=0.05)),
     (
         hb.Adagrad(lr=0.05, eps=1e-6, initial_accumulator=0.3, l2=0.1),
-        lambda p: torch.optim.Adagrad(p, lr=0.05, eps=1e-6, initial_accumulator_value=0.3, weight_decay=0.1),
+        lambda p: torch.optim.Adagrad(
+            p, lr=0.05, eps=1e-6, initial_accumulator_value=0.3, weight_decay=0.1
+        ),
     ),
     (hb.RmsProp(lr=0.01), lambda p: torch.optim.RMSprop(p, lr=0.01)),
-    (hb.RmsProp(lr=0.01, alpha=0.9, eps=1e-4), lambda p: torch.optim.RMSprop(p, lr=0.01, alpha=0.9, eps=1e-4)),
+    (
+        hb.RmsProp(lr=0.01, alpha=0.9, eps=1e-4),
+        lambda p: torch.optim.RMSprop(p, lr=0.01, alpha=0.9, eps=1e-4),
+    ),
     (hb.Adam(lr=0.01), lambda p: torch.optim.Adam(p, lr=0.01)),
     (
         hb.Adam(lr=0.01, beta1=0.8, beta2=0.99, eps=1e-6, l2=0.05),
@@ -95,7 +103,9 @@ def test_a_rule_equals_torch_optim_for_100_steps(rule: Rule, optimizer: Any, dim
 
 @pytest.mark.parametrize("scope", ["all", "catch_up"])
 @pytest.mark.parametrize("rule, optimizer", TORCH, ids=rule_name)
-def test_with_scope_all_rows_without_a_gradient_follow_torch_optim_too(rule: Rule, optimizer: Any, scope: Any) -> None:
+def test_with_scope_all_rows_without_a_gradient_follow_torch_optim_too(
+    rule: Rule, optimizer: Any, scope: Any
+) -> None:
     table = hb.Table("user", dim=5, rule=dataclasses.replace(rule, scope=scope))
     slots = table.find_or_insert(IDS)
     dense = torch.nn.Parameter(torch.from_numpy(table.lookup(IDS)).double())
@@ -109,7 +119,9 @@ def test_with_scope_all_rows_without_a_gradient_follow_torch_optim_too(rule: Rul
 
 
 def test_row_wise_adagrad_is_adagrad_with_the_mean_square_of_the_row() -> None:
-    table = hb.Table("user", dim=6, rule=hb.RowwiseAdagrad(lr=0.1, eps=1e-6, initial_accumulator=0.2))
+    table = hb.Table(
+        "user", dim=6, rule=hb.RowwiseAdagrad(lr=0.1, eps=1e-6, initial_accumulator=0.2)
+    )
     slots = table.find_or_insert(IDS)
     w, s = table.lookup(IDS).astype(np.float64), np.full((NUM_IDS, 1), 0.2)
     for grads in gradients(6):
@@ -127,7 +139,9 @@ def test_ftrl_is_algorithm_1_of_mcmahan_2013() -> None:
     slots, z, n = table.find_or_insert(IDS), np.zeros((NUM_IDS, 4)), np.zeros((NUM_IDS, 4))
 
     def weights() -> np.ndarray:
-        return np.where(np.abs(z) <= l1, 0.0, -(z - np.sign(z) * l1) / ((beta + np.sqrt(n)) / alpha + l2))
+        return np.where(
+            np.abs(z) <= l1, 0.0, -(z - np.sign(z) * l1) / ((beta + np.sqrt(n)) / alpha + l2)
+        )
 
     for grads in gradients(4):
         table.update(slots, grads)
@@ -143,12 +157,16 @@ def test_clip_bounds_the_norm_of_a_rows_summed_gradient() -> None:
     table = hb.Table("user", dim=3, rule=hb.Sgd(lr=1.0, clip=0.5), init=hb.Zeros())
     slots = table.find_or_insert(np.array([1, 2, 1]))
     table.update(slots, np.array([[3, 0, 0], [0.1, 0.2, 0.2], [0, 4, 0]], np.float32))
-    np.testing.assert_allclose(table.lookup(np.array([1, 2])), [[-0.3, -0.4, 0], [-0.1, -0.2, -0.2]], atol=1e-7)
+    np.testing.assert_allclose(
+        table.lookup(np.array([1, 2])), [[-0.3, -0.4, 0], [-0.1, -0.2, -0.2]], atol=1e-7
+    )
 
 
 @pytest.mark.parametrize("scope", ["touched", "all"])
 @pytest.mark.parametrize("rule", RULES, ids=rule_name)
-def test_state_ends_at_the_largest_float_on_every_instruction_set(rule: Rule, scope: Any, every_isa: list[str]) -> None:
+def test_state_ends_at_the_largest_float_on_every_instruction_set(
+    rule: Rule, scope: Any, every_isa: list[str]
+) -> None:
     """Finite gradients whose squares, or whose sums over steps, overflow."""
     largest = np.finfo(np.float32).max
     rule = dataclasses.replace(rule, scope=scope)
@@ -170,7 +188,9 @@ def test_a_huge_gradient_is_clipped_to_its_norm() -> None:
     for kind in (hb.Table, ReferenceTable):
         table = kind("user", 3, rule=hb.Sgd(lr=1.0, clip=0.5), init=hb.Zeros())
         for grad in (1e20, 3e38):
-            table.update(table.find_or_insert([int(grad > 1e30)]), np.full((1, 3), grad, np.float32))
+            table.update(
+                table.find_or_insert([int(grad > 1e30)]), np.full((1, 3), grad, np.float32)
+            )
         np.testing.assert_allclose(table.lookup([0, 1]), np.full((2, 3), -0.5 / 3**0.5), rtol=1e-6)
 
 
@@ -180,13 +200,20 @@ def test_l1_pulls_towards_zero() -> None:
     np.testing.assert_allclose(table.lookup(np.array([1])), [[0.95, 1.0]], atol=1e-7)
 
 
-OPTIONS: list[dict[str, Any]] = [{}, {"l2": 0.03, "l1": 0.01}, {"clip": 0.7}, {"scope": "all", "l2": 0.03}]
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"l2": 0.03, "l1": 0.01},
+    {"clip": 0.7},
+    {"scope": "all", "l2": 0.03},
+]
 
 
 @pytest.mark.parametrize("dim", [1, 7, 16, 40])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("rule", RULES, ids=rule_name)
-def test_native_rows_and_state_have_the_references_bits(rule: Rule, options: dict[str, Any], dim: int) -> None:
+def test_native_rows_and_state_have_the_references_bits(
+    rule: Rule, options: dict[str, Any], dim: int
+) -> None:
     if isinstance(rule, hb.Ftrl):  # its l1 and l2 are its own
         options = {k: v for k, v in options.items() if k not in ("l1", "l2")}
     rule = dataclasses.replace(rule, **options)
@@ -237,7 +264,10 @@ def test_a_learning_rate_given_to_update_replaces_the_rules() -> None:
 POLICIES: list[dict[str, Any]] = [
     {},
     {"admit": hb.MinCount(2, max_candidates=4096), "evict": hb.Lru(60_000)},
-    {"admit": hb.Probability(0.5), "evict": [hb.Ttl(seconds=3), hb.Lfu(60_000, half_life_seconds=2)]},
+    {
+        "admit": hb.Probability(0.5),
+        "evict": [hb.Ttl(seconds=3), hb.Lfu(60_000, half_life_seconds=2)],
+    },
     {"dtype": "bfloat16"},
     {"dtype": "float16", "admit": hb.MinCount(2, sketch_bytes=1 << 20)},
 ]
@@ -260,7 +290,9 @@ def test_one_two_and_four_threads_give_the_same_bits(rule: Rule, policies: dict[
         table, random = hb.Table("user", dim=8, rule=rule, **policies), np.random.default_rng(4)
         for step in range(6):
             ids = random.zipf(1.05, 40_000) % 100_000  # enough to be cut into ranges
-            slots = table.find_or_insert(ids, step * 500_000 + random.integers(0, 500_000, len(ids)))
+            slots = table.find_or_insert(
+                ids, step * 500_000 + random.integers(0, 500_000, len(ids))
+            )
             table.update(slots, random.normal(size=(len(ids), 8)).astype(np.float32))
             if step == 4:
                 table.evict(step * 500_000)
@@ -286,14 +318,18 @@ class TestHalfRows:
         assert torch.equal(rows, rows.to(getattr(torch, dtype)).float())
 
     def test_they_stay_close_to_fp32_rows(self, dtype: str) -> None:
-        half, full = (hb.Table("user", dim=16, rule=hb.Adam(lr=0.01), dtype=d) for d in (dtype, "float32"))
+        half, full = (
+            hb.Table("user", dim=16, rule=hb.Adam(lr=0.01), dtype=d) for d in (dtype, "float32")
+        )
         for grads in gradients(16):
             half.update(half.find_or_insert(IDS), grads)
             full.update(full.find_or_insert(IDS), grads)
         np.testing.assert_allclose(half.lookup(IDS), full.lookup(IDS), atol=0.02)
 
     def test_optimizer_state_is_fp32(self, dtype: str) -> None:
-        half, full = (hb.Table("user", dim=16, rule=hb.Adagrad(lr=0.01), dtype=d) for d in (dtype, "float32"))
+        half, full = (
+            hb.Table("user", dim=16, rule=hb.Adagrad(lr=0.01), dtype=d) for d in (dtype, "float32")
+        )
         for grads in gradients(16):
             half.update(half.find_or_insert(IDS), grads)
             full.update(full.find_or_insert(IDS), grads)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training run has the same bits for any number of threads and on every instruction set that this processor has."""
+"""A training run has the same bits for any number of threads and on every instruction set that this
+processor has.
+"""
 
 from __future__ import annotations
 
@@ -37,15 +39,21 @@ def _restored() -> Iterator[None]:
 
 def jagged(random: np.random.Generator, n: int, weighted: bool) -> hb.Ids:
     offsets = np.concatenate([[0], np.cumsum(random.integers(0, 5, n))])
-    ids = random.zipf(1.2, int(offsets[-1])) * random.choice([-1, 1], int(offsets[-1])) % 5_000 - 2_500
+    ids = (
+        random.zipf(1.2, int(offsets[-1])) * random.choice([-1, 1], int(offsets[-1])) % 5_000
+        - 2_500
+    )
     weights = random.normal(size=len(ids)).astype(np.float32) if weighted else None
     return hb.Ids(ids.astype(np.int64), offsets.astype(np.int64), weights)
 
 
-def train(rule: Any, policies: dict[str, Any], dim: int) -> tuple[list[bytes], dict[str, list[pa.RecordBatch]]]:
+def train(
+    rule: Any, policies: dict[str, Any], dim: int
+) -> tuple[list[bytes], dict[str, list[pa.RecordBatch]]]:
     """Outputs of each forward pass, and all rows at the end."""
     tables = {
-        name: hb.Table(name, dim=dim + k, rule=rule, **policies) for k, name in enumerate(("user", "item", "genre"))
+        name: hb.Table(name, dim=dim + k, rule=rule, **policies)
+        for k, name in enumerate(("user", "item", "genre"))
     }
     collection = hb.EmbeddingCollection(FEATURES, tables)
     optimizer, random, outputs = hb.SparseOptimizer(collection), np.random.default_rng(0), []
@@ -59,11 +67,13 @@ def train(rule: Any, policies: dict[str, Any], dim: int) -> tuple[list[bytes], d
         }
         for half in (slice(0, n // 2), slice(n // 2, n)):  # two micro-batches a step
             part = hb.Batch(
-                ids={k: v[half] for k, v in batch.items()}, time=np.arange(n)[half] * 1_000 + step * 1_000_000
+                ids={k: v[half] for k, v in batch.items()},
+                time=np.arange(n)[half] * 1_000 + step * 1_000_000,
             )
             out = collection(part)
             loss = sum(
-                (rows * torch.from_numpy(random.normal(size=rows.shape).astype("f4"))).sum() for rows in out.values()
+                (rows * torch.from_numpy(random.normal(size=rows.shape).astype("f4"))).sum()
+                for rows in out.values()
             )
             outputs.extend(rows.detach().numpy().tobytes() for rows in out.values())
             loss.backward()
@@ -77,10 +87,22 @@ def train(rule: Any, policies: dict[str, Any], dim: int) -> tuple[list[bytes], d
 
 CASES: dict[str, tuple[Any, dict[str, Any], int]] = {
     "rowwise": (hb.RowwiseAdagrad(lr=0.1), {}, 16),
-    "adam_caught_up": (hb.Adam(lr=0.01, scope="catch_up", l2=0.01, clip=1.0), {"evict": hb.Ttl(seconds=2)}, 9),
-    "ftrl_admitted": (hb.Ftrl(lr=0.1, l1=0.1), {"admit": hb.MinCount(2), "evict": hb.Lru(16_384)}, 33),
+    "adam_caught_up": (
+        hb.Adam(lr=0.01, scope="catch_up", l2=0.01, clip=1.0),
+        {"evict": hb.Ttl(seconds=2)},
+        9,
+    ),
+    "ftrl_admitted": (
+        hb.Ftrl(lr=0.1, l1=0.1),
+        {"admit": hb.MinCount(2), "evict": hb.Lru(16_384)},
+        33,
+    ),
     "momentum_bf16": (hb.Momentum(lr=0.1, scope="all"), {"dtype": "bfloat16"}, 8),
-    "nesterov_fp16": (hb.Nesterov(lr=0.1, l1=0.01), {"dtype": "float16", "admit": hb.Probability(0.6)}, 7),
+    "nesterov_fp16": (
+        hb.Nesterov(lr=0.1, l1=0.01),
+        {"dtype": "float16", "admit": hb.Probability(0.6)},
+        7,
+    ),
     "rms_prop": (hb.RmsProp(), {"evict": hb.Lfu(16_384, half_life_seconds=3)}, 1),
 }
 

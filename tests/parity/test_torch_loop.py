@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables work in a plain PyTorch loop as dense embeddings would: each test trains both, and they agree."""
+"""Tables work in a plain PyTorch loop as dense embeddings would: each test trains both, and they
+agree.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class Sparse(nn.Module):
     def __init__(self, rule: Any) -> None:
         super().__init__()
         self.tables = {name: hb.Table(name, dim=DIM, rule=rule) for name in ("user", "item")}
-        self.rows = hb.EmbeddingCollection([Feature("user", "user"), Feature("item", "item", "mean")], self.tables)
+        self.rows = hb.EmbeddingCollection(
+            [Feature("user", "user"), Feature("item", "item", "mean")], self.tables
+        )
         self.tower = nn.Sequential(nn.Linear(2 * DIM, 8), nn.ReLU(), nn.Linear(8, 1))
 
     def forward(self, batch: dict[str, hb.Ids]) -> Tensor:
@@ -40,9 +44,15 @@ class Dense(nn.Module):
 
     def __init__(self, sparse: Sparse) -> None:
         super().__init__()
-        first = {n: torch.from_numpy(t.lookup(np.arange(NUM_IDS))) for n, t in sparse.tables.items()}
-        self.user = nn.EmbeddingBag.from_pretrained(first["user"], freeze=False, mode="sum", include_last_offset=True)
-        self.item = nn.EmbeddingBag.from_pretrained(first["item"], freeze=False, mode="mean", include_last_offset=True)
+        first = {
+            n: torch.from_numpy(t.lookup(np.arange(NUM_IDS))) for n, t in sparse.tables.items()
+        }
+        self.user = nn.EmbeddingBag.from_pretrained(
+            first["user"], freeze=False, mode="sum", include_last_offset=True
+        )
+        self.item = nn.EmbeddingBag.from_pretrained(
+            first["item"], freeze=False, mode="mean", include_last_offset=True
+        )
         self.tower = copy.deepcopy(sparse.tower)
 
     def forward(self, batch: dict[str, hb.Ids]) -> Tensor:
@@ -63,7 +73,10 @@ def batches(steps: int = 20, n: int = 6) -> list[tuple[dict[str, hb.Ids], Tensor
         batch = {}
         for name in ("user", "item"):
             offsets = np.concatenate([[0], np.cumsum(random.integers(0, 4, n))])
-            batch[name] = hb.Ids(torch.from_numpy(random.integers(0, NUM_IDS, offsets[-1])), torch.from_numpy(offsets))
+            batch[name] = hb.Ids(
+                torch.from_numpy(random.integers(0, NUM_IDS, offsets[-1])),
+                torch.from_numpy(offsets),
+            )
         out.append((batch, torch.from_numpy(random.integers(0, 2, n)).float()))
     return out
 
@@ -81,7 +94,9 @@ def agree(sparse: Sparse, dense: Dense) -> None:
         torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-5)
 
 
-def pair(rule: Any, optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]) -> tuple[Any, ...]:
+def pair(
+    rule: Any, optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+) -> tuple[Any, ...]:
     """(sparse model, dense model, the optimizers of each: towers by Sgd, rows by the rule)."""
     torch.manual_seed(0)
     sparse = Sparse(rule)
@@ -118,7 +133,10 @@ def test_dense_parameters_are_all_but_the_rows() -> None:
 
 def test_learning_rate_schedulers_drive_the_tables() -> None:
     sparse, dense, mine, its = pair(hb.Sgd(lr=0.5), lambda p: torch.optim.SGD(p, lr=0.5))
-    schedules = [torch.optim.lr_scheduler.ExponentialLR(optimizers[1], gamma=0.8) for optimizers in (mine, its)]
+    schedules = [
+        torch.optim.lr_scheduler.ExponentialLR(optimizers[1], gamma=0.8)
+        for optimizers in (mine, its)
+    ]
     for batch, label in batches():
         for model, optimizers in ((sparse, mine), (dense, its)):
             for optimizer in optimizers:
@@ -183,7 +201,8 @@ def test_zero_grad_forgets_what_waits() -> None:
     mine[1].step()
     assert all(table.step == 0 for table in sparse.tables.values())
     loss_of(sparse, batch, label)
-    assert before != {name: list(table.export()) for name, table in sparse.tables.items()}  # rows were inserted,
+    # rows were inserted,
+    assert before != {name: list(table.export()) for name, table in sparse.tables.items()}
     for table in sparse.tables.values():  # none has learned
         ids = np.concatenate([batch["id"].to_numpy() for batch in table.export()])
         fresh = hb.Table(table.name, dim=DIM).lookup(ids)
@@ -280,17 +299,22 @@ def test_a_table_in_two_modules_steps_once_with_the_sum() -> None:
     optimizer.step()
     assert table.step == 1
     assert table.lookup([5, 6]).tolist() == [[-1.0, -1.0]] * 2
-    accumulators = np.concatenate([np.stack(b["state"].to_numpy(zero_copy_only=False)) for b in table.export()])
+    accumulators = np.concatenate(
+        [np.stack(b["state"].to_numpy(zero_copy_only=False)) for b in table.export()]
+    )
     assert sorted(accumulators[:, 0].tolist()) == [9.0, 16.0]
 
 
-def test_rows_evicted_between_forward_and_step_take_no_gradient_and_no_other_row_takes_theirs() -> None:
+def test_rows_evicted_between_forward_and_step_take_no_gradient_and_no_other_row_takes_theirs() -> (
+    None
+):
     table = hb.Table("user", dim=1, rule=hb.Sgd(lr=1.0), init=hb.Zeros(), evict=hb.Lru(1024))
     bag = hb.EmbeddingBag(table)
     optimizer = hb.SparseOptimizer(bag)
     first, second = torch.arange(20).view(-1, 1), torch.arange(1_000, 1_020).view(-1, 1)
     loss = 5 * bag(first).sum()
-    for chunk in torch.arange(2_000, 12_000).view(-1, 20):  # far more than the table holds: all of `first` goes
+    # far more than the table holds: all of `first` goes
+    for chunk in torch.arange(2_000, 12_000).view(-1, 20):
         bag(chunk.view(-1, 1))
     assert (table.find(first.view(-1)) == -1).all()
     loss = loss + 7 * bag(second).sum()

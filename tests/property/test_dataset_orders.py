@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever the cuts, batch size, shuffle and bad rows: each row once, and any position resumes exactly."""
+"""Whatever the cuts, batch size, shuffle and bad rows: each row once, and any position resumes
+exactly.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ SCHEMA = Schema([Id("row"), Dense("x")])
 
 @dataclass(frozen=True)
 class Cut(Source):
-    """Rows 0 .. n - 1, cut into batches of `sizes` in turn; a resumed reader cuts elsewhere. `bad` rows have no x."""
+    """Rows 0 .. n - 1, cut into batches of `sizes` in turn; a resumed reader cuts elsewhere. `bad`
+    rows have no x.
+    """
 
     n: int
     sizes: tuple[int, ...]
@@ -33,7 +37,10 @@ class Cut(Source):
         return pa.schema([("row", pa.int64()), ("x", pa.float64())])
 
     def read(
-        self, position: Position | None = None, batch_rows: int = READ_ROWS, plan: ReadPlan = READ_ALL
+        self,
+        position: Position | None = None,
+        batch_rows: int = READ_ROWS,
+        plan: ReadPlan = READ_ALL,
     ) -> Iterator[tuple[pa.RecordBatch, Position]]:
         row, step = (position["row"] if position else 0), 0
         while row < self.n:
@@ -71,7 +78,9 @@ def test_every_order_is_exact(
     source: Cut, batch_size: int, shuffle: int, cache: bool, epoch: int, data: st.DataObject
 ) -> None:
     def make() -> Dataset:
-        return Dataset(source, SCHEMA, batch_size, shuffle, on_error="skip", prefetch=0, cache=cache)
+        return Dataset(
+            source, SCHEMA, batch_size, shuffle, on_error="skip", prefetch=0, cache=cache
+        )
 
     batches = list(make().epoch(epoch))
     expected = [row for row in range(source.n) if row not in source.bad]

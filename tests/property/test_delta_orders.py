@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""G3: what is served is the full and its deltas in order, whatever arrives in which order, how often, and from which run."""
+"""G3: what is served is the full and its deltas in order, whatever arrives in which order, how
+often, and from which run.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,13 @@ from hotbed.persist.format import Link
 IDS = st.integers(0, 40).map(lambda n: [-(2**63), 2**63 - 1, -1, 0, 1][n] if n < 5 else n * 7919)
 BATCHES = st.lists(IDS, min_size=0, max_size=12)
 # what a run does between two saves: learn these ids, drop those, move event time on by so much
-STEPS = st.lists(st.tuples(BATCHES, st.lists(IDS, max_size=4), st.integers(0, 6)), min_size=1, max_size=6)
+STEPS = st.lists(
+    st.tuples(BATCHES, st.lists(IDS, max_size=4), st.integers(0, 6)), min_size=1, max_size=6
+)
 SETTINGS = settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 POLICIES: list[dict[str, Any]] = [
     {"rule": hb.Adagrad(lr=0.1), "evict": hb.Ttl(seconds=5)},
@@ -74,7 +80,9 @@ class Run:
 
 @SETTINGS
 @given(st.sampled_from(POLICIES), STEPS, st.integers(1, 4))
-def test_a_chain_holds_what_the_run_held_and_so_does_its_compaction(policies: Any, steps: Any, every: int) -> None:
+def test_a_chain_holds_what_the_run_held_and_so_does_its_compaction(
+    policies: Any, steps: Any, every: int
+) -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = Run(Path(folder), policies).go(steps, every)
         for link in run.links:
@@ -97,21 +105,32 @@ def test_a_chain_holds_what_the_run_held_and_so_does_its_compaction(policies: An
 def test_a_replica_holds_a_state_of_a_run_after_any_arrivals(
     policies: Any, steps: Any, more: Any, every: int, branch: int, data: Any
 ) -> None:
-    """Arrivals in any order, with duplicates and gaps, from a run and one that branched off: each is applied, known or refused."""
+    """Arrivals in any order, with duplicates and gaps, from a run and one that branched off: each
+    is applied, known or refused.
+    """
     with tempfile.TemporaryDirectory() as folder:
         run = Run(Path(folder), policies).go(steps, every)
         begin = run.links[branch % len(run.links)]
-        saved = Saved(begin.store.path(begin.folder), begin.manifest["digest"], 0, 0, "", tuple(begin.chain))
+        saved = Saved(
+            begin.store.path(begin.folder), begin.manifest["digest"], 0, 0, "", tuple(begin.chain)
+        )
         other = Run(Path(folder), policies, begin=saved).go(more, every)
         links = [*run.links, *other.links]
         values = {**run.values, **other.values}
-        order = data.draw(st.lists(st.sampled_from(range(len(links))), max_size=24).map(lambda o: o))
+        order = data.draw(
+            st.lists(st.sampled_from(range(len(links))), max_size=24).map(lambda o: o)
+        )
         replica, held, taken = Replica(), None, set[str]()
         for link in [links[number] for number in order] + run.links[-1:] + other.links:
-            digest, chain = link.manifest["digest"], [one["digest"] for one in link.manifest["chain"]]
+            digest, chain = (
+                link.manifest["digest"],
+                [one["digest"] for one in link.manifest["chain"]],
+            )
             if digest in taken:
                 assert not replica.apply(link)
-            elif link.manifest["kind"] == "full" or (held is not None and link.manifest["parent"] == held):
+            elif link.manifest["kind"] == "full" or (
+                held is not None and link.manifest["parent"] == held
+            ):
                 assert replica.apply(link)
                 held = digest
                 taken |= {digest, *chain}
@@ -128,7 +147,9 @@ def test_a_replica_holds_a_state_of_a_run_after_any_arrivals(
 
 @SETTINGS
 @given(st.sampled_from(POLICIES), STEPS, st.data())
-def test_legal_orders_with_duplicates_end_at_the_newest_state(policies: Any, steps: Any, data: Any) -> None:
+def test_legal_orders_with_duplicates_end_at_the_newest_state(
+    policies: Any, steps: Any, data: Any
+) -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = Run(Path(folder), policies).go(steps, every=99)
         replica = Replica()

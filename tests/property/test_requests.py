@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request is encoded and looked up to the very bits of Encoder and Table, however its columns are given."""
+"""A request is encoded and looked up to the very bits of Encoder and Table, however its columns are
+given.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,11 @@ def column(draw: Any, n: int, kinds: list[str]) -> pa.Array:
     if draw(st.integers(0, 3)) == 0:
         one = st.none() | one
     values = draw(st.lists(one, min_size=n, max_size=n))
-    return pa.array(values, arrow.value_type).dictionary_encode() if kind == "words" else pa.array(values, arrow)
+    return (
+        pa.array(values, arrow.value_type).dictionary_encode()
+        if kind == "words"
+        else pa.array(values, arrow)
+    )
 
 
 IDS = [*INTEGERS, "bool", "text", "words", "bags"]
@@ -68,15 +74,36 @@ def problems(draw: Any) -> tuple[hb.Schema, dict[str, pa.Array], list[str], int]
     raw |= {f"d{k}": column(draw, 1 if f"d{k}" in context else n, NUMBERS) for k in range(2)}
     columns: list[Any] = []
     for k in range(draw(st.integers(1, 4))):
-        kinds = [[], [], [], [t.Hash(50)], [t.Cross(["i1"])], [t.Cross(["d0", "i2"], bins=9)], [t.Split("|")]]
+        kinds = [
+            [],
+            [],
+            [],
+            [t.Hash(50)],
+            [t.Cross(["i1"])],
+            [t.Cross(["d0", "i2"], bins=9)],
+            [t.Split("|")],
+        ]
         columns.append(
-            hb.Id(f"f{k}", draw(st.sampled_from("ab")), draw(st.sampled_from(kinds)),
-                  draw(st.sampled_from(["sum", "mean", "max", "none"])), draw(st.sampled_from(["i0", "i1", "i2"])),
-                  draw(st.sampled_from([None, None, 0])), draw(st.sampled_from([None, None, 2])))
-        )  # fmt: skip
+            hb.Id(
+                f"f{k}",
+                draw(st.sampled_from("ab")),
+                draw(st.sampled_from(kinds)),
+                draw(st.sampled_from(["sum", "mean", "max", "none"])),
+                draw(st.sampled_from(["i0", "i1", "i2"])),
+                draw(st.sampled_from([None, None, 0])),
+                draw(st.sampled_from([None, None, 2])),
+            )
+        )
     for k in range(draw(st.integers(0, 3))):
-        kinds = [[], [], [t.FillMissing(0.5), t.Clip(-2.0, 9.0)], [t.FillMissing(1.0), t.Normalize(1.0, 3.0)]]
-        columns.append(hb.Dense(f"x{k}", draw(st.sampled_from(kinds)), draw(st.sampled_from(["d0", "d1"]))))
+        kinds = [
+            [],
+            [],
+            [t.FillMissing(0.5), t.Clip(-2.0, 9.0)],
+            [t.FillMissing(1.0), t.Normalize(1.0, 3.0)],
+        ]
+        columns.append(
+            hb.Dense(f"x{k}", draw(st.sampled_from(kinds)), draw(st.sampled_from(["d0", "d1"])))
+        )
     return hb.Schema(columns), raw, context, n
 
 
@@ -85,7 +112,11 @@ def given_as(draw: Any, values: pa.Array) -> Any:
     way = draw(st.sampled_from(["arrow", "slice", "numpy", "strided", "list"]))
     if way == "slice":
         return pa.concat_arrays([values, values, values]).slice(len(values), len(values))
-    plain = not values.null_count and not pa.types.is_nested(values.type) and not pa.types.is_dictionary(values.type)
+    plain = (
+        not values.null_count
+        and not pa.types.is_nested(values.type)
+        and not pa.types.is_dictionary(values.type)
+    )
     if way in ("numpy", "strided") and plain and not pa.types.is_string(values.type):
         array = values.to_numpy(zero_copy_only=False)
         return np.repeat(array, 2)[::2] if way == "strided" else array
@@ -99,7 +130,10 @@ def given_as(draw: Any, values: pa.Array) -> Any:
 
 
 def tables() -> dict[str, hb.Table]:
-    found = {"a": hb.Table("a", 3, default=0.0), "b": hb.Table("b", 2, admit=hb.MinCount(2), default=0.25)}
+    found = {
+        "a": hb.Table("a", 3, default=0.0),
+        "b": hb.Table("b", 2, admit=hb.MinCount(2), default=0.25),
+    }
     for table in found.values():
         table.find_or_insert(np.repeat(np.arange(-10, 25), 2))
     return found
@@ -113,22 +147,37 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ServedTable]:
     home: Path = tmp_path_factory.mktemp("rows")
     for table in TABLES.values():
         write_rows(home / table.name, table.dim, table.export())
-    return {name: ServedTable(describe(table.config), [Rows(home / name)]) for name, table in TABLES.items()}
+    return {
+        name: ServedTable(describe(table.config), [Rows(home / name)])
+        for name, table in TABLES.items()
+    }
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(problem=problems(), data=st.data())
 @pytest.mark.filterwarnings("ignore:table .* is fed both")
 def test_a_request_holds_the_bits_of_the_encoder(
-    served: dict[str, ServedTable], problem: tuple[hb.Schema, dict[str, pa.Array], list[str], int], data: Any
+    served: dict[str, ServedTable],
+    problem: tuple[hb.Schema, dict[str, pa.Array], list[str], int],
+    data: Any,
 ) -> None:
     schema, raw, context, n = problem
     first = pa.array(np.zeros(n, np.int64))
-    asked = {name: given_as(data.draw, values) for name, values in raw.items() if name not in context}
+    asked = {
+        name: given_as(data.draw, values) for name, values in raw.items() if name not in context
+    }
     asked["unused"] = np.arange(n)
-    around = {name: raw[name] if data.draw(st.booleans()) else raw[name][0].as_py() for name in context}
-    once = {name: value if isinstance(value, pa.Array) else [value] for name, value in around.items()}
-    repeated = {name: Memory({name: value}).table.column(name).take(first) for name, value in once.items()}
+    around = {
+        name: raw[name] if data.draw(st.booleans()) else raw[name][0].as_py() for name in context
+    }
+    once = {
+        name: value if isinstance(value, pa.Array) else [value] for name, value in around.items()
+    }
+    repeated = {
+        name: Memory({name: value}).table.column(name).take(first) for name, value in once.items()
+    }
     encoder = RequestEncoder(schema)
     try:
         expected = Encoder(schema)(Memory({**asked, **repeated}).table, labels=False)
@@ -162,7 +211,9 @@ def test_a_request_holds_the_bits_of_the_encoder(
         assert ours.offsets.tolist() == one.offsets.tolist(), name
     flat = Lookup(features, served)(found.ids, n).flat
     pooled = [
-        pool(expected.ids[name], TABLES[table], pooling) for name, table, pooling in features if pooling != "none"
+        pool(expected.ids[name], TABLES[table], pooling)
+        for name, table, pooling in features
+        if pooling != "none"
     ]
     if pooled:
         assert (flat == np.concatenate(pooled, axis=1)).all()
@@ -187,7 +238,9 @@ def pool(ids: hb.Ids, table: hb.Table, pooling: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("dtype", ROW_DTYPES)
-def test_one_sample_stands_for_all_whatever_the_rows_are_kept_in(dtype: Any, tmp_path: Path) -> None:
+def test_one_sample_stands_for_all_whatever_the_rows_are_kept_in(
+    dtype: Any, tmp_path: Path
+) -> None:
     table = TABLES["a"]
     write_rows(tmp_path / "a", table.dim, table.export(), dtype=dtype)
     served = {"a": ServedTable(describe(table.config), [Rows(tmp_path / "a")])}

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cache gives the rows of the version that is asked for, whatever it holds, and never holds more than it may."""
+"""A cache gives the rows of the version that is asked for, whatever it holds, and never holds more
+than it may.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 import hotbed as hb
 from hotbed.config import describe
@@ -31,7 +39,9 @@ TABLES = {
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """A cache over versions of dicts: every row that comes is compared with the dict of its version."""
+    """A cache over versions of dicts: every row that comes is compared with the dict of its
+    version.
+    """
 
     policy: ClassVar[Policy] = "lru"
 
@@ -41,7 +51,9 @@ class CacheMachine(RuleBasedStateMachine):
         preload=st.sampled_from([0.0, 0.5, 1.0]),
     )
     def start(self, max_bytes: int, hot: list[int], preload: float) -> None:
-        self.store = FakeStore({name: dict[str, Any](describe(table.config)) for name, table in TABLES.items()})
+        self.store = FakeStore(
+            {name: dict[str, Any](describe(table.config)) for name, table in TABLES.items()}
+        )
         self.store.hottest = {"wide": hot}
         self.rows: dict[str, dict[int, list[float]]] = {name: {} for name in DIMS}
         self.now, self.max_bytes = 0, max_bytes
@@ -56,7 +68,9 @@ class CacheMachine(RuleBasedStateMachine):
         for (name, dim), ids in zip(DIMS.items(), written, strict=True):
             for one in removed:
                 self.rows[name].pop(one, None)
-            self.rows[name] |= {one: [float(one % 1009), *[float(self.now)] * (dim - 1)][:dim] for one in ids}
+            self.rows[name] |= {
+                one: [float(one % 1009), *[float(self.now)] * (dim - 1)][:dim] for one in ids
+            }
             if dim == 1:
                 self.rows[name] |= {one: [float(self.now)] for one in ids}
         self.store.publish(self.rows)
@@ -77,12 +91,20 @@ class CacheMachine(RuleBasedStateMachine):
         """The newest version as a rule; any before it, too."""
         self.check(-1 if which > 1 else which % len(self.lookups), request)
 
-    @rule(requests=st.lists(st.tuples(st.integers(0, 9), REQUEST), min_size=2, max_size=6), written=REQUEST)
-    def ask_from_threads_while_a_version_comes(self, requests: list[Any], written: tuple[list[int], list[int]]) -> None:
+    @rule(
+        requests=st.lists(st.tuples(st.integers(0, 9), REQUEST), min_size=2, max_size=6),
+        written=REQUEST,
+    )
+    def ask_from_threads_while_a_version_comes(
+        self, requests: list[Any], written: tuple[list[int], list[int]]
+    ) -> None:
         known = len(self.lookups)
         self.change(written, [])
         with ThreadPoolExecutor(3) as pool:
-            asked = [pool.submit(self.check, max(0, known - 1 - which // 6), one) for which, one in requests]
+            asked = [
+                pool.submit(self.check, max(0, known - 1 - which // 6), one)
+                for which, one in requests
+            ]
             opened = pool.submit(self.cache.lookup, self.store.versions[-1], FEATURES)
             asked += [pool.submit(self.check, known - 1, one) for _, one in requests]
             for one in asked:
@@ -97,8 +119,14 @@ class CacheMachine(RuleBasedStateMachine):
         looked = lookup({"a": ids(request[0][:9]), "b": ids(request[1][:9])}, 9)
         self.store.silent = False
         late = [
-            {one for one, row in zip(asked, rows, strict=True) if row.tolist() != self.expected(-1, name, one)}
-            for name, asked, rows in zip(DIMS, (one[:9] for one in request), looked.sequences, strict=True)
+            {
+                one
+                for one, row in zip(asked, rows, strict=True)
+                if row.tolist() != self.expected(-1, name, one)
+            }
+            for name, asked, rows in zip(
+                DIMS, (one[:9] for one in request), looked.sequences, strict=True
+            )
         ]
         assert sum(map(len, late)) <= looked.late
         for name, wrong in zip(DIMS, late, strict=True):
@@ -116,8 +144,12 @@ class CacheMachine(RuleBasedStateMachine):
             assert rows.tolist() == [self.expected(which, name, one) for one in asked]
 
     def expected(self, which: int, name: str, one: int) -> list[float]:
-        row = self.store.versions[which if which >= 0 else len(self.lookups) - 1].rows[name].get(one)
-        found = TABLES[name].lookup(np.array([one]))[0] if row is None else np.array(row, np.float32)
+        row = (
+            self.store.versions[which if which >= 0 else len(self.lookups) - 1].rows[name].get(one)
+        )
+        found = (
+            TABLES[name].lookup(np.array([one]))[0] if row is None else np.array(row, np.float32)
+        )
         plain: list[float] = found.tolist()
         return plain
 
@@ -138,4 +170,6 @@ def ids(values: list[int], num_samples: int = 9) -> hb.Ids:
 @pytest.mark.parametrize("policy", ["lru", "lfu"])
 def test_a_row_is_that_of_its_version_and_memory_stays_bounded(policy: Policy) -> None:
     machine = type("Machine", (CacheMachine,), {"policy": policy})
-    run_state_machine_as_test(machine, settings=settings(max_examples=15, stateful_step_count=20, deadline=None))  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
+        machine, settings=settings(max_examples=15, stateful_step_count=20, deadline=None)
+    )  # type: ignore[no-untyped-call]

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A snapshot is the table of its moment, whatever happens while it is read; changes since the last one rebuild it."""
+"""A snapshot is the table of its moment, whatever happens while it is read; changes since the last
+one rebuild it.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,10 @@ TABLES: dict[str, dict[str, Any]] = {
     "half": {"dtype": "bfloat16", "evict": hb.Ttl(seconds=4)},
 }
 WORK = st.lists(
-    st.tuples(st.sampled_from(["learn", "learn", "crowd", "evict", "sweep", "remove", "look"]), BATCH), max_size=12
+    st.tuples(
+        st.sampled_from(["learn", "learn", "crowd", "evict", "sweep", "remove", "look"]), BATCH
+    ),
+    max_size=12,
 )
 
 
@@ -52,7 +57,9 @@ class Life:
         table = self.table
         if what == "learn":
             slots = table.find_or_insert(ids, self.now)
-            table.update(slots, np.random.default_rng(self.n).normal(size=(len(ids), 3)).astype(np.float32))
+            table.update(
+                slots, np.random.default_rng(self.n).normal(size=(len(ids), 3)).astype(np.float32)
+            )
         elif what == "crowd":  # fills partitions, so that Lru and Lfu must evict
             table.find_or_insert(np.arange(900 * self.n, 900 * self.n + 400), self.now)
         elif what == "evict":
@@ -76,7 +83,13 @@ def everything(table: Any) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("kind", list(TABLES))
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
-@given(before=WORK, between=WORK, meanwhile=WORK, order=st.permutations(range(4)), changes=st.booleans())
+@given(
+    before=WORK,
+    between=WORK,
+    meanwhile=WORK,
+    order=st.permutations(range(4)),
+    changes=st.booleans(),
+)
 def test_a_snapshot_is_the_table_of_its_moment(
     kind: str, before: Any, between: Any, meanwhile: Any, order: list[int], changes: bool
 ) -> None:
@@ -112,7 +125,10 @@ def test_a_snapshot_is_the_table_of_its_moment(
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
-@given(work=st.lists(WORK, min_size=1, max_size=5), fates=st.lists(st.booleans(), min_size=5, max_size=5))
+@given(
+    work=st.lists(WORK, min_size=1, max_size=5),
+    fates=st.lists(st.booleans(), min_size=5, max_size=5),
+)
 def test_a_snapshot_that_was_not_saved_gives_its_changes_back(work: Any, fates: list[bool]) -> None:
     table = hb.Table("t", 3, evict=[hb.Ttl(seconds=6), hb.Lru(1024)])
     table.track()

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever the clock did and however often a reader died: later lives hand out the very batches of earlier ones."""
+"""Whatever the clock did and however often a reader died: later lives hand out the very batches of
+earlier ones.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ SCHEMA = Schema([Id("row"), Dense("x"), Time("at", unit="s")])
 
 @dataclass(frozen=True)
 class Life:
-    """What happens to one process: what its clock decides, how often it looks up, what is saved, and when it dies."""
+    """What happens to one process: what its clock decides, how often it looks up, what is saved,
+    and when it dies.
+    """
 
     takes: tuple[int, ...]
     clock_step: float
@@ -58,8 +62,12 @@ def log(bad: frozenset[int], future: frozenset[int]) -> dict[str, list[Any]]:
     }
 
 
-def run(life: Life, stream: FakeStream, folder: Path, flush: float | None, position: Any, ends: bool) -> Any:
-    """The batches of one life and the last position saved in it; the journal is as a crash leaves it."""
+def run(
+    life: Life, stream: FakeStream, folder: Path, flush: float | None, position: Any, ends: bool
+) -> Any:
+    """The batches of one life and the last position saved in it; the journal is as a crash leaves
+    it.
+    """
     seconds = [1000.0]
 
     def clock() -> float:
@@ -67,9 +75,18 @@ def run(life: Life, stream: FakeStream, folder: Path, flush: float | None, posit
         return seconds[0]
 
     journal = Journal(folder / "journal")
-    dataset = Dataset(stream, SCHEMA, 7, on_error="skip", prefetch=life.prefetch, flush_seconds=flush,
-                      max_ahead_seconds=10**6)  # fmt: skip
-    dataset.live = Live(journal, DeadLetters(folder / "dead.jsonl"), clock=clock, tick_seconds=0.001)
+    dataset = Dataset(
+        stream,
+        SCHEMA,
+        7,
+        on_error="skip",
+        prefetch=life.prefetch,
+        flush_seconds=flush,
+        max_ahead_seconds=10**6,
+    )
+    dataset.live = Live(
+        journal, DeadLetters(folder / "dead.jsonl"), clock=clock, tick_seconds=0.001
+    )
     items = dataset.resume(position).stream()
     batches = []
     for number, item in enumerate(items if ends else islice(items, life.items)):
@@ -110,12 +127,15 @@ def test_a_batch_once_handed_out_is_handed_out_again(
             if bad | future
             else []
         )
-    assert [row for end in sorted(seen) for row in seen[end]] == [row for row in range(100) if row not in bad | future]
+    assert [row for end in sorted(seen) for row in seen[end]] == [
+        row for row in range(100) if row not in bad | future
+    ]
     assert sorted(letter["place"]["row"] for letter in letters) == sorted(bad | future)
 
 
 events = st.lists(
-    st.tuples(st.integers(0, 4), st.sampled_from(["view", "buy", "cart"]), st.integers(0, 2)), max_size=60
+    st.tuples(st.integers(0, 4), st.sampled_from(["view", "buy", "cart"]), st.integers(0, 2)),
+    max_size=60,
 )
 
 
@@ -137,8 +157,16 @@ def test_a_replay_goes_on_anywhere_and_its_labels_are_true(
             now += gap
             rows.append((now, kind, key, 1000 * number + len(rows)))
         everything += [(row[0], number, row) for row in rows]
-        sources.append(Memory({name: [row[i] for row in rows] for i, name in enumerate(("at", "kind", "key", "n"))})
-                       if rows else Memory({"at": [0], "kind": ["cart"], "key": [9], "n": [-1]}))  # fmt: skip
+        sources.append(
+            Memory(
+                {
+                    name: [row[i] for row in rows]
+                    for i, name in enumerate(("at", "kind", "key", "n"))
+                }
+            )
+            if rows
+            else Memory({"at": [0], "kind": ["cart"], "key": [9], "n": [-1]})
+        )
     monkeypatch.setattr(times, "READ_ROWS", run)
     late = LateLabels(("key",), "kind", "view", "buy", within_seconds=window)
     replay = Replay(sources, time="at", unit="s", late=late)
@@ -148,7 +176,9 @@ def test_a_replay_goes_on_anywhere_and_its_labels_are_true(
     expected = {}
     for place, (time, kind, key, n) in enumerate(order):
         buys = [other[0] for other in order[place + 1 :] if other[1] == "buy" and other[2] == key]
-        if kind == "view" and (bought := bool(buys) and buys[0] - time <= window) | (ends - time > window):
+        if kind == "view" and (bought := bool(buys) and buys[0] - time <= window) | (
+            ends - time > window
+        ):
             expected[n] = float(bought)
     assert {row["n"]: row["label"] for row, _ in whole} == expected
     assert len(whole) == len(expected)

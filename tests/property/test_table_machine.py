@@ -10,7 +10,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 import hotbed as hb
 from hotbed.embedding.init import partition
@@ -22,7 +28,9 @@ pytestmark = pytest.mark.core
 SECOND = 1_000_000
 CROWDED = [int(i) for i in np.arange(6_000) if partition([i])[0] in (3, 200)][:24]
 EXTREMES = [-1, -2, 0, -(2**63), 2**63 - 1, -(2**63) + 1, 1]
-IDS = st.one_of(st.sampled_from(EXTREMES), st.sampled_from(CROWDED), st.integers(-(2**63), 2**63 - 1))
+IDS = st.one_of(
+    st.sampled_from(EXTREMES), st.sampled_from(CROWDED), st.integers(-(2**63), 2**63 - 1)
+)
 BATCH = st.lists(IDS, max_size=12).map(lambda ids: np.array(ids, np.int64))
 
 RULES = {
@@ -39,11 +47,16 @@ RULES = {
 POLICIES: dict[str, dict[str, Any]] = {
     "none": {},
     "min_count": {"admit": hb.MinCount(3, coefficient=2), "default": 0.5},
-    "min_count_bounded": {"admit": hb.MinCount(9, coefficient=4, max_candidates=512, expire_seconds=5)},
+    "min_count_bounded": {
+        "admit": hb.MinCount(9, coefficient=4, max_candidates=512, expire_seconds=5)
+    },
     "min_count_sketch": {"admit": hb.MinCount(3, sketch_bytes=1 << 16)},
     "admit_all_but_count": {"admit": hb.MinCount(0), "default": 0.5},
     "probability": {"admit": hb.Probability(0.4, max_candidates=512)},
-    "probability_sketch": {"admit": hb.Probability(0.3, sketch_bytes=1 << 16), "evict": hb.Lfu(1024)},
+    "probability_sketch": {
+        "admit": hb.Probability(0.3, sketch_bytes=1 << 16),
+        "evict": hb.Lfu(1024),
+    },
     "ttl": {"evict": hb.Ttl(seconds=4)},
     "lru": {"evict": hb.Lru(1024)},
     "lfu": {"evict": hb.Lfu(1024), "admit": hb.MinCount(2)},
@@ -76,7 +89,9 @@ class TableMachine(RuleBasedStateMachine):
         self.timed = bool(self.reference.policies) or "admit" in self.keywords
 
     def times(self, n: int, lateness: int) -> Any:
-        """Times around now; with aged counts one a batch and all different, since equal sums may round differently."""
+        """Times around now; with aged counts one a batch and all different, since equal sums may
+        round differently.
+        """
         self.now += 700_003
         if not self.timed:
             return None
@@ -97,7 +112,12 @@ class TableMachine(RuleBasedStateMachine):
         assert len(set(got[got >= 0].tolist())) == len(set(ids[got >= 0].tolist()))
         return got, expected
 
-    @rule(ids=BATCH, lateness=st.integers(0, 8), seed=st.integers(0, 2**16), lr=st.sampled_from([None, 0.0, 0.01, 0.5]))
+    @rule(
+        ids=BATCH,
+        lateness=st.integers(0, 8),
+        seed=st.integers(0, 2**16),
+        lr=st.sampled_from([None, 0.0, 0.01, 0.5]),
+    )
     def learn(self, ids: np.ndarray, lateness: int, seed: int, lr: float | None) -> None:
         slots = self.both(ids, lateness)
         if self.native.frozen:

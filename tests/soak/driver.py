@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lives of a stream that is killed: a server for kill tests, which forks a process for each life.
 
-One JSON object a line in, one out. `{"root": DIR, "kill": {"at": POINT, "number": N, "after": bool}}` trains online
-from the events in DIR until the stream ends or the N-th passage of POINT kills it; `{"kill_after": SECONDS}` kills it
-from outside. The answer has `killed`, and for a life that ended `digest`, `steps`, `samples`, `resumed` (the step it
-began at). Other keys: `source` ("files"; "follow" = DIR/events as files arrive, with the
-keywords `follow`; or Kafka's keywords), `rows` (an endless stream ends after so
-many), `max_steps`, `threads`, `dataset`, `checkpoint`, `evict` (keywords), `remember` (the journal forgets nothing, so
-that an unbroken run can be made to decide the same), `epochs` (a fit of shuffled files instead of a stream; `model` is
-then the digest of the model in the end, `rows` of its metrics an epoch). Tests make events with `events`.
+One JSON object a line in, one out. `{"root": DIR, "kill": {"at": POINT, "number": N, "after":
+bool}}` trains online from the events in DIR until the stream ends or the N-th passage of POINT
+kills it; `{"kill_after": SECONDS}` kills it from outside. The answer has `killed`, and for a life
+that ended `digest`, `steps`, `samples`, `resumed` (the step it began at). Other keys: `source`
+("files"; "follow" = DIR/events as files arrive, with the keywords `follow`; or Kafka's keywords),
+`rows` (an endless stream ends after so many), `max_steps`, `threads`, `dataset`, `checkpoint`,
+`evict` (keywords), `remember` (the journal forgets nothing, so that an unbroken run can be made to
+decide the same), `epochs` (a fit of shuffled files instead of a stream; `model` is then the digest
+of the model in the end, `rows` of its metrics an epoch). Tests make events with `events`.
 """
 
 from __future__ import annotations
@@ -37,20 +38,33 @@ ROWS = 3000
 def events(seed: int, rows: int = ROWS) -> pa.Table:
     """Events of users and items that come and go, one a minute."""
     rng = np.random.default_rng(seed)
-    drift = np.arange(rows) // 30  # ids wander, so that old ones expire and new ones wait for admission
+    # ids wander, so that old ones expire and new ones wait for admission
+    drift = np.arange(rows) // 30
     user, item = rng.integers(0, 40, rows) + drift, rng.zipf(1.5, rows) % 60 + drift
     x = rng.normal(size=rows).astype(np.float32)
     y = ((user * 7 + item * 3) % 11 + x > 5).astype(np.int64)
-    return pa.table({"user": user, "item": item, "x": x, "y": y, "t": np.arange(rows) * 60 + rng.integers(0, 90, rows)})
+    return pa.table(
+        {
+            "user": user,
+            "item": item,
+            "x": x,
+            "y": y,
+            "t": np.arange(rows) * 60 + rng.integers(0, 90, rows),
+        }
+    )
 
 
-def write_events(folder: Path, seed: int, rows: int = ROWS, files: int = 5, pause: float = 0.0) -> None:
+def write_events(
+    folder: Path, seed: int, rows: int = ROWS, files: int = 5, pause: float = 0.0
+) -> None:
     """The events in parquet files; each appears whole, `pause` seconds after the one before."""
     folder.mkdir(parents=True, exist_ok=True)
     whole, size = events(seed, rows), -(-rows // files)
     for number in range(files):
         path = folder / f"events-{number:03d}.parquet"
-        pq.write_table(whole.slice(number * size, size), path.with_suffix(".tmp"), row_group_size=200)
+        pq.write_table(
+            whole.slice(number * size, size), path.with_suffix(".tmp"), row_group_size=200
+        )
         path.with_suffix(".tmp").rename(path)
         time.sleep(pause if number < files - 1 else 0.0)
 
@@ -79,19 +93,29 @@ def live(config: dict[str, Any]) -> dict[str, Any]:
 
     hb.set_num_threads(config.get("threads", 1))
     root = Path(config["root"])
-    schema = hb.Schema([hb.Label("y"), hb.Time("t", unit="s"), hb.Id("user"), hb.Id("item"), hb.Dense("x")])
+    schema = hb.Schema(
+        [hb.Label("y"), hb.Time("t", unit="s"), hb.Id("user"), hb.Id("item"), hb.Dense("x")]
+    )
     torch.manual_seed(3)
     tables = hb.make_tables(
-        schema, 4, rule=hb.Adagrad(lr=0.1), admit=hb.MinCount(2, expire_seconds=9000), evict=hb.Ttl(seconds=7200)
+        schema,
+        4,
+        rule=hb.Adagrad(lr=0.1),
+        admit=hb.MinCount(2, expire_seconds=9000),
+        evict=hb.Ttl(seconds=7200),
     )
-    network = hb.models.DCNv2(schema, tables, hidden=(8,), num_cross_layers=1, batch_norm=True, dropout=0.3)
+    network = hb.models.DCNv2(
+        schema, tables, hidden=(8,), num_cross_layers=1, batch_norm=True, dropout=0.3
+    )
     model = hb.RecModel(network, "bce", hb.Adam(lr=0.01), {"auc", "log_loss"})
     data = hb.Dataset(_source(config, root), schema, 32, **config.get("dataset", {}))
     if config.get("remember"):
         Journal.forget = lambda self, before: None  # type: ignore[method-assign]
     keywords = {"every_steps": 20, "full_every": 3, "wait": True} | config.get("checkpoint", {})
     if "epochs" in config:
-        return _fit(model, data, root, config["epochs"], hb.callbacks.Checkpoint(root / "state", **keywords))
+        return _fit(
+            model, data, root, config["epochs"], hb.callbacks.Checkpoint(root / "state", **keywords)
+        )
     callbacks = [
         hb.callbacks.Evict(**config.get("evict", {"step_interval": 7})),
         hb.callbacks.LearningRate(Warmup(60)),
@@ -158,7 +182,7 @@ def _source(config: dict[str, Any], root: Path) -> Any:
     return hb.sources.Parquet(str(root / "events" / "*.parquet"))
 
 
-# --- killing --------------------------------------------------------------------------------------------------------
+# --- killing --------------------------------------------------------------------------------------
 
 
 def points() -> dict[str, tuple[Any, str]]:
@@ -191,7 +215,9 @@ def points() -> dict[str, tuple[Any, str]]:
 
 
 def arm(at: str, number: int, *, after: bool) -> None:
-    """Make the `number`-th passage of a point kill this process, before or after what happens there."""
+    """Make the `number`-th passage of a point kill this process, before or after what happens
+    there.
+    """
     owner, name = points()[at]
     original: Callable[..., Any] = getattr(owner, name)
     passed = 0
@@ -218,7 +244,11 @@ def fork(config: dict[str, Any]) -> dict[str, Any]:
         code = 1
         try:
             if "kill" in config:
-                arm(config["kill"]["at"], config["kill"]["number"], after=config["kill"].get("after", False))
+                arm(
+                    config["kill"]["at"],
+                    config["kill"]["number"],
+                    after=config["kill"].get("after", False),
+                )
             with open(write, "w") as out:
                 json.dump(live(config), out)
             code = 0
@@ -269,7 +299,11 @@ class Lives:
 
 
 # The wall clock evicts, idle time ends batches, and nothing of it is forgotten.
-CLOCK = {"evict": {"seconds_interval": 0.3, "clock": "wall"}, "dataset": {"flush_seconds": 0.05}, "remember": True}
+CLOCK = {
+    "evict": {"seconds_interval": 0.3, "clock": "wall"},
+    "dataset": {"flush_seconds": 0.05},
+    "remember": True,
+}
 
 
 def decided_alike(lives: Lives, root: Path, whole: Path, config: dict[str, Any]) -> dict[str, Any]:
@@ -277,7 +311,9 @@ def decided_alike(lives: Lives, root: Path, whole: Path, config: dict[str, Any])
     (whole / "state").mkdir(parents=True)
     shutil.copy(root / "state" / "journal", whole / "state" / "journal")
     decided = (root / "state" / "journal").read_text()
-    assert all(f'"{topic}"' in decided for topic in ("block", "cut", "evict")), "the clock had nothing to decide"
+    assert all(f'"{topic}"' in decided for topic in ("block", "cut", "evict")), (
+        "the clock had nothing to decide"
+    )
     answer = lives(whole, **config)
     assert answer["resumed"] == 0
     return answer
@@ -300,7 +336,8 @@ def produce(broker: Any, topic: str, rows: list[dict[str, Any]], seed: int) -> N
 def serve() -> None:
     import hotbed as hb
 
-    _ = hb.RecModel, hb.callbacks.Checkpoint, hb.models.DCNv2  # what every life needs is imported once
+    # what every life needs is imported once
+    _ = hb.RecModel, hb.callbacks.Checkpoint, hb.models.DCNv2
     for line in sys.stdin:
         print(json.dumps(fork(json.loads(line))), flush=True)
 

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A day of a stream whose ids come and go: once the TTL is reached, the process' memory stays where it is.
+"""A day of a stream whose ids come and go: once the TTL is reached, the process' memory stays where
+it is.
 
-The day passes in a process of its own, in event time: `python tests/soak/test_day_of_churn.py FOLDER [HOURS]` prints one
-JSON line an hour. It learns online with admission, eviction in slices, checkpoints with deltas, and windows.
+The day passes in a process of its own, in event time: `python tests/soak/test_day_of_churn.py
+FOLDER [HOURS]` prints one JSON line an hour. It learns online with admission, eviction in slices,
+checkpoints with deltas, and windows.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ TOLERANCE = 0.05
 
 @dataclass(frozen=True, eq=False)
 class Churn(Source):
-    """An endless source that ends after `hours`: block n is a pure function of n. A user's ids live for an hour."""
+    """An endless source that ends after `hours`: block n is a pure function of n. A user's ids live
+    for an hour.
+    """
 
     hours: int = HOURS
 
@@ -42,10 +46,21 @@ class Churn(Source):
         return True
 
     def schema(self) -> pa.Schema:
-        return pa.schema({"y": pa.int64(), "t": pa.int64(), "user": pa.int64(), "item": pa.int64(), "x": pa.float32()})
+        return pa.schema(
+            {
+                "y": pa.int64(),
+                "t": pa.int64(),
+                "user": pa.int64(),
+                "item": pa.int64(),
+                "x": pa.float32(),
+            }
+        )
 
     def read(
-        self, position: Position | None = None, batch_rows: int = READ_ROWS, plan: ReadPlan = READ_ALL
+        self,
+        position: Position | None = None,
+        batch_rows: int = READ_ROWS,
+        plan: ReadPlan = READ_ALL,
     ) -> Iterator[tuple[pa.RecordBatch, Position]]:
         live = plan.live or Live()
         state: dict[str, Any] = {"block": 0, "row": 0, "now": 0}
@@ -68,7 +83,8 @@ class Churn(Source):
     def block(self, number: int) -> pa.RecordBatch:
         rng = np.random.default_rng(number)
         hour = (number * BLOCK + np.arange(BLOCK)) / EVENTS_AN_HOUR
-        user = ((hour + rng.random(BLOCK)) * USERS).astype(np.int64) * 2_654_435_761  # wanders on with time
+        # wanders on with time
+        user = ((hour + rng.random(BLOCK)) * USERS).astype(np.int64) * 2_654_435_761
         item = (rng.zipf(1.3, BLOCK) % 20_000 + (hour * 2_000).astype(np.int64)) * 40_503
         x = rng.normal(size=BLOCK).astype(np.float32)
         y = (x + rng.normal(size=BLOCK) > 0.5).astype(np.int64)
@@ -92,7 +108,10 @@ class Hours:
         if run.now >= self._next * 3_600_000_000:
             stats = {name: dict(table.stats) for name, table in run.tables.items()}
             mean = sum(self._sizes) // len(self._sizes)
-            print(json.dumps({"hour": self._next, "resident_bytes": mean, "tables": stats}), flush=True)
+            print(
+                json.dumps({"hour": self._next, "resident_bytes": mean, "tables": stats}),
+                flush=True,
+            )
             self._next, self._sizes = self._next + 1, []
 
 
@@ -101,7 +120,9 @@ def day(folder: Path, hours: int) -> None:
 
     torch.set_num_threads(1)
     hb.set_num_threads(1)
-    schema = hb.Schema([hb.Label("y"), hb.Time("t", unit="s"), hb.Id("user"), hb.Id("item"), hb.Dense("x")])
+    schema = hb.Schema(
+        [hb.Label("y"), hb.Time("t", unit="s"), hb.Id("user"), hb.Id("item"), hb.Dense("x")]
+    )
     policies = {"admit": hb.MinCount(2, expire_seconds=3600), "evict": hb.Ttl(hours=TTL_HOURS)}
     tables = hb.make_tables(schema, dim=32, rule=hb.Adagrad(lr=0.05), **policies)
     network = hb.models.DCNv2(schema, tables, hidden=(16,), num_cross_layers=1)
@@ -121,18 +142,22 @@ def day(folder: Path, hours: int) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_memory_is_flat_once_the_ttl_is_reached(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, __file__, str(tmp_path)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, __file__, str(tmp_path)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     hours = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(hours) >= HOURS - 1
-    settled = [hour["resident_bytes"] for hour in hours[TTL_HOURS + 1 :]]  # the TTL, and an hour for what it leaves
+    # the TTL, and an hour for what it leaves
+    settled = [hour["resident_bytes"] for hour in hours[TTL_HOURS + 1 :]]
     assert max(settled) <= settled[0] * (1 + TOLERANCE), [round(size / 2**20) for size in settled]
     for name in ("user", "item"):
         stats = [hour["tables"][name] for hour in hours]
         rows = [one["rows"] for one in stats[TTL_HOURS + 1 :]]
         assert max(rows) <= min(rows) * 1.2, rows
         assert stats[-1]["evicted"] > 2 * max(rows), stats[-1]  # the day turned the table over
-    # what the table would hold without eviction is many times the tolerance: the test can see a leak
+    # what the table would hold without eviction is many times the tolerance: the test can see a
+    # leak
     assert hours[-1]["tables"]["user"]["evicted"] * 32 * 8 > 4 * TOLERANCE * settled[0]
 
 

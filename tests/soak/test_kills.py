@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""More than fifty kills, at random wall times and at named points, of streams of files, of a followed directory and of a
-topic of three skewed partitions. Everything random follows from SEED."""
+"""More than fifty kills, at random wall times and at named points, of streams of files, of a
+followed directory and of a topic of three skewed partitions. Everything random follows from SEED.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +21,29 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 
 SEED = 20261121
 # Where a life is killed, and how often at most it has passed there by then.
-POINTS = {"reading": 3, "mapping": 70, "dense": 70, "update": 70, "eviction": 25, "capture": 3, "checkpoint": 6, "table": 9,
-          "rename": 3, "replace": 6, "committed": 3, "forget": 2}  # fmt: skip
+POINTS = {
+    "reading": 3,
+    "mapping": 70,
+    "dense": 70,
+    "update": 70,
+    "eviction": 25,
+    "capture": 3,
+    "checkpoint": 6,
+    "table": 9,
+    "rename": 3,
+    "replace": 6,
+    "committed": 3,
+    "forget": 2,
+}
 KILLS: list[str] = []
 
 
 @pytest.fixture(scope="module")
 def driver() -> Any:
     """The module driver.py."""
-    spec = importlib.util.spec_from_file_location("kill_driver", Path(__file__).with_name("driver.py"))
+    spec = importlib.util.spec_from_file_location(
+        "kill_driver", Path(__file__).with_name("driver.py")
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -65,7 +80,11 @@ def killed(lives: Any, root: Path, seed: int, config: dict[str, Any]) -> dict[st
     for _ in range(choose.randint(1, 3)):
         if choose.random() < 0.5:
             at = choose.choice(list(points))
-            point = {"at": at, "number": choose.randint(1, points[at]), "after": choose.random() < 0.5}
+            point = {
+                "at": at,
+                "number": choose.randint(1, points[at]),
+                "after": choose.random() < 0.5,
+            }
             how, answer = str(point), lives(root, kill=point, **config)
         else:
             seconds = choose.uniform(0.1, 1.0)
@@ -80,12 +99,20 @@ def killed(lives: Any, root: Path, seed: int, config: dict[str, Any]) -> dict[st
 @pytest.mark.parametrize("seed", range(20))
 def test_files(seed: int, unbroken: str, lives: Any, driver: Any, tmp_path: Path) -> None:
     driver.write_events(tmp_path / "events", SEED)
-    config = {"checkpoint": {"every_steps": 1 + seed % 9, "wait": seed % 2 == 0, "full_every": 1 + seed % 4}}
+    config = {
+        "checkpoint": {
+            "every_steps": 1 + seed % 9,
+            "wait": seed % 2 == 0,
+            "full_every": 1 + seed % 4,
+        }
+    }
     assert killed(lives, tmp_path, seed, config)["digest"] == unbroken
 
 
 @pytest.mark.parametrize("at", POINTS)
-def test_files_at_each_point_twice(at: str, unbroken: str, lives: Any, driver: Any, tmp_path: Path) -> None:
+def test_files_at_each_point_twice(
+    at: str, unbroken: str, lives: Any, driver: Any, tmp_path: Path
+) -> None:
     driver.write_events(tmp_path / "events", SEED)
     for number in (min(5, POINTS[at]), 1):
         KILLS.extend([at] if lives(tmp_path, kill={"at": at, "number": number})["killed"] else [])
@@ -94,11 +121,19 @@ def test_files_at_each_point_twice(at: str, unbroken: str, lives: Any, driver: A
 
 @pytest.mark.parametrize("seed", range(100, 110))
 def test_a_followed_directory(seed: int, lives: Any, driver: Any, tmp_path: Path) -> None:
-    """Files arrive while it trains; idle times end batches and the wall clock evicts. The unbroken run that it is compared
-    with finds the same decisions on record."""
-    config = {"source": "follow", "follow": {"pattern": "*.parquet"}, "rows": driver.ROWS, **driver.CLOCK}
+    """Files arrive while it trains; idle times end batches and the wall clock evicts. The unbroken
+    run that it is compared with finds the same decisions on record.
+    """
+    config = {
+        "source": "follow",
+        "follow": {"pattern": "*.parquet"},
+        "rows": driver.ROWS,
+        **driver.CLOCK,
+    }
     root, whole = tmp_path / "killed", tmp_path / "whole"
-    arriving = threading.Thread(target=driver.write_events, args=(root / "events", SEED, driver.ROWS, 8, 0.4))
+    arriving = threading.Thread(
+        target=driver.write_events, args=(root / "events", SEED, driver.ROWS, 8, 0.4)
+    )
     (root / "events").mkdir(parents=True)
     arriving.start()
     answer = killed(lives, root, seed, config)
@@ -109,7 +144,9 @@ def test_a_followed_directory(seed: int, lives: Any, driver: Any, tmp_path: Path
 
 
 @pytest.mark.parametrize("seed", range(200, 212))
-def test_a_topic_of_three_skewed_partitions(seed: int, lives: Any, driver: Any, broker: Any, tmp_path: Path) -> None:
+def test_a_topic_of_three_skewed_partitions(
+    seed: int, lives: Any, driver: Any, broker: Any, tmp_path: Path
+) -> None:
     topic = f"events-{seed}"
     broker.create(topic, 3)
     config = {
@@ -117,12 +154,17 @@ def test_a_topic_of_three_skewed_partitions(seed: int, lives: Any, driver: Any, 
         "rows": driver.ROWS,
         **driver.CLOCK,
     }
-    arriving = threading.Thread(target=driver.produce, args=(broker, topic, driver.events(SEED).to_pylist(), seed))
+    arriving = threading.Thread(
+        target=driver.produce, args=(broker, topic, driver.events(SEED).to_pylist(), seed)
+    )
     arriving.start()
     answer = killed(lives, tmp_path / "killed", seed, config)
     arriving.join()
     assert answer["samples"] == driver.ROWS
-    assert driver.decided_alike(lives, tmp_path / "killed", tmp_path / "whole", config)["digest"] == answer["digest"]
+    assert (
+        driver.decided_alike(lives, tmp_path / "killed", tmp_path / "whole", config)["digest"]
+        == answer["digest"]
+    )
 
 
 def test_that_were_more_than_fifty_kills() -> None:

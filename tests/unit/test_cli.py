@@ -67,7 +67,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str, str]:
+def call(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str
+) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of `hotbed arguments`."""
     monkeypatch.setattr(sys, "argv", ["hotbed", *arguments])
     monkeypatch.setenv("COLUMNS", "200")
@@ -83,19 +85,47 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *a
 def test_verbs_and_flags_are_frozen() -> None:
     group = typer.main.get_command(cli.app)
     flags = {
-        name: sorted(option for parameter in command.params for option in parameter.opts if option != "--help")
+        name: sorted(
+            option
+            for parameter in command.params
+            for option in parameter.opts
+            if option != "--help"
+        )
         for name, command in group.commands.items()  # type: ignore[attr-defined]
     }
     job = ["--set", "job_file"]
     assert flags == {
-        "train": ["--restart", *job], "online": ["--max-seconds", "--max-steps", *job], "evaluate": job,
-        "predict": ["--out", "--set", "files", "what"], "export": ["--out", "--set", "what"],
-        "serve": ["--grpc-port", "--host", "--http-port", "--set", "--token-file", "--watch", "models"],
-        "parameter-server": ["--host", "--port", "--rows", "--set", "--token-file", "--watch", "models"],
-        "inspect": ["--set", "what"], "verify": ["checkpoint"],
-        "restore": ["--state", "path"], "diff": ["one", "two"],
-        "init": ["--columns", "--label", "--out", "data_file"], "schema": [], "doctor": [],
-    }  # fmt: skip
+        "train": ["--restart", *job],
+        "online": ["--max-seconds", "--max-steps", *job],
+        "evaluate": job,
+        "predict": ["--out", "--set", "files", "what"],
+        "export": ["--out", "--set", "what"],
+        "serve": [
+            "--grpc-port",
+            "--host",
+            "--http-port",
+            "--set",
+            "--token-file",
+            "--watch",
+            "models",
+        ],
+        "parameter-server": [
+            "--host",
+            "--port",
+            "--rows",
+            "--set",
+            "--token-file",
+            "--watch",
+            "models",
+        ],
+        "inspect": ["--set", "what"],
+        "verify": ["checkpoint"],
+        "restore": ["--state", "path"],
+        "diff": ["one", "two"],
+        "init": ["--columns", "--label", "--out", "data_file"],
+        "schema": [],
+        "doctor": [],
+    }
 
 
 def test_train_evaluate_predict_inspect(
@@ -118,7 +148,12 @@ def test_train_evaluate_predict_inspect(
     assert "evaluation: auc" in evaluated
 
     code, _, _ = call(
-        capsys, monkeypatch, "predict", "job.yaml", "--set", "predict={kind: parquet, path: rows.parquet}"
+        capsys,
+        monkeypatch,
+        "predict",
+        "job.yaml",
+        "--set",
+        "predict={kind: parquet, path: rows.parquet}",
     )
     assert code == 0
     predictions = pq.read_table("out/predictions.parquet")
@@ -145,19 +180,42 @@ def test_an_exported_model_scores_files_as_the_job_does(
     size = sum(file["bytes"] for file in manifest["files"].values())
     assert f"1 tables, {rows:,} rows, {size:,} bytes, learned until 2020-10-" in told
     assert f"digest {manifest['digest']}" in told
-    assert manifest["learned"] == 1_600_000_000 + 499 * 3600  # the stream's last event: it is the newest state
+    # the stream's last event: it is the newest state
+    assert manifest["learned"] == 1_600_000_000 + 499 * 3600
 
-    call(capsys, monkeypatch, "predict", "job.yaml", "--set", "predict={kind: parquet, path: rows.parquet}")
+    call(
+        capsys,
+        monkeypatch,
+        "predict",
+        "job.yaml",
+        "--set",
+        "predict={kind: parquet, path: rows.parquet}",
+    )
     table = pq.read_table("rows.parquet").drop_columns(["clicked"])
     pq.write_table(table[:300], "a.parquet")
     pq.write_table(table[300:], "b.parquet")
     code, told, error = call(
-        capsys, monkeypatch, "predict", "out/export", "a.parquet", "b.parquet", "--out", "scores.parquet"
+        capsys,
+        monkeypatch,
+        "predict",
+        "out/export",
+        "a.parquet",
+        "b.parquet",
+        "--out",
+        "scores.parquet",
     )
     assert code == 0, error
     assert "500 predictions" in told
-    call(capsys, monkeypatch, "predict", "job.yaml", "--set", "predict={kind: parquet, path: [a.parquet, b.parquet]}",
-         "--out", "unlabelled.parquet")  # fmt: skip
+    call(
+        capsys,
+        monkeypatch,
+        "predict",
+        "job.yaml",
+        "--set",
+        "predict={kind: parquet, path: [a.parquet, b.parquet]}",
+        "--out",
+        "unlabelled.parquet",
+    )
     assert pq.read_table("unlabelled.parquet").equals(pq.read_table("out/predictions.parquet"))
     ours, theirs = pq.read_table("out/predictions.parquet"), pq.read_table("scores.parquet")
     assert np.abs(ours["clicked"].to_numpy() - theirs["prediction"].to_numpy()).max() < 1e-6
@@ -229,7 +287,9 @@ def test_online_learns_the_past_once_and_goes_on_where_it_was_left(
 def test_output_of_a_job_may_be_a_url(
     scheme: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each command finds what the one before wrote, and nothing lands in a folder named after the scheme."""
+    """Each command finds what the one before wrote, and nothing lands in a folder named after the
+    scheme.
+    """
     output = f"{scheme}{folder}/urls/out"
     to = ("--set", f"output={output}")
     for command in (
@@ -251,7 +311,14 @@ def test_output_of_a_job_may_be_a_url(
     assert code == (0 if scheme == "file://" else 2)
     filesystem, root = fsspec.core.url_to_fs(output)
     names = {path.rpartition("/")[2] for path in filesystem.ls(root, detail=False)}
-    assert {"job.json", "report.html", "predictions.parquet", "scored.parquet", "export", "checkpoint"} <= names
+    assert {
+        "job.json",
+        "report.html",
+        "predictions.parquet",
+        "scored.parquet",
+        "export",
+        "checkpoint",
+    } <= names
     table = pq.read_table(filesystem.open(f"{root}/scored.parquet"))
     assert table.num_rows == 500
     strays = [path.name for path in folder.iterdir() if ":" in path.name]
@@ -277,7 +344,16 @@ def test_a_difference_is_shown_and_a_torn_checkpoint_named(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for output, steps in (("one", "1"), ("two", "2")):
-        call(capsys, monkeypatch, "online", "job.yaml", "--max-steps", steps, "--set", f"output={output}")
+        call(
+            capsys,
+            monkeypatch,
+            "online",
+            "job.yaml",
+            "--max-steps",
+            steps,
+            "--set",
+            f"output={output}",
+        )
     code, shown, _ = call(capsys, monkeypatch, "diff", "one/checkpoint", "two/checkpoint")
     assert code == 1
     assert "user" in shown
@@ -294,8 +370,18 @@ def test_a_job_starts_from_the_rows_of_another(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     call(capsys, monkeypatch, "train", "job.yaml", "--set", "output=old")
-    renamed = ("--set", "schema.columns.user.table=member", "--set", "output=new", "--set", "train=null",
-               "--set", "schema.columns.price.transforms=[]", "--max-steps", "0")  # fmt: skip
+    renamed = (
+        "--set",
+        "schema.columns.user.table=member",
+        "--set",
+        "output=new",
+        "--set",
+        "train=null",
+        "--set",
+        "schema.columns.price.transforms=[]",
+        "--max-steps",
+        "0",
+    )
     start = ("--set", "warm_start={path: old/checkpoint, rename: {user: member}}")
     code, printed, _ = call(capsys, monkeypatch, "online", "job.yaml", *renamed, *start)
     assert code == 0
@@ -312,14 +398,19 @@ def test_train_leaves_the_state_of_a_stream_alone_until_it_is_told_to_restart(
     states = folder / "out" / "checkpoint"
     _, first, _ = call(capsys, monkeypatch, "train", "job.yaml")
     before = {path: path.stat().st_mtime_ns for path in states.rglob("*")}
-    for sets in ((), ("--set", "stream=null")):  # a model that is trained anew would not be the newest
+    # a model that is trained anew would not be the newest
+    for sets in ((), ("--set", "stream=null")):
         code, printed, errors = call(capsys, monkeypatch, "train", "job.yaml", *sets)
         assert code == 2
         assert "training" not in printed
         assert "`hotbed online`" in errors
         assert "`hotbed train --restart`" in errors
     with Lock(states / "journal"):  # as a live `hotbed online` has it
-        for command in (["train", "job.yaml"], ["train", "job.yaml", "--restart"], ["online", "job.yaml"]):
+        for command in (
+            ["train", "job.yaml"],
+            ["train", "job.yaml", "--restart"],
+            ["online", "job.yaml"],
+        ):
             code, printed, errors = call(capsys, monkeypatch, *command)
             assert code == 2
             assert "training" not in printed
@@ -328,7 +419,9 @@ def test_train_leaves_the_state_of_a_stream_alone_until_it_is_told_to_restart(
 
     code, again, _ = call(capsys, monkeypatch, "train", "job.yaml", "--restart")
     assert code == 0
-    tables = [next(line for line in text.splitlines() if "│ user" in line) for text in (first, again)]
+    tables = [
+        next(line for line in text.splitlines() if "│ user" in line) for text in (first, again)
+    ]
     assert tables[0] == tables[1]
     code, same, _ = call(capsys, monkeypatch, "diff", "out/checkpoint", "out/checkpoint.aside-1")
     assert code == 0, same
@@ -352,21 +445,36 @@ def test_a_job_of_a_stream_alone_is_followed_but_not_trained(
     ("arguments", "message"),
     [
         (["train", "nothing.yaml"], "ConfigError nothing.yaml: cannot be read"),
-        (["train", "job.yaml", "--set", "modle.kind=lr"], "ConfigError job.modle: unknown key of job"),
-        (["train", "job.yaml", "--set", "model.hiden=[3]"], "ConfigError job.model.hiden: unknown key of dnn"),
+        (
+            ["train", "job.yaml", "--set", "modle.kind=lr"],
+            "ConfigError job.modle: unknown key of job",
+        ),
+        (
+            ["train", "job.yaml", "--set", "model.hiden=[3]"],
+            "ConfigError job.model.hiden: unknown key of dnn",
+        ),
         (
             ["train", "job.yaml", "--set", "metrics=[acu]"],
             "ConfigError job.metrics.0.kind: unknown kind — received 'acu'",
         ),
-        (["train", "job.yaml", "--set", "callbacks=[evikt]"], "ConfigError job.callbacks.0.kind: unknown kind"),
-        (["train", "job.yaml", "--set", "loss=bec"], "ConfigError job.loss.kind: unknown kind — received 'bec'"),
+        (
+            ["train", "job.yaml", "--set", "callbacks=[evikt]"],
+            "ConfigError job.callbacks.0.kind: unknown kind",
+        ),
+        (
+            ["train", "job.yaml", "--set", "loss=bec"],
+            "ConfigError job.loss.kind: unknown kind — received 'bec'",
+        ),
         (["train", "job.yaml", "--set", "fit.epochs"], "ConfigError --set: no '='"),
         (["online", "job.yaml", "--set", "stream=null"], "ConfigError job.stream: missing key"),
         (
             ["train", "job.yaml", "--set", "checkpoint.every_step=3"],
             "ConfigError job.checkpoint.every_step: unknown key of checkpoint",
         ),
-        (["train", "job.yaml", "--set", "stream=null", "--set", "train=null"], "ConfigError job.train: missing key"),
+        (
+            ["train", "job.yaml", "--set", "stream=null", "--set", "train=null"],
+            "ConfigError job.train: missing key",
+        ),
         (["verify", "nowhere"], "FormatError nowhere: no checkpoint"),
         (
             ["train", "job.yaml", "--set", "warm_start={path: a, renam: {}}"],
@@ -434,7 +542,9 @@ def test_a_draft_of_the_shipped_data_needs_no_correction() -> None:
     text = draft(str(ROOT / "data" / "ml_latest_small" / "ratings.csv"))
     assert "{kind: label, name: rating, threshold: 4}" in text
     assert "{kind: time, name: timestamp, unit: s}" in text
-    assert {"kind": "early_stopping", "metric": "log_loss", "patience": 1} in parse_value(text)["callbacks"]
+    assert {"kind": "early_stopping", "metric": "log_loss", "patience": 1} in parse_value(text)[
+        "callbacks"
+    ]
     assert {"kind": "best_weights", "metric": "log_loss"} in parse_value(text)["callbacks"]
 
 
@@ -483,7 +593,9 @@ def test_a_draft_names_the_columns_of_a_file_without_a_header(
     code, _, errors = call(capsys, monkeypatch, "init", "a.tsv", "--columns", "clicked, user,shop")
     assert code == 0, errors
     job = Job.read("job.yaml")
-    assert job.train == hb.sources.Csv("a.tsv", "\t", header=False, columns=("clicked", "user", "shop")).slice(stop=0.8)
+    assert job.train == hb.sources.Csv(
+        "a.tsv", "\t", header=False, columns=("clicked", "user", "shop")
+    ).slice(stop=0.8)
     assert [column.name for column in job.schema.columns] == ["clicked", "user", "shop"]
     (tmp_path / "b.tsv").write_text("x\tx\ty\n" + rows)
     source = draft("b.tsv", columns=["clicked", "user", "shop"])
@@ -494,24 +606,43 @@ def test_a_draft_names_the_columns_of_a_file_without_a_header(
 
 
 def test_a_draft_tells_whole_numbers_that_name_things_from_amounts(tmp_path: Path) -> None:
-    """Also where a name says nothing: neighbours are about equally frequent in counts, not in codes."""
+    """Also where a name says nothing: neighbours are about equally frequent in counts, not in
+    codes.
+    """
     rng = np.random.default_rng(0)
     codes = rng.permutation(60_000)[np.minimum(rng.zipf(1.3, 5000), 59_999)]
     columns = {
-        "label": rng.integers(0, 2, 5000), "C3": rng.poisson(300, 5000), "x1": codes, "x2": rng.poisson(300, 5000),
-        "x3": np.where(rng.random(5000) < 0.9, 0, codes), "total_price": codes,
-    }  # fmt: skip
+        "label": rng.integers(0, 2, 5000),
+        "C3": rng.poisson(300, 5000),
+        "x1": codes,
+        "x2": rng.poisson(300, 5000),
+        "x3": np.where(rng.random(5000) < 0.9, 0, codes),
+        "total_price": codes,
+    }
     pl.DataFrame(columns).write_parquet(tmp_path / "a.parquet")
     roles = {
-        line["name"]: line["kind"] for line in parse_value(draft(str(tmp_path / "a.parquet")))["schema"]["columns"]
+        line["name"]: line["kind"]
+        for line in parse_value(draft(str(tmp_path / "a.parquet")))["schema"]["columns"]
     }
-    assert roles == {"label": "label", "C3": "id", "x1": "id", "x2": "dense", "x3": "dense", "total_price": "dense"}
+    assert roles == {
+        "label": "label",
+        "C3": "id",
+        "x1": "id",
+        "x2": "dense",
+        "x3": "dense",
+        "total_price": "dense",
+    }
 
 
 def test_a_drafted_dense_column_lies_within_ten_deviations(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     flag = np.where(np.arange(5000) % 1000 == 0, 1.0, 0.0)
-    columns = {"label": rng.integers(0, 2, 5000), "flag": flag, "rare": 500.5 * flag, "plain": rng.normal(size=5000)}
+    columns = {
+        "label": rng.integers(0, 2, 5000),
+        "flag": flag,
+        "rare": 500.5 * flag,
+        "plain": rng.normal(size=5000),
+    }
     pl.DataFrame(columns).write_parquet(tmp_path / "a.parquet")
     spec = parse_value(draft(str(tmp_path / "a.parquet")))
     job = Job.from_json(spec)
@@ -519,24 +650,33 @@ def test_a_drafted_dense_column_lies_within_ten_deviations(tmp_path: Path) -> No
     assert schema["flag"].transforms == ()
     (batch,) = hb.Dataset(hb.sources.Parquet(tmp_path / "a.parquet"), schema, 5000)
     assert {name: bool(np.abs(values).max() <= 10) for name, values in batch.dense.items()} == {
-        "flag": True, "rare": True, "plain": True}  # fmt: skip
+        "flag": True,
+        "rare": True,
+        "plain": True,
+    }
     assert spec["fit"]["batch_size"] == 128
 
 
 def test_doctor_names_every_part() -> None:
     result = CliRunner().invoke(cli.app, ["doctor"], env={"COLUMNS": "200"})
     assert result.exit_code == 0
-    parts = "hotbed python core torch kafka device memory fsspec onnxruntime grpcio uvicorn httptools"
+    parts = (
+        "hotbed python core torch kafka device memory fsspec onnxruntime grpcio uvicorn httptools"
+    )
     for part in parts.split():
         assert part in result.output
 
 
 def test_serve_says_that_a_model_may_lie_at_a_parameter_server() -> None:
-    assert "grpc://HOST:PORT" in CliRunner().invoke(cli.app, ["serve", "--help"], env={"COLUMNS": "200"}).output
+    assert (
+        "grpc://HOST:PORT"
+        in CliRunner().invoke(cli.app, ["serve", "--help"], env={"COLUMNS": "200"}).output
+    )
 
 
 @pytest.mark.parametrize(
-    ("verb", "words"), [("serve", "of the server"), ("parameter-server", "of the server"), ("train", "of the job")]
+    ("verb", "words"),
+    [("serve", "of the server"), ("parameter-server", "of the server"), ("train", "of the job")],
 )
 def test_help_of_set_says_whose_values_they_are(verb: str, words: str) -> None:
     text = CliRunner().invoke(cli.app, [verb, "--help"], env={"COLUMNS": "200"}).output

@@ -37,7 +37,9 @@ class RoundHole(Shape):
 
     def __post_init__(self) -> None:
         if self.radius < 0:
-            raise ConfigError(f"RoundHole.radius: must be >= 0 — received {self.radius} — give such a number")
+            raise ConfigError(
+                f"RoundHole.radius: must be >= 0 — received {self.radius} — give such a number"
+            )
 
     def area(self) -> float:
         return 3 * self.radius**2
@@ -57,7 +59,9 @@ class Box:
 
 @config.described
 class Net:
-    def __init__(self, schema: object, tables: object, *, width: int = 8, lid: Shape | None = None) -> None:
+    def __init__(
+        self, schema: object, tables: object, *, width: int = 8, lid: Shape | None = None
+    ) -> None:
         self.schema, self.tables, self.width, self.lid = schema, tables, width, lid
 
 
@@ -71,7 +75,16 @@ def test_keys_are_the_keywords_of_the_constructor() -> None:
         "with": "w",
     }
     box = config.build(spec, Box)
-    assert box == Box((Square(2.0), RoundHole(1.5)), Square(), (3, 4), "open", Path("a/b"), {"x": Square()}, 0, "w")
+    assert box == Box(
+        (Square(2.0), RoundHole(1.5)),
+        Square(),
+        (3, 4),
+        "open",
+        Path("a/b"),
+        {"x": Square()},
+        0,
+        "w",
+    )
 
 
 def test_objects_that_already_fit_are_passed_through() -> None:
@@ -94,15 +107,27 @@ def test_objects_that_already_fit_are_passed_through() -> None:
             "job.lid.sid: unknown key of square — received 1 — did you mean 'side'?",
         ),
         ({"lid": [{"kind": "square", "sid": 1}]}, "job.lid.0.sid: unknown key of square"),
-        ({"lid": {"side": 1}}, "job.lid.kind: missing key — received {'side': 1} — use one of round_hole, square"),
-        ({"lid": "round_hole"}, "job.lid.radius: missing key of round_hole — received no keys — add it"),
+        (
+            {"lid": {"side": 1}},
+            "job.lid.kind: missing key — received {'side': 1} — use one of round_hole, square",
+        ),
+        (
+            {"lid": "round_hole"},
+            "job.lid.radius: missing key of round_hole — received no keys — add it",
+        ),
         ({"lid": {"kind": "round_hole", "radius": -1}}, "job.lid.radius: must be >= 0"),
         ({"lid": 3}, "job.lid: wrong value — received 3 (int)"),
         ({"shapes": 3}, "job.shapes: wrong value — received 3 (int) — give a list"),
         ({"size": [1]}, "job.size: wrong value — received [1] (list) — give a list of 2"),
         ({"size": [1, "x"]}, "job.size.1: wrong value — received 'x' (str) — give int"),
-        ({"mode": "ajar"}, "job.mode: wrong value — received 'ajar' (str) — give one of 'open', 'shut'"),
-        ({"extras": {"x": {"kind": "square", "side": True}}}, "job.extras.x.side: wrong value — received True (bool)"),
+        (
+            {"mode": "ajar"},
+            "job.mode: wrong value — received 'ajar' (str) — give one of 'open', 'shut'",
+        ),
+        (
+            {"extras": {"x": {"kind": "square", "side": True}}},
+            "job.extras.x.side: wrong value — received True (bool)",
+        ),
         ({"extras": []}, "job.extras: wrong value — received [] (list) — give a mapping"),
         ({"count": "many"}, "job.count: wrong value — received 'many' (str) — give int | float"),
         (None, "job: wrong value — received None (NoneType) — give a mapping"),
@@ -137,7 +162,11 @@ def test_given_arguments_are_not_keys() -> None:
 
 def test_a_described_class_is_written_by_its_constructor_arguments() -> None:
     net = Net("s", "t", width=9, lid=Square(2.0))
-    assert config.describe(net) == {"kind": "net", "width": 9, "lid": {"kind": "square", "side": 2.0}}
+    assert config.describe(net) == {
+        "kind": "net",
+        "width": 9,
+        "lid": {"kind": "square", "side": 2.0},
+    }
     assert config.describe(Net("s", "t")) == {"kind": "net"}
 
 
@@ -157,7 +186,8 @@ def test_what_cannot_be_written_is_an_error_that_names_its_type() -> None:
 
 
 shapes = st.one_of(
-    st.builds(Square, side=st.floats(0, 10), name=st.none() | st.text()), st.builds(RoundHole, radius=st.floats(0, 10))
+    st.builds(Square, side=st.floats(0, 10), name=st.none() | st.text()),
+    st.builds(RoundHole, radius=st.floats(0, 10)),
 )
 boxes = st.builds(
     Box,

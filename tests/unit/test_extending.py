@@ -46,7 +46,9 @@ def test_an_own_metric_has_all_verbs_and_goes_on_from_its_state(page: dict[str, 
     resumed.load_state(json.loads(json.dumps(stopped.state())))
     resumed.update(prediction[40:], label[40:], weight[40:])
     assert resumed.eval() == pytest.approx(whole.eval())
-    assert whole.eval() == pytest.approx(float(np.average((prediction - label) ** 2, weights=weight)))
+    assert whole.eval() == pytest.approx(
+        float(np.average((prediction - label) ** 2, weights=weight))
+    )
     whole.clear()
     assert np.isnan(whole.eval())
     assert type(hb.metrics.get_metric("brier_score")) is kind
@@ -77,11 +79,15 @@ def test_an_own_source_keeps_the_promises_of_every_source(page: dict[str, Any]) 
     assert rows(columns=("item",)) == [{"item": row["item"]} for row in whole]
 
 
-def test_a_position_that_is_no_position_is_an_error_that_says_what_to_yield(page: dict[str, Any]) -> None:
+def test_a_position_that_is_no_position_is_an_error_that_says_what_to_yield(
+    page: dict[str, Any],
+) -> None:
     class Careless(page["Sqlite"]):  # type: ignore[misc]
         def read(self, *arguments: Any) -> Any:
             return ((batch, position.to_json()) for batch, position in super().read(*arguments))
 
     data = hb.Dataset(Careless("clicks.db", "clicks"), page["columns"])
-    with pytest.raises(DataError, match=r"Careless.read: .*got dict. Yield \(batch, hb.sources.Position\(\{…\}\)\)"):
+    with pytest.raises(
+        DataError, match=r"Careless.read: .*got dict. Yield \(batch, hb.sources.Position\(\{…\}\)\)"
+    ):
         list(data)

@@ -15,7 +15,8 @@ import hotbed as hb
 
 ROOT = Path(__file__).parents[2]
 
-# Runs before anything else in a child process: the named modules cannot be imported, as if they were not installed.
+# Runs before anything else in a child process: the named modules cannot be imported, as if they
+# were not installed.
 BLOCKER = """
 import sys
 
@@ -30,7 +31,10 @@ sys.meta_path.insert(0, Blocker())
 
 def run_without(blocked: set[str], code: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", BLOCKER.format(blocked=blocked) + code], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", BLOCKER.format(blocked=blocked) + code],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -50,7 +54,12 @@ def test_every_public_name_exists(name: str) -> None:
 def test_type_checkers_see_the_same_public_list() -> None:
     tree = ast.parse(Path(hb.__file__).read_text())
     block = next(node for node in tree.body if isinstance(node, ast.If))
-    seen = {alias.asname for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    seen = {
+        alias.asname
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
     assert seen == set(hb.__all__)
 
 
@@ -84,7 +93,9 @@ print(first == again != second, "torch" in sys.modules)
     assert run_without({"torch"}, code).strip() == "True False"
 
 
-@pytest.mark.parametrize("name", ["RecModel", "EmbeddingCollection", "SparseOptimizer", "models", "load"])
+@pytest.mark.parametrize(
+    "name", ["RecModel", "EmbeddingCollection", "SparseOptimizer", "models", "load"]
+)
 def test_a_name_without_its_extra_says_what_to_install(name: str) -> None:
     code = f"""
 import hotbed as hb
@@ -99,7 +110,9 @@ except hb.errors.MissingExtra as error:
 
 
 def test_the_extra_all_holds_every_extra_of_users() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     (every,) = extras["all"]
     assert sorted(every.removeprefix("hotbed[").removesuffix("]").split(",")) == sorted(
         extras.keys() - {"all", "test", "bench", "docs", "dev"}

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job is one value: the same from Python, YAML, JSON and `--set`, and every mistake names its dotted path."""
+"""A job is one value: the same from Python, YAML, JSON and `--set`, and every mistake names its
+dotted path.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,11 @@ def test_parts_of_one_source_share_it(job_file: Path) -> None:
 
 
 def test_set_changes_one_value(job_file: Path) -> None:
-    changes = {"tables.rule.lr": 0.3, "schema.columns.user.table": "people", "train.source.path": "other.csv"}
+    changes = {
+        "tables.rule.lr": 0.3,
+        "schema.columns.user.table": "people",
+        "train.source.path": "other.csv",
+    }
     job = Job.read(job_file, changes)
     assert job.tables.rule == hb.Adagrad(lr=0.3)
     assert list(job.schema.tables) == ["people", "genres"]
@@ -100,19 +106,45 @@ def test_set_changes_one_value(job_file: Path) -> None:
     ("path", "value", "message"),
     [
         ("modl", 1, r"^job\.modl: unknown key of job — received 1 — did you mean 'model'\?"),
-        ("fit.epoch", 1, r"^job\.fit\.epoch: unknown key of fit — received 1 — did you mean 'epochs'\?"),
+        (
+            "fit.epoch",
+            1,
+            r"^job\.fit\.epoch: unknown key of fit — received 1 — did you mean 'epochs'\?",
+        ),
         ("fit.epochs", 0, r"^job\.fit\.epochs: must be at least 1 — received 0"),
         ("tables.rule.rate", 1, r"^job\.tables\.rule\.rate: unknown key of adagrad"),
         ("tables.rule.lr", -1, r"^job\.tables\.rule\.lr: "),
         ("tables.evict.0.day", 1, r"^job\.tables\.evict\.0\.day: unknown key of ttl — .*'days'"),
-        ("tables.overrides.genres.dmi", 2, r"^job\.tables\.overrides\.genres\.dmi: unknown key — .*'dim'"),
-        ("tables.overrides.genres.rule", {"kind": "sgdd"}, r"^job\.tables\.overrides\.genres\.rule\.kind: .*'sgd'"),
-        ("schema.columns.user.tabel", "x", r"^job\.schema\.columns\.2\.tabel: unknown key of id — .*'table'"),
-        ("train.source.delimeter", ";", r"^job\.train\.source\.delimeter: unknown key of csv — .*'delimiter'"),
-        ("train.kind", "slise", r"^job\.train\.kind: unknown kind — received 'slise' — did you mean 'slice'"),
+        (
+            "tables.overrides.genres.dmi",
+            2,
+            r"^job\.tables\.overrides\.genres\.dmi: unknown key — .*'dim'",
+        ),
+        (
+            "tables.overrides.genres.rule",
+            {"kind": "sgdd"},
+            r"^job\.tables\.overrides\.genres\.rule\.kind: .*'sgd'",
+        ),
+        (
+            "schema.columns.user.tabel",
+            "x",
+            r"^job\.schema\.columns\.2\.tabel: unknown key of id — .*'table'",
+        ),
+        (
+            "train.source.delimeter",
+            ";",
+            r"^job\.train\.source\.delimeter: unknown key of csv — .*'delimiter'",
+        ),
+        (
+            "train.kind",
+            "slise",
+            r"^job\.train\.kind: unknown kind — received 'slise' — did you mean 'slice'",
+        ),
     ],
 )
-def test_a_wrong_key_is_an_error_with_its_dotted_path(job_file: Path, path: str, value: Any, message: str) -> None:
+def test_a_wrong_key_is_an_error_with_its_dotted_path(
+    job_file: Path, path: str, value: Any, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         Job.read(job_file, {path: value})
 
@@ -124,20 +156,32 @@ def test_a_missing_key_is_an_error() -> None:
 
 def test_metrics_within_groups_are_named_as_in_python() -> None:
     pytest.importorskip("torch", reason="torch absent")
-    spec = {"schema": {"columns": [{"kind": "label", "name": "y"}, {"kind": "id", "name": "user"}]}, "model": "lr",
-            "train": {"kind": "csv", "path": "a.csv"}}  # fmt: skip
-    metrics = ["auc", "gauc@user", {"kind": "ndcg@user", "k": 5}, {"kind": "hit_rate", "k": 3, "group": "user"}]
+    spec = {
+        "schema": {"columns": [{"kind": "label", "name": "y"}, {"kind": "id", "name": "user"}]},
+        "model": "lr",
+        "train": {"kind": "csv", "path": "a.csv"},
+    }
+    metrics = [
+        "auc",
+        "gauc@user",
+        {"kind": "ndcg@user", "k": 5},
+        {"kind": "hit_rate", "k": 3, "group": "user"},
+    ]
     job = Job.from_json({**spec, "metrics": metrics})
     model = job.rec_model(job.schema)
     assert {name: getattr(metric, "group", None) for name, metric in model.metrics.items()} == {
-        "auc": None, "gauc@user": "user", "ndcg@user": "user", "hit_rate": "user"}  # fmt: skip
+        "auc": None,
+        "gauc@user": "user",
+        "ndcg@user": "user",
+        "hit_rate": "user",
+    }
     assert model.metrics["ndcg@user"].k == 5
     for wrong in ("auc@user", "gauc@"):
         with pytest.raises(ConfigError, match=r"^job\.metrics\.0: not a metric within groups"):
             Job.from_json({**spec, "metrics": [wrong]}).rec_model(job.schema)
-    assert {"type": "string", "pattern": "^(gauc|hit_rate|ndcg)@."} in json_schema()["$defs"]["job.job"]["properties"][
-        "metrics"
-    ]["anyOf"][0]["items"]["anyOf"]
+    assert {"type": "string", "pattern": "^(gauc|hit_rate|ndcg)@."} in json_schema()["$defs"][
+        "job.job"
+    ]["properties"]["metrics"]["anyOf"][0]["items"]["anyOf"]
 
 
 @pytest.mark.parametrize("name", ["train", "valid", "predict"])
@@ -150,8 +194,18 @@ def test_only_a_stream_may_be_endless(name: str) -> None:
 
 
 def test_override_sets_by_dotted_path_and_leaves_the_original() -> None:
-    spec: dict[str, Any] = {"rule": "adagrad", "columns": [{"name": "user"}, {"name": "film"}], "fit": {"epochs": 1}}
-    changes = {"rule.lr": 0.1, "columns.1.x": 2, "columns.user.x": 3, "fit.epochs": 2, "new.deep": 1}
+    spec: dict[str, Any] = {
+        "rule": "adagrad",
+        "columns": [{"name": "user"}, {"name": "film"}],
+        "fit": {"epochs": 1},
+    }
+    changes = {
+        "rule.lr": 0.1,
+        "columns.1.x": 2,
+        "columns.user.x": 3,
+        "fit.epochs": 2,
+        "new.deep": 1,
+    }
     assert override(spec, changes) == {
         "rule": {"kind": "adagrad", "lr": 0.1},
         "columns": [{"name": "user", "x": 3}, {"name": "film", "x": 2}],
@@ -204,7 +258,9 @@ def test_values_read_as_people_mean_them(text: str, value: Any) -> None:
         ("a.yaml", "!!python/object:os.system {}", r"a\.yaml: cannot be parsed"),
     ],
 )
-def test_a_file_that_is_no_job_is_an_error_with_its_name(tmp_path: Path, name: str, text: str, message: str) -> None:
+def test_a_file_that_is_no_job_is_an_error_with_its_name(
+    tmp_path: Path, name: str, text: str, message: str
+) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError, match=message):
         read_mapping(tmp_path / name)

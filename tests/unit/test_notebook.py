@@ -20,7 +20,17 @@ from hotbed.training.callbacks import ProgressBar
 
 SCHEMA = hb.Schema([hb.Label("y"), hb.Id("user")])
 COLUMNS: dict[str, Any] = {"y": [0, 1] * 8, "user": list(range(16))}
-MODULES = ("callbacks", "config", "errors", "losses", "metrics", "models", "sources", "testing", "transforms")
+MODULES = (
+    "callbacks",
+    "config",
+    "errors",
+    "losses",
+    "metrics",
+    "models",
+    "sources",
+    "testing",
+    "transforms",
+)
 
 
 def data(columns: dict[str, Any] = COLUMNS) -> hb.Dataset:
@@ -45,7 +55,10 @@ def test_repr_says_what_is_in_a_model_a_history_a_dataset_and_a_client(trained: 
     assert "valid.auc" in repr(history)
     for part in ("Dataset(", "'y', 'user'", "batch_size=8", "shuffle=4", "rows=16"):
         assert part in repr(data())
-    assert repr(hb.Client("http://me:secret@localhost:8000", token="t")) == "Client('http://localhost:8000')"
+    assert (
+        repr(hb.Client("http://me:secret@localhost:8000", token="t"))
+        == "Client('http://localhost:8000')"
+    )
 
 
 def test_epoch_line_shows_the_training_loss_beside_that_of_validation(trained: Any) -> None:
@@ -64,13 +77,17 @@ def test_tab_completion_shows_public_names_only(name: str) -> None:
 
 
 def test_folders_are_attributes_before_anything_of_them_was_imported() -> None:
-    code = "import hotbed as hb; print(hb.training.__name__, hb.optim.__name__, hb.persist.__name__)"
+    code = (
+        "import hotbed as hb; print(hb.training.__name__, hb.optim.__name__, hb.persist.__name__)"
+    )
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.split() == ["hotbed.training", "hotbed.optim", "hotbed.persist"]
 
 
-def test_error_in_a_notebook_shows_the_users_lines_and_the_message(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_in_a_notebook_shows_the_users_lines_and_the_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model = hb.RecModel(hb.models.LR(SCHEMA, hb.make_tables(SCHEMA, 1)), "bce", "adam", {"auc"})
     with pytest.raises(SchemaError) as caught:
         model.fit(data({"y": [0, 1], "usr": [1, 2]}), progress=False)
@@ -82,7 +99,9 @@ def test_error_in_a_notebook_shows_the_users_lines_and_the_message(monkeypatch: 
     assert "in require_columns" in "".join(caught.value._render_traceback_())
 
 
-def test_what_was_printed_is_not_displayed_again(trained: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_printed_is_not_displayed_again(
+    trained: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = trained[0].summary()
     assert capsys.readouterr().out == f"{text}\n"
     assert text._ipython_display_() is None

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What writing a version may meet: a disk that fills up, a kill; and what it takes: some bytes a row, for a while."""
+"""What writing a version may meet: a disk that fills up, a kill; and what it takes: some bytes a
+row, for a while.
+"""
 
 from __future__ import annotations
 
@@ -51,8 +53,17 @@ def test_a_new_full_beside_the_old_one_takes_a_few_dozen_bytes_a_row(tmp_path: P
     rows = dict.fromkeys(range(ROWS), 1.0)
     write(tmp_path / "export", rows, version=0, graph=GRAPH, counts=rows)
     write(tmp_path / "out", rows, version=1, counts=rows)
-    command = [sys.executable, "-c", MEASURE, tmp_path / "rows", tmp_path / "export", tmp_path / "out"]
-    peak, kept = map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+    command = [
+        sys.executable,
+        "-c",
+        MEASURE,
+        tmp_path / "rows",
+        tmp_path / "export",
+        tmp_path / "out",
+    ]
+    peak, kept = map(
+        int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    )
     assert peak < 100 * ROWS
     assert kept < 30 * ROWS
 
@@ -71,7 +82,9 @@ except PersistError as error:
 
 
 @pytest.mark.parametrize("limit", [40, 4000])
-def test_a_disk_that_fills_up_leaves_the_version_before(export: Path, tmp_path: Path, limit: int) -> None:
+def test_a_disk_that_fills_up_leaves_the_version_before(
+    export: Path, tmp_path: Path, limit: int
+) -> None:
     hb.ParameterServer(tmp_path / "rows").load("m", export)
     write(tmp_path / "out", {one: 2.0 for one in range(1000)}, version=4)
     command = [sys.executable, "-c", FULL_DISK, tmp_path / "rows", tmp_path / "out", str(limit)]
@@ -84,7 +97,9 @@ def test_a_disk_that_fills_up_leaves_the_version_before(export: Path, tmp_path: 
     assert not list((tmp_path / "rows" / "m").glob(".*"))
 
 
-def test_a_version_that_is_not_accepted_is_never_the_newest_and_leaves_nothing(export: Path, tmp_path: Path) -> None:
+def test_a_version_that_is_not_accepted_is_never_the_newest_and_leaves_nothing(
+    export: Path, tmp_path: Path
+) -> None:
     def refuse(version: object) -> None:
         raise ConfigError("a graph of the future")
 
@@ -93,7 +108,13 @@ def test_a_version_that_is_not_accepted_is_never_the_newest_and_leaves_nothing(e
     write(tmp_path / "new", {7: 2.0}, version=4)
     server.load("m", tmp_path / "new", lambda version: None)
     files = set((tmp_path / "rows").rglob("*"))
-    write(tmp_path / "out", {7: 3.0}, version=5, graph={**GRAPH, "dense": ["x"]}, graph_bytes=b"another graph")
+    write(
+        tmp_path / "out",
+        {7: 3.0},
+        version=5,
+        graph={**GRAPH, "dense": ["x"]},
+        graph_bytes=b"another graph",
+    )
     with pytest.raises(ConfigError, match="of the future"):
         server.load("m", tmp_path / "out", refuse)
     assert set((tmp_path / "rows").rglob("*")) == files
@@ -123,10 +144,13 @@ server.load("m", sys.argv[2])
     write(tmp_path / "out", {one: 2.0 for one in range(100)}, version=4)
     for places in range(5):  # each file that would have appeared
         done = subprocess.run(
-            [sys.executable, "-c", code, tmp_path / "rows", tmp_path / "out", str(places)], check=False
+            [sys.executable, "-c", code, tmp_path / "rows", tmp_path / "out", str(places)],
+            check=False,
         )
         version = hb.ParameterServer(tmp_path / "rows").model("m")
-        assert (version.version, read(version, [7])) == ((3, [7.0]) if done.returncode == 9 else (4, [2.0]))
+        assert (version.version, read(version, [7])) == (
+            (3, [7.0]) if done.returncode == 9 else (4, [2.0])
+        )
         if done.returncode == 0:
             break
     assert done.returncode == 0
@@ -142,7 +166,9 @@ def test_what_cannot_be_tidied_away_stops_no_load(export: Path, tmp_path: Path) 
     assert (tmp_path / "rows" / "m" / "somebody's").exists()
 
 
-def test_a_torn_list_of_changed_ids_costs_a_cache_its_rows_and_no_more(export: Path, tmp_path: Path) -> None:
+def test_a_torn_list_of_changed_ids_costs_a_cache_its_rows_and_no_more(
+    export: Path, tmp_path: Path
+) -> None:
     server, saved = hb.ParameterServer(tmp_path / "rows"), None
     server.load("m", export)
     for version in (4, 5):

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The served folder: what was loaded is read by any process, whole or not at all; one process writes."""
+"""The served folder: what was loaded is read by any process, whole or not at all; one process
+writes.
+"""
 
 from __future__ import annotations
 
@@ -30,31 +32,60 @@ from hotbed.serving.stores.mapped import ModelFolder
 pytestmark = pytest.mark.core
 DIM = 2
 SCHEMA = hb.Schema([hb.Label("label"), hb.Id("user", table="t")]).to_json()
-GRAPH = {"file": "graph.onnx", "lookups": [], "weights": ["network.w"], "dense": [], "outputs": ["prediction"]}
+GRAPH = {
+    "file": "graph.onnx",
+    "lookups": [],
+    "weights": ["network.w"],
+    "dense": [],
+    "outputs": ["prediction"],
+}
 CONFIG = describe(hb.Table("t", DIM, admit=hb.MinCount(2), default=0.5).config)
 
 
 def write(
-    root: Path, rows: dict[int, float], gone: list[int] | None = None, before: Saved | None = None, **members: Any
+    root: Path,
+    rows: dict[int, float],
+    gone: list[int] | None = None,
+    before: Saved | None = None,
+    **members: Any,
 ) -> Saved:
-    """A full, or a delta on `before`, in the container of docs/format.md; `counts` by id make the column `count`."""
+    """A full, or a delta on `before`, in the container of docs/format.md; `counts` by id make the
+    column `count`.
+    """
     counts, config = members.pop("counts", None), members.pop("config", CONFIG)
     graph = members.pop("graph_bytes", b"a graph")
     with Writer(root) as writer:
         given = (("rows", rows), ("removed", gone or []))
         parts = [[_part(writer, name, ids, counts)] if ids else [] for name, ids in given]
-        writer.write("dense.safetensors", save({"network/w": np.full(3, members["version"], np.float32)}))
+        writer.write(
+            "dense.safetensors", save({"network/w": np.full(3, members["version"], np.float32)})
+        )
         if "graph" in members:
             writer.write("graph.onnx", graph)
-        entry = {"name": "t", "config": config, "rows": len(rows), "scalars": hb.Table("t", DIM).scalars(),
-                 "candidates": None}  # fmt: skip
-        return writer.commit({
-            "kind": "full" if before is None else "delta", "contents": "values", "schema": SCHEMA, "published": 1.5,
-            "chain": [] if before is None else list(before.chain), "parent": None if before is None else before.digest,
-            "dense": {"file": "dense.safetensors", "optimizers": {}}, "package_version": "0", "model": None,
-            "positions": {}, "counters": {}, **members,
-            "tables": [{**entry, "parts": parts[0], "removed": parts[1]}],
-        })  # fmt: skip
+        entry = {
+            "name": "t",
+            "config": config,
+            "rows": len(rows),
+            "scalars": hb.Table("t", DIM).scalars(),
+            "candidates": None,
+        }
+        return writer.commit(
+            {
+                "kind": "full" if before is None else "delta",
+                "contents": "values",
+                "schema": SCHEMA,
+                "published": 1.5,
+                "chain": [] if before is None else list(before.chain),
+                "parent": None if before is None else before.digest,
+                "dense": {"file": "dense.safetensors", "optimizers": {}},
+                "package_version": "0",
+                "model": None,
+                "positions": {},
+                "counters": {},
+                **members,
+                "tables": [{**entry, "parts": parts[0], "removed": parts[1]}],
+            }
+        )
 
 
 def _part(writer: Writer, name: str, ids: Any, counts: dict[int, int] | None) -> dict[str, Any]:
@@ -65,7 +96,9 @@ def _part(writer: Writer, name: str, ids: Any, counts: dict[int, int] | None) ->
         values = np.repeat(np.array([ids[key] for key in keys.tolist()], np.float32), DIM)
         columns["value"] = pa.FixedSizeListArray.from_arrays(pa.array(values), DIM)
         if counts is not None:
-            columns["count"] = pa.array(np.array([counts.get(key, 0) for key in keys.tolist()], np.uint32))
+            columns["count"] = pa.array(
+                np.array([counts.get(key, 0) for key in keys.tolist()], np.uint32)
+            )
     file = f"tables/000-t/{name}.arrow"
     writer.write_batches(file, [pa.record_batch(columns)])
     return {"file": file, "first": 0, "last": 255, "rows": len(keys)}
@@ -79,17 +112,30 @@ def read(version: Any, ids: list[int]) -> list[float]:
 
 
 ROWS = st.dictionaries(st.integers(-3, 12), st.integers(1, 9).map(float), max_size=8)
-STEP = st.tuples(st.sampled_from(["delta", "delta", "delta", "full"]), ROWS, st.lists(st.integers(-3, 12), max_size=5),
-                 st.booleans(), st.booleans())  # fmt: skip
+STEP = st.tuples(
+    st.sampled_from(["delta", "delta", "delta", "full"]),
+    ROWS,
+    st.lists(st.integers(-3, 12), max_size=5),
+    st.booleans(),
+    st.booleans(),
+)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(first=ROWS, steps=st.lists(STEP, max_size=8))
-def test_whatever_is_loaded_skipped_or_started_again_rows_are_those_of_the_run(first: Any, steps: list[Any]) -> None:
+def test_whatever_is_loaded_skipped_or_started_again_rows_are_those_of_the_run(
+    first: Any, steps: list[Any]
+) -> None:
     with tempfile.TemporaryDirectory() as folder:
         root, known, asked = Path(folder), dict(first), list(range(-4, 14))
         export = write(root / "export", first, version=0, graph=GRAPH)
-        server, before, states = hb.ParameterServer(root / "rows"), None, {export.digest: dict(first)}
+        server, before, states = (
+            hb.ParameterServer(root / "rows"),
+            None,
+            {export.digest: dict(first)},
+        )
         server.load("m", root / "export")
         for number, (kind, rows, gone, loads, again) in enumerate(steps, 1):
             if before is None or kind == "full":
@@ -107,9 +153,13 @@ def test_whatever_is_loaded_skipped_or_started_again_rows_are_those_of_the_run(f
                 old = server.model("m")
                 version = server.load("m", root / "out")
                 assert read(version, asked) == [known.get(one, 0.5) for one in asked]
-                assert read(server.version("m", old.digest), asked) == [states[old.digest].get(i, 0.5) for i in asked]
+                assert read(server.version("m", old.digest), asked) == [
+                    states[old.digest].get(i, 0.5) for i in asked
+                ]
                 changed = server.changes("m", old.digest, version.digest)
-                differ = {one for one in asked if states[old.digest].get(one, 0.5) != known.get(one, 0.5)}
+                differ = {
+                    one for one in asked if states[old.digest].get(one, 0.5) != known.get(one, 0.5)
+                }
                 assert changed is None or differ <= set(changed["t"].tolist())
                 assert (changed is None) == (old.digest not in version.spec["chain"])
             found = hb.ParameterServer(root / "rows").model("m")  # what another process sees
@@ -119,7 +169,13 @@ def test_whatever_is_loaded_skipped_or_started_again_rows_are_those_of_the_run(f
 
 @pytest.fixture
 def export(tmp_path: Path) -> Path:
-    write(tmp_path / "export", {one: float(one) for one in range(1, 50)}, version=3, graph=GRAPH, learned=7.5)
+    write(
+        tmp_path / "export",
+        {one: float(one) for one in range(1, 50)},
+        version=3,
+        graph=GRAPH,
+        learned=7.5,
+    )
     return tmp_path / "export"
 
 
@@ -132,13 +188,17 @@ def test_a_second_start_needs_neither_export_nor_writer(export: Path, tmp_path: 
     assert found.graph == GRAPH
     assert found.graph_bytes() == b"a graph"
     assert found.schema.to_json() == SCHEMA
-    assert [(name, values.tolist()) for name, values in found.weights()] == [("network.w", [3.0, 3.0, 3.0])]
+    assert [(name, values.tolist()) for name, values in found.weights()] == [
+        ("network.w", [3.0, 3.0, 3.0])
+    ]
     assert read(found, [1, 49, 50]) == [1.0, 49.0, 0.5]
     with pytest.raises(ConfigError, match="no table 'x'"):
         found.find({"x": np.array([1])})
 
 
-def test_a_start_goes_on_from_what_was_published_for_the_same_export(export: Path, tmp_path: Path) -> None:
+def test_a_start_goes_on_from_what_was_published_for_the_same_export(
+    export: Path, tmp_path: Path
+) -> None:
     hb.ParameterServer(tmp_path / "rows").load("m", export)
     server = hb.ParameterServer(tmp_path / "rows")
     write(tmp_path / "out", {1: 8.0}, version=9)
@@ -149,13 +209,19 @@ def test_a_start_goes_on_from_what_was_published_for_the_same_export(export: Pat
     write(tmp_path / "other", {1: 8.0}, version=5, graph=GRAPH)
     assert hb.ParameterServer(tmp_path / "rows").load("m", tmp_path / "other").version == 5
     assert hb.ParameterServer(tmp_path / "rows", dtype="int8").load("m", export).version == 3
-    write(tmp_path / "full", {1: 8.0}, version=7, graph=GRAPH)  # a published full that brings its graph
+    # a published full that brings its graph
+    write(tmp_path / "full", {1: 8.0}, version=7, graph=GRAPH)
     assert hb.ParameterServer(tmp_path / "rows").load("m", export).version == 3
-    assert hb.ParameterServer(tmp_path / "rows").load("m", open_checkpoint(tmp_path / "full")).version == 7
+    assert (
+        hb.ParameterServer(tmp_path / "rows").load("m", open_checkpoint(tmp_path / "full")).version
+        == 7
+    )
     assert hb.ParameterServer(tmp_path / "rows").load("m", export).version == 7
 
 
-def test_two_versions_are_answered_for_and_older_ones_are_said_to_have_gone(export: Path, tmp_path: Path) -> None:
+def test_two_versions_are_answered_for_and_older_ones_are_said_to_have_gone(
+    export: Path, tmp_path: Path
+) -> None:
     server, saved = hb.ParameterServer(tmp_path / "rows"), None
     old = [server.load("m", export)]
     for number in range(4, 7):
@@ -176,7 +242,9 @@ def test_several_models_live_side_by_side_under_any_name(export: Path, tmp_path:
         write(tmp_path / str(number), {1: float(number)}, version=1, graph=GRAPH)
         server.load(name, tmp_path / str(number))
     other = hb.ParameterServer(tmp_path / "rows")
-    assert [read(other.model(name), [1]) for name in names] == [[float(number)] for number in range(len(names))]
+    assert [read(other.model(name), [1]) for name in names] == [
+        [float(number)] for number in range(len(names))
+    ]
     server.unload("a/b")
     with pytest.raises(ConfigError, match="'a/b': not loaded"):
         other.model("a/b")
@@ -198,7 +266,12 @@ def test_changes_say_which_ids_a_delta_touched(export: Path, tmp_path: Path) -> 
         versions.append(server.load("m", tmp_path / "out"))
     last = versions[-1].digest
     found = [server.changes("m", one.digest, last) for one in versions]
-    assert [sorted(one["t"].tolist()) for one in found if one] == [[5, 6, 7, 25, 26, 27], [6, 7, 26, 27], [7, 27], []]
+    assert [sorted(one["t"].tolist()) for one in found if one] == [
+        [5, 6, 7, 25, 26, 27],
+        [6, 7, 26, 27],
+        [7, 27],
+        [],
+    ]
     assert server.changes("m", "0" * 64, last) is None
     with pytest.raises(StoreError, match="has gone"):
         server.changes("m", versions[0].digest, versions[1].digest)
@@ -211,15 +284,23 @@ def test_more_deltas_than_are_remembered_apart_still_tell_what_may_have_changed(
     server, saved, versions = hb.ParameterServer(tmp_path / "rows"), None, list[Any]()
     server.load("m", export)
     for number in range(4, 9):
-        saved = write(tmp_path / "out", {number: 2.0}, [number + 20] if saved else [], saved, version=number)
+        saved = write(
+            tmp_path / "out", {number: 2.0}, [number + 20] if saved else [], saved, version=number
+        )
         versions.append(server.load("m", tmp_path / "out"))
     last = versions[-1]
-    assert [sorted(last.changed(one.digest)["t"].tolist()) for one in versions[2:]] == [[7, 8, 27, 28], [8, 28], []]
+    assert [sorted(last.changed(one.digest)["t"].tolist()) for one in versions[2:]] == [
+        [7, 8, 27, 28],
+        [8, 28],
+        [],
+    ]
     for one in versions[:2]:  # all that the full's deltas touched
         assert sorted(last.changed(one.digest)["t"].tolist()) == [5, 6, 7, 8, 25, 26, 27, 28]
 
 
-def test_a_removed_row_stays_removed_over_later_deltas_until_it_comes_back(export: Path, tmp_path: Path) -> None:
+def test_a_removed_row_stays_removed_over_later_deltas_until_it_comes_back(
+    export: Path, tmp_path: Path
+) -> None:
     server = hb.ParameterServer(tmp_path / "rows")
     server.load("m", export)
     saved = write(tmp_path / "out", dict.fromkeys(range(9), 1.0), version=4)
@@ -228,8 +309,12 @@ def test_a_removed_row_stays_removed_over_later_deltas_until_it_comes_back(expor
         saved = write(tmp_path / "out", rows, gone, saved, version=saved.version + 1)
         found.append(read(server.load("m", tmp_path / "out"), [3, 4, 5, 6]))
     assert found == [
-        [0.5, 0.5, 1.0, 1.0], [0.5, 0.5, 2.0, 1.0], [0.5, 0.5, 2.0, 0.5], [7.0, 0.5, 2.0, 0.5], [0.5, 0.5, 2.0, 0.5],
-    ]  # fmt: skip
+        [0.5, 0.5, 1.0, 1.0],
+        [0.5, 0.5, 2.0, 1.0],
+        [0.5, 0.5, 2.0, 0.5],
+        [7.0, 0.5, 2.0, 0.5],
+        [0.5, 0.5, 2.0, 0.5],
+    ]
 
 
 def test_a_reader_that_is_overtaken_reads_what_is_newest_by_then(
@@ -252,7 +337,9 @@ def test_a_reader_that_is_overtaken_reads_what_is_newest_by_then(
 
 def test_hot_ids_come_by_falling_count(tmp_path: Path, export: Path) -> None:
     counts = {one: one * 7 % 50 for one in range(50)}
-    write(tmp_path / "counted", {one: 1.0 for one in range(50)}, version=1, graph=GRAPH, counts=counts)
+    write(
+        tmp_path / "counted", {one: 1.0 for one in range(50)}, version=1, graph=GRAPH, counts=counts
+    )
     server = hb.ParameterServer(tmp_path / "rows")
     server.load("m", tmp_path / "counted")
     expected = sorted(counts, key=lambda one: (-counts[one], one))
@@ -276,11 +363,15 @@ sys.stdin.read()
 
 def test_a_second_process_that_writes_is_refused_and_may_read(export: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", WRITE, tmp_path / "rows", export]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "loaded\n"
         server = hb.ParameterServer(tmp_path / "rows")
-        with pytest.raises(PersistError, match=f"another process writes it — received process {other.pid}"):
+        with pytest.raises(
+            PersistError, match=f"another process writes it — received process {other.pid}"
+        ):
             server.load("m", export)
         with pytest.raises(PersistError, match="another process writes it"):
             server.unload("m")
@@ -296,7 +387,9 @@ def test_a_torn_foreign_or_escaping_folder_is_refused_by_name(export: Path, tmp_
     assert {path.suffix for path in whole} == {"", ".json", ".onnx", ".safetensors", ".rows"}
     for path, data in whole.items():
         damages = [data[: len(data) // 2], b"", b"\0" * len(data), None]
-        for damage in damages if path.suffix == ".rows" else [*damages, data[:-1] + bytes([data[-1] ^ 1])]:
+        for damage in (
+            damages if path.suffix == ".rows" else [*damages, data[:-1] + bytes([data[-1] ^ 1])]
+        ):
             path.unlink() if damage is None else path.write_bytes(damage)
             if path.name == "CURRENT" and damage is None:
                 continue
@@ -313,21 +406,36 @@ def test_no_name_in_a_version_leads_out_of_its_folder(export: Path, tmp_path: Pa
     spec, kept = json.loads(file.read_text()), next(home.glob("*.rows"))
     secret = tmp_path / "rows" / "secret"
     shutil.copy(kept, secret)
-    for name in ("../secret", str(secret), f"{kept.name}/../../secret", f"{'0' * 32}-x/../../secret", ".."):
+    for name in (
+        "../secret",
+        str(secret),
+        f"{kept.name}/../../secret",
+        f"{'0' * 32}-x/../../secret",
+        "..",
+    ):
         for place in ("layers", "graph"):
             wrong = json.loads(json.dumps(spec))
             if place == "layers":
                 wrong["tables"]["t"]["layers"][0]["file"] = name
             else:
                 data = secret.read_bytes()
-                wrong["files"]["graph"] = {"file": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+                wrong["files"]["graph"] = {
+                    "file": name,
+                    "bytes": len(data),
+                    "sha256": hashlib.sha256(data).hexdigest(),
+                }
             text = json.dumps(wrong).encode()
             key = hashlib.sha256(text).hexdigest()
             (home / f"{key[:32]}.json").write_bytes(text)
             (home / "CURRENT").write_text(f"{key}\n")
             with pytest.raises(FormatError, match="a file outside of the folder"):
                 hb.ParameterServer(tmp_path / "rows").model("m")
-    for text in (b"[]", b"{}", b"7", json.dumps({**spec, "schema": {"columns": [{"kind": "x"}]}}).encode()):
+    for text in (
+        b"[]",
+        b"{}",
+        b"7",
+        json.dumps({**spec, "schema": {"columns": [{"kind": "x"}]}}).encode(),
+    ):
         key = hashlib.sha256(text).hexdigest()
         (home / f"{key[:32]}.json").write_bytes(text)
         (home / "CURRENT").write_text(f"{key}\n")
@@ -335,7 +443,9 @@ def test_no_name_in_a_version_leads_out_of_its_folder(export: Path, tmp_path: Pa
             hb.ParameterServer(tmp_path / "rows").model("m")
 
 
-def test_a_torn_source_is_refused_and_the_version_before_stays(export: Path, tmp_path: Path) -> None:
+def test_a_torn_source_is_refused_and_the_version_before_stays(
+    export: Path, tmp_path: Path
+) -> None:
     server = hb.ParameterServer(tmp_path / "rows")
     server.load("m", export)
     saved = write(tmp_path / "out", {7: 2.0}, version=4)

@@ -19,7 +19,11 @@ from hotbed.serving.rows import Lookup, RowDtype, Rows, ServedTable, write_rows
 
 pytestmark = pytest.mark.core
 DIM = 3
-ID = st.one_of(st.sampled_from([-1, -2, 0, -(2**63), 2**63 - 1]), st.integers(-(2**63), 2**63 - 1), st.integers(0, 40))
+ID = st.one_of(
+    st.sampled_from([-1, -2, 0, -(2**63), 2**63 - 1]),
+    st.integers(-(2**63), 2**63 - 1),
+    st.integers(0, 40),
+)
 
 
 def config(**keywords: Any) -> dict[str, Any]:
@@ -29,7 +33,10 @@ def config(**keywords: Any) -> dict[str, Any]:
 
 def batch(rows: dict[int, list[float]]) -> pa.RecordBatch:
     values = pa.array([lane for row in rows.values() for lane in row], pa.float32())
-    columns = {"id": pa.array(list(rows), pa.int64()), "value": pa.FixedSizeListArray.from_arrays(values, DIM)}
+    columns = {
+        "id": pa.array(list(rows), pa.int64()),
+        "value": pa.FixedSizeListArray.from_arrays(values, DIM),
+    }
     return pa.record_batch(columns)
 
 
@@ -37,10 +44,14 @@ def gone(ids: list[int]) -> list[pa.RecordBatch]:
     return [pa.record_batch({"id": pa.array(ids, pa.int64())})]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     layers=st.lists(
-        st.tuples(st.dictionaries(ID, st.integers(-99, 99)), st.lists(ID, max_size=20)), min_size=1, max_size=4
+        st.tuples(st.dictionaries(ID, st.integers(-99, 99)), st.lists(ID, max_size=20)),
+        min_size=1,
+        max_size=4,
     ),
     asked=st.lists(ID, max_size=30),
     admit=st.booleans(),
@@ -71,12 +82,18 @@ def test_layers_read_like_a_dict_that_was_updated_in_their_order(
         held, taken = file.entries()
         alive = alive - set(taken.tolist()) | set(held.tolist())
     assert alive == set(known)
-    whole = pa.Table.from_batches(list(table.batches(np.array(sorted(alive), np.int64), 3)) or [batch({})]).to_pydict()
+    whole = pa.Table.from_batches(
+        list(table.batches(np.array(sorted(alive), np.int64), 3)) or [batch({})]
+    ).to_pydict()
     assert dict(zip(whole["id"], whole["value"], strict=True)) == known
 
 
-@pytest.mark.parametrize(("dtype", "error"), [("float32", 0.0), ("float16", 2e-3), ("int8", 0.5 / 127 * 2.001)])
-def test_narrow_rows_are_within_their_rounding(tmp_path: Path, dtype: RowDtype, error: float) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "error"), [("float32", 0.0), ("float16", 2e-3), ("int8", 0.5 / 127 * 2.001)]
+)
+def test_narrow_rows_are_within_their_rounding(
+    tmp_path: Path, dtype: RowDtype, error: float
+) -> None:
     table = hb.Table("t", DIM, init=hb.Uniform(2.0))
     ids = np.arange(-500, 500)
     table.find_or_insert(ids)

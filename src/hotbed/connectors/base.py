@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every source of events is: a value that yields Arrow record batches, each with the position after it."""
+"""What every source of events is: a value that yields Arrow record batches, each with the position
+after it.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,17 @@ READ_ROWS = 65_536
 """Rows that one `read` step hands out unless told otherwise."""
 
 PLACE = "\0place"
-"""Column of an endless source's batches: where each row came from (a struct), for dead letters and messages."""
+"""Column of an endless source's batches: where each row came from (a struct), for dead letters and
+messages.
+"""
 
 TICK = pa.RecordBatch.from_arrays([], schema=pa.schema([]))
 """The empty batch of an endless source that has nothing new."""
 
 OPENED = pa.RecordBatch.from_arrays([], schema=pa.schema([]))
-"""The empty batch before the rows of a block: its position knows what is in the block, also without the journal."""
+"""The empty batch before the rows of a block: its position knows what is in the block, also without
+the journal.
+"""
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,10 @@ class Position:
             return value
         state = json.loads(value) if isinstance(value, str) else value
         if not isinstance(state, Mapping):
-            raise DataError(f"a position is a JSON object — received {value!r} — pass what Position.to_json() returned")
+            raise DataError(
+                f"a position is a JSON object — received {value!r} — pass what Position.to_json() "
+                "returned"
+            )
         return cls(dict(state))
 
     def __getitem__(self, key: str) -> Any:
@@ -83,7 +92,9 @@ class Place:
 
 @dataclass
 class Skips:
-    """Counts what a reader left out because the user asked for `on_error="skip"`; logs the first of each kind."""
+    """Counts what a reader left out because the user asked for `on_error="skip"`; logs the first of
+    each kind.
+    """
 
     counts: dict[str, int] = field(default_factory=dict)
     last: str = ""
@@ -93,7 +104,9 @@ class Skips:
         first = reason not in self.counts
         self.counts[reason] = self.counts.get(reason, 0) + count
         self.last = printable(message)
-        logger.log(logging.WARNING if first else logging.DEBUG, "skipped (%s): %s", reason, self.last)
+        logger.log(
+            logging.WARNING if first else logging.DEBUG, "skipped (%s): %s", reason, self.last
+        )
 
     @property
     def total(self) -> int:
@@ -109,10 +122,11 @@ BadRow = tuple[int, str | bytes]
 class ReadPlan:
     """What the reader of a source wants from it.
 
-    `columns`: only these are needed (None = all). `types`: types that text columns are to be read as, where the source
-    has no types of its own. `skips`: None = the first bad row or file raises; else bad ones are counted there and left
-    out. `live`: journal, dead letters and clock of an endless source; None = it makes some of its own, in memory.
-    `aside`: takes the rows of a file that are left out because they cannot be read.
+    `columns`: only these are needed (None = all). `types`: types that text columns are to be read
+    as, where the source has no types of its own. `skips`: None = the first bad row or file raises;
+    else bad ones are counted there and left out. `live`: journal, dead letters and clock of an
+    endless source; None = it makes some of its own, in memory. `aside`: takes the rows of a file
+    that are left out because they cannot be read.
     """
 
     columns: tuple[str, ...] | None = None
@@ -133,11 +147,12 @@ READ_ALL = ReadPlan()
 
 
 class Source(ABC):
-    """A readable, re-readable sequence of rows. Sources are values: they hold no open file and no state.
+    """A readable, re-readable sequence of rows. Sources are values: they hold no open file and no
+    state.
 
-    An endless source (Kafka, a followed directory) hands out blocks. What is in a block was decided by the clock, once,
-    and stands in the journal of the plan before its rows are handed out, so that a run after a crash reads the same
-    blocks.
+    An endless source (Kafka, a followed directory) hands out blocks. What is in a block was decided
+    by the clock, once, and stands in the journal of the plan before its rows are handed out, so
+    that a run after a crash reads the same blocks.
 
     Example:
         >>> source = hb.sources.Csv("ratings.csv").join(hb.sources.Csv("movies.csv"), on="movieId").sort("timestamp")
@@ -150,17 +165,21 @@ class Source(ABC):
 
     @abstractmethod
     def read(
-        self, position: Position | None = None, batch_rows: int = READ_ROWS, plan: ReadPlan = READ_ALL
+        self,
+        position: Position | None = None,
+        batch_rows: int = READ_ROWS,
+        plan: ReadPlan = READ_ALL,
     ) -> Iterator[tuple[pa.RecordBatch, Position]]:
         """Record batches of 1 to `batch_rows` rows, each with the position AFTER it.
 
-        `position`: None = from the start. The sequence of rows does not depend on `batch_rows` or on where reading
-        began.
+        `position`: None = from the start. The sequence of rows does not depend on `batch_rows` or
+        on where reading began.
 
-        An endless source never ends, and yields at least every `plan.live.tick_seconds`: rows, or `TICK`, an empty
-        batch, with the position as it was. Before the rows of a block it yields `OPENED` with a position that holds the
-        decision about the block. Its positions have "block", the number of the block that holds the next row, and
-        "now", the clock in microseconds at which the block of the last row was taken.
+        An endless source never ends, and yields at least every `plan.live.tick_seconds`: rows, or
+        `TICK`, an empty batch, with the position as it was. Before the rows of a block it yields
+        `OPENED` with a position that holds the decision about the block. Its positions have
+        "block", the number of the block that holds the next row, and "now", the clock in
+        microseconds at which the block of the last row was taken.
         """
 
     @property
@@ -169,7 +188,9 @@ class Source(ABC):
         return False
 
     def commit(self, position: Position) -> None:  # noqa: B027 - most sources have nobody to tell
-        """Told when a checkpoint with this position is safe on disk. Never raises for what goes wrong elsewhere."""
+        """Told when a checkpoint with this position is safe on disk. Never raises for what goes
+        wrong elsewhere.
+        """
 
     def num_rows(self) -> int | None:
         """Number of rows where that is known without reading them, else None."""
@@ -189,20 +210,25 @@ class Source(ABC):
         return sum(batch.num_rows for batch, _ in self.read(plan=ReadPlan(columns=first)))
 
     def slice(self, start: int | float = 0, stop: int | float | None = None) -> Slice:
-        """Rows `start` to `stop` (exclusive). Floats are fractions of the whole: `slice(0.0, 0.8)`; integers are row
-        numbers."""
+        """Rows `start` to `stop` (exclusive). Floats are fractions of the whole: `slice(0.0, 0.8)`;
+        integers are row numbers.
+        """
         from hotbed.connectors.derive import Slice
 
         return Slice(self, start, stop)
 
     def sort(self, by: str) -> Sort:
-        """The same rows in ascending order of column `by`, ties in their old order. Holds them all in memory."""
+        """The same rows in ascending order of column `by`, ties in their old order. Holds them all
+        in memory.
+        """
         from hotbed.connectors.derive import Sort
 
         return Sort(self, by)
 
     def join(self, table: Source, on: str | Sequence[str]) -> Join:
-        """Adds the columns of a small side `table` to every row with the same key; rows without a match get nulls."""
+        """Adds the columns of a small side `table` to every row with the same key; rows without a
+        match get nulls.
+        """
         from hotbed.connectors.derive import Join
 
         return Join(self, table, on)
@@ -225,12 +251,14 @@ def check_source(source: Any) -> None:
     path = os.fspath(source)
     kinds = {".parquet": "Parquet", ".jsonl": "Jsonl", ".svm": "Libsvm", ".libsvm": "Libsvm"}
     kind = kinds.get(os.path.splitext(path)[1].lower(), "Csv")
-    raise ConfigError(f"dataset.source: not a source — received {path!r} — give hb.sources.{kind}({path!r})")
+    raise ConfigError(
+        f"dataset.source: not a source — received {path!r} — give hb.sources.{kind}({path!r})"
+    )
 
 
 def run_ahead(items: Iterator[T], depth: int) -> Generator[T, None, None]:
-    """Yields `items`, at most `depth` of them made ahead on a thread. Closing the generator stops the thread and waits
-    for it.
+    """Yields `items`, at most `depth` of them made ahead on a thread. Closing the generator stops
+    the thread and waits for it.
 
     `None` items are ticks: one is passed on only where nothing else waits.
     """
@@ -298,15 +326,16 @@ def not_endless(source: Source, what: str) -> None:
     """Raises ConfigError where `what` needs a source that ends."""
     if source.endless:
         raise ConfigError(
-            f"source: {what} needs a source that ends — received {type(source).__name__} — use it on what the endless "
+            f"source: {what} needs a source that ends — received {type(source).__name__} — use it "
+            "on what the endless "
             "source is joined with, or read files"
         )
 
 
 @dataclass(frozen=True, eq=False)
 class Memory(Source):
-    """A pyarrow Table or RecordBatch, a DataFrame of Polars or pandas, or a mapping of column names to lists or NumPy
-    arrays of one length.
+    """A pyarrow Table or RecordBatch, a DataFrame of Polars or pandas, or a mapping of column names
+    to lists or NumPy arrays of one length.
 
     Raises DataError when the columns differ in length or cannot become Arrow arrays.
 
@@ -334,7 +363,10 @@ class Memory(Source):
         return Place("memory", int(position["row"]) - back + 1)
 
     def read(
-        self, position: Position | None = None, batch_rows: int = READ_ROWS, plan: ReadPlan = READ_ALL
+        self,
+        position: Position | None = None,
+        batch_rows: int = READ_ROWS,
+        plan: ReadPlan = READ_ALL,
     ) -> Iterator[tuple[pa.RecordBatch, Position]]:
         row = int(position["row"]) if position else 0
         table = self.table
@@ -355,7 +387,8 @@ def _as_table(columns: Any) -> pa.Table:
         return pa.table(columns)
     if not isinstance(columns, Mapping):
         raise DataError(
-            f"memory source: neither a table nor a mapping of columns, got {type(columns).__name__}. Give an Arrow "
+            "memory source: neither a table nor a mapping of columns, got "
+            f"{type(columns).__name__}. Give an Arrow "
             "table, a DataFrame or a dict of columns."
         )
     arrays: dict[str, pa.Array] = {}
@@ -364,16 +397,19 @@ def _as_table(columns: Any) -> pa.Table:
             arrays[name] = _as_array(values)
         except OverflowError as error:
             raise DataError(
-                f"memory source: column {name!r} holds whole numbers beyond 64 bits. Hash them, or give them as text."
+                f"memory source: column {name!r} holds whole numbers beyond 64 bits. Hash them, "
+                "or give them as text."
             ) from error
         except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
             raise DataError(
-                f"memory source: column {name!r} is not one Arrow type — {error} — give each column values of one type"
+                f"memory source: column {name!r} is not one Arrow type — {error} — give each "
+                "column values of one type"
             ) from error
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
         raise DataError(
-            f"memory source: columns differ in length — {lengths} — give every column the same number of rows"
+            f"memory source: columns differ in length — {lengths} — give every column the same "
+            "number of rows"
         )
     return pa.table(arrays)
 

@@ -24,32 +24,42 @@ from hotbed.errors import ConfigError, DecodeError, SchemaError
 
 BLOCK_BYTES = 1 << 22
 SCAN_BYTES = 1 << 28
-"""In more bytes at once quotes are not looked for, and the last line end counts as the end of a row."""
+"""In more bytes at once quotes are not looked for, and the last line end counts as the end of a
+row.
+"""
 
 LINE_BYTES = BLOCK_BYTES // 2
 """A line may not be longer: pyarrow needs a line end in each block."""
 
-# An integer is written without sign "+", leading zeros or point: "007" and hex hashes made of digits stay strings.
+# An integer is written without sign "+", leading zeros or point: "007" and hex hashes made of
+# digits stay strings.
 _INTEGER = r"^(0|-?[1-9][0-9]*)$"
 _TYPES: dict[str, pa.DataType] = {
-    "int64": pa.int64(), "uint64": pa.uint64(), "float64": pa.float64(), "float32": pa.float32(), "string": pa.string(),
-}  # fmt: skip
+    "int64": pa.int64(),
+    "uint64": pa.uint64(),
+    "float64": pa.float64(),
+    "float32": pa.float32(),
+    "string": pa.string(),
+}
 
 
 @dataclass(frozen=True)
 class Csv(FileSource):
     r"""Delimited text, a line a row; LF and CRLF, gzip/zstd/bz2 by file ending.
 
-    `delimiter`: one or more characters (`"\t"` for tsv, `"::"`). `header`: the first line holds the names. `columns`:
-    without header the names in order, as a list or as a mapping name -> type ("int64", "uint64", "float64", "float32",
-    "string"; None = infer); with header a list renames all columns and a mapping declares types of some.
-    `null_values`: texts that mean "missing". `quote`: None where quotes are ordinary characters. Types are inferred
-    from the first MiB: a column is integer only if all its values there are plain integers, so hex hashes and "007"
-    stay strings.
+    `delimiter`: one or more characters (`"\t"` for tsv, `"::"`). `header`: the first line holds the
+    names. `columns`: without header the names in order, as a list or as a mapping name -> type
+    ("int64", "uint64", "float64", "float32", "string"; None = infer); with header a list renames
+    all columns and a mapping declares types of some. `null_values`: texts that mean "missing".
+    `quote`: None where quotes are ordinary characters. Types are inferred from the first MiB: a
+    column is integer only if all its values there are plain integers, so hex hashes and "007" stay
+    strings.
 
-    Raises DecodeError (file, row = 1-based line, column) at a bad number or a line with too few or too many fields.
+    Raises DecodeError (file, row = 1-based line, column) at a bad number or a line with too few or
+    too many fields.
 
-    Example: `hb.sources.Csv("day_0.tsv", delimiter="\t", header=False, columns=["label", "I1", "C1"])`
+    Example: `hb.sources.Csv("day_0.tsv", delimiter="\t", header=False, columns=["label", "I1",
+        "C1"])`
     """
 
     path: Paths
@@ -63,13 +73,19 @@ class Csv(FileSource):
     def __post_init__(self) -> None:
         if not self.delimiter:
             raise ConfigError(
-                "delimiter: must not be empty — received '' — give the text between two fields, such as ','"
+                "delimiter: must not be empty — received '' — give the text between two fields, "
+                "such as ','"
             )
         if self.quote is not None and len(self.quote) != 1:
-            raise ConfigError(f"quote: one character or None — received {self.quote!r} — use '\"' or None")
+            raise ConfigError(
+                f"quote: one character or None — received {self.quote!r} — use '\"' or None"
+            )
         for name, kind in self._declared().items():
             if kind is not None and kind not in _TYPES:
-                raise ConfigError(f"columns.{name}: unknown type — received {kind!r} — use one of {', '.join(_TYPES)}")
+                raise ConfigError(
+                    f"columns.{name}: unknown type — received {kind!r} — use one of "
+                    f"{', '.join(_TYPES)}"
+                )
 
     def schema(self) -> pa.Schema:
         cached: pa.Schema | None = self.__dict__.get("_schema")
@@ -81,7 +97,9 @@ class Csv(FileSource):
     def place(self, file: str, row: int) -> Place:
         return Place(file, row + (2 if self.header else 1), "line")
 
-    def read_file(self, section: Section, skip_rows: int, batch_rows: int, plan: ReadPlan) -> Iterator[Rows]:
+    def read_file(
+        self, section: Section, skip_rows: int, batch_rows: int, plan: ReadPlan
+    ) -> Iterator[Rows]:
         schema = self.schema()
         names = [name for name in schema.names if plan.columns is None or name in plan.columns]
         types = {name: plan.types.get(name, schema.field(name).type) for name in names}
@@ -89,7 +107,8 @@ class Csv(FileSource):
             yield from _drop(_Reading(self, section, plan).rows(types), skip_rows)
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             if plan.skips is None:
-                # Only a single-threaded reader knows the line, so the slow reader runs on the way to an error.
+                # Only a single-threaded reader knows the line, so the slow reader runs on the way
+                # to an error.
                 try:
                     for _ in _Reading(self, section, plan, threads=False).rows(types):
                         pass
@@ -120,7 +139,9 @@ class Csv(FileSource):
     ) -> dict[str, Any]:
         """For pyarrow. `names`: of the columns of a section that holds no header."""
         skip_rows = 0
-        renamed = self.columns is not None and not (self.header and isinstance(self.columns, Mapping))
+        renamed = self.columns is not None and not (
+            self.header and isinstance(self.columns, Mapping)
+        )
         if names is None and renamed:
             names = list(self.columns or ())
             skip_rows = int(self.header)
@@ -190,16 +211,24 @@ class Csv(FileSource):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise SchemaError(
-                f"{file}: columns {twice} appear twice — received {names} — rename all with columns=[...]"
+                f"{file}: columns {twice} appear twice — received {names} — rename all with "
+                "columns=[...]"
             )
         declared = self._declared()
         unknown = [name for name in declared if name not in names]
         if unknown:
             raise SchemaError(
-                f"{file}: declared columns {unknown} are absent — the file has {names} — correct `columns`"
+                f"{file}: declared columns {unknown} are absent — the file has {names} — correct "
+                "`columns`"
             )
         return pa.schema(
-            [(name, _TYPES[declared.get(name) or ""] if declared.get(name) else _infer(table[name])) for name in names]
+            [
+                (
+                    name,
+                    _TYPES[declared.get(name) or ""] if declared.get(name) else _infer(table[name]),
+                )
+                for name in names
+            ]
         )
 
 
@@ -228,11 +257,14 @@ def _infer(column: pa.ChunkedArray) -> pa.DataType:
 class _Reading:
     """One reading of a section: its rows, and what was left out on the way."""
 
-    def __init__(self, source: Csv, section: Section, plan: ReadPlan, *, threads: bool = True) -> None:
+    def __init__(
+        self, source: Csv, section: Section, plan: ReadPlan, *, threads: bool = True
+    ) -> None:
         self.source = source
         self.section = section
         self.plan = plan
-        self._threads = threads and plan.skips is None  # else pyarrow does not know the number of a bad row
+        # else pyarrow does not know the number of a bad row
+        self._threads = threads and plan.skips is None
         self._headers = int(source.header and section.begin == 0)
         self._next = section.rows + 1  # number of the row that comes next
         self._left_out: list[int] = []  # numbers of rows that pyarrow left out, from `_next` on
@@ -243,7 +275,8 @@ class _Reading:
         source = self.source
         file = self.section.file
         skips = self.plan.skips is not None
-        # Where bad values are to be skipped, pyarrow must not see them: bytes first, then a cast that forgives.
+        # Where bad values are to be skipped, pyarrow must not see them: bytes first, then a cast
+        # that forgives.
         convert = pacsv.ConvertOptions(
             column_types={name: pa.binary() if skips else kind for name, kind in types.items()},
             include_columns=list(types),
@@ -257,7 +290,8 @@ class _Reading:
             reader = pacsv.open_csv(stream, convert_options=convert, **options)
         except pa.ArrowKeyError as error:
             raise SchemaError(
-                f"{file}: a column is absent — {error} — give all files the columns of the first: {source.schema().names}"
+                f"{file}: a column is absent — {error} — give all files the columns of the first: "
+                f"{source.schema().names}"
             ) from error
         except pa.ArrowInvalid as error:
             if "Empty CSV file" in str(error):
@@ -287,7 +321,8 @@ class _Reading:
                 for position in range(0, begin, BLOCK_BYTES):
                     line += stream.read(min(BLOCK_BYTES, begin - position)).count(b"\n")
             raise DecodeError(
-                f"{file}, line {line}: longer than {LINE_BYTES} bytes, got {head[:80]!r}. Correct it or use "
+                f"{file}, line {line}: longer than {LINE_BYTES} bytes, got {head[:80]!r}. Correct "
+                "it or use "
                 "on_error='skip'.",
                 file,
                 line,
@@ -315,22 +350,33 @@ class _Reading:
         self.plan.leave_out("fields", f"{where}: {what}: {text[:80]!r}", [(number, text)])
         return "skip"
 
-    def _forgive(self, batch: pa.RecordBatch, numbers: np.ndarray, types: Mapping[str, pa.DataType]) -> Rows:
+    def _forgive(
+        self, batch: pa.RecordBatch, numbers: np.ndarray, types: Mapping[str, pa.DataType]
+    ) -> Rows:
         """`batch` of bytes cast to `types`; rows with a value that does not fit are left out."""
         columns: dict[str, pa.Array] = {}
         good = np.ones(batch.num_rows, bool)
         for name, kind in types.items():
             cast = _cast(batch.column(name), kind)
-            wrong = pc.and_(cast.is_null(), batch.column(name).is_valid()).to_numpy(zero_copy_only=False)
+            wrong = pc.and_(cast.is_null(), batch.column(name).is_valid()).to_numpy(
+                zero_copy_only=False
+            )
             if wrong.any():
                 self._put_aside(batch, numbers, name, kind, np.flatnonzero(wrong & good))
                 good &= ~wrong
             columns[name] = cast
-        kept = pa.RecordBatch.from_arrays(list(columns.values()), schema=pa.schema(list(types.items())))
+        kept = pa.RecordBatch.from_arrays(
+            list(columns.values()), schema=pa.schema(list(types.items()))
+        )
         return (kept, numbers) if good.all() else (kept.filter(pa.array(good)), numbers[good])
 
     def _put_aside(
-        self, batch: pa.RecordBatch, numbers: np.ndarray, name: str, kind: pa.DataType, rows: np.ndarray
+        self,
+        batch: pa.RecordBatch,
+        numbers: np.ndarray,
+        name: str,
+        kind: pa.DataType,
+        rows: np.ndarray,
     ) -> None:
         """Rows of which column `name` does not hold a `kind`."""
         if not len(rows):
@@ -342,7 +388,9 @@ class _Reading:
         texts = [json.dumps(letter, ensure_ascii=False) for letter in letters]
         bad = [(int(number), text) for number, text in zip(numbers[rows], texts, strict=True)]
         where = self.source.place(self.section.file, bad[0][0] - 1)
-        self.plan.leave_out("value", f"{where}, column {name!r}: {letters[0][name]!r} is not {kind}", bad)
+        self.plan.leave_out(
+            "value", f"{where}, column {name!r}: {letters[0][name]!r} is not {kind}", bad
+        )
 
 
 def _cast(values: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -412,7 +460,9 @@ def _rows_bytes(lines: bytes, quote: bytes, delimiter: bytes) -> int:
     return len(lines)
 
 
-def _decode_error(error: Exception, section: Section, names: list[str], header: bool = False) -> DecodeError:
+def _decode_error(
+    error: Exception, section: Section, names: list[str], header: bool = False
+) -> DecodeError:
     file = section.file
     text = (str(error).splitlines() or [""])[0]
     row = re.search(r"Row #(\d+)", text)
@@ -423,19 +473,23 @@ def _decode_error(error: Exception, section: Section, names: list[str], header: 
     where = file + (f", line {line}" if line else "") + (f", column {name!r}" if name else "")
     what = text.rsplit("Row #", 1)[-1].split(": ", 1)[-1] if row else text
     return DecodeError(
-        f"{where}: cannot be read — {what} — correct it, declare the column's type in `columns`, or use "
+        f"{where}: cannot be read — {what} — correct it, declare the column's type in `columns`, "
+        "or use "
         "on_error='skip'",
-        file, line, name,
-    )  # fmt: skip
+        file,
+        line,
+        name,
+    )
 
 
 @dataclass(frozen=True)
 class Libsvm(LineSource):
-    """`label index:value index:value ...` lines, with columns `label` float64, `indices` list<int64>, `values`
-    list<float32>.
+    """`label index:value index:value ...` lines, with columns `label` float64, `indices`
+    list<int64>, `values` list<float32>.
 
-    `binary`: labels are classes: 0/1, or -1/1 where -1 reads as 0; anything else is an error. Otherwise they are
-    numbers. Text after `#` is ignored. A schema takes it as `Id("features", column="indices", weights="values")`.
+    `binary`: labels are classes: 0/1, or -1/1 where -1 reads as 0; anything else is an error.
+    Otherwise they are numbers. Text after `#` is ignored. A schema takes it as `Id("features",
+    column="indices", weights="values")`.
 
     Raises DecodeError (file, line). Format: https://www.csie.ntu.edu.tw/~cjlin/libsvm/
     """
@@ -445,12 +499,18 @@ class Libsvm(LineSource):
 
     def schema(self) -> pa.Schema:
         return pa.schema(
-            [("label", pa.float64()), ("indices", pa.list_(pa.int64())), ("values", pa.list_(pa.float32()))]
+            [
+                ("label", pa.float64()),
+                ("indices", pa.list_(pa.int64())),
+                ("values", pa.list_(pa.float32())),
+            ]
         )
 
     def parse(self, lines: list[bytes], plan: ReadPlan) -> pa.RecordBatch:
         arrays = dict(zip(self.schema().names, _parse_libsvm(lines, self._labels), strict=True))
-        names = [name for name in self.schema().names if plan.columns is None or name in plan.columns]
+        names = [
+            name for name in self.schema().names if plan.columns is None or name in plan.columns
+        ]
         return pa.RecordBatch.from_arrays([arrays[name] for name in names], names=names)
 
     def _labels(self, labels: np.ndarray) -> np.ndarray:
@@ -458,15 +518,21 @@ class Libsvm(LineSource):
             return labels
         wrong = ~np.isin(labels, (-1.0, 0.0, 1.0))
         if wrong.any():
-            raise ValueError(f"label {labels[wrong][0]:g} is not -1, 0 or 1 (numbers need binary=False)")
+            raise ValueError(
+                f"label {labels[wrong][0]:g} is not -1, 0 or 1 (numbers need binary=False)"
+            )
         return np.asarray(np.maximum(labels, 0.0))
 
 
-def _parse_libsvm(lines: list[bytes], read_labels: Callable[[np.ndarray], np.ndarray]) -> list[pa.Array]:
+def _parse_libsvm(
+    lines: list[bytes], read_labels: Callable[[np.ndarray], np.ndarray]
+) -> list[pa.Array]:
     """Every field of all lines at once: label, index:value, index:value ..."""
     if any(b"#" in line for line in lines):
         lines = [line.partition(b"#")[0] for line in lines]
-    fields = pc.ascii_split_whitespace(pc.ascii_trim_whitespace(pa.array(lines, pa.binary()).cast(pa.string())))
+    fields = pc.ascii_split_whitespace(
+        pc.ascii_trim_whitespace(pa.array(lines, pa.binary()).cast(pa.string()))
+    )
     counts = pc.list_value_length(fields).to_numpy(zero_copy_only=False)
     flat = fields.flatten()
     is_pair = np.ones(len(flat), dtype=bool)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sources made from other sources: a range of rows, an order, a side table's columns; and labels from later events."""
+"""Sources made from other sources: a range of rows, an order, a side table's columns; and labels
+from later events.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,27 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hotbed.connectors.base import PLACE, READ_ALL, READ_ROWS, Memory, Place, Position, ReadPlan, Source, not_endless
+from hotbed.connectors.base import (
+    PLACE,
+    READ_ALL,
+    READ_ROWS,
+    Memory,
+    Place,
+    Position,
+    ReadPlan,
+    Source,
+    not_endless,
+)
 from hotbed.errors import ConfigError, DataError, SchemaError
 
 
 @dataclass(frozen=True)
 class Slice(Source):
-    """Rows `start` to `stop` (exclusive) of `source`: row numbers, or fractions of its length where a float is given.
+    """Rows `start` to `stop` (exclusive) of `source`: row numbers, or fractions of its length where
+    a float is given.
 
-    Splits by time: `events.sort("time").slice(0.0, 0.8)` trains, `.slice(0.8, 1.0)` tests; neighbouring fractions
-    share no row.
+    Splits by time: `events.sort("time").slice(0.0, 0.8)` trains, `.slice(0.8, 1.0)` tests;
+    neighbouring fractions share no row.
     """
 
     source: Source
@@ -34,7 +47,8 @@ class Slice(Source):
         for name, value in (("start", self.start), ("stop", self.stop)):
             if value is not None and (value < 0 or (isinstance(value, float) and value > 1)):
                 raise ConfigError(
-                    f"{name}: a row number >= 0 or a fraction in [0, 1] — received {value!r} — correct it"
+                    f"{name}: a row number >= 0 or a fraction in [0, 1] — received {value!r} — "
+                    "correct it"
                 )
 
     def schema(self) -> pa.Schema:
@@ -52,10 +66,15 @@ class Slice(Source):
         )
 
     def locate(self, position: Position, back: int) -> Place:
-        return self.source.locate(Position.from_json(position["source"]), back + int(position["cut"]))
+        return self.source.locate(
+            Position.from_json(position["source"]), back + int(position["cut"])
+        )
 
     def read(
-        self, position: Position | None = None, batch_rows: int = READ_ROWS, plan: ReadPlan = READ_ALL
+        self,
+        position: Position | None = None,
+        batch_rows: int = READ_ROWS,
+        plan: ReadPlan = READ_ALL,
     ) -> Iterator[tuple[pa.RecordBatch, Position]]:
         start, stop = self._rows()
         row = int(position["row"]) if position else 0
@@ -95,8 +114,9 @@ class Slice(Source):
 
 @dataclass(frozen=True)
 class Sort(Source):
-    """The rows of `source` in ascending order of column `by`, ties in their old order. Reads them all into memory,
-    once."""
+    """The rows of `source` in ascending order of column `by`, ties in their old order. Reads them
+    all into memory, once.
+    """
 
     source: Source
     by: str
@@ -114,7 +134,10 @@ class Sort(Source):
         return Place(f"the source sorted by {self.by}", int(position["row"]) - back + 1)
 
     def read(
-        self, position: Position | None = None, batch_rows: int = READ_ROWS, plan: ReadPlan = READ_ALL
+        self,
+        position: Position | None = None,
+        batch_rows: int = READ_ROWS,
+        plan: ReadPlan = READ_ALL,
     ) -> Iterator[tuple[pa.RecordBatch, Position]]:
         return self._sorted().read(position, batch_rows, plan)
 
@@ -124,9 +147,11 @@ class Sort(Source):
             table = _read_table(self.source)
             if self.by not in table.schema.names:
                 raise SchemaError(
-                    f"no column {self.by!r} to sort by — the source has {table.schema.names} — correct `by`"
+                    f"no column {self.by!r} to sort by — the source has {table.schema.names} — "
+                    "correct `by`"
                 )
-            keys = pa.table({"by": table[self.by], "row": np.arange(table.num_rows)})  # ties keep their order by row
+            # ties keep their order by row
+            keys = pa.table({"by": table[self.by], "row": np.arange(table.num_rows)})
             indices = pc.sort_indices(keys, sort_keys=[("by", "ascending"), ("row", "ascending")])
             cached = Memory(table.take(indices).combine_chunks())
             object.__setattr__(self, "_memory", cached)
@@ -135,13 +160,14 @@ class Sort(Source):
 
 @dataclass(frozen=True)
 class Join(Source):
-    """Every row of `source` with the columns of `table`'s row of the same key(s) `on`; nulls where there is none (left
-    join).
+    """Every row of `source` with the columns of `table`'s row of the same key(s) `on`; nulls where
+    there is none (left join).
 
-    `table` is small: it is read into memory once. Its keys must be unique and its other columns new. Order and
-    positions are those of `source`.
+    `table` is small: it is read into memory once. Its keys must be unique and its other columns
+    new. Order and positions are those of `source`.
 
-    Raises SchemaError when a key column is absent or other columns clash, DataError when `table` holds a key twice.
+    Raises SchemaError when a key column is absent or other columns clash, DataError when `table`
+    holds a key twice.
 
     Example: `hb.sources.Csv("ratings.csv").join(hb.sources.Csv("movies.csv"), on="movieId")`
     """
@@ -161,16 +187,21 @@ class Join(Source):
         self.source.commit(position)
 
     def schema(self) -> pa.Schema:
-        left, right = self.source.schema(), self.table.schema()
+        left = self.source.schema()
+        right = self.table.schema()
         for side, schema in (("source", left), ("table", right)):
             missing = [key for key in self._keys() if key not in schema.names]
             if missing:
                 raise SchemaError(
-                    f"join: the {side} has no key column {missing} — it has {schema.names} — correct `on`"
+                    f"join: the {side} has no key column {missing} — it has {schema.names} — "
+                    "correct `on`"
                 )
         added = [column for column in right if column.name not in self._keys()]
         if clash := [column.name for column in added if column.name in left.names]:
-            raise SchemaError(f"join: both sides have a column {clash[0]!r} — left: {left.names} — rename one of them")
+            raise SchemaError(
+                f"join: both sides have a column {clash[0]!r} — left: {left.names} — rename one "
+                "of them"
+            )
         return pa.schema([*left, *added])
 
     def num_rows(self) -> int | None:
@@ -180,25 +211,38 @@ class Join(Source):
         return self.source.locate(position, back)
 
     def read(
-        self, position: Position | None = None, batch_rows: int = READ_ROWS, plan: ReadPlan = READ_ALL
+        self,
+        position: Position | None = None,
+        batch_rows: int = READ_ROWS,
+        plan: ReadPlan = READ_ALL,
     ) -> Iterator[tuple[pa.RecordBatch, Position]]:
-        schema, left, side = self.schema(), self.source.schema(), self._side()
+        schema = self.schema()
+        left = self.source.schema()
+        side = self._side()
         wanted = [name for name in schema.names if plan.columns is None or name in plan.columns]
         left_columns = tuple(name for name in left.names if name in wanted or name in self._keys())
         added = [name for name in wanted if name not in left.names]
         side_keys = side.select(self._keys())
         types = {name: kind for name, kind in plan.types.items() if name not in self._keys()}
-        for batch, after in self.source.read(position, batch_rows, replace(plan, columns=left_columns, types=types)):
+        for batch, after in self.source.read(
+            position, batch_rows, replace(plan, columns=left_columns, types=types)
+        ):
             if not batch.num_rows:
                 yield batch, after
                 continue
             rows = _match(batch, side_keys)
             arrays = [
-                side[name].take(rows).combine_chunks() if name in added else batch.column(name) for name in wanted
+                side[name].take(rows).combine_chunks() if name in added else batch.column(name)
+                for name in wanted
             ]
             kept = [PLACE] if PLACE in batch.schema.names else []
             arrays += [batch.column(name) for name in kept]
-            yield pa.RecordBatch.from_arrays([_one_chunk(array) for array in arrays], names=[*wanted, *kept]), after
+            yield (
+                pa.RecordBatch.from_arrays(
+                    [_one_chunk(array) for array in arrays], names=[*wanted, *kept]
+                ),
+                after,
+            )
 
     def _keys(self) -> list[str]:
         return [self.on] if isinstance(self.on, str) else list(self.on)
@@ -210,7 +254,8 @@ class Join(Source):
             unique = cached.group_by(self._keys()).aggregate([]).num_rows
             if unique != cached.num_rows:
                 raise DataError(
-                    f"join: {cached.num_rows - unique} rows of the side table repeat a key of {self._keys()} — make "
+                    f"join: {cached.num_rows - unique} rows of the side table repeat a key of "
+                    f"{self._keys()} — make "
                     "the keys unique"
                 )
             object.__setattr__(self, "_table", cached)
@@ -223,7 +268,9 @@ def _match(batch: pa.RecordBatch, side_keys: pa.Table) -> pa.Array:
     try:
         keys = [batch.column(field.name).cast(field.type) for field in side_keys.schema]
     except pa.ArrowException as error:
-        raise SchemaError(f"join: keys of two types — {error} — declare one type for them in both sources") from error
+        raise SchemaError(
+            f"join: keys of two types — {error} — declare one type for them in both sources"
+        ) from error
     left = pa.table([*keys, np.arange(batch.num_rows)], names=[*names, "left"])
     right = pa.table([*side_keys.columns, np.arange(side_keys.num_rows)], names=[*names, "right"])
     joined = left.join(right, keys=names, join_type="left outer").sort_by("left")
@@ -240,14 +287,18 @@ def _read_table(source: Source) -> pa.Table:
 
 @dataclass(frozen=True)
 class LateLabels:
-    """Labels that are events themselves: a view is positive when a purchase of the same keys follows in time.
+    """Labels that are events themselves: a view is positive when a purchase of the same keys
+    follows
+        in time.
 
-    Rows whose `column` is `event` become samples with a column `label`: 1.0 where a row with `positive` there and
-    equal `on` follows within `within_seconds`, 0.0 where none did. A sample comes at the moment its label is known: with
-    the purchase, or when the events have passed the end of its window. Samples whose window reaches beyond the last
-    event are left out, for nobody knows their labels.
+    Rows whose `column` is `event` become samples with a column `label`: 1.0 where a row with
+    `positive` there and equal `on` follows within `within_seconds`, 0.0 where none did. A sample
+    comes at the moment its label is known: with the purchase, or when the events have passed the
+    end of its window. Samples whose window reaches beyond the last event are left out, for nobody
+    knows their labels.
 
-    Example: `LateLabels(on=("user_id", "product_id"), column="event_type", event="view", positive="purchase")`
+    Example: `LateLabels(on=("user_id", "product_id"), column="event_type", event="view",
+        positive="purchase")`
     """
 
     on: Sequence[str]
@@ -267,8 +318,9 @@ class LateLabels:
 
 @dataclass
 class Run:
-    """Some events in their order. `keys`: when each is due, rising; `times`: when each happened; `before`, `after`:
-    where the sources are then; `place`: the position after so many of them."""
+    """Some events in their order. `keys`: when each is due, rising; `times`: when each happened;
+    `before`, `after`: where the sources are then; `place`: the position after so many of them.
+    """
 
     table: pa.Table
     keys: np.ndarray
@@ -279,31 +331,42 @@ class Run:
 
 
 class LabelJoin:
-    """Samples that wait for their labels, and what is needed to say where reading must begin to have them again.
+    """Samples that wait for their labels, and what is needed to say where reading must begin to
+    have them again.
 
-    Events are numbered from where reading began, so that which sample is decided when does not depend on the runs.
+    Events are numbered from where reading began, so that which sample is decided when does not
+    depend on the runs.
     """
 
     def __init__(self, late: LateLabels) -> None:
-        self.late, self.window = late, int(late.within_seconds * 1e6)
+        self.late = late
+        self.window = int(late.within_seconds * 1e6)
         self.waiting: pa.Table | None = None
         self.numbers = self.times = np.zeros(0, np.int64)  # of the waiting samples
         self.num_events = 0
-        self.starts: deque[tuple[int, Sequence[Any]]] = deque()  # number of a run's first event, and where it begins
-        self.emitted = np.zeros(0, np.int64)  # numbers of the samples handed out, back to the first start
+        # number of a run's first event, and where it begins
+        self.starts: deque[tuple[int, Sequence[Any]]] = deque()
+        # numbers of the samples handed out, back to the first start
+        self.emitted = np.zeros(0, np.int64)
 
     def __call__(self, run: Run) -> Run:
-        """The samples whose labels are known when these events have passed, in the order of decision."""
-        first, count = self.num_events, len(run.keys)
+        """The samples whose labels are known when these events have passed, in the order of
+        decision.
+        """
+        first = self.num_events
+        count = len(run.keys)
         self.starts.append((first, run.before))
         self.num_events += count
-        new, causes = self._are(run.table, self.late.event), self._are(run.table, self.late.positive)
+        new = self._are(run.table, self.late.event)
+        causes = self._are(run.table, self.late.positive)
         samples = run.table.take(pa.array(new))
         samples = samples if self.waiting is None else pa.concat_tables([self.waiting, samples])
         numbers = np.concatenate([self.numbers, first + new])
         times = np.concatenate([self.times, run.times[new]])
         # The event at which each is decided: the first one past its window, or a cause before that.
-        past = np.maximum(first + np.searchsorted(run.keys, times + self.window, "right"), numbers + 1)
+        past = np.maximum(
+            first + np.searchsorted(run.keys, times + self.window, "right"), numbers + 1
+        )
         cause = self._next_cause(samples, numbers, run.table.take(pa.array(causes)), first + causes)
         positive = cause < past
         when = np.where(positive, cause, past)
@@ -311,29 +374,57 @@ class LabelJoin:
         order = order[when[order] < first + count]
         still = np.setdiff1d(np.arange(len(numbers)), order)
         table = samples.take(pa.array(order))
-        table = table.drop_columns([self.late.label]) if self.late.label in table.schema.names else table
+        table = (
+            table.drop_columns([self.late.label])
+            if self.late.label in table.schema.names
+            else table
+        )
         table = table.append_column(self.late.label, pa.array(positive[order].astype(np.float64)))
-        self.waiting, self.numbers, self.times = samples.take(pa.array(still)), numbers[still], times[still]
+        self.waiting = samples.take(pa.array(still))
+        self.numbers = numbers[still]
+        self.times = times[still]
         place = self._places(numbers[order], run)
         return Run(table, run.keys[when[order] - first], times[order], run.before, run.after, place)
 
     def _are(self, table: pa.Table, kind: str) -> np.ndarray:
         """Which rows are of a kind."""
-        return np.flatnonzero(pc.fill_null(pc.equal(table[self.late.column], kind), False).to_numpy())
+        return np.flatnonzero(
+            pc.fill_null(pc.equal(table[self.late.column], kind), False).to_numpy()
+        )
 
-    def _next_cause(self, samples: pa.Table, numbers: np.ndarray, causes: pa.Table, at: np.ndarray) -> np.ndarray:
-        """Number of the next positive event with the same keys after each sample; a huge one where there is none."""
+    def _next_cause(
+        self, samples: pa.Table, numbers: np.ndarray, causes: pa.Table, at: np.ndarray
+    ) -> np.ndarray:
+        """Number of the next positive event with the same keys after each sample; a huge one where
+        there is none.
+        """
         keys = list(self.late.on)
-        left = pl.DataFrame(samples.select(keys)).with_columns(event=pl.Series(numbers), row=pl.int_range(pl.len()))
-        right = pl.DataFrame(causes.select(keys)).with_columns(event=pl.Series(at), cause=pl.Series(at)).drop_nulls()
+        left = pl.DataFrame(samples.select(keys)).with_columns(
+            event=pl.Series(numbers), row=pl.int_range(pl.len())
+        )
+        right = (
+            pl.DataFrame(causes.select(keys))
+            .with_columns(event=pl.Series(at), cause=pl.Series(at))
+            .drop_nulls()
+        )
         joined = left.sort("event").join_asof(
-            right, on="event", by=keys, strategy="forward", allow_exact_matches=False, check_sortedness=False
+            right,
+            on="event",
+            by=keys,
+            strategy="forward",
+            allow_exact_matches=False,
+            check_sortedness=False,
         )
         return np.asarray(joined.sort("row")["cause"].fill_null(2**63 - 1).to_numpy())
 
     def _places(self, done: np.ndarray, run: Run) -> Callable[[int], dict[str, Any]]:
-        """The positions after each sample of a run: where to begin, and how many samples come again from there."""
-        history, starts, events, after = self.emitted, list(self.starts), self.num_events, run.after
+        """The positions after each sample of a run: where to begin, and how many samples come again
+        from there.
+        """
+        history = self.emitted
+        starts = list(self.starts)
+        events = self.num_events
+        after = run.after
         waiting = self.numbers.min(initial=events)
         oldest = np.minimum.accumulate(np.append(done, waiting)[::-1])[::-1]
 
@@ -341,7 +432,10 @@ class LabelJoin:
             if oldest[row] == events:
                 return {"at": after, "emitted": 0}
             number, at = next(start for start in reversed(starts) if start[0] <= oldest[row])
-            return {"at": at, "emitted": int((history >= number).sum() + (done[:row] >= number).sum())}
+            return {
+                "at": at,
+                "emitted": int((history >= number).sum() + (done[:row] >= number).sum()),
+            }
 
         while len(self.starts) > 1 and self.starts[1][0] <= waiting:
             self.starts.popleft()

@@ -26,17 +26,23 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 def expand(path: Paths) -> list[str]:
-    """Files named by `path`: a file, a glob (sorted; `**` recurses) or a list of both. Raises DataError if one matches
-    nothing."""
+    """Files named by `path`: a file, a glob (sorted; `**` recurses) or a list of both. Raises
+    DataError if one matches nothing.
+    """
     if isinstance(path, (str, os.PathLike)):
         path = [path]
     found: list[str] = []
     for item in path:
         text = os.fspath(item)
-        matches = [text] if os.path.isfile(text) else sorted(filter(os.path.isfile, glob.glob(text, recursive=True)))
+        matches = (
+            [text]
+            if os.path.isfile(text)
+            else sorted(filter(os.path.isfile, glob.glob(text, recursive=True)))
+        )
         if not matches:
             raise DataError(
-                f"no file to read — {text!r} matches nothing — check the path (a folder needs a glob: 'folder/*')"
+                f"no file to read — {text!r} matches nothing — check the path (a folder needs a "
+                "glob: 'folder/*')"
             )
         found += matches
     return found
@@ -95,8 +101,9 @@ def open_bytes(file: str) -> pa.NativeFile:
 
 
 class FileSource(Source):
-    """A list of files of one format, read one after another; the position is the file and the rows of it already
-    read."""
+    """A list of files of one format, read one after another; the position is the file and the rows
+    of it already read.
+    """
 
     path: Paths
 
@@ -110,7 +117,9 @@ class FileSource(Source):
         return next((file for file in files if not Section(file).is_blank()), files[0])
 
     @abstractmethod
-    def read_file(self, section: Section, skip_rows: int, batch_rows: int, plan: ReadPlan) -> Iterator[Rows]:
+    def read_file(
+        self, section: Section, skip_rows: int, batch_rows: int, plan: ReadPlan
+    ) -> Iterator[Rows]:
         """Batches of a section of a file after its first `skip_rows` rows, cast to `schema()`.
 
         Rows that cannot be read are left out where the plan says so, and do not count as skipped.
@@ -125,7 +134,9 @@ class FileSource(Source):
         return False
 
     def rows_end(self, section: Section) -> int:
-        """The offset after the last whole row of a section of plain lines; its begin if it holds none."""
+        """The offset after the last whole row of a section of plain lines; its begin if it holds
+        none.
+        """
         raise NotImplementedError
 
     def locate(self, position: Position, back: int) -> Place:
@@ -136,7 +147,10 @@ class FileSource(Source):
         return Place(file, row + 1)
 
     def read(
-        self, position: Position | None = None, batch_rows: int = READ_ROWS, plan: ReadPlan = READ_ALL
+        self,
+        position: Position | None = None,
+        batch_rows: int = READ_ROWS,
+        plan: ReadPlan = READ_ALL,
     ) -> Iterator[tuple[pa.RecordBatch, Position]]:
         files = self.files()
         first, row = self._start(files, position)
@@ -156,11 +170,13 @@ class FileSource(Source):
     def _start(self, files: list[str], position: Position | None) -> tuple[int, int]:
         if position is None:
             return 0, 0
-        index, name = int(position["file"]), position["name"]
+        index = int(position["file"])
+        name = position["name"]
         if index >= len(files) or os.path.basename(files[index]) != name:
             raise DataError(
                 f"cannot resume — file {index} was {name!r} and is now "
-                f"{os.path.basename(files[index]) if index < len(files) else 'absent'!r} — put the files back in "
+                f"{os.path.basename(files[index]) if index < len(files) else 'absent'!r} — put "
+                "the files back in "
                 "the same order"
             )
         return index, int(position["row"])
@@ -168,9 +184,11 @@ class FileSource(Source):
 
 @dataclass(frozen=True)
 class Parquet(FileSource):
-    """Parquet files; `path` is a file, a glob or a list. Only the columns that a schema needs are read.
+    """Parquet files; `path` is a file, a glob or a list. Only the columns that a schema needs are
+    read.
 
-    Raises DecodeError (file) for a torn file, SchemaError when a file lacks a column of the first one.
+    Raises DecodeError (file) for a torn file, SchemaError when a file lacks a column of the first
+    one.
 
     Example: `hb.sources.Parquet("events/day=*/part-*.parquet")`
     """
@@ -184,7 +202,9 @@ class Parquet(FileSource):
     def num_rows(self) -> int:
         return sum(_open(file).metadata.num_rows for file in self.files())
 
-    def read_file(self, section: Section, skip_rows: int, batch_rows: int, plan: ReadPlan) -> Iterator[Rows]:
+    def read_file(
+        self, section: Section, skip_rows: int, batch_rows: int, plan: ReadPlan
+    ) -> Iterator[Rows]:
         file = section.file
         parquet = _open(file)
         wanted = self.schema()
@@ -202,13 +222,15 @@ class Parquet(FileSource):
         try:
             for batch in parquet.iter_batches(batch_rows, row_groups=groups, columns=wanted.names):
                 done += batch.num_rows
-                dropped, skip = min(skip, batch.num_rows), max(0, skip - batch.num_rows)
+                dropped = min(skip, batch.num_rows)
+                skip = max(0, skip - batch.num_rows)
                 if batch.num_rows > dropped:
                     rest = batch.slice(dropped)
                     yield _conform(rest, wanted, file), np.arange(done - rest.num_rows, done) + 1
         except (pa.ArrowException, OSError) as error:
             raise DecodeError(
-                f"{file}: torn or damaged parquet after row {done} — {first_line(error)} — write the file again or "
+                f"{file}: torn or damaged parquet after row {done} — {first_line(error)} — write "
+                "the file again or "
                 "leave it out",
                 file,
                 done + 1,
@@ -220,7 +242,9 @@ def _open(file: str) -> pq.ParquetFile:
         return pq.ParquetFile(open_bytes(file))
     except (pa.ArrowException, OSError) as error:
         raise DecodeError(
-            f"{file}: not a whole parquet file — {first_line(error)} — write the file again or leave it out", file
+            f"{file}: not a whole parquet file — {first_line(error)} — write the file again or "
+            "leave it out",
+            file,
         ) from error
 
 
@@ -231,7 +255,8 @@ def _conform(batch: pa.RecordBatch, wanted: pa.Schema, file: str) -> pa.RecordBa
     missing = [name for name in wanted.names if name not in batch.schema.names]
     if missing:
         raise SchemaError(
-            f"{file}: columns {missing} are absent — the first file has {wanted.names} — give all files one set of "
+            f"{file}: columns {missing} are absent — the first file has {wanted.names} — give all "
+            "files one set of "
             "columns"
         )
     try:
@@ -240,7 +265,8 @@ def _conform(batch: pa.RecordBatch, wanted: pa.Schema, file: str) -> pa.RecordBa
         )
     except pa.ArrowException as error:
         raise SchemaError(
-            f"{file}: its types differ from the first file's — {first_line(error)} — write all files with one schema"
+            f"{file}: its types differ from the first file's — {first_line(error)} — write all "
+            "files with one schema"
         ) from error
 
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an endless source shares with its reader: the journal of the clock's decisions, and the rows nobody could use."""
+"""What an endless source shares with its reader: the journal of the clock's decisions, and the rows
+nobody could use.
+"""
 
 from __future__ import annotations
 
@@ -25,19 +27,22 @@ KEPT_ENTRIES = 100_000
 """Decisions of a topic that a journal in memory keeps, the newest."""
 
 KEPT_LETTERS = 1_000_000
-"""Dead letters that are remembered (8 bytes each), so that reading them again after a crash writes none of them
-twice."""
+"""Dead letters that are remembered (8 bytes each), so that reading them again after a crash writes
+none of them twice.
+"""
 
 
 class Journal:
-    """Every decision of the clock, on disk before it takes effect, so that a run after a crash decides the same.
+    """Every decision of the clock, on disk before it takes effect, so that a run after a crash
+    decides the same.
 
-    `path`: a file that one process writes; None = in memory only. Entries are numbered within a topic ("block": what
-    a source read at once; "cut": a batch that ended early; "evict": a step with an eviction), rising, not always by one.
-    A line is the CRC-32 of its JSON, a space and the JSON `[topic, number, value]`. Safe for several threads.
+    `path`: a file that one process writes; None = in memory only. Entries are numbered within a
+    topic ("block": what a source read at once; "cut": a batch that ended early; "evict": a step
+    with an eviction), rising, not always by one. A line is the CRC-32 of its JSON, a space and the
+    JSON `[topic, number, value]`. Safe for several threads.
 
-    A last line that a crash tore is cut off. Raises FormatError (file, line) for damage elsewhere, PersistError when
-    another journal has the file open or it cannot be written.
+    A last line that a crash tore is cut off. Raises FormatError (file, line) for damage elsewhere,
+    PersistError when another journal has the file open or it cannot be written.
 
     Example:
         >>> journal = Journal()
@@ -71,16 +76,19 @@ class Journal:
             return next(reversed(self._entries.get(topic, {})), -1)
 
     def append(self, topic: str, number: int, value: Mapping[str, Any]) -> None:
-        """Puts a decision on record: when this returns it is on disk. Raises PersistError when that fails, or when a
-        decision of this number or a later one stands already."""
+        """Puts a decision on record: when this returns it is on disk. Raises PersistError when that
+        fails, or when a decision of this number or a later one stands already.
+        """
         line = _line(topic, number, dict(value))
         with self._mutex:
             entries = self._entries.setdefault(topic, {})
             if number <= next(reversed(entries), -1):
                 latest = next(reversed(entries))
                 raise PersistError(
-                    f"{self._name()}: a decision on record stands, got {topic} {number} after {latest}. "
-                    "Where the state is an older one than the journal's, go back to it with `hotbed restore`."
+                    f"{self._name()}: a decision on record stands, got {topic} {number} after "
+                    f"{latest}. "
+                    "Where the state is an older one than the journal's, go back to it with "
+                    "`hotbed restore`."
                 )
             if self._file is not None:
                 self._write(line)
@@ -89,9 +97,11 @@ class Journal:
             entries[number] = json.loads(line[9:])[2]  # what a run after a crash would read
 
     def revise(self, topic: str, number: int, value: Mapping[str, Any]) -> None:
-        """Puts another decision in the place of a topic's last one, because what that one spoke of has changed since.
+        """Puts another decision in the place of a topic's last one, because what that one spoke of
+        has changed since.
 
-        When this returns it is on disk. Raises PersistError when that fails, or when `number` is not the last one.
+        When this returns it is on disk. Raises PersistError when that fails, or when `number` is
+        not the last one.
         """
         revised = json.loads(json.dumps(dict(value)))
         with self._mutex:
@@ -112,18 +122,25 @@ class Journal:
         yield from found
 
     def forget(self, before: Mapping[str, int]) -> None:
-        """Drops the entries of each topic whose number is below `before[topic]`; the file is replaced at once."""
+        """Drops the entries of each topic whose number is below `before[topic]`; the file is
+        replaced at once.
+        """
         with self._mutex:
             self._keep(lambda topic, number: number >= before.get(topic, 0))
 
     def cut(self, after: Mapping[str, int]) -> None:
-        """Drops the entries of each topic whose number is above `after[topic]`: they are decided anew."""
+        """Drops the entries of each topic whose number is above `after[topic]`: they are decided
+        anew.
+        """
         with self._mutex:
             self._keep(lambda topic, number: topic not in after or number <= after[topic])
 
     def _keep(self, stays: Callable[[str, int], bool]) -> None:
         old = self._entries
-        kept = {topic: {n: value for n, value in entries.items() if stays(topic, n)} for topic, entries in old.items()}
+        kept = {
+            topic: {n: value for n, value in entries.items() if stays(topic, n)}
+            for topic, entries in old.items()
+        }
         if all(len(kept[topic]) == len(old[topic]) for topic in old):
             return
         self._write_all(kept)
@@ -153,10 +170,12 @@ class Journal:
         for place, line in enumerate(lines, 1):
             entry = _parse(line)
             if entry is None:
-                if place == len(lines) and not rest:  # the blocks of a line may reach the disk out of order
+                # the blocks of a line may reach the disk out of order
+                if place == len(lines) and not rest:
                     break
                 raise FormatError(
-                    f"{path}, line {place}: its digest does not match — received {line[:60]!r} — restore the file, or "
+                    f"{path}, line {place}: its digest does not match — received {line[:60]!r} — "
+                    "restore the file, or "
                     "remove it together with the checkpoints beside it"
                 )
             topic, number, value = entry
@@ -185,7 +204,9 @@ class Journal:
     def _write_all(self, entries: Mapping[str, Mapping[int, dict[str, Any]]]) -> None:
         """Makes the file, if there is one, hold these entries only."""
         if self.path is not None and self._file is not None:
-            lines = [_line(topic, n, value) for topic in entries for n, value in entries[topic].items()]
+            lines = [
+                _line(topic, n, value) for topic in entries for n, value in entries[topic].items()
+            ]
             self._replace(self.path, b"".join(lines))
 
     def _replace(self, path: Path, data: bytes) -> None:
@@ -198,7 +219,9 @@ class Journal:
             os.replace(new, path)
             sync_folder(path.parent)
         except OSError as error:
-            raise PersistError(f"{path}: cannot be written — {error} — free space or mend the rights") from error
+            raise PersistError(
+                f"{path}: cannot be written — {error} — free space or mend the rights"
+            ) from error
         assert self._file is not None
         os.close(self._file)
         self._file = _appended(path)
@@ -225,9 +248,9 @@ def _appended(path: Path) -> int:
 class DeadLetters:
     """Rows that nobody could use, with the place they came from: JSON lines, one an event.
 
-    `path` None = counted and logged only. A line is `{"place": {...}, "reason": "...", "payload": "..."}`; a payload
-    that is not UTF-8 stands as `payload_base64`. The same row is written once, also after a crash and a second
-    reading; other content at the same place is another row.
+    `path` None = counted and logged only. A line is `{"place": {...}, "reason": "...", "payload":
+    "..."}`; a payload that is not UTF-8 stands as `payload_base64`. The same row is written once,
+    also after a crash and a second reading; other content at the same place is another row.
 
     Example: `letters.add({"topic": "clicks", "partition": 0, "offset": 7}, "undecodable", b"{")`
     """
@@ -251,7 +274,9 @@ class DeadLetters:
         return self.path.stat().st_size if self.path is not None and self.path.exists() else 0
 
     def add(self, place: Mapping[str, Any], reason: str, payload: bytes | str) -> None:
-        """Puts one row aside; on disk when this returns. Raises PersistError when the file cannot be written."""
+        """Puts one row aside; on disk when this returns. Raises PersistError when the file cannot
+        be written.
+        """
         self.add_all([(place, reason, payload)])
 
     def add_all(self, letters: Iterable[tuple[Mapping[str, Any], str, bytes | str]]) -> None:
@@ -287,11 +312,14 @@ class DeadLetters:
 
     def _count(self, reason: str, place: Mapping[str, Any]) -> None:
         self.counts[reason] = count = self.counts.get(reason, 0) + 1
-        if count & (count - 1) == 0:  # the 1st, 2nd, 4th, 8th ...: a flood of bad rows must not flood the log
+        # the 1st, 2nd, 4th, 8th ...: a flood of bad rows must not flood the log
+        if count & (count - 1) == 0:
             logger.warning("dead letter (%s), %d so far: %s", reason, count, dict(place))
 
     def _recall(self, path: Path) -> None:
-        """Counts and places of earlier runs; a last line that a crash tore is cut off and comes again."""
+        """Counts and places of earlier runs; a last line that a crash tore is cut off and comes
+        again.
+        """
         data = path.read_bytes()
         whole = data[: data.rfind(b"\n") + 1]
         for number, line in enumerate(whole.splitlines(), 1):
@@ -300,7 +328,9 @@ class DeadLetters:
                 self.counts[letter["reason"]] = self.counts.get(letter["reason"], 0) + 1
                 self._is_new(letter)
             except (ValueError, KeyError, TypeError) as error:
-                raise FormatError(f"{path}, line {number}: no dead letter — {error} — move the file away") from error
+                raise FormatError(
+                    f"{path}, line {number}: no dead letter — {error} — move the file away"
+                ) from error
         if len(whole) < len(data):
             os.truncate(path, len(whole))
 
@@ -323,8 +353,9 @@ def _letter(place: Mapping[str, Any], reason: str, payload: bytes | str) -> dict
 class Live:
     """What an endless source shares with who reads it.
 
-    `tick_seconds`: it yields at least this often, so that its reader can stop. `lag`: rows that wait at the source, None
-    where it cannot tell. `clock`: seconds since 1970; tests put their own here.
+    `tick_seconds`: it yields at least this often, so that its reader can stop. `lag`: rows that
+    wait at the source, None where it cannot tell. `clock`: seconds since 1970; tests put their own
+    here.
 
     Example: `dataset.live.journal = Journal("run/journal")` before the first batch is read.
     """

@@ -23,19 +23,28 @@ BLOCK_BYTES = 1 << 22
 HEAD_BYTES = 200
 """Bytes of a line that is too long which messages and dead letters show."""
 _TYPES: dict[str, pa.DataType] = {
-    "int64": pa.int64(), "uint64": pa.uint64(), "float64": pa.float64(), "string": pa.string(), "bool": pa.bool_(),
-}  # fmt: skip
+    "int64": pa.int64(),
+    "uint64": pa.uint64(),
+    "float64": pa.float64(),
+    "string": pa.string(),
+    "bool": pa.bool_(),
+}
 
 
 class LineSource(FileSource):
-    """Files cut into blocks of whole lines; a block that does not parse is read again line by line to name or skip the
-    bad one."""
+    """Files cut into blocks of whole lines; a block that does not parse is read again line by line
+    to name or skip the bad one.
+    """
 
     @abstractmethod
     def parse(self, lines: list[bytes], plan: ReadPlan) -> pa.RecordBatch:
-        """Rows of some lines (no line ends, none blank). Raises ValueError (or an Arrow error) if any line is bad."""
+        """Rows of some lines (no line ends, none blank). Raises ValueError (or an Arrow error) if
+        any line is bad.
+        """
 
-    def read_file(self, section: Section, skip_rows: int, batch_rows: int, plan: ReadPlan) -> Iterator[Rows]:
+    def read_file(
+        self, section: Section, skip_rows: int, batch_rows: int, plan: ReadPlan
+    ) -> Iterator[Rows]:
         self.schema()
         file = section.file
         line = section.rows
@@ -51,14 +60,18 @@ class LineSource(FileSource):
                     skip_rows -= dropped
                     for start in range(dropped, len(numbered), batch_rows):
                         stop = start + batch_rows
-                        batch, good = self._parse(numbered[start:stop], numbers[start:stop], file, plan)
+                        batch, good = self._parse(
+                            numbered[start:stop], numbers[start:stop], file, plan
+                        )
                         skip = min(skip_rows, batch.num_rows)
                         skip_rows -= skip
                         if batch.num_rows > skip:
                             yield batch.slice(skip), good[skip:]
         except (OSError, pa.ArrowException) as error:
             raise DecodeError(
-                f"{file}: cannot be read after line {line} — {error} — write the file again", file, line
+                f"{file}: cannot be read after line {line} — {error} — write the file again",
+                file,
+                line,
             ) from error
 
     def holds_lines(self, file: str) -> bool:
@@ -67,8 +80,12 @@ class LineSource(FileSource):
     def rows_end(self, section: Section) -> int:
         return last_line_end(section)
 
-    def _parse(self, numbered: list[tuple[int, bytes]], numbers: np.ndarray, file: str, plan: ReadPlan) -> Rows:
-        """The rows of some lines, each with its number in the file, and the numbers of the good rows."""
+    def _parse(
+        self, numbered: list[tuple[int, bytes]], numbers: np.ndarray, file: str, plan: ReadPlan
+    ) -> Rows:
+        """The rows of some lines, each with its number in the file, and the numbers of the good
+        rows.
+        """
         try:
             return self.parse([line for _, line in numbered], plan), numbers
         except (ValueError, pa.ArrowException):
@@ -83,7 +100,9 @@ class LineSource(FileSource):
                 start = line[:80].decode(errors="replace")
                 message = f"{file}, line {number}: cannot be read — {cause}: {start!r}"
                 if plan.skips is None:
-                    raise DecodeError(f"{message} — correct it or use on_error='skip'", file, number) from error
+                    raise DecodeError(
+                        f"{message} — correct it or use on_error='skip'", file, number
+                    ) from error
                 plan.leave_out("value", message, [(int(numbers[index]), line)])
         return self.parse([numbered[index][1] for index in good], plan), numbers[good]
 
@@ -119,8 +138,8 @@ def blocks(stream: pa.NativeFile) -> Iterator[list[bytes]]:
 
 @dataclass(frozen=True)
 class Jsonl(LineSource):
-    """One JSON object a line. Columns and types come from the first 4 MiB; lists become list columns; an absent key is
-    null.
+    """One JSON object a line. Columns and types come from the first 4 MiB; lists become list
+    columns; an absent key is null.
 
     Raises DecodeError (file, line) for a line that is not an object of those types.
 
@@ -137,9 +156,13 @@ class Jsonl(LineSource):
                 with Section(file).open() as stream:
                     lines = [line for line in next(blocks(stream), []) if line.strip()]
             except OSError as error:
-                raise DecodeError(f"{file}: cannot be read — {error} — write the file again", file) from error
+                raise DecodeError(
+                    f"{file}: cannot be read — {error} — write the file again", file
+                ) from error
             # Arrow guesses times from strings; the Time role does that itself, zones included.
-            cached = pa.schema([(column.name, _plain(column.type)) for column in _infer_json(lines, file)])
+            cached = pa.schema(
+                [(column.name, _plain(column.type)) for column in _infer_json(lines, file)]
+            )
             object.__setattr__(self, "_schema", cached)
         return cached
 
@@ -154,7 +177,10 @@ class Jsonl(LineSource):
         if plan.columns is not None:
             schema = pa.schema([field for field in schema if field.name in plan.columns])
         schema = pa.schema(
-            [pa.field(f.name, plan.types.get(f.name, f.type) if _is_number(f.type) else f.type) for f in schema]
+            [
+                pa.field(f.name, plan.types.get(f.name, f.type) if _is_number(f.type) else f.type)
+                for f in schema
+            ]
         )
         return read_json_lines(lines, schema)
 
@@ -170,8 +196,12 @@ def _is_object(text: bytes) -> bool:
 def read_json_lines(lines: list[bytes], schema: pa.Schema) -> pa.RecordBatch:
     """The columns of `schema` of some JSON objects, a line each; absent keys are null."""
     if not lines:
-        return pa.RecordBatch.from_arrays([pa.array([], type=field.type) for field in schema], schema=schema)
-    options = pajson.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore", newlines_in_values=False)
+        return pa.RecordBatch.from_arrays(
+            [pa.array([], type=field.type) for field in schema], schema=schema
+        )
+    options = pajson.ParseOptions(
+        explicit_schema=schema, unexpected_field_behavior="ignore", newlines_in_values=False
+    )
     data = b"\n".join(lines)
     table = pajson.read_json(io.BytesIO(data), read_options=_whole(data), parse_options=options)
     if table.num_rows != len(lines):
@@ -185,8 +215,12 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _infer_json(lines: list[bytes], file: str) -> pa.Schema:
-    """Types of the first lines. Bad ones among them are no reason to give up: reading names or skips them."""
-    found, count, data = None, len(lines), b""
+    """Types of the first lines. Bad ones among them are no reason to give up: reading names or
+    skips them.
+    """
+    found = None
+    count = len(lines)
+    data = b""
     while found is None and count:
         try:
             data = b"\n".join(lines[:count])
@@ -194,7 +228,10 @@ def _infer_json(lines: list[bytes], file: str) -> pa.Schema:
         except pa.ArrowException:
             lines, count = (lines, count // 2) if count > 1 else (lines[1:], len(lines) - 1)
     if found is None:
-        raise DecodeError(f"{file}: holds no JSON object — no line of the first block is one — write one a line", file)
+        raise DecodeError(
+            f"{file}: holds no JSON object — no line of the first block is one — write one a line",
+            file,
+        )
     return _with_big_ids(data, found)
 
 
@@ -203,7 +240,9 @@ def _with_big_ids(data: bytes, found: pa.Schema) -> pa.Schema:
     for place, column in enumerate(found):
         if pa.types.is_floating(column.type):
             wanted = pa.field(column.name, pa.uint64())
-            options = pajson.ParseOptions(explicit_schema=pa.schema([wanted]), unexpected_field_behavior="ignore")
+            options = pajson.ParseOptions(
+                explicit_schema=pa.schema([wanted]), unexpected_field_behavior="ignore"
+            )
             try:
                 pajson.read_json(io.BytesIO(data), read_options=_whole(data), parse_options=options)
                 found = found.set(place, wanted)
@@ -237,13 +276,16 @@ class ShortLines(io.RawIOBase):
     raises. A read returns whole lines, so that it may be shorter than asked.
     """
 
-    def __init__(self, stream: pa.NativeFile, limit: int, replace: Callable[[int, bytes], bytes]) -> None:
+    def __init__(
+        self, stream: pa.NativeFile, limit: int, replace: Callable[[int, bytes], bytes]
+    ) -> None:
         self._stream = stream
         self._limit = limit
         self._replace = replace
         self._tail = b""  # a line whose end is not read yet
         self._read = 0  # bytes before the tail
-        self._dropping = False  # what follows, up to a line end, belongs to a line that was replaced
+        # what follows, up to a line end, belongs to a line that was replaced
+        self._dropping = False
 
     def readable(self) -> bool:
         return True
@@ -286,24 +328,29 @@ class ShortLines(io.RawIOBase):
 
 
 class Decoder(ABC):
-    """Turns the bytes of a broker's messages into rows. `many`: a message may hold any number of rows (it is decoded
-    alone), else exactly one."""
+    """Turns the bytes of a broker's messages into rows. `many`: a message may hold any number of
+    rows (it is decoded alone), else exactly one.
+    """
 
     many: ClassVar[bool] = False
 
     @abstractmethod
     def infer(self, values: Sequence[bytes]) -> pa.Schema:
-        """Names and types of the fields of some messages, and of those that are declared. Raises ValueError where no
-        message can be decoded, or there is none and nothing is declared."""
+        """Names and types of the fields of some messages, and of those that are declared. Raises
+        ValueError where no message can be decoded, or there is none and nothing is declared.
+        """
 
     @abstractmethod
     def decode(self, values: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch:
-        """The columns of `schema`, absent ones null. Raises ValueError (or an Arrow error) if any message is bad."""
+        """The columns of `schema`, absent ones null. Raises ValueError (or an Arrow error) if any
+        message is bad.
+        """
 
 
 @dataclass(frozen=True)
 class Json(Decoder):
-    """A JSON object a message. `columns`: names and types ("int64", "uint64", "float64", "string", "bool", "list<int64>",
+    """A JSON object a message. `columns`: names and types ("int64", "uint64", "float64", "string",
+    "bool", "list<int64>",
     ...) where they are known; the others have the type with which they are first met, and keep it.
 
     Example: `hb.sources.Json({"user": "int64", "genres": "list<string>"})`
@@ -317,13 +364,21 @@ class Json(Decoder):
 
     def infer(self, values: Sequence[bytes]) -> pa.Schema:
         declared = pa.schema([(name, _declared(name, kind)) for name, kind in self.columns.items()])
-        lines = [value.replace(b"\n", b" ") for value in values if value and value.lstrip()[:1] == b"{"]
+        lines = [
+            value.replace(b"\n", b" ") for value in values if value and value.lstrip()[:1] == b"{"
+        ]
         if not lines and (values or not self.columns):
             raise ValueError("no JSON object among them")
         if not lines:
             return declared
-        found = [column for column in _infer_json(lines, "a message") if column.name not in declared.names]
-        return pa.schema([*declared, *((c.name, c.type if has_nulls(c.type) else _plain(c.type)) for c in found)])
+        found = [
+            column
+            for column in _infer_json(lines, "a message")
+            if column.name not in declared.names
+        ]
+        return pa.schema(
+            [*declared, *((c.name, c.type if has_nulls(c.type) else _plain(c.type)) for c in found)]
+        )
 
     def decode(self, values: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch:
         for value in values:
@@ -336,7 +391,8 @@ class Json(Decoder):
 class Arrow(Decoder):
     """An Arrow IPC stream a message, with any number of rows: a tenth of JSON's work.
 
-    Example of the writing side: `with pa.ipc.new_stream(sink, batch.schema) as writer: writer.write_batch(batch)`
+    Example of the writing side: `with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)`
     """
 
     many: ClassVar[bool] = True
@@ -350,9 +406,13 @@ class Arrow(Decoder):
         raise ValueError("no Arrow stream among them")
 
     def decode(self, values: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch:
-        table = pa.concat_tables([pa.ipc.open_stream(value).read_all() for value in values]).combine_chunks()
+        table = pa.concat_tables(
+            [pa.ipc.open_stream(value).read_all() for value in values]
+        ).combine_chunks()
         columns = [
-            table[name].combine_chunks().cast(kind) if name in table.schema.names else pa.nulls(table.num_rows, kind)
+            table[name].combine_chunks().cast(kind)
+            if name in table.schema.names
+            else pa.nulls(table.num_rows, kind)
             for name, kind in zip(schema.names, schema.types, strict=True)
         ]
         return pa.RecordBatch.from_arrays([_flat(column) for column in columns], schema=schema)
@@ -367,13 +427,17 @@ def _declared(name: str, kind: str) -> pa.DataType:
     inner = kind.removeprefix("list<").removesuffix(">")
     if inner not in _TYPES or kind not in (inner, f"list<{inner}>"):
         raise ConfigError(
-            f"columns.{name}: unknown type — received {kind!r} — use one of {', '.join(_TYPES)}, or list<one of them>"
+            f"columns.{name}: unknown type — received {kind!r} — use one of {', '.join(_TYPES)}, "
+            "or list<one of them>"
         )
     return _TYPES[inner] if kind == inner else pa.list_(_TYPES[inner])
 
 
-def wanted_types(decoder: Decoder, values: Sequence[bytes], plan: ReadPlan, types: str) -> tuple[pa.Schema, str]:
-    """The columns to decode and their types; and, as text, the types met so far: a column keeps its first one.
+def wanted_types(
+    decoder: Decoder, values: Sequence[bytes], plan: ReadPlan, types: str
+) -> tuple[pa.Schema, str]:
+    """The columns to decode and their types; and, as text, the types met so far: a column keeps its
+    first one.
 
     Raises SchemaError for a column that is neither known nor in any of the messages.
     """
@@ -384,17 +448,28 @@ def wanted_types(decoder: Decoder, values: Sequence[bytes], plan: ReadPlan, type
             found = decoder.infer(values)
         except ValueError:  # no message can be decoded, so nothing is known about them either
             found = pa.schema([(name, pa.null()) for name in columns])
-        columns += [] if plan.columns is not None else [name for name in found.names if name not in columns]
+        columns += (
+            []
+            if plan.columns is not None
+            else [name for name in found.names if name not in columns]
+        )
         if absent := [name for name in columns if name not in {*known.names, *found.names}]:
             raise SchemaError(
-                f"no message has columns {absent} — received {found.names} — correct the schema, or declare columns "
+                f"no message has columns {absent} — received {found.names} — correct the schema, "
+                "or declare columns "
                 "that may be absent: Json(columns={...})"
             )
-        met = [c for c in found if c.name in columns and c.name not in known.names and not has_nulls(c.type)]
+        met = [
+            c
+            for c in found
+            if c.name in columns and c.name not in known.names and not has_nulls(c.type)
+        ]
         known = pa.schema([*known, *met])
         types = schema_to_text(known)
     kinds = {name: known.field(name).type if name in known.names else pa.null() for name in columns}
-    numbers = {name: kind for name, kind in plan.types.items() if name in kinds and _is_number(kinds[name])}
+    numbers = {
+        name: kind for name, kind in plan.types.items() if name in kinds and _is_number(kinds[name])
+    }
     return pa.schema(list({**kinds, **numbers}.items())), types
 
 
@@ -414,5 +489,6 @@ def decode(decoder: Decoder, values: Sequence[bytes], schema: pa.Schema, first: 
             if len(values) == 1:
                 return [], [0], {first: error}
     half = len(values) // 2
-    left, right = decode(decoder, values[:half], schema, first), decode(decoder, values[half:], schema, first + half)
+    left = decode(decoder, values[:half], schema, first)
+    right = decode(decoder, values[half:], schema, first + half)
     return [*left[0], *right[0]], [*left[1], *right[1]], {**left[2], **right[2]}

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Kafka topic as its broker shows it: partitions found and fetched, outages waited for, contradictions told."""
+"""A Kafka topic as its broker shows it: partitions found and fetched, outages waited for,
+contradictions told.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,12 @@ logger = logging.getLogger("hotbed.kafka")
 LOOK_SECONDS = 3.0
 """Between two looks at the topic: its partitions, and where one of them begins and ends."""
 PATIENCE_SECONDS = 10.0
-"""What contradicts the position (no such topic, fewer partitions, too few messages) may be a broker that is still
-starting; after so long it is an error."""
-LOOK_TIMEOUT, RETRY_SECONDS, AWAY_SECONDS = 1.0, 0.5, 2.0
+"""What contradicts the position (no such topic, fewer partitions, too few messages) may be a broker
+that is still starting; after so long it is an error.
+"""
+LOOK_TIMEOUT = 1.0
+RETRY_SECONDS = 0.5
+AWAY_SECONDS = 2.0
 CONSUMER_OPTIONS = ("group.id", "enable.auto.commit", "auto.offset.reset", "enable.partition.eof")
 HELD_BLOCKS = 16
 """Partitions are fetched no further while about so many blocks of them wait together."""
@@ -32,11 +37,12 @@ Message = tuple[int, int, bytes | None]
 
 
 class Topic:
-    """The partitions of a topic that a source reads, and their messages that are in no block yet (`pending`).
+    """The partitions of a topic that a source reads, and their messages that are in no block yet
+    (`pending`).
 
-    `begins`: where each partition begins; `fetched`: the offset after its last message here. `identity`: the topic that
-    the position was written for; whenever reading begins or a broker comes back, the last message is fetched again, and
-    is compared with it.
+    `begins`: where each partition begins; `fetched`: the offset after its last message here.
+    `identity`: the topic that the position was written for; whenever reading begins or a broker
+    comes back, the last message is fetched again, and is compared with it.
     """
 
     def __init__(
@@ -46,7 +52,9 @@ class Topic:
         begins: Mapping[int, int],
         identity: TopicIdentity | None = None,
     ) -> None:
-        self.source, self.live, self.kafka = source, live, client()
+        self.source = source
+        self.live = live
+        self.kafka = client()
         self.begins = dict(begins)
         self.pending: dict[int, list[Message]] = {}
         self.fetched: dict[int, int] = {}
@@ -54,16 +62,24 @@ class Topic:
         self._id = self._identity.id  # as the broker tells it
         self._marks = dict(self._identity.last)  # the last message that was fetched
         self._newest: dict[int, Message] = {}  # the same, since the last assignment
-        self._unproven: set[int] = set()  # partitions that have to show their mark: the id is another one
+        # partitions that have to show their mark: the id is another one
+        self._unproven: set[int] = set()
         self._lows: dict[int, int] = {}
         self._ended: dict[int, int] = {}  # where the broker said that a partition ends, for now
         self._paused: set[int] = set()
         self._doubts: dict[str, float] = {}
         self._next_look = 0.0
-        self._turn, self._committing = 0, 0
-        self._refused, self._down, self._shaken = "", False, False
+        self._turn = 0
+        self._committing = 0
+        self._refused = ""
+        self._down = False
+        self._shaken = False
         self._failing_since: float | None = None
-        options = {**source.client_options(), "error_cb": self._on_error, "on_commit": self._on_commit}
+        options = {
+            **source.client_options(),
+            "error_cb": self._on_error,
+            "on_commit": self._on_commit,
+        }
         self._consumer = self.kafka.Consumer(options, logger=logger)
 
     @property
@@ -83,7 +99,9 @@ class Topic:
 
     def end(self, partition: int) -> int:
         """The offset after the last message, as of the last fetch; -1 = not known yet."""
-        return max(-1, int(self._consumer.get_watermark_offsets(self._place(partition), cached=True)[1]))
+        return max(
+            -1, int(self._consumer.get_watermark_offsets(self._place(partition), cached=True)[1])
+        )
 
     def is_at_end(self, partition: int) -> bool:
         """Whether all messages of a partition were fetched, as far as is known."""
@@ -91,7 +109,9 @@ class Topic:
         return self._ended.get(partition, -1) >= at or at >= self.end(partition) >= 0
 
     def reaches(self, partition: int, offset: int) -> bool:
-        """Whether all messages before `offset` were fetched; the last ones of a compacted topic may be gone."""
+        """Whether all messages before `offset` were fetched; the last ones of a compacted topic may
+        be gone.
+        """
         return max(self.fetched.get(partition, -1), self._ended.get(partition, -1)) >= offset
 
     def connect(self) -> bool:
@@ -101,9 +121,11 @@ class Topic:
     def poll(self) -> None:
         """Takes what comes within a tick."""
         timeout = min(self.live.tick_seconds, max(self.source.linger_seconds, 0.01))
-        pending, fetched = self.pending, self.fetched
+        pending = self.pending
+        fetched = self.fetched
         for message in self._consumer.consume(self.source.block_rows, timeout):
-            partition, offset = message.partition(), message.offset()
+            partition = message.partition()
+            offset = message.offset()
             if (error := message.error()) is not None:
                 self._failed(error, partition, offset)
             if error is not None or self._shaken:  # what is not taken now is fetched again
@@ -111,7 +133,8 @@ class Topic:
             found = (message.timestamp()[1], offset, message.value())
             if partition in self._unproven or offset < fetched.get(partition, 0):
                 self._compare(partition, offset, found)
-            if offset >= fetched.get(partition, 0):  # else: fetched before, and again after a new assignment
+            # else: fetched before, and again after a new assignment
+            if offset >= fetched.get(partition, 0):
                 pending[partition].append(found)
                 fetched[partition] = offset + 1
                 self._newest[partition] = found
@@ -136,7 +159,9 @@ class Topic:
         self._consumer.close()
 
     def look(self, first: bool = False) -> bool:
-        """Looks at the topic from time to time: new partitions are read, what contradicts the position is an error."""
+        """Looks at the topic from time to time: new partitions are read, what contradicts the
+        position is an error.
+        """
         now = time.monotonic()
         if not first and now < self._next_look:
             return True
@@ -155,7 +180,8 @@ class Topic:
         else:
             if self._down:
                 logger.warning("kafka at %s is back", self.source.servers)
-            self._down, self._failing_since = False, None
+            self._down = False
+            self._failing_since = None
             return self._accept(bounds, new)
         if first:
             self._consumer.poll(self.live.tick_seconds)  # hears why, and waits
@@ -164,11 +190,20 @@ class Topic:
     def _partitions(self) -> set[int]:
         """Ours among the topic's partitions."""
         timeout = min(LOOK_TIMEOUT, max(self.live.tick_seconds, 0.1))
-        topic = self._consumer.list_topics(self.source.topic, timeout=timeout).topics[self.source.topic]
+        topic = self._consumer.list_topics(self.source.topic, timeout=timeout).topics[
+            self.source.topic
+        ]
         if topic.error is not None:
             if topic.error.code() == topic.error.TOPIC_AUTHORIZATION_FAILED:
-                raise self._error(topic.error.str(), f"{self.source.servers}", "ask for the right to read it")
-            self._doubt("topic", "the broker does not know it", topic.error.str(), "create it or correct the name")
+                raise self._error(
+                    topic.error.str(), f"{self.source.servers}", "ask for the right to read it"
+                )
+            self._doubt(
+                "topic",
+                "the broker does not know it",
+                topic.error.str(),
+                "create it or correct the name",
+            )
             raise _Doubt
         rank, ranks = self.source.shard
         asked = topic.partitions if self.source.partitions is None else self.source.partitions
@@ -176,8 +211,12 @@ class Topic:
         named = {p for p in self.source.partitions or () if p % ranks == rank}
         if lost := sorted((self.begins.keys() | self.fetched.keys() | named) - found):
             there = f"partitions {sorted(topic.partitions)}, of which {sorted(found)} are asked for"
-            self._doubt("topic", f"partitions {lost} are not there", there, "was the topic made anew? begin without "
-                        "the position, or ask for other partitions")  # fmt: skip
+            self._doubt(
+                "topic",
+                f"partitions {lost} are not there",
+                there,
+                "was the topic made anew? begin without the position, or ask for other partitions",
+            )
             raise _Doubt
         self._doubts.pop("topic", None)
         return found
@@ -191,12 +230,16 @@ class Topic:
 
     def _bounds(self, partition: int) -> tuple[int, int]:
         """The first offset that the broker still has and the one after its last."""
-        low, high = self._consumer.get_watermark_offsets(self._place(partition), timeout=LOOK_TIMEOUT)
+        low, high = self._consumer.get_watermark_offsets(
+            self._place(partition), timeout=LOOK_TIMEOUT
+        )
         self._lows[partition] = int(low)
         return int(low), int(high)
 
     def _check_id(self) -> None:
-        """Another id: each partition has to show the last message that was read, or this is another topic."""
+        """Another id: each partition has to show the last message that was read, or this is another
+        topic.
+        """
         self._id = self._described_id() or self._identity.id
         self._keep_marks()
         self._unproven = set()
@@ -228,7 +271,8 @@ class Topic:
         mark = self._marks.get(partition)
         if mark is None or offset < mark.offset:
             return
-        if offset > mark.offset:  # compaction may have taken it, but the id says that this is another topic
+        # compaction may have taken it, but the id says that this is another topic
+        if offset > mark.offset:
             self._must_be_proven(partition)
         elif Mark.of(message) != mark:
             what = f"message {offset} of partition {partition} with {Mark.of(message)}, not {mark}"
@@ -244,7 +288,9 @@ class Topic:
         return self._error(what, received, "begin without the position")
 
     def _accept(self, bounds: Mapping[int, tuple[int, int]], new: Sequence[int]) -> bool:
-        """Checks that partitions hold what the position says they do, and fetches the new ones as well."""
+        """Checks that partitions hold what the position says they do, and fetches the new ones as
+        well.
+        """
         if not self.begins:
             self._choose_start(bounds)
         begins = {p: self.begins.get(p, self._begin_on_record(p, bounds[p][0])) for p in new}
@@ -252,14 +298,21 @@ class Topic:
             at = {**self.fetched, **begins}[p]
             if at < low:
                 raise self._error(
-                    f"messages {at} to {low - 1} of partition {p} are gone", f"{low} as the oldest",
-                    "keep more on the broker (retention), or begin without the position and lose them",
-                )  # fmt: skip
-            if at <= high or self._ended.get(p, -1) >= at:  # Tansu tells the end too low, but fetches rightly
+                    f"messages {at} to {low - 1} of partition {p} are gone",
+                    f"{low} as the oldest",
+                    "keep more on the broker (retention), or begin without the position and lose "
+                    "them",
+                )
+            # Tansu tells the end too low, but fetches rightly
+            if at <= high or self._ended.get(p, -1) >= at:
                 self._doubts.pop(f"end of {p}", None)
             else:
-                self._doubt(f"end of {p}", f"partition {p} ends before the position", f"{high} messages, position {at}",
-                            "was the topic made anew? begin without the position")  # fmt: skip
+                self._doubt(
+                    f"end of {p}",
+                    f"partition {p} ends before the position",
+                    f"{high} messages, position {at}",
+                    "was the topic made anew? begin without the position",
+                )
         self.begins |= begins
         self.fetched |= begins
         self.pending |= {p: [] for p in new}
@@ -277,28 +330,44 @@ class Topic:
         self.begins = {int(p): int(offset) for p, offset in (begin or {}).items()}
 
     def _begin_on_record(self, partition: int, low: int) -> int:
-        """Where a new partition begins: a block still to be read again may tell, else at its oldest message."""
+        """Where a new partition begins: a block still to be read again may tell, else at its oldest
+        message.
+        """
         blocks = (block.get("begin", {}) for _, block in self.live.journal.after("block", -1))
-        return int(next((begin[str(partition)] for begin in blocks if str(partition) in begin), low))
+        return int(
+            next((begin[str(partition)] for begin in blocks if str(partition) in begin), low)
+        )
 
     def _assign(self) -> None:
-        """Fetches all partitions from their last message on, which is compared, if the broker still has it."""
+        """Fetches all partitions from their last message on, which is compared, if the broker still
+        has it.
+        """
         self._keep_marks()
         places = []
         for partition, offset in self.fetched.items():
             mark = self._marks.get(partition)
             has_mark = mark is not None and self._lows.get(partition, 0) <= mark.offset < offset
-            places.append(self._place(partition, mark.offset if mark is not None and has_mark else offset))
-        self._ended, self._paused, self._shaken = {}, set(), False
+            places.append(
+                self._place(partition, mark.offset if mark is not None and has_mark else offset)
+            )
+        self._ended = {}
+        self._paused = set()
+        self._shaken = False
         self._consumer.assign(places)
         self._consumer.resume(places)
 
     def _pause(self) -> None:
         """Fetches no more of partitions that hold much, until most of it is used."""
-        limit = max(self.source.block_rows // 2, HELD_BLOCKS * self.source.block_rows // max(1, len(self.pending)))
+        limit = max(
+            self.source.block_rows // 2,
+            HELD_BLOCKS * self.source.block_rows // max(1, len(self.pending)),
+        )
         full = {p for p, held in self.pending.items() if len(held) >= limit}
         light = {p for p in self._paused if len(self.pending[p]) < limit // 4}
-        for change, call in ((full - self._paused, self._consumer.pause), (light, self._consumer.resume)):
+        for change, call in (
+            (full - self._paused, self._consumer.pause),
+            (light, self._consumer.resume),
+        ):
             if change:
                 call([self._place(p) for p in change])
                 self._paused ^= change
@@ -306,13 +375,17 @@ class Topic:
     def _place(self, partition: int, offset: int = -1001) -> Any:
         return self.kafka.TopicPartition(self.source.topic, partition, offset)
 
-    # --- troubles ---------------------------------------------------------------------------------------------------
+    # --- troubles ---------------------------------------------------------------------------------
 
     def _error(self, what: str, received: str, remedy: str) -> DataError:
-        return DataError(f"kafka topic {self.source.topic!r}: {what} — received {received} — {remedy}")
+        return DataError(
+            f"kafka topic {self.source.topic!r}: {what} — received {received} — {remedy}"
+        )
 
     def _doubt(self, key: str, what: str, received: str, remedy: str) -> None:
-        """What contradicts the position: raises DataError when it has lasted too long to be a broker that starts."""
+        """What contradicts the position: raises DataError when it has lasted too long to be a
+        broker that starts.
+        """
         since = self._doubts.setdefault(key, time.monotonic())
         if time.monotonic() - since >= PATIENCE_SECONDS:
             raise self._error(what, received, remedy)
@@ -323,31 +396,40 @@ class Topic:
             if partition in self._unproven and offset > self._marks[partition].offset:
                 self._must_be_proven(partition)
         elif error.code() == error.TOPIC_AUTHORIZATION_FAILED or error.fatal():
-            raise self._error(error.str(), error.name(), "ask for the right to read it, or start again")
-        else:  # such a partition is fetched no more; the next look tells what it means and begins anew
+            raise self._error(
+                error.str(), error.name(), "ask for the right to read it, or start again"
+            )
+        # such a partition is fetched no more; the next look tells what it means and
+        # begins anew
+        else:
             logger.info("topic %r, partition %d: %s", self.source.topic, partition, error)
             self._shake()
 
     def _shake(self) -> None:
-        """What is fetched from here on may come from another topic: it counts when the next look has compared it."""
+        """What is fetched from here on may come from another topic: it counts when the next look
+        has compared it.
+        """
         self._shaken = True
         self._next_look = min(self._next_look, time.monotonic() + RETRY_SECONDS)
 
     def _is_down(self, error: Exception, first: bool) -> None:
         if self._refused and first:
             raise ConfigError(
-                f"options: the broker refuses us — received {self._refused} — check user, password and certificates"
+                f"options: the broker refuses us — received {self._refused} — check user, "
+                "password and certificates"
             ) from error
         now = time.monotonic()
         self._failing_since = self._failing_since or now
         self._next_look = now + RETRY_SECONDS
-        if not self._down and now - self._failing_since >= AWAY_SECONDS:  # one slow answer is no outage
+        # one slow answer is no outage
+        if not self._down and now - self._failing_since >= AWAY_SECONDS:
             logger.warning("kafka at %s is away, reading waits: %s", self.source.servers, error)
             self._down = True
 
     def _on_error(self, error: Any) -> None:
         refusals = (error._AUTHENTICATION, error.SASL_AUTHENTICATION_FAILED, error._SSL)
-        # in TLS 1.3 a broker looks at our certificate after the handshake: what it then says counts as transport
+        # in TLS 1.3 a broker looks at our certificate after the handshake: what it then says counts
+        # as transport
         if error.code() in refusals or "SSL alert number" in error.str():
             self._refused = str(error)
         self._shake()  # a broker that comes back may not be the same
@@ -369,5 +451,7 @@ def client() -> Any:
         import confluent_kafka
         import confluent_kafka.admin
     except ImportError as error:
-        raise MissingExtra("Kafka needs confluent_kafka — it is not installed — pip install hotbed[kafka]") from error
+        raise MissingExtra(
+            "Kafka needs confluent_kafka — it is not installed — pip install hotbed[kafka]"
+        ) from error
     return confluent_kafka

@@ -20,9 +20,9 @@ from hotbed.errors import RowShapeError
 class Ids:
     """The ids of one feature for n samples.
 
-    `values`: int64 [m], every 64-bit value is an ordinary id. `offsets`: int64 [n + 1], sample i owns
-    `values[offsets[i]:offsets[i + 1]]`; None = exactly one id a sample (m = n). `weights`: float32 [m] or None (all 1).
-    The arrays are NumPy's, or tensors after `Batch.map_arrays`.
+    `values`: int64 [m], every 64-bit value is an ordinary id. `offsets`: int64 [n + 1], sample i
+    owns `values[offsets[i]:offsets[i + 1]]`; None = exactly one id a sample (m = n). `weights`:
+    float32 [m] or None (all 1). The arrays are NumPy's, or tensors after `Batch.map_arrays`.
 
     Example: `Ids(np.array([7, 8, 9]), np.array([0, 2, 3]))` holds [7, 8] and [9]; its `len` is 2.
     """
@@ -40,13 +40,18 @@ class Ids:
             weights = None if self.weights is None else self.weights[start:stop]
             return Ids(self.values[start:stop], None, weights)
         stop = max(start, stop)
-        first, last = int(self.offsets[start]), int(self.offsets[stop])
+        first = int(self.offsets[start])
+        last = int(self.offsets[stop])
         weights = None if self.weights is None else self.weights[first:last]
         return Ids(self.values[first:last], self.offsets[start : stop + 1] - first, weights)
 
     def lengths(self) -> Any:
         """Number of ids of each sample, [n]."""
-        return np.ones(len(self), np.int64) if self.offsets is None else self.offsets[1:] - self.offsets[:-1]
+        return (
+            np.ones(len(self), np.int64)
+            if self.offsets is None
+            else self.offsets[1:] - self.offsets[:-1]
+        )
 
     def with_offsets(self) -> Ids:
         """The same ids with explicit offsets (NumPy only)."""
@@ -59,12 +64,17 @@ class Ids:
     def take(self, rows: np.ndarray) -> Ids:
         """The given samples in the given order (NumPy only)."""
         if self.offsets is None:
-            return Ids(self.values[rows], None, None if self.weights is None else self.weights[rows])
-        starts, lengths = self.offsets[:-1][rows], self.lengths()[rows]
+            return Ids(
+                self.values[rows], None, None if self.weights is None else self.weights[rows]
+            )
+        starts = self.offsets[:-1][rows]
+        lengths = self.lengths()[rows]
         offsets = np.zeros(len(rows) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
         index = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
-        return Ids(self.values[index], offsets, None if self.weights is None else self.weights[index])
+        return Ids(
+            self.values[index], offsets, None if self.weights is None else self.weights[index]
+        )
 
     def map_arrays(self, fn: Callable[[Any], Any]) -> Ids:
         """`fn` applied to each array."""
@@ -79,7 +89,9 @@ class Ids:
         """All samples of `parts`, in order (NumPy only)."""
         if len(parts) == 1:
             return parts[0]
-        weights = None if parts[0].weights is None else np.concatenate([part.weights for part in parts])
+        weights = (
+            None if parts[0].weights is None else np.concatenate([part.weights for part in parts])
+        )
         values = np.concatenate([part.values for part in parts])
         if all(part.offsets is None for part in parts):
             return Ids(values, None, weights)
@@ -97,7 +109,9 @@ def as_ids(ids: Any, what: str = "ids") -> NDArray[np.int64]:
     """
     if isinstance(ids, (pa.Array, pa.ChunkedArray)):
         if ids.null_count:
-            raise RowShapeError(f"{what}: nulls name nothing — received {ids.null_count} nulls — drop or fill them")
+            raise RowShapeError(
+                f"{what}: nulls name nothing — received {ids.null_count} nulls — drop or fill them"
+            )
         ids = ids.to_numpy(zero_copy_only=False) if isinstance(ids, pa.Array) else ids.to_numpy()
     elif not isinstance(ids, (np.ndarray, list, tuple)) and hasattr(ids, "__dlpack__"):
         ids = np.from_dlpack(ids)
@@ -118,7 +132,9 @@ def _of_list(ids: Sequence[Any], what: str) -> NDArray[np.int64]:
     for kind in set(map(type, ids)):
         if kind is bool or not issubclass(kind, (int, np.integer)):
             wrong = next(id for id in ids if type(id) is kind)
-            raise RowShapeError(f"{what}: expected whole numbers, got {wrong!r}. Send ids as integers.")
+            raise RowShapeError(
+                f"{what}: expected whole numbers, got {wrong!r}. Send ids as integers."
+            )
     try:
         return np.asarray(ids, np.int64)
     except OverflowError:  # ids that use the upper half of 64 bits, or more
@@ -133,19 +149,22 @@ def _reinterpreted(id: int, what: str) -> int:
 
 
 class SideBySide(Mapping[str, Any]):
-    """Dense columns by name that lie in one `matrix` [n, sum of widths] in the order of `widths`: who wants them side by side
-    has them so.
+    """Dense columns by name that lie in one `matrix` [n, sum of widths] in the order of `widths`:
+    who wants them side by side has them so.
 
     Example: `SideBySide(matrix, {"price": 1, "image": 64})["image"]` is `matrix[:, 1:65]`.
     """
 
     def __init__(self, matrix: Any, widths: Mapping[str, int]) -> None:
         self.matrix = matrix
-        self._places = dict(zip(widths, itertools.accumulate(widths.values(), initial=0), strict=False))
+        self._places = dict(
+            zip(widths, itertools.accumulate(widths.values(), initial=0), strict=False)
+        )
         self._widths = dict(widths)
 
     def __getitem__(self, name: str) -> Any:
-        first, width = self._places[name], self._widths[name]
+        first = self._places[name]
+        width = self._widths[name]
         return self.matrix[:, first] if width == 1 else self.matrix[:, first : first + width]
 
     def __iter__(self) -> Iterator[str]:
@@ -159,9 +178,10 @@ class SideBySide(Mapping[str, Any]):
 class Batch:
     """n samples, column by column.
 
-    `ids`: Ids by feature name. `dense`: float32 [n] or [n, k] by name. `labels`: float32 [n] by name (empty when
-    encoded for prediction). `weight`: float32 [n] or None. `time`: int64 [n], microseconds UTC, or None. `position`:
-    where the Dataset is after this batch. Arrays are NumPy's, or tensors after `map_arrays`.
+    `ids`: Ids by feature name. `dense`: float32 [n] or [n, k] by name. `labels`: float32 [n] by
+    name (empty when encoded for prediction). `weight`: float32 [n] or None. `time`: int64 [n],
+    microseconds UTC, or None. `position`: where the Dataset is after this batch. Arrays are
+    NumPy's, or tensors after `map_arrays`.
 
     Example: `batch.map_arrays(torch.from_numpy)`, `batch[10:20]`, `batch.ids["user"].values`.
     """
@@ -176,8 +196,18 @@ class Batch:
 
     def __post_init__(self) -> None:
         if self.num_samples < 0:
-            columns = [*self.labels.values(), *self.ids.values(), *self.dense.values(), self.time, self.weight]
-            object.__setattr__(self, "num_samples", next((len(column) for column in columns if column is not None), 0))
+            columns = [
+                *self.labels.values(),
+                *self.ids.values(),
+                *self.dense.values(),
+                self.time,
+                self.weight,
+            ]
+            object.__setattr__(
+                self,
+                "num_samples",
+                next((len(column) for column in columns if column is not None), 0),
+            )
 
     def __len__(self) -> int:
         return self.num_samples

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dataset: what users hand over. Batches of a source, shuffled if asked, made ahead, resumable at any batch."""
+"""Dataset: what users hand over. Batches of a source, shuffled if asked, made ahead, resumable at
+any batch.
+"""
 
 from __future__ import annotations
 
@@ -40,16 +42,16 @@ UNMATCHED_ROWS = 100_000
 class Dataset:
     """Iterable of `Batch`; the first iteration is epoch 0, the next epoch 1, and so on.
 
-    `shuffle`: rows of the shuffle buffer (0 = off); order is a function of (seed, epoch), memory is bounded by the
-    buffer. `drop_last`: leave out a last batch of fewer than `batch_size` rows. `on_error`: "raise", or "skip" = bad
-    rows and torn files are left out, counted in `skips` and logged. `prefetch`: batches read and encoded ahead on a
-    thread (0 = none). `cache`: keep the encoded rows in memory after the first reading; then a shuffle is of the whole
-    epoch.
+    `shuffle`: rows of the shuffle buffer (0 = off); order is a function of (seed, epoch), memory is
+    bounded by the buffer. `drop_last`: leave out a last batch of fewer than `batch_size` rows.
+    `on_error`: "raise", or "skip" = bad rows and torn files are left out, counted in `skips` and
+    logged. `prefetch`: batches read and encoded ahead on a thread (0 = none). `cache`: keep the
+    encoded rows in memory after the first reading; then a shuffle is of the whole epoch.
 
-    Of an endless source there is one epoch, in the order of the source. `flush_seconds`: after so long without a row
-    the rows at hand are a batch, however few (None = wait for `batch_size`). `max_ahead_seconds`: rows whose event time
-    lies further ahead of the clock are left out, as dead letters. `live` holds journal, dead letters and clock; put
-    your own there before reading.
+    Of an endless source there is one epoch, in the order of the source. `flush_seconds`: after so
+    long without a row the rows at hand are a batch, however few (None = wait for `batch_size`).
+    `max_ahead_seconds`: rows whose event time lies further ahead of the clock are left out, as dead
+    letters. `live` holds journal, dead letters and clock; put your own there before reading.
 
     Raises SchemaError, DecodeError while iterating, ConfigError for wrong arguments.
 
@@ -74,31 +76,33 @@ class Dataset:
     ) -> None:
         check_source(source)
         check_schema(schema)
-        for name, value, least in (("batch_size", batch_size, 1), ("shuffle", shuffle, 0), ("prefetch", prefetch, 0)):
+        for name, value, least in (
+            ("batch_size", batch_size, 1),
+            ("shuffle", shuffle, 0),
+            ("prefetch", prefetch, 0),
+        ):
             if not isinstance(value, int) or value < least:
-                raise ConfigError(f"dataset.{name}: an integer >= {least} — received {value!r} — correct it")
-        if on_error not in ("raise", "skip"):
-            raise ConfigError(f"dataset.on_error: 'raise' or 'skip' — received {on_error!r} — correct it")
-        for name, seconds in (("flush_seconds", flush_seconds), ("max_ahead_seconds", max_ahead_seconds)):
-            if seconds is not None and (not source.endless or not seconds >= 0):
                 raise ConfigError(
-                    f"dataset.{name}: seconds >= 0, of an endless source — received {seconds!r} — leave it out"
+                    f"dataset.{name}: an integer >= {least} — received {value!r} — correct it"
                 )
-        if source.endless and (shuffle > 1 or cache):
+        if on_error not in ("raise", "skip"):
             raise ConfigError(
-                f"dataset.{'cache' if cache else 'shuffle'}: the source is endless, its order is the order of events — "
-                f"received {cache or shuffle!r} — leave it out"
+                f"dataset.on_error: 'raise' or 'skip' — received {on_error!r} — correct it"
             )
-        if max_ahead_seconds is not None and schema.time is None:
-            raise ConfigError(
-                f"dataset.max_ahead_seconds: events need a time — received {max_ahead_seconds!r} and a schema without "
-                "Time — name the Time column"
-            )
-        self.source, self.schema = source, schema
-        self.batch_size, self.shuffle, self.seed = batch_size, shuffle, seed
-        self.drop_last, self.on_error, self.prefetch, self.cache = drop_last, on_error, prefetch, cache
-        self.flush_seconds, self.max_ahead_seconds = flush_seconds, max_ahead_seconds
-        self.skips, self.live = Skips(), Live()
+        _check_stream_arguments(source, schema, shuffle, cache, flush_seconds, max_ahead_seconds)
+        self.source = source
+        self.schema = schema
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self.seed = seed
+        self.drop_last = drop_last
+        self.on_error = on_error
+        self.prefetch = prefetch
+        self.cache = cache
+        self.flush_seconds = flush_seconds
+        self.max_ahead_seconds = max_ahead_seconds
+        self.skips = Skips()
+        self.live = Live()
         self.encoder = Encoder(schema, on_error, self._put_aside if source.endless else None)
         self.encoder.stats.skips = self.skips
         self._labels = True
@@ -108,7 +112,9 @@ class Dataset:
         self._next_epoch = 0
         self._resume: Position | None = None
         # Part of every position: going on with another order would repeat and lose rows.
-        self._order = {"shuffle": shuffle, "seed": seed, "cache": cache} if shuffle > source.endless else {}
+        self._order = (
+            {"shuffle": shuffle, "seed": seed, "cache": cache} if shuffle > source.endless else {}
+        )
         self._position = self._at(0, place_at(None, 0))
         self._cached: Batch | None = None
         self._num_rows: int | None = None
@@ -119,7 +125,9 @@ class Dataset:
         names = [column.name for column in self.schema.columns]
         rows = "unknown" if self.num_rows is None else f"{self.num_rows:,}"
         order = f", shuffle={self.shuffle}" if self.shuffle else ""
-        return f"Dataset({source}, columns={names}, batch_size={self.batch_size}{order}, rows={rows})"
+        return (
+            f"Dataset({source}, columns={names}, batch_size={self.batch_size}{order}, rows={rows})"
+        )
 
     @property
     def position(self) -> Position:
@@ -149,12 +157,14 @@ class Dataset:
         return _without_ticks(self._begin(number))
 
     def stream(self) -> Iterator[Batch | None]:
-        """As iteration, but None where an endless source has nothing new, at least every `live.tick_seconds`, so that
-        who reads can do what is due, or stop."""
+        """As iteration, but None where an endless source has nothing new, at least every
+        `live.tick_seconds`, so that who reads can do what is due, or stop.
+        """
         return self._begin(self._next_epoch)
 
     def raw_types(self) -> tuple[dict[str, Type], dict[str, Shape]]:
-        """Return what the raw columns of the features hold, and in which shapes, before anything is read.
+        """Return what the raw columns of the features hold, and in which shapes, before anything is
+        read.
 
         Both are {} where the source cannot tell.
         """
@@ -176,18 +186,21 @@ class Dataset:
         return types, shapes
 
     def commit(self, position: Position) -> None:
-        """To be told when a checkpoint with this position is safe on disk: what led there leaves the journal, and the
-        source is told."""
+        """To be told when a checkpoint with this position is safe on disk: what led there leaves
+        the journal, and the source is told.
+        """
         if self.endless and position["source"] is not None:
-            self.live.journal.forget({"block": position["source"]["block"], "cut": position["rows"]})
+            self.live.journal.forget(
+                {"block": position["source"]["block"], "cut": position["rows"]}
+            )
             self.source.commit(Position.from_json(position["source"]))
 
     def restrict_labels(self, in_unit: Iterable[str] = (), *, must_match: bool = True) -> None:
         """Say what the next epochs need of the labels; `RecModel` does, before it reads.
 
         Args:
-            in_unit: labels whose values must lie in [0, 1], as under a cross-entropy. A value outside is
-                a bad row: see `on_error`.
+            in_unit: labels whose values must lie in [0, 1], as under a cross-entropy. A value
+                outside is a bad row: see `on_error`.
             must_match: whether a label with `positive` that matches no row of a whole epoch is an
                 error. Of a stream, 100,000 rows without a match are a warning.
         """
@@ -201,13 +214,15 @@ class Dataset:
     def _begin(self, number: int) -> Generator[Batch | None, None, None]:
         if not self.endless and self._cached is None:  # before another thread begins to read
             self._require_columns([])
-        resume, self._resume = self._resume, None
+        resume = self._resume
+        self._resume = None
         start = resume if resume is not None and resume["epoch"] == number else None
         self._next_epoch = number if self.endless else number + 1
         return self._run(number, start)
 
     def resume(self, position: Position | Mapping[str, Any] | str) -> Dataset:
-        """Makes the next iteration go on after `position` (empty = the start) of this or an equal dataset.
+        """Makes the next iteration go on after `position` (empty = the start) of this or an equal
+        dataset.
 
         Returns itself. Raises ConfigError for a position that belongs to another order of rows.
         """
@@ -215,11 +230,16 @@ class Dataset:
         if not given.state:
             given = self._at(0, place_at(None, 0))
         if given.state.keys() != self._position.state.keys():
-            raise ConfigError(f"dataset: not a dataset's position — received {given.state} — pass a batch's position")
-        if given["order"] != self._order:
-            was, now = given["order"] or "no shuffle", self._order or "no shuffle"
             raise ConfigError(
-                f"dataset: cannot resume — the position was written with {was}, this dataset has {now} — give it the "
+                f"dataset: not a dataset's position — received {given.state} — pass a batch's "
+                "position"
+            )
+        if given["order"] != self._order:
+            was = given["order"] or "no shuffle"
+            now = self._order or "no shuffle"
+            raise ConfigError(
+                f"dataset: cannot resume — the position was written with {was}, this dataset has "
+                f"{now} — give it the "
                 "same shuffle, seed and cache"
             )
         self._resume = self._position = given
@@ -227,19 +247,39 @@ class Dataset:
         return self
 
     def map(self, fn: Callable[[Batch], Batch]) -> Dataset:
-        """A dataset of `fn(batch)`; `fn` runs on the reading thread. A batch to predict has no labels and no weight."""
-        other = Dataset(self.source, self.schema, self.batch_size, self.shuffle, self.seed, self.drop_last,
-                        self.on_error, self.prefetch, self.cache, self.flush_seconds, self.max_ahead_seconds)  # fmt: skip
-        other._maps, other.live, other._labels = (*self._maps, fn), self.live, self._labels
+        """A dataset of `fn(batch)`; `fn` runs on the reading thread. A batch to predict has no
+        labels and no weight.
+        """
+        other = Dataset(
+            self.source,
+            self.schema,
+            self.batch_size,
+            self.shuffle,
+            self.seed,
+            self.drop_last,
+            self.on_error,
+            self.prefetch,
+            self.cache,
+            self.flush_seconds,
+            self.max_ahead_seconds,
+        )
+        other._maps = (*self._maps, fn)
+        other.live = self.live
+        other._labels = self._labels
         return other
 
     def without_labels(self) -> Dataset:
-        """The same rows, from where this one is, as predicting reads them: columns of labels and weights are not read, and
-        need not be there, nor the time. What is done with it leaves this one where it is."""
+        """The same rows, from where this one is, as predicting reads them: columns of labels and
+        weights are not read, and need not be there, nor the time. What is done with it leaves this
+        one where it is.
+        """
         other = copy.copy(self)
-        other._labels, other._num_rows = False, None
+        other._labels = False
+        other._num_rows = None
         if self._cached is not None:  # rows that were skipped for their labels are not in it
-            other._cached = None if self.on_error == "skip" else replace(self._cached, labels={}, weight=None)
+            other._cached = (
+                None if self.on_error == "skip" else replace(self._cached, labels={}, weight=None)
+            )
         return other
 
     @property
@@ -259,7 +299,8 @@ class Dataset:
         known = self.num_batches
         if known is None:
             raise TypeError(
-                "the number of batches is not known before a whole epoch was read; use num_batches, which may be None"
+                "the number of batches is not known before a whole epoch was read; use "
+                "num_batches, which may be None"
             )
         return known
 
@@ -268,7 +309,9 @@ class Dataset:
 
     def _run(self, epoch: int, start: Position | None) -> Generator[Batch | None, None, None]:
         self._position = start or self._at(epoch, place_at(None, 0))
-        batches = self._live_batches(self._position) if self.endless else self._batches(epoch, start)
+        batches = (
+            self._live_batches(self._position) if self.endless else self._batches(epoch, start)
+        )
         with closing(run_ahead(batches, self.prefetch) if self.prefetch else batches) as items:
             for batch in items:
                 if batch is not None:
@@ -277,37 +320,63 @@ class Dataset:
                 yield batch
 
     def _at(self, epoch: int, place: dict[str, Any], rows: int = 0) -> Position:
-        return Position({"epoch": epoch, **place, **({"rows": rows} if self.endless else {}), "order": self._order})
+        return Position(
+            {
+                "epoch": epoch,
+                **place,
+                **({"rows": rows} if self.endless else {}),
+                "order": self._order,
+            }
+        )
 
     def _live_batches(self, start: Position) -> Generator[Batch | None, None, None]:
-        """Batches across the blocks of an endless source, None at its ticks. A cut on record, or a new one after idle
-        time, ends a batch early."""
+        """Batches across the blocks of an endless source, None at its ticks. A cut on record, or a
+        new one after idle time, ends a batch early.
+        """
         parts: list[Batch] = []
-        skip, rows, held, idle_since = int(start["skip"]), int(start["rows"]), 0, None  # rows: handed out so far
+        skip = int(start["skip"])  # rows: handed out so far
+        rows = int(start["rows"])
+        held = 0
+        idle_since = None
         at = start
-        for chunk, before, after in self._encoded(None if start["source"] is None else Position(start["source"])):
+        for chunk, before, after in self._encoded(
+            None if start["source"] is None else Position(start["source"])
+        ):
             if skip and self._is_past(before, start):
                 skip = 0  # the rest of the block, rows to pass over among it, was left
-            row, skip = min(skip, chunk.num_samples), max(0, skip - chunk.num_samples)
+            row = min(skip, chunk.num_samples)
+            skip = max(0, skip - chunk.num_samples)
             while row < chunk.num_samples:
-                cut = next((number for number, _ in self.live.journal.after("cut", rows)), rows + self.batch_size)
+                cut = next(
+                    (number for number, _ in self.live.journal.after("cut", rows)),
+                    rows + self.batch_size,
+                )
                 room = min(self.batch_size, cut - rows) - held
                 part = chunk[row : row + room]
                 parts.append(part)
-                row, held = row + part.num_samples, held + part.num_samples
+                row = row + part.num_samples
+                held = held + part.num_samples
                 whole = row == chunk.num_samples
-                at = self._at(0, place_at(after, 0) if whole else place_at(before, row), rows + held)
+                at = self._at(
+                    0, place_at(after, 0) if whole else place_at(before, row), rows + held
+                )
                 if part.num_samples == room:
                     yield self._finish(parts, at)
-                    parts, rows, held = [], rows + held, 0
+                    parts = []
+                    rows = rows + held
+                    held = 0
             if chunk.num_samples:
                 idle_since = None
                 continue
-            idle_since = min(self.live.clock() if idle_since is None else idle_since, self.live.clock())
+            idle_since = min(
+                self.live.clock() if idle_since is None else idle_since, self.live.clock()
+            )
             if held and self._flushes(after, idle_since):
                 self.live.journal.append("cut", rows + held, {})
                 yield self._finish(parts, at)
-                parts, rows, held = [], rows + held, 0
+                parts = []
+                rows = rows + held
+                held = 0
             else:
                 yield None
         if parts:
@@ -321,8 +390,9 @@ class Dataset:
         return bool(before["block"] != start["source"]["block"])
 
     def _flushes(self, after: Position, idle_since: float) -> bool:
-        """Whether the rows at hand are a batch now. Not while blocks on record are still to come: the run that wrote
-        them got them in time."""
+        """Whether the rows at hand are a batch now. Not while blocks on record are still to come:
+        the run that wrote them got them in time.
+        """
         if self.flush_seconds is None or self.live.journal.last("block") >= after["block"]:
             return False
         return self.live.clock() - idle_since >= self.flush_seconds
@@ -331,18 +401,23 @@ class Dataset:
         """Buffers cut into batches; a batch may span buffers."""
         parts: list[Batch] = []
         missing = self.batch_size
-        place = place_at(None, 0) if start is None else {key: start[key] for key in place_at(None, 0)}
+        place = (
+            place_at(None, 0) if start is None else {key: start[key] for key in place_at(None, 0)}
+        )
         emitted = int(place["emitted"])
         for buffer in self._buffers(epoch, place):
-            row, emitted = emitted, 0
+            row = emitted
+            emitted = 0
             while row < buffer.rows.num_samples:
                 taken = min(missing, buffer.rows.num_samples - row)
                 parts.append(buffer.rows[row : row + taken])
-                row, missing = row + taken, missing - taken
+                row = row + taken
+                missing = missing - taken
                 place = buffer.place(row)
                 if missing == 0:
                     yield self._finish(parts, self._at(epoch, place))
-                    parts, missing = [], self.batch_size
+                    parts = []
+                    missing = self.batch_size
         if parts and not self.drop_last:
             yield self._finish(parts, self._at(epoch, place))
 
@@ -355,7 +430,9 @@ class Dataset:
         return batch.at(position)
 
     def _with_unit_labels(self, batch: Batch) -> Batch:
-        """A mapped batch, without the rows whose labels are not in [0, 1]; raise DataError with `on_error="raise"`."""
+        """A mapped batch, without the rows whose labels are not in [0, 1]; raise DataError with
+        `on_error="raise"`.
+        """
         for label in self.schema.labels:
             if label.name not in self._in_unit or label.name not in batch.labels:
                 continue
@@ -373,9 +450,13 @@ class Dataset:
         skip = int(place["skip"])
         if self.cache:
             return self._cached_buffers(epoch, skip)
-        chunks = self._encoded(None if place["source"] is None else Position.from_json(place["source"]))
+        chunks = self._encoded(
+            None if place["source"] is None else Position.from_json(place["source"])
+        )
         if self.shuffle > 1:
-            return Shuffle(self.shuffle, self.seed, epoch).buffers(chunks, int(place["buffer"]), skip)
+            return Shuffle(self.shuffle, self.seed, epoch).buffers(
+                chunks, int(place["buffer"]), skip
+            )
         return in_order(chunks, skip)
 
     def _cached_buffers(self, epoch: int, skip: int) -> Iterator[Buffer]:
@@ -383,7 +464,11 @@ class Dataset:
             chunks = [chunk[0] for chunk in self._encoded(None)]
             self._cached = Batch.concat(chunks) if chunks else Batch(num_samples=0)
         rows = self._cached
-        order = np.random.default_rng((self.seed, epoch)).permutation(rows.num_samples) if self.shuffle else None
+        order = (
+            np.random.default_rng((self.seed, epoch)).permutation(rows.num_samples)
+            if self.shuffle
+            else None
+        )
         for at in range(skip, rows.num_samples, READ_ROWS):
             stop = min(at + READ_ROWS, rows.num_samples)
             part = rows[at:stop] if order is None else rows.take(order[at:stop])
@@ -397,7 +482,8 @@ class Dataset:
         if self.schema.time is not None and not self._labels:
             columns.append(self.schema.time.source)  # read where it is there
         plan = ReadPlan(tuple(columns), self.schema.number_types(), skips, live)
-        num_rows, before = 0, position
+        num_rows = 0
+        before = position
         chunk_rows = max(self.batch_size, READ_ROWS)
         self.encoder.forget_positives()
         try:
@@ -407,7 +493,8 @@ class Dataset:
                     continue
                 if not isinstance(after, Position):
                     raise DataError(
-                        f"{type(self.source).__name__}.read: the position after a batch is not a Position, got "
+                        f"{type(self.source).__name__}.read: the position after a batch is not a "
+                        "Position, got "
                         f"{type(after).__name__}. Yield (batch, hb.sources.Position({{…}}))."
                     )
                 if not raw.num_rows:  # a tick
@@ -429,7 +516,9 @@ class Dataset:
                 self._check_matched()
 
     def _require_columns(self, names: list[str]) -> None:
-        """Raise SchemaError, which lists all columns of the source, where those that were read are not enough."""
+        """Raise SchemaError, which lists all columns of the source, where those that were read are
+        not enough.
+        """
         wanted = self.schema.raw_columns(self._labels)
         if set(wanted) <= set(names):
             return
@@ -465,7 +554,9 @@ class Dataset:
             raise self._located(error, raw, after) from error
 
     def _note_failure(self, block: int) -> None:
-        """Puts on record that rows of a block could not be used, so that their file may be corrected."""
+        """Puts on record that rows of a block could not be used, so that their file may be
+        corrected.
+        """
         decision = self.live.journal.get("block", block)
         if decision is not None and self.live.journal.last("block") == block:
             self.live.journal.revise("block", block, {**decision, "failed": True})
@@ -487,9 +578,46 @@ class Dataset:
                 column=error.column,
             )
         place = self.source.locate(after, raw.num_rows - (error.row or 1) + 1)
-        return DecodeError(f"{place}: {error}" if place.file else str(error), place.file, place.number, error.column)
+        return DecodeError(
+            f"{place}: {error}" if place.file else str(error),
+            place.file,
+            place.number,
+            error.column,
+        )
 
 
 def _without_ticks(items: Generator[Batch | None, None, None]) -> Iterator[Batch]:
     with closing(items):
         yield from (batch for batch in items if batch is not None)
+
+
+def _check_stream_arguments(
+    source: Source,
+    schema: Schema,
+    shuffle: int,
+    cache: bool,
+    flush_seconds: float | None,
+    max_ahead_seconds: float | None,
+) -> None:
+    """Raise ConfigError for arguments of a Dataset that its source or schema cannot serve."""
+    for name, seconds in (
+        ("flush_seconds", flush_seconds),
+        ("max_ahead_seconds", max_ahead_seconds),
+    ):
+        if seconds is not None and (not source.endless or not seconds >= 0):
+            raise ConfigError(
+                f"dataset.{name}: seconds >= 0, of an endless source — received {seconds!r} — "
+                "leave it out"
+            )
+    if source.endless and (shuffle > 1 or cache):
+        raise ConfigError(
+            f"dataset.{'cache' if cache else 'shuffle'}: the source is endless, its order is "
+            "the order of events — "
+            f"received {cache or shuffle!r} — leave it out"
+        )
+    if max_ahead_seconds is not None and schema.time is None:
+        raise ConfigError(
+            f"dataset.max_ahead_seconds: events need a time — received {max_ahead_seconds!r} "
+            "and a schema without "
+            "Time — name the Time column"
+        )

@@ -49,7 +49,9 @@ _WIDE = {pa.large_string().id, pa.large_binary().id}
 
 @dataclass
 class EncodeStats:
-    """What an encoder met: `missing` values (empty bags) by id feature, and rows left out (`skips`)."""
+    """What an encoder met: `missing` values (empty bags) by id feature, and rows left out
+    (`skips`).
+    """
 
     rows: int = 0
     missing: dict[str, int] = field(default_factory=dict)
@@ -59,15 +61,17 @@ class EncodeStats:
 class Encoder:
     """Turns record batches into Batches by a schema.
 
-    `on_error`: "raise" = a bad row raises DecodeError (its `row` counts from 1 within the record batch); "skip" = it
-    is left out, counted in `stats.skips` and logged. A missing column or a column of the wrong type always raises
-    SchemaError. `aside`: gets the raw rows that are left out.
+    `on_error`: "raise" = a bad row raises DecodeError (its `row` counts from 1 within the record
+    batch); "skip" = it is left out, counted in `stats.skips` and logged. A missing column or a
+    column of the wrong type always raises SchemaError. `aside`: gets the raw rows that are left
+    out.
 
-    `unit_labels`: labels that a trainer needs from 0 to 1; values outside are bad rows. `positives`: what labels with
-    `positive` met. Times of the first batch whose median lies after the year 2200 raise SchemaError: their unit is wrong.
+    `unit_labels`: labels that a trainer needs from 0 to 1; values outside are bad rows.
+    `positives`: what labels with `positive` met. Times of the first batch whose median lies after
+    the year 2200 raise SchemaError: their unit is wrong.
 
-    What raw columns hold is kept in `types` and `shapes`. What is text where the schema knows numbers, or the other way
-    round, and lists where it knows single values, are refused.
+    What raw columns hold is kept in `types` and `shapes`. What is text where the schema knows
+    numbers, or the other way round, and lists where it knows single values, are refused.
 
     Example: `Encoder(schema)(pa.record_batch({"user": ["ann"], "label": [1]}))`
     """
@@ -87,9 +91,13 @@ class Encoder:
         self._kinds: dict[str, set[str]] = {}
         self._noted: set[tuple[str, int]] = set()
 
-    def __call__(self, rows: pa.RecordBatch | pa.Table, *, labels: bool = True, latest: int | None = None) -> Batch:
-        """Batch of `rows`. `labels=False` (serving): label and weight columns are not read, time only if it is
-        there. `latest`: rows with an event time after it (microseconds) are left out, whatever `on_error` says."""
+    def __call__(
+        self, rows: pa.RecordBatch | pa.Table, *, labels: bool = True, latest: int | None = None
+    ) -> Batch:
+        """Batch of `rows`. `labels=False` (serving): label and weight columns are not read, time
+        only if it is there. `latest`: rows with an event time after it (microseconds) are left out,
+        whatever `on_error` says.
+        """
         batch = _one_batch(rows)
         if not any(mode == labels and known.equals(batch.schema) for known, mode in self._seen):
             self._check(batch.schema, labels)
@@ -100,7 +108,11 @@ class Encoder:
                 encoded = self._encode(batch, labels, context)
                 if labels and batch.num_rows:
                     self._note(encoded, context, latest)
-                if latest is not None and encoded.time is not None and (future := encoded.time > latest).any():
+                if (
+                    latest is not None
+                    and encoded.time is not None
+                    and (future := encoded.time > latest).any()
+                ):
                     early = f"an event of the future — received {int(encoded.time.max())} us, the clock allows {latest}"
                     batch = self._leave_out(batch, future, "future", early)
                     encoded = encoded.take(np.flatnonzero(~future))
@@ -130,7 +142,9 @@ class Encoder:
             label = positives.label
             positives.add(encoded.labels[label.name], context.column(label.source))
 
-    def _leave_out(self, batch: pa.RecordBatch, mask: np.ndarray, reason: str, message: str) -> pa.RecordBatch:
+    def _leave_out(
+        self, batch: pa.RecordBatch, mask: np.ndarray, reason: str, message: str
+    ) -> pa.RecordBatch:
         """The rows outside `mask`; those inside are counted and put aside."""
         self.stats.skips.add(reason, message, int(mask.sum()))
         if self.aside is not None:
@@ -141,13 +155,17 @@ class Encoder:
         names = [name for name in schema.names if name != PLACE]
         require_columns(self.schema.raw_columns(labels), names)
         for name in self.schema.raw_columns(labels=False):
-            kind, held = type_of(schema.field(name).type), self.schema.types.get(name, "mixed")
+            kind = type_of(schema.field(name).type)
+            held = self.schema.types.get(name, "mixed")
             self._check_shape(name, schema.field(name).type)
             if kind is None:
                 continue
             if held != "mixed" and (kind == "text") != (held == "text"):
-                raise SchemaError(f"column {name!r}: it held {held} values in training — received {schema.field(name).type}, and the same "
-                                  f"value as text and as number is two ids — give {held} values")  # fmt: skip
+                raise SchemaError(
+                    f"column {name!r}: it held {held} values in training — received "
+                    f"{schema.field(name).type}, and the same "
+                    f"value as text and as number is two ids — give {held} values"
+                )
             self.types = {**self.types, name: joined(self.types.get(name), kind)}
 
     def _check_shape(self, name: str, kind: pa.DataType) -> None:
@@ -156,7 +174,8 @@ class Encoder:
             return
         if shape == "list" and self.schema.shapes.get(name) == "value":
             raise SchemaError(
-                f"column {name!r}: it held single values in training, got lists ({kind}). Give one value for each row."
+                f"column {name!r}: it held single values in training, got lists ({kind}). Give "
+                "one value for each row."
             )
         self.shapes = {**self.shapes, name: joined_shape(self.shapes.get(name), shape)}
 
@@ -173,7 +192,9 @@ class Encoder:
                     dense[column.name] = numbers.dense(column, _transformed(column, context))
                 elif isinstance(column, Label) and labels:
                     in_unit = column.name in self.unit_labels
-                    targets[column.name] = numbers.label(column, context.column(column.source), in_unit)
+                    targets[column.name] = numbers.label(
+                        column, context.column(column.source), in_unit
+                    )
                 elif isinstance(column, Weight) and labels:
                     weight = numbers.weight(column, context.column(column.source))
                 elif isinstance(column, Time) and (labels or column.source in batch.schema.names):
@@ -181,13 +202,16 @@ class Encoder:
             except (SchemaError, BadRows):
                 raise
             except (pa.ArrowException, DataError) as error:
-                raise SchemaError(f"column {column.name!r}: {str(error).splitlines()[0]}") from error
+                raise SchemaError(
+                    f"column {column.name!r}: {str(error).splitlines()[0]}"
+                ) from error
         return Batch(ids, dense, targets, weight, time, None, batch.num_rows)
 
     def _ids(self, column: Id, context: Columns) -> Ids:
         if not column.transforms and column.padding is None and column.weights is None:
             plain = context.column(column.source)
-            if plain.type.id == _INT64 and not plain.null_count:  # the common case, kept short for requests
+            # the common case, kept short for requests
+            if plain.type.id == _INT64 and not plain.null_count:
                 self._note_kind(column, plain.type)
                 return Ids(plain.to_numpy().copy())
         values = _plain_dictionary(_transformed(column, context))
@@ -197,7 +221,12 @@ class Encoder:
         num_rows = len(values)
         lengths = weights = None
         if is_list(values.type):
-            lengths = pc.list_value_length(values).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+            lengths = (
+                pc.list_value_length(values)
+                .fill_null(0)
+                .to_numpy(zero_copy_only=False)
+                .astype(np.int64)
+            )
             if column.weights:
                 weights = _id_weights(column, raw_weights, lengths)
             values = values.flatten()
@@ -212,7 +241,9 @@ class Encoder:
         if keep is not None:
             found = found[keep]
             weights = None if weights is None else weights[keep]
-            owner = np.arange(num_rows) if lengths is None else np.repeat(np.arange(num_rows), lengths)
+            owner = (
+                np.arange(num_rows) if lengths is None else np.repeat(np.arange(num_rows), lengths)
+            )
             lengths = np.bincount(owner[keep], minlength=num_rows)
         if lengths is None:
             return Ids(found, None, weights)
@@ -233,11 +264,15 @@ class Encoder:
             return
         kinds = self._kinds.setdefault(table, set())
         before = len(kinds)
-        kinds.add("integers" if pa.types.is_integer(kind) or pa.types.is_boolean(kind) else "strings")
+        kinds.add(
+            "integers" if pa.types.is_integer(kind) or pa.types.is_boolean(kind) else "strings"
+        )
         if before == 1 and len(kinds) == 2:
             warnings.warn(
-                f"table {table!r} is fed both strings (hashed) and integers (as they are), last by {column.name!r}: "
-                "the same value as text and as number gets two rows — declare one type for it in the source",
+                f"table {table!r} is fed both strings (hashed) and integers (as they are), last "
+                f"by {column.name!r}: "
+                "the same value as text and as number gets two rows — declare one type for it in "
+                "the source",
                 UserWarning,
                 stacklevel=4,
             )
@@ -265,7 +300,8 @@ class Positives:
         """Say that no row matched, and which texts there are."""
         names = ", ".join(repr(text) for text in list(self.others)[:NAMED_VALUES])
         return (
-            f"label {self.label.name!r}: none of {self.rows:,} rows is positive={self.label.positive!r}, "
+            f"label {self.label.name!r}: none of {self.rows:,} rows is "
+            f"positive={self.label.positive!r}, "
             f"got {names}. Give one of them."
         )
 
@@ -278,7 +314,8 @@ def require_columns(names: list[str], present: list[str]) -> None:
     for delimiter in (";", "\t", "|", ","):
         if len(present) == 1 and set(present[0].split(delimiter)) & set(missing):
             raise SchemaError(
-                f"columns {missing} are missing — the data has one column, {present[0]!r} — read the "
+                f"columns {missing} are missing — the data has one column, {present[0]!r} — read "
+                "the "
                 f"file with delimiter={delimiter!r}"
             )
     near = "; ".join(f"{name!r}: {config.nearest(name, present)}" for name in missing[:3])
@@ -286,7 +323,9 @@ def require_columns(names: list[str], present: list[str]) -> None:
 
 
 class Columns:
-    """The raw columns of one record batch; what transforms see as their context. Counts `missing` ids by feature."""
+    """The raw columns of one record batch; what transforms see as their context. Counts `missing`
+    ids by feature.
+    """
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self._batch = batch
@@ -308,14 +347,15 @@ class Columns:
             return pa.array(_hash_integers(ids_of(values, "hash"), seed), mask=null)
         if not is_bytes(values.type):
             raise SchemaError(
-                f"a column of {values.type} cannot be hashed — received {values.type} — Bucketize it first"
+                f"a column of {values.type} cannot be hashed — received {values.type} — Bucketize "
+                "it first"
             )
         return pa.array(hash_strings(values, seed), mask=null)
 
 
 def ids_of(values: pa.Array, name: str) -> np.ndarray:
-    """Int64 [n] (a fresh array): integers unhashed (uint64 reinterpreted), strings as XXH64 of their UTF-8 bytes;
-    nulls read as 0.
+    """Int64 [n] (a fresh array): integers unhashed (uint64 reinterpreted), strings as XXH64 of
+    their UTF-8 bytes; nulls read as 0.
 
     Raises SchemaError for floats and other types that are no ids.
     """
@@ -336,14 +376,19 @@ def ids_of(values: pa.Array, name: str) -> np.ndarray:
     if is_bytes(kind):
         return hash_strings(values, 0)
     raise SchemaError(
-        f"id {name!r}: a column of {kind} holds no ids — received {kind} — declare it an integer or string, or "
+        f"id {name!r}: a column of {kind} holds no ids — received {kind} — declare it an integer "
+        "or string, or "
         "Bucketize it"
     )
 
 
-def plain_columns(columns: dict[str, Any], names: list[str | None], kind: type) -> tuple[np.ndarray, list[int]]:
-    """Columns that are NumPy arrays [n] of common numbers, as int64 (`kind` int) or as finite float32 (`kind` float) one after
-    the other, and the number of values of each name; -1 where a column is something else."""
+def plain_columns(
+    columns: dict[str, Any], names: list[str | None], kind: type
+) -> tuple[np.ndarray, list[int]]:
+    """Columns that are NumPy arrays [n] of common numbers, as int64 (`kind` int) or as finite
+    float32 (`kind` float) one after the other, and the number of values of each name; -1 where a
+    column is something else.
+    """
     from hotbed import _core
 
     found: tuple[np.ndarray, list[int]] = (_core.plain_ids if kind is int else _core.plain_numbers)(
@@ -368,13 +413,17 @@ def _text(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     _, offsets, data = values.buffers()
     width = np.dtype(np.int64 if values.type.id in _WIDE else np.int32)
     found = np.frombuffer(offsets, width, len(values) + 1, values.offset * width.itemsize)
-    return found, np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(0, np.uint8)
+    return found, np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(
+        0, np.uint8
+    )
 
 
 def _hash_integers(values: np.ndarray, seed: int) -> np.ndarray:
     from hotbed import _core
 
-    hashed: np.ndarray = _core.hash_strings(np.arange(len(values) + 1, dtype=np.int64) * 8, values.view(np.uint8), seed)
+    hashed: np.ndarray = _core.hash_strings(
+        np.arange(len(values) + 1, dtype=np.int64) * 8, values.view(np.uint8), seed
+    )
     return hashed
 
 
@@ -393,18 +442,23 @@ def apply(transform: Transform, values: pa.Array, context: Any) -> pa.Array:
         return transform.apply(values, context)
     if isinstance(transform, Split) or transform.inputs():
         raise SchemaError(
-            f"{type(transform).__name__}: cannot take a column of lists — received {values.type} — apply it before "
+            f"{type(transform).__name__}: cannot take a column of lists — received {values.type} "
+            "— apply it before "
             "Split"
         )
     lengths = pc.list_value_length(values).fill_null(0).to_numpy(zero_copy_only=False)
     offsets = np.zeros(len(values) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     items = transform.apply(values.flatten(), context)
-    return pa.LargeListArray.from_arrays(pa.array(offsets), items, mask=values.is_null() if values.null_count else None)
+    return pa.LargeListArray.from_arrays(
+        pa.array(offsets), items, mask=values.is_null() if values.null_count else None
+    )
 
 
 def _plain_dictionary(values: pa.Array) -> pa.Array:
-    """A dictionary column as it is where each word is one id, else decoded (words that are null or empty)."""
+    """A dictionary column as it is where each word is one id, else decoded (words that are null or
+    empty).
+    """
     if not pa.types.is_dictionary(values.type):
         return values
     words = values.dictionary
@@ -451,7 +505,8 @@ def _alike(weights: pa.Array, ids: pa.Array) -> tuple[pa.Array, pa.Array]:
 def _id_weights(column: Id, weights: pa.Array, lengths: np.ndarray) -> np.ndarray:
     if not is_list(weights.type):
         raise SchemaError(
-            f"id {column.name!r}: weights {column.weights!r} are {weights.type} — ids are lists — give lists of numbers"
+            f"id {column.name!r}: weights {column.weights!r} are {weights.type} — ids are lists — "
+            "give lists of numbers"
         )
     found = pc.list_value_length(weights).fill_null(0).to_numpy(zero_copy_only=False)
     if (found != lengths).any():
@@ -469,4 +524,6 @@ def _one_batch(rows: pa.RecordBatch | pa.Table) -> pa.RecordBatch:
     batches = rows.combine_chunks().to_batches()
     if batches:
         return batches[0]
-    return pa.RecordBatch.from_arrays([pa.array([], type=field.type) for field in rows.schema], schema=rows.schema)
+    return pa.RecordBatch.from_arrays(
+        [pa.array([], type=field.type) for field in rows.schema], schema=rows.schema
+    )

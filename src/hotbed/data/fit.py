@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fitting: transforms learn from the training range in one out-of-core pass (one more for each learned step behind
-another)."""
+"""Fitting: transforms learn from the training range in one out-of-core pass (one more for each
+learned step behind another).
+"""
 
 from __future__ import annotations
 
@@ -21,8 +22,9 @@ Task = tuple[Dense | Id, int]
 
 
 def fit(schema: Schema, source: Source) -> Schema:
-    """`schema` with everything learned that its transforms ask for; reads `source` as often as learned steps are
-    chained."""
+    """`schema` with everything learned that its transforms ask for; reads `source` as often as
+    learned steps are chained.
+    """
     while tasks := _tasks(schema):
         for (column, step), value in zip(tasks, _learn(schema, source, tasks), strict=True):
             transforms = list(column.transforms)
@@ -36,7 +38,9 @@ def _tasks(schema: Schema) -> list[Task]:
     columns: list[Dense | Id] = [*schema.dense, *schema.ids]
     for column in columns:
         steps = [
-            step for step, transform in enumerate(column.transforms) if transform.expression(pl.lit(0)) is not None
+            step
+            for step, transform in enumerate(column.transforms)
+            if transform.expression(pl.lit(0)) is not None
         ]
         if steps:
             found.append((column, steps[0]))
@@ -49,7 +53,9 @@ def _learn(schema: Schema, source: Source, tasks: list[Task]) -> list[Any]:
     plan = ReadPlan(tuple(columns))
     first = next(iter(source.read(None, 1000, plan)), None)
     if first is None:
-        raise DataError("fit: the source has no rows — received an empty source — fit on the training range")
+        raise DataError(
+            "fit: the source has no rows — received an empty source — fit on the training range"
+        )
     if not set(columns) <= set(first[0].schema.names):
         require_columns(columns, source.schema().names)
     frame = _frame(first[0], tasks)
@@ -93,5 +99,9 @@ def _frame(raw: pa.RecordBatch, tasks: list[Task]) -> pl.DataFrame:
             values = values.dictionary_decode()
         for transform in column.transforms[:step]:
             values = apply(transform, values, context)
-        series.append(pl.Series(f"x{number}", values.cast(pa.int64()) if pa.types.is_null(values.type) else values))
+        series.append(
+            pl.Series(
+                f"x{number}", values.cast(pa.int64()) if pa.types.is_null(values.type) else values
+            )
+        )
     return pl.DataFrame(series).with_columns(pl.selectors.float().fill_nan(None))

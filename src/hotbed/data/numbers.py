@@ -14,7 +14,9 @@ from hotbed.connectors.times import to_microseconds
 from hotbed.data.schema import Dense, Label, Time, Weight
 from hotbed.errors import SchemaError
 
-_LISTS = {kind.id for kind in (pa.list_(pa.null()), pa.large_list(pa.null()), pa.list_(pa.null(), 1))}
+_LISTS = {
+    kind.id for kind in (pa.list_(pa.null()), pa.large_list(pa.null()), pa.list_(pa.null(), 1))
+}
 _PLAIN = {kind.id for kind in (pa.float32(), pa.int8(), pa.int16(), pa.int32(), pa.int64())}
 _MICROSECONDS = {"s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}
 _YEAR = 31_556_952_000_000
@@ -28,7 +30,9 @@ class BadRows(Exception):
 
     def __init__(self, column: str, mask: np.ndarray, message: str) -> None:
         super().__init__(message)
-        self.column, self.mask, self.message = column, mask, message
+        self.column = column
+        self.mask = mask
+        self.message = message
 
 
 def dense(column: Dense, values: pa.Array) -> np.ndarray:
@@ -38,14 +42,17 @@ def dense(column: Dense, values: pa.Array) -> np.ndarray:
     if not is_list(values.type):
         if column.width != 1:
             raise SchemaError(
-                f"dense {column.name!r}: width {column.width} but the column is {values.type} — give lists or width=1"
+                f"dense {column.name!r}: width {column.width} but the column is {values.type} — "
+                "give lists or width=1"
             )
         return numeric(column.name, values)
     lengths = pc.list_value_length(values).fill_null(0).to_numpy(zero_copy_only=False)
     if (lengths != column.width).any():
         wrong = lengths != column.width
         raise BadRows(
-            column.name, wrong, f"dense {column.name!r}: a list of {lengths[wrong][0]} — width is {column.width}"
+            column.name,
+            wrong,
+            f"dense {column.name!r}: a list of {lengths[wrong][0]} — width is {column.width}",
         )
     flat = numeric(column.name, values.flatten(), lengths)
     return flat.reshape(-1, column.width) if column.width != 1 else flat
@@ -89,7 +96,8 @@ def label_outside_unit(column: Label, value: float) -> str:
     source = "" if column.source == column.name else f" of column {column.source!r}"
     return (
         f"label {column.name!r}{source}: the loss is a cross-entropy and needs labels from 0 to 1, "
-        f"got {value:g}. Give Label({column.name!r}, threshold=…), which makes 1 of values from it on "
+        f"got {value:g}. Give Label({column.name!r}, threshold=…), which makes 1 of values from "
+        "it on "
         "and 0 of the others, or train with loss 'mse'"
     )
 
@@ -103,7 +111,11 @@ def weight(column: Weight, values: pa.Array) -> np.ndarray:
     """Float32 [n], none below 0."""
     numbers = numeric(column.name, values)
     if (numbers < 0).any():
-        raise BadRows(column.source, numbers < 0, f"weight {column.name!r}: {numbers.min():g} — weights are >= 0")
+        raise BadRows(
+            column.source,
+            numbers < 0,
+            f"weight {column.name!r}: {numbers.min():g} — weights are >= 0",
+        )
     return numbers
 
 
@@ -115,20 +127,25 @@ def time(column: Time, values: pa.Array, zones: set[str] | None = None) -> np.nd
     if micros.null_count:
         mask = micros.is_null().to_numpy(zero_copy_only=False)
         raise BadRows(
-            column.source, mask, f"time {column.name!r}: {_first(values, mask)!r} is no time of unit {column.unit!r}"
+            column.source,
+            mask,
+            f"time {column.name!r}: {_first(values, mask)!r} is no time of unit {column.unit!r}",
         )
     return np.array(micros.to_numpy(zero_copy_only=False), dtype=np.int64)
 
 
 def check_times(column: Time, values: pa.Array, micros: np.ndarray) -> None:
-    """Raise SchemaError where the median time of a first batch lies after the year 2200: the unit is wrong."""
+    """Raise SchemaError where the median time of a first batch lies after the year 2200: the unit
+    is wrong.
+    """
     median = int(np.median(micros))
     if median < _YEAR_2200:
         return
     year = 1970 + median // _YEAR
     first = with_readable_times(values)[0].as_py()
     raise SchemaError(
-        f"time {column.name!r}: the median of the first {len(micros):,} rows is the year {year:,}, got "
+        f"time {column.name!r}: the median of the first {len(micros):,} rows is the year "
+        f"{year:,}, got "
         f"{first!r} with unit {column.unit!r}. {_better_unit(column.unit, median)}"
     )
 
@@ -148,14 +165,17 @@ def numeric(name: str, values: pa.Array, lengths: np.ndarray | None = None) -> n
     `lengths`: the number of values of each row where they are items of lists.
     """
     kind = values.type
-    if kind.id in _PLAIN and not values.null_count:  # the common case, and the only one that a request can wait for
+    # the common case, and the only one that a request can wait for
+    if kind.id in _PLAIN and not values.null_count:
         plain: np.ndarray = values.to_numpy().astype(np.float32)
         if np.isfinite(plain).all():
             return plain
     if pa.types.is_dictionary(kind):
         return numeric(name, values.dictionary_decode(), lengths)
     if is_list(kind) or pa.types.is_temporal(kind):
-        raise SchemaError(f"column {name!r}: no number — received {kind} — transform it or give it another role")
+        raise SchemaError(
+            f"column {name!r}: no number — received {kind} — transform it or give it another role"
+        )
     if is_bytes(kind):
         numbers = pl.Series(values.cast(pa.string())).cast(pl.Float64, strict=False).to_arrow()
     else:
@@ -173,7 +193,10 @@ def numeric(name: str, values: pa.Array, lengths: np.ndarray | None = None) -> n
         else f"{first!r} is no finite float32 number — correct or Clip it"
     )
     if lengths is not None:
-        wrong = np.bincount(np.repeat(np.arange(len(lengths)), lengths)[wrong], minlength=len(lengths)) > 0
+        wrong = (
+            np.bincount(np.repeat(np.arange(len(lengths)), lengths)[wrong], minlength=len(lengths))
+            > 0
+        )
     raise BadRows(name, wrong, f"column {name!r}: {why}")
 
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order of an epoch: encoded chunks as they come, or buffers of them permuted, each with a place to go on from."""
+"""The order of an epoch: encoded chunks as they come, or buffers of them permuted, each with a
+place to go on from.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from hotbed.connectors.base import Position
 from hotbed.data.batch import Batch
 
 Encoded = tuple[Batch, Position | None, Position]
-"""Encoded rows (none = a tick of an endless source) and the source's position before and after them."""
+"""Encoded rows (none = a tick of an endless source) and the source's position before and after
+them.
+"""
 
 
 @dataclass(frozen=True)
@@ -29,14 +33,23 @@ class Buffer:
         """Where a reader is that has handed out `emitted` of the rows."""
         if emitted == self.rows.num_samples:
             return self.after
-        if self.permuted:  # the whole buffer is read again, permuted again, and the rows handed out are passed over
+        # the whole buffer is read again, permuted again, and the rows handed out are
+        # passed over
+        if self.permuted:
             return {**self.before, "emitted": emitted}
         return {**self.before, "skip": self.before["skip"] + emitted}
 
 
 def place_at(source: Position | None, skip: int, buffer: int = 0) -> dict[str, Any]:
-    """A reader's place: `skip` encoded rows after the position `source`, at the start of shuffle buffer `buffer`."""
-    return {"source": None if source is None else dict(source.state), "skip": skip, "buffer": buffer, "emitted": 0}
+    """A reader's place: `skip` encoded rows after the position `source`, at the start of shuffle
+    buffer `buffer`.
+    """
+    return {
+        "source": None if source is None else dict(source.state),
+        "skip": skip,
+        "buffer": buffer,
+        "emitted": 0,
+    }
 
 
 def in_order(chunks: Iterator[Encoded], skip: int) -> Iterator[Buffer]:
@@ -49,8 +62,9 @@ def in_order(chunks: Iterator[Encoded], skip: int) -> Iterator[Buffer]:
 
 @dataclass(frozen=True)
 class Shuffle:
-    """Buffers of `size` rows, each permuted by (seed, epoch, its number). The first is shorter by a random part, so
-    that buffers of different epochs do not hold the same rows."""
+    """Buffers of `size` rows, each permuted by (seed, epoch, its number). The first is shorter by a
+    random part, so that buffers of different epochs do not hold the same rows.
+    """
 
     size: int
     seed: int
@@ -66,12 +80,17 @@ class Shuffle:
             while num_held >= (size := self._rows(index)):
                 buffer, skip = self._permuted(held, skip, size, index)
                 yield buffer
-                index, num_held = index + 1, num_held - size
+                index = index + 1
+                num_held = num_held - size
         if num_held > 0:
             yield self._permuted(held, skip, num_held, index)[0]
 
-    def _permuted(self, held: list[Encoded], skip: int, size: int, index: int) -> tuple[Buffer, int]:
-        """The next `size` rows of `held` after `skip`, permuted; removes used chunks; returns the new skip."""
+    def _permuted(
+        self, held: list[Encoded], skip: int, size: int, index: int
+    ) -> tuple[Buffer, int]:
+        """The next `size` rows of `held` after `skip`, permuted; removes used chunks; returns the
+        new skip.
+        """
         while skip >= held[0][0].num_samples:
             skip -= held.pop(0)[0].num_samples
         before = place_at(held[0][1], skip, index)
@@ -81,7 +100,8 @@ class Shuffle:
             rows = held[0][0]
             taken = min(need, rows.num_samples - skip)
             parts.append(rows[skip : skip + taken])
-            need, skip = need - taken, skip + taken
+            need = need - taken
+            skip = skip + taken
             if need == 0:
                 break
             held.pop(0)
@@ -94,4 +114,8 @@ class Shuffle:
     def _rows(self, index: int) -> int:
         if index:
             return self.size
-        return int(np.random.default_rng((self.seed, self.epoch)).integers(self.size // 2 + 1, self.size + 1))
+        return int(
+            np.random.default_rng((self.seed, self.epoch)).integers(
+                self.size // 2 + 1, self.size + 1
+            )
+        )

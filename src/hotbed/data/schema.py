@@ -23,7 +23,9 @@ POOLINGS = ("sum", "mean", "max", "none")
 
 
 class Column(ABC):
-    """A role that a raw column plays. `name` names it in the Batch; `column` is the raw column where that differs."""
+    """A role that a raw column plays. `name` names it in the Batch; `column` is the raw column
+    where that differs.
+    """
 
     name: str
     column: str | None
@@ -36,11 +38,11 @@ class Column(ABC):
 
 @dataclass(frozen=True)
 class Label(Column):
-    """What is predicted, float32. `threshold`: 1 where the value is >= it, else 0. `positive`: 1 where the text equals
-    it.
+    """What is predicted, float32. `threshold`: 1 where the value is >= it, else 0. `positive`: 1
+    where the text equals it.
 
-    Examples: `Label("clicked")`, `Label("liked", column="rating", threshold=4)`, `Label("rich", column="income",
-    positive="50000+.")`
+    Examples: `Label("clicked")`, `Label("liked", column="rating", threshold=4)`, `Label("rich",
+    column="income", positive="50000+.")`
     """
 
     name: str
@@ -51,15 +53,17 @@ class Label(Column):
     def __post_init__(self) -> None:
         if self.threshold is not None and self.positive is not None:
             raise ConfigError(
-                f"label {self.name!r}: both threshold and positive — received {self.threshold}, {self.positive!r} — "
+                f"label {self.name!r}: both threshold and positive — received {self.threshold}, "
+                f"{self.positive!r} — "
                 "give one of them"
             )
 
 
 @dataclass(frozen=True)
 class Time(Column):
-    """When the event happened. `unit`: "s", "ms", "us", "ns", "iso" (text), or a strptime format; Arrow timestamps
-    know theirs. Int64 microseconds UTC inside; text without a zone is UTC."""
+    """When the event happened. `unit`: "s", "ms", "us", "ns", "iso" (text), or a strptime format;
+    Arrow timestamps know theirs. Int64 microseconds UTC inside; text without a zone is UTC.
+    """
 
     name: str
     unit: str = "s"
@@ -68,7 +72,8 @@ class Time(Column):
     def __post_init__(self) -> None:
         if self.unit not in (*times.UNITS, "ns", "iso") and "%" not in self.unit:
             raise ConfigError(
-                f"time {self.name!r}: unknown unit — received {self.unit!r} — use s, ms, us, ns, iso or a format "
+                f"time {self.name!r}: unknown unit — received {self.unit!r} — use s, ms, us, ns, "
+                "iso or a format "
                 "such as '%y%m%d%H'"
             )
 
@@ -83,7 +88,9 @@ class Weight(Column):
 
 @dataclass(frozen=True)
 class Dense(Column):
-    """A number (`width` 1) or a list of `width` numbers, float32. Missing values need `FillMissing`."""
+    """A number (`width` 1) or a list of `width` numbers, float32. Missing values need
+    `FillMissing`.
+    """
 
     name: str
     transforms: Sequence[Transform] = ()
@@ -94,17 +101,19 @@ class Dense(Column):
         object.__setattr__(self, "transforms", tuple(self.transforms))
         if self.width < 1:
             raise ConfigError(
-                f"dense {self.name!r}: width is at least 1 — received {self.width} — give the length of its lists"
+                f"dense {self.name!r}: width is at least 1 — received {self.width} — give the "
+                "length of its lists"
             )
 
 
 @dataclass(frozen=True)
 class Id(Column):
-    """One or many ids a sample: integers as they are, strings by hash, lists as bags. `table`: the embedding table
-    (default: `name`); several features may share one.
+    """One or many ids a sample: integers as they are, strings by hash, lists as bags. `table`: the
+    embedding table (default: `name`); several features may share one.
 
-    `pooling`: sum, mean, max, or none (a sequence). `padding`: an id that means "nothing here". `max_length`: of
-    longer bags the last (newest) ids are kept. `weights`: a raw list column with one number an id.
+    `pooling`: sum, mean, max, or none (a sequence). `padding`: an id that means "nothing here".
+    `max_length`: of longer bags the last (newest) ids are kept. `weights`: a raw list column with
+    one number an id.
 
     Example: `Id("genres", transforms=[Split("|")], pooling="mean")`
     """
@@ -123,23 +132,26 @@ class Id(Column):
         object.__setattr__(self, "table", self.table or self.name)
         if self.pooling not in POOLINGS:
             raise ConfigError(
-                f"id {self.name!r}: unknown pooling — received {self.pooling!r} — use one of {', '.join(POOLINGS)}"
+                f"id {self.name!r}: unknown pooling — received {self.pooling!r} — use one of "
+                f"{', '.join(POOLINGS)}"
             )
         if self.max_length is not None and self.max_length < 1:
             raise ConfigError(
-                f"id {self.name!r}: max_length is at least 1 or None — received {self.max_length} — correct it"
+                f"id {self.name!r}: max_length is at least 1 or None — received {self.max_length} "
+                "— correct it"
             )
 
 
 @dataclass(frozen=True)
 class Schema:
-    """The columns of a problem and their roles. A value: compare it, save it (`to_json`), build a table set and models
-    from it.
+    """The columns of a problem and their roles. A value: compare it, save it (`to_json`), build a
+    table set and models from it.
 
-    `types`: what raw columns held in training, "text", "integer", "number", or "mixed" where it was several; training
-    fills it in, and from then on text for a number, or a number for text, is refused. `shapes`: whether a row of a raw
-    column held one "value" or a "list"; training fills it in as well, and from then on lists for single values are
-    refused. Raises ConfigError for two columns of one name, or more than one Time or Weight.
+    `types`: what raw columns held in training, "text", "integer", "number", or "mixed" where it was
+    several; training fills it in, and from then on text for a number, or a number for text, is
+    refused. `shapes`: whether a row of a raw column held one "value" or a "list"; training fills it
+    in as well, and from then on lists for single values are refused. Raises ConfigError for two
+    columns of one name, or more than one Time or Weight.
 
     Example:
         >>> hb.Schema([hb.Label("clicked"), hb.Time("time"), hb.Id("user"), hb.Id("item"), hb.Dense("price")])
@@ -153,24 +165,30 @@ class Schema:
         object.__setattr__(self, "columns", tuple(self.columns))
         for column in self.columns:
             if not isinstance(column, Column):
-                raise ConfigError(f"schema: {column!r} is no column — use Label, Time, Weight, Dense or Id")
+                raise ConfigError(
+                    f"schema: {column!r} is no column — use Label, Time, Weight, Dense or Id"
+                )
         names = [column.name for column in self.columns]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ConfigError(
-                f"schema: names {twice} appear twice — received {names} — rename one and point `column` at the raw "
+                f"schema: names {twice} appear twice — received {names} — rename one and point "
+                "`column` at the raw "
                 "column"
             )
         for role in (Time, Weight):
             if sum(isinstance(column, role) for column in self.columns) > 1:
-                raise ConfigError(f"schema: more than one {role.__name__} — received {names} — keep one")
+                raise ConfigError(
+                    f"schema: more than one {role.__name__} — received {names} — keep one"
+                )
 
     def __getitem__(self, name: str) -> Column:
         for column in self.columns:
             if column.name == name:
                 return column
         raise SchemaError(
-            f"schema: no column {name!r} — {config.nearest(name, [column.name for column in self.columns])}"
+            f"schema: no column {name!r} — "
+            f"{config.nearest(name, [column.name for column in self.columns])}"
         )
 
     @property
@@ -213,8 +231,9 @@ class Schema:
         return sum(column.width for column in self.dense)
 
     def raw_columns(self, labels: bool = True) -> list[str]:
-        """Raw columns that encoding reads, each once; without `labels` those that serving needs (no label, weight or
-        time)."""
+        """Raw columns that encoding reads, each once; without `labels` those that serving needs (no
+        label, weight or time).
+        """
         found: dict[str, None] = {}
         for column in self.columns:
             if not labels and isinstance(column, (Label, Time, Weight)):
@@ -227,8 +246,9 @@ class Schema:
         return list(found)
 
     def number_types(self) -> dict[str, pa.DataType]:
-        """Raw columns that are read only as numbers: text sources parse them as floats whatever the first rows look
-        like."""
+        """Raw columns that are read only as numbers: text sources parse them as floats whatever the
+        first rows look like.
+        """
         numbers: dict[str, bool] = {}
         for column in self.columns:
             text = isinstance(column, Label) and column.positive is not None
@@ -244,8 +264,9 @@ class Schema:
         return {name: pa.float64() for name, fits in numbers.items() if fits}
 
     def fit(self, source: Source) -> Schema:
-        """A schema whose transforms have learned (means, quantiles, vocabularies) from `source`: the training range
-        only."""
+        """A schema whose transforms have learned (means, quantiles, vocabularies) from `source`:
+        the training range only.
+        """
         from hotbed.data.fit import fit
 
         not_endless(source, "fitting a schema")
@@ -281,7 +302,9 @@ class Schema:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any] | str) -> Schema:
-        """Inverse of `to_json`; takes the object or its text. Raises ConfigError with the path of a wrong key."""
+        """Inverse of `to_json`; takes the object or its text. Raises ConfigError with the path of a
+        wrong key.
+        """
         spec = json.loads(value) if isinstance(value, str) else value
         columns: list[Column] = config.build(spec["columns"], Sequence[Column], "schema.columns")
         types = config.build(spec.get("types", {}), Mapping[str, Type], "schema.types")
@@ -290,7 +313,9 @@ class Schema:
 
 
 def type_of(kind: pa.DataType) -> Type | None:
-    """What a raw column of an Arrow type holds, or its lists do; None for what is neither text nor numbers."""
+    """What a raw column of an Arrow type holds, or its lists do; None for what is neither text nor
+    numbers.
+    """
     while pa.types.is_nested(kind) and hasattr(kind, "value_type"):
         kind = kind.value_type
     if pa.types.is_dictionary(kind):
@@ -299,8 +324,14 @@ def type_of(kind: pa.DataType) -> Type | None:
         return "integer"
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         return "number"
-    text: Any = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_binary,
-            pa.types.is_large_binary, pa.types.is_binary_view)  # fmt: skip
+    text: Any = (
+        pa.types.is_string,
+        pa.types.is_large_string,
+        pa.types.is_string_view,
+        pa.types.is_binary,
+        pa.types.is_large_binary,
+        pa.types.is_binary_view,
+    )
     return "text" if any(one(kind) for one in text) else None
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transforms of one column, the same code in training and in serving. All work on whole Arrow arrays; nulls stay
-nulls."""
+"""Transforms of one column, the same code in training and in serving. All work on whole Arrow
+arrays; nulls stay nulls.
+"""
 
 from __future__ import annotations
 
@@ -73,8 +74,9 @@ class Transform(ABC):
 
 @dataclass(frozen=True)
 class Hash(Transform):
-    """XXH64 of strings or integers; with `bins` ids fall into 0 .. bins - 1 (collisions share a row), without they
-    stay 64 bits."""
+    """XXH64 of strings or integers; with `bins` ids fall into 0 .. bins - 1 (collisions share a
+    row), without they stay 64 bits.
+    """
 
     bins: int | None = None
     seed: int = 0
@@ -88,9 +90,11 @@ class Hash(Transform):
 
 @dataclass(frozen=True)
 class Cross(Transform):
-    """One id for the combination of this column and the raw columns `with_` (no lists); null if any part is null.
+    """One id for the combination of this column and the raw columns `with_` (no lists); null if any
+    part is null.
 
-    Order of the parts matters. Example: `Id("user_hour", column="user", transforms=[Cross(["hour"])])`
+    Order of the parts matters. Example: `Id("user_hour", column="user",
+    transforms=[Cross(["hour"])])`
     """
 
     with_: Sequence[str]
@@ -98,10 +102,14 @@ class Cross(Transform):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "with_", (self.with_,) if isinstance(self.with_, str) else tuple(self.with_))
+        object.__setattr__(
+            self, "with_", (self.with_,) if isinstance(self.with_, str) else tuple(self.with_)
+        )
         _positive("cross.bins", self.bins)
         if not self.with_:
-            raise ConfigError("cross.with_: names no column — received [] — name the columns to combine with")
+            raise ConfigError(
+                "cross.with_: names no column — received [] — name the columns to combine with"
+            )
 
     def inputs(self) -> Sequence[str]:
         return self.with_
@@ -112,43 +120,55 @@ class Cross(Transform):
             other = context.column(name)
             if pa.types.is_nested(other.type) or len(other) != len(values):
                 raise SchemaError(
-                    f"cross: column {name!r} is {other.type} — only columns of single values combine — leave it out"
+                    f"cross: column {name!r} is {other.type} — only columns of single values "
+                    "combine — leave it out"
                 )
             parts.append(context.hash(other, self.seed))
         mixed = np.zeros(len(values), np.uint64)
         null = np.zeros(len(values), bool)
         for part in parts:
             null |= part.is_null().to_numpy(zero_copy_only=False)
-            mixed = (mixed ^ part.fill_null(0).to_numpy(zero_copy_only=False).view(np.uint64)) * _GOLDEN
+            mixed = (
+                mixed ^ part.fill_null(0).to_numpy(zero_copy_only=False).view(np.uint64)
+            ) * _GOLDEN
             mixed ^= mixed >> np.uint64(32)
         return _into_bins(pa.array(mixed.view(np.int64), mask=null), self.bins)
 
 
 @dataclass(frozen=True)
 class Bucketize(Transform):
-    """Number -> how many boundaries are <= it: 0 .. len(boundaries). `bins` instead of boundaries: learn quantiles in
-    `Schema.fit`."""
+    """Number -> how many boundaries are <= it: 0 .. len(boundaries). `bins` instead of boundaries:
+    learn quantiles in `Schema.fit`.
+    """
 
     boundaries: Sequence[float] | None = None
     bins: int | None = None
 
     def __post_init__(self) -> None:
         if (self.boundaries is None) == (self.bins is None) and self.boundaries is None:
-            raise ConfigError("bucketize: neither boundaries nor bins — received None — give one of them")
+            raise ConfigError(
+                "bucketize: neither boundaries nor bins — received None — give one of them"
+            )
         if self.boundaries is not None:
             object.__setattr__(self, "boundaries", tuple(float(edge) for edge in self.boundaries))
             if list(self.boundaries) != sorted(set(self.boundaries)):
                 raise ConfigError(
-                    f"bucketize.boundaries: must rise — received {self.boundaries} — sort them and drop repeats"
+                    f"bucketize.boundaries: must rise — received {self.boundaries} — sort them "
+                    "and drop repeats"
                 )
         if self.bins is not None and self.bins < 2:
-            raise ConfigError(f"bucketize.bins: at least 2 — received {self.bins} — give the number of buckets")
+            raise ConfigError(
+                f"bucketize.bins: at least 2 — received {self.bins} — give the number of buckets"
+            )
 
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
         if self.boundaries is None:
             raise _not_fitted("bucketize")
         numbers, null = _numbers(values)
-        return pa.array(np.searchsorted(np.array(self.boundaries), numbers, side="right").astype(np.int64), mask=null)
+        return pa.array(
+            np.searchsorted(np.array(self.boundaries), numbers, side="right").astype(np.int64),
+            mask=null,
+        )
 
     def expression(self, x: pl.Expr) -> pl.Expr | None:
         if self.boundaries is not None or self.bins is None:
@@ -180,7 +200,9 @@ class Log(Transform):
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
         numbers, null = _numbers(values)
         with np.errstate(divide="ignore", invalid="ignore"):
-            return pa.array(np.log(np.maximum(self.offset + numbers, 0.0)), mask=null, from_pandas=False)
+            return pa.array(
+                np.log(np.maximum(self.offset + numbers, 0.0)), mask=null, from_pandas=False
+            )
 
 
 @dataclass(frozen=True)
@@ -207,8 +229,9 @@ class Normalize(Transform):
 
 @dataclass(frozen=True)
 class FillMissing(Transform):
-    """Nulls (and NaN) become `value`, or the "mean" or "median" of the column (`statistic`), learned by
-    `Schema.fit`."""
+    """Nulls (and NaN) become `value`, or the "mean" or "median" of the column (`statistic`),
+    learned by `Schema.fit`.
+    """
 
     value: float | int | str | None = None
     statistic: str | None = None
@@ -216,7 +239,8 @@ class FillMissing(Transform):
     def __post_init__(self) -> None:
         if self.value is None and self.statistic not in ("mean", "median"):
             raise ConfigError(
-                f"fill_missing: no value and statistic {self.statistic!r} — give value=... or statistic='mean' or "
+                f"fill_missing: no value and statistic {self.statistic!r} — give value=... or "
+                "statistic='mean' or "
                 "'median'"
             )
 
@@ -227,10 +251,17 @@ class FillMissing(Transform):
             values = values.cast(pa.scalar(self.value).type)
         if isinstance(self.value, str) != _is_text(values.type):
             raise SchemaError(
-                f"fill_missing: {self.value!r} does not fit a column of {values.type} — fill with a value of that type"
+                f"fill_missing: {self.value!r} does not fit a column of {values.type} — fill with "
+                "a value of that type"
             )
-        if isinstance(self.value, str) or (isinstance(self.value, int) and pa.types.is_integer(values.type)):
-            return values.fill_null(pa.scalar(self.value).cast(values.type)) if values.null_count else values
+        if isinstance(self.value, str) or (
+            isinstance(self.value, int) and pa.types.is_integer(values.type)
+        ):
+            return (
+                values.fill_null(pa.scalar(self.value).cast(values.type))
+                if values.null_count
+                else values
+            )
         numbers, null = _numbers(values)
         return pa.array(np.where(null, self.value, numbers))
 
@@ -245,22 +276,27 @@ class FillMissing(Transform):
 
 @dataclass(frozen=True)
 class Split(Transform):
-    """Text -> list of texts at `delimiter`; empty parts are left out. `"Comedy|Drama"` -> Comedy, Drama."""
+    """Text -> list of texts at `delimiter`; empty parts are left out. `"Comedy|Drama"` -> Comedy,
+    Drama.
+    """
 
     delimiter: str = "|"
 
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
         if not _is_text(values.type) and not pa.types.is_null(values.type):
             raise SchemaError(
-                f"split: needs a column of text — received {values.type} — drop the transform or declare the column "
+                f"split: needs a column of text — received {values.type} — drop the transform or "
+                "declare the column "
                 "a string"
             )
         parts = pc.split_pattern(values.cast(pa.large_string()), self.delimiter)
-        items, lengths = parts.flatten(), pc.list_value_length(parts).fill_null(0).to_numpy(zero_copy_only=False)
+        items = parts.flatten()
+        lengths = pc.list_value_length(parts).fill_null(0).to_numpy(zero_copy_only=False)
         filled = pc.binary_length(items).to_numpy(zero_copy_only=False) > 0
         if not filled.all():
             owner = np.repeat(np.arange(len(values)), lengths)
-            lengths, items = np.bincount(owner[filled], minlength=len(values)), items.filter(pa.array(filled))
+            lengths = np.bincount(owner[filled], minlength=len(values))
+            items = items.filter(pa.array(filled))
         offsets = np.zeros(len(values) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
         missing = values.is_null() if values.null_count else None
@@ -269,8 +305,10 @@ class Split(Transform):
 
 @dataclass(frozen=True)
 class Map(Transform):
-    """Value -> 1 + its place in `vocabulary`; unknown values -> 0. Without a vocabulary `Schema.fit` learns the values
-    seen at least `min_count` times, most frequent first, at most `max_size`."""
+    """Value -> 1 + its place in `vocabulary`; unknown values -> 0. Without a vocabulary
+    `Schema.fit` learns the values seen at least `min_count` times, most frequent first, at most
+    `max_size`.
+    """
 
     vocabulary: Sequence[str | int] | None = None
     min_count: int = 1
@@ -302,8 +340,8 @@ class Map(Transform):
 
 @dataclass(frozen=True)
 class Extract(Transform):
-    r"""First group of the regular expression `pattern`; null where it does not match. `number`: the group is an
-    integer.
+    r"""First group of the regular expression `pattern`; null where it does not match. `number`: the
+    group is an integer.
 
     Example: `Id("year", column="title", transforms=[Extract(r"\((\d{4})\)\s*$", number=True)])`
     """
@@ -322,8 +360,8 @@ class Extract(Transform):
 
 @dataclass(frozen=True)
 class TimeOfDay(Transform):
-    """Time -> an integer part of it, UTC: "hour" 0..23, "minute" of the day 0..1439, "weekday" 0 (Monday)..6,
-    "hour_of_week" 0..167.
+    """Time -> an integer part of it, UTC: "hour" 0..23, "minute" of the day 0..1439, "weekday" 0
+    (Monday)..6, "hour_of_week" 0..167.
 
     `unit` as in `Time`. Example: `Id("hour", column="timestamp", transforms=[TimeOfDay()])`
     """
@@ -333,7 +371,10 @@ class TimeOfDay(Transform):
 
     def __post_init__(self) -> None:
         if self.part not in ("hour", "minute", "weekday", "hour_of_week"):
-            raise ConfigError(f"time_of_day.part: {self.part!r} — use 'hour', 'minute', 'weekday' or 'hour_of_week'")
+            raise ConfigError(
+                f"time_of_day.part: {self.part!r} — use 'hour', 'minute', 'weekday' or "
+                "'hour_of_week'"
+            )
 
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
         micros = to_microseconds(values, self.unit)
@@ -365,7 +406,8 @@ def _numbers(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         or pa.types.is_null(values.type)
     ):
         raise SchemaError(
-            f"a transform of numbers meets a column of {values.type} — received text or lists — cast it or Extract "
+            f"a transform of numbers meets a column of {values.type} — received text or lists — "
+            "cast it or Extract "
             "the number"
         )
     numbers = values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
@@ -373,16 +415,21 @@ def _numbers(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+    return bool(
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    )
 
 
 def _positive(name: str, value: int | None) -> None:
     if value is not None and value < 1:
-        raise ConfigError(f"{name}: at least 1 or None — received {value} — give the number of ids to fold into")
+        raise ConfigError(
+            f"{name}: at least 1 or None — received {value} — give the number of ids to fold into"
+        )
 
 
 def _not_fitted(kind: str) -> ConfigError:
     return ConfigError(
-        f"{kind}: not fitted — received no learned values — call schema.fit(training_source) first and use what it "
+        f"{kind}: not fitted — received no learned values — call schema.fit(training_source) "
+        "first and use what it "
         "returns"
     )

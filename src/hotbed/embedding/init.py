@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Initial rows: a pure function of (seed, hash of the table's name, id).
 
-The order of arrival, threads, sharding and re-admission do not matter, and an id may be read before it has a row. This
-file is the slow, obvious reference; the native core gives the same bits. Both are pinned by `tests/golden`.
+The order of arrival, threads, sharding and re-admission do not matter, and an id may be read before
+it has a row. This file is the slow, obvious reference; the native core gives the same bits. Both
+are pinned by `tests/golden`.
 
-The generator is counter-based: one murmur3 finalizer (`mix64`) a pair of lanes. `Normal` uses its own logarithm, cosine
-and sine, since those of a C library differ between machines.
+The generator is counter-based: one murmur3 finalizer (`mix64`) a pair of lanes. `Normal` uses its
+own logarithm, cosine and sine, since those of a C library differ between machines.
 """
 
 from __future__ import annotations
@@ -28,11 +29,22 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _SQRT_HALF = 0.7071067811865476
 _LN_2 = 0.6931471805599453
 _TWO_PI = 6.283185307179586
-_XXH = (11400714785074694791, 14029467366897019727, 1609587929392839161, 9650029242287828579, 2870177450012600261)
+_XXH = (
+    11400714785074694791,
+    14029467366897019727,
+    1609587929392839161,
+    9650029242287828579,
+    2870177450012600261,
+)
 
 
 def check_number(
-    where: str, value: object, minimum: float = -math.inf, *, above: bool = False, maximum: float = math.inf
+    where: str,
+    value: object,
+    minimum: float = -math.inf,
+    *,
+    above: bool = False,
+    maximum: float = math.inf,
 ) -> None:
     """Raise `ConfigError` naming `where` unless `value` is a finite number in [minimum, maximum].
 
@@ -41,21 +53,33 @@ def check_number(
     ok = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
     if ok:
         number = float(value)  # type: ignore[arg-type]
-        ok = math.isfinite(number) and (number > minimum if above else number >= minimum) and number <= maximum
+        ok = (
+            math.isfinite(number)
+            and (number > minimum if above else number >= minimum)
+            and number <= maximum
+        )
     if not ok:
         low = "" if minimum == -math.inf else f" {'>' if above else '>='} {minimum:g}"
         high = "" if maximum == math.inf else f"{' and' if low else ''} <= {maximum:g}"
-        raise ConfigError(f"{where}: must be a finite number{low}{high} — received {value!r} — give such a number")
+        raise ConfigError(
+            f"{where}: must be a finite number{low}{high} — received {value!r} — give such a number"
+        )
 
 
 def check_integer(where: str, value: object, minimum: int) -> None:
-    """Raise `ConfigError` naming `where` unless `value` is an integer >= minimum (bools are refused)."""
+    """Raise `ConfigError` naming `where` unless `value` is an integer >= minimum (bools are
+    refused).
+    """
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < minimum:
-        raise ConfigError(f"{where}: must be an integer >= {minimum} — received {value!r} — give such a number")
+        raise ConfigError(
+            f"{where}: must be an integer >= {minimum} — received {value!r} — give such a number"
+        )
 
 
 def mix64(values: ArrayLike) -> Uint64Array:
-    """Murmur3's 64-bit finalizer of each value, as uint64; signed integers are reinterpreted. The id hash."""
+    """Murmur3's 64-bit finalizer of each value, as uint64; signed integers are reinterpreted. The
+    id hash.
+    """
     x = np.array(values, ndmin=1)
     x = x.view(np.uint64) if x.dtype == np.int64 else x.astype(np.uint64)
     x ^= x >> np.uint64(33)
@@ -84,7 +108,8 @@ def partition(ids: ArrayLike) -> NDArray[np.uint8]:
 def xxh64(data: bytes, seed: int = 0) -> int:
     """XXH64 of `data` (Collet, xxHash specification 0.1.1), for names; slow."""
     p1, p2, p3, p4, p5 = _XXH
-    size, at = len(data), 0
+    size = len(data)
+    at = 0
 
     def rotate(x: int, bits: int) -> int:
         return ((x << bits) | (x >> (64 - bits))) & _MASK
@@ -100,7 +125,10 @@ def xxh64(data: bytes, seed: int = 0) -> int:
         while at + 32 <= size:
             lanes = [one_round(lane, word(at + 8 * i, 8)) for i, lane in enumerate(lanes)]
             at += 32
-        h = sum(rotate(lane, bits) for lane, bits in zip(lanes, (1, 7, 12, 18), strict=True)) & _MASK
+        h = (
+            sum(rotate(lane, bits) for lane, bits in zip(lanes, (1, 7, 12, 18), strict=True))
+            & _MASK
+        )
         for lane in lanes:
             h = ((h ^ one_round(0, lane)) * p1 + p4) & _MASK
     else:
@@ -120,7 +148,9 @@ def xxh64(data: bytes, seed: int = 0) -> int:
 
 
 def name_hash(name: str) -> int:
-    """Hash of a table's name: XXH64 of its UTF-8 bytes, seed 0. Stored with a table, so that it may be renamed."""
+    """Hash of a table's name: XXH64 of its UTF-8 bytes, seed 0. Stored with a table, so that it may
+    be renamed.
+    """
     return xxh64(name.encode("utf-8"))
 
 
@@ -130,7 +160,9 @@ def table_key(seed: int, name: int) -> int:
 
 
 def _bits(seed: int, name: int, ids: ArrayLike, dim: int) -> tuple[Uint64Array, Uint64Array]:
-    """24 random bits for the even and for the odd lane of each lane pair: two arrays [n, ceil(dim / 2)]."""
+    """24 random bits for the even and for the odd lane of each lane pair: two arrays [n, ceil(dim /
+    2)].
+    """
     shifted = np.asarray(ids, np.int64).reshape(-1).view(np.uint64) + np.uint64(_GOLDEN)
     k = mix64(np.uint64(table_key(seed, name)) ^ mix64(shifted)) if len(shifted) else shifted
     counters = np.arange(1, (dim + 1) // 2 + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
@@ -139,7 +171,9 @@ def _bits(seed: int, name: int, ids: ArrayLike, dim: int) -> tuple[Uint64Array, 
 
 
 def _lanes(even: Float32Array, odd: Float32Array, dim: int) -> Float32Array:
-    return np.ascontiguousarray(np.stack([even, odd], axis=2).reshape(len(even), 2 * even.shape[1])[:, :dim])
+    return np.ascontiguousarray(
+        np.stack([even, odd], axis=2).reshape(len(even), 2 * even.shape[1])[:, :dim]
+    )
 
 
 def own_log(r: Float64Array) -> Float64Array:
@@ -158,7 +192,9 @@ def own_log(r: Float64Array) -> Float64Array:
 
 
 def own_cos_sin(r: Float64Array) -> tuple[Float64Array, Float64Array]:
-    """(cos, sin) of 2 pi r for r in [0, 1), by Taylor series on [-pi/4, pi/4]; the same bits on every machine."""
+    """(cos, sin) of 2 pi r for r in [0, 1), by Taylor series on [-pi/4, pi/4]; the same bits on
+    every machine.
+    """
     q = np.floor(4.0 * r + 0.5)
     x = (r - q * 0.25) * _TWO_PI
     x2 = x * x
@@ -181,7 +217,8 @@ class Init(ABC):
 
     @abstractmethod
     def rows(self, seed: int, name: int, ids: ArrayLike, dim: int) -> Float32Array:
-        """Initial rows, float32 [n, dim], of int64 ids [n] in the table whose name's hash is `name` (see `name_hash`).
+        """Initial rows, float32 [n, dim], of int64 ids [n] in the table whose name's hash is `name`
+        (see `name_hash`).
 
         Example: `Uniform(0.05).rows(seed=0, name=name_hash("user"), ids=[7, -1], dim=16)`
         """
@@ -197,7 +234,8 @@ class Uniform(Init):
         check_number("Uniform.scale", self.scale, 0.0)
 
     def rows(self, seed: int, name: int, ids: ArrayLike, dim: int) -> Float32Array:
-        scale, unit = np.float32(self.scale), np.float32(2.0**-24)
+        scale = np.float32(self.scale)
+        unit = np.float32(2.0**-24)
 
         def lane(bits: Uint64Array) -> Float32Array:
             r = bits.astype(np.float32) * unit
@@ -209,7 +247,9 @@ class Uniform(Init):
 
 @dataclass(frozen=True)
 class Normal(Init):
-    """Normal with mean 0 and deviation `std` (Box and Muller 1958, two lanes a draw). Raises `ConfigError`."""
+    """Normal with mean 0 and deviation `std` (Box and Muller 1958, two lanes a draw). Raises
+    `ConfigError`.
+    """
 
     std: float = 0.01
 
@@ -221,7 +261,9 @@ class Normal(Init):
         radius = np.sqrt(-2.0 * own_log((even + np.uint64(1)).astype(np.float64) * 2.0**-24))
         cos, sin = own_cos_sin(odd.astype(np.float64) * 2.0**-24)
         std = float(self.std)
-        return _lanes((radius * cos * std).astype(np.float32), (radius * sin * std).astype(np.float32), dim)
+        return _lanes(
+            (radius * cos * std).astype(np.float32), (radius * sin * std).astype(np.float32), dim
+        )
 
 
 @dataclass(frozen=True)

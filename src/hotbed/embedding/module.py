@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables as torch modules: lookups that autograd, torch.compile and plain PyTorch loops understand.
 
-Each module holds one parameter, a `TableRows`, for each group of tables (tables of one dim and rule). After a backward pass its
-`.grad` holds the summed gradients of the batch's distinct ids, [num unique ids, dim], so gradient clipping and GradScaler work as on
-any parameter; its shape changes with every batch. `hb.SparseOptimizer` takes these parameters, `hb.dense_parameters` all others.
+Each module holds one parameter, a `TableRows`, for each group of tables (tables of one dim and
+rule). After a backward pass its `.grad` holds the summed gradients of the batch's distinct ids,
+[num unique ids, dim], so gradient clipping and GradScaler work as on any parameter; its shape
+changes with every batch. `hb.SparseOptimizer` takes these parameters, `hb.dense_parameters` all
+others.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Feature:
-    """A feature of a collection: `name` in the batch, the `table` that holds its ids, and its `pooling`."""
+    """A feature of a collection: `name` in the batch, the `table` that holds its ids, and its
+    `pooling`.
+    """
 
     name: str
     table: str
@@ -41,16 +45,21 @@ class Feature:
 
 @dataclass(frozen=True)
 class Group:
-    """Tables of one dim and rule, whose gradients share one parameter. `tables`: their numbers in the module."""
+    """Tables of one dim and rule, whose gradients share one parameter. `tables`: their numbers in
+    the module.
+    """
 
     dim: int
     tables: tuple[int, ...]
 
 
 class TableModule(Carrier, ABC):
-    """Base of Embedding, EmbeddingBag and EmbeddingCollection: many features over many tables in one native call.
+    """Base of Embedding, EmbeddingBag and EmbeddingCollection: many features over many tables in
+    one
+        native call.
 
-    `state_dict_limit`: bytes of rows up to which `state_dict()` carries those of a module; beyond it raises PersistError.
+    `state_dict_limit`: bytes of rows up to which `state_dict()` carries those of a module; beyond
+    it raises PersistError.
     """
 
     def __init__(self, tables: Sequence[Table], features: Sequence[Feature]) -> None:
@@ -60,35 +69,45 @@ class TableModule(Carrier, ABC):
         numbers = {table.name: number for number, table in enumerate(self.tables)}
         if len(numbers) != len(self.tables):
             raise ConfigError(
-                f"embedding: table names must differ — received {[t.name for t in self.tables]} — rename one"
+                f"embedding: table names must differ — received {[t.name for t in self.tables]} — "
+                "rename one"
             )
         for feature in self.features:
             if feature.pooling not in POOLINGS:
                 raise ConfigError(
-                    f"feature {feature.name!r}: unknown pooling — received {feature.pooling!r} — use one of {', '.join(POOLINGS)}"
+                    f"feature {feature.name!r}: unknown pooling — received {feature.pooling!r} — "
+                    f"use one of {', '.join(POOLINGS)}"
                 )
             if feature.table not in numbers:
                 raise ConfigError(
-                    f"feature {feature.name!r}: no table {feature.table!r} — received {sorted(numbers)} — give that table"
+                    f"feature {feature.name!r}: no table {feature.table!r} — received "
+                    f"{sorted(numbers)} — give that table"
                 )
         self._table_of = [numbers[feature.table] for feature in self.features]
         self._layout = [
-            (table, POOLINGS.index(f.pooling)) for table, f in zip(self._table_of, self.features, strict=True)
+            (table, POOLINGS.index(f.pooling))
+            for table, f in zip(self._table_of, self.features, strict=True)
         ]
         self._timed = any(table.needs_times or table.keeps_times for table in self.tables)
         self.dims = [self.tables[table].dim for table in self._table_of]
         self.pooled = [feature.pooling != "none" for feature in self.features]
-        self.output_dim = sum(dim for dim, pooled in zip(self.dims, self.pooled, strict=True) if pooled)
+        self.output_dim = sum(
+            dim for dim, pooled in zip(self.dims, self.pooled, strict=True) if pooled
+        )
         self.groups = _group(self.tables)
-        self.register_buffer("_device", torch.empty(0), persistent=False)  # follows .to(device); results go there
+        # follows .to(device); results go there
+        self.register_buffer("_device", torch.empty(0), persistent=False)
         self._begin()
 
     def _begin(self) -> None:
         """What each module has for itself, a copy too."""
         for number, group in enumerate(self.groups):
-            self.register_parameter(f"rows_{number}", TableRows([self.tables[table] for table in group.tables]))
+            self.register_parameter(
+                f"rows_{number}", TableRows([self.tables[table] for table in group.tables])
+            )
         self.pending: Pending | None = None
-        self.anchor = torch.zeros((), requires_grad=True)  # ties the lookup into autograd; takes no gradient itself
+        # ties the lookup into autograd; takes no gradient itself
+        self.anchor = torch.zeros((), requires_grad=True)
         self.number = id(self)  # under which torch.compile's operators find this module
         alive[self.number] = self
 
@@ -110,11 +129,15 @@ class TableModule(Carrier, ABC):
         return "\n".join(lines)
 
     def pool(self, inputs: Sequence[Ids], time: Any = None) -> tuple[Tensor, list[Tensor]]:
-        """All features at once: pooled ones side by side [n, output_dim], and the rows [m, dim] of each sequence feature."""
+        """All features at once: pooled ones side by side [n, output_dim], and the rows [m, dim] of
+        each sequence feature.
+        """
         weights = [one.weights if takes_gradient(one.weights) else None for one in inputs]
         weighted = any(one is not None for one in weights)
         if torch.compiler.is_compiling():
-            return _pool_eagerly(self, inputs, time) if weighted else pool_opaque(self, inputs, time)
+            return (
+                _pool_eagerly(self, inputs, time) if weighted else pool_opaque(self, inputs, time)
+            )
         if torch.is_grad_enabled() and (weighted or self.learns):
             anchor = self.anchor if self.learns else self.anchor.detach()
             flat, *sequences = _Pool.apply(anchor, self, inputs, time, *weights)  # type: ignore[no-untyped-call]
@@ -125,38 +148,37 @@ class TableModule(Carrier, ABC):
     def look_up(
         self, inputs: Sequence[Ids], time: Any, *, training: bool, keeps: bool
     ) -> tuple[Tensor, list[Tensor], Step]:
-        """The native lookup: maps ids (in training inserts, counts and touches) and pools rows; `keeps`: a backward comes."""
+        """The native lookup: maps ids (in training inserts, counts and touches) and pools rows;
+        `keeps`: a backward comes.
+        """
         num_samples = -1
-        held, ids = [], []
+        held = []
+        ids = []
         for feature, one in zip(self.features, inputs, strict=True):
             values = int64(one.values, feature.name)
             offsets = None if one.offsets is None else int64(one.offsets, feature.name)
             weights = None if one.weights is None else float32(one.weights, feature.name)
             samples = len(values) if offsets is None else len(offsets) - 1
             num_samples = samples if num_samples < 0 else num_samples
-            if samples < 0:
-                raise RowShapeError(
-                    f"feature {feature.name!r}: offsets are [samples + 1] — received none — check the batch"
-                )
-            if samples != num_samples:
-                raise RowShapeError(
-                    f"feature {feature.name!r}: samples differ between features — received {samples} beside {num_samples} — check the batch"
-                )
-            if weights is not None and len(weights) != len(values):
-                raise RowShapeError(
-                    f"feature {feature.name!r}: one weight an id — received {len(weights)} for {len(values)} ids — check the batch"
-                )
-            if weights is not None and feature.pooling == "max":
-                raise RowShapeError(
-                    f"feature {feature.name!r}: max pooling takes no weights — received some — use sum or mean"
-                )
+            _check_samples(feature, samples, num_samples, values, weights)
             held.append((values, offsets, weights))
             starts = 0 if offsets is None else offsets.data_ptr()
-            ids.append((values.data_ptr(), len(values), starts, 0 if weights is None else weights.data_ptr(), samples))
+            ids.append(
+                (
+                    values.data_ptr(),
+                    len(values),
+                    starts,
+                    0 if weights is None else weights.data_ptr(),
+                    samples,
+                )
+            )
         num_samples = max(num_samples, 0)
         times = self._times(time, num_samples) if training else None
         flat = torch.empty(num_samples, self.output_dim)
-        base, at, out, sequences = flat.data_ptr(), 0, [], []
+        base = flat.data_ptr()
+        at = 0
+        out = []
+        sequences = []
         for dim, pooled, (values, _, _) in zip(self.dims, self.pooled, held, strict=True):
             if pooled:
                 out.append((base + 4 * at, self.output_dim))
@@ -172,7 +194,8 @@ class TableModule(Carrier, ABC):
             raise
         device = self._device.device
         if device.type != "cpu":
-            flat, sequences = flat.to(device), [rows.to(device) for rows in sequences]
+            flat = flat.to(device)
+            sequences = [rows.to(device) for rows in sequences]
         return flat, sequences, step
 
     def _blame_offsets(self, held: Sequence[tuple[Tensor, Tensor | None, Tensor | None]]) -> None:
@@ -181,7 +204,8 @@ class TableModule(Carrier, ABC):
                 offsets[0] != 0 or offsets[-1] != len(values) or bool((offsets.diff() < 0).any())
             ):
                 raise RowShapeError(
-                    f"feature {feature.name!r}: offsets start at 0, never fall and end at the number of ids, {len(values)} — "
+                    f"feature {feature.name!r}: offsets start at 0, never fall and end at the "
+                    f"number of ids, {len(values)} — "
                     f"received {offsets[:3].tolist()} … {offsets[-1].item()} — check the batch"
                 ) from None
 
@@ -194,14 +218,17 @@ class TableModule(Carrier, ABC):
         return times[0]
 
     def receive(self, step: Step, flat: Tensor | None, sequences: Sequence[Tensor | None]) -> None:
-        """Takes the gradients of a lookup's results: sums them an id and leaves them as `.grad` of the group parameters.
+        """Takes the gradients of a lookup's results: sums them an id and leaves them as `.grad` of
+        the group parameters.
 
-        Rows of a frozen table get sums of zero, so that they count for nothing when gradients are clipped.
+        Rows of a frozen table get sums of zero, so that they count for nothing when gradients are
+        clipped.
         """
         flat = None if flat is None else dense_rows(flat)
         held = [None if grad is None else dense_rows(grad) for grad in sequences]
         rows: list[tuple[int, int]] = []
-        at, rest = 0, iter(held)
+        at = 0
+        rest = iter(held)
         for table, dim, pooled in zip(self._table_of, self.dims, self.pooled, strict=True):
             grad = flat if pooled else next(rest)
             if self.tables[table].frozen:
@@ -209,16 +236,22 @@ class TableModule(Carrier, ABC):
             rows.append(
                 (0, 0)
                 if grad is None
-                else (grad.data_ptr() + (4 * at if pooled else 0), grad.stride(0) if len(grad) else 0)
+                else (
+                    grad.data_ptr() + (4 * at if pooled else 0),
+                    grad.stride(0) if len(grad) else 0,
+                )
             )
             at += dim if pooled else 0
         uniques = step.num_uniques()
-        grads = [torch.empty(sum(uniques[t] for t in group.tables), group.dim) for group in self.groups]
+        grads = [
+            torch.empty(sum(uniques[t] for t in group.tables), group.dim) for group in self.groups
+        ]
         addresses = self.addresses(step, grads)
         finite = step.sum_gradients(rows, addresses)
         if self.pending is not None and all(p.grad is not None for p in self.rows):
             step, grads = self._merge(self.pending, step, grads)
-            addresses, finite = self.addresses(step, grads), False  # sums of finite sums may overflow: look again
+            addresses = self.addresses(step, grads)  # sums of finite sums may overflow: look again
+            finite = False
         for parameter, grad in zip(self.rows, grads, strict=True):
             parameter.grad = grad
         self.pending = Pending(step, grads, addresses, [grad._version for grad in grads], finite)
@@ -226,7 +259,9 @@ class TableModule(Carrier, ABC):
     def _natives(self) -> list[Any]:
         return [table.native for table in self.tables]
 
-    def split(self, flat: Tensor | None, sequences: Sequence[Tensor | None]) -> Iterator[Tensor | None]:
+    def split(
+        self, flat: Tensor | None, sequences: Sequence[Tensor | None]
+    ) -> Iterator[Tensor | None]:
         """What each feature has of a result, or of its gradient."""
         rest = iter(sequences)
         start = 0
@@ -244,7 +279,8 @@ class TableModule(Carrier, ABC):
 
     def addresses(self, step: Step, grads: Sequence[Tensor]) -> list[int]:
         """Where each table's sums start in the groups' tensors."""
-        uniques, out = step.num_uniques(), [0] * len(self.tables)
+        uniques = step.num_uniques()
+        out = [0] * len(self.tables)
         for group, grad in zip(self.groups, grads, strict=True):
             at = grad.data_ptr()
             for table in group.tables:
@@ -252,9 +288,13 @@ class TableModule(Carrier, ABC):
                 at += 4 * group.dim * uniques[table]
         return out
 
-    def _merge(self, pending: Pending, step: Step, grads: list[Tensor]) -> tuple[Step, list[Tensor]]:
+    def _merge(
+        self, pending: Pending, step: Step, grads: list[Tensor]
+    ) -> tuple[Step, list[Tensor]]:
         """Adds a micro-batch to what waits already."""
-        earlier = [dense_rows(parameter.grad) for parameter in self.rows if parameter.grad is not None]
+        earlier = [
+            dense_rows(parameter.grad) for parameter in self.rows if parameter.grad is not None
+        ]
         both = [self.addresses(pending.step, earlier), self.addresses(step, grads)]
         merged, sums = Step.merge([pending.step, step], both)
         out = []
@@ -265,7 +305,8 @@ class TableModule(Carrier, ABC):
 
 
 class Embedding(TableModule):
-    """A table as nn.Embedding: ids int64 [...] -> rows [..., dim]; Ids -> rows [m, dim] of all its ids (a sequence lookup).
+    """A table as nn.Embedding: ids int64 [...] -> rows [..., dim]; Ids -> rows [m, dim] of all its
+    ids (a sequence lookup).
 
     Example: `hb.Embedding(hb.Table("item", dim=16))(torch.tensor([[7, -1]]))` has shape [1, 2, 16].
     """
@@ -274,32 +315,43 @@ class Embedding(TableModule):
         super().__init__([table], [Feature(table.name, table.name, "none")])
 
     def forward(self, ids: Tensor | Ids, time: Any = None) -> Tensor:
-        """`time`: int64 microseconds, one an id (or one a sample of Ids), for tables whose eviction needs it."""
+        """`time`: int64 microseconds, one an id (or one a sample of Ids), for tables whose eviction
+        needs it.
+        """
         if isinstance(ids, Ids):
             return self.pool([ids], time)[1][0]
         return self.pool([Ids(ids.reshape(-1))], time)[1][0].view(*ids.shape, self.tables[0].dim)
 
 
 class EmbeddingBag(TableModule):
-    """A table as nn.EmbeddingBag: bags of ids -> pooled rows [n, dim]; `pooling`: sum, mean or max. An empty bag reads as zeros.
+    """A table as nn.EmbeddingBag: bags of ids -> pooled rows [n, dim]; `pooling`: sum, mean or max.
+    An empty bag reads as zeros.
 
-    Example: `hb.EmbeddingBag(table, pooling="mean")(values, offsets)` with offsets [n + 1], as hb.Ids has them.
+    Example: `hb.EmbeddingBag(table, pooling="mean")(values, offsets)` with offsets [n + 1], as
+        hb.Ids has them.
     """
 
     def __init__(self, table: Table, pooling: str = "sum") -> None:
         if pooling == "none":
             raise ConfigError(
-                "EmbeddingBag: pooling 'none' is no bag — received 'none' — use hb.Embedding for sequences"
+                "EmbeddingBag: pooling 'none' is no bag — received 'none' — use hb.Embedding for "
+                "sequences"
             )
         super().__init__([table], [Feature(table.name, table.name, pooling)])
 
     def forward(
-        self, ids: Tensor | Ids, offsets: Tensor | None = None, weights: Tensor | None = None, time: Any = None
+        self,
+        ids: Tensor | Ids,
+        offsets: Tensor | None = None,
+        weights: Tensor | None = None,
+        time: Any = None,
     ) -> Tensor:
-        """`ids`: int64 [m] with `offsets` [n + 1], or [n, k] = n bags of k ids, or Ids. `weights`: float32 like ids.
+        """`ids`: int64 [m] with `offsets` [n + 1], or [n, k] = n bags of k ids, or Ids. `weights`:
+        float32 like ids.
 
-        Rows are multiplied by their weights before they are pooled; mean divides by the number of ids, not by the sum of
-        weights. Weights that require a gradient get one, as nn.EmbeddingBag's per_sample_weights.
+        Rows are multiplied by their weights before they are pooled; mean divides by the number of
+        ids, not by the sum of weights. Weights that require a gradient get one, as
+        nn.EmbeddingBag's per_sample_weights.
         """
         if isinstance(ids, Ids):
             return self.pool([ids], time)[0]
@@ -315,31 +367,44 @@ class EmbeddingBag(TableModule):
 
 
 class EmbeddingCollection(TableModule):
-    """All sparse features of a batch over their tables, in one native call; several features may share a table.
+    """All sparse features of a batch over their tables, in one native call; several features may
+    share a table.
 
     Tables have different names. Weights of ids are as for `EmbeddingBag`.
 
-    `features`: a Schema (its Id columns) or Features. `tables`: by name, or a list. `collection(batch)` gives each feature's rows by
-    name: [n, dim] pooled, [m, dim] for pooling "none". `collection.flat(batch)`: the pooled ones side by side [n, output_dim].
-    In train mode new ids are inserted, counted and timed (batch.time); in eval mode nothing changes.
+    `features`: a Schema (its Id columns) or Features. `tables`: by name, or a list.
+    `collection(batch)` gives each feature's rows by name: [n, dim] pooled, [m, dim] for pooling
+    "none". `collection.flat(batch)`: the pooled ones side by side [n, output_dim]. In train mode
+    new ids are inserted, counted and timed (batch.time); in eval mode nothing changes.
 
     Example: `hb.EmbeddingCollection(schema, hb.make_tables(schema, dim=16))`
     """
 
-    def __init__(self, features: Schema | Sequence[Feature], tables: Mapping[str, Table] | Sequence[Table]) -> None:
+    def __init__(
+        self, features: Schema | Sequence[Feature], tables: Mapping[str, Table] | Sequence[Table]
+    ) -> None:
         if not isinstance(features, Sequence):
-            features = [Feature(column.name, str(column.table), column.pooling) for column in features.ids]
+            features = [
+                Feature(column.name, str(column.table), column.pooling) for column in features.ids
+            ]
         wanted = {feature.table for feature in features}
         given = tables.values() if isinstance(tables, Mapping) else tables
         super().__init__(
-            [table for table in given if table.name in wanted or not isinstance(tables, Mapping)], features
+            [table for table in given if table.name in wanted or not isinstance(tables, Mapping)],
+            features,
         )
 
     def forward(self, batch: Any) -> dict[str, Tensor]:
-        """Each feature's rows by name. `batch`: a Batch, or a mapping of feature names to Ids or int64 tensors [n]."""
+        """Each feature's rows by name. `batch`: a Batch, or a mapping of feature names to Ids or
+        int64 tensors [n].
+        """
         flat, sequences = self.pool(self._inputs(batch), getattr(batch, "time", None))
         pooled = iter(
-            torch.split(flat, [dim for dim, pooled in zip(self.dims, self.pooled, strict=True) if pooled], dim=1)
+            torch.split(
+                flat,
+                [dim for dim, pooled in zip(self.dims, self.pooled, strict=True) if pooled],
+                dim=1,
+            )
         )
         rest = iter(sequences)
         return {
@@ -357,7 +422,8 @@ class EmbeddingCollection(TableModule):
             found = [ids[feature.name] for feature in self.features]
         except KeyError as missing:
             raise RowShapeError(
-                f"embedding: the batch lacks feature {missing} — received {sorted(ids)} — encode it with the same schema"
+                f"embedding: the batch lacks feature {missing} — received {sorted(ids)} — encode "
+                "it with the same schema"
             ) from None
         return [one if isinstance(one, Ids) else Ids(one) for one in found]
 
@@ -372,12 +438,19 @@ class _Pool(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, module: TableModule, inputs: Sequence[Ids], time: Any, *weights: Tensor | None
+        ctx: Any,
+        anchor: Tensor,
+        module: TableModule,
+        inputs: Sequence[Ids],
+        time: Any,
+        *weights: Tensor | None,
     ) -> Any:
         flat, sequences, step = module.look_up(inputs, time, training=module.training, keeps=True)
-        ctx.module, ctx.step = module, step
+        ctx.module = module
+        ctx.step = step
         ctx.weighted = [
-            None if weight is None else module.weighted(number, inputs[number]) for number, weight in enumerate(weights)
+            None if weight is None else module.weighted(number, inputs[number])
+            for number, weight in enumerate(weights)
         ]
         ctx.set_materialize_grads(False)
         return (flat, *sequences)
@@ -395,7 +468,9 @@ class _Pool(torch.autograd.Function):
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _pool_eagerly(module: TableModule, inputs: Sequence[Ids], time: Any) -> tuple[Tensor, list[Tensor]]:
+def _pool_eagerly(
+    module: TableModule, inputs: Sequence[Ids], time: Any
+) -> tuple[Tensor, list[Tensor]]:
     return module.pool(inputs, time)
 
 
@@ -404,3 +479,28 @@ def _group(tables: Sequence[Table]) -> list[Group]:
     for number, table in enumerate(tables):
         numbers.setdefault((table.dim, table.rule), []).append(number)
     return [Group(dim, tuple(members)) for (dim, _), members in numbers.items()]
+
+
+def _check_samples(
+    feature: Feature, samples: int, num_samples: int, values: Tensor, weights: Tensor | None
+) -> None:
+    """Raise RowShapeError where the ids of a feature do not fit the batch, or their weights them."""
+    if samples < 0:
+        raise RowShapeError(
+            f"feature {feature.name!r}: offsets are [samples + 1] — received none — check the batch"
+        )
+    if samples != num_samples:
+        raise RowShapeError(
+            f"feature {feature.name!r}: samples differ between features — received "
+            f"{samples} beside {num_samples} — check the batch"
+        )
+    if weights is not None and len(weights) != len(values):
+        raise RowShapeError(
+            f"feature {feature.name!r}: one weight an id — received {len(weights)} for "
+            f"{len(values)} ids — check the batch"
+        )
+    if weights is not None and feature.pooling == "max":
+        raise RowShapeError(
+            f"feature {feature.name!r}: max pooling takes no weights — received some — "
+            "use sum or mean"
+        )

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lookup as torch operators, so that torch.compile takes a model with tables as one graph.
 
-`hotbed::pool` runs TableModule.look_up, `hotbed::receive` hands the gradients back. To the compiler they are opaque: a module is a
-number, an absent tensor is an empty one, and the plan between forward and backward is a ticket.
+`hotbed::pool` runs TableModule.look_up, `hotbed::receive` hands the gradients back. To the compiler
+they are opaque: a module is a number, an absent tensor is an empty one, and the plan between
+forward and backward is a ticket.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from .table import Step
 if TYPE_CHECKING:
     from .module import TableModule
 
-# Forward passes whose backward may still come; a pass without backward (a metric, an exception) falls out at the end.
+# Forward passes whose backward may still come; a pass without backward (a metric, an exception)
+# falls out at the end.
 _MAX_WAITING = 256
 # Modules by number, as the operators name them.
 alive: weakref.WeakValueDictionary[int, TableModule] = weakref.WeakValueDictionary()
@@ -33,7 +35,9 @@ _lost = -1  # the newest ticket that fell out
 _tickets = itertools.count()
 
 
-def pool_opaque(module: TableModule, inputs: Sequence[Ids], time: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+def pool_opaque(
+    module: TableModule, inputs: Sequence[Ids], time: Tensor | None
+) -> tuple[Tensor, list[Tensor]]:
     """TableModule.pool, as operators."""
     nothing = torch.empty(0, dtype=torch.int64)
     values = [one.values for one in inputs]
@@ -41,12 +45,15 @@ def pool_opaque(module: TableModule, inputs: Sequence[Ids], time: Tensor | None)
     weights = [torch.empty(0) if one.weights is None else one.weights for one in inputs]
     moment = nothing if time is None else time
     learns = torch.is_grad_enabled() and module.training
-    results = pool(module.anchor, values, offsets, weights, moment, module.number, module.training, learns)
+    results = pool(
+        module.anchor, values, offsets, weights, moment, module.number, module.training, learns
+    )
     return results[0], list(results[1:-1])
 
 
 _POOL = (  # spelled out: torch 2.6 cannot read the schema from `-> list[Tensor]`
-    "(Tensor anchor, Tensor[] values, Tensor[] offsets, Tensor[] weights, Tensor time, SymInt number, bool training, bool learns)"
+    "(Tensor anchor, Tensor[] values, Tensor[] offsets, Tensor[] weights, Tensor time, SymInt "
+    "number, bool training, bool learns)"
     " -> Tensor[]"
 )
 
@@ -65,10 +72,13 @@ def pool(
     """Pooled features side by side, the rows of each sequence feature, and the ticket of the plan."""
     module = alive[number]
     inputs = [
-        Ids(v, o if len(o) else None, w if len(w) else None) for v, o, w in zip(values, offsets, weights, strict=True)
+        Ids(v, o if len(o) else None, w if len(w) else None)
+        for v, o, w in zip(values, offsets, weights, strict=True)
     ]
     global _lost
-    flat, sequences, step = module.look_up(inputs, time if len(time) else None, training=training, keeps=learns)
+    flat, sequences, step = module.look_up(
+        inputs, time if len(time) else None, training=training, keeps=learns
+    )
     ticket = -1
     if learns:
         ticket = next(_tickets)
@@ -91,14 +101,22 @@ def _(
 ) -> list[Tensor]:
     module = alive[int(number)]  # torch 2.6 may give a symbol, which int() pins to its value
     num_samples = offsets[0].shape[0] - 1 if offsets[0].shape[0] else values[0].shape[0]
-    sequences = [anchor.new_empty(v.shape[0], dim) for v, dim in zip(values, module.dims, strict=True)]
+    sequences = [
+        anchor.new_empty(v.shape[0], dim) for v, dim in zip(values, module.dims, strict=True)
+    ]
     kept = [rows for rows, pooled in zip(sequences, module.pooled, strict=True) if not pooled]
-    return [anchor.new_empty(num_samples, module.output_dim), *kept, anchor.new_empty(1, dtype=torch.int64)]
+    return [
+        anchor.new_empty(num_samples, module.output_dim),
+        *kept,
+        anchor.new_empty(1, dtype=torch.int64),
+    ]
 
 
 @torch.library.custom_op("hotbed::receive", mutates_args=())
 def receive(ticket: Tensor, grads: Sequence[Tensor], number: int) -> Tensor:
-    """Hands the gradients of a pool's results to its module; returns the (zero) gradient of the anchor."""
+    """Hands the gradients of a pool's results to its module; returns the (zero) gradient of the
+    anchor.
+    """
     step = _waiting.pop(int(ticket), None)
     module = alive[number]
     if not module.learns:
@@ -113,15 +131,18 @@ def receive(ticket: Tensor, grads: Sequence[Tensor], number: int) -> Tensor:
 def _no_plan(ticket: int) -> ConfigError:
     if ticket < 0:
         return ConfigError(
-            "embedding: a compiled lookup in eval mode takes no gradient. Call model.train(), freeze the tables "
+            "embedding: a compiled lookup in eval mode takes no gradient. Call model.train(), "
+            "freeze the tables "
             "with requires_grad_(False), or do not compile the lookup."
         )
     if ticket <= _lost:
         return ConfigError(
-            f"embedding: backward came after {_MAX_WAITING} more forwards — received an old graph — call backward before that"
+            f"embedding: backward came after {_MAX_WAITING} more forwards — received an old graph "
+            "— call backward before that"
         )
     return ConfigError(
-        "embedding: a compiled lookup takes one backward, got a second one (retain_graph=True). Add the losses before "
+        "embedding: a compiled lookup takes one backward, got a second one (retain_graph=True). "
+        "Add the losses before "
         "one backward, or do not compile the lookup."
     )
 
@@ -132,14 +153,16 @@ def _(ticket: Tensor, grads: Sequence[Tensor], number: int) -> Tensor:
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    ctx.number, ctx.num_features = inputs[5], len(inputs[1])
+    ctx.number = inputs[5]
+    ctx.num_features = len(inputs[1])
     ctx.save_for_backward(output[-1])
 
 
 def _backward(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
     (ticket,) = ctx.saved_tensors
     given = [torch.empty(0) if grad is None else grad for grad in grads[:-1]]
-    none: list[None] = [None] * ctx.num_features  # ids and offsets take no gradient; weights that do are not compiled
+    # ids and offsets take no gradient; weights that do are not compiled
+    none: list[None] = [None] * ctx.num_features
     return receive(ticket, given, ctx.number), none, none, none, None, None, None, None
 
 

@@ -38,11 +38,13 @@ class _Row:
 
 
 class ReferenceTable:
-    """`hb.Table` as one dict from id to row: same arguments, verbs and errors, far slower; float32 rows in `Ram` only.
+    """`hb.Table` as one dict from id to row: same arguments, verbs and errors, far slower; float32
+    rows in `Ram` only.
 
     `scope="catch_up"` is done as "all", whose bits it must have. Slots are never reused.
 
-    Example: `t = ReferenceTable("user", 4); t.update(t.find_or_insert([7, -1]), np.ones((2, 4), np.float32))`
+    Example: `t = ReferenceTable("user", 4); t.update(t.find_or_insert([7, -1]), np.ones((2, 4),
+        np.float32))`
     """
 
     def __init__(
@@ -58,8 +60,14 @@ class ReferenceTable:
         default: float = 0.0,
         seed: int = 0,
     ) -> None:
-        self.name, self.dim, self.rule, self.seed, self.default = name, dim, rule or Adagrad(), seed, default
-        self.admit, self.init, self.tier = admit, init or Uniform(0.05), tier or Ram()
+        self.name = name
+        self.dim = dim
+        self.rule = rule or Adagrad()
+        self.seed = seed
+        self.default = default
+        self.admit = admit
+        self.init = init or Uniform(0.05)
+        self.tier = tier or Ram()
         self.policies = [policy for policy in evictions(evict) if policy.is_on]  # type: ignore[attr-defined]
         self.ttl = next((p.microseconds for p in self.policies if isinstance(p, Ttl)), None)
         self.bound = next((p for p in self.policies if isinstance(p, (Lru, Lfu))), None)
@@ -86,13 +94,17 @@ class ReferenceTable:
         return np.array([self.rows[i].slot if i in self.rows else -1 for i in _ids(ids)], np.int64)
 
     def find_or_insert(self, ids: ArrayLike, time: ArrayLike | None = None) -> NDArray[np.int64]:
-        """Slots int64 [n]; new ids are counted and, if admitted, inserted. `time`: microseconds, one or [n]."""
+        """Slots int64 [n]; new ids are counted and, if admitted, inserted. `time`: microseconds,
+        one or [n].
+        """
         unique = self._occurrences(_ids(ids), time)
         if self.frozen:
             return self._touch_frozen(ids, unique)
         before = copy.deepcopy((self.waiting, self.sketch)) if self.bound else None
         new = {i: self._count(i, times) for i, times in unique.items() if i not in self.rows}
-        admitted = {i: count for i, count in new.items() if self._is_admitted(i, count, len(unique[i]))}
+        admitted = {
+            i: count for i, count in new.items() if self._is_admitted(i, count, len(unique[i]))
+        }
         try:
             self._check_room([i for i in unique if i in self.rows or i in admitted])
         except TableFull:
@@ -118,7 +130,9 @@ class ReferenceTable:
         return self.find(ids)
 
     def lookup(self, ids: ArrayLike) -> NDArray[np.float32]:
-        """Rows float32 [n, dim]; an id without one reads as its initial row, or `default` where admission is on."""
+        """Rows float32 [n, dim]; an id without one reads as its initial row, or `default` where
+        admission is on.
+        """
         out = [self.rows[i].value if i in self.rows else self._absent(i) for i in _ids(ids)]
         return np.array(out, np.float32).reshape(len(out), self.dim)
 
@@ -126,15 +140,22 @@ class ReferenceTable:
         """Rows float32 [n, dim] of slots [n]; `default` where -1."""
         empty = np.full(self.dim, self.default, np.float32)
         at = [self.ids_of_slots.get(s) for s in _ids(slots)]
-        return np.array([empty if i is None else self.rows[i].value for i in at], np.float32).reshape(len(at), self.dim)
+        return np.array(
+            [empty if i is None else self.rows[i].value for i in at], np.float32
+        ).reshape(len(at), self.dim)
 
     def update(self, slots: ArrayLike, grads: ArrayLike, lr: float | None = None) -> None:
-        """Sums the gradients float32 [n, dim] of each row in order, then applies the rule once; slot -1 is skipped."""
+        """Sums the gradients float32 [n, dim] of each row in order, then applies the rule once;
+        slot -1 is skipped.
+        """
         if self.frozen:
             raise TableError(f"table {self.name!r}: it is frozen")
-        given, at = np.asarray(grads), _ids(slots)
+        given = np.asarray(grads)
+        at = _ids(slots)
         if given.shape != (len(at), self.dim) or given.dtype.kind != "f":
-            raise RowShapeError(f"grads: {given.dtype} {given.shape} — give float32 [{len(at)}, {self.dim}]")
+            raise RowShapeError(
+                f"grads: {given.dtype} {given.shape} — give float32 [{len(at)}, {self.dim}]"
+            )
         summed: dict[int, NDArray[np.float32]] = {}
         for slot, grad in zip(at, given.astype(np.float32), strict=True):
             i = self.ids_of_slots.get(slot)
@@ -142,7 +163,9 @@ class ReferenceTable:
                 summed[i] = summed[i] + grad if i in summed else grad
         for i, grad in summed.items():
             if not np.isfinite(grad).all():
-                raise NonFiniteGradient(f"gradient of id {i} in table {self.name!r} is not finite", self.name, i)
+                raise NonFiniteGradient(
+                    f"gradient of id {i} in table {self.name!r} is not finite", self.name, i
+                )
         self.step += 1
         zero = np.zeros(self.dim, np.float32)
         for i in summed if self.rule.scope == "touched" else self.rows:
@@ -154,20 +177,29 @@ class ReferenceTable:
                 self.step,
                 self.rule.lr if lr is None else lr,
             )
-            row.value, row.state = w[0].astype(np.float32), s[0].astype(np.float32)
+            row.value = w[0].astype(np.float32)
+            row.state = s[0].astype(np.float32)
 
     def evict(self, now: int) -> int:
-        """Removes rows whose time to live is over and forgets candidates past theirs; number of rows removed."""
+        """Removes rows whose time to live is over and forgets candidates past theirs; number of
+        rows removed.
+        """
         if self.frozen == "all":
             return 0
         self.watermark = now if self.watermark is None else max(self.watermark, now)
-        expired = [i for i, r in self.rows.items() if self.ttl is not None and self.watermark - r.last_seen >= self.ttl]
+        expired = [
+            i
+            for i, r in self.rows.items()
+            if self.ttl is not None and self.watermark - r.last_seen >= self.ttl
+        ]
         for i in expired:
             self._remove(i)
         expire = self.counting.expire_microseconds if isinstance(self.counting, MinCount) else None
         if expire is not None:
             for p, waiting in self.waiting.items():
-                self.waiting[p] = {i: c for i, c in waiting.items() if self.watermark - c[1] < expire}
+                self.waiting[p] = {
+                    i: c for i, c in waiting.items() if self.watermark - c[1] < expire
+                }
         return len(expired)
 
     def export(self, partitions: Iterable[int] | None = None) -> Iterator[pa.RecordBatch]:
@@ -197,32 +229,44 @@ class ReferenceTable:
                 yield pa.RecordBatch.from_pydict(columns)
 
     def load(self, batches: Iterable[pa.RecordBatch]) -> None:
-        """Inserts or overwrites rows from `export`'s batches; a column that is missing changes nothing."""
+        """Inserts or overwrites rows from `export`'s batches; a column that is missing changes
+        nothing.
+        """
         for batch in batches:
             for record in batch.to_pylist():
                 i = record["id"]
                 value = np.array(record["value"], np.float32)
                 if value.shape != (self.dim,):
-                    raise RowShapeError(f"value: {value.shape} — table {self.name!r} takes [{self.dim}]")
+                    raise RowShapeError(
+                        f"value: {value.shape} — table {self.name!r} takes [{self.dim}]"
+                    )
                 if i not in self.rows:
                     self._new_row(i)
                 row = self.rows[i]
-                row.value, row.last_seen = value, record.get("last_seen", row.last_seen)
+                row.value = value
+                row.last_seen = record.get("last_seen", row.last_seen)
                 row.state = np.array(record.get("state", row.state), np.float32)
-                row.count, row.score = record.get("count", row.count), record.get("score", row.score)
+                row.count = record.get("count", row.count)
+                row.score = record.get("score", row.score)
 
     def scalars(self) -> dict[str, int | None]:
         """What a table knows apart from its rows and candidates, as JSON."""
         return {"step": self.step, "clock": self.clock, "watermark": self.watermark}
 
     def load_scalars(self, scalars: Mapping[str, Any]) -> None:
-        self.step, self.clock, self.watermark = scalars["step"], scalars["clock"], scalars["watermark"]
+        self.step = scalars["step"]
+        self.clock = scalars["clock"]
+        self.watermark = scalars["watermark"]
 
     def candidates(self) -> Iterator[pa.RecordBatch]:
         """State of the admission policy, for `load_candidates`."""
-        flat = [(p, i, c, t) for p, waiting in self.waiting.items() for i, (c, t) in waiting.items()]
+        flat = [
+            (p, i, c, t) for p, waiting in self.waiting.items() for i, (c, t) in waiting.items()
+        ]
         names = ["partition", "id", "count", "last_seen"]
-        yield pa.RecordBatch.from_pydict({n: pa.array([r[k] for r in flat], pa.int64()) for k, n in enumerate(names)})
+        yield pa.RecordBatch.from_pydict(
+            {n: pa.array([r[k] for r in flat], pa.int64()) for k, n in enumerate(names)}
+        )
         yield pa.RecordBatch.from_pydict({"sketch": pa.array(self.sketch.reshape(-1), pa.uint32())})
 
     def load_candidates(self, batches: Iterable[pa.RecordBatch]) -> None:
@@ -242,8 +286,12 @@ class ReferenceTable:
     def _occurrences(self, ids: list[int], time: ArrayLike | None) -> dict[int, list[int]]:
         """Times of each id's occurrences, ids in the order of their first."""
         if time is None and self.ttl is not None:
-            raise ConfigError(f"time: table {self.name!r} has a Ttl — received none — give a time in microseconds")
-        times = np.broadcast_to(np.asarray(self.clock + 1 if time is None else time, np.int64), (len(ids),))
+            raise ConfigError(
+                f"time: table {self.name!r} has a Ttl — received none — give a time in microseconds"
+            )
+        times = np.broadcast_to(
+            np.asarray(self.clock + 1 if time is None else time, np.int64), (len(ids),)
+        )
         unique: dict[int, list[int]] = {}
         for i, at in zip(ids, times.tolist(), strict=True):
             unique.setdefault(i, []).append(at)
@@ -253,10 +301,16 @@ class ReferenceTable:
         """Occurrences of a new id so far, those of this batch included, times the coefficient."""
         if self.counting is None:
             return len(times)
-        added = len(times) * (self.counting.coefficient if isinstance(self.counting, MinCount) else 1)
+        added = len(times) * (
+            self.counting.coefficient if isinstance(self.counting, MinCount) else 1
+        )
         if self.counting.sketch_width:
-            h, p = mix64_int(i), _partition(i)
-            at = [mix64_int(h + (k + 1) * _GOLDEN) & (self.counting.sketch_width - 1) for k in range(4)]
+            h = mix64_int(i)
+            p = _partition(i)
+            at = [
+                mix64_int(h + (k + 1) * _GOLDEN) & (self.counting.sketch_width - 1)
+                for k in range(4)
+            ]
             for k in range(4):
                 self.sketch[p, k, at[k]] = min(int(self.sketch[p, k, at[k]]) + added, _MAX_COUNT)
             return min(int(self.sketch[p, k, at[k]]) for k in range(4))
@@ -287,7 +341,9 @@ class ReferenceTable:
     def _check_room(self, ids: list[int]) -> None:
         cap = self._cap()
         if cap is not None and len(ids) > cap * PARTITIONS:
-            raise TableFull(f"table {self.name!r}: a batch uses {len(ids)} rows, it may keep {cap * PARTITIONS}")
+            raise TableFull(
+                f"table {self.name!r}: a batch uses {len(ids)} rows, it may keep {cap * PARTITIONS}"
+            )
 
     def _touch(self, row: _Row, times: list[int]) -> None:
         row.last_seen = max(row.last_seen, *times)
@@ -303,7 +359,8 @@ class ReferenceTable:
 
     def _insert(self, i: int, count: int, batch: Mapping[int, list[int]]) -> None:
         row = self._new_row(i)
-        row.last_seen, row.count = max(batch[i]), count
+        row.last_seen = max(batch[i])
+        row.count = count
         self._warm(row, batch[i])
 
     def _shrink(self, batch: Mapping[int, list[int]]) -> None:
@@ -313,14 +370,20 @@ class ReferenceTable:
         for i in self.rows if cap is not None else ():
             members.setdefault(_partition(i), []).append(i)
         for here in members.values():
-            idle = sorted((i for i in here if i not in batch), key=lambda i: (self._worth(self.rows[i]), i))
+            idle = sorted(
+                (i for i in here if i not in batch), key=lambda i: (self._worth(self.rows[i]), i)
+            )
             for i in idle[: max(0, len(here) - (cap or 0))]:
                 self._remove(i)
 
     def _worth(self, row: _Row) -> float:
         if isinstance(self.bound, Lru):
             return row.last_seen
-        return row.count if isinstance(self.bound, Lfu) and self.bound.half_life_microseconds is None else row.score
+        return (
+            row.count
+            if isinstance(self.bound, Lfu) and self.bound.half_life_microseconds is None
+            else row.score
+        )
 
     def _new_row(self, i: int) -> _Row:
         value = self.init.rows(self.seed, name_hash(self.name), [i], self.dim)[0]

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules: how the gradient of a row changes its embedding and optimizer state.
 
-A rule is a value. Each has a slow, obvious NumPy step, `rule.reference`, which states the arithmetic, in its order,
-that the native core follows in float32 (elementwise, no fused multiply-add). `step` is the table's global step, 1 for
-its first update; rules with bias correction use it for every row.
+A rule is a value. Each has a slow, obvious NumPy step, `rule.reference`, which states the
+arithmetic, in its order, that the native core follows in float32 (elementwise, no fused
+multiply-add). `step` is the table's global step, 1 for its first update; rules with bias correction
+use it for every row.
 
-The scope says which rows a step touches: "touched" = those with a gradient (lazy), "all" = every row of the table,
-"catch_up" = those with a gradient, each after replaying the steps it missed, which gives the bits of "all".
+The scope says which rows a step touches: "touched" = those with a gradient (lazy), "all" = every
+row of the table, "catch_up" = those with a gradient, each after replaying the steps it missed,
+which gives the bits of "all".
 """
 
 from __future__ import annotations
@@ -32,12 +34,13 @@ SCOPES = ("touched", "all", "catch_up")
 class Rule(ABC):
     """Base of the rules; use `Adagrad`, `Adam`, ….
 
-    Fields that every rule has: `lr` (at least 0; a schedule may change it later), `l2` (adds l2 * w to the gradient, as
-    torch's weight_decay), `l1` (adds l1 * sign(w)), `clip` (largest norm of a row's summed gradient; None = off) and
-    `scope`. Ftrl's own l1 and l2 are proximal instead. Bad values raise `ConfigError` naming the parameter.
+    Fields that every rule has: `lr` (at least 0; a schedule may change it later), `l2` (adds l2 * w
+    to the gradient, as torch's weight_decay), `l1` (adds l1 * sign(w)), `clip` (largest norm of a
+    row's summed gradient; None = off) and `scope`. Ftrl's own l1 and l2 are proximal instead. Bad
+    values raise `ConfigError` naming the parameter.
 
-    A step with rate 0 leaves the values and moves the moments, as in torch; Ftrl skips it. Optimizer state ends at the
-    largest float: it never becomes infinite.
+    A step with rate 0 leaves the values and moves the moments, as in torch; Ftrl skips it.
+    Optimizer state ends at the largest float: it never becomes infinite.
     """
 
     lr: float
@@ -57,7 +60,9 @@ class Rule(ABC):
         if self.clip is not None:
             check_number(f"{name}.clip", self.clip, 0.0, above=True)
         if self.scope not in SCOPES:
-            raise ConfigError(f"{name}.scope: unknown — received {self.scope!r} — give one of {', '.join(SCOPES)}")
+            raise ConfigError(
+                f"{name}.scope: unknown — received {self.scope!r} — give one of {', '.join(SCOPES)}"
+            )
         self._check(name)
 
     @abstractmethod
@@ -70,11 +75,15 @@ class Rule(ABC):
 
     @abstractmethod
     def _step(self, w: FloatArray, s: FloatArray, g: FloatArray, step: int, lr: float) -> None:
-        """Apply the rule in place to values [n, dim], state [n, width] and regularized gradients [n, dim]."""
+        """Apply the rule in place to values [n, dim], state [n, width] and regularized gradients
+        [n, dim].
+        """
 
     @property
     def moves_idle_rows(self) -> bool:
-        """True when an update changes rows that have no gradient; then a delta cannot say what changed."""
+        """True when an update changes rows that have no gradient; then a delta cannot say what
+        changed.
+        """
         return self.scope != "touched" and (self.l1 > 0 or self.l2 > 0 or self._idles())
 
     def state_width(self, dim: int) -> int:
@@ -86,15 +95,24 @@ class Rule(ABC):
         return np.zeros(self.state_width(dim), np.float32)
 
     def reference(
-        self, values: FloatArray, state: FloatArray, grads: FloatArray, step: int, lr: float | None = None
+        self,
+        values: FloatArray,
+        state: FloatArray,
+        grads: FloatArray,
+        step: int,
+        lr: float | None = None,
     ) -> tuple[FloatArray, FloatArray]:
-        """One step in the dtype of `values` (float32 or float64); returns new (values, state), changes nothing.
+        """One step in the dtype of `values` (float32 or float64); returns new (values, state),
+        changes nothing.
 
-        `values`, `grads`: [n, dim], a row each, gradients already summed; `state`: [n, width]; `step` >= 1.
+        `values`, `grads`: [n, dim], a row each, gradients already summed; `state`: [n, width];
+        `step` >= 1.
 
         Example: `w, s = Adagrad(lr=0.1).reference(w, s, g, step=1)`
         """
-        w, s, g = values.copy(), state.astype(values.dtype), grads.astype(values.dtype)
+        w = values.copy()
+        s = state.astype(values.dtype)
+        g = grads.astype(values.dtype)
         with np.errstate(over="ignore"):
             if self.clip is not None:
                 g = _clip_norm(g, w.dtype.type(self.clip))
@@ -144,7 +162,9 @@ class Momentum(Rule):
 
 @dataclass(frozen=True)
 class Nesterov(Rule):
-    """m = momentum * m + g; w -= lr * (g + momentum * m) (Nesterov 1983, as torch.optim.SGD(nesterov=True))."""
+    """m = momentum * m + g; w -= lr * (g + momentum * m) (Nesterov 1983, as
+    torch.optim.SGD(nesterov=True)).
+    """
 
     lr: float = 0.01
     momentum: float = 0.9
@@ -190,7 +210,9 @@ class Adagrad(Rule):
 
 @dataclass(frozen=True)
 class RowwiseAdagrad(Rule):
-    """s += mean(g^2), one float a row; w -= lr / (sqrt(s) + eps) * g (as FBGEMM's EXACT_ROWWISE_ADAGRAD)."""
+    """s += mean(g^2), one float a row; w -= lr / (sqrt(s) + eps) * g (as FBGEMM's
+    EXACT_ROWWISE_ADAGRAD).
+    """
 
     lr: float = 0.05
     eps: float = 1e-10
@@ -216,7 +238,9 @@ class RowwiseAdagrad(Rule):
 
 @dataclass(frozen=True)
 class RmsProp(Rule):
-    """v = alpha * v + (1 - alpha) * g^2; w -= lr * g / (sqrt(v) + eps) (Hinton 2012, as torch.optim.RMSprop)."""
+    """v = alpha * v + (1 - alpha) * g^2; w -= lr * g / (sqrt(v) + eps) (Hinton 2012, as
+    torch.optim.RMSprop).
+    """
 
     lr: float = 0.01
     alpha: float = 0.99
@@ -239,7 +263,8 @@ class RmsProp(Rule):
 
 @dataclass(frozen=True)
 class Adam(Rule):
-    """Adam (Kingma and Ba 2015, as torch.optim.Adam); `decay` is AdamW's decoupled one (Loshchilov and Hutter 2019).
+    """Adam (Kingma and Ba 2015, as torch.optim.Adam); `decay` is AdamW's decoupled one (Loshchilov
+    and Hutter 2019).
 
     m = beta1 * m + (1 - beta1) * g; v = beta2 * v + (1 - beta2) * g^2;
     w -= lr / (1 - beta1^step) * m / (sqrt(v) / sqrt(1 - beta2^step) + eps). State: [m][v].
@@ -263,8 +288,10 @@ class Adam(Rule):
         return True
 
     def _step(self, w: FloatArray, s: FloatArray, g: FloatArray, step: int, lr: float) -> None:
-        real, dim = w.dtype.type, w.shape[1]
-        m, v = s[:, :dim], s[:, dim:]
+        real = w.dtype.type
+        dim = w.shape[1]
+        m = s[:, :dim]
+        v = s[:, dim:]
         if self.decay:
             w *= real(1.0 - lr * self.decay)
         m[:] = _within(real(self.beta1) * m + real(1.0 - self.beta1) * g)
@@ -277,15 +304,16 @@ class Adam(Rule):
 
 @dataclass(frozen=True)
 class Ftrl(Rule):
-    """FTRL-Proximal (McMahan et al. 2013, algorithm 1), per coordinate; sparse with l1. State: [n][z].
+    """FTRL-Proximal (McMahan et al. 2013, algorithm 1), per coordinate; sparse with l1. State:
+    [n][z].
 
-    n' = n + g^2; z += g - (sqrt(n') - sqrt(n)) / lr * w;
-    w = 0 where abs(z) <= l1, else -(z - sign(z) * l1) / ((beta + sqrt(n')) / lr + l2).
-    `l1` and `l2` are those of this formula. n starts at `initial_accumulator` (0.1, as in TensorFlow).
-    Only `power=-0.5`, the paper's, is built.
+    n' = n + g^2; z += g - (sqrt(n') - sqrt(n)) / lr * w; w = 0 where abs(z) <= l1, else -(z -
+    sign(z) * l1) / ((beta + sqrt(n')) / lr + l2). `l1` and `l2` are those of this formula. n starts
+    at `initial_accumulator` (0.1, as in TensorFlow). Only `power=-0.5`, the paper's, is built.
 
-    w is computed from the whole past of the row with the current rate: a change of `lr` rescales every row at its next
-    step. Keep the rate constant; the first change is logged. A step with rate 0 is skipped.
+    w is computed from the whole past of the row with the current rate: a change of `lr` rescales
+    every row at its next step. Keep the rate constant; the first change is logged. A step with rate
+    0 is skipped.
     """
 
     lr: float = 0.05
@@ -299,11 +327,14 @@ class Ftrl(Rule):
     def _check(self, name: str) -> None:
         check_number(f"{name}.beta", self.beta, 0.0)
         if self.power != -0.5:
-            raise ConfigError(f"{name}.power: only -0.5 is built — received {self.power!r} — leave it out")
+            raise ConfigError(
+                f"{name}.power: only -0.5 is built — received {self.power!r} — leave it out"
+            )
         check_number(f"{name}.initial_accumulator", self.initial_accumulator, 0.0)
         if self.beta == 0.0 and self.initial_accumulator == 0.0 and self.l2 == 0.0:
             raise ConfigError(
-                f"{name}.initial_accumulator: a zero gradient would divide by zero — received 0 with beta=0 and l2=0 — "
+                f"{name}.initial_accumulator: a zero gradient would divide by zero — received 0 "
+                "with beta=0 and l2=0 — "
                 "make one of the three positive"
             )
 
@@ -311,12 +342,17 @@ class Ftrl(Rule):
         return True  # w is recomputed from z, so a row that was inserted but not yet learned moves
 
     def initial_state(self, dim: int) -> NDArray[np.float32]:
-        return np.concatenate([np.full(dim, self.initial_accumulator, np.float32), np.zeros(dim, np.float32)])
+        return np.concatenate(
+            [np.full(dim, self.initial_accumulator, np.float32), np.zeros(dim, np.float32)]
+        )
 
     def _step(self, w: FloatArray, s: FloatArray, g: FloatArray, step: int, lr: float) -> None:
-        real, dim = w.dtype.type, w.shape[1]
-        n, z = s[:, :dim], s[:, dim:]
-        l1, rate = real(self.l1), real(lr)
+        real = w.dtype.type
+        dim = w.shape[1]
+        n = s[:, :dim]
+        z = s[:, dim:]
+        l1 = real(self.l1)
+        rate = real(lr)
         if rate == 0:
             return
         grown = _within(n + g * g)
@@ -333,7 +369,9 @@ def _within(state: FloatArray) -> FloatArray:
 
 
 def _clip_norm(g: FloatArray, clip: np.floating) -> FloatArray:
-    """Rows [n, dim] scaled down to the norm `clip`. Where squares overflow, lanes are taken as parts of the largest."""
+    """Rows [n, dim] scaled down to the norm `clip`. Where squares overflow, lanes are taken as
+    parts of the largest.
+    """
     norm = np.sqrt(_sum_of_squares(g))
     overflows = np.isinf(norm)
     largest = np.where(overflows, np.abs(g).max(axis=1, keepdims=True), g.dtype.type(1.0))
@@ -345,7 +383,9 @@ def _clip_norm(g: FloatArray, clip: np.floating) -> FloatArray:
 
 
 def _sum_of_squares(g: FloatArray) -> FloatArray:
-    """Sum of squares of each row, [n, 1], in the native core's order: lane i of sixteen, then folded in halves."""
+    """Sum of squares of each row, [n, 1], in the native core's order: lane i of sixteen, then
+    folded in halves.
+    """
     squares = np.zeros((len(g), -(-g.shape[1] // 16) * 16), g.dtype)
     squares[:, : g.shape[1]] = g * g
     lanes = np.zeros((len(g), 16), g.dtype)
@@ -360,4 +400,6 @@ def _sum_of_squares(g: FloatArray) -> FloatArray:
 def _check_fraction(where: str, value: object) -> None:
     check_number(where, value, 0.0)
     if isinstance(value, (int, float)) and value >= 1.0:
-        raise ConfigError(f"{where}: must be below 1 — received {value!r} — give a number in [0, 1)")
+        raise ConfigError(
+            f"{where}: must be below 1 — received {value!r} — give a number in [0, 1)"
+        )

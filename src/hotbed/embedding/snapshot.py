@@ -14,24 +14,37 @@ from numpy.typing import NDArray
 from .policy import PARTITIONS
 
 BATCH_ROWS = 4096
-COLUMN_TYPES = {"last_seen": pa.int64(), "count": pa.uint32(), "updated": pa.uint32(), "score": pa.float64()}
+COLUMN_TYPES = {
+    "last_seen": pa.int64(),
+    "count": pa.uint32(),
+    "updated": pa.uint32(),
+    "score": pa.float64(),
+}
 """Columns of a row that are there only if the table keeps them."""
 
 
 class Snapshot:
-    """What `Table.snapshot` gives: all rows of one moment, or with `changes` those changed since the last snapshot.
+    """What `Table.snapshot` gives: all rows of one moment, or with `changes` those changed since
+    the last snapshot.
 
-    `num_rows`: rows in it (changes: an upper bound). `scalars`: `Table.scalars()` of that moment. Reading may happen on
-    another thread; the first change to a row not read yet keeps its old record, so memory grows by the rows that
-    training touches meanwhile. A table has one snapshot at a time; `close` ends it.
+    `num_rows`: rows in it (changes: an upper bound). `scalars`: `Table.scalars()` of that moment.
+    Reading may happen on another thread; the first change to a row not read yet keeps its old
+    record, so memory grows by the rows that training touches meanwhile. A table has one snapshot at
+    a time; `close` ends it.
 
     Example: `with table.snapshot() as rows: batches = list(rows.rows())`.
     """
 
     def __init__(
-        self, native: Any, scalars: Callable[[], Mapping[str, Any]], state_width: int, *, changes: bool
+        self,
+        native: Any,
+        scalars: Callable[[], Mapping[str, Any]],
+        state_width: int,
+        *,
+        changes: bool,
     ) -> None:
-        self._native, self._state_width = native, state_width
+        self._native = native
+        self._state_width = state_width
         self.changes = changes
         self.num_rows = int(native.begin_snapshot(changes))  # ends a sweep under way, which counts
         self.scalars = dict(scalars())
@@ -40,12 +53,17 @@ class Snapshot:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close(saved=kind is None)
 
     def rows(self, partitions: Iterable[int] = range(PARTITIONS)) -> Iterator[pa.RecordBatch]:
-        """Rows as `Table.export` gives them, small partitions together; each partition can be read once."""
+        """Rows as `Table.export` gives them, small partitions together; each partition can be read
+        once.
+        """
         waiting: list[Mapping[str, NDArray[Any]]] = []
         numbers: list[NDArray[np.uint8]] = []
         held = 0
@@ -57,16 +75,22 @@ class Snapshot:
                 held += n
             if held >= BATCH_ROWS:
                 yield _together(numbers, waiting, self._state_width)
-                waiting, numbers, held = [], [], 0
+                waiting = []
+                numbers = []
+                held = 0
         if waiting:
             yield _together(numbers, waiting, self._state_width)
 
     def removed(self, partitions: Iterable[int] = range(PARTITIONS)) -> Iterator[pa.RecordBatch]:
-        """Tombstones: partition, id of rows that went since the last snapshot; `rows` may hold some of them anew."""
+        """Tombstones: partition, id of rows that went since the last snapshot; `rows` may hold some
+        of them anew.
+        """
         for partition in partitions:
             ids = self._native.snapshot_removed(partition)
             if len(ids):
-                yield pa.record_batch({"partition": _number(partition, len(ids)), "id": pa.array(ids)})
+                yield pa.record_batch(
+                    {"partition": _number(partition, len(ids)), "id": pa.array(ids)}
+                )
 
     def candidates(self) -> Iterator[pa.RecordBatch]:
         """Admission's memory of that moment, as `Table.candidates` gives it."""
@@ -75,8 +99,11 @@ class Snapshot:
             yield from candidate_batch(partition, known, self._native.snapshot_sketch(partition))
 
     def close(self, saved: bool) -> None:
-        """End the snapshot. Not `saved`: what it held as changed counts as changed still. Closing again does nothing."""
-        native, self._native = self._native, None
+        """End the snapshot. Not `saved`: what it held as changed counts as changed still. Closing
+        again does nothing.
+        """
+        native = self._native
+        self._native = None
         if native is not None:
             native.end_snapshot(saved)
 
@@ -90,14 +117,20 @@ def _together(
     return row_batch(np.concatenate(numbers), rows, state_width)
 
 
-def row_batch(partitions: NDArray[np.uint8], rows: Mapping[str, NDArray[Any]], state_width: int) -> pa.RecordBatch:
+def row_batch(
+    partitions: NDArray[np.uint8], rows: Mapping[str, NDArray[Any]], state_width: int
+) -> pa.RecordBatch:
     """Rows from flat arrays; `partitions` [n]."""
     n = len(rows["id"])
     columns = {"partition": pa.array(partitions), "id": pa.array(rows["id"])}
-    columns["value"] = pa.FixedSizeListArray.from_arrays(pa.array(rows["value"]), len(rows["value"]) // n)
+    columns["value"] = pa.FixedSizeListArray.from_arrays(
+        pa.array(rows["value"]), len(rows["value"]) // n
+    )
     if state_width:
         columns["state"] = pa.FixedSizeListArray.from_arrays(pa.array(rows["state"]), state_width)
-    columns |= {name: pa.array(rows[name], kind) for name, kind in COLUMN_TYPES.items() if name in rows}
+    columns |= {
+        name: pa.array(rows[name], kind) for name, kind in COLUMN_TYPES.items() if name in rows
+    }
     return pa.record_batch(columns)
 
 
@@ -115,7 +148,11 @@ def candidate_batch(
 ) -> Iterator[pa.RecordBatch]:
     """Candidates of one partition, or the counters of its sketch, as one batch if there are any."""
     if len(sketch):
-        known = {"id": np.arange(len(sketch)), "count": sketch, "last_seen": np.zeros(len(sketch), np.int64)}
+        known = {
+            "id": np.arange(len(sketch)),
+            "count": sketch,
+            "last_seen": np.zeros(len(sketch), np.int64),
+        }
     if len(known["id"]):
         columns = {name: pa.array(known[name]) for name in ("id", "count", "last_seen")}
         yield pa.record_batch({"partition": _number(partition, len(known["id"])), **columns})

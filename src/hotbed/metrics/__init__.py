@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metrics of ranking models: clear, update batch by batch, eval.
 
-    metric = AUC()
-    metric.update(prediction, label)     # NumPy arrays or tensors [n]; weight= and group= where they apply
-    metric.eval()                        # a float
+    metric = AUC() metric.update(prediction, label)     # NumPy arrays or tensors [n]; weight= and
+    group= where they apply metric.eval()                        # a float
 
-Predictions are probabilities; AUC, GAUC, HitRate and NDCG take any score. Labels above 0.5 are positive. A metric that
-is undefined for what it saw (one class only, no samples, no group) is nan and warns, saying why.
+Predictions are probabilities; AUC, GAUC, HitRate and NDCG take any score. Labels above 0.5 are
+positive. A metric that is undefined for what it saw (one class only, no samples, no group) is nan
+and warns, saying why.
 
-`state()` gives what a metric has seen, as JSON values and NumPy arrays, and `load_state` takes it: checkpoints hold the
-windows of a stream. `bounded(metric)` is a metric like it for a stream that never ends.
+`state()` gives what a metric has seen, as JSON values and NumPy arrays, and `load_state` takes it:
+checkpoints hold the windows of a stream. `bounded(metric)` is a metric like it for a stream that
+never ends.
 """
 
 from __future__ import annotations
@@ -33,9 +34,21 @@ from hotbed.metrics.ranking import GAUC, NDCG, HitRate
 from hotbed.metrics.windows import Windowed, bounded
 
 __all__ = [
-    "AUC", "GAUC", "NDCG", "Accuracy", "Calibration", "HitRate", "LogLoss", "Metric", "NormalizedEntropy", "Precision",
-    "Recall", "Windowed", "bounded", "get_metric",
-]  # fmt: skip
+    "AUC",
+    "GAUC",
+    "NDCG",
+    "Accuracy",
+    "Calibration",
+    "HitRate",
+    "LogLoss",
+    "Metric",
+    "NormalizedEntropy",
+    "Precision",
+    "Recall",
+    "Windowed",
+    "bounded",
+    "get_metric",
+]
 
 
 def __dir__() -> list[str]:
@@ -46,8 +59,8 @@ def get_metric(spec: str | Mapping[str, Any], path: str = "metric") -> Metric:
     """Build a metric from its name, or from its kind and keywords as in a job.
 
     Names: auc, gauc, log_loss, normalized_entropy, calibration, accuracy, precision, recall,
-    hit_rate, ndcg. "gauc@user" ranks within the groups of Id column `user`, as do "hit_rate@user" and
-    "ndcg@user". Raises ConfigError that starts with `path`.
+    hit_rate, ndcg. "gauc@user" ranks within the groups of Id column `user`, as do "hit_rate@user"
+    and "ndcg@user". Raises ConfigError that starts with `path`.
     """
     keys = {"kind": spec} if isinstance(spec, str) else spec
     kind, at, group = str(keys.get("kind", "") if isinstance(keys, Mapping) else "").partition("@")
@@ -58,5 +71,7 @@ def get_metric(spec: str | Mapping[str, Any], path: str = "metric") -> Metric:
         kinds = config.kinds(Metric).items()
         names = [kind for kind, cls in kinds if "group" in config.parameters(cls)]
         choices = ", ".join(f"{kind}@{group or 'user'}" for kind in sorted(names))
-        raise ConfigError(f"{path}: not a metric within groups — received {keys['kind']!r} — use one of {choices}")
+        raise ConfigError(
+            f"{path}: not a metric within groups — received {keys['kind']!r} — use one of {choices}"
+        )
     return cast(Metric, config.build({**keys, "kind": kind, "group": group}, Metric, path))

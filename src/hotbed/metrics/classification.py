@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics of predicted probabilities: AUC, log loss, normalized entropy, calibration, shares at a threshold."""
+"""Metrics of predicted probabilities: AUC, log loss, normalized entropy, calibration, shares at a
+threshold.
+"""
 
 from __future__ import annotations
 
@@ -20,27 +22,32 @@ from hotbed.metrics.score_counts import area_under, count_scores, join_counts
 
 @config.described
 class AUC(Metric):
-    """Area under the ROC curve: the probability that a positive outranks a negative; ties count one half.
+    """Area under the ROC curve: the probability that a positive outranks a negative; ties count one
+        half.
 
     Args:
         bins: None keeps all samples and is exact. With a number, memory grows only with the
-            logarithm of the number of samples: blocks of `max(exact, bins)` samples are counted in at
-            most twice so many bins of equal mass, and equally many blocks are joined two by two.
+            logarithm of the number of samples: blocks of `max(exact, bins)` samples are counted in
+            at most twice so many bins of equal mass, and equally many blocks are joined two by two.
             Bins follow the scores, so it does not matter how close together they lie, or how they
             drift. Any score will do.
         exact: with bins, the AUC of up to so many samples is exact.
 
     With bins, the error is below `8 * doublings / bins` for any order of any scores; `doublings` is
     the binary logarithm of the number of blocks. It is 0 where there are at most `bins` different
-    scores. Measured with 8,192 bins and 1,000,000 samples: below 1e-6 where the scores come from one
-    distribution, about 1e-5 where they drift by thousands of their own width.
+    scores. Measured with 8,192 bins and 1,000,000 samples: below 1e-6 where the scores come from
+    one distribution, about 1e-5 where they drift by thousands of their own width.
     """
 
     def __init__(self, bins: int | None = None, exact: int = 0) -> None:
         if bins is not None and bins < 2:
-            raise ConfigError(f"AUC.bins: too few — received {bins} — give None (exact) or a number such as 8192")
+            raise ConfigError(
+                f"AUC.bins: too few — received {bins} — give None (exact) or a number such as 8192"
+            )
         if exact < 0:
-            raise ConfigError(f"AUC.exact: a number of samples — received {exact} — give one from 0 on")
+            raise ConfigError(
+                f"AUC.exact: a number of samples — received {exact} — give one from 0 on"
+            )
         self.bins = bins
         self.exact = exact
         super().__init__()
@@ -85,9 +92,9 @@ class AUC(Metric):
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state`.
 
-        It also takes the state of an AUC with another number of bins, which the bins of this one then
-        replace, and the states of 0.1.0's first builds. Raises ConfigError for a state in bins where
-        this AUC keeps all samples.
+        It also takes the state of an AUC with another number of bins, which the bins of this one
+        then replace, and the states of 0.1.0's first builds. Raises ConfigError for a state in bins
+        where this AUC keeps all samples.
         """
         self.clear()
         if "bins" in state and self.bins is None:
@@ -120,7 +127,9 @@ class AUC(Metric):
             codes = np.zeros(len(samples.label), np.int64)
             area, negatives, positives = (float(sums[0]) for sums in pair_areas(samples, codes, 1))
         if not (negatives > 0 and positives > 0):
-            return self._undefined(f"it needs both classes, it saw {positives:g} positive, {negatives:g} negative")
+            return self._undefined(
+                f"it needs both classes, it saw {positives:g} positive, {negatives:g} negative"
+            )
         return float(area / (positives * negatives))
 
     def _count(self, counts: Array) -> None:
@@ -160,7 +169,8 @@ class LogLoss(SumsMetric):
 
 @config.described
 class NormalizedEntropy(SumsMetric):
-    """Log loss divided by that of always predicting the mean label: below 1 is better than knowing only the mean.
+    """Log loss divided by that of always predicting the mean label: below 1 is better than knowing
+        only the mean.
 
     Source: He et al., "Practical Lessons from Predicting Clicks on Ads at Facebook", ADKDD 2014.
     """
@@ -176,7 +186,9 @@ class NormalizedEntropy(SumsMetric):
         """A number from 0 on; nan where one class is missing."""
         entropy, weight, positives = self._sums
         if not 0 < positives < weight:
-            return self._undefined(f"it needs both classes, it saw {positives:g} positive of {weight:g}")
+            return self._undefined(
+                f"it needs both classes, it saw {positives:g} positive of {weight:g}"
+            )
         rate = positives / weight
         return float(entropy / weight / -(rate * math.log(rate) + (1 - rate) * math.log(1 - rate)))
 
@@ -186,12 +198,18 @@ class Calibration(SumsMetric):
     """Mean prediction divided by mean label: 1 is calibrated, above 1 predicts too much."""
 
     def _summands(self, samples: Samples) -> tuple[float, float, float]:
-        return float(samples.prediction @ samples.weight), float(samples.label @ samples.weight), 0.0
+        return (
+            float(samples.prediction @ samples.weight),
+            float(samples.label @ samples.weight),
+            0.0,
+        )
 
     def eval(self) -> float:
         """A number from 0 on; nan without positive labels."""
         predicted, observed, _ = self._sums
-        return float(predicted / observed) if observed > 0 else self._undefined("no positive labels")
+        return (
+            float(predicted / observed) if observed > 0 else self._undefined("no positive labels")
+        )
 
 
 class _Thresholded(SumsMetric):
@@ -209,7 +227,11 @@ class _Thresholded(SumsMetric):
     def eval(self) -> float:
         """A number in [0, 1]; nan where nothing is there to divide by."""
         hit, of, _ = self._sums
-        return float(hit / of) if of > 0 else self._undefined(f"no samples to divide by at threshold {self.threshold}")
+        return (
+            float(hit / of)
+            if of > 0
+            else self._undefined(f"no samples to divide by at threshold {self.threshold}")
+        )
 
     @abstractmethod
     def _ratio(self, chosen: Array, positive: Array) -> tuple[Array, Array]:
@@ -218,7 +240,9 @@ class _Thresholded(SumsMetric):
 
 @config.described
 class Accuracy(_Thresholded):
-    """Share of samples on the right side of `threshold` (prediction >= threshold reads as positive)."""
+    """Share of samples on the right side of `threshold` (prediction >= threshold reads as
+    positive).
+    """
 
     def _ratio(self, chosen: Array, positive: Array) -> tuple[Array, Array]:
         return chosen == positive, np.ones_like(chosen)
@@ -240,7 +264,7 @@ class Recall(_Thresholded):
         return chosen & positive, positive
 
 
-# --- arithmetic -----------------------------------------------------------------------------------------------------
+# --- arithmetic -----------------------------------------------------------------------------------
 
 
 def _entropy_sums(metric: str, samples: Samples, eps: float) -> tuple[float, float, float]:
@@ -248,15 +272,22 @@ def _entropy_sums(metric: str, samples: Samples, eps: float) -> tuple[float, flo
     labels = samples.label
     if len(labels) and not (labels.min() >= 0.0 and labels.max() <= 1.0):
         raise DataError(
-            f"{metric}: labels lie outside 0 to 1, got {labels.min():g} to {labels.max():g}. Give 0 and 1, or "
+            f"{metric}: labels lie outside 0 to 1, got {labels.min():g} to {labels.max():g}. Give "
+            "0 and 1, or "
             "probabilities."
         )
     p = np.clip(samples.prediction, eps, 1.0 - eps)
     entropy = -(samples.label * np.log(p) + (1.0 - samples.label) * np.log1p(-p))
-    return float(entropy @ samples.weight), float(samples.weight.sum()), float(samples.label @ samples.weight)
+    return (
+        float(entropy @ samples.weight),
+        float(samples.weight.sum()),
+        float(samples.label @ samples.weight),
+    )
 
 
 def _probabilities(metric: str, prediction: Array) -> None:
     if len(prediction) and not (prediction.min() >= 0.0 and prediction.max() <= 1.0):
-        raise DataError(f"{metric}: predictions are no probabilities — received {prediction.min():g} to "
-                        f"{prediction.max():g} — give sigmoid(logits)")  # fmt: skip
+        raise DataError(
+            f"{metric}: predictions are no probabilities — received {prediction.min():g} to "
+            f"{prediction.max():g} — give sigmoid(logits)"
+        )

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""History: what happened in training, in bounded memory. It is a callback that looks on; the report draws it."""
+"""History: what happened in training, in bounded memory. It is a callback that looks on; the report
+draws it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ WALL = ("seconds", "samples_per_second")
 
 @dataclass
 class Point:
-    """State of training at one moment; `window` holds metrics since the last window, `tables` their statistics.
+    """State of training at one moment; `window` holds metrics since the last window, `tables` their
+    statistics.
 
     `seconds`: since training began, or since the restart before it.
     """
@@ -38,7 +41,8 @@ class Point:
 
 
 class ReliabilityWatch:
-    """Keeps a `Reliability` of each label, by name, while an observer predicts probabilities; a callback that looks on.
+    """Keeps a `Reliability` of each label, by name, while an observer predicts probabilities; a
+    callback that looks on.
 
     A single label has the name "".
     """
@@ -75,15 +79,18 @@ class ReliabilityWatch:
 
 
 class History:
-    """What happened: `epochs` holds one dict an epoch, `points` at most 512 moments, thinned evenly as they grow.
+    """What happened: `epochs` holds one dict an epoch, `points` at most 512 moments, thinned evenly
+    as
+        they grow.
 
-    The first points are `every_steps` apart; the distance doubles whenever 512 are reached, so that a stream without
-    end needs bounded memory. Windows of progressive metrics hold at least `window_samples`, and about a sixtieth of a
-    stream of known length. Where the callback `Windows` cuts the stream, `windows` holds its windows, and `compared`
-    those of its baseline; add others by name, and they are drawn beside them. `reliability` holds a
-    `hotbed.metrics.reliability.Reliability` of the predictions before learning ("") and of the last validation
-    ("valid"), followed by the label's name where there are several. `fit` and `online_train` return the history, and
-    the report draws it.
+    The first points are `every_steps` apart; the distance doubles whenever 512 are reached, so that
+    a stream without end needs bounded memory. Windows of progressive metrics hold at least
+    `window_samples`, and about a sixtieth of a stream of known length. Where the callback `Windows`
+    cuts the stream, `windows` holds its windows, and `compared` those of its baseline; add others
+    by name, and they are drawn beside them. `reliability` holds a
+    `hotbed.metrics.reliability.Reliability` of the predictions before learning ("") and of the last
+    validation ("valid"), followed by the label's name where there are several. `fit` and
+    `online_train` return the history, and the report draws it.
     """
 
     def __init__(self, every_steps: int = 1, window_samples: int = 1000) -> None:
@@ -96,10 +103,14 @@ class History:
         self._watch = ReliabilityWatch()
         self._label_sum: Any = 0.0
         self._labels = 0
-        self._every, self._steps = max(1, every_steps), 0
-        self._window_samples, self._window_began = window_samples, 0
+        self._every = max(1, every_steps)
+        self._steps = 0
+        self._window_samples = window_samples
+        self._window_began = 0
         self._sum: Any = 0.0  # a tensor while steps are added: no wait for the device
-        self._epoch_sum, self._epoch_steps, self._epoch_began = 0.0, 0, (0.0, 0)
+        self._epoch_sum = 0.0
+        self._epoch_steps = 0
+        self._epoch_began = (0.0, 0)
         self._ended = False
         self._whole_epochs = 0  # rows of `epochs` that are no mere look at a stream
 
@@ -126,7 +137,8 @@ class History:
 
     def on_step_end(self, run: Any) -> None:
         if run.loss is not None:
-            self._sum, self._steps = self._sum + run.loss.detach(), self._steps + 1
+            self._sum = self._sum + run.loss.detach()
+            self._steps = self._steps + 1
         if run.example is not None and hasattr(run.example.labels, "sum"):
             self._label_sum = self._label_sum + run.example.labels.sum()
             self._labels += run.example.num_samples
@@ -139,7 +151,11 @@ class History:
             self.compared |= run.windows.baselines
         if run.online:  # only a look: a stream that is stopped here goes on as if it had not been
             if self._steps:
-                self.points.append(self._point(run, dict(run.observer.window()) if run.observer is not None else {}))
+                self.points.append(
+                    self._point(
+                        run, dict(run.observer.window()) if run.observer is not None else {}
+                    )
+                )
                 self._ended = True
         else:
             if self._steps:
@@ -166,18 +182,24 @@ class History:
 
     @property
     def mean_label(self) -> float:
-        """Mean of the labels since training began, or since the restart before it; nan for several labels or none."""
+        """Mean of the labels since training began, or since the restart before it; nan for several
+        labels or none.
+        """
         return float(self._label_sum) / self._labels if self._labels else math.nan
 
     def state(self) -> dict[str, Any]:
-        """Points and sums, as JSON values and NumPy arrays; `wall_…` is what no content digest covers."""
+        """Points and sums, as JSON values and NumPy arrays; `wall_…` is what no content digest
+        covers.
+        """
         points = self.points[:-1] if self._ended else self.points
         numbers = [[p.step, p.epoch, p.samples, p.time is not None, p.time or 0] for p in points]
         epochs = self.epochs[: self._whole_epochs]
         wall = [{key: row[key] for key in WALL if key in row} for row in epochs]
         return {
             "epoch": np.array([self._epoch_sum, self._epoch_steps], np.float64),
-            "epochs": columns([{key: row[key] for key in row if key not in WALL} for row in epochs]),
+            "epochs": columns(
+                [{key: row[key] for key in row if key not in WALL} for row in epochs]
+            ),
             "wall_epochs": columns(wall),
             "every": self._every,
             "steps": self._steps,
@@ -193,12 +215,11 @@ class History:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` gave."""
-        self._every, self._steps, self._sum = (
-            int(state["every"]),
-            int(state["steps"]),
-            float(np.asarray(state["sum"])[0]),
-        )
-        self._window_began, self._ended = int(state["window_began"]), False
+        self._every = int(state["every"])
+        self._steps = int(state["steps"])
+        self._sum = float(np.asarray(state["sum"])[0])
+        self._window_began = int(state["window_began"])
+        self._ended = False
         if "epoch" in state:  # absent from states of earlier builds
             epoch_sum, epoch_steps = np.asarray(state["epoch"]).tolist()
             self._epoch_sum = epoch_sum
@@ -207,7 +228,9 @@ class History:
             self.epochs = [row | wall for row, wall in pairs]
             self._whole_epochs = len(self.epochs)
         self._watch.load_state(state.get("reliability", {}))
-        columns_ = (np.asarray(state[name]).tolist() for name in ("numbers", "loss", "wall_seconds"))
+        columns_ = (
+            np.asarray(state[name]).tolist() for name in ("numbers", "loss", "wall_seconds")
+        )
         rows = zip(*columns_, rows_of(state["windows"]), tables_of(state["tables"]), strict=True)
         self.points = [
             Point(step, epoch, samples, seconds, when if timed else None, loss, window, tables)
@@ -216,8 +239,10 @@ class History:
 
     def _record(self, run: Any) -> None:
         self.points.append(self._point(run, self._roll(run)))
-        self._epoch_sum, self._epoch_steps = self._epoch_sum + float(self._sum), self._epoch_steps + self._steps
-        self._sum, self._steps = 0.0, 0
+        self._epoch_sum = self._epoch_sum + float(self._sum)
+        self._epoch_steps = self._epoch_steps + self._steps
+        self._sum = 0.0
+        self._steps = 0
         if len(self.points) >= MAX_POINTS:  # windows grow with the distance of points
             self.points = _halve(self.points)
             self._every *= 2
@@ -225,12 +250,16 @@ class History:
     def _point(self, run: Any, window: dict[str, float]) -> Point:
         loss = float(self._sum) / self._steps if self._steps else float("nan")
         seconds = time.perf_counter() - run.began
-        return Point(run.step, run.epoch, run.samples, seconds, run.now, loss, window, statistics(run))
+        return Point(
+            run.step, run.epoch, run.samples, seconds, run.now, loss, window, statistics(run)
+        )
 
     def _roll(self, run: Any) -> dict[str, float]:
         roll = getattr(run.observer, "roll", None)
         held = run.samples - self._window_began
-        wanted = max(self._window_samples, run.samples // max(run.step, 1) * (run.total_steps or 0) // 60)
+        wanted = max(
+            self._window_samples, run.samples // max(run.step, 1) * (run.total_steps or 0) // 60
+        )
         if roll is None or held < wanted:
             return {}
         self._window_began = run.samples
@@ -241,7 +270,9 @@ class History:
 
 
 def _halve(points: list[Point]) -> list[Point]:
-    """Every second point; the loss of the one before is averaged into it, and its window kept where it has none."""
+    """Every second point; the loss of the one before is averaged into it, and its window kept where
+    it has none.
+    """
     for before, kept in zip(points[::2], points[1::2], strict=False):
         kept.loss = (before.loss + kept.loss) / 2
         kept.window = kept.window or before.window

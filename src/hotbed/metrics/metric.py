@@ -20,7 +20,9 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Samples:
-    """Checked inputs of one update, [n] each: float64 prediction, label and weight; group codes or None."""
+    """Checked inputs of one update, [n] each: float64 prediction, label and weight; group codes or
+    None.
+    """
 
     prediction: Array
     label: Array
@@ -43,23 +45,34 @@ class Samples:
         )
 
     def state(self) -> dict[str, Any]:
-        """NumPy arrays and, for groups that are texts, a list; `from_state` gives these samples back."""
-        group = self.group if self.group is None or self.group.dtype.kind in "iufb" else self.group.tolist()
+        """NumPy arrays and, for groups that are texts, a list; `from_state` gives these samples
+        back.
+        """
+        group = (
+            self.group
+            if self.group is None or self.group.dtype.kind in "iufb"
+            else self.group.tolist()
+        )
         state = {"prediction": self.prediction, "label": self.label, "weight": self.weight}
         return state if group is None else {**state, "group": group}
 
     @staticmethod
     def from_state(state: Mapping[str, Any]) -> Samples:
         """The samples that `state` described."""
-        prediction, label, weight = (np.asarray(state[name], np.float64) for name in ("prediction", "label", "weight"))
-        return Samples(prediction, label, weight, np.asarray(state["group"]) if "group" in state else None)
+        prediction, label, weight = (
+            np.asarray(state[name], np.float64) for name in ("prediction", "label", "weight")
+        )
+        return Samples(
+            prediction, label, weight, np.asarray(state["group"]) if "group" in state else None
+        )
 
 
 class Metric(ABC):
-    """Base of the metrics. The verbs `clear`, `update` and `eval` are those of `mindspore.train.Metric`.
+    """Base of the metrics. The verbs `clear`, `update` and `eval` are those of
+    `mindspore.train.Metric`.
 
-    A metric of your own defines `clear`, `add`, `eval`, `state` and `load_state`; `update` checks its
-    inputs and calls `add`. docs/extending.md has a whole example.
+    A metric of your own defines `clear`, `add`, `eval`, `state` and `load_state`; `update` checks
+    its inputs and calls `add`. docs/extending.md has a whole example.
     """
 
     needs_group = False
@@ -83,34 +96,43 @@ class Metric(ABC):
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """What it has seen, as JSON values and NumPy arrays: after `load_state`, it goes on to the same bits."""
+        """What it has seen, as JSON values and NumPy arrays: after `load_state`, it goes on to the
+        same bits.
+        """
 
     @abstractmethod
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Take what `state` of a metric with the same settings gave, in place of what it has seen."""
 
     def update(self, *inputs: Any, weight: Any = None, group: Any = None) -> None:
-        """Take a batch: prediction [n], label [n], then weight [n] and group [n] by position or by name.
+        """Take a batch: prediction [n], label [n], then weight [n] and group [n] by position or by
+            name.
 
-        Arrays are NumPy's or tensors; [n, 1] is read as [n]. `group` holds integers or strings (for example user ids).
-        After `set_indexes` the inputs may be more and in another order. Raises DataError for lengths that differ, for
-        nan, for negative weights, and where a metric within groups gets no group.
+        Arrays are NumPy's or tensors; [n, 1] is read as [n]. `group` holds integers or strings (for
+        example user ids). After `set_indexes` the inputs may be more and in another order. Raises
+        DataError for lengths that differ, for nan, for negative weights, and where a metric within
+        groups gets no group.
         """
         if self._indexes is not None:
             if max(self._indexes) >= len(inputs):
-                raise DataError(f"{self._name}: set_indexes asks for input {max(self._indexes)} — "
-                                f"received {len(inputs)} inputs — give indexes below their number")  # fmt: skip
+                raise DataError(
+                    f"{self._name}: set_indexes asks for input {max(self._indexes)} — "
+                    f"received {len(inputs)} inputs — give indexes below their number"
+                )
             inputs = tuple(inputs[index] for index in self._indexes)
         if not 2 <= len(inputs) <= 4:
-            raise DataError(f"{self._name}: update takes prediction, label, weight, group — received "
-                            f"{len(inputs)} inputs — choose them with set_indexes")  # fmt: skip
+            raise DataError(
+                f"{self._name}: update takes prediction, label, weight, group — received "
+                f"{len(inputs)} inputs — choose them with set_indexes"
+            )
         prediction, label, *rest = inputs
         weight = rest[0] if rest else weight
         group = rest[1] if len(rest) > 1 else group
         samples = _checked(self._name, prediction, label, weight, group)
         if self.needs_group and samples.group is None and len(samples.label):
             raise DataError(
-                f"{self._name}: it ranks within groups — received {len(samples.label)} samples without "
+                f"{self._name}: it ranks within groups — received {len(samples.label)} samples "
+                "without "
                 "group — pass group=, for example user ids"
             )
         self.add(samples)
@@ -121,7 +143,8 @@ class Metric(ABC):
         return self._indexes
 
     def set_indexes(self, indexes: Sequence[int] | None) -> Metric:
-        """Choose which inputs of `update` are prediction, label, weight and group; None = as they come; returns self.
+        """Choose which inputs of `update` are prediction, label, weight and group; None = as they
+        come; returns self.
 
         As in MindSpore: a list of integers from 0 on; the same input may be chosen twice.
         """
@@ -129,10 +152,14 @@ class Metric(ABC):
             self._indexes = None
             return self
         if not all(isinstance(index, int) for index in indexes):
-            raise ConfigError(f"indexes: integers needed — received {indexes!r} — give positions such as [2, 0]")
+            raise ConfigError(
+                f"indexes: integers needed — received {indexes!r} — give positions such as [2, 0]"
+            )
         if not 2 <= len(indexes) <= 4 or any(index < 0 for index in indexes):
-            raise ConfigError(f"indexes: 2 to 4 positions needed — received {list(indexes)} — give those of "
-                              "prediction and label (weight, group)")  # fmt: skip
+            raise ConfigError(
+                f"indexes: 2 to 4 positions needed — received {list(indexes)} — give those of "
+                "prediction and label (weight, group)"
+            )
         self._indexes = list(indexes)
         return self
 
@@ -141,7 +168,9 @@ class Metric(ABC):
         return type(self).__name__
 
     def _undefined(self, why: str) -> float:
-        warnings.warn(f"{self._name} is undefined and reads nan: {why}", RuntimeWarning, stacklevel=3)
+        warnings.warn(
+            f"{self._name} is undefined and reads nan: {why}", RuntimeWarning, stacklevel=3
+        )
         return math.nan
 
 
@@ -186,21 +215,32 @@ class SumsMetric(Metric):
 
 
 def _checked(metric: str, prediction: Any, label: Any, weight: Any, group: Any) -> Samples:
-    scores, labels = _floats(prediction), _floats(label)
+    scores = _floats(prediction)
+    labels = _floats(label)
     weights = np.ones(len(labels)) if weight is None else _floats(weight)
     groups = (
-        None if group is None else np.asarray(group.detach().cpu() if hasattr(group, "detach") else group).reshape(-1)
+        None
+        if group is None
+        else np.asarray(group.detach().cpu() if hasattr(group, "detach") else group).reshape(-1)
     )
     sizes = [len(scores), len(labels), len(weights), len(labels) if groups is None else len(groups)]
     if len(set(sizes)) > 1:
-        raise DataError(f"{metric}: inputs differ in length — received prediction, label, weight, group of {sizes} — "
-                        "give one of each a sample")  # fmt: skip
+        raise DataError(
+            f"{metric}: inputs differ in length — received prediction, label, weight, group of "
+            f"{sizes} — "
+            "give one of each a sample"
+        )
     for what, values in (("prediction", scores), ("label", labels), ("weight", weights)):
         if np.isnan(values).any():
-            raise DataError(f"{metric}: {what} is nan — received nan at sample {int(np.isnan(values).argmax())} — "
-                            "check the model and the data")  # fmt: skip
+            raise DataError(
+                f"{metric}: {what} is nan — received nan at sample "
+                f"{int(np.isnan(values).argmax())} — "
+                "check the model and the data"
+            )
     if (weights < 0).any():
-        raise DataError(f"{metric}: weight below 0 — received {weights.min()} — give weights from 0 on")
+        raise DataError(
+            f"{metric}: weight below 0 — received {weights.min()} — give weights from 0 on"
+        )
     return Samples(scores, labels, weights, groups)
 
 
@@ -210,13 +250,16 @@ def _floats(values: Any) -> Array:
     return np.asarray(values, dtype=np.float64).reshape(-1)
 
 
-# --- what several metrics share -----------------------------------------------------------------------------------------
+# --- what several metrics share -------------------------------------------------------------------
 
 
 def pair_areas(samples: Samples, codes: Array, num_groups: int) -> tuple[Array, Array, Array]:
-    """By group: weight of (negative, positive) pairs in order plus half of the ties, of negatives, of positives."""
+    """By group: weight of (negative, positive) pairs in order plus half of the ties, of negatives,
+    of positives.
+    """
     order = np.lexsort((samples.prediction, codes))
-    codes, score = codes[order], samples.prediction[order]
+    codes = codes[order]
+    score = samples.prediction[order]
     positive = samples.label[order] > 0.5
     weight = samples.weight[order]
     tie = np.cumsum(starts(codes) | starts(score)) - 1

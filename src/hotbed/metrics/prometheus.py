@@ -13,24 +13,29 @@ from hotbed.metrics.readings import Reading
 class Endpoint:
     """Serves the newest `readings` at http://host:port/metrics, from a thread of its own.
 
-    `port` 0 takes a free one; `self.port` is the one in use. Raises MissingExtra without prometheus-client, ConfigError
-    where the port is taken.
+    `port` 0 takes a free one; `self.port` is the one in use. Raises MissingExtra without
+    prometheus-client, ConfigError where the port is taken.
     """
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
         try:
             from prometheus_client import CollectorRegistry, core, start_http_server
         except ImportError as error:
-            raise MissingExtra("Prometheus needs prometheus-client — it is not installed — "
-                               "pip install hotbed[prometheus]") from error  # fmt: skip
-        self._families, self._readings = core, tuple[Reading, ...]()
+            raise MissingExtra(
+                "Prometheus needs prometheus-client — it is not installed — "
+                "pip install hotbed[prometheus]"
+            ) from error
+        self._families = core
+        self._readings = tuple[Reading, ...]()
         registry = CollectorRegistry()
         registry.register(self)
         try:
             self._server, self._thread = start_http_server(port, host, registry)
         except OSError as error:
-            raise ConfigError(f"Prometheus.port: cannot listen — received {host}:{port}, {error.strerror} — "
-                              "give a free port, or 0") from error  # fmt: skip
+            raise ConfigError(
+                f"Prometheus.port: cannot listen — received {host}:{port}, {error.strerror} — "
+                "give a free port, or 0"
+            ) from error
         self.port: int = self._server.server_port
 
     def show(self, readings: Iterable[Reading]) -> None:
@@ -45,8 +50,12 @@ class Endpoint:
             if reading.name not in families:
                 kind = "CounterMetricFamily" if reading.total else "GaugeMetricFamily"
                 text = reading.name.replace("_", " ")
-                families[reading.name] = getattr(self._families, kind)(f"hotbed_{reading.name}", text, labels=labels)
-            families[reading.name].add_metric([reading.labels[label] for label in labels], reading.value)
+                families[reading.name] = getattr(self._families, kind)(
+                    f"hotbed_{reading.name}", text, labels=labels
+                )
+            families[reading.name].add_metric(
+                [reading.labels[label] for label in labels], reading.value
+            )
         yield from families.values()
 
     def close(self) -> None:

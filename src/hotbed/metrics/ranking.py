@@ -25,11 +25,13 @@ class GroupMetric(StoredMetric):
 
 @config.described
 class GAUC(GroupMetric):
-    """AUC within each group (for example a user), averaged with the groups' weights; one-class groups are left out.
+    """AUC within each group (for example a user), averaged with the groups' weights; one-class
+    groups are left out.
 
     The weight of a group is the sum of its samples' weights.
 
-    `group`: the Id column (one id a sample) that RecModel groups by; "gauc@user" as a name says the same.
+    `group`: the Id column (one id a sample) that RecModel groups by; "gauc@user" as a name says the
+    same.
 
     Source: Zhu et al., "Optimized Cost per Click in Taobao Display Advertising", KDD 2017.
     """
@@ -52,14 +54,16 @@ class GAUC(GroupMetric):
 
 @config.described
 class HitRate(GroupMetric):
-    """Share of groups with a positive label among their k highest predictions, of the groups that have a positive.
+    """Share of groups with a positive label among their k highest predictions, of the groups that
+    have a positive.
 
-    A group counts with the mean weight of its samples; samples of weight 0 are left out. Among equal
-    predictions negatives come first, so that a constant prediction earns nothing by luck.
+    A group counts with the mean weight of its samples; samples of weight 0 are left out. Among
+    equal predictions negatives come first, so that a constant prediction earns nothing by luck.
     """
 
     def __init__(self, k: int = 10, group: str | None = None) -> None:
-        self.k, self.group = at_least_one("HitRate.k", k), group
+        self.k = at_least_one("HitRate.k", k)
+        self.group = group
         super().__init__()
 
     def eval(self) -> float:
@@ -86,17 +90,22 @@ class NDCG(GroupMetric):
         k: only the k highest predictions of a group count; None = all.
         gain: "linear" (the label) or "exponential" (2^label - 1).
 
-    Equal predictions share the mean of their discounts. Source: Järvelin and Kekäläinen, "Cumulated Gain-Based
-    Evaluation of IR Techniques", TOIS 2002.
+    Equal predictions share the mean of their discounts. Source: Järvelin and Kekäläinen, "Cumulated
+    Gain-Based Evaluation of IR Techniques", TOIS 2002.
     """
 
     def __init__(
-        self, k: int | None = 10, gain: Literal["linear", "exponential"] = "linear", group: str | None = None
+        self,
+        k: int | None = 10,
+        gain: Literal["linear", "exponential"] = "linear",
+        group: str | None = None,
     ) -> None:
         self.group = group
         self.k = None if k is None else at_least_one("NDCG.k", k)
         if gain not in ("linear", "exponential"):
-            raise ConfigError(f"NDCG.gain: unknown — received {gain!r} — give 'linear' or 'exponential'")
+            raise ConfigError(
+                f"NDCG.gain: unknown — received {gain!r} — give 'linear' or 'exponential'"
+            )
         self.gain = gain
         super().__init__()
 
@@ -105,7 +114,9 @@ class NDCG(GroupMetric):
         samples = _weighted(self._all())
         codes, num_groups = _groups(samples)
         gains = samples.label if self.gain == "linear" else np.exp2(samples.label) - 1.0
-        reached, best = (self._dcg(codes, score, gains, num_groups) for score in (samples.prediction, gains))
+        reached, best = (
+            self._dcg(codes, score, gains, num_groups) for score in (samples.prediction, gains)
+        )
         eligible = best > 0
         if not eligible.any():
             return self._undefined(f"none of {num_groups} groups has a positive gain")
@@ -114,7 +125,9 @@ class NDCG(GroupMetric):
 
     def _dcg(self, codes: Array, score: Array, gains: Array, num_groups: int) -> Array:
         order = np.lexsort((-score, codes))
-        codes, score, gains = codes[order], score[order], gains[order]
+        codes = codes[order]
+        score = score[order]
+        gains = gains[order]
         rank = ranks(codes)
         discount = np.where(rank < (self.k or len(rank) + 1), 1.0 / np.log2(rank + 2.0), 0.0)
         tie = np.cumsum(starts(codes) | starts(score)) - 1

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The numbers of a run that are worth watching, under one name each; TensorBoard and Prometheus show them."""
+"""The numbers of a run that are worth watching, under one name each; TensorBoard and Prometheus
+show them.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,13 @@ class Reading:
 
 
 def statistics(run: Any) -> Tables:
-    """Statistics of each table, now; while an eviction is under way, as of when it began: how far a sweep has come at a
-    moment may depend on checkpoints and is of no interest.
+    """Statistics of each table, now; while an eviction is under way, as of when it began: how far a
+    sweep has come at a moment may depend on checkpoints and is of no interest.
     """
-    return {name: dict(run.statistics.get(name) or table.stats) if run.sweeping else dict(table.stats)
-            for name, table in run.tables.items()}  # fmt: skip
+    return {
+        name: dict(run.statistics.get(name) or table.stats) if run.sweeping else dict(table.stats)
+        for name, table in run.tables.items()
+    }
 
 
 def readings(run: Any) -> list[Reading]:
@@ -39,34 +43,47 @@ def readings(run: Any) -> list[Reading]:
     if run.loss is not None:
         found.append(Reading("loss", float(run.loss.detach())))
     found += [Reading("metric", value, {"metric": name}) for name, value in run.metrics.items()]
-    found += [Reading("window_metric", value, {"metric": name}) for name, value in run.window.items()]
+    found += [
+        Reading("window_metric", value, {"metric": name}) for name, value in run.window.items()
+    ]
     for name, optimizer in (("dense", run.learner.dense), ("tables", run.learner.sparse)):
         if optimizer is not None and optimizer.param_groups:
-            found.append(Reading("learning_rate", float(optimizer.param_groups[0]["lr"]), {"of": name}))
+            found.append(
+                Reading("learning_rate", float(optimizer.param_groups[0]["lr"]), {"of": name})
+            )
     for table, stats in ((name, table.stats) for name, table in run.tables.items()):
         totals = ("admitted", "refused", "evicted")
-        found += [Reading(f"table_{key}", value, {"table": table}, key in totals) for key, value in stats.items()]
+        found += [
+            Reading(f"table_{key}", value, {"table": table}, key in totals)
+            for key, value in stats.items()
+        ]
     if run.now is not None:
         found.append(Reading("watermark_seconds", run.now / 1e6))
-    found += [Reading(name, value, total=name in TOTALS) for name, value in observations(run).items()]
+    found += [
+        Reading(name, value, total=name in TOTALS) for name, value in observations(run).items()
+    ]
     return found
 
 
 def observations(run: Any) -> dict[str, float]:
-    """What the clock and the machine have to do with; never part of a state. What cannot be told is left out.
+    """What the clock and the machine have to do with; never part of a state. What cannot be told is
+    left out.
 
-    `freshness_seconds`: the clock minus the newest event time learned; `lag_rows`: rows that wait at the source;
-    `bytes`: of all tables; `skipped_rows`, `dead_letters`: left out by the reader, which is ahead of training;
-    `skipped_batches`: left out by loss scaling.
+    `freshness_seconds`: the clock minus the newest event time learned; `lag_rows`: rows that wait
+    at the source; `bytes`: of all tables; `skipped_rows`, `dead_letters`: left out by the reader,
+    which is ahead of training; `skipped_batches`: left out by loss scaling.
     """
     stats = [table.stats for table in run.tables.values()]
-    found: dict[str, float] = {"bytes": sum(value for one in stats for key, value in one.items() if "bytes" in key)}
+    found: dict[str, float] = {
+        "bytes": sum(value for one in stats for key, value in one.items() if "bytes" in key)
+    }
     found["skipped_batches"] = run.skipped
     if run.now is not None:
         found["freshness_seconds"] = run.clock() - run.now / 1e6
     if getattr(run.dataset, "lag", None) is not None:
         found["lag_rows"] = run.dataset.lag
-    skips, live = getattr(run.dataset, "skips", None), getattr(run.dataset, "live", None)
+    skips = getattr(run.dataset, "skips", None)
+    live = getattr(run.dataset, "live", None)
     if skips is not None:
         found["skipped_rows"] = skips.total
     if live is not None:

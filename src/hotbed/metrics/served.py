@@ -13,7 +13,9 @@ from hotbed.metrics.chart import Chart, Series
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer of a server: when it came (unix seconds), how many seconds it took, and which version gave it."""
+    """One answer of a server: when it came (unix seconds), how many seconds it took, and which
+    version gave it.
+    """
 
     at: float
     seconds: float
@@ -24,9 +26,10 @@ class Answer:
 class Served:
     """What a client saw, for `hotbed.training.report.add_serving`.
 
-    `answers`: in the order that they came, at least one. `versions`: manifests of what was published; `version`, `caught` and
-    `published` are read. A version is served from the first answer that it gave on. `scores`: by whom they
-    were asked for and by candidate, unix seconds and score, a pair a version.
+    `answers`: in the order that they came, at least one. `versions`: manifests of what was
+    published; `version`, `caught` and `published` are read. A version is served from the first
+    answer that it gave on. `scores`: by whom they were asked for and by candidate, unix seconds and
+    score, a pair a version.
     """
 
     answers: Sequence[Answer]
@@ -55,15 +58,27 @@ class Served:
                 Series("served", x, [served for _, _, served in delays], 0, True),
                 Series("published", x, [published for _, published, _ in delays], 2, True),
             ]
-            charts.append(self._chart("Freshness, seconds since its last event was learned", lines, from_zero=True))
+            charts.append(
+                self._chart(
+                    "Freshness, seconds since its last event was learned", lines, from_zero=True
+                )
+            )
         for group, candidates in self.scores.items():
             lines = [
-                Series(name, [at - began for at, _ in points], [score for _, score in points], color, True)
+                Series(
+                    name,
+                    [at - began for at, _ in points],
+                    [score for _, score in points],
+                    color,
+                    True,
+                )
                 for color, (name, points) in enumerate(candidates.items())
                 if points
             ]
             if lines:
-                charts.append(self._chart(f"Scores for {group}, a point a version", lines, from_zero=True))
+                charts.append(
+                    self._chart(f"Scores for {group}, a point a version", lines, from_zero=True)
+                )
         return charts
 
     def _chart(self, title: str, lines: list[Series], *, from_zero: bool = False) -> Chart:
@@ -72,12 +87,20 @@ class Served:
         return Chart(title, "seconds", lines, x_bounds=(0.0, seconds or 1.0), from_zero=from_zero)
 
     def _delays(self) -> list[tuple[float, float, float]]:
-        """Of each version that took another's place: when, and how long after it was caught it was published, and served."""
+        """Of each version that took another's place: when, and how long after it was caught it was
+        published, and served.
+        """
         found = []
         for version in sorted(self.versions, key=lambda one: int(one["version"])):
             first = next((one for one in self.answers if one.version == version["version"]), None)
             if first is not None and first is not self.answers[0] and "caught" in version:
-                found.append((first.at, version["published"] - version["caught"], first.at - version["caught"]))
+                found.append(
+                    (
+                        first.at,
+                        version["published"] - version["caught"],
+                        first.at - version["caught"],
+                    )
+                )
         return found
 
     def _latency(self) -> Chart:
@@ -96,11 +119,17 @@ class Served:
 
     def _versions(self) -> Chart:
         """Steps: the version that answered, and the one that training had come to."""
-        began, ended = self.answers[0].at, self.answers[-1].at
-        served = [(after.at, float(after.version)) for before, after in pairwise([None, *self.answers])
-                  if after is not None and (before is None or before.version != after.version)]  # fmt: skip
+        began = self.answers[0].at
+        ended = self.answers[-1].at
+        served = [
+            (after.at, float(after.version))
+            for before, after in pairwise([None, *self.answers])
+            if after is not None and (before is None or before.version != after.version)
+        ]
         caught = sorted(
-            (one["caught"], float(one["version"])) for one in self.versions if one.get("caught", ended) < ended
+            (one["caught"], float(one["version"]))
+            for one in self.versions
+            if one.get("caught", ended) < ended
         )
         lines = []
         for name, color, steps in (("served", 0, served), ("learned", 2, caught)):
@@ -111,7 +140,9 @@ class Served:
             ]
             x = [edge - began for at, until, _ in spans for edge in (at, until)]
             if x:
-                lines.append(Series(name, x, [version for *_, version in spans for _ in range(2)], color))
+                lines.append(
+                    Series(name, x, [version for *_, version in spans for _ in range(2)], color)
+                )
         return self._chart("Version, in steps of the training", lines)
 
 

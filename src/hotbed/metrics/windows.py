@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Windows of a stream: where it is cut, and a record of them that stays small however long the stream is."""
+"""Windows of a stream: where it is cut, and a record of them that stays small however long the
+stream is.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,11 @@ Tables = dict[str, dict[str, int]]
 class Window:
     """What a stream was like for a while.
 
-    `begin`, `end`: event time in microseconds: the bounds of a window of seconds, the first and the latest sample of a
-    window of samples (None without times). `rows`: its samples; `samples`: those of the stream up to its end.
-    `values`: metrics. `tables`: each table's counters at its end. `observed`: what the wall clock and the machine had
-    to do with: freshness, lag, bytes, rows left out. `windows`: how many were joined into this one.
+    `begin`, `end`: event time in microseconds: the bounds of a window of seconds, the first and the
+    latest sample of a window of samples (None without times). `rows`: its samples; `samples`: those
+    of the stream up to its end. `values`: metrics. `tables`: each table's counters at its end.
+    `observed`: what the wall clock and the machine had to do with: freshness, lag, bytes, rows left
+    out. `windows`: how many were joined into this one.
     """
 
     begin: int | None
@@ -41,7 +44,9 @@ class Window:
     windows: int = 1
 
     def joined(self, later: Window) -> Window:
-        """Both as one: values are means weighted by rows, an undefined one counts for nothing; counters are the later."""
+        """Both as one: values are means weighted by rows, an undefined one counts for nothing;
+        counters are the later.
+        """
         return Window(
             self.begin,
             later.end,
@@ -57,30 +62,39 @@ class Window:
 class Cuts:
     """Where a stream is cut: at whole multiples of `seconds` of event time, or every `samples`.
 
-    A sample belongs to the window of the newest event time up to and with itself, so that late ones fall into the
-    window that is open and windows never go back. It depends on the sequence of samples alone: not on batches, not on
-    the clock.
+    A sample belongs to the window of the newest event time up to and with itself, so that late ones
+    fall into the window that is open and windows never go back. It depends on the sequence of
+    samples alone: not on batches, not on the clock.
     """
 
     def __init__(self, seconds: float | None = None, samples: int | None = None) -> None:
         if (seconds is None) == (samples is None):
-            raise ConfigError(f"Windows: seconds or samples needed, one of them — received seconds={seconds!r}, "
-                              f"samples={samples!r} — give for example seconds=3600")  # fmt: skip
+            raise ConfigError(
+                f"Windows: seconds or samples needed, one of them — received seconds={seconds!r}, "
+                f"samples={samples!r} — give for example seconds=3600"
+            )
         if not (seconds or samples or 0) > 0:
-            raise ConfigError(f"Windows: must be above 0 — received {seconds if samples is None else samples!r} — "
-                              "give a positive number")  # fmt: skip
+            raise ConfigError(
+                f"Windows: must be above 0 — received {seconds if samples is None else samples!r} "
+                "— "
+                "give a positive number"
+            )
         self._width = None if seconds is None else max(1, round(seconds * 1e6))
         self._rows = samples
         self.watermark: int | None = None
         self.seen = 0
 
     def pieces(self, times: Array | None, num_samples: int) -> Iterator[tuple[int, slice]]:
-        """The next samples as (number of their window, rows), by rising number; `times`: int64 microseconds [n].
+        """The next samples as (number of their window, rows), by rising number; `times`: int64
+        microseconds [n].
 
         Raises DataError for windows of seconds without times.
         """
         if self._width is not None and times is None and num_samples:
-            raise DataError("Windows: seconds are event time — received data without a Time column — give samples=…")
+            raise DataError(
+                "Windows: seconds are event time — received data without a Time column — give "
+                "samples=…"
+            )
         if times is not None and num_samples:
             before = np.int64(-(2**63)) if self.watermark is None else np.int64(self.watermark)
             times = np.maximum(np.maximum.accumulate(np.asarray(times, np.int64)), before)
@@ -105,16 +119,19 @@ class Cuts:
 
 
 class WindowLog:
-    """Closed windows in order, at most `most`: when there are more, neighbours are joined, two by two.
+    """Closed windows in order, at most `most`: when there are more, neighbours are joined, two by
+    two.
 
-    All windows of the log are of about the same length in the end, and a stream without end needs bounded memory.
+    All windows of the log are of about the same length in the end, and a stream without end needs
+    bounded memory.
     """
 
     def __init__(self, most: int = 512) -> None:
         if most < 2:
             raise ConfigError(f"Windows.most: too few — received {most} — give at least 2")
         self.windows: list[Window] = []
-        self._most, self._stride = most, 1
+        self._most = most
+        self._stride = 1
 
     def append(self, window: Window) -> None:
         """Add the window that closed last."""
@@ -124,12 +141,19 @@ class WindowLog:
             self.windows.append(window)
         if len(self.windows) > self._most:
             pairs = [self.windows[at : at + 2] for at in range(0, len(self.windows), 2)]
-            self.windows = [pair[0].joined(pair[1]) if len(pair) == 2 else pair[0] for pair in pairs]
+            self.windows = [
+                pair[0].joined(pair[1]) if len(pair) == 2 else pair[0] for pair in pairs
+            ]
             self._stride *= 2
 
     def state(self) -> dict[str, Any]:
-        """The windows as columns; what was only observed is `wall_…`, which no content digest covers."""
-        numbers = [[w.begin is not None, w.begin or 0, w.end or 0, w.rows, w.samples, w.windows] for w in self.windows]
+        """The windows as columns; what was only observed is `wall_…`, which no content digest
+        covers.
+        """
+        numbers = [
+            [w.begin is not None, w.begin or 0, w.end or 0, w.rows, w.samples, w.windows]
+            for w in self.windows
+        ]
         return {
             "stride": self._stride,
             "numbers": np.array(numbers, np.int64).reshape(-1, 6),
@@ -142,16 +166,29 @@ class WindowLog:
         """Inverse of `state`."""
         self._stride = int(state["stride"])
         numbers = np.asarray(state["numbers"]).tolist()
-        parts = rows_of(state["values"]), tables_of(state["tables"]), rows_of(state["wall_observed"])
+        parts = (
+            rows_of(state["values"]),
+            tables_of(state["tables"]),
+            rows_of(state["wall_observed"]),
+        )
         self.windows = [
-            Window(begin if timed else None, end if timed else None, rows, samples, values, tables, observed, windows)
+            Window(
+                begin if timed else None,
+                end if timed else None,
+                rows,
+                samples,
+                values,
+                tables,
+                observed,
+                windows,
+            )
             for (timed, begin, end, rows, samples, windows), values, tables, observed in zip(
                 numbers, *parts, strict=True
             )
         ]
 
 
-# --- metrics of bounded memory ---------------------------------------------------------------------------------------
+# --- metrics of bounded memory --------------------------------------------------------------------
 
 
 @config.described
@@ -164,7 +201,8 @@ class Windowed(Metric):
     """
 
     def __init__(self, metric: Metric, samples: int) -> None:
-        self.metric, self.samples = metric, at_least_one("Windowed.samples", samples)
+        self.metric = metric
+        self.samples = at_least_one("Windowed.samples", samples)
         self.group = getattr(metric, "group", None)
         self.needs_group = metric.needs_group
         super().__init__()
@@ -205,9 +243,9 @@ class Windowed(Metric):
 def bounded(metric: Any, samples: int = 100_000) -> Any:
     """A fresh metric like the given one whose memory does not grow with the number of samples.
 
-    The AUC of more than 10,000 samples is counted in 8,192 bins of equal mass (memory grows with the
-    logarithm); other metrics that keep their samples keep the last `samples`. Metrics that keep none
-    and metrics that are not of this package stay as they are.
+    The AUC of more than 10,000 samples is counted in 8,192 bins of equal mass (memory grows with
+    the logarithm); other metrics that keep their samples keep the last `samples`. Metrics that keep
+    none and metrics that are not of this package stay as they are.
 
     Example: `bounded(GAUC("user"))` is `Windowed(GAUC("user"), samples=100_000)`.
     """
@@ -223,21 +261,28 @@ def bounded(metric: Any, samples: int = 100_000) -> Any:
     return made
 
 
-# --- many small dicts as a few arrays -------------------------------------------------------------------------------
+# --- many small dicts as a few arrays -------------------------------------------------------------
 
 
 def columns(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """Dicts of floats as names and float64 [n, names]; what a row lacks is nan in `values` and False in `held`."""
+    """Dicts of floats as names and float64 [n, names]; what a row lacks is nan in `values` and
+    False in `held`.
+    """
     names = list(dict.fromkeys(name for row in rows for name in row))
     values = np.array([[row.get(name, math.nan) for name in names] for row in rows], np.float64)
     held = np.array([[name in row for name in names] for row in rows], np.bool_)
     shape = (len(rows), len(names))
-    return {"names": names, "values": values.reshape(shape), "held": held.reshape(shape).astype(np.uint8)}
+    return {
+        "names": names,
+        "values": values.reshape(shape),
+        "held": held.reshape(shape).astype(np.uint8),
+    }
 
 
 def rows_of(state: Mapping[str, Any]) -> list[dict[str, float]]:
     """Inverse of `columns`."""
-    values, held = np.asarray(state["values"]).tolist(), np.asarray(state["held"]).tolist()
+    values = np.asarray(state["values"]).tolist()
+    held = np.asarray(state["held"]).tolist()
     return [
         {name: value for name, value, there in zip(state["names"], row, mask, strict=True) if there}
         for row, mask in zip(values, held, strict=True)
@@ -245,10 +290,13 @@ def rows_of(state: Mapping[str, Any]) -> list[dict[str, float]]:
 
 
 def counters(rows: Sequence[Tables]) -> dict[str, Any]:
-    """Counters of tables as pairs of names and int64 [n, pairs]; -1 where a row lacks one. Bytes are left out: they
-    are the machine's."""
+    """Counters of tables as pairs of names and int64 [n, pairs]; -1 where a row lacks one. Bytes
+    are left out: they are the machine's.
+    """
     pairs = list(
-        dict.fromkeys((t, key) for row in rows for t, stats in row.items() for key in stats if is_counter(key))
+        dict.fromkeys(
+            (t, key) for row in rows for t, stats in row.items() for key in stats if is_counter(key)
+        )
     )
     values = [[row.get(table, {}).get(key, -1) for table, key in pairs] for row in rows]
     return {
@@ -270,14 +318,22 @@ def tables_of(state: Mapping[str, Any]) -> list[Tables]:
 
 
 def is_counter(key: str) -> bool:
-    """Whether a statistic of a table follows from the stream alone, as rows and admissions do and bytes do not."""
+    """Whether a statistic of a table follows from the stream alone, as rows and admissions do and
+    bytes do not.
+    """
     return "bytes" not in key
 
 
-def _mean(a: Mapping[str, float], weight_a: int, b: Mapping[str, float], weight_b: int) -> dict[str, float]:
+def _mean(
+    a: Mapping[str, float], weight_a: int, b: Mapping[str, float], weight_b: int
+) -> dict[str, float]:
     found = {}
     for name in dict.fromkeys([*a, *b]):
-        known = [(row[name], w) for row, w in ((a, weight_a), (b, weight_b)) if not math.isnan(row.get(name, math.nan))]
+        known = [
+            (row[name], w)
+            for row, w in ((a, weight_a), (b, weight_b))
+            if not math.isnan(row.get(name, math.nan))
+        ]
         total = sum(w for _, w in known)
         found[name] = sum(value * w for value, w in known) / total if total else math.nan
     return found

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranking models: `model(batch)` gives logits [n], or logits by label for several labels. One file a model."""
+"""Ranking models: `model(batch)` gives logits [n], or logits by label for several labels. One file
+a model.
+"""
 
 from hotbed.models.dcn import DCN, DCNv2
 from hotbed.models.deepfm import DeepFM

@@ -12,7 +12,15 @@ from hotbed.config import described
 from hotbed.data.batch import Batch
 from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError
-from hotbed.models.layers import MLP, CrossNet, CrossNetMix, CrossNetV2, FeatureInputs, LogitHead, xavier_
+from hotbed.models.layers import (
+    MLP,
+    CrossNet,
+    CrossNetMix,
+    CrossNetV2,
+    FeatureInputs,
+    LogitHead,
+    xavier_,
+)
 from hotbed.models.layers.mlp import Activation
 
 if TYPE_CHECKING:
@@ -32,8 +40,8 @@ class DCN(nn.Module):
         dropout: rate after each hidden layer, in [0, 1).
         batch_norm: normalize each hidden layer before its activation.
 
-    Example: `hb.models.DCN(schema, tables, num_cross_layers=3, dropout=0.2)`. Source: Wang et al., "Deep & Cross
-    Network for Ad Click Predictions", ADKDD 2017.
+    Example: `hb.models.DCN(schema, tables, num_cross_layers=3, dropout=0.2)`. Source: Wang et al.,
+    "Deep & Cross Network for Ad Click Predictions", ADKDD 2017.
     """
 
     def __init__(
@@ -51,7 +59,11 @@ class DCN(nn.Module):
         self.inputs = FeatureInputs(schema, tables)
         width = self.inputs.output_dim
         self.cross = CrossNet(width, num_cross_layers)
-        self.mlp = MLP(width, hidden, activation=activation, dropout=dropout, batch_norm=batch_norm) if hidden else None
+        self.mlp = (
+            MLP(width, hidden, activation=activation, dropout=dropout, batch_norm=batch_norm)
+            if hidden
+            else None
+        )
         self.head = LogitHead(width, *hidden[-1:])
         xavier_(self)
 
@@ -65,13 +77,14 @@ class DCN(nn.Module):
 
 @described
 class DCNv2(nn.Module):
-    """DCN-V2: a cross network with a matrix a layer (full, or a low-rank mixture) and a multi-layer perceptron.
+    """DCN-V2: a cross network with a matrix a layer (full, or a low-rank mixture) and a multi-layer
+    perceptron.
 
     Args:
         schema: the columns of the data.
         tables: tables by name.
-        structure: "parallel" (both see the input, one linear layer joins them) or "stacked" (the perceptron sees the
-            crosses).
+        structure: "parallel" (both see the input, one linear layer joins them) or "stacked" (the
+            perceptron sees the crosses).
         num_cross_layers: cross layers; the degree of the crosses is one more.
         low_rank: rank of the cross matrices, None = full rank.
         num_experts: experts a low-rank cross layer mixes.
@@ -80,8 +93,9 @@ class DCNv2(nn.Module):
         dropout: rate after each hidden layer, in [0, 1).
         batch_norm: normalize each hidden layer before its activation.
 
-    Example: `hb.models.DCNv2(schema, tables, num_cross_layers=4, dropout=0.4, batch_norm=True)`. Source: Wang et al.,
-    "DCN V2: Improved Deep & Cross Network and Practical Lessons for Web-scale Learning to Rank Systems", WWW 2021.
+    Example: `hb.models.DCNv2(schema, tables, num_cross_layers=4, dropout=0.4, batch_norm=True)`.
+    Source: Wang et al., "DCN V2: Improved Deep & Cross Network and Practical Lessons for Web-scale
+    Learning to Rank Systems", WWW 2021.
     """
 
     def __init__(
@@ -100,7 +114,9 @@ class DCNv2(nn.Module):
     ) -> None:
         super().__init__()
         if structure not in ("parallel", "stacked"):
-            raise ConfigError(f"structure: unknown — received {structure!r} — give 'parallel' or 'stacked'")
+            raise ConfigError(
+                f"structure: unknown — received {structure!r} — give 'parallel' or 'stacked'"
+            )
         self.inputs = FeatureInputs(schema, tables)
         width = self.inputs.output_dim
         self.cross: CrossNetV2 | CrossNetMix = (
@@ -108,7 +124,11 @@ class DCNv2(nn.Module):
             if low_rank is None
             else CrossNetMix(width, num_cross_layers, rank=low_rank, num_experts=num_experts)
         )
-        self.mlp = MLP(width, hidden, activation=activation, dropout=dropout, batch_norm=batch_norm) if hidden else None
+        self.mlp = (
+            MLP(width, hidden, activation=activation, dropout=dropout, batch_norm=batch_norm)
+            if hidden
+            else None
+        )
         self.stacked = structure == "stacked"
         self.head = LogitHead(*([] if self.stacked and hidden else [width]), *hidden[-1:])
         xavier_(self)

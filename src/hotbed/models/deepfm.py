@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 @described
 class DeepFM(nn.Module):
-    """DeepFM: a factorization machine and a multi-layer perceptron on the same embeddings, their logits added.
+    """DeepFM: a factorization machine and a multi-layer perceptron on the same embeddings, their
+        logits added.
 
     Dense columns enter the linear term and the perceptron. All tables must have the same dim.
 
@@ -32,8 +33,8 @@ class DeepFM(nn.Module):
         dropout: rate after each hidden layer, in [0, 1).
         batch_norm: normalize each hidden layer before its activation.
 
-    Example: `hb.models.DeepFM(schema, tables, hidden=(400, 400, 400), dropout=0.2)`. Source: Guo et al., "DeepFM: A
-    Factorization-Machine based Neural Network for CTR Prediction", IJCAI 2017.
+    Example: `hb.models.DeepFM(schema, tables, hidden=(400, 400, 400), dropout=0.2)`. Source: Guo et
+    al., "DeepFM: A Factorization-Machine based Neural Network for CTR Prediction", IJCAI 2017.
     """
 
     def __init__(
@@ -51,7 +52,13 @@ class DeepFM(nn.Module):
         self.inputs = FeatureInputs(schema, tables)
         self.inputs.equal_dim("DeepFM")
         self.interaction = FMInteraction()
-        self.mlp = MLP(self.inputs.output_dim, hidden, activation=activation, dropout=dropout, batch_norm=batch_norm)
+        self.mlp = MLP(
+            self.inputs.output_dim,
+            hidden,
+            activation=activation,
+            dropout=dropout,
+            batch_norm=batch_norm,
+        )
         self.head = LogitHead(self.mlp.output_dim)
         xavier_(self)
 

@@ -22,23 +22,25 @@ if TYPE_CHECKING:
 
 @described
 class DLRM(nn.Module):
-    """DLRM: a bottom perceptron turns dense columns into one more field, fields interact, a top perceptron decides.
+    """DLRM: a bottom perceptron turns dense columns into one more field, fields interact, a top
+        perceptron decides.
 
     Without dense columns there is no bottom perceptron. All tables must have the same dim.
 
     Args:
         schema: the columns of the data.
         tables: tables by name.
-        interaction: "dot" (inner products of all pairs of fields, beside the bottom's output) or "cat" (fields side by
-            side).
+        interaction: "dot" (inner products of all pairs of fields, beside the bottom's output) or
+            "cat" (fields side by side).
         bottom: widths of the bottom perceptron's hidden layers; its output has the tables' dim.
         hidden: widths of the top perceptron's hidden layers.
         activation: of all layers but the last: relu, gelu, silu, tanh, sigmoid or leaky_relu.
         dropout: rate after each hidden layer of the top perceptron, in [0, 1).
         batch_norm: normalize each hidden layer of the top perceptron before its activation.
 
-    Example: `hb.models.DLRM(schema, tables, bottom=(512, 256), hidden=(512, 256))`. Source: Naumov et al., "Deep
-    Learning Recommendation Model for Personalization and Recommendation Systems", 2019.
+    Example: `hb.models.DLRM(schema, tables, bottom=(512, 256), hidden=(512, 256))`. Source: Naumov
+    et al., "Deep Learning Recommendation Model for Personalization and Recommendation Systems",
+    2019.
     """
 
     def __init__(
@@ -55,11 +57,15 @@ class DLRM(nn.Module):
     ) -> None:
         super().__init__()
         if interaction not in ("dot", "cat"):
-            raise ConfigError(f"interaction: unknown — received {interaction!r} — give 'dot' or 'cat'")
+            raise ConfigError(
+                f"interaction: unknown — received {interaction!r} — give 'dot' or 'cat'"
+            )
         self.inputs = FeatureInputs(schema, tables)
         dim = self.inputs.equal_dim("DLRM")
         self.bottom = (
-            MLP(self.inputs.dense_dim, [*bottom, dim], activation=activation) if self.inputs.dense_dim else None
+            MLP(self.inputs.dense_dim, [*bottom, dim], activation=activation)
+            if self.inputs.dense_dim
+            else None
         )
         num_fields = len(self.inputs.field_dims) + (self.bottom is not None)
         self.dot = DotInteraction(num_fields) if interaction == "dot" else None

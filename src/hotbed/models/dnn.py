@@ -30,8 +30,8 @@ class DNN(nn.Module):
         dropout: rate after each hidden layer, in [0, 1).
         batch_norm: normalize each hidden layer before its activation.
 
-    Example: `hb.models.DNN(schema, tables, hidden=(256, 128), dropout=0.2)`. Source: the deep part of Covington et al.,
-    "Deep Neural Networks for YouTube Recommendations", RecSys 2016.
+    Example: `hb.models.DNN(schema, tables, hidden=(256, 128), dropout=0.2)`. Source: the deep part
+    of Covington et al., "Deep Neural Networks for YouTube Recommendations", RecSys 2016.
     """
 
     def __init__(
@@ -46,7 +46,13 @@ class DNN(nn.Module):
     ) -> None:
         super().__init__()
         self.inputs = FeatureInputs(schema, tables)
-        self.mlp = MLP(self.inputs.output_dim, hidden, activation=activation, dropout=dropout, batch_norm=batch_norm)
+        self.mlp = MLP(
+            self.inputs.output_dim,
+            hidden,
+            activation=activation,
+            dropout=dropout,
+            batch_norm=batch_norm,
+        )
         self.head = LogitHead(self.mlp.output_dim)
         xavier_(self)
 

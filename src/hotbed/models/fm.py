@@ -21,14 +21,15 @@ if TYPE_CHECKING:
 class FM(nn.Module):
     """Factorization machine: logistic regression plus the inner products of all pairs of fields.
 
-    A field is one Id column, pooled; dense columns enter the linear term only. All tables must have the same dim.
+    A field is one Id column, pooled; dense columns enter the linear term only. All tables must have
+    the same dim.
 
     Args:
         schema: the columns of the data.
         tables: tables by name; the linear weights live in tables of dim 1 like them.
 
-    Example: `hb.models.FM(schema, hb.make_tables(schema, dim=10, rule=hb.Adagrad(lr=0.05)))`. Source: Rendle,
-    "Factorization Machines", ICDM 2010.
+    Example: `hb.models.FM(schema, hb.make_tables(schema, dim=10, rule=hb.Adagrad(lr=0.05)))`.
+    Source: Rendle, "Factorization Machines", ICDM 2010.
     """
 
     def __init__(self, schema: Schema, tables: Mapping[str, Table]) -> None:

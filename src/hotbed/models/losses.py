@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Losses: values that turn predictions and labels of a batch into one number to minimize.
 
-A loss is called as `loss(prediction, label, weight)`: logits [n], labels [n], sample weights [n] or None -> scalar, in
-float32. `MultiTask` takes both as mappings by label.
+A loss is called as `loss(prediction, label, weight)`: logits [n], labels [n], sample weights [n] or
+None -> scalar, in float32. `MultiTask` takes both as mappings by label.
 """
 
 from __future__ import annotations
@@ -46,15 +46,19 @@ class Loss(ABC):
     def __call__(self, prediction: Tensor, label: Tensor, weight: Tensor | None = None) -> Tensor:
         """Logits [n], labels [n], weights [n] or None -> scalar float32; 0 for an empty batch.
 
-        Raises ConfigError when the shapes differ, since broadcasting [n, 1] against [n] would be n * n losses.
+        Raises ConfigError when the shapes differ, since broadcasting [n, 1] against [n] would be n
+        * n losses.
         """
         if prediction.shape != label.shape or (weight is not None and weight.shape != label.shape):
             shapes = f"{list(prediction.shape)}, {list(label.shape)}, {None if weight is None else list(weight.shape)}"
             raise ConfigError(
-                f"{type(self).__name__}: prediction, label and weight differ in shape — received {shapes} — "
+                f"{type(self).__name__}: prediction, label and weight differ in shape — received "
+                f"{shapes} — "
                 "give [n] each, for example network(batch).squeeze(-1)"
             )
-        return self._mean(prediction.float(), label.float(), None if weight is None else weight.float())
+        return self._mean(
+            prediction.float(), label.float(), None if weight is None else weight.float()
+        )
 
     @abstractmethod
     def _mean(self, prediction: Tensor, label: Tensor, weight: Tensor | None) -> Tensor:
@@ -63,7 +67,8 @@ class Loss(ABC):
 
 @dataclass(frozen=True)
 class BCE(Loss):
-    """Binary cross-entropy of logits, mean over samples: -(p * y log s(x) + (1 - y) log(1 - s(x))) * weight.
+    """Binary cross-entropy of logits, mean over samples: -(p * y log s(x) + (1 - y) log(1 - s(x)))
+    * weight.
 
     Args:
         pos_weight: p above, weight of positive samples.
@@ -84,13 +89,17 @@ class BCE(Loss):
         if self.label_smoothing:
             label = label * (1.0 - self.label_smoothing) + 0.5 * self.label_smoothing
         positive = None if self.pos_weight == 1.0 else prediction.new_tensor(self.pos_weight)
-        total = F.binary_cross_entropy_with_logits(prediction, label, weight, reduction="sum", pos_weight=positive)
+        total = F.binary_cross_entropy_with_logits(
+            prediction, label, weight, reduction="sum", pos_weight=positive
+        )
         return total / max(len(label), 1)
 
 
 @dataclass(frozen=True)
 class MSE(Loss):
-    """Squared error, mean over samples: weight * (prediction - label)^2. The prediction is used as it is."""
+    """Squared error, mean over samples: weight * (prediction - label)^2. The prediction is used as
+    it is.
+    """
 
     def _mean(self, prediction: Tensor, label: Tensor, weight: Tensor | None) -> Tensor:
         squared = (prediction - label).square()
@@ -111,15 +120,18 @@ class Focal(Loss):
 
     def _mean(self, prediction: Tensor, label: Tensor, weight: Tensor | None) -> Tensor:
         entropy = F.binary_cross_entropy_with_logits(prediction, label, reduction="none")
-        return _sum(entropy * (1.0 - torch.exp(-entropy)).pow(self.gamma), weight) / max(len(label), 1)
+        return _sum(entropy * (1.0 - torch.exp(-entropy)).pow(self.gamma), weight) / max(
+            len(label), 1
+        )
 
 
 @dataclass(frozen=True)
 class Pairwise(Loss):
-    """Pairwise logistic loss over all (positive, negative) pairs of the batch: log(1 + exp(x_neg - x_pos)), mean.
+    """Pairwise logistic loss over all (positive, negative) pairs of the batch: log(1 + exp(x_neg -
+    x_pos)), mean.
 
-    A pair weighs the product of its two weights. Labels above 0.5 are positive; 0 where one class is missing. It takes
-    memory for positives x negatives floats.
+    A pair weighs the product of its two weights. Labels above 0.5 are positive; 0 where one class
+    is missing. It takes memory for positives x negatives floats.
 
     Source: Burges et al., "Learning to Rank using Gradient Descent" (RankNet), ICML 2005.
     """
@@ -127,17 +139,23 @@ class Pairwise(Loss):
     def _mean(self, prediction: Tensor, label: Tensor, weight: Tensor | None) -> Tensor:
         positive = label > 0.5
         margin = prediction[positive].unsqueeze(1) - prediction[~positive].unsqueeze(0)
-        pairs = None if weight is None else weight[positive].unsqueeze(1) * weight[~positive].unsqueeze(0)
+        pairs = (
+            None
+            if weight is None
+            else weight[positive].unsqueeze(1) * weight[~positive].unsqueeze(0)
+        )
         return _sum(F.softplus(-margin), pairs) / max(margin.numel(), 1)
 
 
 @dataclass(frozen=True)
 class Softmax(Loss):
-    """Listwise softmax cross-entropy, the batch as one list: -sum_i y_i log softmax(x / temperature)_i / sum y.
+    """Listwise softmax cross-entropy, the batch as one list: -sum_i y_i log softmax(x /
+    temperature)_i / sum y.
 
     Weights multiply the labels; 0 where no label is positive.
 
-    Source: Cao et al., "Learning to Rank: From Pairwise Approach to Listwise Approach", ICML 2007 (top one).
+    Source: Cao et al., "Learning to Rank: From Pairwise Approach to Listwise Approach", ICML 2007
+        (top one).
     """
 
     temperature: float = 1.0
@@ -172,30 +190,40 @@ class MultiTask:
 
     def __post_init__(self) -> None:
         if not self.losses:
-            raise ConfigError("MultiTask.losses: empty — received {} — give one loss for each label")
+            raise ConfigError(
+                "MultiTask.losses: empty — received {} — give one loss for each label"
+            )
         for name in self.weights:
             if name not in self.losses:
                 raise ConfigError(
-                    f"MultiTask.weights.{name}: no loss of that name — received weights {sorted(self.weights)} — "
+                    f"MultiTask.weights.{name}: no loss of that name — received weights "
+                    f"{sorted(self.weights)} — "
                     f"{config.nearest(name, self.losses)}"
                 )
         for name, weight in self.weights.items():
             _check(f"MultiTask.weights.{name}", weight, 0.0, math.inf)
 
     def __call__(
-        self, prediction: Mapping[str, Tensor], label: Mapping[str, Tensor], weight: Tensor | None = None
+        self,
+        prediction: Mapping[str, Tensor],
+        label: Mapping[str, Tensor],
+        weight: Tensor | None = None,
     ) -> Tensor:
         """Logits and labels [n] by label name, sample weights [n] or None -> scalar."""
         return torch.stack([*self.parts(prediction, label, weight).values()]).sum()
 
     def parts(
-        self, prediction: Mapping[str, Tensor], label: Mapping[str, Tensor], weight: Tensor | None = None
+        self,
+        prediction: Mapping[str, Tensor],
+        label: Mapping[str, Tensor],
+        weight: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """The summands by label name, for logs."""
         for name in self.losses:
             if name not in prediction or name not in label:
                 raise ConfigError(
-                    f"MultiTask.losses.{name}: no such label — received predictions {sorted(prediction)}, labels "
+                    f"MultiTask.losses.{name}: no such label — received predictions "
+                    f"{sorted(prediction)}, labels "
                     f"{sorted(label)} — give a loss for each output of the network that has a label"
                 )
         return {
@@ -211,14 +239,18 @@ def get_loss(name: str) -> Loss:
 
 
 def correct_sampling(logit: T, negative_rate: float) -> T:
-    """Logits of a model trained on a share `negative_rate` of the negatives -> logits on all samples.
+    """Logits of a model trained on a share `negative_rate` of the negatives -> logits on all
+    samples.
 
     Adds log(negative_rate), so that p becomes p / (p + (1 - p) / negative_rate).
 
-    Source: He et al., "Practical Lessons from Predicting Clicks on Ads at Facebook", ADKDD 2014, section 6.3.
+    Source: He et al., "Practical Lessons from Predicting Clicks on Ads at Facebook", ADKDD 2014,
+        section 6.3.
     """
     if not 0.0 < negative_rate <= 1.0:
-        raise ConfigError(f"negative_rate: not a rate — received {negative_rate} — give a number in (0, 1]")
+        raise ConfigError(
+            f"negative_rate: not a rate — received {negative_rate} — give a number in (0, 1]"
+        )
     return logit + math.log(negative_rate)
 
 
@@ -228,4 +260,6 @@ def _sum(values: Tensor, weight: Tensor | None) -> Tensor:
 
 def _check(name: str, value: float, lowest: float, highest: float) -> None:
     if not (lowest <= value <= highest and math.isfinite(value)):
-        raise ConfigError(f"{name}: out of range — received {value} — give a number from {lowest} to {highest}")
+        raise ConfigError(
+            f"{name}: out of range — received {value} — give a number from {lowest} to {highest}"
+        )

@@ -25,8 +25,8 @@ class LR(nn.Module):
         schema: the columns of the data.
         tables: tables by name; the weights live in tables of dim 1 like them.
 
-    Example: `hb.models.LR(schema, hb.make_tables(schema, dim=1, rule=hb.Ftrl(lr=0.1)))`. Source: McMahan et al.,
-    "Ad Click Prediction: a View from the Trenches", KDD 2013.
+    Example: `hb.models.LR(schema, hb.make_tables(schema, dim=1, rule=hb.Ftrl(lr=0.1)))`. Source:
+    McMahan et al., "Ad Click Prediction: a View from the Trenches", KDD 2013.
     """
 
     def __init__(self, schema: Schema, tables: Mapping[str, Table]) -> None:

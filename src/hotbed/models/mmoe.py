@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 
 @described
 class MMoE(nn.Module):
-    """MMoE: experts shared by all tasks; each task mixes them by its own gate and ends in its own tower.
+    """MMoE: experts shared by all tasks; each task mixes them by its own gate and ends in its own
+        tower.
 
-    Train it with a loss for each label: `hb.losses.MultiTask({"income": BCE(), "never_married": BCE()})`.
+    Train it with a loss for each label: `hb.losses.MultiTask({"income": BCE(), "never_married":
+        BCE()})`.
 
     Args:
         schema: the columns of the data.
@@ -37,8 +39,9 @@ class MMoE(nn.Module):
         dropout: rate after each hidden layer, in [0, 1).
         batch_norm: normalize each hidden layer before its activation.
 
-    Example: `hb.models.MMoE(schema, tables, tasks=("income", "never_married"), num_experts=4)`. Source: Ma et al.,
-    "Modeling Task Relationships in Multi-task Learning with Multi-gate Mixture-of-Experts", KDD 2018.
+    Example: `hb.models.MMoE(schema, tables, tasks=("income", "never_married"), num_experts=4)`.
+    Source: Ma et al., "Modeling Task Relationships in Multi-task Learning with Multi-gate
+    Mixture-of-Experts", KDD 2018.
     """
 
     def __init__(
@@ -58,7 +61,8 @@ class MMoE(nn.Module):
         self.tasks = _tasks(schema, tasks)
         if num_experts < 1 or not expert_hidden:
             raise ConfigError(
-                f"num_experts, expert_hidden: too small — received {num_experts}, {list(expert_hidden)} — "
+                f"num_experts, expert_hidden: too small — received {num_experts}, "
+                f"{list(expert_hidden)} — "
                 "give at least one expert with one hidden layer"
             )
         self.inputs = FeatureInputs(schema, tables)
@@ -66,11 +70,16 @@ class MMoE(nn.Module):
         def mlp(width: int, hidden: Sequence[int]) -> MLP:
             return MLP(width, hidden, activation=activation, dropout=dropout, batch_norm=batch_norm)
 
-        width, mixed = self.inputs.output_dim, expert_hidden[-1]
+        width = self.inputs.output_dim
+        mixed = expert_hidden[-1]
         self.experts = nn.ModuleList(mlp(width, expert_hidden) for _ in range(num_experts))
-        self.gates = nn.ModuleDict({task: nn.Linear(width, num_experts, bias=False) for task in self.tasks})
+        self.gates = nn.ModuleDict(
+            {task: nn.Linear(width, num_experts, bias=False) for task in self.tasks}
+        )
         self.towers = nn.ModuleDict({task: mlp(mixed, tower_hidden) for task in self.tasks})
-        self.heads = nn.ModuleDict({task: LogitHead([mixed, *tower_hidden][-1]) for task in self.tasks})
+        self.heads = nn.ModuleDict(
+            {task: LogitHead([mixed, *tower_hidden][-1]) for task in self.tasks}
+        )
         xavier_(self)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
@@ -90,6 +99,7 @@ def _tasks(schema: Schema, tasks: Sequence[str]) -> tuple[str, ...]:
     unknown = [task for task in tasks if task not in labels]
     if unknown or not labels:
         raise ConfigError(
-            f"tasks: not a label of the schema — received {unknown or list(tasks)} — give some of {', '.join(labels)}"
+            f"tasks: not a label of the schema — received {unknown or list(tasks)} — give some of "
+            f"{', '.join(labels)}"
         )
     return tuple(tasks) or tuple(labels)

@@ -31,29 +31,44 @@ def make_tables(
     dtype: Dtype = "float32",
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Table]:
-    """One Table for every table name in the schema, all with these keywords; `overrides` gives a table its own.
+    """One Table for every table name in the schema, all with these keywords; `overrides` gives a
+    table its own.
 
-    Example: `hb.make_tables(schema, dim=16, rule=hb.Adam(), overrides={"user": {"admit": hb.MinCount(3)}})`
+    Example: `hb.make_tables(schema, dim=16, rule=hb.Adam(), overrides={"user": {"admit":
+        hb.MinCount(3)}})`
     """
     keywords = dict(
-        dim=dim, rule=rule, admit=admit, evict=evict, tier=tier, init=init, default=default, seed=seed, dtype=dtype
+        dim=dim,
+        rule=rule,
+        admit=admit,
+        evict=evict,
+        tier=tier,
+        init=init,
+        default=default,
+        seed=seed,
+        dtype=dtype,
     )
     names = dict.fromkeys(column.table for column in schema.ids)
     given = overrides or {}
     for name, own in given.items():
         if name not in names:
             raise ConfigError(
-                f"tables.overrides.{name}: the schema names no such table — received {name!r} — use one of {', '.join(map(str, names))}"
+                f"tables.overrides.{name}: the schema names no such table — received {name!r} — "
+                f"use one of {', '.join(map(str, names))}"
             )
         for keyword in own:
             if keyword not in keywords:
                 raise ConfigError(
-                    f"tables.overrides.{name}.{keyword}: unknown keyword — received {keyword!r} — use one of {', '.join(keywords)}"
+                    f"tables.overrides.{name}.{keyword}: unknown keyword — received {keyword!r} — "
+                    f"use one of {', '.join(keywords)}"
                 )
-    tables = {str(name): Table(str(name), **{**keywords, **given.get(str(name), {})}) for name in names}
+    tables = {
+        str(name): Table(str(name), **{**keywords, **given.get(str(name), {})}) for name in names
+    }
     untimed = [name for name, table in tables.items() if table.needs_times]
     if untimed and schema.time is None:
         raise ConfigError(
-            f"tables.{untimed[0]}.evict: it needs the time of each sample — received a schema without a Time column — add hb.Time"
+            f"tables.{untimed[0]}.evict: it needs the time of each sample — received a schema "
+            "without a Time column — add hb.Time"
         )
     return tables

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 @described
 class WideDeep(nn.Module):
-    """Wide & Deep: a linear model (memorizes) and a multi-layer perceptron (generalizes), their logits added.
+    """Wide & Deep: a linear model (memorizes) and a multi-layer perceptron (generalizes), their
+    logits added.
 
     Crosses for the wide part are columns with a `Cross` transform in the schema.
 
@@ -32,8 +33,8 @@ class WideDeep(nn.Module):
         dropout: rate after each hidden layer, in [0, 1).
         batch_norm: normalize each hidden layer before its activation.
 
-    Example: `hb.models.WideDeep(schema, tables, hidden=(256, 128))`. Source: Cheng et al., "Wide & Deep Learning for
-    Recommender Systems", DLRS 2016.
+    Example: `hb.models.WideDeep(schema, tables, hidden=(256, 128))`. Source: Cheng et al., "Wide &
+    Deep Learning for Recommender Systems", DLRS 2016.
     """
 
     def __init__(
@@ -49,7 +50,13 @@ class WideDeep(nn.Module):
         super().__init__()
         self.wide = LinearTerm(schema, tables)
         self.inputs = FeatureInputs(schema, tables)
-        self.mlp = MLP(self.inputs.output_dim, hidden, activation=activation, dropout=dropout, batch_norm=batch_norm)
+        self.mlp = MLP(
+            self.inputs.output_dim,
+            hidden,
+            activation=activation,
+            dropout=dropout,
+            batch_norm=batch_norm,
+        )
         self.head = LogitHead(self.mlp.output_dim)
         xavier_(self)
 

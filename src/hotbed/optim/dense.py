@@ -29,19 +29,24 @@ NAMES: dict[str, type[torch.optim.Optimizer]] = {
 
 @dataclass(frozen=True)
 class TorchOptimizer:
-    """A stock torch optimizer by class name and keywords: what a checkpoint says of one that the user had made."""
+    """A stock torch optimizer by class name and keywords: what a checkpoint says of one that the
+    user had made.
+    """
 
     name: str
     keywords: Mapping[str, Any]
 
 
 def dense_optimizer(
-    spec: str | rules.Rule | TorchOptimizer | torch.optim.Optimizer, parameters: Iterable[nn.Parameter]
+    spec: str | rules.Rule | TorchOptimizer | torch.optim.Optimizer,
+    parameters: Iterable[nn.Parameter],
 ) -> torch.optim.Optimizer | None:
-    """The torch optimizer that `spec` stands for, fused on a CPU; None where there is no dense parameter to update.
+    """The torch optimizer that `spec` stands for, fused on a CPU; None where there is no dense
+    parameter to update.
 
-    `spec` is a torch optimizer (returned as it is), a name such as "adam" (torch's defaults), or a rule value such as
-    `hb.Adam(lr=1e-3)`, whose l2 becomes torch's weight_decay. ConfigError for a name or rule that torch does not have.
+    `spec` is a torch optimizer (returned as it is), a name such as "adam" (torch's defaults), or a
+    rule value such as `hb.Adam(lr=1e-3)`, whose l2 becomes torch's weight_decay. ConfigError for a
+    name or rule that torch does not have.
     """
     if isinstance(spec, torch.optim.Optimizer):
         return spec
@@ -53,12 +58,17 @@ def dense_optimizer(
     elif isinstance(spec, rules.Rule):
         made, keywords = _from_rule(spec)
     elif spec in NAMES:
-        made, keywords = NAMES[spec], {}
+        made = NAMES[spec]
+        keywords = {}
     else:
-        raise ConfigError(f"optimizer: unknown — received {spec!r:.60} — give a torch optimizer over "
-                          f"hb.dense_parameters(network), a rule, or a name: {nearest(str(spec), NAMES)}")  # fmt: skip
+        raise ConfigError(
+            f"optimizer: unknown — received {spec!r:.60} — give a torch optimizer over "
+            f"hb.dense_parameters(network), a rule, or a name: {nearest(str(spec), NAMES)}"
+        )
     # one native call for all parameters; torch takes it by itself on a GPU only
-    if "fused" in inspect.signature(made).parameters and all(p.is_cpu and p.is_floating_point() for p in held):
+    if "fused" in inspect.signature(made).parameters and all(
+        p.is_cpu and p.is_floating_point() for p in held
+    ):
         keywords = {"fused": True, **keywords}
     return made(held, **keywords) if held else None
 
@@ -66,12 +76,17 @@ def dense_optimizer(
 def _from_rule(rule: rules.Rule) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
     common: dict[str, Any] = {"lr": rule.lr, "weight_decay": rule.l2}
     if rule.l1 or rule.clip is not None or rule.scope != "touched":
-        raise ConfigError(f"optimizer: l1, clip and scope belong to rows of tables — received {rule} — "
-                          "leave them out for the dense parameters; ClipGradients clips both")  # fmt: skip
+        raise ConfigError(
+            f"optimizer: l1, clip and scope belong to rows of tables — received {rule} — "
+            "leave them out for the dense parameters; ClipGradients clips both"
+        )
     if isinstance(rule, rules.Adam):
         adam: dict[str, Any] = {"betas": (rule.beta1, rule.beta2), "eps": rule.eps}
         if rule.decay and rule.l2:
-            raise ConfigError(f"optimizer: decay and l2 together — received {rule} — choose one for dense parameters")
+            raise ConfigError(
+                f"optimizer: decay and l2 together — received {rule} — choose one for dense "
+                "parameters"
+            )
         if rule.decay:
             return torch.optim.AdamW, common | adam | {"weight_decay": rule.decay}
         return torch.optim.Adam, common | adam
@@ -81,8 +96,13 @@ def _from_rule(rule: rules.Rule) -> tuple[type[torch.optim.Optimizer], dict[str,
     if isinstance(rule, rules.RmsProp):
         return torch.optim.RMSprop, common | {"alpha": rule.alpha, "eps": rule.eps}
     if isinstance(rule, (rules.Momentum, rules.Nesterov)):
-        return torch.optim.SGD, common | {"momentum": rule.momentum, "nesterov": isinstance(rule, rules.Nesterov)}
+        return torch.optim.SGD, common | {
+            "momentum": rule.momentum,
+            "nesterov": isinstance(rule, rules.Nesterov),
+        }
     if isinstance(rule, rules.Sgd):
         return torch.optim.SGD, common
-    raise ConfigError(f"optimizer: {type(rule).__name__} updates rows of tables only — received {rule} — "
-                      "use adam, adagrad, rms_prop, momentum, nesterov or sgd for the dense parameters")  # fmt: skip
+    raise ConfigError(
+        f"optimizer: {type(rule).__name__} updates rows of tables only — received {rule} — "
+        "use adam, adagrad, rms_prop, momentum, nesterov or sgd for the dense parameters"
+    )

@@ -14,7 +14,8 @@
 | O1          | `torch.compile(network, mode="default", dynamic=True)` for the training step                      |
 | O2          | `torch.compile(network, mode="max-autotune-no-cudagraphs", dynamic=True)` for the training step   |
 
-Neither level promises a factor; `docs/training.md` has what was measured. Rows of tables are float32 in all of them.
+Neither level promises a factor; `docs/training.md` has what was measured. Rows of tables are
+float32 in all of them.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ AMP_LEVELS = ("O0", "O1", "O2", "O3", "auto")
 class Precision:
     """In which number format the dense network computes.
 
-    `compute` is the autocast dtype (None = no autocast), `scaled` asks for dynamic loss scaling, `convert` for dense
-    parameters in `compute` as well.
+    `compute` is the autocast dtype (None = no autocast), `scaled` asks for dynamic loss scaling,
+    `convert` for dense parameters in `compute` as well.
     """
 
     compute: torch.dtype | None = None
@@ -55,23 +56,32 @@ class Precision:
         return torch.autocast(device.type, dtype=self.compute)
 
     def apply(self, network: nn.Module, parameters: Iterable[nn.Parameter]) -> None:
-        """Convert the dense parameters and float buffers of `network` in place, where the level asks for it."""
+        """Convert the dense parameters and float buffers of `network` in place, where the level
+        asks for it.
+        """
         if not self.convert or self.compute is None:
             return
         for tensor in [*parameters, *network.buffers()]:
             if tensor.is_floating_point():
                 tensor.data = tensor.data.to(self.compute)
         for module in network.modules():
-            # autocast leaves norms to the dtype of their input, which must then be that of their weights
+            # autocast leaves norms to the dtype of their input, which must then be that of their
+            # weights
             own = next(module.parameters(recurse=False), None)
-            if "Norm" in type(module).__name__ and own is not None and not hasattr(module, "_hotbed_cast"):
+            if (
+                "Norm" in type(module).__name__
+                and own is not None
+                and not hasattr(module, "_hotbed_cast")
+            ):
                 module.register_forward_pre_hook(_cast_inputs)
                 module._hotbed_cast = True  # type: ignore[assignment]
 
 
 def _cast_inputs(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     dtype = next(module.parameters(recurse=False)).dtype
-    return tuple(a.to(dtype) if torch.is_tensor(a) and a.is_floating_point() else a for a in arguments)
+    return tuple(
+        a.to(dtype) if torch.is_tensor(a) and a.is_floating_point() else a for a in arguments
+    )
 
 
 def precision(level: str, device: torch.device) -> Precision:
@@ -81,11 +91,16 @@ def precision(level: str, device: torch.device) -> Precision:
     Precision(compute=torch.bfloat16, scaled=False, convert=False)
     """
     if level not in AMP_LEVELS:
-        raise ConfigError(f"amp_level: unknown level — received {level!r} — {nearest(str(level), AMP_LEVELS)}")
+        raise ConfigError(
+            f"amp_level: unknown level — received {level!r} — {nearest(str(level), AMP_LEVELS)}"
+        )
     if level == "auto":
         level = "O2" if device.type == "cuda" else "O0"
         if level == "O0":
-            log.info("amp_level='auto' on %s: O0, float32 throughout; amp_level='O2' asks for bfloat16", device.type)
+            log.info(
+                "amp_level='auto' on %s: O0, float32 throughout; amp_level='O2' asks for bfloat16",
+                device.type,
+            )
     if level == "O0":
         return Precision()
     if level == "O3":
@@ -97,7 +112,9 @@ def precision(level: str, device: torch.device) -> Precision:
 
 @dataclass(frozen=True)
 class Boost:
-    """Settings of `torch.compile` for the training step; give one as `boost_level` to choose them yourself."""
+    """Settings of `torch.compile` for the training step; give one as `boost_level` to choose them
+    yourself.
+    """
 
     mode: str = "default"
     dynamic: bool | None = True
@@ -107,7 +124,11 @@ class Boost:
     def compile(self, network: nn.Module) -> nn.Module:
         """`network`, compiled; it shares the parameters of the original."""
         compiled: nn.Module = torch.compile(  # type: ignore[assignment]
-            network, mode=self.mode, dynamic=self.dynamic, fullgraph=self.fullgraph, backend=self.backend
+            network,
+            mode=self.mode,
+            dynamic=self.dynamic,
+            fullgraph=self.fullgraph,
+            backend=self.backend,
         )
         return compiled
 
@@ -120,9 +141,13 @@ BOOST_LEVELS: dict[str, Boost | None] = {
 
 
 def boost(level: str | Boost) -> Boost | None:
-    """The meaning of a `boost_level`; None = leave the network as it is. ConfigError for an unknown level."""
+    """The meaning of a `boost_level`; None = leave the network as it is. ConfigError for an unknown
+    level.
+    """
     if isinstance(level, Boost):
         return level
     if level not in BOOST_LEVELS:
-        raise ConfigError(f"boost_level: unknown level — received {level!r} — {nearest(str(level), BOOST_LEVELS)}")
+        raise ConfigError(
+            f"boost_level: unknown level — received {level!r} — {nearest(str(level), BOOST_LEVELS)}"
+        )
     return BOOST_LEVELS[level]

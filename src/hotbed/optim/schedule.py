@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learning-rate schedules as values: a factor on each group's own learning rate, for dense parameters and tables alike.
+"""Learning-rate schedules as values: a factor on each group's own learning rate, for dense
+parameters and tables alike.
 
-    schedule = Chain((Warmup(1000), Hold(20_000), Polynomial(10_000, power=2.0)))
-    scheduler = schedule.attach(optimizer)        # a torch LambdaLR; scheduler.step() after each training step
+    schedule = Chain((Warmup(1000), Hold(20_000), Polynomial(10_000, power=2.0))) scheduler =
+    schedule.attach(optimizer)        # a torch LambdaLR; scheduler.step() after each training step
 
-torch.optim.lr_scheduler has these shapes, but as objects bound to one optimizer that count in their own way; a value
-can be written in a job and attached to both optimizers. Any torch scheduler works as well.
+torch.optim.lr_scheduler has these shapes, but as objects bound to one optimizer that count in their
+own way; a value can be written in a job and attached to both optimizers. Any torch scheduler works
+as well.
 """
 
 from __future__ import annotations
@@ -21,14 +23,18 @@ from hotbed.errors import ConfigError
 
 @dataclass(frozen=True)
 class Schedule(ABC):
-    """A factor on the learning rate as a function of the step, over `steps` steps; after them the last factor stays."""
+    """A factor on the learning rate as a function of the step, over `steps` steps; after them the
+    last factor stays.
+    """
 
     steps: int
 
     def __post_init__(self) -> None:
         if self.steps < 1:
             name = type(self).__name__
-            raise ConfigError(f"{name}.steps: must be at least 1 — received {self.steps} — give a number of steps")
+            raise ConfigError(
+                f"{name}.steps: must be at least 1 — received {self.steps} — give a number of steps"
+            )
 
     @abstractmethod
     def at(self, progress: float) -> float:
@@ -45,7 +51,9 @@ class Schedule(ABC):
 
 @dataclass(frozen=True)
 class Warmup(Schedule):
-    """Linear from `start` (of the base) to 1; the first step already learns at `start + (1 - start) / steps`."""
+    """Linear from `start` (of the base) to 1; the first step already learns at `start + (1 - start)
+    / steps`.
+    """
 
     start: float = 0.0
 
@@ -65,7 +73,9 @@ class Hold(Schedule):
 
 @dataclass(frozen=True)
 class Polynomial(Schedule):
-    """From 1 to `end` as (1 - progress) ** power. Source: HugeCTR's LearningRateScheduler (decay_power, end_lr)."""
+    """From 1 to `end` as (1 - progress) ** power. Source: HugeCTR's LearningRateScheduler
+    (decay_power, end_lr).
+    """
 
     power: float = 1.0
     end: float = 0.0

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SparseOptimizer: applies each table's rule to the rows that the last backward passes gave gradients."""
+"""SparseOptimizer: applies each table's rule to the rows that the last backward passes gave
+gradients.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,15 @@ def dense_parameters(model: nn.Module) -> list[nn.Parameter]:
 
 
 class SparseOptimizer(torch.optim.Optimizer, StepsTables):
-    """A torch optimizer over the tables of a model: schedulers, accumulation, clipping and GradScaler work as with any other.
+    """A torch optimizer over the tables of a model: schedulers, accumulation, clipping and
+    GradScaler
+        work as with any other.
 
-    There is one parameter group for each set of tables that share dim and rule; its `lr` starts at the rule's, its `tables` names them.
-    `step()` sums what all lookups since the last step left (once an id), and applies the rule once a row. A gradient that is not finite
-    raises NonFiniteGradient, naming table and id, before any row changes. Frozen tables are passed over. Raises ConfigError for a
-    model without tables, or with two tables of one name.
+    There is one parameter group for each set of tables that share dim and rule; its `lr` starts at
+    the rule's, its `tables` names them. `step()` sums what all lookups since the last step left
+    (once an id), and applies the rule once a row. A gradient that is not finite raises
+    NonFiniteGradient, naming table and id, before any row changes. Frozen tables are passed over.
+    Raises ConfigError for a model without tables, or with two tables of one name.
 
     Example:
         >>> dense, sparse = torch.optim.Adam(hb.dense_parameters(model)), hb.SparseOptimizer(model)
@@ -42,7 +47,8 @@ class SparseOptimizer(torch.optim.Optimizer, StepsTables):
         self._modules = table_modules(model)
         if not self._modules:
             raise ConfigError(
-                f"SparseOptimizer: the model holds no tables — received {type(model).__name__} — use a dense optimizer alone"
+                f"SparseOptimizer: the model holds no tables — received {type(model).__name__} — "
+                "use a dense optimizer alone"
             )
         _check_names(self._modules)
         groups = [
@@ -67,25 +73,34 @@ class SparseOptimizer(torch.optim.Optimizer, StepsTables):
 
     def tables(self) -> list[Table]:
         """The tables, each once."""
-        return list({id(table): table for module in self._modules for table in module.tables}.values())
+        return list(
+            {id(table): table for module in self._modules for table in module.tables}.values()
+        )
 
     def check_finite(self) -> None:
-        """Raises NonFiniteGradient, naming table and id, if a waiting gradient is not finite. Changes nothing."""
+        """Raises NonFiniteGradient, naming table and id, if a waiting gradient is not finite.
+        Changes nothing.
+        """
         for module, step, grads in self._waiting():
             if module.pending is None or module.pending.known_finite(grads):
                 continue
-            for number, (table, address) in enumerate(zip(module.tables, module.addresses(step, grads), strict=True)):
+            for number, (table, address) in enumerate(
+                zip(module.tables, module.addresses(step, grads), strict=True)
+            ):
                 bad = step.find_nonfinite(number, address)
                 if bad is not None:
                     raise NonFiniteGradient(
-                        f"table {table.name!r}: the gradient of id {bad} is not finite — nothing was updated — look at the loss",
+                        f"table {table.name!r}: the gradient of id {bad} is not finite — nothing "
+                        "was updated — look at the loss",
                         table.name,
                         bad,
                     )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of every table that has a gradient waiting. Raises ConfigError where several ranks train."""
+        """One step of every table that has a gradient waiting. Raises ConfigError where several
+        ranks train.
+        """
         check_single_rank("SparseOptimizer.step")
         loss = None
         if closure is not None:
@@ -98,12 +113,17 @@ class SparseOptimizer(torch.optim.Optimizer, StepsTables):
                 table.watch_rate(own["lr"])
         rates = {id(rows): float(own["lr"]) for own in self.param_groups for rows in own["params"]}
         waiting = list(self._waiting())
-        steps, sums, lrs = [], [], []
+        steps = []
+        sums = []
+        lrs = []
         for module, step, grads in waiting:
-            pending, lr = module.pending, [0.0] * len(module.tables)
+            pending = module.pending
+            lr = [0.0] * len(module.tables)
             held = pending is not None and pending.holds(grads)
             steps.append(step)
-            sums.append(pending.addresses if pending is not None and held else module.addresses(step, grads))
+            sums.append(
+                pending.addresses if pending is not None and held else module.addresses(step, grads)
+            )
             for group, rows in zip(module.groups, module.rows, strict=True):
                 for table in group.tables:
                     lr[table] = rates[id(rows)]
@@ -116,7 +136,8 @@ class SparseOptimizer(torch.optim.Optimizer, StepsTables):
                 for t, one in zip(module.tables, lr, strict=True)
             }
             merged, arrays = Step.merge(steps, sums)
-            steps, sums = [merged], [[array.__array_interface__["data"][0] for array in arrays]]
+            steps = [merged]
+            sums = [[array.__array_interface__["data"][0] for array in arrays]]
             lrs = [[lr_of[id(native)] for native in merged.tables()]]
         for step, addresses, lr in zip(steps, sums, lrs, strict=True):
             step.apply(addresses, lr)
@@ -131,7 +152,11 @@ class SparseOptimizer(torch.optim.Optimizer, StepsTables):
             yield (
                 module,
                 module.pending.step,
-                [grad if grad.is_contiguous() else grad.contiguous() for grad in grads if grad is not None],
+                [
+                    grad if grad.is_contiguous() else grad.contiguous()
+                    for grad in grads
+                    if grad is not None
+                ],
             )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -147,6 +172,7 @@ def _check_names(modules: Sequence[TableModule]) -> None:
     for table in (table for module in modules for table in module.tables):
         if tables.setdefault(table.name, table) is not table:
             raise ConfigError(
-                f"SparseOptimizer: expected one table of each name, got two called {table.name!r}. Rename one, or let "
+                "SparseOptimizer: expected one table of each name, got two called "
+                f"{table.name!r}. Rename one, or let "
                 "the modules share one."
             )

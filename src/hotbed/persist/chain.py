@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fulls and the deltas on them: which stay, what applies to what, one full from a chain, and what people ask about them."""
+"""Fulls and the deltas on them: which stay, what applies to what, one full from a chain, and what
+people ask about them.
+"""
 
 from __future__ import annotations
 
@@ -50,33 +52,46 @@ _DENSE = "dense.safetensors"
 
 
 class Lineage:
-    """Which states somebody has taken, and which come next; the rules stand in docs/format.md under "Deltas".
+    """Which states somebody has taken, and which come next; the rules stand in docs/format.md under
+    "Deltas".
 
     `digest`: of the state at hand; None = none yet.
     """
 
     def __init__(self) -> None:
         self.digest: str | None = None
-        self._same: set[str] = set()  # digests of the state at hand: a compacted full is its parent too
+        # digests of the state at hand: a compacted full is its parent too
+        self._same: set[str] = set()
         self._taken: dict[str, None] = {}
 
     def accepts(self, manifest: Mapping[str, Any]) -> bool:
-        """Whether this state is to be taken next; False = it was taken before. DeltaGap, ForkedLineage where it cannot be."""
-        digest, version = manifest["digest"], manifest["version"]
+        """Whether this state is to be taken next; False = it was taken before. DeltaGap,
+        ForkedLineage where it cannot be.
+        """
+        digest = manifest["digest"]
+        version = manifest["version"]
         if digest in self._taken:
             return False
         if manifest["kind"] == "full" or manifest["parent"] in self._same:
             return True
         chain = [link["digest"] for link in manifest["chain"]]
         if self.digest is None:
-            raise DeltaGap(f"delta {version}: there is no state yet to apply it to — received parent {manifest['parent'][:12]} — "
-                           "take the full of its chain first")  # fmt: skip
+            raise DeltaGap(
+                f"delta {version}: there is no state yet to apply it to — received parent "
+                f"{manifest['parent'][:12]} — "
+                "take the full of its chain first"
+            )
         if self._same & set(chain):
             missing = len(chain) - 1 - max(n for n, one in enumerate(chain) if one in self._same)
-            raise DeltaGap(f"delta {version}: {missing} deltas before it are missing — received parent "
-                           f"{manifest['parent'][:12]} on {self.digest[:12]} — take them first, in order")  # fmt: skip
-        raise ForkedLineage(f"delta {version}: it belongs to a run that branched off — received parent {manifest['parent'][:12]} on "
-                            f"{self.digest[:12]} — take the next full of its run")  # fmt: skip
+            raise DeltaGap(
+                f"delta {version}: {missing} deltas before it are missing — received parent "
+                f"{manifest['parent'][:12]} on {self.digest[:12]} — take them first, in order"
+            )
+        raise ForkedLineage(
+            f"delta {version}: it belongs to a run that branched off — received parent "
+            f"{manifest['parent'][:12]} on "
+            f"{self.digest[:12]} — take the next full of its run"
+        )
 
     def was_taken(self, manifest: Mapping[str, Any]) -> bool:
         """Whether this state was at hand before."""
@@ -93,10 +108,11 @@ class Lineage:
 
 
 class Replica:
-    """Tables that follow a run: each full and delta once, in order, checked before anything changes.
+    """Tables that follow a run: each full and delta once, in order, checked before anything
+    changes.
 
-    `tables`: made from the first state's description where none are given. Ids that wait for admission are not followed:
-    a replica is read, and does not learn.
+    `tables`: made from the first state's description where none are given. Ids that wait for
+    admission are not followed: a replica is read, and does not learn.
 
     Example:
         >>> replica = Replica()
@@ -111,8 +127,9 @@ class Replica:
     def apply(self, state: Reader | Link) -> bool:
         """Take a state: a full, or the one delta that follows. False where it was taken before.
 
-        A Reader whose whole chain is there is taken whole where its delta alone does not fit. Raises DeltaGap and
-        ForkedLineage for a Link that does not fit, FormatError naming a bad file; the tables are then as before.
+        A Reader whose whole chain is there is taken whole where its delta alone does not fit.
+        Raises DeltaGap and ForkedLineage for a Link that does not fit, FormatError naming a bad
+        file; the tables are then as before.
         """
         link = state.links[-1] if isinstance(state, Reader) else state
         try:
@@ -144,11 +161,13 @@ class Replica:
         self.lineage.took(link.manifest)
 
 
-# --- what stays -----------------------------------------------------------------------------------------------------
+# --- what stays -----------------------------------------------------------------------------------
 
 
 def retain(store: Store, keep: int) -> None:
-    """Remove all but the newest `keep` fulls, the deltas that rest on them, and what the newest state needs."""
+    """Remove all but the newest `keep` fulls, the deltas that rest on them, and what the newest
+    state needs.
+    """
     newest = store.newest()
     if newest is None:
         return
@@ -164,7 +183,9 @@ def retain(store: Store, keep: int) -> None:
 
 
 def _base(store: Store, folder: str) -> str | None:
-    """The full that a checkpoint rests on, itself for a full; None where its manifest cannot be read."""
+    """The full that a checkpoint rests on, itself for a full; None where its manifest cannot be
+    read.
+    """
     try:
         chain = open_link(store, folder).manifest.get("chain")
     except PersistError:
@@ -173,9 +194,11 @@ def _base(store: Store, folder: str) -> str | None:
 
 
 def compact(where: Where) -> Saved | None:
-    """Make a full of the newest state under `where`, of the same content digest; None where it is a full already.
+    """Make a full of the newest state under `where`, of the same content digest; None where it is a
+    full already.
 
-    The chain stays until retention gives it up, so what rests on it goes on; a follower takes either.
+    The chain stays until retention gives it up, so what rests on it goes on; a follower takes
+    either.
     """
     reader = open_checkpoint(where)
     if len(reader.links) == 1:
@@ -187,21 +210,29 @@ def compact(where: Where) -> Saved | None:
         for name in newest.manifest["files"]:
             if name not in named:
                 writer.write(name, newest.read(name))
-        tables = [write_merged(writer, number, reader, name) for number, name in enumerate(table_names(reader))]
+        tables = [
+            write_merged(writer, number, reader, name)
+            for number, name in enumerate(table_names(reader))
+        ]
         dropped = ("format", "format_version", "files", "digest")
         members = {name: value for name, value in newest.manifest.items() if name not in dropped}
         link = {"kind": "full", "parent": newest.manifest["digest"], "chain": [], "compacted": True}
         if (latest := reader.store.newest()) is None or latest.folder != newest.folder:
-            raise PersistError(f"{where}: another became newest meanwhile — received {latest} — compact again")
+            raise PersistError(
+                f"{where}: another became newest meanwhile — received {latest} — compact again"
+            )
         return writer.commit({**members, **link, "tables": tables})
 
 
 def write_merged(
     writer: Writer, number: int, reader: Reader, name: str, columns: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """All rows of a table of a chain as parts of a full; returns the table's entry. `columns`: only these, where they are."""
+    """All rows of a table of a chain as parts of a full; returns the table's entry. `columns`: only
+    these, where they are.
+    """
     entry = reader.links[-1].entry(name)
-    spans, parts = partition_ranges(entry["rows"]), []
+    spans = partition_ranges(entry["rows"])
+    parts = []
     for span, batch in zip(spans, reader.spans(name, spans), strict=True):
         if batch is not None:
             file = f"{table_folder(number, name)}/rows-{span.start:03d}-{span.stop - 1:03d}.arrow"
@@ -210,43 +241,62 @@ def write_merged(
     return {**entry, "parts": parts, "removed": []}
 
 
-def write_version(writer: Writer, reader: Reader, last: Link | None, graph: Graph | None = None) -> Saved:
-    """Write what a server needs of a checkpoint: a delta where `last` is its parent, else a full with `graph`."""
-    manifest, link = reader.manifest, reader.links[-1]
-    delta = last is not None and manifest["kind"] == "delta" and last.manifest["source"] == manifest["parent"]
+def write_version(
+    writer: Writer, reader: Reader, last: Link | None, graph: Graph | None = None
+) -> Saved:
+    """Write what a server needs of a checkpoint: a delta where `last` is its parent, else a full
+    with `graph`.
+    """
+    manifest = reader.manifest
+    link = reader.links[-1]
+    delta = (
+        last is not None
+        and manifest["kind"] == "delta"
+        and last.manifest["source"] == manifest["parent"]
+    )
     names = table_names(reader)
-    tables = [write_values(writer, number, link, name) if delta else write_merged(writer, number, reader, name, VALUES)
-              for number, name in enumerate(names)]  # fmt: skip
+    tables = [
+        write_values(writer, number, link, name)
+        if delta
+        else write_merged(writer, number, reader, name, VALUES)
+        for number, name in enumerate(names)
+    ]
     if network := network_bytes(reader):
         writer.write(_DENSE, network)
     if graph is not None and not delta:
         writer.write(graph.file, graph.onnx)
-    return writer.commit({
-        **{name: manifest[name] for name in ("package_version", "version", "model", "schema", "counters")},
-        **({"graph": graph.describe()} if graph is not None and not delta else {}),
-        "kind": "delta" if delta else "full",
-        "contents": "values",
-        "parent": None if last is None else last.manifest["digest"],
-        "chain": last.chain if delta and last is not None else [],
-        "source": manifest["digest"],
-        "published": time.time(),
-        **moments(manifest),
-        "positions": {},
-        "dense": {"file": _DENSE, "optimizers": {}} if network else None,
-        "progress": None,
-        "tables": [{**entry, "candidates": None} for entry in tables],
-    })  # fmt: skip
+    return writer.commit(
+        {
+            **{
+                name: manifest[name]
+                for name in ("package_version", "version", "model", "schema", "counters")
+            },
+            **({"graph": graph.describe()} if graph is not None and not delta else {}),
+            "kind": "delta" if delta else "full",
+            "contents": "values",
+            "parent": None if last is None else last.manifest["digest"],
+            "chain": last.chain if delta and last is not None else [],
+            "source": manifest["digest"],
+            "published": time.time(),
+            **moments(manifest),
+            "positions": {},
+            "dense": {"file": _DENSE, "optimizers": {}} if network else None,
+            "progress": None,
+            "tables": [{**entry, "candidates": None} for entry in tables],
+        }
+    )
 
 
 def _parts_of(entry: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [*entry["parts"], *entry.get("removed", ())]
 
 
-# --- what people ask ------------------------------------------------------------------------------------------------
+# --- what people ask ------------------------------------------------------------------------------
 
 
 def verify(where: Where) -> dict[str, Any]:
-    """Check everything about a checkpoint: files, row numbers, order, partitions. FormatError names what is wrong.
+    """Check everything about a checkpoint: files, row numbers, order, partitions. FormatError names
+        what is wrong.
 
     Returns `{"folder", "kind", "version", "digest", "content_digest", "links", "files", "bytes"}`.
     """
@@ -258,8 +308,11 @@ def _verified(reader: Reader) -> dict[str, Any]:
     for entry in reader.manifest["tables"]:
         rows = sum(batch.num_rows for batch in reader.rows(entry["name"]))
         if rows != entry["rows"]:
-            raise FormatError(f"{reader.folder}: table {entry['name']!r} has {rows} rows — received {entry['rows']} in the "
-                              f"manifest — {ADVICE}")  # fmt: skip
+            raise FormatError(
+                f"{reader.folder}: table {entry['name']!r} has {rows} rows — received "
+                f"{entry['rows']} in the "
+                f"manifest — {ADVICE}"
+            )
     files = [entry for link in reader.links for entry in link.manifest["files"].values()]
     return {
         **_head(reader),
@@ -271,9 +324,12 @@ def _verified(reader: Reader) -> dict[str, Any]:
 
 
 def describe(where: Where) -> dict[str, Any]:
-    """What a checkpoint holds, as plain values: tables with sizes and histograms, positions, digests, its chain.
+    """What a checkpoint holds, as plain values: tables with sizes and histograms, positions,
+    digests,
+        its chain.
 
-    Histograms are `{"from", "to", "rows"}` lists: of the Euclidean norms of rows, and of counts where they are kept.
+    Histograms are `{"from", "to", "rows"}` lists: of the Euclidean norms of rows, and of counts
+    where they are kept.
     """
     return read_newest(where, _description)
 
@@ -288,21 +344,31 @@ def _description(reader: Reader) -> dict[str, Any]:
         "chain": manifest.get("chain", []),
         "package_version": manifest["package_version"],
         "format_version": manifest["format_version"],
-        "bytes": [sum(entry["bytes"] for entry in link.manifest["files"].values()) for link in reader.links],
+        "bytes": [
+            sum(entry["bytes"] for entry in link.manifest["files"].values())
+            for link in reader.links
+        ],
         "positions": manifest["positions"],
         "counters": manifest["counters"],
-        "dense": {"tensors": len(dense), "parameters": sum(int(np.prod(shape)) for _, shape in dense)},
+        "dense": {
+            "tensors": len(dense),
+            "parameters": sum(int(np.prod(shape)) for _, shape in dense),
+        },
         "tables": tables,
     }
 
 
 def _head(reader: Reader) -> dict[str, Any]:
     manifest = reader.manifest
-    return {"folder": reader.folder, **{name: manifest[name] for name in ("kind", "version", "digest")}}
+    return {
+        "folder": reader.folder,
+        **{name: manifest[name] for name in ("kind", "version", "digest")},
+    }
 
 
 def _described(reader: Reader, entry: Mapping[str, Any]) -> dict[str, Any]:
-    norms, counts = _Histogram(), _Histogram()
+    norms = _Histogram()
+    counts = _Histogram()
     for batch in reader.rows(entry["name"]):
         values = flat(batch.column("value")).reshape(batch.num_rows, -1).astype(np.float64)
         norms.add(np.sqrt(np.square(values).sum(axis=1)))
@@ -341,15 +407,18 @@ class _Histogram:
     def bins(self) -> list[dict[str, float]]:
         known = sorted(exponent for exponent in self._counts if exponent is not None)
         found = [{"from": 2.0 ** (e - 1), "to": 2.0**e, "rows": self._counts[e]} for e in known]
-        return ([{"from": 0.0, "to": 0.0, "rows": self._counts[None]}] if None in self._counts else []) + found
+        return (
+            [{"from": 0.0, "to": 0.0, "rows": self._counts[None]}] if None in self._counts else []
+        ) + found
 
 
 def diff(a: Where, b: Where) -> dict[str, Any]:
-    """What differs between two checkpoints, as plain values; `{"same": True, ...}` where their content is the same.
+    """What differs between two checkpoints, as plain values; `{"same": True, ...}` where their
+    content is the same.
 
-    `tables`: rows added, removed and changed from `a` to `b`, and the largest difference of a value; `dense`: the largest
-    difference by tensor, only those that differ; None = only in one, or of another shape. `positions` (without `now` and `topic`),
-    `counters`: [a's, b's].
+    `tables`: rows added, removed and changed from `a` to `b`, and the largest difference of a
+    value; `dense`: the largest difference by tensor, only those that differ; None = only in one, or
+    of another shape. `positions` (without `now` and `topic`), `counters`: [a's, b's].
     """
     return read_newest(a, lambda one: read_newest(b, lambda two: _difference(one, two)))
 
@@ -358,7 +427,8 @@ def _difference(one: Reader, two: Reader) -> dict[str, Any]:
     names = sorted({*table_names(one), *table_names(two)})
     tables = {name: _table_difference(one, two, name) for name in names}
     first, second = (
-        {name: (dtype, shape, data) for name, dtype, shape, data in tensors(reader)} for reader in (one, two)
+        {name: (dtype, shape, data) for name, dtype, shape, data in tensors(reader)}
+        for reader in (one, two)
     )
     dense: dict[str, float | None] = {}
     for name in sorted({*first, *second}):
@@ -382,7 +452,9 @@ def _difference(one: Reader, two: Reader) -> dict[str, Any]:
 
 def _floats(dtype: str, shape: list[int], data: memoryview) -> NDArray[np.float64]:
     if dtype == "BF16":  # the upper half of a float32
-        return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        return (
+            (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        )
     kinds = {"F": "f", "I": "i", "U": "u", "B": "?"}
     kind = "?" if dtype == "BOOL" else f"<{kinds[dtype[0]]}{int(dtype[1:]) // 8}"
     return np.frombuffer(data, kind).astype(np.float64)
@@ -396,14 +468,20 @@ def _table_difference(one: Reader, two: Reader, name: str) -> dict[str, Any] | N
     spans = partition_ranges(one.links[-1].entry(name)["rows"], 1 << 16)
     for old, new in zip(one.spans(name, spans), two.spans(name, spans), strict=True):
         if old is None or new is None:
-            added, removed = added + (new.num_rows if new else 0), removed + (old.num_rows if old else 0)
+            added = added + (new.num_rows if new else 0)
+            removed = removed + (old.num_rows if old else 0)
             continue
-        _, here, there = np.intersect1d(old.column("id"), new.column("id"), assume_unique=True, return_indices=True)
-        added, removed = added + new.num_rows - len(there), removed + old.num_rows - len(here)
+        _, here, there = np.intersect1d(
+            old.column("id"), new.column("id"), assume_unique=True, return_indices=True
+        )
+        added = added + new.num_rows - len(there)
+        removed = removed + old.num_rows - len(here)
         columns = [column for column in old.schema.names if column in new.schema.names]
         differs = np.zeros(len(here), bool)
         for column in columns if len(here) else ():
-            left, right = (_matrix(batch, column)[rows] for batch, rows in ((old, here), (new, there)))
+            left, right = (
+                _matrix(batch, column)[rows] for batch, rows in ((old, here), (new, there))
+            )
             differs |= (left != right).any(axis=1) if left.shape == right.shape else True
             if column == "value" and left.shape == right.shape:
                 largest = max(largest, float(np.abs(left.astype(np.float64) - right).max()))

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is in a checkpoint: network, tables, optimizers, progress and their description, in the container of `format`.
+"""What is in a checkpoint: network, tables, optimizers, progress and their description, in the
+container of `format`.
 
 saved = save(path, State(network=network, tables=tables, optimizers={"dense": optimizer}))
-restore(open_checkpoint(path), State(network=network, tables=tables, optimizers={"dense": optimizer}))
+restore(open_checkpoint(path), State(network=network, tables=tables, optimizers={"dense":
+optimizer}))
 
-While training goes on: `capture` the state between two steps, and let a `Saver` write it on another thread.
+While training goes on: `capture` the state between two steps, and let a `Saver` write it on another
+thread.
 """
 
 from __future__ import annotations
@@ -35,9 +38,20 @@ from hotbed.persist.resume import Meaning, compare, meaning
 from hotbed.persist.store import JOURNAL, LocalStore, Store, open_store
 from hotbed.persist.tree import Arrays, encode, packed
 
-__all__ = ["Capture", "Saved", "Saver", "State", "capture", "open_checkpoint", "restore", "save", "write"]
+__all__ = [
+    "Capture",
+    "Saved",
+    "Saver",
+    "State",
+    "capture",
+    "open_checkpoint",
+    "restore",
+    "save",
+    "write",
+]
 
-DENSE, PROGRESS = "dense.safetensors", "progress.safetensors"
+DENSE = "dense.safetensors"
+PROGRESS = "progress.safetensors"
 log = logging.getLogger("hotbed.persist")
 
 
@@ -45,10 +59,10 @@ log = logging.getLogger("hotbed.persist")
 class State:
     """Everything a checkpoint holds.
 
-    `tables` by name; `optimizers` by name, None = there is none; `rows` = parameters of `network` that are rows of
-    tables, which are saved with the tables instead; `progress` = nested dicts and lists with numbers, text and NumPy arrays
-    (callbacks, metrics, the run); `random` = states of torch's generators by name. The rest is plain JSON, see
-    docs/format.md.
+    `tables` by name; `optimizers` by name, None = there is none; `rows` = parameters of `network`
+    that are rows of tables, which are saved with the tables instead; `progress` = nested dicts and
+    lists with numbers, text and NumPy arrays (callbacks, metrics, the run); `random` = states of
+    torch's generators by name. The rest is plain JSON, see docs/format.md.
     """
 
     network: nn.Module | None = None
@@ -67,7 +81,9 @@ class State:
 
 @dataclass(frozen=True)
 class Capture:
-    """A state at one moment, to be written while training goes on. `write` closes it; else call `close(saved=False)`."""
+    """A state at one moment, to be written while training goes on. `write` closes it; else call
+    `close(saved=False)`.
+    """
 
     members: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
@@ -84,10 +100,12 @@ class Capture:
 
 
 def capture(state: State, changes: bool = False) -> Capture:
-    """The state of this moment. Call it between two steps, on the thread that trains; it copies the dense part only.
+    """The state of this moment. Call it between two steps, on the thread that trains; it copies the
+    dense part only.
 
-    `changes`: of tables only rows that changed or went since the last capture that was saved; every table must `track`.
-    Raises PersistError where a snapshot of a table is open, or where something cannot be saved, naming it.
+    `changes`: of tables only rows that changed or went since the last capture that was saved; every
+    table must `track`. Raises PersistError where a snapshot of a table is open, or where something
+    cannot be saved, naming it.
     """
     with contextlib.ExitStack() as undo:
         tables = []
@@ -103,9 +121,10 @@ def capture(state: State, changes: bool = False) -> Capture:
 def write(where: Where, captured: Capture, keep: int = 1, parent: Saved | None = None) -> Saved:
     """Write a capture as the newest checkpoint under `where` and close it.
 
-    `keep`: fulls that stay, each with the deltas on it. `parent`: the checkpoint that it descends from, needed for a capture
-    of changes, which becomes a delta on it; else `State.parent` counts. Raises PersistError when the disk refuses or the
-    parent is gone; what was newest before then stays so, and the changes are held by the next capture.
+    `keep`: fulls that stay, each with the deltas on it. `parent`: the checkpoint that it descends
+    from, needed for a capture of changes, which becomes a delta on it; else `State.parent` counts.
+    Raises PersistError when the disk refuses or the parent is gone; what was newest before then
+    stays so, and the changes are held by the next capture.
     """
     saved = False
     try:
@@ -123,13 +142,17 @@ def write(where: Where, captured: Capture, keep: int = 1, parent: Saved | None =
 
 
 def save(where: Where, state: State, keep: int = 1) -> Saved:
-    """Write `state` as the newest checkpoint under `where` (a path or URL), a full; `keep` = fulls that stay.
+    """Write `state` as the newest checkpoint under `where` (a path or URL), a full; `keep` = fulls
+    that stay.
 
-    What tables track is left alone. Raises PersistError when the disk refuses, where a stream that runs keeps its states, or
-    when optimizer state is neither a tensor nor JSON; what was newest before then stays so. Raises
-    FormatError where CURRENT is torn, or missing beside states.
+    What tables track is left alone. Raises PersistError when the disk refuses, where a stream that
+    runs keeps its states, or when optimizer state is neither a tensor nor JSON; what was newest
+    before then stays so. Raises FormatError where CURRENT is torn, or missing beside states.
     """
-    tables = [CapturedTable(name, describe(t.config), len(t), Whole(t)) for name, t in sorted(state.tables.items())]
+    tables = [
+        CapturedTable(name, describe(t.config), len(t), Whole(t))
+        for name, t in sorted(state.tables.items())
+    ]
     store = open_store(where)
     with _only_writer(store):
         store.newest()  # raises where CURRENT is torn or lost: retention would remove the states
@@ -149,22 +172,28 @@ def _only_writer(store: Store) -> Iterator[None]:
 def restore(reader: Reader, state: State, allow: Sequence[str] = ()) -> None:
     """Load a checkpoint into the network, tables and optimizers of `state`, which were built alike.
 
-    `reader.progress` and `reader.random` are for the caller. Every file is checked before anything changes. `allow`:
-    names of fields that may differ although the state means something else with them; see docs/persist.md. Raises
-    FormatError naming a bad file, PersistError naming the field, parameter, table or optimizer that the checkpoint does
-    not fit.
+    `reader.progress` and `reader.random` are for the caller. Every file is checked before anything
+    changes. `allow`: names of fields that may differ although the state means something else with
+    them; see docs/persist.md. Raises FormatError naming a bad file, PersistError naming the field,
+    parameter, table or optimizer that the checkpoint does not fit.
     """
     if reader.manifest.get("contents") == "values":
-        raise PersistError(f"{reader.folder}: published values, not a state — received contents 'values' — give the path that "
-                           "training saves to")  # fmt: skip
+        raise PersistError(
+            f"{reader.folder}: published values, not a state — received contents 'values' — give "
+            "the path that "
+            "training saves to"
+        )
     reader.verify()
     saved = {entry["name"]: entry for entry in reader.manifest["tables"]}
     if set(saved) != set(state.tables):
-        raise PersistError(f"{reader.folder}: it has tables {sorted(saved)} — received a network with "
-                           f"{sorted(state.tables)} — build the network as it was when it was saved")  # fmt: skip
+        raise PersistError(
+            f"{reader.folder}: it has tables {sorted(saved)} — received a network with "
+            f"{sorted(state.tables)} — build the network as it was when it was saved"
+        )
     accepted = compare(reader.folder, *_meanings(reader, state), allow)
     loaded = safetensors.torch.load(bytes(reader.dense())) if reader.dense() else {}
-    # clones lie where torch's allocator aligns them: kernels may give other last bits for other alignments
+    # clones lie where torch's allocator aligns them: kernels may give other last bits for other
+    # alignments
     tensors = {name: tensor.clone() for name, tensor in loaded.items()}
     if state.network is not None:
         _load_network(reader.folder, state.network, state.rows, tensors)
@@ -183,13 +212,17 @@ def restore(reader: Reader, state: State, allow: Sequence[str] = ()) -> None:
         except PersistError as error:
             raise PersistError(f"{reader.folder}: {error}") from error
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            fields = [f"tables.{table}.rule.lr" for table in group.get("tables", ())] or ["optimizer.lr"]
+            fields = [f"tables.{table}.rule.lr" for table in group.get("tables", ())] or [
+                "optimizer.lr"
+            ]
             if accepted.intersection(fields):
                 _set_rate(group, rate)
 
 
 def _meanings(reader: Reader, state: State) -> tuple[Meaning, Meaning]:
-    """What the checkpoint means, and what `state` does; parts that `state` does not describe are left out."""
+    """What the checkpoint means, and what `state` does; parts that `state` does not describe are
+    left out.
+    """
     manifest = reader.manifest
     configs = {entry["name"]: entry["config"] for entry in manifest["tables"]}
     schema = None if state.schema is None else manifest["schema"]
@@ -203,9 +236,10 @@ def _meanings(reader: Reader, state: State) -> tuple[Meaning, Meaning]:
 class Saver:
     """Writes captures under one path, one at a time, each on a thread of its own.
 
-    `submit` hands a capture over and returns; `busy` tells whether one is being written; `wait` returns the last
-    checkpoint on disk. A save that failed raises PersistError at the next `submit` or `wait`; the last good
-    state stays newest, and the next capture has to be a full (`needs_full`).
+    `submit` hands a capture over and returns; `busy` tells whether one is being written; `wait`
+    returns the last checkpoint on disk. A save that failed raises PersistError at the next `submit`
+    or `wait`; the last good state stays newest, and the next capture has to be a full
+    (`needs_full`).
 
     Example:
         >>> saver = Saver("model", keep=2)
@@ -215,7 +249,8 @@ class Saver:
     """
 
     def __init__(self, where: Where, keep: int = 1) -> None:
-        self._where, self._keep = where, keep
+        self._where = where
+        self._keep = keep
         self._writing: Future[Saved] | None = None
         self._last: Saved | None = None
         self._failed = False
@@ -227,20 +262,29 @@ class Saver:
 
     @property
     def needs_full(self) -> bool:
-        """Whether the next capture has to be a full: nothing was saved yet, or the last save failed."""
-        failed = self._writing is not None and self._writing.done() and self._writing.exception() is not None
+        """Whether the next capture has to be a full: nothing was saved yet, or the last save
+        failed.
+        """
+        failed = (
+            self._writing is not None
+            and self._writing.done()
+            and self._writing.exception() is not None
+        )
         return self._failed or failed or (self._last is None and self._writing is None)
 
     def submit(self, captured: Capture) -> None:
         """Write `captured` on the thread; waits where another is still being written.
 
-        Raises PersistError for a failure of the save before, or for changes where a full is needed; `captured` is closed.
+        Raises PersistError for a failure of the save before, or for changes where a full is needed;
+        `captured` is closed.
         """
         try:
             self.wait()
             if captured.changes and self.needs_full:
-                raise PersistError(f"{self._where}: a full is needed first — received a capture of changes — "
-                                   "capture with changes=not saver.needs_full")  # fmt: skip
+                raise PersistError(
+                    f"{self._where}: a full is needed first — received a capture of changes — "
+                    "capture with changes=not saver.needs_full"
+                )
         except BaseException:
             captured.close(saved=False)
             raise
@@ -249,8 +293,11 @@ class Saver:
         self._thread.shutdown(wait=False)  # it ends with the save
 
     def wait(self) -> Saved | None:
-        """The last checkpoint on disk, once nothing is being written; None before the first. Raises what a save raised."""
-        writing, self._writing = self._writing, None
+        """The last checkpoint on disk, once nothing is being written; None before the first. Raises
+        what a save raised.
+        """
+        writing = self._writing
+        self._writing = None
         if writing is not None:
             self._failed = True  # until the result says otherwise
             try:
@@ -275,7 +322,9 @@ def _capture(state: State, tables: tuple[CapturedTable, ...], *, changes: bool) 
             found, optimizers[name] = flatten(optimizer, name)
             tensors |= found
     tree, arrays = encode(state.progress, "progress")
-    random, states = encode({name: one.cpu().numpy() for name, one in state.random.items()}, "random")
+    random, states = encode(
+        {name: one.cpu().numpy() for name, one in state.random.items()}, "random"
+    )
     members = {
         "package_version": _package_version(),
         "contents": "state",
@@ -301,14 +350,19 @@ def _write(writer: Writer, captured: Capture, parent: Saved | None) -> Saved:
     tables = [write_table(writer, number, table) for number, table in enumerate(captured.tables)]
     chain = parent.chain if captured.changes and parent is not None else ()
     kind = "delta" if captured.changes else "full"
-    dense, progress = captured.optimizers, captured.progress
+    dense = captured.optimizers
+    progress = captured.progress
     members = {
         **captured.members,
         "kind": kind,
         "parent": captured.members["parent"] if parent is None else parent.digest,
         "chain": list(chain),
-        "dense": None if dense is None else {"file": DENSE if captured.tensors else None, "optimizers": dense},
-        "progress": {"file": PROGRESS if captured.arrays else None, **progress} if any(progress.values()) else None,
+        "dense": None
+        if dense is None
+        else {"file": DENSE if captured.tensors else None, "optimizers": dense},
+        "progress": {"file": PROGRESS if captured.arrays else None, **progress}
+        if any(progress.values())
+        else None,
         "tables": tables,
     }
     return writer.commit(members)
@@ -318,68 +372,104 @@ def _check_chain(writer: Writer, parent: Saved | None) -> None:
     """A delta must never become newest without what it rests on."""
     for link in () if parent is None else parent.chain:
         if open_link(writer.store, link["folder"]).manifest["digest"] != link["digest"]:
-            raise PersistError(f"{writer.store.place(link['folder'])}: a delta rests on it, but it is another checkpoint — "
-                               "received another digest — save a full")  # fmt: skip
+            raise PersistError(
+                f"{writer.store.place(link['folder'])}: a delta rests on it, but it is another "
+                "checkpoint — "
+                "received another digest — save a full"
+            )
     if parent is None:
-        raise PersistError("write: a capture of changes needs the checkpoint that they follow — received parent=None — "
-                           "save a full first")  # fmt: skip
+        raise PersistError(
+            "write: a capture of changes needs the checkpoint that they follow — received "
+            "parent=None — "
+            "save a full first"
+        )
 
 
-# --- network --------------------------------------------------------------------------------------------------------
+# --- network --------------------------------------------------------------------------------------
 
 
 def _network_tensors(network: nn.Module, rows: Iterable[nn.Parameter]) -> dict[str, Tensor]:
     skipped = _names_of(network, rows)
     return {
-        f"network/{name}": tensor.detach().cpu().clone().contiguous()  # a clone: safetensors refuses shared memory
+        # a clone: safetensors refuses shared memory
+        f"network/{name}": tensor.detach().cpu().clone().contiguous()
         for name, tensor in dense_state(network).items()
         if name not in skipped
     }
 
 
-def _load_network(folder: str, network: nn.Module, rows: Iterable[nn.Parameter], tensors: Mapping[str, Tensor]) -> None:
+def _load_network(
+    folder: str, network: nn.Module, rows: Iterable[nn.Parameter], tensors: Mapping[str, Tensor]
+) -> None:
     skipped = _names_of(network, rows)
     own = {name: tensor for name, tensor in dense_state(network).items() if name not in skipped}
-    saved = {name.removeprefix("network/"): tensor for name, tensor in tensors.items() if name.startswith("network/")}
+    saved = {
+        name.removeprefix("network/"): tensor
+        for name, tensor in tensors.items()
+        if name.startswith("network/")
+    }
     for name in sorted({*own, *saved}):
         if name not in own or name not in saved or own[name].shape != saved[name].shape:
-            here, there = (list(side[name].shape) if name in side else "nothing" for side in (own, saved))
-            raise PersistError(f"{folder}: parameter {name!r} differs — received {there} for {here} — "
-                               "build the network as it was when it was saved")  # fmt: skip
+            here, there = (
+                list(side[name].shape) if name in side else "nothing" for side in (own, saved)
+            )
+            raise PersistError(
+                f"{folder}: parameter {name!r} differs — received {there} for {here} — "
+                "build the network as it was when it was saved"
+            )
     network.load_state_dict(saved, strict=False)
 
 
 def _names_of(network: nn.Module, parameters: Iterable[nn.Parameter]) -> set[str]:
     wanted = {id(parameter) for parameter in parameters}
-    return {name for name, one in network.named_parameters(remove_duplicate=False) if id(one) in wanted}
+    return {
+        name for name, one in network.named_parameters(remove_duplicate=False) if id(one) in wanted
+    }
 
 
-# --- optimizers -----------------------------------------------------------------------------------------------------
+# --- optimizers -----------------------------------------------------------------------------------
 
 
-def flatten(optimizer: torch.optim.Optimizer, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """State of an optimizer as tensors by `optimizer/<name>/<parameter number>/<key>` and a JSON description."""
+def flatten(
+    optimizer: torch.optim.Optimizer, name: str
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """State of an optimizer as tensors by `optimizer/<name>/<parameter number>/<key>` and a JSON
+    description.
+    """
     state = optimizer.state_dict()
     tensors: dict[str, Tensor] = {}
     scalars: dict[str, dict[str, Any]] = {}
     for number, entries in state["state"].items():
         for key, value in entries.items():
             if torch.is_tensor(value):
-                tensors[f"optimizer/{name}/{number}/{key}"] = value.detach().cpu().clone().contiguous()
+                tensors[f"optimizer/{name}/{number}/{key}"] = (
+                    value.detach().cpu().clone().contiguous()
+                )
             else:
-                scalars.setdefault(str(number), {})[key] = _plain(value, f"optimizer {name}: state {key!r}")
-    groups = [{key: _plain(value, f"optimizer {name}: group {key!r}") for key, value in group.items()}
-              for group in state["param_groups"]]  # fmt: skip
+                scalars.setdefault(str(number), {})[key] = _plain(
+                    value, f"optimizer {name}: state {key!r}"
+                )
+    groups = [
+        {key: _plain(value, f"optimizer {name}: group {key!r}") for key, value in group.items()}
+        for group in state["param_groups"]
+    ]
     return tensors, {"class": type(optimizer).__name__, "groups": groups, "scalars": scalars}
 
 
 def unflatten(
-    optimizer: torch.optim.Optimizer, name: str, tensors: Mapping[str, Tensor], plain: Mapping[str, Any]
+    optimizer: torch.optim.Optimizer,
+    name: str,
+    tensors: Mapping[str, Tensor],
+    plain: Mapping[str, Any],
 ) -> None:
-    """Load what `flatten` gave into an optimizer of the same class over the same parameters, else PersistError."""
+    """Load what `flatten` gave into an optimizer of the same class over the same parameters, else
+    PersistError.
+    """
     if plain["class"] != type(optimizer).__name__:
-        raise PersistError(f"optimizer {name}: the checkpoint has the state of {plain['class']} — received "
-                           f"{type(optimizer).__name__} — use the same class, or a new model")  # fmt: skip
+        raise PersistError(
+            f"optimizer {name}: the checkpoint has the state of {plain['class']} — received "
+            f"{type(optimizer).__name__} — use the same class, or a new model"
+        )
     state: dict[int, dict[str, Any]] = {}
     try:
         for number, entries in plain["scalars"].items():
@@ -388,15 +478,21 @@ def unflatten(
             if path.startswith(f"optimizer/{name}/"):
                 number, key = path.removeprefix(f"optimizer/{name}/").split("/", 1)
                 state.setdefault(int(number), {})[key] = tensor
-        groups = [{key: _revived(key, value) for key, value in group.items()} for group in plain["groups"]]
+        groups = [
+            {key: _revived(key, value) for key, value in group.items()} for group in plain["groups"]
+        ]
         optimizer.load_state_dict({"state": state, "param_groups": groups})
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise PersistError(f"optimizer {name}: the checkpoint does not fit — {error} — build it over the same "
-                           "parameters, in the same groups") from error  # fmt: skip
+        raise PersistError(
+            f"optimizer {name}: the checkpoint does not fit — {error} — build it over the same "
+            "parameters, in the same groups"
+        ) from error
 
 
 def _load_table_groups(optimizer: SparseOptimizer, plain: Mapping[str, Any]) -> None:
-    """Load learning rates and what schedulers keep beside them, by table: another rate may group tables otherwise."""
+    """Load learning rates and what schedulers keep beside them, by table: another rate may group
+    tables otherwise.
+    """
     saved = {table: group for group in plain["groups"] for table in group.get("tables", ())}
     for group in optimizer.param_groups:
         table = group["tables"][0]
@@ -423,16 +519,23 @@ def _plain(value: Any, what: str) -> Any:
     try:
         json.dumps(value)
     except (TypeError, ValueError):
-        raise PersistError(f"{what} cannot be saved — received {type(value).__name__} — keep tensors, numbers, text, "
-                           "lists or None there") from None  # fmt: skip
+        raise PersistError(
+            f"{what} cannot be saved — received {type(value).__name__} — keep tensors, numbers, "
+            "text, "
+            "lists or None there"
+        ) from None
     return value
 
 
 def _revived(key: str, value: Any) -> Any:
-    """The inverse of `_plain`; lists were tuples, but for those that torch or the tables' optimizer keep as lists."""
+    """The inverse of `_plain`; lists were tuples, but for those that torch or the tables' optimizer
+    keep as lists.
+    """
     if isinstance(value, dict) and set(value) == {"tensor", "dtype"}:
         dtype = getattr(torch, str(value["dtype"]), None)
-        if not isinstance(dtype, torch.dtype) or not isinstance(value["tensor"], (bool, int, float)):
+        if not isinstance(dtype, torch.dtype) or not isinstance(
+            value["tensor"], (bool, int, float)
+        ):
             raise PersistError(
                 f"optimizer: {key!r} is not a number of a type of torch — received {value!r:.80} — "
                 "restore the checkpoint from a copy"

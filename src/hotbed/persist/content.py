@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables into and out of a checkpoint, and the content digest: what a state holds, whatever files it lies in."""
+"""Tables into and out of a checkpoint, and the content digest: what a state holds, whatever files
+it lies in.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ class Rows(Protocol):
 
 @dataclass(frozen=True)
 class CapturedTable:
-    """One table in a capture. `total`: its rows at that moment; `rows`: all of them, or those that changed."""
+    """One table in a capture. `total`: its rows at that moment; `rows`: all of them, or those that
+    changed.
+    """
 
     name: str
     config: Mapping[str, Any]
@@ -56,8 +60,11 @@ class Whole:
     """A table itself in the place of a snapshot, for a save that nothing runs beside."""
 
     def __init__(self, table: Table) -> None:
-        self.num_rows, self.changes, self.scalars = len(table), False, table.scalars()
-        self.rows, self.candidates = table.export, table.candidates
+        self.num_rows = len(table)
+        self.changes = False
+        self.scalars = table.scalars()
+        self.rows = table.export
+        self.candidates = table.candidates
 
     def removed(self, partitions: Iterable[int]) -> Iterator[pa.RecordBatch]:
         return iter(())
@@ -66,11 +73,16 @@ class Whole:
 
 
 def write_table(writer: Writer, number: int, table: CapturedTable) -> dict[str, Any]:
-    folder, rows = table_folder(number, table.name), table.rows
+    folder = table_folder(number, table.name)
+    rows = table.rows
     spans = partition_ranges(rows.num_rows)
     # every part before the next kind: a part's file is written in one go, and tombstones are few
     parts = _parts(writer, f"{folder}/rows", spans, rows.rows)
-    removed = _parts(writer, f"{folder}/removed", partition_ranges(0), rows.removed) if rows.changes else []
+    removed = (
+        _parts(writer, f"{folder}/removed", partition_ranges(0), rows.removed)
+        if rows.changes
+        else []
+    )
     file = f"{folder}/candidates.arrow"
     waiting = writer.write_batches(file, rows.candidates())
     return {
@@ -102,14 +114,18 @@ def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         held += batch.num_rows
         if held >= BATCH_ROWS:
             yield pa.concat_batches(waiting) if len(waiting) > 1 else batch
-            waiting, held = [], 0
+            waiting = []
+            held = 0
     if waiting:
         yield pa.concat_batches(waiting)
 
 
 def write_values(writer: Writer, number: int, link: Link, name: str) -> dict[str, Any]:
-    """Write the values of a delta's own rows, and its removed ids; returns the table's entry in the manifest."""
-    entry, folder = dict(link.entry(name)), table_folder(number, name)
+    """Write the values of a delta's own rows, and its removed ids; returns the table's entry in the
+    manifest.
+    """
+    entry = dict(link.entry(name))
+    folder = table_folder(number, name)
     for member, columns in (("parts", VALUES), ("removed", VALUES[:2])):
         parts = []
         for part in entry[member]:
@@ -127,21 +143,29 @@ def only(batch: pa.RecordBatch, columns: tuple[str, ...]) -> pa.RecordBatch:
 
 
 def moments(manifest: Mapping[str, Any]) -> dict[str, float]:
-    """Unix seconds, where known: `learned`, of the newest event in a state; `caught`, when training had come to it."""
+    """Unix seconds, where known: `learned`, of the newest event in a state; `caught`, when training
+    had come to it.
+    """
     tree = (manifest["progress"] or {}).get("tree") or {}
-    known = [(tree.get("run") or {}).get("now"), *(entry["scalars"]["watermark"] for entry in manifest["tables"])]
+    known = [
+        (tree.get("run") or {}).get("now"),
+        *(entry["scalars"]["watermark"] for entry in manifest["tables"]),
+    ]
     times = [micros for micros in known if micros is not None and micros != _NEVER]
     caught = {"caught": float(tree["wall_caught"])} if "wall_caught" in tree else {}
     return {"learned": max(times) / 1e6, **caught} if times else caught
 
 
 def network_bytes(reader: Reader) -> bytes:
-    """The network's tensors alone as the bytes of a safetensors file, without torch; empty where there are none."""
+    """The network's tensors alone as the bytes of a safetensors file, without torch; empty where
+    there are none.
+    """
     found = [one for one in tensors(reader) if one[0].startswith("network/")]
     found.sort(
         key=lambda one: (-len(one[3]) // max(1, int(np.prod(one[2]))), one[0])
     )  # wide types first: all are aligned
-    header, at = {}, 0
+    header = {}
+    at = 0
     for name, dtype, shape, data in found:
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(data)]}
         at += len(data)
@@ -163,11 +187,16 @@ def load_table(reader: Reader, name: str, table: Table) -> None:
 
 
 def settle_table(table: Table, entry: Mapping[str, Any], link: Link) -> None:
-    """After the rows of a full or a delta: what belongs to the table as a whole, and a check of its size."""
+    """After the rows of a full or a delta: what belongs to the table as a whole, and a check of its
+    size.
+    """
     table.load_scalars(entry["scalars"])
     if len(table) != entry["rows"]:
-        raise FormatError(f"{link.store.place(link.folder)}: table {entry['name']!r} has {len(table)} rows after loading — "
-                          f"received {entry['rows']} in the manifest — {ADVICE}")  # fmt: skip
+        raise FormatError(
+            f"{link.store.place(link.folder)}: table {entry['name']!r} has {len(table)} rows "
+            "after loading — "
+            f"received {entry['rows']} in the manifest — {ADVICE}"
+        )
 
 
 def warm_start(
@@ -180,11 +209,12 @@ def warm_start(
 ) -> dict[str, str]:
     """Rows of another job's checkpoint into tables of this one; returns table here -> table there.
 
-    `rename`: names there to names here, or pairs of a regular expression that matches the whole name there and its
-    replacement, the first that matches counts. Tables without a counterpart, here or there, are left alone.
-    `optimizer_state`: also state and the step that bias correction counts; both tables then need the same rule. Counts
-    and times come where the table here keeps them; `now`: int64 microseconds, when rows without a time count as seen.
-    Raises PersistError for two tables with one name, other dims or rules, and FormatError naming a bad file, before
+    `rename`: names there to names here, or pairs of a regular expression that matches the whole
+    name there and its replacement, the first that matches counts. Tables without a counterpart,
+    here or there, are left alone. `optimizer_state`: also state and the step that bias correction
+    counts; both tables then need the same rule. Counts and times come where the table here keeps
+    them; `now`: int64 microseconds, when rows without a time count as seen. Raises PersistError for
+    two tables with one name, other dims or rules, and FormatError naming a bad file, before
     anything changes.
 
     Example: `warm_start({"item": table}, open_checkpoint("old"), rename=[(r"v1_(.*)", r"\\1")])`
@@ -193,28 +223,44 @@ def warm_start(
     for there in table_names(checkpoint):
         here = _renamed(there, rename)
         if here in sources:
-            raise PersistError(f"warm start: two tables become {here!r} — received {sources[here]!r} and {there!r} — "
-                               "rename one of them")  # fmt: skip
+            raise PersistError(
+                f"warm start: two tables become {here!r} — received {sources[here]!r} and "
+                f"{there!r} — "
+                "rename one of them"
+            )
         sources[here] = there
     found = {here: there for here, there in sources.items() if here in tables}
     for here, there in found.items():
         entry = checkpoint.links[-1].entry(there)["config"]
         _check_alike(tables[here], entry, there, optimizer_state=optimizer_state)
         timed = next(checkpoint.links[0].parts(there), None)
-        if now is None and tables[here].needs_times and timed is not None and "last_seen" not in timed.schema.names:
-            raise PersistError(f"warm start: table {here!r} needs times — received none in {there!r} — give now=, when its "
-                               "rows count as seen")  # fmt: skip
+        if (
+            now is None
+            and tables[here].needs_times
+            and timed is not None
+            and "last_seen" not in timed.schema.names
+        ):
+            raise PersistError(
+                f"warm start: table {here!r} needs times — received none in {there!r} — give "
+                "now=, when its "
+                "rows count as seen"
+            )
     checkpoint.verify()
     for here, there in found.items():
-        table, scalars = tables[here], checkpoint.links[-1].entry(there)["scalars"]
+        table = tables[here]
+        scalars = checkpoint.links[-1].entry(there)["scalars"]
         dropped = ("partition", "updated") if optimizer_state else ("partition", "updated", "state")
         for batch in checkpoint.rows(there):
             kept = batch.select([name for name in batch.schema.names if name not in dropped])
             if now is not None and "last_seen" not in kept.schema.names:
-                kept = kept.append_column("last_seen", pa.array(np.full(kept.num_rows, now, np.int64)))
+                kept = kept.append_column(
+                    "last_seen", pa.array(np.full(kept.num_rows, now, np.int64))
+                )
             table.load([kept])
         if optimizer_state:
-            table.load_scalars({**table.scalars(), "step": scalars["step"], "rates": scalars["rates"]})
+            table.load_scalars(
+                {**table.scalars(), "step": scalars["step"], "rates": scalars["rates"]}
+            )
     return found
 
 
@@ -226,19 +272,29 @@ def _renamed(name: str, rename: Mapping[str, str] | Sequence[tuple[str, str]]) -
             if (match := re.fullmatch(pattern, name)) is not None:
                 return match.expand(replacement)
         except (re.error, IndexError) as error:
-            raise PersistError(f"warm start: no rule to rename by — received {(pattern, replacement)!r}: {error} — give a "
-                               "regular expression and what takes its place") from error  # fmt: skip
+            raise PersistError(
+                f"warm start: no rule to rename by — received {(pattern, replacement)!r}: {error} "
+                "— give a "
+                "regular expression and what takes its place"
+            ) from error
     return name
 
 
-def _check_alike(table: Table, config: Mapping[str, Any], there: str, *, optimizer_state: bool) -> None:
+def _check_alike(
+    table: Table, config: Mapping[str, Any], there: str, *, optimizer_state: bool
+) -> None:
     if config["dim"] != table.dim:
-        raise PersistError(f"warm start: table {table.name!r} has dim {table.dim} — received {config['dim']} in {there!r} — "
-                           "build it with the same dim, or rename it away")  # fmt: skip
+        raise PersistError(
+            f"warm start: table {table.name!r} has dim {table.dim} — received {config['dim']} in "
+            f"{there!r} — "
+            "build it with the same dim, or rename it away"
+        )
     rule = describe(table.rule)
     if optimizer_state and rule["kind"] != config["rule"]["kind"]:
-        raise PersistError(f"warm start: table {table.name!r} has the rule {rule['kind']} — received the state of "
-                           f"{config['rule']['kind']} in {there!r} — use optimizer_state=False")  # fmt: skip
+        raise PersistError(
+            f"warm start: table {table.name!r} has the rule {rule['kind']} — received the state of "
+            f"{config['rule']['kind']} in {there!r} — use optimizer_state=False"
+        )
 
 
 def table_folder(number: int, name: str) -> str:
@@ -250,20 +306,21 @@ def table_folder(number: int, name: str) -> str:
     return f"tables/{number:03d}-{quote(name, safe='')[:100]}"
 
 
-# --- the content digest ---------------------------------------------------------------------------------------------
+# --- the content digest ---------------------------------------------------------------------------
 
 
 def content_digest(state: Reader | Mapping[str, Table]) -> str:
     """SHA-256 (hex) of what a checkpoint, or of what live tables hold; see docs/format.md.
 
-    It does not depend on how a checkpoint was cut into files, fulls and deltas, nor on what it descends from. Two runs
-    that learned the same have the same.
+    It does not depend on how a checkpoint was cut into files, fulls and deltas, nor on what it
+    descends from. Two runs that learned the same have the same.
 
     Example: `content_digest(open_checkpoint("a")) == content_digest(open_checkpoint("b"))`
     """
     if isinstance(state, Mapping):
         tables = {
-            name: _of_table(one.dim, one.scalars(), one.export(), one.candidates()) for name, one in state.items()
+            name: _of_table(one.dim, one.scalars(), one.export(), one.candidates())
+            for name, one in state.items()
         }
         return _hex(_canonical({"tables": tables}))
     tables = {name: table_digest(state, name) for name in table_names(state)}
@@ -280,8 +337,8 @@ def content_digest(state: Reader | Mapping[str, Table]) -> str:
 def comparable_position(position: Any) -> Any:
     """A position without what does not tell how far it is.
 
-    That is `now`, the time on the wall clock at which a block of a stream was taken, and `topic`, the
-    id of a topic and the broker's timestamps.
+    That is `now`, the time on the wall clock at which a block of a stream was taken, and `topic`,
+    the id of a topic and the broker's timestamps.
     """
     if isinstance(position, list):
         return [comparable_position(item) for item in position]
@@ -292,20 +349,29 @@ def comparable_position(position: Any) -> Any:
 
 
 def values_digest(state: Reader | Mapping[str, Table]) -> str:
-    """SHA-256 (hex) of the rows' values alone: what a server holds that followed a run, and the run itself, have the same."""
+    """SHA-256 (hex) of the rows' values alone: what a server holds that followed a run, and the run
+    itself, have the same.
+    """
     if isinstance(state, Mapping):
         sources = {name: (table.dim, table.export()) for name, table in state.items()}
     else:
         entries = {name: state.links[-1].entry(name) for name in table_names(state)}
-        sources = {name: (entry["config"]["dim"], state.rows(name)) for name, entry in entries.items()}
-    tables = {name: _of_table(dim, None, rows, (), ("id", "value")) for name, (dim, rows) in sources.items()}
+        sources = {
+            name: (entry["config"]["dim"], state.rows(name)) for name, entry in entries.items()
+        }
+    tables = {
+        name: _of_table(dim, None, rows, (), ("id", "value"))
+        for name, (dim, rows) in sources.items()
+    }
     return _hex(_canonical({"tables": tables}))
 
 
 def table_digest(reader: Reader, name: str) -> str:
     """The content digest of one table of a checkpoint."""
     entry = reader.links[-1].entry(name)
-    return _of_table(entry["config"]["dim"], entry["scalars"], reader.rows(name), reader.candidates(name))
+    return _of_table(
+        entry["config"]["dim"], entry["scalars"], reader.rows(name), reader.candidates(name)
+    )
 
 
 def table_names(reader: Reader) -> list[str]:
@@ -314,7 +380,9 @@ def table_names(reader: Reader) -> list[str]:
 
 
 def tensors(reader: Reader) -> Iterator[tuple[str, str, list[int], memoryview]]:
-    """Name, dtype, shape and bytes of each dense tensor by name, without torch; bfloat16 is bytes like any other."""
+    """Name, dtype, shape and bytes of each dense tensor by name, without torch; bfloat16 is bytes
+    like any other.
+    """
     for name, tensor in sorted(reader.tensors(), key=lambda named: named[0]):
         yield name, tensor["dtype"], tensor["shape"], memoryview(tensor["data"])
 
@@ -336,13 +404,17 @@ def _of_columns(batches: Iterable[pa.RecordBatch], columns: tuple[str, ...]) -> 
     hashes: dict[str, Any] = {}
     for batch in (batch for batch in batches if batch.num_rows):
         for name in (name for name in columns if name in batch.schema.names):
-            hashes.setdefault(name, hashlib.sha256()).update(np.ascontiguousarray(flat(batch.column(name))))
+            hashes.setdefault(name, hashlib.sha256()).update(
+                np.ascontiguousarray(flat(batch.column(name)))
+            )
     return {name: sha.hexdigest() for name, sha in hashes.items()}
 
 
 def flat(column: pa.Array) -> NDArray[Any]:
     """A column's values as one flat array, without a copy where Arrow allows."""
-    values: NDArray[Any] = (column.flatten() if pa.types.is_fixed_size_list(column.type) else column).to_numpy()
+    values: NDArray[Any] = (
+        column.flatten() if pa.types.is_fixed_size_list(column.type) else column
+    ).to_numpy()
     return values
 
 
@@ -366,7 +438,13 @@ def _of_progress(reader: Reader) -> str:
             return tree
         if set(tree) in ({"$array"}, {"$scalar"}):
             (mark, name), *_ = tree.items()
-            return {mark: [str(arrays[name].dtype), list(arrays[name].shape), _hex(arrays[name].tobytes())]}
+            return {
+                mark: [
+                    str(arrays[name].dtype),
+                    list(arrays[name].shape),
+                    _hex(arrays[name].tobytes()),
+                ]
+            }
         return {key: plain(item) for key, item in tree.items() if not key.startswith("wall_")}
 
     return _hex(_canonical({"tree": plain(part["tree"]), "random": plain(part["random"])}))

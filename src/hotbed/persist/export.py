@@ -37,12 +37,13 @@ _ROWS = 5  # of the batch that the graph is traced and checked with
 class Graph:
     """An ONNX graph and what it is fed with.
 
-    `weights`: parameters of the network that the graph names and does not hold; each version brings its own. `lookups`: for
-    each lookup of the network, its name and its features (name, table, pooling); the graph's input of that name takes
-    the pooled ones side by side, float32 [n, width]. Of one that is not pooled `<lookup>/<feature>` takes the rows,
-    float32 [m, dim], and where it is a sequence in the schema `offsets/<feature>` int64 [n + 1]; else m is n. `dense`:
-    columns that the input `dense` takes side by side, float32 [n, sum of widths]. `outputs`: names of the predictions,
-    one a label.
+    `weights`: parameters of the network that the graph names and does not hold; each version brings
+    its own. `lookups`: for each lookup of the network, its name and its features (name, table,
+    pooling); the graph's input of that name takes the pooled ones side by side, float32 [n, width].
+    Of one that is not pooled `<lookup>/<feature>` takes the rows, float32 [m, dim], and where it is
+    a sequence in the schema `offsets/<feature>` int64 [n + 1]; else m is n. `dense`: columns that
+    the input `dense` takes side by side, float32 [n, sum of widths]. `outputs`: names of the
+    predictions, one a label.
     """
 
     file: ClassVar[str] = "graph.onnx"
@@ -54,16 +55,24 @@ class Graph:
 
     def describe(self) -> dict[str, Any]:
         """Everything but the graph itself, as JSON values."""
-        lookups = [{"name": name, "features": [list(one) for one in found]} for name, found in self.lookups.items()]
-        plain = {"weights": list(self.weights), "dense": list(self.dense), "outputs": list(self.outputs)}
+        lookups = [
+            {"name": name, "features": [list(one) for one in found]}
+            for name, found in self.lookups.items()
+        ]
+        plain = {
+            "weights": list(self.weights),
+            "dense": list(self.dense),
+            "outputs": list(self.outputs),
+        }
         return {"file": self.file, "lookups": lookups, **plain}
 
 
 def export(checkpoint: Where, to: Where, graph: Graph) -> Saved:
-    """Freeze the newest state under `checkpoint` for servers: values of rows, weights, schema and `graph`, under `to`.
+    """Freeze the newest state under `checkpoint` for servers: values of rows, weights, schema and
+        `graph`, under `to`.
 
-    `graph`: of the network that the checkpoint was made of. Raises PersistError where `to` cannot be written, or holds
-    states.
+    `graph`: of the network that the checkpoint was made of. Raises PersistError where `to` cannot
+    be written, or holds states.
     """
     refuse_states(newest_link(open_store(to)))
 
@@ -74,11 +83,14 @@ def export(checkpoint: Where, to: Where, graph: Graph) -> Saved:
     return read_newest(checkpoint, write)
 
 
-def export_graph(network: nn.Module, schema: Schema, activate: Callable[[Any], Any] | None = None) -> Graph:
-    """The network after its lookups, `activate` (a sigmoid, say) included, as a graph that is checked against torch.
+def export_graph(
+    network: nn.Module, schema: Schema, activate: Callable[[Any], Any] | None = None
+) -> Graph:
+    """The network after its lookups, `activate` (a sigmoid, say) included, as a graph that is
+    checked against torch.
 
-    Raises ConfigError for networks that cannot be exported: those that look up something else than whole features, or that
-    torch.export refuses; MissingExtra without onnx.
+    Raises ConfigError for networks that cannot be exported: those that look up something else than
+    whole features, or that torch.export refuses; MissingExtra without onnx.
     """
     _check_installed()
     half = _DenseHalf(network, schema, activate or (lambda outputs: outputs))
@@ -87,18 +99,28 @@ def export_graph(network: nn.Module, schema: Schema, activate: Callable[[Any], A
             inputs = half.record()
             half(*inputs.values())
             onnx, weights = _export(half, inputs)
-            graph = Graph(onnx, weights, half.lookups, [column.name for column in schema.dense], half.outputs)
-            for n, factor in ((_ROWS, 1.0), (3, 1.25)):  # as it is, and a smaller request of another version
+            graph = Graph(
+                onnx, weights, half.lookups, [column.name for column in schema.dense], half.outputs
+            )
+            # as it is, and a smaller request of another version
+            for n, factor in ((_ROWS, 1.0), (3, 1.25)):
                 values = {name: dense_state(half)[name] * factor for name in weights}
                 asked = half.first(n, inputs)
-                _check(graph, asked, values, torch.func.functional_call(half, values, tuple(asked.values())))
+                _check(
+                    graph,
+                    asked,
+                    values,
+                    torch.func.functional_call(half, values, tuple(asked.values())),
+                )
     except (ConfigError, PersistError):
         raise
     except Exception as error:
         place = _place_of(error, half)
         raise ConfigError(
-            f"export: {type(network).__name__} cannot become an ONNX graph, because of {place} — received "
-            f"{_reason_of(error)} — compute with tensors of any size, without len(), int(), if and loops over values; "
+            f"export: {type(network).__name__} cannot become an ONNX graph, because of {place} — "
+            "received "
+            f"{_reason_of(error)} — compute with tensors of any size, without len(), int(), if "
+            "and loops over values; "
             "or pad sequences to one length and mask them"
         ) from error
     finally:
@@ -107,7 +129,9 @@ def export_graph(network: nn.Module, schema: Schema, activate: Callable[[Any], A
 
 
 class _DenseHalf(nn.Module):
-    """The network with its lookups replaced by inputs: `record` finds out which they are, then `forward` takes them in order."""
+    """The network with its lookups replaced by inputs: `record` finds out which they are, then
+    `forward` takes them in order.
+    """
 
     def __init__(self, network: nn.Module, schema: Schema, activate: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -117,12 +141,14 @@ class _DenseHalf(nn.Module):
         self._names: list[str] = []
         self._sequences = {column.name: column.pooling == "none" for column in schema.ids}
         self._widths = {column.name: column.width for column in schema.dense}
-        self._modules_with_tables, self._activate = table_modules(network), activate
+        self._modules_with_tables = table_modules(network)
+        self._activate = activate
 
     def record(self) -> dict[str, Tensor]:
         """Inputs by name, of made-up values; the network runs once to tell what it looks up."""
         draw = torch.Generator().manual_seed(0)  # what trains draws as if nothing had happened
-        ids, inputs = {}, dict[str, Tensor]()
+        ids = {}
+        inputs = dict[str, Tensor]()
         for number, (name, sequence) in enumerate(self._sequences.items()):
             m = _ROWS + 2 + number if sequence else _ROWS  # no two sequences have the same size
             offsets = torch.tensor([0, 2, 3, 3, 5, m]) if sequence else None
@@ -131,20 +157,28 @@ class _DenseHalf(nn.Module):
             inputs[DENSE] = torch.rand(_ROWS, sum(self._widths.values()), generator=draw)
 
         def pool(module: TableModule, given: Sequence[Ids]) -> tuple[Tensor, list[Tensor]]:
-            names = [next((name for name, known in ids.items() if one is known), "") for one in given]
+            names = [
+                next((name for name, known in ids.items() if one is known), "") for one in given
+            ]
             if not all(names):
-                raise ConfigError(f"export: {type(module).__name__} looks up what is no feature of the schema — received ids of its "
-                                  "own — give it batch.ids[name] as it is")  # fmt: skip
+                raise ConfigError(
+                    f"export: {type(module).__name__} looks up what is no feature of the schema — "
+                    "received ids of its "
+                    "own — give it batch.ids[name] as it is"
+                )
             lookup = f"lookup/{len(self.lookups)}"
             self.lookups[lookup] = [
-                (name, feature.table, feature.pooling) for name, feature in zip(names, module.features, strict=True)
+                (name, feature.table, feature.pooling)
+                for name, feature in zip(names, module.features, strict=True)
             ]
             flat = torch.rand(_ROWS, module.output_dim, generator=draw)
             if module.output_dim:
                 inputs[lookup] = flat
             rows = []
             for name, dim in [
-                (name, dim) for name, dim, pooled in zip(names, module.dims, module.pooled, strict=True) if not pooled
+                (name, dim)
+                for name, dim, pooled in zip(names, module.dims, module.pooled, strict=True)
+                if not pooled
             ]:
                 rows.append(torch.rand(len(ids[name].values), dim, generator=draw))
                 inputs[f"{lookup}/{name}"] = rows[-1]
@@ -164,39 +198,52 @@ class _DenseHalf(nn.Module):
     def first(self, n: int, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Inputs of the first `n` candidates of those of `record`."""
         ends = {
-            name: int(inputs[f"offsets/{name}"][n]) if f"offsets/{name}" in inputs else n for name in self._sequences
+            name: int(inputs[f"offsets/{name}"][n]) if f"offsets/{name}" in inputs else n
+            for name in self._sequences
         }
         found = {}
         for name, values in inputs.items():
             kind, *rest = name.split("/", 2)
-            found[name] = values[: n + 1 if kind == "offsets" else ends[rest[1]] if len(rest) == 2 else n]
+            found[name] = values[
+                : n + 1 if kind == "offsets" else ends[rest[1]] if len(rest) == 2 else n
+            ]
         return found
 
     def sizes(self) -> tuple[dict[int, Any], ...]:
         """Which dimension of each input changes, as torch.export has it."""
-        rows, found = torch.export.Dim("rows"), []
-        items = {name: torch.export.Dim(f"items_{number}") for number, name in enumerate(self._sequences)}
+        rows = torch.export.Dim("rows")
+        found = []
+        items = {
+            name: torch.export.Dim(f"items_{number}") for number, name in enumerate(self._sequences)
+        }
         for name in self._names:
             kind, *rest = name.split("/", 2)
             sequence = len(rest) == 2 and self._sequences[rest[1]]
-            found.append({0: rows + 1 if kind == "offsets" else items[rest[1]] if sequence else rows})
+            found.append(
+                {0: rows + 1 if kind == "offsets" else items[rest[1]] if sequence else rows}
+            )
         return tuple(found)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         given = dict(zip(self._names, inputs, strict=True))
-        lookups, nothing = iter(self.lookups), torch.zeros(0, dtype=torch.int64)
+        lookups = iter(self.lookups)
+        nothing = torch.zeros(0, dtype=torch.int64)
 
         def pool(module: TableModule, ids: Sequence[Ids]) -> tuple[Tensor, list[Tensor]]:
             lookup = next(lookups)
             sequences = [name for name, _, pooling in self.lookups[lookup] if pooling == "none"]
-            return given.get(lookup, torch.zeros(_ROWS, 0)), [given[f"{lookup}/{name}"] for name in sequences]
+            return given.get(lookup, torch.zeros(_ROWS, 0)), [
+                given[f"{lookup}/{name}"] for name in sequences
+            ]
 
         ids = {name: Ids(nothing, given.get(f"offsets/{name}")) for name in self._sequences}
         found = self._run(pool, ids, given)
         self.outputs = list(found) if isinstance(found, dict) else ["prediction"]
         return tuple(found.values()) if isinstance(found, dict) else (found,)
 
-    def _run(self, pool: Callable[..., Any], ids: Mapping[str, Ids], inputs: Mapping[str, Tensor]) -> Any:
+    def _run(
+        self, pool: Callable[..., Any], ids: Mapping[str, Ids], inputs: Mapping[str, Tensor]
+    ) -> Any:
         for module in self._modules_with_tables:
             module.pool = functools.partial(_pool, pool, module)  # type: ignore[method-assign]
         dense = SideBySide(inputs[DENSE], self._widths) if self._widths else {}
@@ -210,15 +257,23 @@ class _DenseHalf(nn.Module):
             module.__dict__.pop("pool", None)
 
 
-def _pool(pool: Callable[..., Any], module: TableModule, inputs: Sequence[Ids], time: Any = None) -> Any:
+def _pool(
+    pool: Callable[..., Any], module: TableModule, inputs: Sequence[Ids], time: Any = None
+) -> Any:
     return pool(module, inputs)
 
 
 def _export(half: _DenseHalf, inputs: Mapping[str, Tensor]) -> tuple[bytes, list[str]]:
     program = torch.onnx.export(
-        half, tuple(inputs.values()), dynamo=True, input_names=list(inputs), output_names=half.outputs,
-        dynamic_shapes=(half.sizes(),), optimize=False, verbose=False,
-    )  # fmt: skip
+        half,
+        tuple(inputs.values()),
+        dynamo=True,
+        input_names=list(inputs),
+        output_names=half.outputs,
+        dynamic_shapes=(half.sizes(),),
+        optimize=False,
+        verbose=False,
+    )
     assert program is not None
     model = program.model_proto
     known = {f"network.{name}" for name in dense_state(half.network)}
@@ -231,22 +286,31 @@ def _export(half: _DenseHalf, inputs: Mapping[str, Tensor]) -> tuple[bytes, list
 
 
 def _check(
-    graph: Graph, inputs: Mapping[str, Tensor], weights: Mapping[str, Tensor], expected: Sequence[Tensor]
+    graph: Graph,
+    inputs: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor],
+    expected: Sequence[Tensor],
 ) -> None:
     import onnxruntime
 
-    options, make = onnxruntime.SessionOptions(), onnxruntime.OrtValue.ortvalue_from_numpy
+    options = onnxruntime.SessionOptions()
+    make = onnxruntime.OrtValue.ortvalue_from_numpy
     options.log_severity_level = 3
     values = [make(value.detach().numpy()) for value in weights.values()]
     options.add_external_initializers(list(weights), values)
     session = onnxruntime.InferenceSession(graph.onnx, options, providers=["CPUExecutionProvider"])
     wanted = {one.name for one in session.get_inputs()}
-    found = session.run(list(graph.outputs), {name: one.numpy() for name, one in inputs.items() if name in wanted})
+    found = session.run(
+        list(graph.outputs), {name: one.numpy() for name, one in inputs.items() if name in wanted}
+    )
     for name, ours, theirs in zip(graph.outputs, expected, found, strict=True):
         apart = float(np.abs(ours.numpy() - theirs).max())
         if not apart <= TOLERANCE:
-            raise PersistError(f"export: output {name!r} of the graph is not the network's — received a difference of "
-                               f"{apart:.2g} — do not serve it; report the network")  # fmt: skip
+            raise PersistError(
+                f"export: output {name!r} of the graph is not the network's — received a "
+                "difference of "
+                f"{apart:.2g} — do not serve it; report the network"
+            )
 
 
 def _check_installed() -> None:
@@ -257,7 +321,9 @@ def _check_installed() -> None:
 
         del onnx, onnxruntime, onnxscript
     except ImportError as error:
-        raise MissingExtra(f"export needs {error.name} — it is not installed — pip install hotbed[export]") from error
+        raise MissingExtra(
+            f"export needs {error.name} — it is not installed — pip install hotbed[export]"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The container of docs/format.md: files with digests, a manifest written last, fulls and the deltas that rest on them.
+"""The container of docs/format.md: files with digests, a manifest written last, fulls and the
+deltas that rest on them.
 
 It knows nothing of networks or optimizers, imports no torch, and unpickles nothing.
 """
@@ -53,7 +54,8 @@ log = logging.getLogger("hotbed.persist")
 class Saved:
     """A checkpoint that is on disk.
 
-    `folder`: a Path, or a URL as text; `bytes`: of its files, manifest aside; `chain`: what a delta on it rests on.
+    `folder`: a Path, or a URL as text; `bytes`: of its files, manifest aside; `chain`: what a delta
+    on it rests on.
     """
 
     folder: Where
@@ -65,7 +67,9 @@ class Saved:
 
 
 class Writer:
-    """Writes one checkpoint under `root`: nothing is visible before `commit`, and leaving without it removes the files.
+    """Writes one checkpoint under `root`: nothing is visible before `commit`, and leaving without
+    it
+        removes the files.
 
     Example:
         >>> with Writer(root) as writer:
@@ -80,19 +84,24 @@ class Writer:
             self._draft = self.store.draft()
         except OSError as error:
             raise PersistError(
-                f"{self.store.place('')}: cannot be written — {error} — give a place that this process may write"
+                f"{self.store.place('')}: cannot be written — {error} — give a place that this "
+                "process may write"
             ) from error
 
     def __enter__(self) -> Writer:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._draft.discard()
         if isinstance(error, OSError):
             raise PersistError(
-                f"{self.store.place('')}: cannot be written — {error} — free space or choose another place"
+                f"{self.store.place('')}: cannot be written — {error} — free space or choose "
+                "another place"
             ) from error
 
     def write(self, name: str, data: bytes | memoryview) -> None:
@@ -102,13 +111,18 @@ class Writer:
         self.files[name] = file
 
     def write_batches(self, name: str, batches: Iterable[pa.RecordBatch]) -> int:
-        """One Arrow IPC file; returns its rows. Without a single batch no file is written and 0 is returned."""
+        """One Arrow IPC file; returns its rows. Without a single batch no file is written and 0 is
+        returned.
+        """
         iterator = iter(batches)
         first = next(iterator, None)
         if first is None:
             return 0
         rows = 0
-        with self._draft.create(name) as file, pa.ipc.new_file(pa.PythonFile(file, mode="w"), first.schema) as sink:
+        with (
+            self._draft.create(name) as file,
+            pa.ipc.new_file(pa.PythonFile(file, mode="w"), first.schema) as sink,
+        ):
             for batch in itertools.chain([first], iterator):
                 sink.write_batch(batch)
                 rows += batch.num_rows
@@ -121,9 +135,17 @@ class Writer:
         files = {name: self.files[name].entry() for name in sorted(self.files)}
         text, digest = _sealed({**head, **members, "files": files})
         self._draft.publish(text.encode())
-        name, num_bytes = self._draft.folder, sum(int(entry["bytes"]) for entry in files.values())
+        name = self._draft.folder
+        num_bytes = sum(int(entry["bytes"]) for entry in files.values())
         chain = (*members.get("chain", ()), {"folder": name, "digest": digest})
-        return Saved(self.store.path(name), digest, members.get("version", 0), num_bytes, members["kind"], chain)
+        return Saved(
+            self.store.path(name),
+            digest,
+            members.get("version", 0),
+            num_bytes,
+            members["kind"],
+            chain,
+        )
 
 
 @dataclass(frozen=True)
@@ -139,23 +161,34 @@ class Link:
     @property
     def chain(self) -> list[Mapping[str, str]]:
         """What a delta on this state gives as its chain."""
-        return [*self.manifest.get("chain", ()), {"folder": self.folder, "digest": self.manifest["digest"]}]
+        return [
+            *self.manifest.get("chain", ()),
+            {"folder": self.folder, "digest": self.manifest["digest"]},
+        ]
 
     def read(self, name: str) -> memoryview:
-        """Bytes of one file. Raises FormatError naming the file when it is missing, torn or changed."""
+        """Bytes of one file. Raises FormatError naming the file when it is missing, torn or
+        changed.
+        """
         place = self.store.place(f"{self.folder}/{name}")
         if name in self._checked:
             return self._checked[name]
         entry = self.manifest["files"].get(name)
         if entry is None:
             raise FormatError(
-                f"{place}: not listed in {MANIFEST} — a part refers to it — restore the checkpoint from a copy"
+                f"{place}: not listed in {MANIFEST} — a part refers to it — restore the "
+                "checkpoint from a copy"
             )
         data = self.store.read(f"{self.folder}/{name}")
         if len(data) != entry["bytes"]:
-            raise FormatError(f"{place}: torn — received {len(data)} bytes instead of {entry['bytes']} — {ADVICE}")
+            raise FormatError(
+                f"{place}: torn — received {len(data)} bytes instead of {entry['bytes']} — {ADVICE}"
+            )
         if hashlib.sha256(data).hexdigest() != entry["sha256"]:
-            raise FormatError(f"{place}: changed since it was written — its SHA-256 is not the manifest's — {ADVICE}")
+            raise FormatError(
+                f"{place}: changed since it was written — its SHA-256 is not the manifest's — "
+                f"{ADVICE}"
+            )
         self._checked[name] = data
         return data
 
@@ -164,7 +197,9 @@ class Link:
         return arrow_batches(self.read(name), self.store.place(f"{self.folder}/{name}"))
 
     def verify(self) -> None:
-        """Check every file, and that rows are those of their tables; FormatError names the first bad one."""
+        """Check every file, and that rows are those of their tables; FormatError names the first
+        bad one.
+        """
         check_descriptions(self.manifest, self.store.place(f"{self.folder}/{MANIFEST}"))
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
             for _ in pool.map(self.read, self.manifest["files"]):
@@ -184,7 +219,9 @@ class Link:
         for part in entry.get(member, ()):
             yield from self.part(entry, member, part)
 
-    def part(self, entry: Mapping[str, Any], member: str, part: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
+    def part(
+        self, entry: Mapping[str, Any], member: str, part: Mapping[str, Any]
+    ) -> Iterator[pa.RecordBatch]:
         """The rows of one part of a table, checked unless they were."""
         name = part["file"]
         if name in self._sound:
@@ -193,7 +230,9 @@ class Link:
         types = row_types(entry, self.contents, self.store.place(f"{self.folder}/{MANIFEST}"))
         if member == "removed":
             types = {column: types[column] for column in ("partition", "id")}
-        yield from checked_rows(self.batches(name), part, types, self.store.place(f"{self.folder}/{name}"))
+        yield from checked_rows(
+            self.batches(name), part, types, self.store.place(f"{self.folder}/{name}")
+        )
         self._sound.add(name)
 
     def candidates(self, table: str) -> Iterator[pa.RecordBatch]:
@@ -202,7 +241,9 @@ class Link:
         if entry["candidates"] is None:
             return
         name = entry["candidates"]["file"]
-        yield from checked_candidates(self.batches(name), entry, self.store.place(f"{self.folder}/{name}"))
+        yield from checked_candidates(
+            self.batches(name), entry, self.store.place(f"{self.folder}/{name}")
+        )
 
     def dense(self) -> memoryview:
         """The bytes of dense.safetensors; empty without a dense part."""
@@ -210,7 +251,9 @@ class Link:
         return self.read(part["file"]) if part["file"] else memoryview(b"")
 
     def tensors(self) -> list[tuple[str, Mapping[str, Any]]]:
-        """Name and `{"dtype", "shape", "data"}` of each dense tensor. FormatError for what is not safetensors."""
+        """Name and `{"dtype", "shape", "data"}` of each dense tensor. FormatError for what is not
+        safetensors.
+        """
         data = self.dense()
         if not data:
             return []
@@ -228,7 +271,9 @@ class Link:
             return unpacked(data)
 
     def tree(self, member: str) -> Any:
-        """The nested value `tree` or `random` of `progress`, with NumPy arrays; {} where nothing was kept."""
+        """The nested value `tree` or `random` of `progress`, with NumPy arrays; {} where nothing
+        was kept.
+        """
         part = self.manifest.get("progress")
         if part is None:
             return {}
@@ -270,12 +315,17 @@ class Link:
                 found: Mapping[str, Any] = entry
                 return found
         names = [entry["name"] for entry in self.manifest["tables"]]
-        raise PersistError(f"{self.store.place(self.folder)}: no table {table!r} — it has {names} — name one of these")
+        raise PersistError(
+            f"{self.store.place(self.folder)}: no table {table!r} — it has {names} — name one of "
+            "these"
+        )
 
 
 @dataclass(frozen=True)
 class Reader:
-    """One complete state: a full, or a delta with its chain. `links`: the full first, the state's own folder last."""
+    """One complete state: a full, or a delta with its chain. `links`: the full first, the state's
+    own folder last.
+    """
 
     links: tuple[Link, ...]
 
@@ -309,14 +359,22 @@ class Reader:
     def rows(self, table: str) -> Iterator[pa.RecordBatch]:
         """All rows of a table in this state by (partition, id), in batches of some ten thousand."""
         held = sum(part["rows"] for link in self.links for part in link.entry(table)["parts"])
-        return (batch for batch in self.spans(table, partition_ranges(held, 1 << 16)) if batch is not None)
+        return (
+            batch
+            for batch in self.spans(table, partition_ranges(held, 1 << 16))
+            if batch is not None
+        )
 
     def spans(self, table: str, spans: Iterable[range]) -> Iterator[pa.RecordBatch | None]:
-        """The rows of each span of partitions, by (partition, id); None where there are none. `spans`: rising, without gaps."""
+        """The rows of each span of partitions, by (partition, id); None where there are none.
+        `spans`: rising, without gaps.
+        """
         rows = [Cuts(link.parts(table)) for link in self.links]
         gone = [Cuts(link.parts(table, "removed")) for link in self.links]
         for span in spans:
-            merged = _merge([one.until(span.stop) for one in rows], [one.until(span.stop) for one in gone])
+            merged = _merge(
+                [one.until(span.stop) for one in rows], [one.until(span.stop) for one in gone]
+            )
             yield merged if merged is not None and merged.num_rows else None
 
     def candidates(self, table: str) -> Iterator[pa.RecordBatch]:
@@ -347,19 +405,22 @@ class Reader:
 
 
 def open_checkpoint(path: Where) -> Reader:
-    """The newest checkpoint under `path`, or the one in `path` itself, with its chain; all manifests checked.
+    """The newest checkpoint under `path`, or the one in `path` itself, with its chain; all
+    manifests checked.
 
-    `path`: a local path, or a URL for fsspec. Raises FormatError naming what is missing, torn or changed, VersionError
-    for another format version.
+    `path`: a local path, or a URL for fsspec. Raises FormatError naming what is missing, torn or
+    changed, VersionError for another format version.
     """
     return read_newest(path, lambda reader: reader)
 
 
 def read_newest(path: Where, read: Callable[[Reader], T]) -> T:
-    """Call `read` with the newest checkpoint under `path`, or the one in `path` itself; return what it returns.
+    """Call `read` with the newest checkpoint under `path`, or the one in `path` itself; return what
+    it returns.
 
-    Where a writer made another state the newest one meanwhile, retention may have removed files that `read` needed: it
-    is then called again with that state. Raises what `open_checkpoint` and `read` raise.
+    Where a writer made another state the newest one meanwhile, retention may have removed files
+    that `read` needed: it is then called again with that state. Raises what `open_checkpoint` and
+    `read` raise.
     """
     store = open_store(path)
     for left in reversed(range(READS)):
@@ -377,21 +438,28 @@ def _opened(path: Where, store: Store, newest: Newest | None) -> Reader:
     if newest is not None:
         return open_folder(store, newest.folder, newest.sha256)
     if not store.exists(MANIFEST):
-        raise FormatError(f"{path}: no checkpoint — it holds neither CURRENT nor {MANIFEST} — "
-                          "give the path that save() was called with")  # fmt: skip
+        raise FormatError(
+            f"{path}: no checkpoint — it holds neither CURRENT nor {MANIFEST} — "
+            "give the path that save() was called with"
+        )
     root, folder = split(path)
     return open_folder(open_store(root), folder)
 
 
 def open_folder(store: Store, folder: str, sha256: str | None = None) -> Reader:
-    """The state of one checkpoint folder; `sha256`: what its manifest must hash to, else its own digest is trusted."""
+    """The state of one checkpoint folder; `sha256`: what its manifest must hash to, else its own
+    digest is trusted.
+    """
     newest = open_link(store, folder, sha256)
     links = []
     for entry in newest.manifest.get("chain", ()):
         link = open_link(store, entry["folder"])
         if link.manifest["digest"] != entry["digest"]:
-            raise FormatError(f"{store.place(entry['folder'])}/{MANIFEST}: not the state that {folder} rests on — its digest is "
-                              f"{link.manifest['digest']} — {ADVICE}")  # fmt: skip
+            raise FormatError(
+                f"{store.place(entry['folder'])}/{MANIFEST}: not the state that {folder} rests on "
+                "— its digest is "
+                f"{link.manifest['digest']} — {ADVICE}"
+            )
         links.append(link)
     check_links([link.manifest for link in (*links, newest)], f"{store.place(folder)}/{MANIFEST}")
     return Reader((*links, newest))
@@ -403,7 +471,8 @@ def open_link(store: Store, folder: str, sha256: str | None = None) -> Link:
     data = bytes(store.read(name))
     if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
         raise FormatError(
-            f"{store.place(name)}: not the manifest that CURRENT points to — its SHA-256 differs — {ADVICE}"
+            f"{store.place(name)}: not the manifest that CURRENT points to — its SHA-256 differs "
+            f"— {ADVICE}"
         )
     return Link(store, folder, unsealed(data, store.place(name)))
 
@@ -415,7 +484,9 @@ def newest_link(store: Store) -> Link | None:
 
 
 def refuse_states(link: Link | None) -> None:
-    """Raise PersistError where values are to be written over `link`, a state that training resumes from."""
+    """Raise PersistError where values are to be written over `link`, a state that training resumes
+    from.
+    """
     if link is not None and link.manifest.get("contents") != "values":
         raise PersistError(
             f"{link.store.place('')}: it holds checkpoints, not published versions, "
@@ -426,7 +497,8 @@ def refuse_states(link: Link | None) -> None:
 def refuse_others(store: Store) -> None:
     """Raise PersistError where a model is to be saved over a stream's states or published versions.
 
-    Raises FormatError where CURRENT is torn or lost. A newest checkpoint whose manifest is damaged may be replaced.
+    Raises FormatError where CURRENT is torn or lost. A newest checkpoint whose manifest is damaged
+    may be replaced.
     """
     newest = store.newest()
     if newest is None:
@@ -436,11 +508,15 @@ def refuse_others(store: Store) -> None:
     except FormatError:
         return
     if manifest.get("contents") == "values" or manifest["positions"]:
-        kind = "published versions" if manifest.get("contents") == "values" else "states of a stream"
-        raise PersistError(f"{store.place('')}: it holds {kind}, got a model to save. Save to another place.")
+        kind = (
+            "published versions" if manifest.get("contents") == "values" else "states of a stream"
+        )
+        raise PersistError(
+            f"{store.place('')}: it holds {kind}, got a model to save. Save to another place."
+        )
 
 
-# --- rows of a chain ------------------------------------------------------------------------------------------------
+# --- rows of a chain ------------------------------------------------------------------------------
 
 
 def partition_ranges(rows: int, rows_per_part: int = 1 << 20) -> list[range]:
@@ -456,7 +532,8 @@ class Cuts:
     """Batches in the order of partitions, cut where the reader asks."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
-        self._batches, self._head = batches, next(batches, None)
+        self._batches = batches
+        self._head = next(batches, None)
 
     def until(self, stop: int) -> pa.RecordBatch | None:
         """All rows of partitions below `stop` that were not handed out yet."""
@@ -475,10 +552,14 @@ class Cuts:
 
 def in_order(batch: pa.RecordBatch) -> pa.RecordBatch:
     """The rows by (partition, id)."""
-    return batch.take(pa.array(np.lexsort([batch.column(name).to_numpy() for name in ("id", "partition")])))
+    return batch.take(
+        pa.array(np.lexsort([batch.column(name).to_numpy() for name in ("id", "partition")]))
+    )
 
 
-def _merge(rows: list[pa.RecordBatch | None], gone: list[pa.RecordBatch | None]) -> pa.RecordBatch | None:
+def _merge(
+    rows: list[pa.RecordBatch | None], gone: list[pa.RecordBatch | None]
+) -> pa.RecordBatch | None:
     """The rows of some partitions: of an id the newest, unless it went later."""
     decided: NDArray[np.int64] = np.empty(0, np.int64)
     kept = []
@@ -491,17 +572,21 @@ def _merge(rows: list[pa.RecordBatch | None], gone: list[pa.RecordBatch | None])
             decided = np.union1d(decided, removed.column("id").to_numpy())
     if len(kept) < 2:
         return kept[0] if kept else None
-    names = [name for name in kept[0].schema.names if all(name in batch.schema.names for batch in kept)]
+    names = [
+        name for name in kept[0].schema.names if all(name in batch.schema.names for batch in kept)
+    ]
     return in_order(pa.concat_batches([batch.select(names) for batch in kept]))
 
 
-# --- files ----------------------------------------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------------------
 
 
 def _sealed(members: Mapping[str, Any]) -> tuple[str, str]:
     """Manifest text whose last member is the SHA-256 of the text with 64 zeros in its place."""
     if "digest" in members:
-        raise PersistError("digest: a reserved member of the manifest — received one — leave it out")
+        raise PersistError(
+            "digest: a reserved member of the manifest — received one — leave it out"
+        )
     text = json.dumps({**members, "digest": _ZEROS}, indent=1, ensure_ascii=False) + "\n"
     digest = hashlib.sha256(text.encode()).hexdigest()
     head, _, tail = text.rpartition(_ZEROS)
@@ -513,14 +598,20 @@ def unsealed(data: bytes, place: str) -> dict[str, Any]:
     at = data.rfind(b'"digest": "') + len(b'"digest": "')
     digest = data[at : at + 64]
     if hashlib.sha256(data[:at] + _ZEROS.encode() + data[at + 64 :]).hexdigest().encode() != digest:
-        raise FormatError(f"{place}: torn or changed since it was written — its own digest does not fit — {ADVICE}")
+        raise FormatError(
+            f"{place}: torn or changed since it was written — its own digest does not fit — "
+            f"{ADVICE}"
+        )
     try:
         manifest: dict[str, Any] = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"{place}: not JSON that can be read — received {error} — {ADVICE}") from error
+        raise FormatError(
+            f"{place}: not JSON that can be read — received {error} — {ADVICE}"
+        ) from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise FormatError(
-            f"{place}: not a manifest of a Hotbed checkpoint — received {data[:40]!r} — give another path"
+            f"{place}: not a manifest of a Hotbed checkpoint — received {data[:40]!r} — give "
+            "another path"
         )
     version = manifest.get("format_version")
     if type(version) is not int or version not in (FORMAT_VERSION - 1, FORMAT_VERSION):

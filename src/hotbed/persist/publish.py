@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handing saved states on to servers: values only, by a directory or a Kafka topic; and following them."""
+"""Handing saved states on to servers: values only, by a directory or a Kafka topic; and following
+them.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from hotbed.config import described
 from hotbed.connectors.kafka import Kafka
-from hotbed.errors import DeltaGap, ForkedLineage, FormatError, MissingExtra, PersistError, StoreAway
+from hotbed.errors import (
+    DeltaGap,
+    ForkedLineage,
+    FormatError,
+    MissingExtra,
+    PersistError,
+    StoreAway,
+)
 from hotbed.files import Where, local_path
 from hotbed.persist.chain import Lineage, retain, write_version
 from hotbed.persist.format import (
@@ -35,7 +44,8 @@ from hotbed.persist.format import (
 from hotbed.persist.store import CURRENT, MANIFEST, LocalStore, Newest, Store, number_of, open_store
 
 CHUNK_BYTES = 900_000
-_CONNECT_SECONDS, _SEND_SECONDS = 10.0, 300.0
+_CONNECT_SECONDS = 10.0
+_SEND_SECONDS = 300.0
 log = logging.getLogger("hotbed.persist")
 
 if TYPE_CHECKING:
@@ -45,29 +55,34 @@ if TYPE_CHECKING:
 class Publisher(ABC):
     """Hands saved states on. Publishing the same bits again changes nothing.
 
-    `graph`: the network for servers, as `hotbed.persist.export.export_graph` gives it; each full brings it along, so that
-    one is all that a server needs to start. None: servers start from an export.
+    `graph`: the network for servers, as `hotbed.persist.export.export_graph` gives it; each full
+    brings it along, so that one is all that a server needs to start. None: servers start from an
+    export.
     """
 
     graph: Graph | None = None
 
     @abstractmethod
     def publish(self, saved: Saved) -> Saved | None:
-        """Publish a checkpoint, as a delta where the version published last is its parent, else in full.
+        """Publish a checkpoint, as a delta where the version published last is its parent, else in
+        full.
 
-        Returns what was published; None where it was published before. Raises PersistError, naming what is wrong.
+        Returns what was published; None where it was published before. Raises PersistError, naming
+        what is wrong.
         """
 
 
 @described
 class PublishDirectory(Publisher):
-    """Versions in a directory or under a URL, in the container of docs/format.md; `keep` fulls stay, with their deltas.
+    """Versions in a directory or under a URL, in the container of docs/format.md; `keep` fulls
+    stay, with their deltas.
 
     Example: `hb.callbacks.Checkpoint("runs/clicks", publish=PublishDirectory("published/clicks"))`
     """
 
     def __init__(self, path: str | Path, keep: int = 2) -> None:
-        self._path, self._keep = path, keep
+        self._path = path
+        self._keep = keep
 
     def publish(self, saved: Saved) -> Saved | None:
         reader = open_checkpoint(saved.folder)
@@ -83,7 +98,8 @@ class PublishDirectory(Publisher):
 
 
 class PublishTopic(Publisher):
-    """Versions as messages in partition 0 of a topic, which must exist. `options`: as for `hb.sources.Kafka`.
+    """Versions as messages in partition 0 of a topic, which must exist. `options`: as for
+    `hb.sources.Kafka`.
 
     Example: `PublishTopic("localhost:9092", "clicks-model")`
     """
@@ -129,15 +145,25 @@ class PublishTopic(Publisher):
     def _send(self, link: Link) -> None:
         kafka = _confluent()
         failed: list[Any] = []
-        options = {**_client(self._kafka), "acks": "all", "max.in.flight.requests.per.connection": 1,
-                   "message.timeout.ms": int(_SEND_SECONDS * 1000), "queue.buffering.max.kbytes": 1 << 16}  # fmt: skip
+        options = {
+            **_client(self._kafka),
+            "acks": "all",
+            "max.in.flight.requests.per.connection": 1,
+            "message.timeout.ms": int(_SEND_SECONDS * 1000),
+            "queue.buffering.max.kbytes": 1 << 16,
+        }
         producer = kafka.Producer(options)
 
         def send(value: bytes) -> None:
             while not failed:
                 try:
-                    producer.produce(self._kafka.topic, value, str(link.manifest["version"]), 0,
-                                     on_delivery=lambda error, _: failed.append(error) if error else None)  # fmt: skip
+                    producer.produce(
+                        self._kafka.topic,
+                        value,
+                        str(link.manifest["version"]),
+                        0,
+                        on_delivery=lambda error, _: failed.append(error) if error else None,
+                    )
                     producer.poll(0)
                     return
                 except BufferError:  # the queue is full: let it drain
@@ -147,8 +173,12 @@ class PublishTopic(Publisher):
             left = producer.flush(_SEND_SECONDS)
             if failed or left:
                 producer.purge()
-                raise PersistError(f"topic {self._kafka.topic}: version {link.manifest['version']} was not published — "
-                                   f"received {failed[0] if failed else 'no answer'} — look at the brokers and the topic")  # fmt: skip
+                raise PersistError(
+                    f"topic {self._kafka.topic}: version {link.manifest['version']} was not "
+                    "published — "
+                    f"received {failed[0] if failed else 'no answer'} — look at the brokers and "
+                    "the topic"
+                )
 
         for message in _messages(link):
             send(message)
@@ -168,7 +198,7 @@ def _newest(store: Store) -> Link | None:
     return link
 
 
-# --- messages -------------------------------------------------------------------------------------------------------
+# --- messages -------------------------------------------------------------------------------------
 
 
 def _messages(link: Link) -> Iterator[bytes]:
@@ -190,22 +220,30 @@ def _unframed(value: bytes) -> tuple[dict[str, Any], memoryview]:
         bytes.fromhex(head["digest"])  # it names a folder
         return head, memoryview(value)[len(line) + 1 :]
     except (ValueError, KeyError, TypeError) as error:
-        raise FormatError(f"a message is no part of a published version — received {line[:60]!r} — "
-                          "give a topic of PublishTopic") from error  # fmt: skip
+        raise FormatError(
+            f"a message is no part of a published version — received {line[:60]!r} — "
+            "give a topic of PublishTopic"
+        ) from error
 
 
 def _confluent() -> Any:
     try:
         import confluent_kafka
     except ImportError as error:
-        raise MissingExtra("a topic needs confluent_kafka — it is not installed — pip install hotbed[kafka]") from error
+        raise MissingExtra(
+            "a topic needs confluent_kafka — it is not installed — pip install hotbed[kafka]"
+        ) from error
     return confluent_kafka
 
 
 def _client(kafka: Kafka) -> dict[str, Any]:
     """Options that producers and consumers share."""
     given = kafka.client_options()
-    return {name: value for name, value in given.items() if name in kafka.options or name == "bootstrap.servers"}
+    return {
+        name: value
+        for name, value in given.items()
+        if name in kafka.options or name == "bootstrap.servers"
+    }
 
 
 def _consumer(kafka: Kafka) -> Any:
@@ -221,7 +259,8 @@ def _next(consumer: Any, topic: str) -> Any:
     message = consumer.poll(_CONNECT_SECONDS)
     if message is None or message.error():
         raise PersistError(
-            f"topic {topic}: cannot be read — received {message and message.error()} — look at the brokers"
+            f"topic {topic}: cannot be read — received {message and message.error()} — look at "
+            "the brokers"
         )
     return message
 
@@ -230,20 +269,24 @@ def _ends(consumer: Any, partition: Any) -> tuple[int, int]:
     try:
         low, high = consumer.get_watermark_offsets(partition, timeout=_CONNECT_SECONDS)
     except _confluent().KafkaException as error:
-        raise PersistError(f"topic {partition.topic}: cannot be read — received {error} — create it with one partition, or "
-                           "look at the brokers") from error  # fmt: skip
+        raise PersistError(
+            f"topic {partition.topic}: cannot be read — received {error} — create it with one "
+            "partition, or "
+            "look at the brokers"
+        ) from error
     return low, high
 
 
-# --- following ------------------------------------------------------------------------------------------------------
+# --- following ------------------------------------------------------------------------------------
 
 
 class Follower:
     """The versions that a publisher hands on: complete, in order, each once.
 
-    `source`: the directory or URL of a `PublishDirectory`, or a `Topic`. A gap or a fork is logged and kept in `told`; the next
-    version that can be loaded whole recovers. Versions only grow: where the source goes back to an earlier one, that is logged
-    and kept in `told` as well, and not handed on. Feed what comes to `Replica.apply`.
+    `source`: the directory or URL of a `PublishDirectory`, or a `Topic`. A gap or a fork is logged
+    and kept in `told`; the next version that can be loaded whole recovers. Versions only grow:
+    where the source goes back to an earlier one, that is logged and kept in `told` as well, and not
+    handed on. Feed what comes to `Replica.apply`.
 
     Example:
         >>> for reader in Follower("published/clicks"):
@@ -252,7 +295,8 @@ class Follower:
 
     def __init__(self, source: Where | Topic, poll_seconds: float = 1.0) -> None:
         self._feed: Feed = source if isinstance(source, Topic) else _Directory(open_store(source))
-        self._poll_seconds, self._lineage = poll_seconds, Lineage()
+        self._poll_seconds = poll_seconds
+        self._lineage = Lineage()
         self._newest: Reader | None = None  # what was handed on last
         self.told: list[PersistError] = []
 
@@ -268,7 +312,9 @@ class Follower:
                 try:
                     reader = open_folder(self._feed.store, folder)
                 except FormatError as error:  # its chain, or itself, is not (or no longer) there
-                    self._tell(DeltaGap(f"{folder}: it cannot be read with what it rests on — {error}"))
+                    self._tell(
+                        DeltaGap(f"{folder}: it cannot be read with what it rests on — {error}")
+                    )
                     return
                 yield from self._advance(reader)
         except StoreAway as error:  # the next poll asks again
@@ -341,7 +387,8 @@ class Feed(ABC):
 
 class _Directory(Feed):
     def __init__(self, store: Store) -> None:
-        self.store, self._seen = store, Newest("", None)
+        self.store = store
+        self._seen = Newest("", None)
 
     def arrivals(self) -> Iterator[str]:
         newest = self.store.newest()
@@ -353,18 +400,24 @@ class _Directory(Feed):
 
 
 class Topic(Feed):
-    """The topic of a `PublishTopic`, collected in a local folder `cache`; what an earlier one left there goes.
+    """The topic of a `PublishTopic`, collected in a local folder `cache`; what an earlier one left
+    there goes.
 
     Example: `Follower(Topic("localhost:9092", "clicks-model", cache="/var/cache/clicks"))`
     """
 
-    def __init__(self, servers: str, topic: str, cache: str | Path, options: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, servers: str, topic: str, cache: str | Path, options: Mapping[str, Any] | None = None
+    ) -> None:
         self._kafka = Kafka(servers, topic, options=options or {})
         self._cache = local_path(cache, "Topic.cache")
         self._cache.mkdir(parents=True, exist_ok=True)
         self.store = LocalStore(self._cache)
         if self.store.exists(CURRENT):
-            raise PersistError(f"Topic.cache: holds states, got {self._cache}. Give a folder that nothing else uses.")
+            raise PersistError(
+                f"Topic.cache: holds states, got {self._cache}. Give a folder that nothing else "
+                "uses."
+            )
         for path in [*self._cache.glob("checkpoint-*"), *self._cache.glob(".*.partial")]:
             shutil.rmtree(path)
         self._offset: int | None = None
@@ -376,7 +429,8 @@ class Topic(Feed):
             shutil.rmtree(path, ignore_errors=True)
         self._old, self._consumer = [], self._consumer or _consumer(self._kafka)
         low, high = _ends(self._consumer, _place(self._kafka, 0))
-        if self._offset is None or self._offset < low:  # what retention took is a gap that the chain tells
+        # what retention took is a gap that the chain tells
+        if self._offset is None or self._offset < low:
             self._offset = low
             self._consumer.assign([_place(self._kafka, low)])
         while self._offset < high:
@@ -396,9 +450,15 @@ class Topic(Feed):
         partial = self._cache / f".{head['digest'][:32]}.partial"
         if not head.get("manifest"):
             path = partial / head["file"]
-            if ".." in PurePosixPath(head["file"]).parts or PurePosixPath(head["file"]).is_absolute():
-                raise FormatError(f"topic {self._kafka.topic}: a file outside of the version — received {head['file']!r} — "
-                                  "do not follow it")  # fmt: skip
+            if (
+                ".." in PurePosixPath(head["file"]).parts
+                or PurePosixPath(head["file"]).is_absolute()
+            ):
+                raise FormatError(
+                    f"topic {self._kafka.topic}: a file outside of the version — received "
+                    f"{head['file']!r} — "
+                    "do not follow it"
+                )
             path.parent.mkdir(parents=True, exist_ok=True)
             with open(path, "r+b" if path.exists() else "xb") as file:
                 file.seek(head["at"])
@@ -409,18 +469,23 @@ class Topic(Feed):
         return self._finish(partial, head)
 
     def _finish(self, partial: Path, head: Mapping[str, Any]) -> str | None:
-        """Make a version visible once its manifest has come; drop it, and what else is unfinished, where files are missing."""
+        """Make a version visible once its manifest has come; drop it, and what else is unfinished,
+        where files are missing.
+        """
         final = self._cache / f"checkpoint-{number_of(str(head['folder'])):08d}"
         try:
             link = open_link(LocalStore(partial.parent), partial.name)
             link.verify()
         except FormatError as error:
-            log.warning("topic %s: an incomplete version is passed over: %s", self._kafka.topic, error)
+            log.warning(
+                "topic %s: an incomplete version is passed over: %s", self._kafka.topic, error
+            )
             shutil.rmtree(partial)
             return None
         shutil.rmtree(final, ignore_errors=True)
         os.rename(partial, final)
-        if link.manifest["kind"] == "full":  # it needs nothing before it; earlier ones can be read until the next call
+        # it needs nothing before it; earlier ones can be read until the next call
+        if link.manifest["kind"] == "full":
             self._old = [path for path in self._cache.glob("checkpoint-*") if path != final]
         for path in self._cache.glob(".*.partial"):
             shutil.rmtree(path)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that are hashed while they are written, at the speed of the disk: pieces are hashed, written and synced beside each other,
-and go past the page cache where the system allows, so that a save costs little time and pushes nothing out of memory. And the folder
-that they are in, which its writer holds."""
+"""Files that are hashed while they are written, at the speed of the disk: pieces are hashed,
+written and synced beside each other, and go past the page cache where the system allows, so that a
+save costs little time and pushes nothing out of memory. And the folder that they are in, which its
+writer holds.
+"""
 
 from __future__ import annotations
 
@@ -25,48 +27,68 @@ except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
 PIECE_BYTES = 2 << 20
-BACKGROUND, BUSY_SHARE, LOOK_SECONDS = 5, 0.1, 0.01
-_PIECES, _UNSYNCED = 8, 32
+BACKGROUND = 5
+BUSY_SHARE = 0.1
+LOOK_SECONDS = 0.01
+_PIECES = 8
+_UNSYNCED = 32
 
 
 class Workers:
-    """The threads of one draft: pieces are hashed, written and synced beside each other, each file's in order.
+    """The threads of one draft: pieces are hashed, written and synced beside each other, each
+    file's
+        in order.
 
-    `pace` keeps a save in the background: while other threads of the process are at work, as in training, it stands
-    back for BACKGROUND times what the last pieces cost, so that a save takes a sixth of one processor; else none. A longer
-    save would not disturb less while it lasts, and keeps more of the rows aside that training changes meanwhile.
+    `pace` keeps a save in the background: while other threads of the process are at work, as in
+    training, it stands back for BACKGROUND times what the last pieces cost, so that a save takes a
+    sixth of one processor; else none. A longer save would not disturb less while it lasts, and
+    keeps more of the rows aside that training changes meanwhile.
     """
 
     def __init__(self) -> None:
-        self.hash, self.write, self.sync = (ThreadPoolExecutor(1, thread_name_prefix="hotbed-save") for _ in range(3))
-        self._flying: deque[tuple[memoryview, list[Future[None]]]] = deque()  # pieces on their way, oldest first
+        self.hash, self.write, self.sync = (
+            ThreadPoolExecutor(1, thread_name_prefix="hotbed-save") for _ in range(3)
+        )
+        # pieces on their way, oldest first
+        self._flying: deque[tuple[memoryview, list[Future[None]]]] = deque()
         self.unsynced: deque[Future[None]] = deque()
-        self._threads = [pool.submit(threading.get_ident).result() for pool in (self.hash, self.write, self.sync)]
+        self._threads = [
+            pool.submit(threading.get_ident).result() for pool in (self.hash, self.write, self.sync)
+        ]
         self._seen = self._clocks()
 
     def pace(self) -> None:
         """Called by the thread that saves, after each piece."""
-        now, seen = self._clocks(), self._seen
-        wall, own = now[0] - seen[0], now[2] - seen[2]
+        now = self._clocks()
+        seen = self._seen
+        wall = now[0] - seen[0]
+        own = now[2] - seen[2]
         if wall < LOOK_SECONDS:
             return
         self._seen = now
-        others = now[1] - seen[3] - own  # at least: the clocks of a save at work run on while they are read
+        # at least: the clocks of a save at work run on while they are read
+        others = now[1] - seen[3] - own
         if others > BUSY_SHARE * wall:
             time.sleep(min(own * BACKGROUND, 1.0))
             self._seen = self._clocks()
 
     def _clocks(self) -> tuple[float, float, float, float]:
-        """Seconds: of the clock, of the process' processors, of those that this save used, and the second again; elsewhere
-        than on Unix it cannot tell, and does not stand back."""
+        """Seconds: of the clock, of the process' processors, of those that this save used, and the
+        second again; elsewhere than on Unix it cannot tell, and does not stand back.
+        """
         if not hasattr(time, "pthread_getcpuclockid"):
             return time.perf_counter(), 0.0, 0.0, 0.0
-        wall, process = time.perf_counter(), time.process_time()
-        own = sum(time.clock_gettime(time.pthread_getcpuclockid(thread)) for thread in self._threads)
+        wall = time.perf_counter()
+        process = time.process_time()
+        own = sum(
+            time.clock_gettime(time.pthread_getcpuclockid(thread)) for thread in self._threads
+        )
         return wall, process, time.thread_time() + own, time.process_time()
 
     def take(self) -> memoryview:
-        """Memory for a piece, in whole pages; waits for the oldest piece where many are on their way, and raises what it raised."""
+        """Memory for a piece, in whole pages; waits for the oldest piece where many are on their
+        way, and raises what it raised.
+        """
         if len(self._flying) < _PIECES:
             return memoryview(mmap.mmap(-1, PIECE_BYTES))
         memory, work = self._flying.popleft()
@@ -74,10 +96,13 @@ class Workers:
             future.result()
         return memory
 
-    def send(self, memory: memoryview, num_bytes: int, *work: Callable[[memoryview], None]) -> list[Future[None]]:
+    def send(
+        self, memory: memoryview, num_bytes: int, *work: Callable[[memoryview], None]
+    ) -> list[Future[None]]:
         """Hash and write what was put into `memory`, which is taken again when both are done."""
         futures = [
-            pool.submit(one, memory[:num_bytes]) for pool, one in zip((self.hash, self.write), work, strict=True)
+            pool.submit(one, memory[:num_bytes])
+            for pool, one in zip((self.hash, self.write), work, strict=True)
         ]
         self._flying.append((memory, futures))
         return futures
@@ -94,14 +119,18 @@ class Workers:
 
 
 class HashedFile:
-    """A new file that is hashed while it is written, in large pieces; on disk once its draft is published.
+    """A new file that is hashed while it is written, in large pieces; on disk once its draft is
+    published.
 
     `raw`: its `write` takes a piece, all of it; `finish`: makes it durable and closes it.
     """
 
     def __init__(self, raw: Any, workers: Workers, finish: Callable[[], None]) -> None:
-        self._raw, self._workers, self._finish = raw, workers, finish
-        self._hash, self._bytes = hashlib.sha256(), 0
+        self._raw = raw
+        self._workers = workers
+        self._finish = finish
+        self._hash = hashlib.sha256()
+        self._bytes = 0
         self._piece: memoryview | None = None
         self._held = 0  # bytes of it that are filled
         self._flying: list[Future[None]] = []
@@ -131,7 +160,8 @@ class HashedFile:
                 self._piece = self._workers.take()
             n = min(PIECE_BYTES - self._held, view.nbytes - at)
             self._piece[self._held : self._held + n] = view[at : at + n]
-            self._held, at = self._held + n, at + n
+            self._held = self._held + n
+            at = at + n
             if self._held == PIECE_BYTES:
                 self._emit()
         return view.nbytes
@@ -147,9 +177,12 @@ class HashedFile:
 
     def _emit(self) -> None:
         if self._piece is not None:
-            self._flying += self._workers.send(self._piece, self._held, self._hash.update, self._raw.write)
+            self._flying += self._workers.send(
+                self._piece, self._held, self._hash.update, self._raw.write
+            )
             self._workers.pace()
-        self._piece, self._held = None, 0
+        self._piece = None
+        self._held = 0
 
     def _end(self) -> None:
         failed: Exception | None = None
@@ -164,11 +197,15 @@ class HashedFile:
 
 
 class LocalFile:
-    """A new local file. Whole pieces go straight to the disk where the system has that; the fsync at its end is short."""
+    """A new local file. Whole pieces go straight to the disk where the system has that; the fsync
+    at its end is short.
+    """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+        self._handle = os.open(
+            path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666
+        )
         self._direct = False
 
     def write(self, piece: memoryview) -> None:
@@ -192,7 +229,9 @@ class LocalFile:
             return
         flags = fcntl.fcntl(self._handle, fcntl.F_GETFL)
         try:
-            fcntl.fcntl(self._handle, fcntl.F_SETFL, flags | os.O_DIRECT if on else flags & ~os.O_DIRECT)
+            fcntl.fcntl(
+                self._handle, fcntl.F_SETFL, flags | os.O_DIRECT if on else flags & ~os.O_DIRECT
+            )
         except OSError:
             if not on:  # else: not every file system has it
                 raise
@@ -201,9 +240,11 @@ class LocalFile:
 
 
 class Held:
-    """A folder that nobody else may take away, until the process ends: whatever its number is elsewhere, and however it ends.
+    """A folder that nobody else may take away, until the process ends: whatever its number is
+        elsewhere, and however it ends.
 
-    OSError where another has it, or it is gone. `surely`: not where files or the file system have no such locks.
+    OSError where another has it, or it is gone. `surely`: not where files or the file system have
+    no such locks.
     """
 
     def __init__(self, path: Path) -> None:
@@ -250,5 +291,6 @@ def new_partial(root: Path, name: str) -> tuple[Path, Held]:
     while True:
         path = partial_path(root, name)
         path.mkdir()
-        with contextlib.suppress(BlockingIOError, FileNotFoundError):  # somebody sweeps, and takes it for a left one
+        # somebody sweeps, and takes it for a left one
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):
             return path, Held(path)

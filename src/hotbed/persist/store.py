@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where checkpoints lie: a local folder, or any store that fsspec knows. docs/format.md says in which order things appear."""
+"""Where checkpoints lie: a local folder, or any store that fsspec knows. docs/format.md says in
+which order things appear.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from hotbed.errors import FormatError, MissingExtra, PersistError, StoreAway
 from hotbed.files import Where, resolve, sync_folder
 from hotbed.persist.sink import HashedFile, Held, LocalFile, Workers, new_partial, partial_path
 
-MANIFEST, CURRENT, CLAIM = "MANIFEST.json", "CURRENT", "CLAIM"
+MANIFEST = "MANIFEST.json"
+CURRENT = "CURRENT"
+CLAIM = "CLAIM"
 FIRST = "checkpoint-00000001"
 ASIDE = "aside"  # where states lie that a run no longer rests on
 JOURNAL = "journal"
@@ -35,7 +39,9 @@ _LEFT_SECONDS = 86_400  # after which what nobody can be seen to hold is nobody'
 
 
 class Newest(NamedTuple):
-    """The newest checkpoint of a store: its folder and, where the store keeps it apart, its manifest's SHA-256."""
+    """The newest checkpoint of a store: its folder and, where the store keeps it apart, its
+    manifest's SHA-256.
+    """
 
     folder: str
     sha256: str | None
@@ -52,7 +58,9 @@ class Draft(ABC):
 
     @abstractmethod
     def publish(self, manifest: bytes) -> None:
-        """Everything durable, then the manifest, then visible and newest. PersistError if another writer was first."""
+        """Everything durable, then the manifest, then visible and newest. PersistError if another
+        writer was first.
+        """
 
     @abstractmethod
     def discard(self) -> None:
@@ -95,11 +103,14 @@ class Store(ABC):
 
     @abstractmethod
     def new_file(self, name: str) -> AbstractContextManager[IO[bytes]]:
-        """Open a file beside the checkpoints; it appears, or replaces the one of that name, when the block ends."""
+        """Open a file beside the checkpoints; it appears, or replaces the one of that name, when
+        the block ends.
+        """
 
 
 def open_store(where: Where) -> Store:
-    """The store of a local path or URL. MissingExtra where a URL needs a package that is not installed.
+    """The store of a local path or URL. MissingExtra where a URL needs a package that is not
+    installed.
 
     Example: `open_store("s3://bucket/model")`.
     """
@@ -119,18 +130,22 @@ def split(where: Where) -> tuple[Where, str]:
 
 @contextlib.contextmanager
 def new_file(where: Where) -> Iterator[IO[bytes]]:
-    """Open a file or an object to write. It appears whole when the block ends, and not at all after an error."""
+    """Open a file or an object to write. It appears whole when the block ends, and not at all after
+    an error.
+    """
     root, name = split(where)
     store = open_store(root)
     with store.new_file(name) as file:
         yield file
 
 
-# --- a local folder -------------------------------------------------------------------------------------------------
+# --- a local folder -------------------------------------------------------------------------------
 
 
 class LocalStore(Store):
-    """A folder. Files are memory-mapped; a checkpoint appears by a rename, and `CURRENT` moves by another."""
+    """A folder. Files are memory-mapped; a checkpoint appears by a rename, and `CURRENT` moves by
+    another.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -159,17 +174,21 @@ class LocalStore(Store):
                 return None
             if not self.exists(CURRENT):  # looked for again: a writer may have made it meanwhile
                 raise FormatError(
-                    f"{self.root / CURRENT}: missing beside states, got {', '.join(folders)}. {self._advice()}"
+                    f"{self.root / CURRENT}: missing beside states, got {', '.join(folders)}. "
+                    f"{self._advice()}"
                 )
         match = re.fullmatch(rb"(checkpoint-\d{8,}) ([0-9a-f]{64})\n", bytes(self.read(CURRENT)))
         if match is None:
             raise FormatError(
-                f"{self.root / CURRENT}: torn or changed, got no checkpoint's name and digest. {self._advice()}"
+                f"{self.root / CURRENT}: torn or changed, got no checkpoint's name and digest. "
+                f"{self._advice()}"
             )
         return Newest(match[1].decode(), match[2].decode())
 
     def unpointed(self) -> str | None:
-        """The first checkpoint, alone and without CURRENT, else None: its writer makes CURRENT next, or was killed."""
+        """The first checkpoint, alone and without CURRENT, else None: its writer makes CURRENT
+        next, or was killed.
+        """
         alone = self.folders() == [FIRST] and not self.aside().folders()
         return FIRST if alone and not self.exists(CURRENT) else None
 
@@ -230,7 +249,8 @@ class LocalStore(Store):
 
 class _LocalDraft(Draft):
     def __init__(self, root: Path, number: int) -> None:
-        self.folder, self._root = f"checkpoint-{number:08d}", root
+        self.folder = f"checkpoint-{number:08d}"
+        self._root = root
         self._partial, self._held = new_partial(root, self.folder)
         self._workers = Workers()
 
@@ -243,7 +263,9 @@ class _LocalDraft(Draft):
         with self.create(MANIFEST) as file:
             file.write(manifest)
         self._workers.settle()
-        for folder in [path for path in self._partial.rglob("*") if path.is_dir()] + [self._partial]:
+        for folder in [path for path in self._partial.rglob("*") if path.is_dir()] + [
+            self._partial
+        ]:
             sync_folder(folder)
         final = self._root / self.folder
         try:
@@ -277,15 +299,20 @@ def number_of(folder: str) -> int:
     """The number in a checkpoint's name."""
     match = _NAME.fullmatch(folder)
     if match is None:
-        raise FormatError(f"{folder}: no checkpoint's name — received {folder!r} — give a folder checkpoint-<number>")
+        raise FormatError(
+            f"{folder}: no checkpoint's name — received {folder!r} — give a folder "
+            "checkpoint-<number>"
+        )
     return int(match[1])
 
 
-# --- an object store ------------------------------------------------------------------------------------------------
+# --- an object store ------------------------------------------------------------------------------
 
 
 class ObjectStore(Store):
-    """A prefix of a store that fsspec knows: no rename, no pointer; a checkpoint is there once its manifest is."""
+    """A prefix of a store that fsspec knows: no rename, no pointer; a checkpoint is there once its
+    manifest is.
+    """
 
     def __init__(self, url: str) -> None:
         try:
@@ -294,7 +321,8 @@ class ObjectStore(Store):
             client, self._root = fsspec.core.url_to_fs(url.rstrip("/"))
         except ImportError as error:
             raise MissingExtra(
-                f"{url} needs a package — {error} — pip install hotbed[object] and fsspec's package for it"
+                f"{url} needs a package — {error} — pip install hotbed[object] and fsspec's "
+                "package for it"
             ) from error
         self.url = url.rstrip("/")
         self._fs: Any = _Client(client, self.url)
@@ -316,22 +344,29 @@ class ObjectStore(Store):
                 self._fs.get_file(path, file.name)
                 return _mapped(Path(file.name))
         except OSError as error:
-            raise FormatError(f"{self.place(name)}: missing or unreadable — {error} — {ADVICE}") from error
+            raise FormatError(
+                f"{self.place(name)}: missing or unreadable — {error} — {ADVICE}"
+            ) from error
 
     def exists(self, name: str) -> bool:
         self._fs.invalidate_cache()
         return bool(self._fs.isfile(f"{self._root}/{name}"))
 
     def newest(self) -> Newest | None:
-        visible = (folder for folder in reversed(self._prefixes()) if self.exists(f"{folder}/{MANIFEST}"))
+        visible = (
+            folder for folder in reversed(self._prefixes()) if self.exists(f"{folder}/{MANIFEST}")
+        )
         return next((Newest(folder, None) for folder in visible), None)
 
     def folders(self) -> list[str]:
         return [folder for folder in self._prefixes() if self.exists(f"{folder}/{MANIFEST}")]
 
     def draft(self) -> Draft:
-        taken, visible = self._prefixes(), self.folders()
-        for folder in taken:  # a writer that died left it; one that lives on is late, and its state would not be newest
+        taken = self._prefixes()
+        visible = self.folders()
+        # a writer that died left it; one that lives on is late, and its state would not
+        # be newest
+        for folder in taken:
             if visible and folder not in visible and number_of(folder) < number_of(visible[-1]):
                 self.remove(folder)
         number = number_of(taken[-1]) + 1 if taken else 1
@@ -344,7 +379,8 @@ class ObjectStore(Store):
         found = self._fs.find(f"{self._root}/{folder}")
         for path in sorted(found, key=lambda path: not path.endswith(f"/{MANIFEST}")):
             with contextlib.suppress(FileNotFoundError):
-                self._fs.rm_file(path)  # one by one: rm() would read brackets in a name as a pattern
+                # one by one: rm() would read brackets in a name as a pattern
+                self._fs.rm_file(path)
 
     def create(self, name: str, data: bytes) -> bool:
         """Put a whole object; False if it is there already, as surely as the store can tell."""
@@ -369,7 +405,8 @@ class ObjectStore(Store):
     def open(self, name: str) -> Any:
         """A new object, written through."""
         path = f"{self._root}/{name}"
-        with contextlib.suppress(OSError, NotImplementedError):  # stores without folders have nothing to make
+        # stores without folders have nothing to make
+        with contextlib.suppress(OSError, NotImplementedError):
             self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
         return _Client(self._fs.open(path, "wb"), self.url)
 
@@ -384,10 +421,13 @@ class ObjectStore(Store):
 
 
 class _Client:
-    """What fsspec gives; a store that does not answer raises errors of its own package, which come as StoreAway."""
+    """What fsspec gives; a store that does not answer raises errors of its own package, which come
+    as StoreAway.
+    """
 
     def __init__(self, client: Any, url: str) -> None:
-        self._client, self._told = client, _Told(url)
+        self._client = client
+        self._told = _Told(url)
 
     def __getattr__(self, name: str) -> Any:
         return self._told(getattr(self._client, name))
@@ -399,16 +439,25 @@ class _Told(contextlib.ContextDecorator):
 
     def __enter__(self) -> None: ...
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         ours = (OSError, NotImplementedError, TypeError, ValueError)
         if isinstance(error, Exception) and not isinstance(error, ours):
-            raise StoreAway(f"{self._url}: the store does not answer — received {type(error).__name__}: {error} — "
-                            "look at its address, our rights and the network") from error  # fmt: skip
+            raise StoreAway(
+                f"{self._url}: the store does not answer — received {type(error).__name__}: "
+                f"{error} — "
+                "look at its address, our rights and the network"
+            ) from error
 
 
 class _ObjectDraft(Draft):
     def __init__(self, store: ObjectStore, folder: str) -> None:
-        self.folder, self._store = folder, store
+        self.folder = folder
+        self._store = store
         self._workers = Workers()
         self._open = True
 
@@ -420,8 +469,11 @@ class _ObjectDraft(Draft):
         self._workers.settle()
         name = f"{self.folder}/{MANIFEST}"
         if not self._store.create(name, manifest):
-            raise PersistError(f"{self._store.place(name)}: another process wrote it meanwhile — received a second "
-                               "manifest — let one process save")  # fmt: skip
+            raise PersistError(
+                f"{self._store.place(name)}: another process wrote it meanwhile — received a "
+                "second "
+                "manifest — let one process save"
+            )
         self._open = False
 
     def discard(self) -> None:

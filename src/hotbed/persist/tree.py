@@ -20,8 +20,8 @@ Arrays = dict[str, NDArray[Any]]
 def encode(tree: Any, name: str = "") -> tuple[Any, Arrays]:
     """A nested value as JSON and the arrays in it, by the path that leads to them.
 
-    dict, list, tuple, None, bool, int, float, str, bytes, and NumPy arrays and scalars of numbers or booleans come back
-    as they were. Raises PersistError naming the path of anything else.
+    dict, list, tuple, None, bool, int, float, str, bytes, and NumPy arrays and scalars of numbers
+    or booleans come back as they were. Raises PersistError naming the path of anything else.
 
     >>> encode({"auc": [0.5, (1, 2)]})
     ({'auc': [0.5, {'$tuple': [1, 2]}]}, {})
@@ -85,13 +85,23 @@ def _encoded(value: Any, path: str, arrays: Arrays) -> Any:
         return items if isinstance(value, list) else {"$tuple": items}
     if isinstance(value, Mapping):
         if all(isinstance(key, str) and not key.startswith("$") for key in value):
-            return {key: _encoded(item, f"{path}/{quote(key, safe='')}", arrays) for key, item in value.items()}
+            return {
+                key: _encoded(item, f"{path}/{quote(key, safe='')}", arrays)
+                for key, item in value.items()
+            }
         pairs = enumerate(value.items())
-        return {"$pairs": [[_encoded(key, f"{path}/{n}.key", arrays), _encoded(item, f"{path}/{n}", arrays)]
-                           for n, (key, item) in pairs]}  # fmt: skip
+        return {
+            "$pairs": [
+                [_encoded(key, f"{path}/{n}.key", arrays), _encoded(item, f"{path}/{n}", arrays)]
+                for n, (key, item) in pairs
+            ]
+        }
     raise _refused(path, type(value).__name__)
 
 
 def _refused(path: str, what: str) -> PersistError:
-    return PersistError(f"{path or 'state'}: cannot be saved — received {what} — keep numbers, text, bytes, lists, tuples, "
-                        "dicts and NumPy arrays of numbers there")  # fmt: skip
+    return PersistError(
+        f"{path or 'state'}: cannot be saved — received {what} — keep numbers, text, bytes, "
+        "lists, tuples, "
+        "dicts and NumPy arrays of numbers there"
+    )

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EmbeddingCache: rows that requests ask for often, in bounded memory; the others come from a store, within a deadline."""
+"""EmbeddingCache: rows that requests ask for often, in bounded memory; the others come from a
+store, within a deadline.
+"""
 
 from __future__ import annotations
 
@@ -23,27 +25,30 @@ from hotbed.serving.stores.base import ModelVersion, Store
 
 Policy = Literal["lru", "lfu"]
 POLICIES: tuple[Policy, ...] = ("lru", "lfu")
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # seconds until a store that did not answer is asked again; they double
+FIRST_PAUSE = 0.1  # seconds until a store that did not answer is asked again; they double
+LONGEST_PAUSE = 2.0
 PATIENT_SECONDS = 2.0  # that it has then, beside requests
 _PRELOADED_ROWS = 65_536  # asked for together
-_PAST, _PAST_BYTES = 2**64 - 1, 1 << 20  # an epoch that no cache comes to: everything is missing, nothing is kept
+_PAST = 2**64 - 1  # an epoch that no cache comes to: everything is missing, nothing is kept
+_PAST_BYTES = 1 << 20
 log = logging.getLogger("hotbed.serving")
 
 
 class EmbeddingCache:
     """Rows of one model within `max_bytes`, index included, for requests of any number of threads.
 
-    A score never depends on what the cache holds: what is missing is fetched, all of a request at once. `policy`: what
-    stays, of all tables together; "lru": what was asked for last, "lfu": what is asked for often. `preload`: share of
-    `max_bytes` that is filled at the start, and after a version of which it cannot be told what changed, with the rows
-    that training counted most, where it counted. `deadline_seconds`: a row that the store does not give within it reads
-    as an id without a row does, is not kept, and is counted in `late` and in the answer's `late`. Then no
-    request waits until the store has answered: it is asked beside them, after 0.1 s and then after up to 2 s. None: requests
-    wait as long as it takes, and StoreError is theirs.
+    A score never depends on what the cache holds: what is missing is fetched, all of a request at
+    once. `policy`: what stays, of all tables together; "lru": what was asked for last, "lfu": what
+    is asked for often. `preload`: share of `max_bytes` that is filled at the start, and after a
+    version of which it cannot be told what changed, with the rows that training counted most, where
+    it counted. `deadline_seconds`: a row that the store does not give within it reads as an id
+    without a row does, is not kept, and is counted in `late` and in the answer's `late`. Then no
+    request waits until the store has answered: it is asked beside them, after 0.1 s and then after
+    up to 2 s. None: requests wait as long as it takes, and StoreError is theirs.
 
-    The cache holds one version. Opening a newer one drops the rows that changed; requests of any other version read
-    their own rows past the cache. Raises ConfigError for values that make no sense, and what `parameter_server.model`
-    raises.
+    The cache holds one version. Opening a newer one drops the rows that changed; requests of any
+    other version read their own rows past the cache. Raises ConfigError for values that make no
+    sense, and what `parameter_server.model` raises.
 
     Example:
         >>> cache = hb.EmbeddingCache(server, "ranker", max_bytes=1 << 30)
@@ -60,27 +65,47 @@ class EmbeddingCache:
         deadline_seconds: float | None = 0.1,
     ) -> None:
         if not isinstance(max_bytes, int) or not 0 < max_bytes <= _memory():
-            raise ConfigError(f"EmbeddingCache.max_bytes: no size of a cache — received {max_bytes!r} — give 1 to {_memory()} bytes, "
-                              "what this machine has")  # fmt: skip
+            raise ConfigError(
+                f"EmbeddingCache.max_bytes: no size of a cache — received {max_bytes!r} — give 1 "
+                f"to {_memory()} bytes, "
+                "what this machine has"
+            )
         if policy not in POLICIES:
-            raise ConfigError(f"EmbeddingCache.policy: unknown — received {policy!r} — choose one of {list(POLICIES)}")
+            raise ConfigError(
+                f"EmbeddingCache.policy: unknown — received {policy!r} — choose one of "
+                f"{list(POLICIES)}"
+            )
         if not 0 <= preload <= 1:
-            raise ConfigError(f"EmbeddingCache.preload: no share — received {preload!r} — give one from 0 to 1")
+            raise ConfigError(
+                f"EmbeddingCache.preload: no share — received {preload!r} — give one from 0 to 1"
+            )
         if deadline_seconds is not None and deadline_seconds <= 0:
-            raise ConfigError(f"EmbeddingCache.deadline_seconds: no time — received {deadline_seconds!r} — give more than 0, or "
-                              "None to wait as long as it takes")  # fmt: skip
-        self.parameter_server, self.model = parameter_server, model
-        self._max_bytes, self._policy, self._preload = max_bytes, policy, preload
+            raise ConfigError(
+                f"EmbeddingCache.deadline_seconds: no time — received {deadline_seconds!r} — give "
+                "more than 0, or "
+                "None to wait as long as it takes"
+            )
+        self.parameter_server = parameter_server
+        self.model = model
+        self._max_bytes = max_bytes
+        self._policy = policy
+        self._preload = preload
         self.deadline_seconds = deadline_seconds
-        self._lock, self._counting = threading.Lock(), threading.Lock()
-        self._epoch, self._late, self._fetches, self._fetch_seconds = 0, 0, 0, 0.0
+        self._lock = threading.Lock()
+        self._counting = threading.Lock()
+        self._epoch = 0
+        self._late = 0
+        self._fetches = 0
+        self._fetch_seconds = 0.0
         self._gone = (0, 0)  # hits and misses of a cache of other tables
         self._start(parameter_server.model(model))
 
     def lookup(
         self, version: ModelVersion, features: Sequence[tuple[str, str, str]]
     ) -> Callable[[Mapping[str, Ids | NDArray[np.int64]], int], Looked]:
-        """The embedding half of `version` over this cache: called as a `Lookup` is. `features`: (name, table, pooling).
+        """The embedding half of `version` over this cache: called as a `Lookup` is. `features`:
+        (name,
+            table, pooling).
 
         A version newer than the one held takes its place, without the rows that changed.
         """
@@ -89,7 +114,11 @@ class EmbeddingCache:
                 self._go_on(version)
             if version.digest == self._held.digest:
                 return _CachedLookup(self, self._rows, version, features, self._epoch)
-            past = self._rows if _dims(version) == self._tables else _native(_dims(version), _PAST_BYTES, self._policy)
+            past = (
+                self._rows
+                if _dims(version) == self._tables
+                else _native(_dims(version), _PAST_BYTES, self._policy)
+            )
             return _CachedLookup(self, past, version, features, _PAST)
 
     @property
@@ -105,7 +134,8 @@ class EmbeddingCache:
     @property
     def hit_rate(self) -> float:
         """Share of hits, 0 before the first request."""
-        hits, misses = self.hits, self.misses
+        hits = self.hits
+        misses = self.misses
         return hits / max(1, hits + misses)
 
     @property
@@ -137,9 +167,10 @@ class EmbeddingCache:
         with self._counting:
             self._late += late
             if seconds is not None:
-                self._fetches, self._fetch_seconds = self._fetches + 1, self._fetch_seconds + seconds
+                self._fetches = self._fetches + 1
+                self._fetch_seconds = self._fetch_seconds + seconds
 
-    # --- versions ---------------------------------------------------------------------------------------------------
+    # --- versions ---------------------------------------------------------------------------------
 
     def _start(self, version: ModelVersion) -> None:
         """An empty cache for the tables of `version`."""
@@ -165,15 +196,23 @@ class EmbeddingCache:
             changes = self.parameter_server.changes(self.model, self._held.digest, version.digest)
         except StoreError as error:
             log.warning(
-                "model %s: what version %s changed is not known, all rows go: %s", self.model, version.version, error
+                "model %s: what version %s changed is not known, all rows go: %s",
+                self.model,
+                version.version,
+                error,
             )
             changes = None
         self._enter(version, changes)
 
-    def _enter(self, version: ModelVersion, changes: Mapping[str, NDArray[np.int64]] | None) -> None:
+    def _enter(
+        self, version: ModelVersion, changes: Mapping[str, NDArray[np.int64]] | None
+    ) -> None:
         self._epoch += 1
         nothing = np.empty(0, np.int64)
-        dropped = [np.ascontiguousarray((changes or {}).get(name, nothing), np.int64) for name in self._tables]
+        dropped = [
+            np.ascontiguousarray((changes or {}).get(name, nothing), np.int64)
+            for name in self._tables
+        ]
         self._rows.advance(self._epoch, dropped, changes is None)
         self._held = version
         if changes is None:
@@ -186,11 +225,18 @@ class EmbeddingCache:
             for number, name in enumerate(self._tables):
                 row_bytes = self._rows.row_bytes(number)
                 wanted = int(left / (len(self._tables) - number) / row_bytes)
-                hot = self.parameter_server.hot(self.model, name, wanted) if wanted else np.empty(0, np.int64)
+                hot = (
+                    self.parameter_server.hot(self.model, name, wanted)
+                    if wanted
+                    else np.empty(0, np.int64)
+                )
                 left -= len(hot) * row_bytes
-                for end in range(len(hot), 0, -_PRELOADED_ROWS):  # the hottest last: what came first goes first
+                # the hottest last: what came first goes first
+                for end in range(len(hot), 0, -_PRELOADED_ROWS):
                     ids = np.ascontiguousarray(hot[max(0, end - _PRELOADED_ROWS) : end][::-1])
-                    self._rows.preload(self._epoch, number, ids, _flat(version.find({name: ids})[name]))
+                    self._rows.preload(
+                        self._epoch, number, ids, _flat(version.find({name: ids})[name])
+                    )
         except (StoreError, NotServed) as error:
             log.warning("model %s: the cache starts with fewer hot rows: %s", self.model, error)
 
@@ -206,10 +252,16 @@ class _CachedLookup:
         features: Sequence[tuple[str, str, str]],
         epoch: int,
     ) -> None:
-        self._cache, self._version, self._patience = cache, version, _Patience(version)
+        self._cache = cache
+        self._version = version
+        self._patience = _Patience(version)
         self._names = list(_dims(version))
-        layout = [(name, self._names.index(table), POOLINGS.index(pooling)) for name, table, pooling in features]
-        self._rows, self._epoch = rows, epoch
+        layout = [
+            (name, self._names.index(table), POOLINGS.index(pooling))
+            for name, table, pooling in features
+        ]
+        self._rows = rows
+        self._epoch = epoch
         self._native = _core.CachedLookup(rows, layout, epoch)
         self._absent = {name: ServedTable(version.configs[name], ()) for _, name, _ in features}
 
@@ -230,13 +282,19 @@ class _CachedLookup:
         flat, sequences = found.pool(absent, False)
         return Looked(flat, sequences, late)
 
-    def _fetch(self, wanted: Mapping[str, NDArray[np.int64]]) -> Mapping[str, NDArray[np.float32]] | None:
+    def _fetch(
+        self, wanted: Mapping[str, NDArray[np.int64]]
+    ) -> Mapping[str, NDArray[np.float32]] | None:
         """Rows of what is missing; None where they are late."""
-        deadline, began = self._cache.deadline_seconds, time.monotonic()
+        deadline = self._cache.deadline_seconds
+        began = time.monotonic()
         if deadline is not None and self._patience.pausing:
             if self._patience.asks(began):
                 threading.Thread(
-                    target=self._ask_again, args=(wanted, deadline), daemon=True, name="hotbed-cache"
+                    target=self._ask_again,
+                    args=(wanted, deadline),
+                    daemon=True,
+                    name="hotbed-cache",
                 ).start()
             return None
         try:
@@ -252,7 +310,9 @@ class _CachedLookup:
         return rows
 
     def _ask_again(self, wanted: Mapping[str, NDArray[np.int64]], deadline: float) -> None:
-        """Beside requests, with more time than they have: a store too slow for an empty cache would else leave it empty."""
+        """Beside requests, with more time than they have: a store too slow for an empty cache would
+        else leave it empty.
+        """
         began = time.monotonic()
         self._cache._count(0.0)
         try:
@@ -267,13 +327,18 @@ class _CachedLookup:
 
 
 class _Patience:
-    """When a store that did not answer for a version is asked again: once at a time, after longer and longer pauses.
+    """When a store that did not answer for a version is asked again: once at a time, after longer
+    and
+        longer pauses.
 
-    Each version has its own: one that the store has let go of says nothing of the next, which is known because it answered.
+    Each version has its own: one that the store has let go of says nothing of the next, which is
+        known because it answered.
     """
 
     def __init__(self, version: ModelVersion) -> None:
-        self._version, self._lock, self._asking = version, threading.Lock(), False
+        self._version = version
+        self._lock = threading.Lock()
+        self._asking = False
         self._pause = self._until = self._failed = 0.0
 
     @property
@@ -294,7 +359,9 @@ class _Patience:
             self._asking = False
 
     def failed(self, began: float, error: HotbedError) -> None:
-        """`began`: when the store was asked; several that asked before it was known to fail are one failure."""
+        """`began`: when the store was asked; several that asked before it was known to fail are one
+        failure.
+        """
         with self._lock:
             if began < self._failed:
                 return
@@ -314,15 +381,20 @@ class _Patience:
         if self._pause:
             with self._lock:
                 self._pause = 0.0
-            log.info("model %s, version %s: rows come again", self._version.name, self._version.version)
+            log.info(
+                "model %s, version %s: rows come again", self._version.name, self._version.version
+            )
 
 
 def _native(dims: Mapping[str, int], max_bytes: int, policy: Policy) -> _core.RowCache:
     try:
         return _core.RowCache(list(dims.values()), max_bytes, policy == "lfu")
     except ValueError as error:
-        raise ConfigError(f"EmbeddingCache.max_bytes: too few for one row — received {max_bytes} for tables of dim "
-                          f"{sorted(set(dims.values()))} — give more") from error  # fmt: skip
+        raise ConfigError(
+            f"EmbeddingCache.max_bytes: too few for one row — received {max_bytes} for tables of "
+            "dim "
+            f"{sorted(set(dims.values()))} — give more"
+        ) from error
 
 
 def _memory() -> int:

@@ -34,9 +34,11 @@ from hotbed.serving.session import Scores
 
 
 class Client:
-    """Asks a server over HTTP, from any number of threads. Any client of the Open Inference Protocol does as well.
+    """Asks a server over HTTP, from any number of threads. Any client of the Open Inference
+    Protocol does as well.
 
-    `url`: http:// or https://, with host and port. `token`: where the server wants one. `context`: for https, as `ssl` has it.
+    `url`: http:// or https://, with host and port. `token`: where the server wants one. `context`:
+    for https, as `ssl` has it.
 
     Example:
         >>> with hb.Client("http://localhost:8000") as client:
@@ -44,12 +46,20 @@ class Client:
     """
 
     def __init__(
-        self, url: str, token: str | None = None, timeout_seconds: float = 10.0, context: ssl.SSLContext | None = None
+        self,
+        url: str,
+        token: str | None = None,
+        timeout_seconds: float = 10.0,
+        context: ssl.SSLContext | None = None,
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"Client.url: no address of a server — received {url!r} — write http://HOST:PORT")
-        self._parts, self._seconds, self._tls = parts, timeout_seconds, context
+            raise ConfigError(
+                f"Client.url: no address of a server — received {url!r} — write http://HOST:PORT"
+            )
+        self._parts = parts
+        self._seconds = timeout_seconds
+        self._tls = context
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._idle: list[HTTPConnection] = []
 
@@ -71,16 +81,22 @@ class Client:
     def predict(
         self, model: str, columns: Mapping[str, Any], context: Mapping[str, Any] | None = None
     ) -> NDArray[np.float32] | dict[str, NDArray[np.float32]]:
-        """Predictions of n candidates, as `InferenceSession.predict` gives them, by the version that is served now.
+        """Predictions of n candidates, as `InferenceSession.predict` gives them, by the version
+        that is served now.
 
-        Raises DataError for what no tensor holds, lists of several lengths for one; DataError, NotServed, Overloaded or
-        Unauthorized (no token, or a wrong one) with the server's reason; ServingError where it does not answer.
+        Raises DataError for what no tensor holds, lists of several lengths for one; DataError,
+        NotServed, Overloaded or Unauthorized (no token, or a wrong one) with the server's reason;
+        ServingError where it does not answer.
         """
         outputs = dict(self.ask(model, columns, context).outputs)
         return next(iter(outputs.values())) if len(outputs) == 1 else outputs
 
-    def ask(self, model: str, columns: Mapping[str, Any], context: Mapping[str, Any] | None = None) -> Scores:
-        """As `predict`, by output, and the version that answered; `late`: rows that did not reach the server in time."""
+    def ask(
+        self, model: str, columns: Mapping[str, Any], context: Mapping[str, Any] | None = None
+    ) -> Scores:
+        """As `predict`, by output, and the version that answered; `late`: rows that did not reach
+        the server in time.
+        """
         check_columns(columns)
         check_context(context)
         tensors = sorted(_tensors(columns, context or {}), key=lambda one: -one.width)
@@ -89,24 +105,38 @@ class Client:
         ).encode()
         headers = {HEADER_LENGTH: str(len(head)), "Content-Type": "application/octet-stream"}
         place = f"/v2/models/{quote(model, safe='')}/infer"
-        body, split = self._send("POST", place, b"".join([head, *(one.data for one in tensors)]), headers)
-        answer, at, outputs = json.loads(body[: int(split or len(body))]), int(split or 0), {}
+        body, split = self._send(
+            "POST", place, b"".join([head, *(one.data for one in tensors)]), headers
+        )
+        answer = json.loads(body[: int(split or len(body))])
+        at = int(split or 0)
+        outputs = {}
         for one in answer["outputs"]:
             size = one["parameters"]["binary_data_size"]
             outputs[one["name"]], at = np.frombuffer(body[at : at + size], "<f4"), at + size
-        return Scores(int(answer["model_version"]), outputs, int(answer.get("parameters", {}).get("late_rows", 0)))
+        return Scores(
+            int(answer["model_version"]),
+            outputs,
+            int(answer.get("parameters", {}).get("late_rows", 0)),
+        )
 
     def models(self) -> list[dict[str, str]]:
         """Name, version, state and reason of each model of the server."""
-        found: list[dict[str, str]] = json.loads(self._send("POST", "/v2/repository/index", b"", {})[0])
+        found: list[dict[str, str]] = json.loads(
+            self._send("POST", "/v2/repository/index", b"", {})[0]
+        )
         return found
 
-    def _send(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> tuple[bytes, str | None]:
+    def _send(
+        self, method: str, path: str, body: bytes, headers: Mapping[str, str]
+    ) -> tuple[bytes, str | None]:
         while True:
             idled = self._idled()
             connection = idled or self._connect()
             try:
-                connection.request(method, self._parts.path.rstrip("/") + path, body, {**self._headers, **headers})
+                connection.request(
+                    method, self._parts.path.rstrip("/") + path, body, {**self._headers, **headers}
+                )
                 answer = connection.getresponse()
                 data = answer.read()
                 break
@@ -130,7 +160,8 @@ class Client:
             return None
 
     def _connect(self) -> HTTPConnection:
-        host, port = self._parts.hostname or "", self._parts.port
+        host = self._parts.hostname or ""
+        port = self._parts.port
         if self._parts.scheme == "https":
             return HTTPSConnection(host, port, timeout=self._seconds, context=self._tls)
         return HTTPConnection(host, port, timeout=self._seconds)
@@ -151,8 +182,9 @@ def _reason(status: int, data: bytes) -> Exception:
 
 
 class _Tensor(NamedTuple):
-    """`data`: of a binary tensor, else empty. `width`: bytes of a number; wide ones go first, so that all lie where numbers may
-    lie."""
+    """`data`: of a binary tensor, else empty. `width`: bytes of a number; wide ones go first, so
+    that all lie where numbers may lie.
+    """
 
     spec: dict[str, Any]
     data: bytes
@@ -165,33 +197,49 @@ _VIEWS = {pa.string_view().id, pa.binary_view().id}
 
 
 def _tensors(columns: Mapping[str, Any], context: Mapping[str, Any]) -> list[_Tensor]:
-    """What `InferenceSession.predict` takes, and nothing else: to the server a tensor of one value is context."""
+    """What `InferenceSession.predict` takes, and nothing else: to the server a tensor of one value
+    is context.
+    """
     twice = columns.keys() & context.keys()
     if twice:
         raise DataError(
-            f"column {min(twice)!r}: given twice — received it for the candidates and as context — give one"
+            f"column {min(twice)!r}: given twice — received it for the candidates and as context "
+            "— give one"
         )
     found = [_tensor(name, values) for name, values in columns.items()]
     lengths = {one.spec["shape"][0] for one in found}
     if len(lengths) != 1:
-        raise DataError(f"columns: not one length — received {sorted(lengths)} — give each candidate a value in every column, and "
-                        "as context what holds for all of them")  # fmt: skip
+        raise DataError(
+            f"columns: not one length — received {sorted(lengths)} — give each candidate a value "
+            "in every column, and "
+            "as context what holds for all of them"
+        )
     return [*found, *(_tensor(name, _single(name, value)) for name, value in context.items())]
 
 
 def _single(name: str, value: Any) -> Any:
     """One value as a column of one."""
     if isinstance(value, pa.Array) and len(value) != 1:
-        raise DataError(f"column {name!r}: context is one value — received {len(value)} — give one, or a column")
-    return value if isinstance(value, pa.Array) or (isinstance(value, np.ndarray) and value.shape == (1,)) else [value]
+        raise DataError(
+            f"column {name!r}: context is one value — received {len(value)} — give one, or a column"
+        )
+    return (
+        value
+        if isinstance(value, pa.Array) or (isinstance(value, np.ndarray) and value.shape == (1,))
+        else [value]
+    )
 
 
 def _tensor(name: str, values: Any) -> _Tensor:
-    """The values that an `InferenceSession` reads from a column. Raises DataError where no tensor holds them."""
+    """The values that an `InferenceSession` reads from a column. Raises DataError where no tensor
+    holds them.
+    """
     if type(values) is np.ndarray and values.ndim in (1, 2):
         for kind, dtype in DTYPES.items():
             if dtype == values.dtype:
-                return _binary(name, kind, values.shape, np.ascontiguousarray(values).tobytes(), dtype.itemsize)
+                return _binary(
+                    name, kind, values.shape, np.ascontiguousarray(values).tobytes(), dtype.itemsize
+                )
     items = _array(name, values)
     shape = [len(items)]
     if is_list(items.type):
@@ -200,35 +248,52 @@ def _tensor(name: str, values: Any) -> _Tensor:
         items = items.dictionary_decode()
     kind = "BYTES" if _is_text(items.type) else _KINDS.get(items.type, "")
     if not kind:
-        raise DataError(f"column {name!r}: no tensor — received {items.type} — give numbers, booleans or strings")
+        raise DataError(
+            f"column {name!r}: no tensor — received {items.type} — give numbers, booleans or "
+            "strings"
+        )
     if items.null_count:  # JSON alone says that a value is missing
         given = (items.cast(pa.float32()) if kind == "FP16" else items).to_pylist()
         data = [text_of(name, value) if isinstance(value, bytes) else value for value in given]
         return _Tensor({"name": name, "datatype": kind, "shape": shape, "data": data}, b"", 0)
     if kind == "BYTES":
-        texts = [value if isinstance(value, bytes) else value.encode() for value in items.to_pylist()]
-        return _binary(name, kind, shape, b"".join(len(text).to_bytes(4, "little") + text for text in texts), 0)
+        texts = [
+            value if isinstance(value, bytes) else value.encode() for value in items.to_pylist()
+        ]
+        return _binary(
+            name, kind, shape, b"".join(len(text).to_bytes(4, "little") + text for text in texts), 0
+        )
     numbers = items.to_numpy(zero_copy_only=False)
     return _binary(name, kind, shape, numbers.tobytes(), numbers.itemsize)
 
 
 def _binary(name: str, kind: str, shape: Sequence[int], data: bytes, width: int) -> _Tensor:
     size = {"binary_data_size": len(data)}
-    return _Tensor({"name": name, "datatype": kind, "shape": list(shape), "parameters": size}, data, width)
+    return _Tensor(
+        {"name": name, "datatype": kind, "shape": list(shape), "parameters": size}, data, width
+    )
 
 
 def _array(name: str, values: Any) -> pa.Array:
     """A column as Arrow has it."""
     try:
         if isinstance(values, list):
-            with suppress(pa.ArrowException, OverflowError):  # the source says what is wrong, or knows another type
+            # the source says what is wrong, or knows another type
+            with suppress(pa.ArrowException, OverflowError):
                 values = pa.array(values)
-        return values if isinstance(values, pa.Array) else Memory({name: values}).table.column(name).combine_chunks()
+        return (
+            values
+            if isinstance(values, pa.Array)
+            else Memory({name: values}).table.column(name).combine_chunks()
+        )
     except DataError:
         raise
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-        raise DataError(f"column {name!r}: no values of one type — {str(error).splitlines()[0][:200]} — give numbers, booleans or "
-                        "strings in a list or an array") from error  # fmt: skip
+        raise DataError(
+            f"column {name!r}: no values of one type — {str(error).splitlines()[0][:200]} — give "
+            "numbers, booleans or "
+            "strings in a list or an array"
+        ) from error
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -245,8 +310,10 @@ def _even(name: str, lists: pa.Array) -> tuple[pa.Array, list[int]]:
     longest = int(lengths.max())
     if shortest != longest:
         raise DataError(
-            f"column {name!r}: a tensor holds lists of one length, got {shortest} to {longest} values. "
-            "Fill shorter ones with the `padding` of the Id, ask for candidates of one length together, "
+            f"column {name!r}: a tensor holds lists of one length, got {shortest} to {longest} "
+            "values. "
+            "Fill shorter ones with the `padding` of the Id, ask for candidates of one length "
+            "together, "
             "or train on text with Split."
         )
     return lists.flatten(), [len(lists), longest]

@@ -26,14 +26,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("hotbed.serving")
 _TEMPORARY = "hotbed-rows-"
-_KEPT = 2  # versions of a model that are answered for: the newest, and what requests under way began with
+# versions of a model that are answered for: the newest, and what requests under way began with
+_KEPT = 2
 
 
 class ParameterServer(Store):
     """Loads exported models and gives rows by id; a version that is loaded never changes.
 
-    `folder`: where versions are kept as files that processes map and share. One process loads; any number may read what
-    `model` finds there, at once and after a restart. None: a temporary folder. `dtype`: float32, float16 or int8 (one scale a row).
+    `folder`: where versions are kept as files that processes map and share. One process loads; any
+    number may read what `model` finds there, at once and after a restart. None: a temporary folder.
+    `dtype`: float32, float16 or int8 (one scale a row).
 
     Example:
         >>> server = hb.ParameterServer("rows")
@@ -46,13 +48,18 @@ class ParameterServer(Store):
             self._temporary = TemporaryFolder(_TEMPORARY)
             folder = self._temporary.path
         self.folder = local_path(folder, "ParameterServer.folder")
-        self._dtype, self._lock = dtype, threading.RLock()
-        self._versions, self._loaded = dict[str, tuple[MappedVersion, ...]](), set[str]()
+        self._dtype = dtype
+        self._lock = threading.RLock()
+        self._versions = dict[str, tuple[MappedVersion, ...]]()
+        self._loaded = set[str]()
         self._writer: Writer | None = None
 
     @staticmethod
-    def connect(url: str, token: str | None = None, trusted: str | Path | None = None) -> RemoteParameterServer:
-        """One that runs elsewhere, as `hotbed parameter-server`; see `RemoteParameterServer`. Needs the extra `serve`.
+    def connect(
+        url: str, token: str | None = None, trusted: str | Path | None = None
+    ) -> RemoteParameterServer:
+        """One that runs elsewhere, as `hotbed parameter-server`; see `RemoteParameterServer`. Needs
+        the extra `serve`.
 
         Example: `hb.ParameterServer.connect("grpc://rows:8002").model("ranker")`
         """
@@ -61,19 +68,25 @@ class ParameterServer(Store):
         return RemoteParameterServer(url, token, trusted)
 
     def load(
-        self, name: str, source: Where | Reader, accept: Callable[[MappedVersion], object] | None = None
+        self,
+        name: str,
+        source: Where | Reader,
+        accept: Callable[[MappedVersion], object] | None = None,
     ) -> MappedVersion:
-        """Load the newest version under `source` as model `name`; requests see the version before until it is ready.
+        """Load the newest version under `source` as model `name`; requests see the version before
+        until it is ready.
 
-        An exported model brings its graph. What a trainer publishes later (a path, or a Reader from a `Follower`) brings rows
-        and weights for it; of a delta only what changed is written. At a start, a folder that holds what was followed from that
-        very state on goes on from there. Raises ConfigError for what does not fit, FormatError for bad files, PersistError where
-        the folder cannot be written or another process writes it, and what `accept` raises, which is asked about it before
-        it is the newest; the version before stays.
+        An exported model brings its graph. What a trainer publishes later (a path, or a Reader from
+        a `Follower`) brings rows and weights for it; of a delta only what changed is written. At a
+        start, a folder that holds what was followed from that very state on goes on from there.
+        Raises ConfigError for what does not fit, FormatError for bad files, PersistError where the
+        folder cannot be written or another process writes it, and what `accept` raises, which is
+        asked about it before it is the newest; the version before stays.
         """
         reader = source if isinstance(source, Reader) else open_checkpoint(source)
         with self._lock, self._writing():
-            folder, before = ModelFolder(self.folder, name), self.find(name)
+            folder = ModelFolder(self.folder, name)
+            before = self.find(name)
             try:
                 if before is not None and self._goes_on(name, reader, before):
                     newest = before
@@ -102,7 +115,9 @@ class ParameterServer(Store):
             del self._versions[name]
 
     def model(self, name: str) -> MappedVersion:
-        """The newest version, whichever process loaded it. Raises ConfigError where there is none, FormatError where it is torn."""
+        """The newest version, whichever process loaded it. Raises ConfigError where there is none,
+        FormatError where it is torn.
+        """
         found = self._versions.get(name)
         if found is not None and name in self._loaded:
             return found[-1]
@@ -127,13 +142,18 @@ class ParameterServer(Store):
             return None
 
     def version(self, name: str, digest: str) -> MappedVersion:
-        """A version by its digest: the newest, or the one before. Raises StoreError where it has gone."""
+        """A version by its digest: the newest, or the one before. Raises StoreError where it has
+        gone.
+        """
         newest = self.model(name)
         for one in (newest, *self._versions.get(name, ())):
             if one.digest == digest:
                 return one
-        raise StoreError(f"model {name!r}: version {digest[:12]} has gone — received it while {newest.digest[:12]} is the newest — "
-                         "take that one")  # fmt: skip
+        raise StoreError(
+            f"model {name!r}: version {digest[:12]} has gone — received it while "
+            f"{newest.digest[:12]} is the newest — "
+            "take that one"
+        )
 
     def changes(self, name: str, since: str, to: str) -> Mapping[str, NDArray[np.int64]] | None:
         return self.version(name, to).changed(since)
@@ -141,7 +161,9 @@ class ParameterServer(Store):
     def hot(self, name: str, table: str, n: int) -> NDArray[np.int64]:
         return self.model(name).hot(table, n)
 
-    def lookup(self, model: str, table: str, ids: Any) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    def lookup(
+        self, model: str, table: str, ids: Any
+    ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         """Rows of ids, int64 [n] -> float32 [n, dim], and whether each has one.
 
         Raises RowShapeError for anything but whole numbers, as `Table.find` does.
@@ -160,7 +182,9 @@ class ParameterServer(Store):
     def _take(self, name: str, folder: ModelFolder) -> MappedVersion:
         newest = folder.newest()
         if newest is None:
-            raise ConfigError(f"model {name!r}: not loaded — received an unload meanwhile — load it")
+            raise ConfigError(
+                f"model {name!r}: not loaded — received an unload meanwhile — load it"
+            )
         self._keep(newest)
         return newest
 

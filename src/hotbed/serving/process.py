@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every server process needs: who may ask, TLS, names of models, logs as lines of JSON, a loop and its end."""
+"""What every server process needs: who may ask, TLS, names of models, logs as lines of JSON, a loop
+and its end.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +30,16 @@ from hotbed.serving.cache import Policy
 from hotbed.serving.parameter_server import ParameterServer
 from hotbed.serving.stores.base import Store
 
-LAST_PORT, DAY = 65_535, 86_400  # bounds of settings; a day in seconds
+LAST_PORT = 65_535  # bounds of settings; a day in seconds
+DAY = 86_400
 
 
 @dataclass(frozen=True)
 class Elsewhere:
     """How models at grpc://HOST:PORT are reached, and which of their rows are kept here.
 
-    `store_token_file`: a file whose first line is the token to send; `store_trusted`: a PEM file of authorities for grpcs://.
-    The rest as in `EmbeddingCache`.
+    `store_token_file`: a file whose first line is the token to send; `store_trusted`: a PEM file of
+    authorities for grpcs://. The rest as in `EmbeddingCache`.
     """
 
     store_token_file: str | None = None
@@ -53,8 +56,12 @@ class Elsewhere:
 
     def cache(self) -> dict[str, Any]:
         """Keywords of `EmbeddingCache`."""
-        return {"max_bytes": self.cache_bytes, "policy": self.cache_policy, "preload": self.cache_preload,
-                "deadline_seconds": self.cache_deadline_seconds}  # fmt: skip
+        return {
+            "max_bytes": self.cache_bytes,
+            "policy": self.cache_policy,
+            "preload": self.cache_preload,
+            "deadline_seconds": self.cache_deadline_seconds,
+        }
 
 
 class Tokens:
@@ -107,19 +114,26 @@ def tokens_of(path: str) -> list[str]:
     return lines
 
 
-def tls(cert: str | None, key: str | None) -> tuple[tuple[bytes, bytes] | None, ssl.SSLContext | None]:
-    """Key and certificate of PEM files, as gRPC and as Python take them, where both are given and fit."""
+def tls(
+    cert: str | None, key: str | None
+) -> tuple[tuple[bytes, bytes] | None, ssl.SSLContext | None]:
+    """Key and certificate of PEM files, as gRPC and as Python take them, where both are given and
+    fit.
+    """
     if cert is None and key is None:
         return None, None
     if cert is None or key is None:
-        raise ConfigError("serve: TLS needs tls_cert and tls_key — received one of them — give both")
+        raise ConfigError(
+            "serve: TLS needs tls_cert and tls_key — received one of them — give both"
+        )
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(cert, key)
         return (Path(key).read_bytes(), Path(cert).read_bytes()), context
     except OSError as error:
         raise ConfigError(
-            f"serve: TLS cannot start — received {cert}, {key}: {error} — give a certificate and its key as PEM files"
+            f"serve: TLS cannot start — received {cert}, {key}: {error} — give a certificate and "
+            "its key as PEM files"
         ) from error
 
 
@@ -131,26 +145,38 @@ def within(key: str, value: float | None, low: float, high: float = math.inf) ->
 
 
 def models_of(sources: Sequence[str]) -> dict[str, str]:
-    """`[NAME=]SOURCE` of a command line, by name; a source without one has the name of its folder. Raises ConfigError for two of
-    one name."""
+    """`[NAME=]SOURCE` of a command line, by name; a source without one has the name of its folder.
+    Raises ConfigError for two of one name.
+    """
     found = dict[str, str]()
     for name, source in (_named(one, "") for one in sources):
         if name in found:
-            raise ConfigError(f"models: two of one name — received {name!r} for {found[name]} and {source} — name them apart: "
-                              "NAME=SOURCE")  # fmt: skip
+            raise ConfigError(
+                f"models: two of one name — received {name!r} for {found[name]} and {source} — "
+                "name them apart: "
+                "NAME=SOURCE"
+            )
         found[name] = source
     return found
 
 
 def followed_of(watch: Sequence[str], models: Mapping[str, str]) -> list[tuple[str, str]]:
-    """(model, source) of `--watch [NAME=]SOURCE`; without a name the first model. Raises ConfigError for an unknown one."""
+    """(model, source) of `--watch [NAME=]SOURCE`; without a name the first model. Raises
+    ConfigError for an unknown one.
+    """
     found = [_named(one, next(iter(models))) for one in watch]
     for name, _ in found:
         if name not in models:
-            raise ConfigError(f"--watch: no model of that name — received {name!r} — {config.nearest(name, models)}")
+            raise ConfigError(
+                f"--watch: no model of that name — received {name!r} — "
+                f"{config.nearest(name, models)}"
+            )
         if models[name].startswith(("grpc://", "grpcs://")):
-            raise ConfigError(f"--watch: model {name!r} follows its parameter server — received {models[name]} — give --watch to "
-                              "hotbed parameter-server")  # fmt: skip
+            raise ConfigError(
+                f"--watch: model {name!r} follows its parameter server — received {models[name]} "
+                "— give --watch to "
+                "hotbed parameter-server"
+            )
     return found
 
 
@@ -162,7 +188,8 @@ def _named(text: str, default: str) -> tuple[str, str]:
 
 
 class Stoppable(ABC):
-    """A server on a loop of its own. `run` blocks until `stop`; in the main thread also until SIGTERM or SIGINT.
+    """A server on a loop of its own. `run` blocks until `stop`; in the main thread also until
+    SIGTERM or SIGINT.
 
     `started`: set once it listens.
     """
@@ -202,14 +229,18 @@ def address(host: str, port: int) -> str:
 
 
 class JsonLines(logging.Handler):
-    """Log records on stderr, each a line of JSON; with the number of the worker, where there are several."""
+    """Log records on stderr, each a line of JSON; with the number of the worker, where there are
+    several.
+    """
 
     def __init__(self, worker: int | None = None) -> None:
         super().__init__()
         self._worker = {} if worker is None else {"worker": worker}
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Never raises: what cannot be written, to a full disk say, must not end the thread that tells of it."""
+        """Never raises: what cannot be written, to a full disk say, must not end the thread that
+        tells of it.
+        """
         try:
             self._write(record)
         except Exception:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request's raw columns -> ids and dense columns, with the values of the Encoder and little of its time."""
+"""A request's raw columns -> ids and dense columns, with the values of the Encoder and little of
+its time.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,28 @@ from hotbed.errors import DataError
 
 Columns: TypeAlias = "Mapping[str, Any] | pa.RecordBatch | pa.Table"
 
-_ARROW = {kind.id for kind in (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(),
-                               pa.uint64(), pa.float32(), pa.float64())}  # fmt: skip
+_ARROW = {
+    kind.id
+    for kind in (
+        pa.int8(),
+        pa.int16(),
+        pa.int32(),
+        pa.int64(),
+        pa.uint8(),
+        pa.uint16(),
+        pa.uint32(),
+        pa.uint64(),
+        pa.float32(),
+        pa.float64(),
+    )
+}
 
 
 @dataclass(frozen=True)
 class Request:
-    """What `num_samples` candidates hold, as a Batch does; but ids and numbers of one sample hold for all of them, and ids of
-    which each sample has one may be an array."""
+    """What `num_samples` candidates hold, as a Batch does; but ids and numbers of one sample hold
+    for all of them, and ids of which each sample has one may be an array.
+    """
 
     ids: Mapping[str, Ids | NDArray[np.int64]]
     dense: Mapping[str, NDArray[np.float32]]
@@ -36,7 +52,9 @@ class Request:
 
 @dataclass(frozen=True)
 class _Feature:
-    """A feature, the raw columns that it reads, and the one that it only changes the type of, where that is all."""
+    """A feature, the raw columns that it reads, and the one that it only changes the type of, where
+    that is all.
+    """
 
     name: str
     column: Id | Dense
@@ -47,8 +65,9 @@ class _Feature:
 class RequestEncoder:
     """Encodes requests by a schema. Safe to call from several threads.
 
-    The values are those of `Encoder`, bit for bit. What is fast: numbers in NumPy or Arrow arrays whose column has no
-    transforms become no Arrow column, and a feature of context columns alone is encoded as one sample.
+    The values are those of `Encoder`, bit for bit. What is fast: numbers in NumPy or Arrow arrays
+    whose column has no transforms become no Arrow column, and a feature of context columns alone is
+    encoded as one sample.
     """
 
     def __init__(self, schema: Schema) -> None:
@@ -66,11 +85,13 @@ class RequestEncoder:
         twice = given.keys() & once.keys()
         if twice:
             raise DataError(
-                f"column {min(twice)!r}: given twice — received it for the candidates and as context — give one"
+                f"column {min(twice)!r}: given twice — received it for the candidates and as "
+                "context — give one"
             )
         given.update(once)
         if not self._raw <= given.keys():
-            Encoder(self._schema)(pa.table({name: pa.nulls(0) for name in given}), labels=False)  # raises, naming them
+            # raises, naming them
+            Encoder(self._schema)(pa.table({name: pa.nulls(0) for name in given}), labels=False)
         ids, dense, rest = self._plain(given)
         held = [feature for feature in rest if feature.raw <= once.keys()]
         rest = [feature for feature in rest if not feature.raw <= once.keys()] if held else rest
@@ -78,7 +99,9 @@ class RequestEncoder:
             if features:
                 names = sorted(frozenset().union(*(feature.raw for feature in features)))
                 table = {
-                    name: _repeated(name, once[name], num_samples) if name in repeated else given[name]
+                    name: _repeated(name, once[name], num_samples)
+                    if name in repeated
+                    else given[name]
                     for name in names
                 }
                 batch = self._encoder(features)(Memory(table).table, labels=False)
@@ -94,7 +117,9 @@ class RequestEncoder:
             values = given[name]
             if type(values) is not np.ndarray or not values.flags.c_contiguous:
                 given[name] = _numbers(values)
-        ids, dense, rest = dict[str, Any](), dict[str, Any](), list[_Feature]()
+        ids = dict[str, Any]()
+        dense = dict[str, Any]()
+        rest = list[_Feature]()
         for features, kind, found in ((self._ids, int, ids), (self._dense, float, dense)):
             flat, counts = plain_columns(given, [feature.plain for feature in features], kind)
             end = 0
@@ -118,7 +143,9 @@ class RequestEncoder:
 
 def _feature(schema: Schema, column: Any) -> _Feature:
     plain = not column.transforms and (
-        column.width == 1 if isinstance(column, Dense) else column.padding is None and column.weights is None
+        column.width == 1
+        if isinstance(column, Dense)
+        else column.padding is None and column.weights is None
     )
     plain = plain and schema.types.get(column.source) != "text"
     raw = frozenset(Schema([column]).raw_columns(labels=False))
@@ -147,7 +174,11 @@ def _given(columns: Columns) -> tuple[dict[str, Any], int]:
     """Columns by name, all of one length, and that length."""
     if isinstance(columns, pa.Table):
         columns = columns.combine_chunks()
-        columns = columns.to_batches()[0] if columns.num_rows else pa.RecordBatch.from_pylist([], columns.schema)
+        columns = (
+            columns.to_batches()[0]
+            if columns.num_rows
+            else pa.RecordBatch.from_pylist([], columns.schema)
+        )
     if isinstance(columns, pa.RecordBatch):
         return dict(zip(columns.schema.names, columns.columns, strict=True)), columns.num_rows
     check_columns(columns)
@@ -157,7 +188,8 @@ def _given(columns: Columns) -> tuple[dict[str, Any], int]:
             lengths.add(len(values))
         except TypeError:
             raise DataError(
-                f"column {name!r}: one value, no column — received {values!r} — give a list, or give it as context"
+                f"column {name!r}: one value, no column — received {values!r} — give a list, or "
+                "give it as context"
             ) from None
     if len(lengths) > 1:
         Memory(columns)  # raises, naming them
@@ -173,7 +205,10 @@ def _single(name: str, value: Any) -> Any:
         return value
     if isinstance(value, pa.Array):
         if len(value) != 1:
-            raise DataError(f"column {name!r}: context is one value — received {len(value)} — give one, or a column")
+            raise DataError(
+                f"column {name!r}: context is one value — received {len(value)} — give one, or a "
+                "column"
+            )
         return value
     if isinstance(value, (bool, int, float, np.number, np.bool_)):
         found = np.array([value])
@@ -182,7 +217,9 @@ def _single(name: str, value: Any) -> Any:
 
 
 def _numbers(values: Any) -> Any:
-    """Numbers as a NumPy array without gaps, from Arrow without a copy; anything else as it is, lists as Arrow."""
+    """Numbers as a NumPy array without gaps, from Arrow without a copy; anything else as it is,
+    lists as Arrow.
+    """
     if isinstance(values, list):
         with suppress(pa.ArrowException, OverflowError):  # the encoder says what is wrong
             values = pa.array(values)

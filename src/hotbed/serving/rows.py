@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that a server reads: files that are written once, mapped into memory and shared by every process."""
+"""Rows that a server reads: files that are written once, mapped into memory and shared by every
+process.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,15 @@ def write_rows(
     removed: Iterable[pa.RecordBatch] = (),
     dtype: RowDtype = "float32",
 ) -> int:
-    """Write one file from record batches with columns `id` and `value` (each id once); returns its rows.
+    """Write one file from record batches with columns `id` and `value` (each id once); returns its
+    rows.
 
-    `removed`: batches with a column `id`, of ids that older files hold and this one takes away. int8 rows have one
-    scale each. The file appears whole or not at all. Raises PersistError when the disk refuses.
+    `removed`: batches with a column `id`, of ids that older files hold and this one takes away.
+    int8 rows have one scale each. The file appears whole or not at all. Raises PersistError when
+    the disk refuses.
     """
-    kind, ids = ROW_DTYPES.index(dtype), [np.empty(0, np.int64)]
+    kind = ROW_DTYPES.index(dtype)
+    ids = [np.empty(0, np.int64)]
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with open(partial, "wb") as file:
@@ -52,18 +57,23 @@ def write_rows(
             os.fsync(file.fileno())
         os.replace(partial, path)
     except OSError as error:
-        raise PersistError(f"{path}: cannot be written — {error} — free space or choose another folder") from error
+        raise PersistError(
+            f"{path}: cannot be written — {error} — free space or choose another folder"
+        ) from error
     finally:
         partial.unlink(missing_ok=True)
     return sum(map(len, ids))
 
 
 class _Pieces:
-    """A new file, written in pieces as large as a huge page: file systems with large folios then map it by huge pages, which
-    saves a lookup of rows a third of its time."""
+    """A new file, written in pieces as large as a huge page: file systems with large folios then
+    map it by huge pages, which saves a lookup of rows a third of its time.
+    """
 
     def __init__(self, file: BinaryIO) -> None:
-        self._file, self._held, self.size = file, bytearray(), 0
+        self._file = file
+        self._held = bytearray()
+        self.size = 0
 
     def write(self, data: Any) -> None:
         view = memoryview(data).cast("B")
@@ -80,7 +90,9 @@ class _Pieces:
         self._held.clear()
 
 
-def _write_index(pieces: _Pieces, ids: NDArray[np.int64], gone: NDArray[np.int64], dim: int, kind: int) -> None:
+def _write_index(
+    pieces: _Pieces, ids: NDArray[np.int64], gone: NDArray[np.int64], dim: int, kind: int
+) -> None:
     if len(gone):
         gone = np.setdiff1d(gone, ids)  # a row that came back has a row
     pieces.write(bytes(-pieces.size % 64))
@@ -89,7 +101,9 @@ def _write_index(pieces: _Pieces, ids: NDArray[np.int64], gone: NDArray[np.int64
 
 
 def _ids(batches: Iterable[pa.RecordBatch]) -> NDArray[np.int64]:
-    return np.concatenate([np.empty(0, np.int64), *(batch.column("id").to_numpy() for batch in batches)])
+    return np.concatenate(
+        [np.empty(0, np.int64), *(batch.column("id").to_numpy() for batch in batches)]
+    )
 
 
 class Rows:
@@ -113,10 +127,11 @@ class Rows:
 
 
 class ServedTable:
-    """A table as servers read it: files of rows, newest first, and what an id without a row reads as.
+    """A table as servers read it: files of rows, newest first, and what an id without a row reads
+    as.
 
-    `config`: the table's constructor keywords, as a checkpoint holds them; with admission an unknown id reads as
-    `default`, without it as its initial row, exactly as in training.
+    `config`: the table's constructor keywords, as a checkpoint holds them; with admission an
+    unknown id reads as `default`, without it as its initial row, exactly as in training.
     """
 
     def __init__(self, config: Mapping[str, Any], layers: Sequence[Rows]) -> None:
@@ -125,7 +140,9 @@ class ServedTable:
         try:
             self.native = _core.FrozenTable([layer.native for layer in layers], native)
         except ValueError as error:
-            raise FormatError(f"table {self.name!r}: {error} — received files of another dim — export again") from error
+            raise FormatError(
+                f"table {self.name!r}: {error} — received files of another dim — export again"
+            ) from error
 
     def find(self, ids: Any) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         """Rows of ids, int64 [n] -> float32 [n, dim], and whether each has one.
@@ -139,7 +156,9 @@ class ServedTable:
         """Rows of ids, as record batches of `id` and `value`."""
         for start in range(0, len(ids), batch_rows):
             part = ids[start : start + batch_rows]
-            values = pa.FixedSizeListArray.from_arrays(pa.array(self.find(part)[0].reshape(-1)), self.dim)
+            values = pa.FixedSizeListArray.from_arrays(
+                pa.array(self.find(part)[0].reshape(-1)), self.dim
+            )
             yield pa.record_batch({"id": pa.array(part), "value": values})
 
 
@@ -150,8 +169,9 @@ def _described(config: str) -> tuple[str, int, _core.TableConfig]:
 
 
 class Looked(NamedTuple):
-    """Pooled features side by side, float32 [n, width]; the rows [m, dim] of each sequence feature, in order; and how many
-    rows read as the table's default because they came too late."""
+    """Pooled features side by side, float32 [n, width]; the rows [m, dim] of each sequence feature,
+    in order; and how many rows read as the table's default because they came too late.
+    """
 
     flat: NDArray[np.float32]
     sequences: list[NDArray[np.float32]]
@@ -159,15 +179,21 @@ class Looked(NamedTuple):
 
 
 class Lookup:
-    """The embedding half of a model: pooled rows of every feature, side by side, in one native call.
+    """The embedding half of a model: pooled rows of every feature, side by side, in one native
+    call.
 
-    `features`: (name, table, pooling) as the collection in the network had them. A feature with one sample where others
-    have more holds for all of them. Raises RowShapeError, naming the feature, for ids that do not fit.
+    `features`: (name, table, pooling) as the collection in the network had them. A feature with one
+    sample where others have more holds for all of them. Raises RowShapeError, naming the feature,
+    for ids that do not fit.
     """
 
-    def __init__(self, features: Sequence[tuple[str, str, str]], tables: Mapping[str, ServedTable]) -> None:
+    def __init__(
+        self, features: Sequence[tuple[str, str, str]], tables: Mapping[str, ServedTable]
+    ) -> None:
         names = sorted({table for _, table, _ in features})
-        layout = [(name, names.index(table), POOLINGS.index(pooling)) for name, table, pooling in features]
+        layout = [
+            (name, names.index(table), POOLINGS.index(pooling)) for name, table, pooling in features
+        ]
         self._native = _core.FrozenLookup([tables[name].native for name in names], layout)
 
     def __call__(self, ids: Mapping[str, Ids | NDArray[np.int64]], num_samples: int) -> Looked:

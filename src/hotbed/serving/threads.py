@@ -14,13 +14,17 @@ T = TypeVar("T")
 
 
 class DaemonThreads:
-    """At most `most` at a time; each ends once nothing waits. What hangs on one, as a disk or a store does, holds up no exit.
+    """At most `most` at a time; each ends once nothing waits. What hangs on one, as a disk or a
+    store does, holds up no exit.
 
     Example: `DaemonThreads(4, "hotbed-load").submit(models.load, "ranker").result()`
     """
 
     def __init__(self, most: int, name: str) -> None:
-        self._most, self._name, self._lock, self._running = most, name, threading.Lock(), 0
+        self._most = most
+        self._name = name
+        self._lock = threading.Lock()
+        self._running = 0
         self._waiting = deque[tuple[Future[Any], Callable[[], Any]]]()
 
     def submit(self, work: Callable[..., T], *given: Any) -> Future[T]:

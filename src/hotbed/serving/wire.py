@@ -25,21 +25,31 @@ class Gone(ServingError):
 
 
 class Wire:
-    """Calls between two processes over a socket: a line of JSON each way. Safe to use from several threads.
+    """Calls between two processes over a socket: a line of JSON each way. Safe to use from several
+        threads.
 
-    `calls`: what the other side may ask for, by name; each runs on a thread. `ended`: called once the other side is gone.
+    `calls`: what the other side may ask for, by name; each runs on a thread. `ended`: called once
+    the other side is gone.
     """
 
-    def __init__(self, end: socket.socket, calls: Mapping[str, Callable[..., Any]], ended: Callable[[], None]) -> None:
-        self._end, self._calls, self._ended = end, calls, ended
+    def __init__(
+        self, end: socket.socket, calls: Mapping[str, Callable[..., Any]], ended: Callable[[], None]
+    ) -> None:
+        self._end = end
+        self._calls = calls
+        self._ended = ended
         self._lines = end.makefile("rb")
-        self._lock, self._asked = threading.Lock(), dict[int, Future[Any]]()
-        self._number, self._open = 0, True
+        self._lock = threading.Lock()
+        self._asked = dict[int, Future[Any]]()
+        self._number = 0
+        self._open = True
         self._pool = DaemonThreads(16, "hotbed-wire")
         threading.Thread(target=self._read, daemon=True, name="hotbed-wire").start()
 
     def call(self, name: str, *given: Any, seconds: float = ANSWER_SECONDS) -> Any:
-        """What the other side's `name` gives. Raises what it raised, ServingError where no answer comes in time."""
+        """What the other side's `name` gives. Raises what it raised, ServingError where no answer
+        comes in time.
+        """
         answer: Future[Any] = Future()
         with self._lock:
             self._number += 1
@@ -49,7 +59,9 @@ class Wire:
             self._send({"call": name, "number": number, "given": given})
             return answer.result(seconds)
         except (OSError, TimeoutError) as error:
-            raise Gone(f"{name}: another process of this server gave no answer — {error!r} — see its log") from error
+            raise Gone(
+                f"{name}: another process of this server gave no answer — {error!r} — see its log"
+            ) from error
         finally:
             self._asked.pop(number, None)
 
@@ -66,7 +78,9 @@ class Wire:
                 message = json.loads(line)
                 if "call" in message:
                     self._pool.submit(self._answer, message)
-                elif (asked := self._asked.get(message["number"])) is not None and "error" in message:
+                elif (
+                    asked := self._asked.get(message["number"])
+                ) is not None and "error" in message:
                     asked.set_exception(_error(*message["error"]))
                 elif asked is not None:
                     asked.set_result(message["result"])
@@ -93,4 +107,8 @@ class Wire:
 
 def _error(kind: str, text: str) -> Exception:
     found = getattr(errors, kind, ServingError)
-    return found(text) if isinstance(found, type) and issubclass(found, HotbedError) else ServingError(text)
+    return (
+        found(text)
+        if isinstance(found, type) and issubclass(found, HotbedError)
+        else ServingError(text)
+    )

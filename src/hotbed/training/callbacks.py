@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callbacks that act on training: validation, stopping, learning rates, best weights, clipping, eviction.
+"""Callbacks that act on training: validation, stopping, learning rates, best weights, clipping,
+eviction.
 
     model.fit(train, valid, epochs=20, callbacks=[
-        Validate(every_steps=500), ReducePlateau("auc", patience=1), EarlyStopping("auc", patience=3),
-        BestWeights("auc"), ClipGradients(10.0), Evict(step_interval=1000)])
+        Validate(every_steps=500), ReducePlateau("auc", patience=1), EarlyStopping("auc",
+        patience=3), BestWeights("auc"), ClipGradients(10.0), Evict(step_interval=1000)])
 
-They run in the order given; validation goes first. Metrics of validation are named `valid.auc`; a callback that is told
-to watch `auc` looks for `valid.auc` first, then for `auc` (progressive training).
+They run in the order given; validation goes first. Metrics of validation are named `valid.auc`; a
+callback that is told to watch `auc` looks for `valid.auc` first, then for `auc` (progressive
+training).
 """
 
 from __future__ import annotations
@@ -33,9 +35,20 @@ from hotbed.training.online import Evict
 from hotbed.training.watch import History, ProgressBar, Prometheus, TensorBoard, Windows
 
 __all__ = [
-    "BestWeights", "Checkpoint", "ClipGradients", "EarlyStopping", "Evict", "History", "LearningRate", "ProgressBar", "Prometheus",
-    "ReducePlateau", "TensorBoard", "Validate", "Windows",
-]  # fmt: skip
+    "BestWeights",
+    "Checkpoint",
+    "ClipGradients",
+    "EarlyStopping",
+    "Evict",
+    "History",
+    "LearningRate",
+    "ProgressBar",
+    "Prometheus",
+    "ReducePlateau",
+    "TensorBoard",
+    "Validate",
+    "Windows",
+]
 
 
 def __dir__() -> list[str]:
@@ -50,18 +63,27 @@ SMALLER_IS_BETTER = ("loss", "log_loss", "normalized_entropy")
 
 @described
 class Validate:
-    """Evaluates the model on `data` (default: `fit`'s `valid`) after each epoch, and every `every_steps` steps.
+    """Evaluates the model on `data` (default: `fit`'s `valid`) after each epoch, and every
+    `every_steps` steps.
 
-    The results are `run.metrics["valid.…"]`; `run.validated` tells the callbacks after it that they are new.
+    The results are `run.metrics["valid.…"]`; `run.validated` tells the callbacks after it that they
+    are new.
     """
 
     def __init__(self, every_steps: int | None = None, data: Iterable[Any] | None = None) -> None:
-        self._every, self._data, self._at, self._step = _positive("Validate.every_steps", every_steps), data, -1, 0
+        self._every = _positive("Validate.every_steps", every_steps)
+        self._data = data
+        self._at = -1
+        self._step = 0
 
     def on_fit_begin(self, run: Run) -> None:
-        self._at, self._step, run.validates = -1, run.step, True
+        self._at = -1
+        self._step = run.step
+        run.validates = True
         if self._data is None and run.valid is None:
-            raise ConfigError("Validate: no data — received fit() without valid — give fit(valid=…) or data=…")
+            raise ConfigError(
+                "Validate: no data — received fit() without valid — give fit(valid=…) or data=…"
+            )
 
     def on_step_end(self, run: Run) -> None:
         run.validated = False
@@ -88,20 +110,26 @@ class Validate:
         results = run.model.evaluate(run.valid if self._data is None else self._data, curves)
         run.reliability = curves.curves
         run.metrics.update({VALID + name: value for name, value in results.items()})
-        run.validated, self._at = True, run.step
+        run.validated = True
+        self._at = run.step
 
 
 class Judge(ABC):
-    """Base of what watches a metric: judges after each validation, or after each epoch where nothing validates.
+    """Base of what watches a metric: judges after each validation, or after each epoch where
+    nothing
+        validates.
 
-    `metric`: its name (None = the model's first); `mode`: whether "max" or "min" is better ("auto" knows the metrics of
-    `hb.metrics`); a change of at most `min_delta` is no progress. nan is never better.
+    `metric`: its name (None = the model's first); `mode`: whether "max" or "min" is better ("auto"
+    knows the metrics of `hb.metrics`); a change of at most `min_delta` is no progress. nan is never
+    better.
     """
 
     def __init__(self, metric: str | None, mode: Mode, min_delta: float) -> None:
         if mode not in ("auto", "max", "min"):
             raise ConfigError(f"mode: unknown — received {mode!r} — give 'max', 'min' or 'auto'")
-        self._metric, self._mode, self._delta = metric, mode, min_delta
+        self._metric = metric
+        self._mode = mode
+        self._delta = min_delta
         self.best = math.nan
         self._bad = 0
 
@@ -117,7 +145,8 @@ class Judge(ABC):
         return {"best": None if math.isnan(self.best) else self.best, "bad": self._bad}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        self.best, self._bad = math.nan if state["best"] is None else state["best"], state["bad"]
+        self.best = math.nan if state["best"] is None else state["best"]
+        self._bad = state["bad"]
 
     def on_step_end(self, run: Run) -> None:
         if run.validated:
@@ -137,16 +166,24 @@ class Judge(ABC):
         self.judge(run, better)
 
     def _name(self, run: Run) -> str:
-        names = [name for name in run.metrics if name.rpartition(".")[2] != "loss"] or list(run.metrics)
-        wanted = self._metric or next((name for name in names if name.startswith(VALID)), names[0] if names else "loss")
+        names = [name for name in run.metrics if name.rpartition(".")[2] != "loss"] or list(
+            run.metrics
+        )
+        wanted = self._metric or next(
+            (name for name in names if name.startswith(VALID)), names[0] if names else "loss"
+        )
         for name in (VALID + wanted, wanted):
             if name in run.metrics:
                 return name
         advice = nearest(wanted, run.metrics) if run.metrics else "give fit(valid=…) and metrics"
-        raise ConfigError(f"{type(self).__name__}.metric: nothing to watch — received {wanted!r} — {advice}")
+        raise ConfigError(
+            f"{type(self).__name__}.metric: nothing to watch — received {wanted!r} — {advice}"
+        )
 
     def _smaller(self, name: str) -> bool:
-        return self._mode == "min" or (self._mode == "auto" and name.rpartition(".")[2] in SMALLER_IS_BETTER)
+        return self._mode == "min" or (
+            self._mode == "auto" and name.rpartition(".")[2] in SMALLER_IS_BETTER
+        )
 
 
 @described
@@ -154,7 +191,12 @@ class EarlyStopping(Judge):
     """Ends training after `patience` judgements in a row without progress."""
 
     def __init__(
-        self, metric: str | None = None, patience: int = 2, *, mode: Mode = "auto", min_delta: float = 0.0
+        self,
+        metric: str | None = None,
+        patience: int = 2,
+        *,
+        mode: Mode = "auto",
+        min_delta: float = 0.0,
     ) -> None:
         super().__init__(metric, mode, min_delta)
         self._patience = _positive("EarlyStopping.patience", patience)
@@ -174,8 +216,9 @@ class EarlyStopping(Judge):
 
 @described
 class ReducePlateau(Judge):
-    """Multiplies the learning rates, of dense parameters and of tables, by `factor` after `patience` judgements in a
-    row without progress; not below `min_lr`. It ends nothing: put `EarlyStopping` beside it.
+    """Multiplies the learning rates, of dense parameters and of tables, by `factor` after
+    `patience` judgements in a row without progress; not below `min_lr`. It ends nothing: put
+    `EarlyStopping` beside it.
     """
 
     def __init__(
@@ -190,8 +233,12 @@ class ReducePlateau(Judge):
     ) -> None:
         super().__init__(metric, mode, min_delta)
         if not 0.0 < factor < 1.0:
-            raise ConfigError(f"ReducePlateau.factor: out of range — received {factor} — give a number in (0, 1)")
-        self._patience, self._factor, self._min_lr = _positive("ReducePlateau.patience", patience), factor, min_lr
+            raise ConfigError(
+                f"ReducePlateau.factor: out of range — received {factor} — give a number in (0, 1)"
+            )
+        self._patience = _positive("ReducePlateau.patience", patience)
+        self._factor = factor
+        self._min_lr = min_lr
 
     def judge(self, run: Run, better: bool) -> None:
         self._bad = 0 if better else self._bad + 1
@@ -199,16 +246,21 @@ class ReducePlateau(Judge):
             return
         self._bad = 0
         for group in groups_of(run):
-            group["lr"] = max(float(group["lr"]) * self._factor, min(self._min_lr, float(group["lr"])))
-        log.info("step %d: no better %s, learning rates x %g", run.step, self._name(run), self._factor)
+            group["lr"] = max(
+                float(group["lr"]) * self._factor, min(self._min_lr, float(group["lr"]))
+            )
+        log.info(
+            "step %d: no better %s, learning rates x %g", run.step, self._name(run), self._factor
+        )
 
 
 @described
 class BestWeights(Judge):
-    """Keeps a checkpoint of the best judged state (network, tables, optimizer) and restores it when training ends.
+    """Keeps a checkpoint of the best judged state (network, tables, optimizer) and restores it when
+    training ends.
 
-    It goes to `path`; else to the folder `best` in that of the run's `Checkpoint`; without one, to a temporary folder
-    that is removed afterwards.
+    It goes to `path`; else to the folder `best` in that of the run's `Checkpoint`; without one, to
+    a temporary folder that is removed afterwards.
     """
 
     def __init__(
@@ -260,11 +312,15 @@ class BestWeights(Judge):
 
 @described
 class ClipGradients:
-    """Scales all gradients of a step so that their global norm, dense and rows together, is at most `max_norm`."""
+    """Scales all gradients of a step so that their global norm, dense and rows together, is at most
+    `max_norm`.
+    """
 
     def __init__(self, max_norm: float) -> None:
         if not max_norm > 0:
-            raise ConfigError(f"ClipGradients.max_norm: must be above 0 — received {max_norm} — give e.g. 10.0")
+            raise ConfigError(
+                f"ClipGradients.max_norm: must be above 0 — received {max_norm} — give e.g. 10.0"
+            )
         self._max_norm = float(max_norm)
 
     def on_gradients(self, run: Run) -> None:
@@ -274,10 +330,12 @@ class ClipGradients:
 
 @described
 class LearningRate:
-    """Sets the learning rates before each step by a schedule, for dense parameters and tables alike.
+    """Sets the learning rates before each step by a schedule, for dense parameters and tables
+    alike.
 
-    `schedule`: a value of `hotbed.optim.schedule`, such as `Warmup(1000)`, or a function that makes a torch scheduler
-    from an optimizer: `lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10_000)`.
+    `schedule`: a value of `hotbed.optim.schedule`, such as `Warmup(1000)`, or a function that makes
+    a torch scheduler from an optimizer: `lambda optimizer:
+    torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10_000)`.
     """
 
     def __init__(self, schedule: Schedule | Chain | Callable[[torch.optim.Optimizer], Any]) -> None:
@@ -286,7 +344,11 @@ class LearningRate:
         self._step = 0
 
     def on_fit_begin(self, run: Run) -> None:
-        self._schedulers = [self._make(optimizer) for optimizer in (run.learner.dense, run.learner.sparse) if optimizer]
+        self._schedulers = [
+            self._make(optimizer)
+            for optimizer in (run.learner.dense, run.learner.sparse)
+            if optimizer
+        ]
         self._step = run.step
 
     def on_step_end(self, run: Run) -> None:
@@ -305,17 +367,24 @@ class LearningRate:
     def load_state(self, state: Mapping[str, Any]) -> None:
         self._step = state["step"]
         for scheduler, saved in zip(self._schedulers, state["schedulers"], strict=True):
-            # the rates that a schedule starts from are those it was built over: a resume may change them
-            scheduler.load_state_dict({key: value for key, value in saved.items() if key != "base_lrs"})
+            # the rates that a schedule starts from are those it was built over: a resume may change
+            # them
+            scheduler.load_state_dict(
+                {key: value for key, value in saved.items() if key != "base_lrs"}
+            )
 
 
 def groups_of(run: Run) -> list[dict[str, Any]]:
     """Param groups of both optimizers."""
-    optimizers = [optimizer for optimizer in (run.learner.dense, run.learner.sparse) if optimizer is not None]
+    optimizers = [
+        optimizer for optimizer in (run.learner.dense, run.learner.sparse) if optimizer is not None
+    ]
     return [group for optimizer in optimizers for group in optimizer.param_groups]
 
 
 def _positive(name: str, value: int | None) -> int | None:
     if value is not None and value < 1:
-        raise ConfigError(f"{name}: must be at least 1 — received {value} — give a positive integer")
+        raise ConfigError(
+            f"{name}: must be at least 1 — received {value} — give a positive integer"
+        )
     return value

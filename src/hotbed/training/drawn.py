@@ -41,9 +41,17 @@ def _losses(history: History, points: Sequence[Point]) -> list[Series]:
     else:
         lines = [Series("training", x, y, 0, dots=True)]
     ends: dict[float, float] = {point.epoch + 1: float(point.samples) for point in history.points}
-    valid = [(ends[epoch["epoch"]], epoch[VALID_LOSS]) for epoch in history.epochs if _validated(epoch, ends)]
+    valid = [
+        (ends[epoch["epoch"]], epoch[VALID_LOSS])
+        for epoch in history.epochs
+        if _validated(epoch, ends)
+    ]
     if valid:
-        lines.append(Series("validation", [end for end, _ in valid], [loss for _, loss in valid], 1, dots=True))
+        lines.append(
+            Series(
+                "validation", [end for end, _ in valid], [loss for _, loss in valid], 1, dots=True
+            )
+        )
     return lines
 
 
@@ -59,14 +67,20 @@ def reliability(histories: Mapping[str, History]) -> list[Chart]:
             if not points:
                 continue
             part, _, label = key.partition(".")
-            shown = ", ".join(filter(None, [name, "validation" if part == "valid" else part, label]))
+            shown = ", ".join(
+                filter(None, [name, "validation" if part == "valid" else part, label])
+            )
             predicted = [x for x, _ in points]
             end = max(max(point) for point in points)
             lines = [
                 Series("predictions are probabilities", [0.0, end], [0.0, end], 7),
                 Series("observed", predicted, [y for _, y in points], 0, dots=True),
             ]
-            charts.append(Chart(f"Share of positives, {shown}", "predicted probability", lines, from_zero=True))
+            charts.append(
+                Chart(
+                    f"Share of positives, {shown}", "predicted probability", lines, from_zero=True
+                )
+            )
     return charts
 
 
@@ -78,23 +92,40 @@ def stream(histories: Mapping[str, History]) -> list[Chart]:
             continue
         points = [point for point in history.points if point.window]
         timed = bool(points) and all(point.time is not None for point in points)
-        x = [float(point.time if timed and point.time is not None else point.samples) for point in points]
+        x = [
+            float(point.time if timed and point.time is not None else point.samples)
+            for point in points
+        ]
         for key in _worth(points[0].window) if points else []:
             kept = [
-                (at, point.window[key]) for at, point in zip(x, points, strict=True) if math.isfinite(point.window[key])
+                (at, point.window[key])
+                for at, point in zip(x, points, strict=True)
+                if math.isfinite(point.window[key])
             ]
             if len(kept) < 2:
                 continue
-            lines = [Series("window", [at for at, _ in kept], [value for _, value in kept], 0, len(kept) <= 60)]
+            lines = [
+                Series(
+                    "window",
+                    [at for at, _ in kept],
+                    [value for _, value in kept],
+                    0,
+                    len(kept) <= 60,
+                )
+            ]
             if key in history.metrics:
-                lines.append(Series("whole stream", [kept[0][0], kept[-1][0]], [history.metrics[key]] * 2, 1))
+                lines.append(
+                    Series("whole stream", [kept[0][0], kept[-1][0]], [history.metrics[key]] * 2, 1)
+                )
             label = "event time" if timed else "samples"
             charts.append(Chart(f"{_shown(key)} over {label}", label, lines, time=timed))
     return charts
 
 
 def _shown(key: str, sentence: bool = True) -> str:
-    """A metric's name for people: AUC, log loss; the first word in capitals where it begins a `sentence`."""
+    """A metric's name for people: AUC, log loss; the first word in capitals where it begins a
+    `sentence`.
+    """
     words = {"auc": "AUC", "gauc": "GAUC", "ndcg": "NDCG"}
     label, _, name = key.rpartition(".")
     name, _, group = name.partition("@")
@@ -128,17 +159,30 @@ def _metrics_of_windows(history: History) -> list[Chart]:
 def flow_of_windows(histories: Mapping[str, History]) -> list[Chart]:
     """Events, ids, rows, bytes, freshness and lag, for each history that has windows."""
     charts = []
-    for name, windows in ((name, history.windows) for name, history in histories.items() if len(history.windows) > 1):
-        suffix = f", {name}" if sum(bool(history.windows) for history in histories.values()) > 1 else ""
+    for name, windows in (
+        (name, history.windows) for name, history in histories.items() if len(history.windows) > 1
+    ):
+        suffix = (
+            f", {name}" if sum(bool(history.windows) for history in histories.values()) > 1 else ""
+        )
         charts.append(
-            _over("Events" + suffix, windows, [_line("events", windows, [w.rows for w in windows], 0)], zero=True)
+            _over(
+                "Events" + suffix,
+                windows,
+                [_line("events", windows, [w.rows for w in windows], 0)],
+                zero=True,
+            )
         )
         flows = [
-            _line(key, windows[1:], [_sum(b, key) - _sum(a, key) for a, b in pairwise(windows)], color)
+            _line(
+                key, windows[1:], [_sum(b, key) - _sum(a, key) for a, b in pairwise(windows)], color
+            )
             for key, color in FLOWS.items()
         ]
         if any(any(line.y) for line in flows):
-            charts.append(_over("Ids" + suffix, windows, [line for line in flows if any(line.y)], zero=True))
+            charts.append(
+                _over("Ids" + suffix, windows, [line for line in flows if any(line.y)], zero=True)
+            )
         if any(w.tables for w in windows):
             rows = [_line("rows", windows, [_sum(w, "rows") for w in windows], 3)]
             charts.append(_over("Rows of all tables" + suffix, windows, rows, zero=True))
@@ -147,7 +191,9 @@ def flow_of_windows(histories: Mapping[str, History]) -> list[Chart]:
             values = [w.observed[key] * factor for w in kept]
             replayed = key == "freshness_seconds" and values and min(values) > 86_400
             if any(values) and not replayed:  # history that is played again is not stale
-                charts.append(_over(title + suffix, windows, [_line(unit, kept, values, 6)], zero=True))
+                charts.append(
+                    _over(title + suffix, windows, [_line(unit, kept, values, 6)], zero=True)
+                )
     return charts
 
 
@@ -182,7 +228,9 @@ def _over(
     """A chart over event time, where windows have it, else over samples."""
     timed = _timed(windows)
     label = "event time" if timed else "samples"
-    return Chart(f"{title} over {label}", label, lines, time=timed, levels=levels or {}, from_zero=zero)
+    return Chart(
+        f"{title} over {label}", label, lines, time=timed, levels=levels or {}, from_zero=zero
+    )
 
 
 def _sum(window: Window, key: str) -> int:
@@ -191,8 +239,14 @@ def _sum(window: Window, key: str) -> int:
 
 def _worth(names: Iterable[str]) -> list[str]:
     """Metric names, each once: the loss last, and left out where the log loss says the same."""
-    kept = sorted(set(names), key=lambda name: (name.rpartition(".")[2] in ("loss", "log_loss"), name))
-    return [name for name in kept if not (name.endswith("loss") and name.removesuffix("loss") + "log_loss" in kept)]
+    kept = sorted(
+        set(names), key=lambda name: (name.rpartition(".")[2] in ("loss", "log_loss"), name)
+    )
+    return [
+        name
+        for name in kept
+        if not (name.endswith("loss") and name.removesuffix("loss") + "log_loss" in kept)
+    ]
 
 
 def _joined(histories: Mapping[str, History]) -> tuple[list[tuple[float, Point]], dict[str, float]]:
@@ -213,16 +267,24 @@ def sizes(histories: Mapping[str, History]) -> list[Chart]:
     if not joined or not joined[-1][1].tables:
         return []
     x = [place for place, _ in joined]
-    rows = {name: [float(point.tables[name]["rows"]) for _, point in joined] for name in joined[-1][1].tables}
+    rows = {
+        name: [float(point.tables[name]["rows"]) for _, point in joined]
+        for name in joined[-1][1].tables
+    }
     largest = max(max(values) for values in rows.values())
     groups = {
         "Rows": {name: values for name, values in rows.items() if max(values) >= largest / 20},
-        "Rows, small tables": {name: values for name, values in rows.items() if max(values) < largest / 20},
+        "Rows, small tables": {
+            name: values for name, values in rows.items() if max(values) < largest / 20
+        },
     }
     charts = []
     for title, tables in groups.items():
         grouped = _grouped({name: [values] for name, values in tables.items()})
-        lines = [Series(name, x, values, number % COLORS) for number, (name, (values,)) in enumerate(grouped.items())]
+        lines = [
+            Series(name, x, values, number % COLORS)
+            for number, (name, (values,)) in enumerate(grouped.items())
+        ]
         if lines:
             charts.append(Chart(title, "samples", lines, marks=marks, from_zero=True))
     return charts
@@ -232,10 +294,17 @@ def flows(histories: Mapping[str, History]) -> list[Chart]:
     joined, marks = _joined(histories)
     names = list(joined[-1][1].tables) if joined else []
     x = [place for place, _ in joined]
-    counts = {name: [[float(point.tables[name].get(key, 0)) for _, point in joined] for key in FLOWS] for name in names}
+    counts = {
+        name: [[float(point.tables[name].get(key, 0)) for _, point in joined] for key in FLOWS]
+        for name in names
+    }
     charts = []
     for name, flows in _grouped(counts).items():
-        lines = [Series(key, x, y, color) for (key, color), y in zip(FLOWS.items(), flows, strict=True) if any(y)]
+        lines = [
+            Series(key, x, y, color)
+            for (key, color), y in zip(FLOWS.items(), flows, strict=True)
+            if any(y)
+        ]
         if lines:
             charts.append(Chart(name, "samples", lines, marks=marks, from_zero=True))
     return charts
@@ -245,10 +314,14 @@ def _grouped(tables: Mapping[str, list[list[float]]]) -> dict[str, list[list[flo
     """The tables with the largest values at the end; the others summed up as one."""
     if len(tables) <= MOST_LINES:
         return dict(tables)
-    order = sorted(tables, key=lambda name: sum(values[-1] for values in tables[name]), reverse=True)
+    order = sorted(
+        tables, key=lambda name: sum(values[-1] for values in tables[name]), reverse=True
+    )
     others = [tables[name] for name in order[MOST_LINES - 1 :]]
     shown = {name: tables[name] for name in tables if name in order[: MOST_LINES - 1]}
-    total = [[sum(values) for values in zip(*lines, strict=True)] for lines in zip(*others, strict=True)]
+    total = [
+        [sum(values) for values in zip(*lines, strict=True)] for lines in zip(*others, strict=True)
+    ]
     return {**shown, f"{len(others)} other tables together": total}
 
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoint: a stream that can be killed at any moment and started again, to the bits that an unbroken run gives."""
+"""Checkpoint: a stream that can be killed at any moment and started again, to the bits that an
+unbroken run gives.
+"""
 
 from __future__ import annotations
 
@@ -36,34 +38,40 @@ from hotbed.training.online import TOPIC
 
 log = logging.getLogger("hotbed")
 PATIENCE = 1000
-"""Steps that a due checkpoint waits for an eviction under way, which a snapshot finishes at once. An idle stream has
-no steps that would finish it, and nothing that a pause would hold up: there a due checkpoint does not wait."""
+"""Steps that a due checkpoint waits for an eviction under way, which a snapshot finishes at once.
+An idle stream has no steps that would finish it, and nothing that a pause would hold up: there a
+due checkpoint does not wait.
+"""
 
 
 @described
 class Checkpoint:
-    """Keeps the state of a stream or a fit under `path`: the first call starts there, every later one resumes.
+    """Keeps the state of a stream or a fit under `path`: the first call starts there, every later
+    one
+        resumes.
 
-    It saves when training begins, every `every_steps` steps and `every_seconds` seconds, whichever is first, at the end
-    of each epoch of a fit, and when training ends, is stopped or fails. The moment is caught at once and written on a
-    thread of its own; a save that falls due meanwhile is made as soon as that one is written (`wait`: training waits
-    for it). The first is a full, the
-    next ones hold what changed, every `full_every`-th is a full again; `keep` fulls stay, with what rests on them.
-    Tables whose rule moves idle rows are saved in full always. A save that fails is logged and tried again when the next
-    is due; only a last one that fails is an error.
+    It saves when training begins, every `every_steps` steps and `every_seconds` seconds, whichever
+    is first, at the end of each epoch of a fit, and when training ends, is stopped or fails. The
+    moment is caught at once and written on a thread of its own; a save that falls due meanwhile is
+    made as soon as that one is written (`wait`: training waits for it). The first is a full, the
+    next ones hold what changed, every `full_every`-th is a full again; `keep` fulls stay, with what
+    rests on them. Tables whose rule moves idle rows are saved in full always. A save that fails is
+    logged and tried again when the next is due; only a last one that fails is an error.
 
-    A state holds model, optimizers, tables, callbacks, metrics, random state and the position in the stream. Beside
-    the states lie `journal` (what the clock decided) and `dead_letters.jsonl` (rows that could not be used). After
-    kill -9 at any moment the same call ends with the bits of a run that was never killed. A batch that fails half
-    learned is not saved: the state before it is that of the newest checkpoint, and what lies between is learned again.
+    A state holds model, optimizers, tables, callbacks, metrics, random state and the position in
+    the stream. Beside the states lie `journal` (what the clock decided) and `dead_letters.jsonl`
+    (rows that could not be used). After kill -9 at any moment the same call ends with the bits of a
+    run that was never killed. A batch that fails half learned is not saved: the state before it is
+    that of the newest checkpoint, and what lies between is learned again.
 
-    A resume compares what the state means with what it is given: another rule, column, label, unit, order of ids, seed
-    or dtype raises PersistError with its name; another learning rate, batch size or policy is accepted and logged.
-    `allow`: names of fields that may change all the same, such as `"schema.clicked.threshold"`.
+    A resume compares what the state means with what it is given: another rule, column, label, unit,
+    order of ids, seed or dtype raises PersistError with its name; another learning rate, batch size
+    or policy is accepted and logged. `allow`: names of fields that may change all the same, such as
+    `"schema.clicked.threshold"`.
 
-    `path`: a local path; or a URL for fsspec, where decisions of the clock are not journalled. `publish`: a `Publisher`
-    that hands each saved version on, fulls with the network as a graph for servers. Needs a Dataset; a stream may be
-    other data with `position` and `resume(position)`.
+    `path`: a local path; or a URL for fsspec, where decisions of the clock are not journalled.
+    `publish`: a `Publisher` that hands each saved version on, fulls with the network as a graph for
+    servers. Needs a Dataset; a stream may be other data with `position` and `resume(position)`.
 
     Example:
         >>> model.fit(train, valid, epochs=10, callbacks=[EarlyStopping("auc"), Checkpoint("runs/ranker")])
@@ -83,17 +91,36 @@ class Checkpoint:
         wait: bool = False,
         allow: Sequence[str] = (),
     ) -> None:
-        for name, value in (("every_steps", every_steps), ("full_every", full_every), ("keep", keep)):
+        for name, value in (
+            ("every_steps", every_steps),
+            ("full_every", full_every),
+            ("keep", keep),
+        ):
             if value is not None and value < 1:
-                raise ConfigError(f"Checkpoint.{name}: must be at least 1 — received {value} — give a positive integer")
+                raise ConfigError(
+                    f"Checkpoint.{name}: must be at least 1 — received {value} — give a positive "
+                    "integer"
+                )
         if every_seconds is not None and not every_seconds > 0:
-            raise ConfigError(f"Checkpoint.every_seconds: must be above 0 — received {every_seconds} — give seconds")
+            raise ConfigError(
+                f"Checkpoint.every_seconds: must be above 0 — received {every_seconds} — give "
+                "seconds"
+            )
         if isinstance(allow, str) or not all(isinstance(name, str) for name in allow):
-            raise ConfigError(f"Checkpoint.allow: takes names of fields — received {allow!r} — give a list of texts")
+            raise ConfigError(
+                f"Checkpoint.allow: takes names of fields — received {allow!r} — give a list of "
+                "texts"
+            )
         self._allow = tuple(allow)
-        self._path, self._every, self._seconds = path, every_steps, every_seconds
-        self._full_every, self._keep, self._publisher, self._wait = full_every, keep, publish, wait
-        self._deltas, self._since_full = True, 0
+        self._path = path
+        self._every = every_steps
+        self._seconds = every_seconds
+        self._full_every = full_every
+        self._keep = keep
+        self._publisher = publish
+        self._wait = wait
+        self._deltas = True
+        self._since_full = 0
         self._due = False
         self._looked = 0
         self._at = 0.0
@@ -102,7 +129,8 @@ class Checkpoint:
         self._caught: list[tuple[int, Position]] = []  # what is being written
         self._saver: Saver | None = None
         self._ready = False
-        self._own: tuple[Any, Journal, DeadLetters] | None = None  # ... and what was in `live` before
+        # ... and what was in `live` before
+        self._own: tuple[Any, Journal, DeadLetters] | None = None
         self._lock: Lock | None = None  # of the states, where the journal lies elsewhere
         self._thread: ThreadPoolExecutor | None = None
         self._published: list[Future[Any]] = []
@@ -120,7 +148,10 @@ class Checkpoint:
                 "give a hb.Dataset, or leave Checkpoint out"
             )
         if any(isinstance(other, Checkpoint) and other is not self for other in run.callbacks.all):
-            raise ConfigError("Checkpoint: a run has one — received several — keep one, and copy or publish its states")
+            raise ConfigError(
+                "Checkpoint: a run has one — received several — keep one, and copy or publish its "
+                "states"
+            )
         run.folder = self._path
         self._open(run)
         if not run.online:
@@ -137,7 +168,8 @@ class Checkpoint:
         """Resume from the newest state, or save the first."""
         self._saver = Saver(self._path, self._keep)
         if self._publisher is not None:
-            self._thread, self._publisher.graph = ThreadPoolExecutor(1, "hotbed-publish"), _graph(run)
+            self._thread = ThreadPoolExecutor(1, "hotbed-publish")
+            self._publisher.graph = _graph(run)
         self._saved_at = None
         self._caught = []
         finish_first(self._path)
@@ -148,12 +180,16 @@ class Checkpoint:
         else:
             begun = run.online or run.dataset.resumed_epoch is not None
             run.position = run.dataset.position if begun else Position({})
-            if isinstance(run.dataset, Dataset):  # servers refuse other types from the first version on
+            # servers refuse other types from the first version on
+            if isinstance(run.dataset, Dataset):
                 run.model.schema = run.model.schema.with_types(*run.dataset.raw_types())
             self._deltas = _tracks_changes(run)
             self._save(run)
             self._settle(run, raises=True)
-        self._due, self._looked, self._at, self._ready = False, run.step, run.clock(), True
+        self._due = False
+        self._looked = run.step
+        self._at = run.clock()
+        self._ready = True
 
     def on_step_end(self, run: Run) -> None:
         self._due = self._due or passed(run.step, self._looked, self._every)
@@ -183,12 +219,17 @@ class Checkpoint:
         if not self._ready:  # what is half resumed is no state
             return
         if not run.whole:
-            log.error("step %d failed half learned and is not saved; a new start goes on from the newest checkpoint in %s",
-                      run.step + 1, self._path)  # fmt: skip
+            log.error(
+                "step %d failed half learned and is not saved; a new start goes on from the "
+                "newest checkpoint in %s",
+                run.step + 1,
+                self._path,
+            )
         self._finish(run, whole=run.whole, raises=False)
 
     def on_fit_end(self, run: Run) -> None:
-        (saver, self._saver), self._ready = (self._saver, None), False
+        (saver, self._saver) = (self._saver, None)
+        self._ready = False
         try:
             if saver is not None:
                 saver.wait()
@@ -202,7 +243,8 @@ class Checkpoint:
             run.journal.close()
             self._own = None
             if live is not None:
-                live.journal, live.dead_letters = journal, letters
+                live.journal = journal
+                live.dead_letters = letters
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -228,10 +270,14 @@ class Checkpoint:
             self._save(run)
         except PersistError as error:
             log.error("not saved at step %d: %s", run.step, error)
-        self._due, self._looked, self._at = False, run.step, now
+        self._due = False
+        self._looked = run.step
+        self._at = now
 
     def _finish(self, run: Run, *, whole: bool, raises: bool) -> None:
-        """The last save: of this step, if it is `whole` and not saved yet; wait until it is on disk."""
+        """The last save: of this step, if it is `whole` and not saved yet; wait until it is on
+        disk.
+        """
         try:
             self._settle(run, raises=False)
             if whole and _moment(run) != self._saved_at:
@@ -245,7 +291,9 @@ class Checkpoint:
     def _save(self, run: Run) -> None:
         assert self._saver is not None
         run.count()
-        changes = self._deltas and not self._saver.needs_full and self._since_full < self._full_every - 1
+        changes = (
+            self._deltas and not self._saver.needs_full and self._since_full < self._full_every - 1
+        )
         state = state_of(run)
         self._saver.submit(capture(state, changes=changes))
         self._since_full = self._since_full + 1 if changes else 0
@@ -254,7 +302,9 @@ class Checkpoint:
         self._caught.append((run.step, run.position))
 
     def _settle(self, run: Run, *, raises: bool) -> None:
-        """Wait for what is being written; then the source and the journal may forget what led there."""
+        """Wait for what is being written; then the source and the journal may forget what led
+        there.
+        """
         if not self._caught or self._saver is None:
             return
         step, position = self._caught.pop()
@@ -271,7 +321,8 @@ class Checkpoint:
         if hasattr(run.dataset, "commit"):
             run.dataset.commit(position)
         run.journal.forget({TOPIC: step})
-        if step != self._published_step:  # versions rise: the end of an epoch is no version of its own
+        # versions rise: the end of an epoch is no version of its own
+        if step != self._published_step:
             self._published_step = step
             self._publish(saved)
 
@@ -281,14 +332,18 @@ class Checkpoint:
             self._published.append(self._thread.submit(self._publisher.publish, saved))
 
     def _hear_publisher(self) -> None:
-        """What became of publishing so far. A version that failed is a gap that readers close with the next full."""
+        """What became of publishing so far. A version that failed is a gap that readers close with
+        the next full.
+        """
         while self._published and self._published[0].done():
             error = self._published.pop(0).exception()
             if error is not None:
                 log.error("not published: %s", error)
 
     def _open(self, run: Run) -> None:
-        """Journal and dead letters beside the states, before anything is read; those that the user gave stay."""
+        """Journal and dead letters beside the states, before anything is read; those that the user
+        gave stay.
+        """
         store = open_store(self._path)
         folder = store.root if isinstance(store, LocalStore) else None
         live = getattr(run.dataset, "live", None)
@@ -298,13 +353,22 @@ class Checkpoint:
                 self._lock = Lock(folder / JOURNAL)  # the states are written by one run, too
             return
         if folder is None:
-            log.warning("%s: no journal: after a kill the stream goes on without loss or repeat, but decisions of the "
-                        "clock may fall otherwise; put one on a local disk into dataset.live.journal", self._path)  # fmt: skip
+            log.warning(
+                "%s: no journal: after a kill the stream goes on without loss or repeat, but "
+                "decisions of the "
+                "clock may fall otherwise; put one on a local disk into dataset.live.journal",
+                self._path,
+            )
         run.journal = Journal(None if folder is None else folder / JOURNAL)
         letters = DeadLetters(None if folder is None else folder / LETTERS)
-        self._own = (live, getattr(live, "journal", run.journal), getattr(live, "dead_letters", letters))
+        self._own = (
+            live,
+            getattr(live, "journal", run.journal),
+            getattr(live, "dead_letters", letters),
+        )
         if live is not None:
-            live.journal, live.dead_letters = run.journal, letters
+            live.journal = run.journal
+            live.dead_letters = letters
 
 
 def _moment(run: Run) -> tuple[int, int]:
@@ -362,7 +426,9 @@ def state_of(run: Run) -> State:
 
 
 def setting_of(run: Run) -> dict[str, Any]:
-    """What a run has around its state: the results may depend on it, the meaning of the state does not."""
+    """What a run has around its state: the results may depend on it, the meaning of the state does
+    not.
+    """
     return {
         "run.batch_size": getattr(run.dataset, "batch_size", None),
         "run.callbacks": run.callbacks.names(),
@@ -378,8 +444,10 @@ def resume(run: Run, reader: Reader, allow: Sequence[str] = ()) -> None:
     if position is None:
         wanted = "stream" if run.online else "fit"
         raise PersistError(
-            f"{reader.folder}: it holds a model, but no place in a {wanted} — received a checkpoint of another kind "
-            "of training, or of save() — load it with hb.load(), and give Checkpoint a folder of its own"
+            f"{reader.folder}: it holds a model, but no place in a {wanted} — received a "
+            "checkpoint of another kind "
+            "of training, or of save() — load it with hb.load(), and give Checkpoint a folder of "
+            "its own"
         )
     progress: Mapping[str, Any] = reader.progress
     compare(reader.folder, progress.get("wall_setting", {}), setting_of(run), allow)
@@ -403,15 +471,21 @@ def resume(run: Run, reader: Reader, allow: Sequence[str] = ()) -> None:
 
 
 def _random_state() -> dict[str, torch.Tensor]:
-    names = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0))]  # type: ignore[no-untyped-call]
+    names = ["cpu"]
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        names += [f"cuda:{number}" for number in range(torch.cuda.device_count())]
     return {name: _generator(name).get_state() for name in names}
 
 
 def _generator(name: str) -> torch.Generator:
-    return torch.default_generator if name == "cpu" else torch.cuda.default_generators[int(name.removeprefix("cuda:"))]
+    return (
+        torch.default_generator
+        if name == "cpu"
+        else torch.cuda.default_generators[int(name.removeprefix("cuda:"))]
+    )
 
 
-# --- what a checkpoint says of a model ------------------------------------------------------------------------------
+# --- what a checkpoint says of a model ------------------------------------------------------------
 
 
 def described_argument(value: Any) -> Any:
@@ -419,7 +493,11 @@ def described_argument(value: Any) -> Any:
     if isinstance(value, (set, frozenset)):
         value = sorted(value, key=str)
     if isinstance(value, torch.optim.Optimizer):
-        plain = {key: item for key, item in value.defaults.items() if isinstance(item, (int, float, bool, tuple))}
+        plain = {
+            key: item
+            for key, item in value.defaults.items()
+            if isinstance(item, (int, float, bool, tuple))
+        }
         return {"torch": type(value).__name__, **plain} if type(value) in NAMES.values() else None
     try:
         return describe(value)
@@ -428,7 +506,9 @@ def described_argument(value: Any) -> Any:
 
 
 def typed(schema: Any, before: Any, encoder: Any) -> Any:
-    """`schema`, knowing also what raw columns held that were learned from: by the schema `before`, and as `encoder` met them."""
+    """`schema`, knowing also what raw columns held that were learned from: by the schema `before`,
+    and as `encoder` met them.
+    """
     if not isinstance(schema, Schema):
         return schema
     for learned in (before, encoder):
@@ -438,7 +518,9 @@ def typed(schema: Any, before: Any, encoder: Any) -> Any:
 
 def given_tables(network: nn.Module) -> dict[str, Any] | None:
     tables = getattr(network, "_described", {}).get("tables")
-    return None if tables is None else {name: describe(table.config) for name, table in tables.items()}
+    return (
+        None if tables is None else {name: describe(table.config) for name, table in tables.items()}
+    )
 
 
 def rebuilt_argument(name: str, value: Any) -> Any:
@@ -452,13 +534,19 @@ def rebuilt_argument(name: str, value: Any) -> Any:
         return value if isinstance(value, str) else build(value, Metric, "metrics")
     if name == "optimizer" and isinstance(value, dict):
         if "torch" in value:
-            return TorchOptimizer(value["torch"], {key: item for key, item in value.items() if key != "torch"})
+            return TorchOptimizer(
+                value["torch"], {key: item for key, item in value.items() if key != "torch"}
+            )
         return build(value, Rule, "optimizer")
     if name == "loss_fn" and isinstance(value, dict):
         if "kind" not in value:
             return {label: rebuilt_argument(name, one) for label, one in value.items()}
         return build(value, MultiTask if value["kind"] == "multi_task" else Loss, "loss_fn")
-    return build(value, Boost, "boost_level") if name == "boost_level" and isinstance(value, dict) else value
+    return (
+        build(value, Boost, "boost_level")
+        if name == "boost_level" and isinstance(value, dict)
+        else value
+    )
 
 
 def brief(value: Any) -> str:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The moves of one training step: what the loop calls, one after another.
 
-`prepare` turns what a dataset yields into an `Example`; `Learner` holds the network, its criterion and its two
-optimizers (dense parameters, rows of tables) and guarantees that a batch whose gradients are not finite leaves all of
-them, their state and the network's buffers as they were.
+`prepare` turns what a dataset yields into an `Example`; `Learner` holds the network, its criterion
+and its two optimizers (dense parameters, rows of tables) and guarantees that a batch whose
+gradients are not finite leaves all of them, their state and the network's buffers as they were.
 """
 
 from __future__ import annotations
@@ -27,12 +27,16 @@ CPU = torch.device("cpu")
 BCE_FUNCTION = nn.functional.binary_cross_entropy_with_logits
 Outputs = Tensor | dict[str, Tensor]
 CHECKED_BATCHES = 10
-"""Batches whose labels a loss looks at; those of a Dataset are looked at row by row when they are read."""
+"""Batches whose labels a loss looks at; those of a Dataset are looked at row by row when they are
+read.
+"""
 
 
 @dataclass(frozen=True)
 class Example:
-    """One batch as the network sees it: `network(*arguments)`; tensors on the network's device, ids on the host."""
+    """One batch as the network sees it: `network(*arguments)`; tensors on the network's device, ids
+    on the host.
+    """
 
     arguments: tuple[Any, ...]
     labels: Any  # Tensor [n], dict of label name -> Tensor [n], or None
@@ -44,13 +48,18 @@ class Example:
     @property
     def everything(self) -> tuple[Any, ...]:
         """Every item of the dataset, labels too: what an evaluation network is called with."""
-        return self.arguments if self.batch is not None or self.labels is None else (*self.arguments, self.labels)
+        return (
+            self.arguments
+            if self.batch is not None or self.labels is None
+            else (*self.arguments, self.labels)
+        )
 
 
 def prepare(item: Any, device: torch.device, labelled: bool) -> Example:
     """An `Example` from a `Batch`, a tuple of arrays or tensors, or one array.
 
-    `labelled` (a loss function is given) reads a tuple as (data, label); otherwise all items are arguments.
+    `labelled` (a loss function is given) reads a tuple as (data, label); otherwise all items are
+    arguments.
     """
     if isinstance(item, Batch):
         batch = _to_torch(item, device)
@@ -58,15 +67,20 @@ def prepare(item: Any, device: torch.device, labelled: bool) -> Example:
         labels = next(iter(labels.values())) if len(labels) == 1 else labels or None
         weight: Any = batch.weight
         return Example((batch,), labels, weight, item.num_samples, batch, device)
-    items = tuple(_to_tensor(part, device) for part in (item if isinstance(item, (tuple, list)) else (item,)))
+    items = tuple(
+        _to_tensor(part, device) for part in (item if isinstance(item, (tuple, list)) else (item,))
+    )
     if not labelled:
         return Example(items, None, None, _length(items), None, device)
     if len(items) > 2:
         raise DataError(
-            f"a dataset used with a loss function must yield (data, label) — received {len(items)} items — "
+            "a dataset used with a loss function must yield (data, label) — received "
+            f"{len(items)} items — "
             "yield two, or leave loss_fn out and compute the loss in the network"
         )
-    return Example(items[:1], items[1] if len(items) == 2 else None, None, _length(items), None, device)
+    return Example(
+        items[:1], items[1] if len(items) == 2 else None, None, _length(items), None, device
+    )
 
 
 def _to_torch(batch: Batch, device: torch.device) -> Batch:
@@ -74,8 +88,12 @@ def _to_torch(batch: Batch, device: torch.device) -> Batch:
     if device == CPU:
         return converted
     moved: dict[str, Any] = {
-        "dense": {name: value.to(device, non_blocking=True) for name, value in converted.dense.items()},
-        "labels": {name: value.to(device, non_blocking=True) for name, value in converted.labels.items()},
+        "dense": {
+            name: value.to(device, non_blocking=True) for name, value in converted.dense.items()
+        },
+        "labels": {
+            name: value.to(device, non_blocking=True) for name, value in converted.labels.items()
+        },
     }
     if converted.weight is not None:
         moved["weight"] = converted.weight.to(device, non_blocking=True)
@@ -107,14 +125,17 @@ def _length(part: Any) -> int:
 class Criterion:
     """A loss function in one face: `criterion(outputs, labels, weight) -> scalar`.
 
-    `loss_fn` is a name or value of `hb.losses`, any callable of (prediction, label) or (prediction, label, weight), or
-    a mapping of label names to such for a network with several labels; one loss serves every label. The losses of
-    labels are added. Weights multiply the loss of each sample.
+    `loss_fn` is a name or value of `hb.losses`, any callable of (prediction, label) or (prediction,
+    label, weight), or a mapping of label names to such for a network with several labels; one loss
+    serves every label. The losses of labels are added. Weights multiply the loss of each sample.
     """
 
     def __init__(self, loss_fn: Any) -> None:
         if isinstance(loss_fn, (Mapping, nn.ModuleDict)):
-            self.loss_fn: Any = {name: get_loss(one) if isinstance(one, str) else one for name, one in loss_fn.items()}
+            self.loss_fn: Any = {
+                name: get_loss(one) if isinstance(one, str) else one
+                for name, one in loss_fn.items()
+            }
         else:
             self.loss_fn = get_loss(loss_fn) if isinstance(loss_fn, str) else loss_fn
         self._weighted: dict[int, Callable[[Any, Any, Tensor], Tensor]] = {}
@@ -122,7 +143,10 @@ class Criterion:
 
     def __call__(self, outputs: Outputs, labels: Any, weight: Tensor | None) -> Tensor:
         if labels is None:
-            raise DataError("the loss needs labels — received a batch without — add a Label column or drop loss_fn")
+            raise DataError(
+                "the loss needs labels — received a batch without — add a Label column or drop "
+                "loss_fn"
+            )
         if self._unchecked:
             self._unchecked -= 1
             self._check_labels(outputs, labels)
@@ -131,35 +155,59 @@ class Criterion:
         labels = labels if isinstance(labels, dict) else dict.fromkeys(outputs, labels)
         missing = [name for name in outputs if name not in labels or self._of(name) is None]
         if missing:
-            raise ConfigError(f"output {missing[0]!r} has no label or no loss — labels are {sorted(labels)} — "
-                              "name the network's outputs after the Label columns and give each a loss")  # fmt: skip
-        return torch.stack([self._one(self._of(name), outputs[name], labels[name], weight) for name in outputs]).sum()
+            raise ConfigError(
+                f"output {missing[0]!r} has no label or no loss — labels are {sorted(labels)} — "
+                "name the network's outputs after the Label columns and give each a loss"
+            )
+        return torch.stack(
+            [self._one(self._of(name), outputs[name], labels[name], weight) for name in outputs]
+        ).sum()
 
     def shape(self, outputs: Any, labels: Any) -> Any:
-        """Outputs as float32; [n, 1] becomes [n] where the label is [n], which would else broadcast to [n, n]."""
+        """Outputs as float32; [n, 1] becomes [n] where the label is [n], which would else broadcast
+        to [n, n].
+        """
         if isinstance(outputs, Mapping):
-            return {name: self.shape(value, labels.get(name) if isinstance(labels, dict) else labels)
-                    for name, value in outputs.items()}  # fmt: skip
+            return {
+                name: self.shape(value, labels.get(name) if isinstance(labels, dict) else labels)
+                for name, value in outputs.items()
+            }
         if not torch.is_tensor(outputs):
-            raise ConfigError(f"the network returned {type(outputs).__name__} — a loss_fn needs a tensor or a dict of "
-                              "label name to tensor — return that, or leave loss_fn out")  # fmt: skip
-        if outputs.dim() == 2 and outputs.shape[1] == 1 and (labels is None or getattr(labels, "ndim", 0) == 1):
+            raise ConfigError(
+                f"the network returned {type(outputs).__name__} — a loss_fn needs a tensor or a "
+                "dict of "
+                "label name to tensor — return that, or leave loss_fn out"
+            )
+        if (
+            outputs.dim() == 2
+            and outputs.shape[1] == 1
+            and (labels is None or getattr(labels, "ndim", 0) == 1)
+        ):
             outputs = outputs.squeeze(1)
         return outputs.float()
 
     def activate(self, outputs: Any, label: str | None = None) -> Any:
-        """What a user calls the prediction: a probability where the loss is a cross-entropy of logits."""
+        """What a user calls the prediction: a probability where the loss is a cross-entropy of
+        logits.
+        """
         if isinstance(outputs, dict):
             return {name: self.activate(value, name) for name, value in outputs.items()}
         loss = self.loss_fn if label is None else self._of(label)
         return torch.sigmoid(outputs) if _takes_logits(loss) else outputs
 
     def _check_labels(self, outputs: Outputs, labels: Any) -> None:
-        """Raise where labels do not fit the outputs or the loss: data need not come from a Dataset, which looks at rows."""
+        """Raise where labels do not fit the outputs or the loss: data need not come from a Dataset,
+        which looks at rows.
+        """
         several = isinstance(labels, dict)
-        if several and not isinstance(outputs, dict) and isinstance(self.loss_fn, (Loss, nn.modules.loss._Loss)):
+        if (
+            several
+            and not isinstance(outputs, dict)
+            and isinstance(self.loss_fn, (Loss, nn.modules.loss._Loss))
+        ):
             raise ConfigError(
-                f"loss_fn: the data have several labels and the network returns one output, got labels {sorted(labels)}. "
+                "loss_fn: the data have several labels and the network returns one output, got "
+                f"labels {sorted(labels)}. "
                 "Return a dict of label name to tensor, as hb.models.MMoE does, or keep one label."
             )
         if isinstance(self.loss_fn, Mapping) and not isinstance(outputs, dict):
@@ -172,14 +220,19 @@ class Criterion:
             if _takes_logits(loss) and values.numel() and bool(((values < 0) | (values > 1)).any()):
                 of_name = f" {name!r}" if name else ""
                 raise DataError(
-                    f"label{of_name}: the loss is a cross-entropy and needs labels from 0 to 1, got {values.min():g} to "
+                    f"label{of_name}: the loss is a cross-entropy and needs labels from 0 to 1, "
+                    f"got {values.min():g} to "
                     f"{values.max():g}. Give labels from 0 to 1, or train with loss 'mse'."
                 )
 
     def unit_labels(self, labels: Iterable[str]) -> list[str]:
-        """Those of the labels whose loss is a cross-entropy of logits, so that they must lie in [0, 1]."""
+        """Those of the labels whose loss is a cross-entropy of logits, so that they must lie in [0,
+        1].
+        """
         several = isinstance(self.loss_fn, (Mapping, MultiTask))
-        return [label for label in labels if _takes_logits(self._of(label) if several else self.loss_fn)]
+        return [
+            label for label in labels if _takes_logits(self._of(label) if several else self.loss_fn)
+        ]
 
     def _of(self, label: str) -> Any:
         losses = self.loss_fn.losses if isinstance(self.loss_fn, MultiTask) else self.loss_fn
@@ -203,11 +256,18 @@ def _with_weight(loss: Any) -> Callable[[Any, Any, Tensor], Tensor]:
         each = copy.copy(loss)
         each.reduction = "none"
         return lambda outputs, labels, weight: (each(outputs, labels) * weight).mean()
-    function = loss if inspect.isfunction(loss) else loss.forward if isinstance(loss, nn.Module) else loss.__call__
+    function = (
+        loss
+        if inspect.isfunction(loss)
+        else loss.forward
+        if isinstance(loss, nn.Module)
+        else loss.__call__
+    )
     if "weight" in inspect.signature(function).parameters:
         return lambda outputs, labels, weight: loss(outputs, labels, weight=weight)
     raise ConfigError(
-        f"{getattr(loss, '__name__', type(loss).__name__)} takes no weight — the data have a Weight column — "
+        f"{getattr(loss, '__name__', type(loss).__name__)} takes no weight — the data have a "
+        "Weight column — "
         "use a loss of hb.losses or torch.nn, or give the function a third parameter named weight"
     )
 
@@ -222,7 +282,9 @@ class Update(Protocol):
         """Gradients of dense parameters and rows."""
 
     def gradients_are_finite(self) -> bool:
-        """True = go on; False = skip this batch. Raises `NonFiniteGradient` where a skip would hide a fault."""
+        """True = go on; False = skip this batch. Raises `NonFiniteGradient` where a skip would hide
+        a fault.
+        """
 
     def dense_step(self) -> None:
         """Update dense parameters."""
@@ -244,7 +306,10 @@ class Learner:
         precision: Precision | None = None,
         boost: Boost | None = None,
     ) -> None:
-        self.network, self.criterion, self.dense, self.sparse = network, criterion, dense, sparse
+        self.network = network
+        self.criterion = criterion
+        self.dense = dense
+        self.sparse = sparse
         self.precision = precision or Precision()
         self.device = device_of(network)
         self.skipped = 0
@@ -254,10 +319,16 @@ class Learner:
         self._row_parameters = parameters_of(sparse)
         self._buffers = [buffer for buffer in network.buffers() if buffer.numel()]
         self._kept = [buffer.clone() for buffer in self._buffers]
-        self._scaler = torch.amp.GradScaler(self.device.type) if self.precision.scaled and dense is not None else None
+        self._scaler = (
+            torch.amp.GradScaler(self.device.type)
+            if self.precision.scaled and dense is not None
+            else None
+        )
 
     def parameters(self) -> list[nn.Parameter]:
-        """Dense parameters and the row parameters of the tables: everything that has a gradient after `backward`."""
+        """Dense parameters and the row parameters of the tables: everything that has a gradient
+        after `backward`.
+        """
         return [*self._dense_parameters, *self._row_parameters]
 
     def forward(self, example: Example) -> Tensor:
@@ -302,8 +373,13 @@ class Learner:
             self.sparse.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Any]:
-        """What is neither in the network nor in an optimizer: the scale of losses, and how many batches it cost."""
-        return {"skipped": self.skipped, "scaler": None if self._scaler is None else self._scaler.state_dict()}
+        """What is neither in the network nor in an optimizer: the scale of losses, and how many
+        batches it cost.
+        """
+        return {
+            "skipped": self.skipped,
+            "scaler": None if self._scaler is None else self._scaler.state_dict(),
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self.skipped = state["skipped"]
@@ -329,22 +405,31 @@ class Learner:
                 self.sparse.check_finite()
             except NonFiniteGradient as fault:
                 return fault
-        gradients = [parameter.grad for parameter in self._dense_parameters if parameter.grad is not None]
+        gradients = [
+            parameter.grad for parameter in self._dense_parameters if parameter.grad is not None
+        ]
         if not gradients or _all_finite(gradients):
             return None
         names = {id(parameter): name for name, parameter in self.network.named_parameters()}
-        bad = next(p for p in self._dense_parameters if p.grad is not None and not _all_finite([p.grad]))
+        bad = next(
+            p for p in self._dense_parameters if p.grad is not None and not _all_finite([p.grad])
+        )
         return NonFiniteGradient(
-            f"the gradient of dense parameter {names.get(id(bad), '?')!r} is not finite — received NaN or inf — "
-            "nothing was updated; look for NaN in the batch's dense columns or labels, or lower the learning rate"
+            f"the gradient of dense parameter {names.get(id(bad), '?')!r} is not finite — "
+            "received NaN or inf — "
+            "nothing was updated; look for NaN in the batch's dense columns or labels, or lower "
+            "the learning rate"
         )
 
 
 class SelfUpdating:
-    """A network that runs backward and updates itself (`optimizer=None`): forward is all that the loop does."""
+    """A network that runs backward and updates itself (`optimizer=None`): forward is all that the
+    loop does.
+    """
 
     def __init__(self, network: nn.Module, criterion: Criterion | None) -> None:
-        self.network, self.criterion = network, criterion
+        self.network = network
+        self.criterion = criterion
         self.device = device_of(network)
         self.dense = self.sparse = None
         self.skipped = 0
@@ -356,7 +441,9 @@ class SelfUpdating:
         outputs = self.network(*example.arguments)
         if self.criterion is None:
             return _own_loss(outputs)
-        return self.criterion(self.criterion.shape(outputs, example.labels), example.labels, example.weight)
+        return self.criterion(
+            self.criterion.shape(outputs, example.labels), example.labels, example.weight
+        )
 
     def state(self) -> dict[str, Any]:
         return {}
@@ -396,6 +483,8 @@ def _own_loss(outputs: Any) -> Tensor:
     if torch.is_tensor(outputs) and outputs.numel() == 1:
         return outputs.reshape(())
     raise ConfigError(
-        f"a network without loss_fn must return its loss, one number — received {type(outputs).__name__}"
-        f"{list(outputs.shape) if torch.is_tensor(outputs) else ''} — return the loss, or give RecModel a loss_fn"
+        "a network without loss_fn must return its loss, one number — received "
+        f"{type(outputs).__name__}"
+        f"{list(outputs.shape) if torch.is_tensor(outputs) else ''} — return the loss, or give "
+        "RecModel a loss_fn"
     )

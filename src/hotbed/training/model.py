@@ -37,7 +37,15 @@ from hotbed.training.epochs import epoch_of, first_epoch, fit_epochs
 from hotbed.training.learner import Criterion, Learner, SelfUpdating, device_of, parameters_of
 from hotbed.training.loop import Callbacks, Run, check_batches, check_ends, pass_over
 from hotbed.training.online import Limits, batches_a_call, follow
-from hotbed.training.scorer import LOSS, Collector, Progressive, Scorer, check_groups, metric_set, to_predict
+from hotbed.training.scorer import (
+    LOSS,
+    Collector,
+    Progressive,
+    Scorer,
+    check_groups,
+    metric_set,
+    to_predict,
+)
 from hotbed.training.summary import headline_of, summary_of
 from hotbed.training.watch import History, ProgressBar
 
@@ -49,18 +57,21 @@ class RecModel:
     """A network with what trains and judges it.
 
     Args:
-        network: any `nn.Module`, with or without hotbed embeddings; `network(batch)` for a `Batch`, `network(data)` for
-            tuple data with a loss, `network(*items)` for tuple data without.
-        loss_fn: a loss of `hb.losses` or its name, a torch loss, a callable, or a mapping of label to such. None: the
-            network returns its loss.
-        optimizer: of the dense parameters: a torch optimizer over `hb.dense_parameters(network)`, a rule such as
-            `hb.Adam(lr=1e-3)`, or a name. Rows of tables are updated by their tables' own rules. None: the network
-            does backward and updates itself.
-        metrics: names or objects of `hb.metrics`: a set, or a mapping of name to metric or of label to a set.
+        network: any `nn.Module`, with or without hotbed embeddings; `network(batch)` for a `Batch`,
+            `network(data)` for tuple data with a loss, `network(*items)` for tuple data without.
+        loss_fn: a loss of `hb.losses` or its name, a torch loss, a callable, or a mapping of label
+            to such. None: the network returns its loss.
+        optimizer: of the dense parameters: a torch optimizer over `hb.dense_parameters(network)`, a
+            rule such as `hb.Adam(lr=1e-3)`, or a name. Rows of tables are updated by their tables'
+            own rules. None: the network does backward and updates itself.
+        metrics: names or objects of `hb.metrics`: a set, or a mapping of name to metric or of label
+            to a set.
         eval_network: what evaluation runs instead of `network` with `loss_fn`.
-        eval_indexes: positions of loss, prediction and label in eval_network's outputs; None = every metric gets all.
+        eval_indexes: positions of loss, prediction and label in eval_network's outputs; None =
+            every metric gets all.
         amp_level: "O0", "O1", "O2", "O3" or "auto": see `hotbed.optim.precision`.
-        boost_level: "O0", "O1", "O2" or `Boost(…)`: settings of torch.compile, see `hotbed.optim.precision`.
+        boost_level: "O0", "O1", "O2" or `Boost(…)`: settings of torch.compile, see
+            `hotbed.optim.precision`.
 
     Raises ConfigError (a ValueError) for arguments that cannot work together.
 
@@ -85,28 +96,42 @@ class RecModel:
         _check_network(network)
         if eval_indexes is not None and eval_network is None:
             raise ConfigError(
-                f"eval_indexes: positions in the outputs of eval_network — received {eval_indexes!r} "
+                "eval_indexes: positions in the outputs of eval_network — received "
+                f"{eval_indexes!r} "
                 "without eval_network — give eval_network as well, or leave eval_indexes out"
             )
         if eval_indexes is not None and len(eval_indexes) != 3:
-            raise ConfigError(f"eval_indexes: three positions needed — received {eval_indexes!r} — "
-                              "give those of loss, prediction and label in eval_network's outputs")  # fmt: skip
-        self.network, self.eval_network = network, eval_network
+            raise ConfigError(
+                f"eval_indexes: three positions needed — received {eval_indexes!r} — "
+                "give those of loss, prediction and label in eval_network's outputs"
+            )
+        self.network = network
+        self.eval_network = eval_network
         self.tables = _tables(network)
         self.metrics = metric_set(metrics)
-        self._arguments = {"loss_fn": loss_fn, "optimizer": optimizer, "metrics": metrics, "amp_level": amp_level,
-                           "boost_level": boost_level}  # fmt: skip
+        self._arguments = {
+            "loss_fn": loss_fn,
+            "optimizer": optimizer,
+            "metrics": metrics,
+            "amp_level": amp_level,
+            "boost_level": boost_level,
+        }
         if eval_network is None or eval_indexes is not None:
             check_groups(self.metrics)
         self.counters = {"epochs": 0, "steps": 0, "samples": 0}
         self.schema: Any = getattr(network, "_described", {}).get("schema")
         self.parent: str | None = None
         self._encoder: Any = None
-        self._indexes = None if eval_indexes is None else (eval_indexes[0], eval_indexes[1], eval_indexes[2])
+        self._indexes = (
+            None if eval_indexes is None else (eval_indexes[0], eval_indexes[1], eval_indexes[2])
+        )
         self._criterion = None if loss_fn is None else Criterion(loss_fn)
         if self.metrics and eval_network is None and self._criterion is None:
-            raise ConfigError("metrics: nothing to compute them from — received metrics without loss_fn and without "
-                              "eval_network — give one of the two")  # fmt: skip
+            raise ConfigError(
+                "metrics: nothing to compute them from — received metrics without loss_fn and "
+                "without "
+                "eval_network — give one of the two"
+            )
         self._precision = precision(amp_level, device_of(network))
         self._boost = boost(boost_level)
         self.learner: Learner | SelfUpdating = self._make_learner(optimizer)
@@ -124,24 +149,31 @@ class RecModel:
         initial_epoch: int | None = None,
         max_steps: int | None = None,
     ) -> History:
-        """Train on `train` for `epochs` passes; validate on `valid` after each; returns the history.
+        """Train on `train` for `epochs` passes; validate on `valid` after each; returns the
+        history.
 
-        `callbacks`: one or several of `hb.callbacks`, or objects with some of the methods that `Callbacks` names. With
-        `progressive`, each batch is predicted before it is learned, as a server would have scored it, and metrics are
-        of those predictions. `seed` seeds torch's generators (dropout) first. `progress` shows bars.
+        `callbacks`: one or several of `hb.callbacks`, or objects with some of the methods that
+        `Callbacks` names. With `progressive`, each batch is predicted before it is learned, as a
+        server would have scored it, and metrics are of those predictions. `seed` seeds torch's
+        generators (dropout) first. `progress` shows bars.
 
-        Epochs are counted over all fits of the model, also after `save` and `load`: a second `fit` shuffles on, as one
-        fit of all epochs would have. `initial_epoch` is the number of this call's first epoch instead. `max_steps` ends
-        training after so many steps, also inside an epoch, which then does not count as learned. With the callback
-        `Checkpoint`, the same call resumes where a killed one was, to the same bits; steps and epochs before it count.
+        Epochs are counted over all fits of the model, also after `save` and `load`: a second `fit`
+        shuffles on, as one fit of all epochs would have. `initial_epoch` is the number of this
+        call's first epoch instead. `max_steps` ends training after so many steps, also inside an
+        epoch, which then does not count as learned. With the callback `Checkpoint`, the same call
+        resumes where a killed one was, to the same bits; steps and epochs before it count.
         """
         if epochs < 1:
-            raise ConfigError(f"epochs: must be at least 1 — received {epochs} — give the number of passes")
+            raise ConfigError(
+                f"epochs: must be at least 1 — received {epochs} — give the number of passes"
+            )
         check_batches("train", train, epochs)
         check_ends(train)
         first = first_epoch(train, initial_epoch, self.counters["epochs"])
         given = [*_listed(callbacks), Limits(max_steps, None)]
-        run, history = self._run(train, valid, given, progressive=progressive, progress=progress, seed=seed)
+        run, history = self._run(
+            train, valid, given, progressive=progressive, progress=progress, seed=seed
+        )
         run.initial_epoch = run.epoch = first
         run.epochs = first + epochs
         fit_epochs(train, run, functools.partial(self._learn, history))
@@ -161,16 +193,19 @@ class RecModel:
         progress: bool = True,
         seed: int | None = None,
     ) -> History:
-        """Learn a stream batch by batch, in its order, until it ends, is stopped or fails; returns the history.
+        """Learn a stream batch by batch, in its order, until it ends, is stopped or fails; returns
+        the history.
 
-        `train_dataset`: a Dataset, endless or not, or any iterable of batches or tuples; its length is not asked for.
-        With `progressive`, each batch is predicted before it is learned, as a server would have scored it ("training":
-        cheaper, metrics are of the training forward's own outputs). It ends with the stream, after `max_steps`
-        (those before a resumption included) or `max_seconds`, by `run.stop()` of a callback, or by SIGINT or SIGTERM,
-        always after a whole step. The callback `Checkpoint` makes it go on where it was left, however it was left.
+        `train_dataset`: a Dataset, endless or not, or any iterable of batches or tuples; its length
+        is not asked for. With `progressive`, each batch is predicted before it is learned, as a
+        server would have scored it ("training": cheaper, metrics are of the training forward's own
+        outputs). It ends with the stream, after `max_steps` (those before a resumption included) or
+        `max_seconds`, by `run.stop()` of a callback, or by SIGINT or SIGTERM, always after a whole
+        step. The callback `Checkpoint` makes it go on where it was left, however it was left.
 
-        `dataset_sink_mode` on a device that is no CPU: `sink_size` batches move there and are learned in one call, after
-        which `on_step_end` comes once. A CPU learns batch by batch whatever it says. `valid` is what `Validate` evaluates.
+        `dataset_sink_mode` on a device that is no CPU: `sink_size` batches move there and are
+        learned in one call, after which `on_step_end` comes once. A CPU learns batch by batch
+        whatever it says. `valid` is what `Validate` evaluates.
 
         Example:
             >>> model.online_train(dataset, [hb.callbacks.Checkpoint("runs/clicks", every_seconds=60)])
@@ -178,10 +213,15 @@ class RecModel:
         check_batches("train_dataset", train_dataset)
         size = batches_a_call(dataset_sink_mode, sink_size, self.learner.device.type)
         given = [*_listed(callbacks), Limits(max_steps, max_seconds)]
-        run, history = self._run(train_dataset, valid, given, progressive=False, progress=progress, seed=seed)
-        run.online, run.sink_size = True, size
+        run, history = self._run(
+            train_dataset, valid, given, progressive=False, progress=progress, seed=seed
+        )
+        run.online = True
+        run.sink_size = size
         learner = self.learner if progressive == "training" else None
-        run.observer = Progressive(self._scorer(), endless=True, learner=learner) if progressive else None
+        run.observer = (
+            Progressive(self._scorer(), endless=True, learner=learner) if progressive else None
+        )
         try:
             follow(train_dataset, run, functools.partial(self._learn, history))
         finally:
@@ -189,7 +229,9 @@ class RecModel:
         return history
 
     def evaluate(self, data: Iterable[Any], callbacks: Any = ()) -> dict[str, float]:
-        """Metrics of `data`, by name (`label.metric` for several labels), and the mean loss; nothing is learned."""
+        """Metrics of `data`, by name (`label.metric` for several labels), and the mean loss;
+        nothing is learned.
+        """
         self._check_measurable("evaluate")
         scorer = self._scorer()
         if not self._observe(data, scorer, callbacks):
@@ -197,10 +239,11 @@ class RecModel:
         return scorer.results()
 
     def predict(self, data: Any) -> Any:
-        """Predictions of a Dataset, of batches or of one Batch: float32 [n], a dict of them for several labels.
+        """Predictions of a Dataset, of batches or of one Batch: float32 [n], a dict of them for
+            several labels.
 
-        Probabilities where the loss is a cross-entropy of logits, else what the network returns. Tables are only read, labels not
-        even that: they and weights need not be there.
+        Probabilities where the loss is a cross-entropy of logits, else what the network returns.
+        Tables are only read, labels not even that: they and weights need not be there.
         """
         collector = Collector(Scorer(self.network, self._criterion, {}, precision=self._precision))
         self._observe(to_predict(data), collector, ())
@@ -221,9 +264,11 @@ class RecModel:
         return text
 
     def save(self, path: str | Path) -> str | Path:
-        """Write a checkpoint under `path` (see docs/format.md), a local path or URL; returns its folder, now the newest.
+        """Write a checkpoint under `path` (see docs/format.md), a local path or URL; returns its
+        folder, now the newest.
 
-        Raises PersistError where the disk refuses, or `path` holds the states of a stream or published versions.
+        Raises PersistError where the disk refuses, or `path` holds the states of a stream or
+        published versions.
         """
         refuse_others(open_store(path))  # retention would remove them
         saved = checkpoint.save(path, self.state())
@@ -231,10 +276,12 @@ class RecModel:
         return saved.folder
 
     def restore(self, path: str | Path | Reader, allow: Sequence[str] = ()) -> RecModel:
-        """Take network, tables and optimizer state from a checkpoint of a model built alike; returns self.
+        """Take network, tables and optimizer state from a checkpoint of a model built alike;
+        returns self.
 
-        `allow`: names of fields that may differ although the rows mean something else with them, as of `Checkpoint`.
-        Raises PersistError naming the first field that differs, before anything changes.
+        `allow`: names of fields that may differ although the rows mean something else with them, as
+        of `Checkpoint`. Raises PersistError naming the first field that differs, before anything
+        changes.
         """
         if not isinstance(path, Reader):
             return read_newest(path, lambda newest: self.restore(newest, allow))
@@ -247,8 +294,10 @@ class RecModel:
         return self
 
     def export(self, path: str | Path, state: str | Path | None = None) -> str | Path:
-        """Freeze the model for servers under `path`: rows, weights, schema, an ONNX graph; see docs/serving.md. `state`: the
-        checkpoint whose newest state is frozen; None: the model as it is now."""
+        """Freeze the model for servers under `path`: rows, weights, schema, an ONNX graph; see
+        docs/serving.md. `state`: the checkpoint whose newest state is frozen; None: the model as it
+        is now.
+        """
         graph = self.graph()
         with tempfile.TemporaryDirectory(prefix="hotbed-export-") as now:
             if state is None:
@@ -256,10 +305,16 @@ class RecModel:
             return export(state or now, path, graph).folder
 
     def graph(self) -> Graph:
-        """What comes after the lookups as an ONNX graph, checked; raises what `hotbed.persist.export.export_graph` raises."""
+        """What comes after the lookups as an ONNX graph, checked; raises what
+        `hotbed.persist.export.export_graph` raises.
+        """
         if self.schema is None:
-            raise ConfigError("export: the model knows no schema — received none — train it on a Dataset")
-        return export_graph(self.network, self.schema, None if self._criterion is None else self._criterion.activate)
+            raise ConfigError(
+                "export: the model knows no schema — received none — train it on a Dataset"
+            )
+        return export_graph(
+            self.network, self.schema, None if self._criterion is None else self._criterion.activate
+        )
 
     def warm_start(
         self,
@@ -269,16 +324,20 @@ class RecModel:
         optimizer_state: bool = False,
         now: int | None = None,
     ) -> dict[str, str]:
-        """Take rows from the tables of another model's checkpoint; returns table here -> table there.
+        """Take rows from the tables of another model's checkpoint; returns table here -> table
+        there.
 
-        `rename`: table there -> table here, or pairs of (regular expression for the name there, what takes its place);
-        more in `hotbed.persist.content.warm_start`. Raises PersistError where dims or rules differ.
+        `rename`: table there -> table here, or pairs of (regular expression for the name there,
+        what takes its place); more in `hotbed.persist.content.warm_start`. Raises PersistError
+        where dims or rules differ.
 
         Example: `model.warm_start("runs/old", {"member": "user"})`
         """
 
         def warm(reader: Reader) -> dict[str, str]:
-            return content.warm_start(self.tables, reader, rename, optimizer_state=optimizer_state, now=now)
+            return content.warm_start(
+                self.tables, reader, rename, optimizer_state=optimizer_state, now=now
+            )
 
         return read_newest(path, warm)
 
@@ -295,13 +354,17 @@ class RecModel:
             network=self.network,
             tables=self.tables,
             optimizers={"dense": self.learner.dense, "sparse": self.learner.sparse},
-            rows=[parameter for parameter in self.network.parameters() if id(parameter) not in known],
+            rows=[
+                parameter for parameter in self.network.parameters() if id(parameter) not in known
+            ],
             model={
                 "network": described_argument(self.network),
                 "given_tables": given_tables(self.network),
                 **described,
             },
-            schema=None if self.schema is None else typed(self.schema, self.schema, self._encoder).to_json(),
+            schema=None
+            if self.schema is None
+            else typed(self.schema, self.schema, self._encoder).to_json(),
             counters=self.counters,
             version=self.counters["steps"],
             parent=self.parent,
@@ -318,38 +381,61 @@ class RecModel:
         )
 
     def _run(
-        self, data: Iterable[Any], valid: Any, callbacks: Any, *, progressive: bool, progress: bool, seed: int | None
+        self,
+        data: Iterable[Any],
+        valid: Any,
+        callbacks: Any,
+        *,
+        progressive: bool,
+        progress: bool,
+        seed: int | None,
     ) -> tuple[Run, History]:
         """What `fit` and `online_train` begin with."""
         check_single_rank("RecModel")
         if seed is not None:
             set_seed(seed)
-        given, history = _listed(callbacks), History()
+        given = _listed(callbacks)
+        history = History()
         if valid is not None:
             check_batches("valid", valid)
             if not any(isinstance(one, Validate) for one in given):
                 given.insert(0, Validate())
             if getattr(valid, "num_batches", None) == 0:
-                raise DataError("valid: no row to evaluate — received empty data — give data with rows, or None")
+                raise DataError(
+                    "valid: no row to evaluate — received empty data — give data with rows, or None"
+                )
         if any(isinstance(one, Validate) for one in given):
             self._check_measurable("valid")
         called = Callbacks([*given, history, *([ProgressBar()] if progress else [])])
         observer = Progressive(self._scorer()) if progressive else None
-        self.schema = typed(getattr(data, "schema", None) or self.schema, self.schema, self._encoder)
+        self.schema = typed(
+            getattr(data, "schema", None) or self.schema, self.schema, self._encoder
+        )
         self._encoder = getattr(data, "encoder", None)
         if isinstance(self.learner, Learner):
-            self.learner.forget()  # what an interrupted fit, or a loop of the user's own, left behind
+            # what an interrupted fit, or a loop of the user's own, left behind
+            self.learner.forget()
         _log_frozen_lookups(self.network)
         run = Run(self, self.tables, self.learner, observer=observer, callbacks=called, valid=valid)
-        run.dataset, run.total_steps = data, getattr(data, "num_batches", None) or _length(data)
+        run.dataset = data
+        run.total_steps = getattr(data, "num_batches", None) or _length(data)
         return run, history
 
     def _learn(self, history: History, data: Iterable[Any], run: Run) -> bool:
         """One pass over `data`, and what it measured; returns whether it came to the end."""
-        device, labelled = self.learner.device, self._criterion is not None
+        device = self.learner.device
+        labelled = self._criterion is not None
         self._restrict_labels(run.dataset, must_match=True)
         with in_train_mode(self.network):
-            ended = pass_over(data, run, run.callbacks, self.learner, run.observer, device=device, labelled=labelled)
+            ended = pass_over(
+                data,
+                run,
+                run.callbacks,
+                self.learner,
+                run.observer,
+                device=device,
+                labelled=labelled,
+            )
         loss = history.epoch_loss
         measured = {} if loss is None else {LOSS: loss}
         if run.observer is not None:
@@ -361,8 +447,10 @@ class RecModel:
         """Raise ConfigError where evaluation would have nothing to compute."""
         if not self.metrics and self._criterion is None and self._indexes is None:
             raise ConfigError(
-                f"{where}: nothing to compute — received a model with neither metrics nor loss_fn — give RecModel "
-                "loss_fn, or eval_network with metrics; a network that returns its loss cannot be evaluated"
+                f"{where}: nothing to compute — received a model with neither metrics nor loss_fn "
+                "— give RecModel "
+                "loss_fn, or eval_network with metrics; a network that returns its loss cannot be "
+                "evaluated"
             )
 
     def _observe(self, data: Iterable[Any], observer: Any, callbacks: Any) -> int:
@@ -372,7 +460,8 @@ class RecModel:
         if self.tables and not any(len(table) for table in self.tables.values()):
             log.warning("the model has learned nothing yet, its tables are empty; train it first")
         run = Run(model=self, learner=self.learner, tables=self.tables, observer=observer)
-        called, device = Callbacks(_listed(callbacks)), self.learner.device
+        called = Callbacks(_listed(callbacks))
+        device = self.learner.device
         labelled = self._criterion is not None
         self._restrict_labels(data, must_match=False)
         # always the same epoch, so that two evaluations of shuffled data give the same bits
@@ -388,30 +477,45 @@ class RecModel:
             in_unit = () if self._criterion is None else self._criterion.unit_labels(names)
             data.restrict_labels(in_unit, must_match=must_match)
 
-    def _make_learner(self, optimizer: torch.optim.Optimizer | Rule | str | None) -> Learner | SelfUpdating:
+    def _make_learner(
+        self, optimizer: torch.optim.Optimizer | Rule | str | None
+    ) -> Learner | SelfUpdating:
         chosen = self._effective_boost(optimizer)
         if optimizer is None:
             if self._precision.compute is not None:
-                raise ConfigError("amp_level: without an optimizer the network updates itself — received "
-                                  f"{self._arguments['amp_level']!r} — give an optimizer, or 'O0'")  # fmt: skip
+                raise ConfigError(
+                    "amp_level: without an optimizer the network updates itself — received "
+                    f"{self._arguments['amp_level']!r} — give an optimizer, or 'O0'"
+                )
             return SelfUpdating(self.network, self._criterion)
         dense = list(dense_parameters(self.network))
         self._precision.apply(self.network, dense)
         made = dense_optimizer(optimizer, dense)
         known = {id(parameter) for parameter in dense}
         if any(id(parameter) not in known for parameter in parameters_of(made)):
-            raise ConfigError("optimizer: it holds more than the network's dense parameters, such as rows of tables — "
-                              "received a torch optimizer — make it over hb.dense_parameters(network)")  # fmt: skip
+            raise ConfigError(
+                "optimizer: it holds more than the network's dense parameters, such as rows of "
+                "tables — "
+                "received a torch optimizer — make it over hb.dense_parameters(network)"
+            )
         sparse = SparseOptimizer(self.network) if self.tables else None
-        return Learner(self.network, self._criterion, made, sparse, precision=self._precision, boost=chosen)
+        return Learner(
+            self.network, self._criterion, made, sparse, precision=self._precision, boost=chosen
+        )
 
     def _effective_boost(self, optimizer: Any) -> Boost | None:
         if self._boost is None:
             return None
         missing = [] if optimizer is not None else ["optimizer"]
-        missing += [] if self.eval_network is not None or self.metrics else ["eval_network or metrics"]
+        missing += (
+            [] if self.eval_network is not None or self.metrics else ["eval_network or metrics"]
+        )
         if missing:
-            log.warning("boost_level=%r has no effect: no %s", self._arguments["boost_level"], " and no ".join(missing))
+            log.warning(
+                "boost_level=%r has no effect: no %s",
+                self._arguments["boost_level"],
+                " and no ".join(missing),
+            )
             return None
         return self._boost
 
@@ -419,8 +523,8 @@ class RecModel:
 def load(path: str | Path, network: nn.Module | None = None) -> RecModel:
     """The model in a checkpoint: rows, dense parameters and optimizer state as they were saved.
 
-    A network of `hb.models` is rebuilt from the checkpoint; pass `network`, built alike, for one of your own. Raises
-    FormatError naming the file that is missing, torn or changed.
+    A network of `hb.models` is rebuilt from the checkpoint; pass `network`, built alike, for one of
+    your own. Raises FormatError naming the file that is missing, torn or changed.
 
     Example: `hb.load("model").predict(dataset)`.
     """
@@ -435,7 +539,8 @@ def _loaded(reader: Reader, network: nn.Module | None) -> RecModel:
     unknown = spec is None or manifest["schema"] is None or tables is None
     if network is None and unknown:
         raise ConfigError(
-            f"load: {reader.folder} holds a network that Hotbed cannot rebuild — received no network — "
+            f"load: {reader.folder} holds a network that Hotbed cannot rebuild — received no "
+            "network — "
             "pass network=, built as it was when it was saved"
         )
     reader.verify()  # nothing is built from a description that is not whole
@@ -448,9 +553,21 @@ def _loaded(reader: Reader, network: nn.Module | None) -> RecModel:
             with torch.device("meta"):  # shapes alone: what is asked for may fit into no memory
                 _check_size(reader, build(spec, nn.Module, "network", parts))
             network = build(spec, nn.Module, "network", parts)
-        arguments = {name: rebuilt_argument(name, value) for name, value in described.items() if value is not None}
+        arguments = {
+            name: rebuilt_argument(name, value)
+            for name, value in described.items()
+            if value is not None
+        }
         model = RecModel(network, **arguments)
-    except (ConfigError, ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError) as error:
+    except (
+        ConfigError,
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        MemoryError,
+        RuntimeError,
+        TypeError,
+    ) as error:
         if given and isinstance(error, ConfigError):  # the network is the caller's
             raise
         raise FormatError(
@@ -462,11 +579,16 @@ def _loaded(reader: Reader, network: nn.Module | None) -> RecModel:
 
 
 def _check_size(reader: Reader, network: nn.Module) -> None:
-    """Raise ConfigError where a described network is far larger than the tensors that were saved with it."""
+    """Raise ConfigError where a described network is far larger than the tensors that were saved
+    with it.
+    """
     wanted = sum(tensor.numel() for tensor in dense_state(network).values())
     saved = sum(math.prod(shape) for _, _, shape, _ in content.tensors(reader))
     if wanted > 2 * saved + _SPARE_NUMBERS:
-        raise ConfigError(f"network: too large — received {wanted} numbers for {saved} saved — correct its arguments")
+        raise ConfigError(
+            f"network: too large — received {wanted} numbers for {saved} saved — correct its "
+            "arguments"
+        )
 
 
 def _check_network(network: Any) -> None:
@@ -482,12 +604,16 @@ def _tables(network: nn.Module) -> dict[str, Table]:
     tables: dict[str, Table] = {}
     for table in (table for module in table_modules(network) for table in module.tables):
         if tables.setdefault(table.name, table) is not table:
-            raise ConfigError(f"network: two tables are called {table.name!r} — received both — rename one")
+            raise ConfigError(
+                f"network: two tables are called {table.name!r} — received both — rename one"
+            )
     return tables
 
 
 def set_seed(seed: int) -> None:
-    """Seed torch's generators; initial rows and shuffles have their own: `Table(seed=…)`, `Dataset(seed=…)`."""
+    """Seed torch's generators; initial rows and shuffles have their own: `Table(seed=…)`,
+    `Dataset(seed=…)`.
+    """
     torch.manual_seed(seed)
 
 
@@ -497,7 +623,8 @@ def _log_frozen_lookups(network: nn.Module) -> None:
     names = [name for name, module in network.named_modules() if id(module) in lookups]
     if names and any(module.training for module in network.modules()):
         log.warning(
-            "network: modules %s are in eval mode, so their tables take no new ids and their rows stay; "
+            "network: modules %s are in eval mode, so their tables take no new ids and their rows "
+            "stay; "
             "call network.train() before training unless that is meant",
             ", ".join(names),
         )

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Following a stream: what `RecModel.online_train` adds to the loop. When it ends, how it sinks, what it forgets."""
+"""Following a stream: what `RecModel.online_train` adds to the loop. When it ends, how it sinks,
+what it forgets.
+"""
 
 from __future__ import annotations
 
@@ -27,32 +29,46 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def batches_a_call(sink_mode: bool, sink_size: int, device_type: str) -> int:
-    """How many batches are learned between two `on_step_end`: `sink_size` where data sink into a device, else 1.
+    """How many batches are learned between two `on_step_end`: `sink_size` where data sink into a
+        device, else 1.
 
-    A CPU has nowhere to sink to: it learns batch by batch, and says so in one log line. Raises ConfigError.
+    A CPU has nowhere to sink to: it learns batch by batch, and says so in one log line. Raises
+        ConfigError.
     """
     if not isinstance(sink_mode, bool):
-        raise ConfigError(f"dataset_sink_mode: must be a bool — received {sink_mode!r} — give True or False")
+        raise ConfigError(
+            f"dataset_sink_mode: must be a bool — received {sink_mode!r} — give True or False"
+        )
     if not sink_mode:
         return 1
     if not isinstance(sink_size, int) or isinstance(sink_size, bool) or sink_size < 1:
-        raise ConfigError(f"sink_size: must be an integer >= 1 — received {sink_size!r} — give the batches of one call")
+        raise ConfigError(
+            f"sink_size: must be an integer >= 1 — received {sink_size!r} — give the batches of "
+            "one call"
+        )
     if device_type == "cpu":
-        log.info("dataset_sink_mode: a CPU has nowhere to sink data to; training goes batch by batch")
+        log.info(
+            "dataset_sink_mode: a CPU has nowhere to sink data to; training goes batch by batch"
+        )
         return 1
     return sink_size
 
 
 class Limits:
-    """Ends a stream after `max_steps`, those before a resumption included, or after `max_seconds` of this call."""
+    """Ends a stream after `max_steps`, those before a resumption included, or after `max_seconds`
+    of this call.
+    """
 
     def __init__(self, max_steps: int | None, max_seconds: float | None) -> None:
         for name, value in (("max_steps", max_steps), ("max_seconds", max_seconds)):
             if value is not None and not value >= 0:
                 raise ConfigError(
-                    f"{name}: must not be negative — received {value!r} — give a number, or None for ever"
+                    f"{name}: must not be negative — received {value!r} — give a number, or None "
+                    "for ever"
                 )
-        self._steps, self._seconds, self._until = max_steps, max_seconds, 0.0
+        self._steps = max_steps
+        self._seconds = max_seconds
+        self._until = 0.0
 
     def on_epoch_begin(self, run: Run) -> None:
         self._until = time.monotonic() + (self._seconds or 0.0)
@@ -71,16 +87,19 @@ class Limits:
 
 @described
 class Evict:
-    """Removes stale rows, as the tables' eviction policies say, every `step_interval` steps and every `seconds_interval`
-    seconds, whichever is first (None or -1 = not by these), and at the end of each epoch of a `fit`.
+    """Removes stale rows, as the tables' eviction policies say, every `step_interval` steps and
+    every `seconds_interval` seconds, whichever is first (None or -1 = not by these), and at the end
+    of each epoch of a `fit`.
 
-    What is stale is measured against the newest event time seen less `lateness_seconds`, so a table with `Ttl` needs data
-    with a Time column. `clock` says whose seconds the interval counts: "data" = event time; "wall" = this machine's, whose
-    decisions are journalled before they take effect, so that a resumed run decides the same.
+    What is stale is measured against the newest event time seen less `lateness_seconds`, so a table
+    with `Ttl` needs data with a Time column. `clock` says whose seconds the interval counts: "data"
+    = event time; "wall" = this machine's, whose decisions are journalled before they take effect,
+    so that a resumed run decides the same.
 
-    From one step to the next stale rows are absent for every lookup; their memory is freed over the following steps,
-    about 40,000 rows a step, so that training never pauses for long. An eviction that is due meanwhile begins when that is
-    done. Which rows are swept at which step follows from the steps alone.
+    From one step to the next stale rows are absent for every lookup; their memory is freed over the
+    following steps, about 40,000 rows a step, so that training never pauses for long. An eviction
+    that is due meanwhile begins when that is done. Which rows are swept at which step follows from
+    the steps alone.
     """
 
     def __init__(
@@ -94,13 +113,17 @@ class Evict:
             raise ConfigError(f"Evict.clock: unknown — received {clock!r} — give 'data' or 'wall'")
         if not lateness_seconds >= 0:
             raise ConfigError(
-                f"Evict.lateness_seconds: below 0 — received {lateness_seconds!r} — give 0 or more seconds"
+                f"Evict.lateness_seconds: below 0 — received {lateness_seconds!r} — give 0 or "
+                "more seconds"
             )
         self._steps = _interval("Evict.step_interval", step_interval)
         self._seconds = _interval("Evict.seconds_interval", seconds_interval)
-        self._wall, self._lateness = clock == "wall", int(lateness_seconds * 1e6)
+        self._wall = clock == "wall"
+        self._lateness = int(lateness_seconds * 1e6)
         self._at: float | None = None  # when the interval began, by the clock that counts
-        self._step, self._begun, self._boundary = 0, -1, 0
+        self._step = 0
+        self._begun = -1
+        self._boundary = 0
         self._passed = False  # a multiple of step_interval, while a sweep was under way
         self._left = 0  # partitions still to be swept, of all tables one after another
         self._each: list[int] = []  # rows of a partition, by table, when the eviction began
@@ -108,14 +131,23 @@ class Evict:
 
     def on_fit_begin(self, run: Run) -> None:
         if run.online and self._steps is None and self._seconds is None:
-            raise ConfigError("Evict: a stream has no epochs — received neither step_interval nor seconds_interval — "
-                              "give one or both")  # fmt: skip
-        self._at, self._step, self._begun, self._left = run.clock() if self._wall else None, run.step, -1, 0
+            raise ConfigError(
+                "Evict: a stream has no epochs — received neither step_interval nor "
+                "seconds_interval — "
+                "give one or both"
+            )
+        self._at = run.clock() if self._wall else None
+        self._step = run.step
+        self._begun = -1
+        self._left = 0
         self._passed = False
 
     def on_epoch_begin(self, run: Run) -> None:
-        run.sweeping, run.statistics = self._left > 0, self._statistics
-        if self._on_record(run):  # it began while the stream was idle, after the checkpoint that this run goes on from
+        run.sweeping = self._left > 0
+        run.statistics = self._statistics
+        # it began while the stream was idle, after the checkpoint that this run goes on
+        # from
+        if self._on_record(run):
             self._begin(run)
 
     def on_step_end(self, run: Run) -> None:
@@ -138,14 +170,25 @@ class Evict:
             self._sweep(run, None)
 
     def state(self) -> dict[str, Any]:
-        return {"at": None if self._wall else self._at, "step": self._step, "begun": self._begun, "passed": self._passed,
-                "boundary": self._boundary, "left": self._left, "each": list(self._each),
-                "statistics": counters([self._statistics])}  # fmt: skip
+        return {
+            "at": None if self._wall else self._at,
+            "step": self._step,
+            "begun": self._begun,
+            "passed": self._passed,
+            "boundary": self._boundary,
+            "left": self._left,
+            "each": list(self._each),
+            "statistics": counters([self._statistics]),
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self._at = self._at if self._wall else state["at"]
-        self._step, self._begun, self._boundary = state["step"], state["begun"], state["boundary"]
-        self._passed, self._left, self._each = state["passed"], state["left"], list(state["each"])
+        self._step = state["step"]
+        self._begun = state["begun"]
+        self._boundary = state["boundary"]
+        self._passed = state["passed"]
+        self._left = state["left"]
+        self._each = list(state["each"])
         self._statistics = tables_of(state["statistics"])[0]
 
     def _seconds_due(self, run: Run) -> bool:
@@ -165,7 +208,8 @@ class Evict:
             entry = run.journal.get(TOPIC, run.step)
             return entry is not None and not entry["idle"] and self._begun != run.step
         now = run.clock()
-        self._at = min(now, now if self._at is None else self._at)  # a clock that goes back starts the interval anew
+        # a clock that goes back starts the interval anew
+        self._at = min(now, now if self._at is None else self._at)
         if now - self._at < self._seconds:
             return False
         if run.journal is not None:
@@ -173,7 +217,9 @@ class Evict:
         return True
 
     def _on_record(self, run: Run) -> bool:
-        """Whether an eviction began after this step, while the stream was idle, and is not repeated yet."""
+        """Whether an eviction began after this step, while the stream was idle, and is not repeated
+        yet.
+        """
         entry = run.journal.get(TOPIC, run.step) if self._wall and run.journal is not None else None
         return entry is not None and entry["idle"] and self._begun != run.step
 
@@ -181,20 +227,26 @@ class Evict:
         """Expired rows are absent from here on; this step and those after it sweep them."""
         tables = _evicting(run)
         # counted before rows expire: a count while expired ones are among them looks at each
-        self._statistics = run.statistics = {name: dict(table.stats) for name, table in run.tables.items()}
+        self._statistics = run.statistics = {
+            name: dict(table.stats) for name, table in run.tables.items()
+        }
         self._each = [max(1, table.stats["rows"] // PARTITIONS) for table in tables]
         # Lru and Lfu need no clock; 0 moves no watermark back
         self._boundary = 0 if run.now is None else run.now - self._lateness
         for table in tables:
             table.evict(self._boundary, range(0))
-        self._left, self._passed = PARTITIONS * len(tables), False
+        self._left = PARTITIONS * len(tables)
+        self._passed = False
         run.sweeping = self._left > 0
         self._at = run.clock() if self._wall else run.now
         self._begun = run.step
 
     def _sweep(self, run: Run, rows: int | None) -> None:
-        """Free the memory of expired rows in the next partitions: all of them, or those of about `rows` rows."""
-        tables, room = _evicting(run), rows
+        """Free the memory of expired rows in the next partitions: all of them, or those of about
+        `rows` rows.
+        """
+        tables = _evicting(run)
+        room = rows
         while self._left > 0:
             number, first = divmod(PARTITIONS * len(tables) - self._left, PARTITIONS)
             count = PARTITIONS - first
@@ -217,15 +269,19 @@ def _interval(name: str, value: Any) -> Any:
     if value is None or value == -1:
         return None
     if not value > 0:
-        raise ConfigError(f"{name}: must be above 0 — received {value!r} — give a positive number, or None for off")
+        raise ConfigError(
+            f"{name}: must be above 0 — received {value!r} — give a positive number, or None for "
+            "off"
+        )
     return value
 
 
 def follow(data: Iterable[Any], run: Run, learn: Callable[[Iterable[Any], Run], object]) -> None:
-    """Learn a stream by `learn(data, run)` until it ends, is stopped, or fails; callbacks hear of each.
+    """Learn a stream by `learn(data, run)` until it ends, is stopped, or fails; callbacks hear of
+    each.
 
-    SIGINT and SIGTERM end it after the step under way; a second one ends it at once. An error reaches `on_error` with
-    `run.error` before it is raised.
+    SIGINT and SIGTERM end it after the step under way; a second one ends it at once. An error
+    reaches `on_error` with `run.error` before it is raised.
     """
     called = run.callbacks
     called("on_fit_begin", run)
@@ -248,7 +304,8 @@ def follow(data: Iterable[Any], run: Run, learn: Callable[[Iterable[Any], Run], 
 
 @contextmanager
 def _ended_by_signals(run: Run) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
+    # only the main thread may set handlers
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
 

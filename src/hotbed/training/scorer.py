@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scoring without learning: what evaluation, prediction and predict-then-learn put into the loop as observers."""
+"""Scoring without learning: what evaluation, prediction and predict-then-learn put into the loop as
+observers.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,9 @@ class Watcher(Protocol):
 def metric_set(metrics: Any) -> dict[str, Any]:
     """Metrics by name from what `RecModel(metrics=…)` takes.
 
-    A set or list of names and `Metric` objects, a mapping of names to either, or a mapping of label names to such sets.
-    "gauc@user" is the metric within the groups of Id column `user`; so is a metric object with an attribute `group`.
+    A set or list of names and `Metric` objects, a mapping of names to either, or a mapping of label
+    names to such sets. "gauc@user" is the metric within the groups of Id column `user`; so is a
+    metric object with an attribute `group`.
 
     >>> sorted(metric_set({"auc", "gauc@user"}))
     ['auc', 'gauc@user']
@@ -48,11 +51,16 @@ def metric_set(metrics: Any) -> dict[str, Any]:
     if isinstance(metrics, Mapping):
         several = (Mapping, set, frozenset, list, tuple)
         return {
-            str(name): metric_set(metric) if isinstance(metric, several) else _metric(metric, str(name))
+            str(name): metric_set(metric)
+            if isinstance(metric, several)
+            else _metric(metric, str(name))
             for name, metric in metrics.items()
         }
     if not isinstance(metrics, Iterable):
-        raise ConfigError(f"metrics: not a set of metrics — received {metrics!r:.80} — give names such as {{'auc'}}")
+        raise ConfigError(
+            f"metrics: not a set of metrics — received {metrics!r:.80} — give names such as "
+            f"{{'auc'}}"
+        )
     named: dict[str, Any] = {}
     for metric in sorted(metrics, key=str) if isinstance(metrics, (set, frozenset)) else metrics:
         name = metric if isinstance(metric, str) else kind_of(type(metric))
@@ -65,9 +73,14 @@ def check_groups(metrics: Mapping[str, Any]) -> None:
     for name, metric in metrics.items():
         if isinstance(metric, Mapping):
             check_groups(metric)
-        elif getattr(metric, "needs_group", False) and metric.group is None and metric.indexes is None:
+        elif (
+            getattr(metric, "needs_group", False)
+            and metric.group is None
+            and metric.indexes is None
+        ):
             raise ConfigError(
-                f"metrics.{name}: it ranks within groups — received no group — name their Id column, "
+                f"metrics.{name}: it ranks within groups — received no group — name their Id "
+                "column, "
                 f"as in '{kind_of(type(metric))}@user' or {type(metric).__name__}(group='user')"
             )
 
@@ -76,9 +89,13 @@ def _metric(metric: Any, name: str) -> Any:
     """The metric of that name; `ndcg@user` gives a metric its group."""
     if isinstance(metric, str):
         metric = get_metric(metric)
-    missing = [verb for verb in ("clear", "update", "eval") if not callable(getattr(metric, verb, None))]
+    missing = [
+        verb for verb in ("clear", "update", "eval") if not callable(getattr(metric, verb, None))
+    ]
     if missing:
-        raise ConfigError(f"metrics: {metric!r:.80} has no {missing[0]}() — give a name or a hb.metrics object")
+        raise ConfigError(
+            f"metrics: {metric!r:.80} has no {missing[0]}() — give a name or a hb.metrics object"
+        )
     group = name.partition("@")[2]
     if group and getattr(metric, "needs_group", False) and metric.group is None:
         metric = copy.copy(metric)
@@ -89,9 +106,10 @@ def _metric(metric: Any, name: str) -> Any:
 class Scorer:
     """Scores examples, with every module in eval mode, and feeds metrics.
 
-    Without `eval_network`, outputs are (loss, prediction, label) of the network and its criterion. With it, outputs are
-    whatever it returns; it may share modules with the network. `indexes` = positions of loss, prediction and label
-    among them, None = all of them go to every metric (which may pick with `Metric.set_indexes`).
+    Without `eval_network`, outputs are (loss, prediction, label) of the network and its criterion.
+    With it, outputs are whatever it returns; it may share modules with the network. `indexes` =
+    positions of loss, prediction and label among them, None = all of them go to every metric (which
+    may pick with `Metric.set_indexes`).
     """
 
     def __init__(
@@ -104,7 +122,9 @@ class Scorer:
         indexes: tuple[int, int, int] | None = None,
         precision: Precision | None = None,
     ) -> None:
-        self.network, self.criterion, self.metrics = network, criterion, metrics
+        self.network = network
+        self.criterion = criterion
+        self.metrics = metrics
         self.eval_network = eval_network
         self._indexes = (0, 1, 2) if eval_network is None else indexes
         self._precision = precision or Precision()
@@ -117,15 +137,21 @@ class Scorer:
 
     @property
     def gives_probabilities(self) -> bool:
-        """Whether predictions are probabilities: the loss is a cross-entropy of logits. False where that is not known."""
+        """Whether predictions are probabilities: the loss is a cross-entropy of logits. False where
+        that is not known.
+        """
         if self.has_own_outputs or self.criterion is None:
             return False
         losses = getattr(self.criterion.loss_fn, "losses", self.criterion.loss_fn)
         labels = losses if isinstance(losses, Mapping) else [None]
-        return all(float(self.criterion.activate(torch.zeros(()), label)) == 0.5 for label in labels)
+        return all(
+            float(self.criterion.activate(torch.zeros(()), label)) == 0.5 for label in labels
+        )
 
     def outputs(self, example: Example) -> tuple[Any, ...]:
-        """Outputs for one example, as NumPy on the host: (loss, prediction, label), or what `eval_network` returns."""
+        """Outputs for one example, as NumPy on the host: (loss, prediction, label), or what
+        `eval_network` returns.
+        """
         with torch.no_grad(), in_eval_mode(self.network, self.eval_network):
             with self._precision.autocast(example.device):
                 if self.eval_network is None:
@@ -133,7 +159,9 @@ class Scorer:
                 else:
                     raw = self.eval_network(*example.everything)
             if self.has_own_outputs:
-                return tuple(host(part) for part in (raw if isinstance(raw, (tuple, list)) else (raw,)))
+                return tuple(
+                    host(part) for part in (raw if isinstance(raw, (tuple, list)) else (raw,))
+                )
         if self.criterion is None:
             return None, host(raw), host(example.labels)
         return self.outputs_of(self.criterion.shape(raw, example.labels), example)
@@ -159,7 +187,8 @@ class Scorer:
     def settle(self) -> None:
         """Feed every metric and watcher with what was observed."""
         if self._held is not None:
-            (outputs, example), self._held = self._held, None
+            (outputs, example) = self._held
+            self._held = None
             self.feed(outputs, example)
             for watcher in self.watchers:
                 watcher.watch(outputs, example)
@@ -185,57 +214,95 @@ class Scorer:
             self._loss += float(np.mean(loss)) * mass
             self._seen += mass
         if self.metrics and label is None:
-            raise ConfigError("metrics need labels — received data without — use predict(), or add a Label column")
+            raise ConfigError(
+                "metrics need labels — received data without — use predict(), or add a Label column"
+            )
         for _, name, metric in self._fed or self._lay_out(prediction):
             chooses = getattr(metric, "indexes", None) is not None
             arguments = outputs if chooses else (prediction, label)
             if name is not None:
-                arguments = tuple(value[name] if isinstance(value, Mapping) else value for value in arguments)
-            update(metric, arguments, {} if chooses and self.has_own_outputs else _extras(metric, weight, example))
+                arguments = tuple(
+                    value[name] if isinstance(value, Mapping) else value for value in arguments
+                )
+            update(
+                metric,
+                arguments,
+                {} if chooses and self.has_own_outputs else _extras(metric, weight, example),
+            )
 
     def state(self) -> dict[str, Any]:
-        """What has been fed, as JSON values and NumPy arrays; metrics of the user's own without `state` begin anew."""
-        metrics = {name: metric.state() for name, _, metric in self._fed if hasattr(metric, "state")}
+        """What has been fed, as JSON values and NumPy arrays; metrics of the user's own without
+        `state` begin anew.
+        """
+        metrics = {
+            name: metric.state() for name, _, metric in self._fed if hasattr(metric, "state")
+        }
         return {"loss": self._loss, "seen": self._seen, "metrics": metrics or dict(self._saved)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Take what `state` gave; a metric that was not there then begins anew."""
         self._loss = float(state["loss"])
         self._seen = state["seen"]
-        self._fed, self._saved, self._held = [], dict(state["metrics"]), None  # metrics are laid out by the first batch
+        self._fed = []  # metrics are laid out by the first batch
+        self._saved = dict(state["metrics"])
+        self._held = None
 
     def again(self, metrics: Mapping[str, Any] | None = None) -> Scorer:
         """A scorer of the same kind that has seen nothing yet; `metrics`: others than this one's."""
         fresh = copy.copy(self)
         fresh.metrics = self.metrics if metrics is None else metrics
-        fresh._fed, fresh._saved, fresh._loss, fresh._seen, fresh._held = [], {}, 0.0, 0, None
+        fresh._fed = []
+        fresh._saved = {}
+        fresh._loss = 0.0
+        fresh._seen = 0
+        fresh._held = None
         fresh.watchers = []
         return fresh
 
     def bounded(self) -> Scorer:
-        """A scorer that has seen nothing yet, whose metrics need memory that does not grow: see `hb.metrics.bounded`."""
+        """A scorer that has seen nothing yet, whose metrics need memory that does not grow: see
+        `hb.metrics.bounded`.
+        """
 
         def each(metrics: Mapping[str, Any]) -> dict[str, Any]:
-            return {k: each(v) if isinstance(v, Mapping) else bounded(v) for k, v in metrics.items()}
+            return {
+                k: each(v) if isinstance(v, Mapping) else bounded(v) for k, v in metrics.items()
+            }
 
         return self.again(each(self.metrics))
 
     def results(self) -> dict[str, float]:
-        """Newest value of each metric, `label.metric` for several labels, and the mean loss where one is computed."""
+        """Newest value of each metric, `label.metric` for several labels, and the mean loss where
+        one is computed.
+        """
         found = {LOSS: self._loss / self._seen} if self._seen else {}
         return found | {name: float(metric.eval()) for name, _, metric in self._fed}
 
     def _lay_out(self, prediction: Any) -> list[tuple[str, str | None, Any]]:
-        """Fix which metric reads which label: a metric given once serves every label with a copy of its own."""
+        """Fix which metric reads which label: a metric given once serves every label with a copy of
+        its own.
+        """
         labels = list(prediction) if isinstance(prediction, dict) else [None]
         for name, metric in self.metrics.items():
             if isinstance(metric, Mapping):
                 if name not in labels:
-                    known = ", ".join(str(label) for label in labels) if labels != [None] else "one without a name"
-                    raise ConfigError(f"metrics.{name}: no such label — the network's outputs are {known} — use those")
-                self._fed += [(f"{name}.{inner}", name, _fresh(one)) for inner, one in metric.items()]
+                    known = (
+                        ", ".join(str(label) for label in labels)
+                        if labels != [None]
+                        else "one without a name"
+                    )
+                    raise ConfigError(
+                        f"metrics.{name}: no such label — the network's outputs are {known} — use "
+                        "those"
+                    )
+                self._fed += [
+                    (f"{name}.{inner}", name, _fresh(one)) for inner, one in metric.items()
+                ]
             else:
-                self._fed += [(name if label is None else f"{label}.{name}", label, _fresh(metric)) for label in labels]
+                self._fed += [
+                    (name if label is None else f"{label}.{name}", label, _fresh(metric))
+                    for label in labels
+                ]
         for name, _, metric in self._fed:
             if name in self._saved and hasattr(metric, "load_state"):
                 metric.load_state(self._saved[name])
@@ -245,22 +312,29 @@ class Scorer:
     def _pick(self, outputs: tuple[Any, ...], place: int) -> Any:
         if -len(outputs) <= place < len(outputs):
             return outputs[place]
-        raise ConfigError(f"eval_indexes: no output {place} — eval_network returned {len(outputs)} — "
-                          "give the positions of loss, prediction and label among its outputs")  # fmt: skip
+        raise ConfigError(
+            f"eval_indexes: no output {place} — eval_network returned {len(outputs)} — "
+            "give the positions of loss, prediction and label among its outputs"
+        )
 
 
 class Progressive:
-    """Scores a stream batch by batch before it is learned: all of it, and the window since the last `roll`.
+    """Scores a stream batch by batch before it is learned: all of it, and the window since the last
+        `roll`.
 
-    `endless`: the metrics take the form whose memory does not grow (`hb.metrics.bounded`). `learner`: take the outputs of
-    its training forward instead of a forward of their own: cheaper, but with dropout, with the batch's own norms, and
-    with rows for ids that are new in it. What it has seen is a `state` for checkpoints, and of learned batches only.
+    `endless`: the metrics take the form whose memory does not grow (`hb.metrics.bounded`).
+    `learner`: take the outputs of its training forward instead of a forward of their own: cheaper,
+    but with dropout, with the batch's own norms, and with rows for ids that are new in it. What it
+    has seen is a `state` for checkpoints, and of learned batches only.
     """
 
     def __init__(self, scorer: Scorer, *, endless: bool = False, learner: Any = None) -> None:
         if learner is not None and (scorer.criterion is None or scorer.has_own_outputs):
-            raise ConfigError("progressive='training': the training forward gives no prediction — received a model with "
-                              "eval_network or without loss_fn — give progressive=True")  # fmt: skip
+            raise ConfigError(
+                "progressive='training': the training forward gives no prediction — received a "
+                "model with "
+                "eval_network or without loss_fn — give progressive=True"
+            )
         self._learner = learner
         self.total = scorer.bounded() if endless else scorer
         self._window = self.total.again()
@@ -273,7 +347,8 @@ class Progressive:
     def settle(self) -> None:
         if self._held is None:
             return
-        (outputs, example), self._held = self._held, None
+        (outputs, example) = self._held
+        self._held = None
         if self._learner is not None:
             outputs = self.total.outputs_of(self._learner.outputs, example)
         for scorer in (self.total, self._window):
@@ -316,7 +391,8 @@ class Collector:
     """Keeps the predictions of every example, for `predict`."""
 
     def __init__(self, scorer: Scorer) -> None:
-        self._scorer, self._parts = scorer, list[Any]()
+        self._scorer = scorer
+        self._parts = list[Any]()
 
     def observe(self, example: Example) -> None:
         self._parts.append(self._scorer.outputs(replace(example, labels=None))[1])
@@ -326,12 +402,21 @@ class Collector:
     def predictions(self) -> Any:
         """float32 [n] (or [n, k]); a dict of these for a network with several outputs."""
         if self._parts and isinstance(self._parts[0], dict):
-            return {name: np.concatenate([part[name] for part in self._parts]) for name in self._parts[0]}
-        return np.concatenate([np.atleast_1d(part) for part in self._parts]) if self._parts else np.empty(0, np.float32)
+            return {
+                name: np.concatenate([part[name] for part in self._parts])
+                for name in self._parts[0]
+            }
+        return (
+            np.concatenate([np.atleast_1d(part) for part in self._parts])
+            if self._parts
+            else np.empty(0, np.float32)
+        )
 
 
 def host(value: Any) -> Any:
-    """Tensors as NumPy arrays on the host, in float32 where they are a shorter float; other values as they are."""
+    """Tensors as NumPy arrays on the host, in float32 where they are a shorter float; other values
+    as they are.
+    """
     if torch.is_tensor(value):
         value = value.detach()
         value = value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
@@ -368,10 +453,19 @@ def _extras(metric: Any, weight: Any, example: Example) -> dict[str, Any]:
     name = getattr(metric, "group", None)
     if isinstance(name, str):
         if example.batch is None or name not in example.batch.ids:
-            known = ", ".join(example.batch.ids) if example.batch is not None else "none, the data are tuples"
-            raise ConfigError(f"metrics: no Id column {name!r} to group by — the batch has {known} — name one of them")
+            known = (
+                ", ".join(example.batch.ids)
+                if example.batch is not None
+                else "none, the data are tuples"
+            )
+            raise ConfigError(
+                f"metrics: no Id column {name!r} to group by — the batch has {known} — name one "
+                "of them"
+            )
         ids = example.batch.ids[name]
         if ids.offsets is not None:
-            raise ConfigError(f"metrics: column {name!r} holds several ids a sample — group by a column with one")
+            raise ConfigError(
+                f"metrics: column {name!r} holds several ids a sample — group by a column with one"
+            )
         extras["group"] = host(ids.values)
     return extras

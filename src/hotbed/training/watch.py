@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callbacks that look on: windows, progress bars, TensorBoard, Prometheus. Those that act are in `callbacks`."""
+"""Callbacks that look on: windows, progress bars, TensorBoard, Prometheus. Those that act are in
+`callbacks`.
+"""
 
 from __future__ import annotations
 
@@ -43,21 +45,25 @@ FOUR = ("auc", "log_loss", "calibration", "normalized_entropy")
 
 @described
 class Windows:
-    """Progressive metrics in windows of a stream, with what its tables and the machine did meanwhile.
+    """Progressive metrics in windows of a stream, with what its tables and the machine did
+    meanwhile.
 
     Args:
-        seconds: length of a window in event time; windows begin at its whole multiples (86400: days of UTC).
+        seconds: length of a window in event time; windows begin at its whole multiples (86400: days
+            of UTC).
         samples: or their number of samples.
-        metrics: names; None = AUC, log loss, calibration and normalized entropy where predictions are probabilities,
-            and the model's own metrics, each in the form whose memory does not grow (`hb.metrics.bounded`).
+        metrics: names; None = AUC, log loss, calibration and normalized entropy where predictions
+            are probabilities, and the model's own metrics, each in the form whose memory does not
+            grow (`hb.metrics.bounded`).
         most: windows kept; when there are more, neighbours are joined.
-        baseline: name of an Id feature with one id a sample. In each window, `baselines` holds the AUC of ranking by how
-            many positives the id has had before: what the model has to beat.
+        baseline: name of an Id feature with one id a sample. In each window, `baselines` holds the
+            AUC of ranking by how many positives the id has had before: what the model has to beat.
 
-    A sample belongs to the window of the newest event time so far. Where batches are predicted before they are learned,
-    metrics are of these predictions, else of the training forward's. `points` are the windows, the open one last.
-    They follow from the stream alone and are part of checkpoints. Freshness (the clock minus the event time of a batch),
-    lag, bytes and rows left out are observations: checkpoints keep them, and no digest covers them.
+    A sample belongs to the window of the newest event time so far. Where batches are predicted
+    before they are learned, metrics are of these predictions, else of the training forward's.
+    `points` are the windows, the open one last. They follow from the stream alone and are part of
+    checkpoints. Freshness (the clock minus the event time of a batch), lag, bytes and rows left out
+    are observations: checkpoints keep them, and no digest covers them.
 
     Example: `model.online_train(stream, [hb.callbacks.Windows(seconds=3600)])`
     """
@@ -70,7 +76,8 @@ class Windows:
         most: int = 512,
         baseline: str | None = None,
     ) -> None:
-        self._cuts, self._log = Cuts(seconds, samples), WindowLog(most)
+        self._cuts = Cuts(seconds, samples)
+        self._log = WindowLog(most)
         self._baseline = None if baseline is None else _Baseline(baseline, most)
         self._names = None if metrics is None else tuple(metrics)
         for name in self._names or ():
@@ -79,9 +86,11 @@ class Windows:
         self._saved: Mapping[str, Any] | None = None
         self._run: Run | None = None
         self._open: int | None = None
-        self._rows, self._samples = 0, 0
+        self._rows = 0
+        self._samples = 0
         self._span: tuple[int, int] | None = None
-        self._fresh, self._weight = 0.0, 0.0
+        self._fresh = 0.0
+        self._weight = 0.0
 
     def on_predicted(self, run: Run) -> None:
         self._begin(run)
@@ -118,10 +127,16 @@ class Windows:
             if self._open is not None and number != self._open:
                 self._close()
             self._open = number
-            self._rows, self._samples = self._rows + rows.stop - rows.start, self._samples + rows.stop - rows.start
+            self._rows = self._rows + rows.stop - rows.start
+            self._samples = self._samples + rows.stop - rows.start
             if times is not None:
-                first, last = int(times[rows][0]), int(times[rows].max())
-                self._span = (first, last) if self._span is None else (self._span[0], max(self._span[1], last))
+                first = int(times[rows][0])
+                last = int(times[rows].max())
+                self._span = (
+                    (first, last)
+                    if self._span is None
+                    else (self._span[0], max(self._span[1], last))
+                )
             if self._scorer is not None and outputs:
                 self._scorer.feed(outputs, example, rows)
             if self._baseline is not None:
@@ -134,28 +149,46 @@ class Windows:
 
     def state(self) -> dict[str, Any]:
         """Closed windows and the open one, as JSON values and NumPy arrays."""
-        scorer = self._saved["scorer"] if self._saved else None if self._scorer is None else self._scorer.state()
+        scorer = (
+            self._saved["scorer"]
+            if self._saved
+            else None
+            if self._scorer is None
+            else self._scorer.state()
+        )
         cuts = {"watermark": self._cuts.watermark, "seen": self._cuts.seen}
         span = None if self._span is None else list(self._span)
         open_ = {"number": self._open, "rows": self._rows, "samples": self._samples, "span": span}
         fresh = np.array([self._fresh, self._weight], np.float64)
-        state = {"cuts": cuts, "open": open_, "log": self._log.state(), "scorer": scorer, "wall_fresh": fresh}
+        state = {
+            "cuts": cuts,
+            "open": open_,
+            "log": self._log.state(),
+            "scorer": scorer,
+            "wall_fresh": fresh,
+        }
         return state if self._baseline is None else state | {"baseline": self._baseline.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` gave."""
-        self._cuts.watermark, self._cuts.seen = state["cuts"]["watermark"], int(state["cuts"]["seen"])
-        kept, span = state["open"], state["open"]["span"]
-        self._open, self._rows, self._samples = kept["number"], int(kept["rows"]), int(kept["samples"])
+        self._cuts.watermark = state["cuts"]["watermark"]
+        self._cuts.seen = int(state["cuts"]["seen"])
+        kept = state["open"]
+        span = state["open"]["span"]
+        self._open = kept["number"]
+        self._rows = int(kept["rows"])
+        self._samples = int(kept["samples"])
         self._span = None if span is None else (int(span[0]), int(span[1]))
         self._log.load_state(state["log"])
         self._fresh, self._weight = np.asarray(state["wall_fresh"]).tolist()
-        self._saved, self._scorer = (state if state["scorer"] is not None else None), None
+        self._saved = state if state["scorer"] is not None else None
+        self._scorer = None
         if self._baseline is not None and "baseline" in state:
             self._baseline.load_state(state["baseline"])
 
     def _begin(self, run: Run) -> None:
-        self._run, run.windows = run, self
+        self._run = run
+        run.windows = self
         if self._scorer is None:
             self._scorer = _window_scorer(run, self._names)
             if self._saved is not None and self._scorer is not None:
@@ -169,7 +202,11 @@ class Windows:
             self._baseline.close(window)
         if self._scorer is not None:
             self._scorer = self._scorer.again()
-        self._open, self._rows, self._span, self._fresh, self._weight = None, 0, None, 0.0, 0.0
+        self._open = None
+        self._rows = 0
+        self._span = None
+        self._fresh = 0.0
+        self._weight = 0.0
         if self._run is not None:
             self._run.window = window.values
 
@@ -219,13 +256,15 @@ class _Baseline:
         if batch is None or self._feature not in batch.ids:
             features = "none, the data are tuples" if batch is None else ", ".join(batch.ids)
             raise ConfigError(
-                f"Windows.baseline: no Id feature of this name — received {self._feature!r}, the batch has {features} — "
+                f"Windows.baseline: no Id feature of this name — received {self._feature!r}, the "
+                f"batch has {features} — "
                 "name one of them"
             )
         ids = batch.ids[self._feature]
         if ids.offsets is not None or isinstance(example.labels, Mapping) or example.labels is None:
             raise ConfigError(
-                f"Windows.baseline: one id a sample and one label needed — received {self._feature!r} with several of "
+                "Windows.baseline: one id a sample and one label needed — received "
+                f"{self._feature!r} with several of "
                 "them — name another feature, or leave the baseline out"
             )
         self._ids = host(ids.values)
@@ -250,7 +289,11 @@ class _Baseline:
 
     def state(self) -> dict[str, Any]:
         """Counts, the open window and the closed ones."""
-        return {"popularity": self._popularity.state(), "auc": self._auc.state(), "log": self._log.state()}
+        return {
+            "popularity": self._popularity.state(),
+            "auc": self._auc.state(),
+            "log": self._log.state(),
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state`."""
@@ -260,7 +303,9 @@ class _Baseline:
 
 
 def _window_scorer(run: Run, names: Sequence[str] | None) -> Scorer | None:
-    """A scorer for the metrics of windows; None where training computes its own loss and nothing predicts."""
+    """A scorer for the metrics of windows; None where training computes its own loss and nothing
+    predicts.
+    """
     scorer: Scorer | None = getattr(run.observer, "total", run.observer)
     if scorer is None:
         criterion = getattr(run.learner, "criterion", None)
@@ -271,37 +316,42 @@ def _window_scorer(run: Run, names: Sequence[str] | None) -> Scorer | None:
         return scorer.again(metric_set({name: name for name in names})).bounded()
     if not scorer.gives_probabilities:
         return scorer.bounded()
-    own = {name: {k: v for k, v in one.items() if k not in FOUR} if isinstance(one, Mapping) else one
-           for name, one in scorer.metrics.items()}  # fmt: skip
+    own = {
+        name: {k: v for k, v in one.items() if k not in FOUR} if isinstance(one, Mapping) else one
+        for name, one in scorer.metrics.items()
+    }
     return scorer.again({**metric_set({name: name for name in FOUR}), **own}).bounded()
 
 
 def _forward(run: Run) -> tuple[Any, ...]:
     """What the training forward gave, as an observer's outputs."""
-    raw, criterion, example = (
-        getattr(run.learner, "outputs", None),
-        getattr(run.learner, "criterion", None),
-        run.example,
-    )
+    raw = getattr(run.learner, "outputs", None)
+    criterion = getattr(run.learner, "criterion", None)
+    example = run.example
     if raw is None or criterion is None or example is None:
         return ()
     return host(run.loss), host(criterion.activate(raw)), host(example.labels)
 
 
 class ProgressBar:
-    """A bar an epoch with time left, samples/s, loss and newest metrics; plain lines where there is no terminal: one an
-    epoch, and one every `every_seconds` of a stream, with its event time, freshness and lag.
+    """A bar an epoch with time left, samples/s, loss and newest metrics; plain lines where there is
+    no terminal: one an epoch, and one every `every_seconds` of a stream, with its event time,
+    freshness and lag.
     """
 
     def __init__(self, console: Console | None = None, every_seconds: float = 60.0) -> None:
-        self._console, self._every = console or Console(), every_seconds
+        self._console = console or Console()
+        self._every = every_seconds
         self._bar: Progress | None = None
         self._task = TaskID(0)
         self._shown = self._began = 0.0
         self._samples = self._step = 0
 
     def on_epoch_begin(self, run: Run) -> None:
-        self._began, self._samples, self._step, self._shown = time.perf_counter(), run.samples, run.step, 0.0
+        self._began = time.perf_counter()
+        self._samples = run.samples
+        self._step = run.step
+        self._shown = 0.0
         if not self._console.is_terminal:
             return
         self._bar = Progress(
@@ -323,7 +373,9 @@ class ProgressBar:
         if self._bar is not None and now - self._shown > 0.1:
             self._shown = now
             self._draw(self._bar, run)
-        elif self._bar is None and run.online and now - max(self._shown, self._began) >= self._every:
+        elif (
+            self._bar is None and run.online and now - max(self._shown, self._began) >= self._every
+        ):
             self._shown = now
             self._print(run)
 
@@ -347,7 +399,9 @@ class ProgressBar:
         parts = [_title(run), self._rate(run), self._values(run)]
         if run.online:
             parts.insert(1, f"step {run.step:,}")
-        self._console.print("  ".join(part for part in parts if part), highlight=False, soft_wrap=True)
+        self._console.print(
+            "  ".join(part for part in parts if part), highlight=False, soft_wrap=True
+        )
 
     def _draw(self, bar: Progress, run: Run) -> None:
         done = run.step - self._step
@@ -358,7 +412,9 @@ class ProgressBar:
         return f"{rate:,.0f} samples/s"
 
     def _values(self, run: Run) -> str:
-        values = {f"{name} now": value for name, value in run.window.items() if name != "loss"} | run.metrics
+        values = {
+            f"{name} now": value for name, value in run.window.items() if name != "loss"
+        } | run.metrics
         if run.loss is not None:  # of this batch; at the end of an epoch, its mean
             values.pop("loss", None)
             values = {"loss": float(run.loss.detach())} | values
@@ -375,17 +431,23 @@ def _title(run: Run) -> str:
 def _stream_facts(run: Run) -> list[str]:
     """Event time, and how far behind the world this is."""
     seen = observations(run)
-    facts = [] if run.now is None else [f"event time {datetime.fromtimestamp(run.now / 1e6, UTC):%Y-%m-%d %H:%M:%S}"]
+    facts = (
+        []
+        if run.now is None
+        else [f"event time {datetime.fromtimestamp(run.now / 1e6, UTC):%Y-%m-%d %H:%M:%S}"]
+    )
     if 0 <= seen.get("freshness_seconds", -1.0) < 86_400:
         facts.append(f"fresh {seen['freshness_seconds']:.1f} s")
     return facts + ([f"lag {seen['lag_rows']:,.0f} rows"] if "lag_rows" in seen else [])
 
 
 class TensorBoard:
-    """Writes loss, metrics, windows, learning rates, tables and the state of a stream as TensorBoard event files every
-    `every_steps` steps. A window is written when it closes, at the time of its end: event time is TensorBoard's "wall".
+    """Writes loss, metrics, windows, learning rates, tables and the state of a stream as
+    TensorBoard event files every `every_steps` steps. A window is written when it closes, at the
+    time of its end: event time is TensorBoard's "wall".
 
-    Needs the extra: `pip install hotbed[tensorboard]`, else MissingExtra. Show them with `tensorboard --logdir DIR`.
+    Needs the extra: `pip install hotbed[tensorboard]`, else MissingExtra. Show them with
+        `tensorboard --logdir DIR`.
     """
 
     def __init__(self, log_dir: str | Path, every_steps: int = 50) -> None:
@@ -393,10 +455,12 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise MissingExtra(
-                "TensorBoard needs tensorboard — it is not installed — pip install hotbed[tensorboard]"
+                "TensorBoard needs tensorboard — it is not installed — pip install "
+                "hotbed[tensorboard]"
             ) from error
         self._writer: Any = SummaryWriter(str(log_dir))
-        self._every, self._window = max(1, every_steps), -1
+        self._every = max(1, every_steps)
+        self._window = -1
 
     def on_step_end(self, run: Run) -> None:
         if run.step // self._every != (run.step - run.sink_size) // self._every:
@@ -434,26 +498,38 @@ def _tag(reading: Reading) -> str:
 
 @described
 class Prometheus:
-    """Serves what `readings` names at http://host:port/metrics while training goes on, renewed every `every_seconds`.
+    """Serves what `readings` names at http://host:port/metrics while training goes on, renewed
+    every `every_seconds`.
 
-    `port` 0 takes a free one; `address` says where. It is open to whoever reaches the host: the default is this machine.
-    Needs the extra: `pip install hotbed[prometheus]`, else MissingExtra.
+    `port` 0 takes a free one; `address` says where. It is open to whoever reaches the host: the
+    default is this machine. Needs the extra: `pip install hotbed[prometheus]`, else MissingExtra.
 
-    Example: `model.online_train(stream, [hb.callbacks.Windows(seconds=3600), hb.callbacks.Prometheus(9109)])`
+    Example: `model.online_train(stream, [hb.callbacks.Windows(seconds=3600),
+        hb.callbacks.Prometheus(9109)])`
     """
 
-    def __init__(self, port: int = 9109, host: str = "127.0.0.1", every_seconds: float = 1.0) -> None:
+    def __init__(
+        self, port: int = 9109, host: str = "127.0.0.1", every_seconds: float = 1.0
+    ) -> None:
         if not (0 <= port < 65_536 and every_seconds >= 0):
-            raise ConfigError(f"Prometheus: port 0 to 65535 and every_seconds from 0 on — received port={port!r}, "
-                              f"every_seconds={every_seconds!r} — correct them")  # fmt: skip
-        self._where, self._every = (port, host), every_seconds
+            raise ConfigError(
+                "Prometheus: port 0 to 65535 and every_seconds from 0 on — received "
+                f"port={port!r}, "
+                f"every_seconds={every_seconds!r} — correct them"
+            )
+        self._where = (port, host)
+        self._every = every_seconds
         self._endpoint: Endpoint | None = None
         self._shown = -math.inf
 
     @property
     def address(self) -> str:
         """Where it is served; empty while nothing is trained."""
-        return "" if self._endpoint is None else f"http://{self._where[1]}:{self._endpoint.port}/metrics"
+        return (
+            ""
+            if self._endpoint is None
+            else f"http://{self._where[1]}:{self._endpoint.port}/metrics"
+        )
 
     def on_fit_begin(self, run: Run) -> None:
         if self._endpoint is None:

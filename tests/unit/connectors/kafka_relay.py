@@ -25,26 +25,38 @@ def certificate(folder: Path, name: str) -> tuple[Path, Path]:
     key, today = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
     subject, day = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]), datetime.timedelta(1)
     addresses = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    builder = x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number())
+    builder = x509.CertificateBuilder(
+        subject, subject, key.public_key(), x509.random_serial_number()
+    )
     builder = builder.not_valid_before(today - day).not_valid_after(today + day)
-    builder = builder.add_extension(addresses, critical=False).add_extension(x509.BasicConstraints(True, None), True)
+    builder = builder.add_extension(addresses, critical=False).add_extension(
+        x509.BasicConstraints(True, None), True
+    )
     made = folder / f"{name}.pem", folder / f"{name}.key"
     made[0].write_bytes(builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
-    made[1].write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8,
-                                          serialization.NoEncryption()))  # fmt: skip
+    made[1].write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
     return made
 
 
 class Relay:
-    """A TLS address that passes what comes on to a plain one. `users`: their passwords; who is none of them is refused
-    by SASL/PLAIN. `client_authority`: clients must show a certificate of it.
+    """A TLS address that passes what comes on to a plain one. `users`: their passwords; who is none
+    of them is refused by SASL/PLAIN. `client_authority`: clients must show a certificate of it.
 
-    `address`: where it listens; `target`: set it before the first client. `encrypted`: connections that came in by TLS;
-    `seen`: mechanism of each SASL handshake.
+    `address`: where it listens; `target`: set it before the first client. `encrypted`: connections
+    that came in by TLS; `seen`: mechanism of each SASL handshake.
     """
 
     def __init__(
-        self, pair: tuple[Path, Path], users: dict[str, str] | None = None, client_authority: Path | None = None
+        self,
+        pair: tuple[Path, Path],
+        users: dict[str, str] | None = None,
+        client_authority: Path | None = None,
     ) -> None:
         self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._tls.load_cert_chain(*pair)
@@ -80,7 +92,9 @@ class Relay:
             pass
 
     def _relay(self, client: ssl.SSLSocket, broker: socket.socket) -> None:
-        """One request after another, each with its answer: Kafka's order on a connection. All are to be answered."""
+        """One request after another, each with its answer: Kafka's order on a connection. All are
+        to be answered.
+        """
         known = self._users is None
         while request := _message(client):
             kind, version, number = struct.unpack(">hhi", request[:8])
@@ -99,14 +113,18 @@ class Relay:
         assert self._users is not None
         if kind == HANDSHAKE:
             self.seen.append(body[2:].decode())
-            return struct.pack(">hih", 0 if self.seen[-1] == "PLAIN" else UNSUPPORTED_MECHANISM, 1, 5) + b"PLAIN", False
+            return struct.pack(
+                ">hih", 0 if self.seen[-1] == "PLAIN" else UNSUPPORTED_MECHANISM, 1, 5
+            ) + b"PLAIN", False
         _, user, password = body[4:].decode().split("\0")
         known = self._users.get(user) == password
         session = struct.pack(">q", 0) if version else b""
         if known:
             return struct.pack(">hhi", 0, -1, 0) + session, True
         reason = b"invalid credentials"
-        return struct.pack(">hh", AUTHENTICATION_FAILED, len(reason)) + reason + struct.pack(">i", 0) + session, False
+        return struct.pack(">hh", AUTHENTICATION_FAILED, len(reason)) + reason + struct.pack(
+            ">i", 0
+        ) + session, False
 
 
 def _message(connection: socket.socket) -> bytes:

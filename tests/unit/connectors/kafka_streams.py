@@ -26,7 +26,9 @@ def fill(broker: Broker, topic: str, rows: range) -> None:
         broker.produce(topic, [message(row) for row in part], partition, [row + 1 for row in part])
 
 
-def make(source: Kafka, batch_size: int = 50, live: Live | None = None, **arguments: Any) -> Dataset:
+def make(
+    source: Kafka, batch_size: int = 50, live: Live | None = None, **arguments: Any
+) -> Dataset:
     dataset = Dataset(source, SCHEMA, batch_size, **{"prefetch": 0, **arguments})
     dataset.live = live or Live()
     return dataset

@@ -64,7 +64,10 @@ def test_quotes_hold_delimiters_newlines_and_quotes(tmp_path: Path) -> None:
 
 def test_quotes_may_be_ordinary_characters(tmp_path: Path) -> None:
     file = write(tmp_path, '1\t"open\n2\tclosed"\n')
-    assert column(Csv(file, delimiter="\t", header=False, columns=["n", "t"], quote=None), "t") == ['"open', 'closed"']
+    assert column(Csv(file, delimiter="\t", header=False, columns=["n", "t"], quote=None), "t") == [
+        '"open',
+        'closed"',
+    ]
 
 
 def test_null_texts_are_those_declared(tmp_path: Path) -> None:
@@ -85,20 +88,32 @@ def test_columns_rename_declare_and_name(tmp_path: Path) -> None:
     assert types(Csv(file, columns=["x", "y"])) == {"x": "int64", "y": "int64"}
     assert types(Csv(file, columns={"b": "string"})) == {"a": "int64", "b": "string"}
     assert types(Csv(file, header=False)) == {"f0": "string", "f1": "string"}
-    assert types(Csv(file, header=False, columns={"x": "string", "y": None})) == {"x": "string", "y": "string"}
+    assert types(Csv(file, header=False, columns={"x": "string", "y": None})) == {
+        "x": "string",
+        "y": "string",
+    }
     with pytest.raises(SchemaError, match=r"declared columns \['c'\] are absent"):
         Csv(file, columns={"c": "string"}).schema()
 
 
 def test_long_delimiters_and_other_encodings_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.dat").write_bytes("1::Amélie::x\n2::B::y\n".encode("latin-1"))
-    source = Csv(tmp_path / "a.dat", delimiter="::", header=False, columns=["n", "t", "u"], encoding="latin-1")
+    source = Csv(
+        tmp_path / "a.dat",
+        delimiter="::",
+        header=False,
+        columns=["n", "t", "u"],
+        encoding="latin-1",
+    )
     assert column(source, "t") == ["Amélie", "B"]
 
 
 @pytest.mark.parametrize(
     ("bad", "line", "name", "said"),
-    [("x7,1", 30_002, "a", "invalid value 'x7'"), ("1,2,3", 30_002, None, "Expected 2 columns, got 3")],
+    [
+        ("x7,1", 30_002, "a", "invalid value 'x7'"),
+        ("1,2,3", 30_002, None, "Expected 2 columns, got 3"),
+    ],
 )
 def test_a_bad_line_is_named_with_file_line_and_column(
     tmp_path: Path, bad: str, line: int, name: str | None, said: str
@@ -118,11 +133,20 @@ def test_a_bad_number_names_its_column_when_only_some_are_read(tmp_path: Path) -
     assert (caught.value.row, caught.value.column) == (3, "b")
 
 
-def test_bad_lines_are_skipped_counted_and_logged_where_asked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_bad_lines_are_skipped_counted_and_logged_where_asked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     lines = [f"{i},2.5" for i in range(100_000)]
     lines[70_000:70_000] = ["oops,1", "1,2,3", "3,worse"]
-    source, skips = Csv(write(tmp_path, "\n".join(["a,b", *lines])), columns={"a": "int64", "b": "float64"}), Skips()
-    kept = [value for batch, _ in source.read(plan=ReadPlan(skips=skips)) for value in batch.column("a").to_pylist()]
+    source, skips = (
+        Csv(write(tmp_path, "\n".join(["a,b", *lines])), columns={"a": "int64", "b": "float64"}),
+        Skips(),
+    )
+    kept = [
+        value
+        for batch, _ in source.read(plan=ReadPlan(skips=skips))
+        for value in batch.column("a").to_pylist()
+    ]
     assert kept == list(range(100_000))
     assert skips.counts == {"fields": 1, "value": 2}
     assert "skipped (value)" in caplog.text
@@ -144,7 +168,11 @@ def test_a_file_of_other_columns_is_an_error_with_its_name(tmp_path: Path) -> No
 
 
 def test_an_empty_file_holds_no_rows_wherever_it_stands(tmp_path: Path) -> None:
-    files = [write(tmp_path, "", "1.csv"), write(tmp_path, "a,b\n1,2\n", "2.csv"), write(tmp_path, "\n", "3.csv")]
+    files = [
+        write(tmp_path, "", "1.csv"),
+        write(tmp_path, "a,b\n1,2\n", "2.csv"),
+        write(tmp_path, "\n", "3.csv"),
+    ]
     assert column(Csv(files), "a") == [1]
 
 
@@ -181,7 +209,9 @@ def test_resuming_with_other_files_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_source_is_built_from_its_configuration() -> None:
-    source = Csv("a.tsv", delimiter="\t", header=False, columns={"x": "string", "y": None}).slice(0.0, 0.5)
+    source = Csv("a.tsv", delimiter="\t", header=False, columns={"x": "string", "y": None}).slice(
+        0.0, 0.5
+    )
     assert config.build(config.describe(source), Source) == source
 
 
@@ -203,14 +233,24 @@ def test_criteo_is_read_with_missing_values_and_hex_hashes(shared_data: Path) ->
     [
         ("ml_latest_small/ratings.csv", 100_836, {"rating": "double", "timestamp": "int64"}),
         ("frappe_x1r/valid.csv", 57_722, {"label": "int64", "user": "int64"}),
-        ("avazu/stream_20141021.csv", 15_237, {"id": "uint64", "site_id": "string", "hour": "string"}),
-        ("rees46/2019-Oct.head.csv", 17_434, {"user_session": "string", "price": "double", "category_id": "int64"}),
+        (
+            "avazu/stream_20141021.csv",
+            15_237,
+            {"id": "uint64", "site_id": "string", "hour": "string"},
+        ),
+        (
+            "rees46/2019-Oct.head.csv",
+            17_434,
+            {"user_session": "string", "price": "double", "category_id": "int64"},
+        ),
         ("criteo/deepctr_sample_200.csv", 200, {"I3": "double", "C1": "string"}),
         ("obd/bts_men.csv", 10_000, {"click": "int64", "propensity_score": "double"}),
         ("mltag_x1t/valid.csv", 20_062, {"tag_id": "int64"}),
     ],
 )
-def test_real_files_are_read_whole(shared_data: Path, path: str, rows: int, some: dict[str, str]) -> None:
+def test_real_files_are_read_whole(
+    shared_data: Path, path: str, rows: int, some: dict[str, str]
+) -> None:
     source = Csv(shared_data / path)
     assert some.items() <= types(source).items()
     assert source.count_rows() == rows
@@ -218,12 +258,26 @@ def test_real_files_are_read_whole(shared_data: Path, path: str, rows: int, some
 
 def test_real_files_of_odd_dialects_are_read(shared_data: Path) -> None:
     folder = shared_data / "ml1m_u2999"
-    users = Csv(folder / "users.dat", delimiter="::", header=False, columns=["user", "gender", "age", "job", "zip"])
+    users = Csv(
+        folder / "users.dat",
+        delimiter="::",
+        header=False,
+        columns=["user", "gender", "age", "job", "zip"],
+    )
     assert column(users, "gender")[:3] == ["F", "M", "M"]
-    movies = Csv(folder / "movies.dat", delimiter=";", header=False, columns=["m", "t", "g"], encoding="latin-1")
+    movies = Csv(
+        folder / "movies.dat",
+        delimiter=";",
+        header=False,
+        columns=["m", "t", "g"],
+        encoding="latin-1",
+    )
     assert column(movies, "t")[0] == "Toy Story (1995)"
     behaviors = Csv(
-        shared_data / "mind" / "behaviors.tsv", delimiter="\t", header=False, quote=None,
+        shared_data / "mind" / "behaviors.tsv",
+        delimiter="\t",
+        header=False,
+        quote=None,
         columns=["impression", "user", "time", "history", "candidates"],
-    )  # fmt: skip
+    )
     assert behaviors.count_rows() == 5_000

@@ -18,7 +18,9 @@ ITEMS = Memory({"item": [1, 2, 3], "title": ["one", "two", "three"]})
 
 
 def column(source: Source, name: str) -> list[object]:
-    return [value for batch, _ in source.read(batch_rows=2) for value in batch.column(name).to_pylist()]
+    return [
+        value for batch, _ in source.read(batch_rows=2) for value in batch.column(name).to_pylist()
+    ]
 
 
 def test_slices_count_rows_or_fractions() -> None:
@@ -28,7 +30,11 @@ def test_slices_count_rows_or_fractions() -> None:
     assert column(EVENTS.slice(0.4, 1.0), "n") == column(EVENTS.slice(0.4), "n") == [2, 3, 4]
     assert column(EVENTS.slice(2, 100), "n") == [2, 3, 4]
     assert column(EVENTS.slice(7), "n") == []
-    assert [EVENTS.slice(0.0, 0.4).num_rows(), EVENTS.slice(2, 100).num_rows(), EVENTS.slice(7).num_rows()] == [2, 3, 0]
+    assert [
+        EVENTS.slice(0.0, 0.4).num_rows(),
+        EVENTS.slice(2, 100).num_rows(),
+        EVENTS.slice(7).num_rows(),
+    ] == [2, 3, 0]
 
 
 def test_neighbouring_fractions_share_no_row_and_miss_none() -> None:
@@ -84,7 +90,9 @@ def test_derived_sources_are_built_from_their_configuration() -> None:
 
 def test_movielens_joins_titles_and_sorts_by_time(shared_data: Path) -> None:
     folder = shared_data / "ml_latest_small"
-    events = Csv(folder / "ratings.csv").join(Csv(folder / "movies.csv"), on="movieId").sort("timestamp")
+    events = (
+        Csv(folder / "ratings.csv").join(Csv(folder / "movies.csv"), on="movieId").sort("timestamp")
+    )
     times = column(events, "timestamp")
     assert len(times) == 100_836
     assert times == sorted(times)

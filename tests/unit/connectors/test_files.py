@@ -18,7 +18,11 @@ pytestmark = pytest.mark.core
 
 
 def write(file: Path, rows: int = 1000, groups: int = 100) -> Path:
-    pq.write_table(pa.table({"a": range(rows), "b": [f"w{i}" for i in range(rows)]}), file, row_group_size=groups)
+    pq.write_table(
+        pa.table({"a": range(rows), "b": [f"w{i}" for i in range(rows)]}),
+        file,
+        row_group_size=groups,
+    )
     return file
 
 
@@ -31,7 +35,11 @@ def tear(file: Path, at: int) -> Path:
 
 
 def values(source: Parquet, plan: ReadPlan | None = None) -> list[int]:
-    return [v for batch, _ in source.read(plan=plan or ReadPlan()) for v in batch.column("a").to_pylist()]
+    return [
+        v
+        for batch, _ in source.read(plan=plan or ReadPlan())
+        for v in batch.column("a").to_pylist()
+    ]
 
 
 def test_a_cut_parquet_file_is_named(tmp_path: Path) -> None:
@@ -56,14 +64,19 @@ def test_a_torn_file_is_skipped_counted_and_logged_where_asked(
         write(tmp_path / name)
     (tmp_path / "2.parquet").write_bytes(b"not parquet")
     skips = Skips()
-    assert values(Parquet(str(tmp_path / "*.parquet")), ReadPlan(skips=skips)) == [*range(1000), *range(1000)]
+    assert values(Parquet(str(tmp_path / "*.parquet")), ReadPlan(skips=skips)) == [
+        *range(1000),
+        *range(1000),
+    ]
     assert skips.counts == {"file": 1}
     assert "2.parquet" in caplog.text
 
 
 def test_files_must_agree_on_columns_and_types(tmp_path: Path) -> None:
     first = write(tmp_path / "1.parquet")
-    pq.write_table(pa.table({"a": pa.array([7], pa.int32()), "b": ["x"], "c": [1]}), tmp_path / "2.parquet")
+    pq.write_table(
+        pa.table({"a": pa.array([7], pa.int32()), "b": ["x"], "c": [1]}), tmp_path / "2.parquet"
+    )
     assert values(Parquet([first, tmp_path / "2.parquet"]))[-1] == 7
     pq.write_table(pa.table({"a": ["x"], "b": ["x"]}), tmp_path / "3.parquet")
     with pytest.raises(SchemaError, match=r"3\.parquet: its types differ"):
@@ -80,11 +93,20 @@ def test_census_is_read_whole(shared_data: Path) -> None:
 
 
 def test_memory_takes_lists_arrays_and_arrow(tmp_path: Path) -> None:
-    columns = {"i": np.arange(3), "u": [0, 1, 2**64 - 1], "m": np.ones((3, 2), np.float32), "l": [[1], [], None]}
+    columns = {
+        "i": np.arange(3),
+        "u": [0, 1, 2**64 - 1],
+        "m": np.ones((3, 2), np.float32),
+        "l": [[1], [], None],
+    }
     kinds = {field.name: str(field.type) for field in Memory(columns).schema()}
     assert kinds["u"] == "uint64"
     assert kinds["m"] == "fixed_size_list<item: float>[2]"
-    assert Memory(pa.table({"a": [1]})).num_rows() == Memory(pa.record_batch({"a": [1]})).num_rows() == 1
+    assert (
+        Memory(pa.table({"a": [1]})).num_rows()
+        == Memory(pa.record_batch({"a": [1]})).num_rows()
+        == 1
+    )
 
 
 def test_memory_refuses_ragged_and_mixed_columns() -> None:
@@ -96,6 +118,10 @@ def test_memory_refuses_ragged_and_mixed_columns() -> None:
 
 def test_positions_are_small_json_objects() -> None:
     position = list(Memory({"a": [1, 2]}).read())[-1][1]
-    assert Position.from_json(json.dumps(position.to_json())) == Position.from_json(position) == position
+    assert (
+        Position.from_json(json.dumps(position.to_json()))
+        == Position.from_json(position)
+        == position
+    )
     with pytest.raises(DataError, match="a position is a JSON object"):
         Position.from_json("[1]")

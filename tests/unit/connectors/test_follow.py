@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Follow: each file of a directory once, in an order that is decided once; half-written and changed files are told."""
+"""Follow: each file of a directory once, in an order that is decided once; half-written and changed
+files are told.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def put(folder: Path, name: str, content: str | bytes) -> None:
     part.rename(folder / name)
 
 
-def make(source: Source, batch_size: int = 4, live: Live | None = None, **arguments: Any) -> Dataset:
+def make(
+    source: Source, batch_size: int = 4, live: Live | None = None, **arguments: Any
+) -> Dataset:
     dataset = Dataset(source, SCHEMA, batch_size, **{"prefetch": 0, **arguments})
     dataset.live = live or Live()
     dataset.live.tick_seconds = 0.001
@@ -56,7 +60,8 @@ def test_files_are_read_once_as_they_come_and_batches_cross_them(tmp_path: Path)
     put(tmp_path, "b.csv", text(range(3)))
     put(tmp_path, "unread.txt", "nothing")
     assert next(items) is None  # three rows are no batch
-    put(tmp_path, "a.csv", text(range(3, 9)))  # a name before the last one is a new file like any other
+    # a name before the last one is a new file like any other
+    put(tmp_path, "a.csv", text(range(3, 9)))
     assert rows(islice(items, 2)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert next(items) is None
 
@@ -71,8 +76,12 @@ def test_hidden_and_unfinished_names_are_not_there_yet(tmp_path: Path) -> None:
     assert rows([next(items)]) == [[0, 1, 2, 3]]
 
 
-@pytest.mark.parametrize(("order", "expected"), [("name", list(range(8))), ("time", [4, 5, 6, 7, 0, 1, 2, 3])])
-def test_files_that_wait_are_read_by_name_or_by_time(tmp_path: Path, order: Any, expected: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("order", "expected"), [("name", list(range(8))), ("time", [4, 5, 6, 7, 0, 1, 2, 3])]
+)
+def test_files_that_wait_are_read_by_name_or_by_time(
+    tmp_path: Path, order: Any, expected: list[int]
+) -> None:
     put(tmp_path, "b.csv", text(range(4, 8)))
     put(tmp_path, "a.csv", text(range(4)))
     os.utime(tmp_path / "b.csv", (1000, 1000))
@@ -94,7 +103,9 @@ def test_formats_are_told_by_the_ending_or_by_a_source(tmp_path: Path) -> None:
     table = pa.table({"row": range(4), "label": [0, 1, 0, 1]})
     pq.write_table(table, tmp_path / "1.parquet")
     (tmp_path / "2.jsonl.gz").write_bytes(
-        gzip.compress(b"".join(json.dumps({"row": i, "label": i % 2}).encode() + b"\n" for i in range(4, 8)))
+        gzip.compress(
+            b"".join(json.dumps({"row": i, "label": i % 2}).encode() + b"\n" for i in range(4, 8))
+        )
     )
     put(tmp_path, "3.tsv", text(range(8, 12)).replace(",", "\t"))
     put(tmp_path, "4.csv", text(range(12, 16)))
@@ -102,7 +113,11 @@ def test_formats_are_told_by_the_ending_or_by_a_source(tmp_path: Path) -> None:
     put(tmp_path, "5.odd", "16|0\n17|1\n18|0\n19|1\n")
     with pytest.raises(ConfigError, match=r"format: the ending of .* tells no format, got '5.odd'"):
         list(islice(make(Follow(tmp_path)).stream(), 5))
-    told = Follow(str(tmp_path), "*.odd", format=Csv("", delimiter="|", header=False, columns=("row", "label")))
+    told = Follow(
+        str(tmp_path),
+        "*.odd",
+        format=Csv("", delimiter="|", header=False, columns=("row", "label")),
+    )
     assert flat(islice(make(told).stream(), 1)) == [16, 17, 18, 19]
     assert config.build(config.describe(told), Source) == told
 
@@ -120,10 +135,15 @@ def test_all_files_are_read_with_the_types_of_the_first_also_after_a_resume(tmp_
         list(islice(make(Follow(tmp_path), 1).resume(first.position or {}).stream(), 1))
 
 
-def test_a_run_that_dies_again_and_again_gets_the_batches_of_one_that_does_not(tmp_path: Path) -> None:
+def test_a_run_that_dies_again_and_again_gets_the_batches_of_one_that_does_not(
+    tmp_path: Path,
+) -> None:
     draw, folder = random.Random(3), tmp_path / "in"
     folder.mkdir()
-    waiting = {f"{draw.random():.6f}.csv": text(range(i * 10, i * 10 + draw.randint(0, 10))) for i in range(40)}
+    waiting = {
+        f"{draw.random():.6f}.csv": text(range(i * 10, i * 10 + draw.randint(0, 10)))
+        for i in range(40)
+    }
     total = sum(content.count("\n") - 1 for content in waiting.values())
     journal = Journal(tmp_path / "journal")
     position: dict[str, Any] = {}
@@ -159,7 +179,9 @@ def test_a_file_that_a_checkpoint_has_passed_may_go_and_is_forgotten(tmp_path: P
     assert rows([second]) == [[4, 5, 6, 7]]
     assert second.position is not None
     assert set(second.position["source"]["seen"]) == {"b.csv"}
-    resumed = make(Follow(tmp_path)).resume(json.dumps(first.position.to_json()) if first.position else {})
+    resumed = make(Follow(tmp_path)).resume(
+        json.dumps(first.position.to_json()) if first.position else {}
+    )
     assert rows([next(resumed.stream())]) == [[4, 5, 6, 7]]
 
 
@@ -176,7 +198,11 @@ def test_a_file_that_changes_before_it_was_read_is_an_error(tmp_path: Path, chan
     said = "it had 42 bytes and it (was removed|has)"
     for kept in (journal, Journal()):
         with pytest.raises(DataError, match=said):
-            list(islice(make(Follow(tmp_path), live=Live(kept)).resume(first.position or {}).stream(), 1))
+            list(
+                islice(
+                    make(Follow(tmp_path), live=Live(kept)).resume(first.position or {}).stream(), 1
+                )
+            )
 
 
 def test_a_torn_file_is_an_error_or_a_dead_letter_and_reading_goes_on(tmp_path: Path) -> None:
@@ -193,7 +219,10 @@ def test_a_torn_file_is_an_error_or_a_dead_letter_and_reading_goes_on(tmp_path: 
         dataset = make(Follow(folder), live=Live(dead_letters=letters), on_error="skip")
         assert flat(islice(dataset, 1)) == [0, 1, 2, 3]
     assert letters.counts == {"torn": 1}
-    assert json.loads((tmp_path / "dead.jsonl").read_text())["place"] == {"file": "a.parquet", "row": 1}
+    assert json.loads((tmp_path / "dead.jsonl").read_text())["place"] == {
+        "file": "a.parquet",
+        "row": 1,
+    }
 
 
 def test_a_row_that_does_not_encode_is_a_dead_letter_with_file_and_row(tmp_path: Path) -> None:

@@ -55,7 +55,9 @@ class Life:
         settings = dict(self.keywords)
         on_error = settings.pop("on_error", "raise")
         batch_size = settings.pop("batch_size", 1)
-        dataset = Dataset(Follow(self.folder, **settings), SCHEMA, batch_size, on_error=on_error, prefetch=0)
+        dataset = Dataset(
+            Follow(self.folder, **settings), SCHEMA, batch_size, on_error=on_error, prefetch=0
+        )
         dataset.live = Live(self._journal, DeadLetters(self._letters), tick_seconds=0.0)
         self.dataset = dataset.resume(self._position)
         return self.go_on(dataset.stream())
@@ -111,7 +113,9 @@ def restore(file: Path) -> None:
 
 @both
 @pytest.mark.parametrize("change", [touch, copy, restore])
-def test_the_same_content_is_the_same_file(life: Life, restart: bool, change: Callable[[Path], None]) -> None:
+def test_the_same_content_is_the_same_file(
+    life: Life, restart: bool, change: Callable[[Path], None]
+) -> None:
     change(life.folder / "current.csv")
     put(life.folder, "other.csv", HEADER + text(4, 6))
     assert again(life, restart).rows == [0, 1, 2, 3, 4, 5]
@@ -147,11 +151,15 @@ def test_lines_that_are_added_are_read_where_files_may_grow(life: Life, restart:
 
 
 @both
-def test_lines_that_are_added_are_an_error_where_files_may_not_grow(life: Life, restart: bool) -> None:
+def test_lines_that_are_added_are_an_error_where_files_may_not_grow(
+    life: Life, restart: bool
+) -> None:
     with (life.folder / "current.csv").open("a") as file:
         file.write(text(4, 6))
     put(life.folder, "other.csv", HEADER + text(6, 8))
-    with pytest.raises(DataError, match=r"current.csv: it has 34 bytes, and 26 of them were read before. Set grows"):
+    with pytest.raises(
+        DataError, match=r"current.csv: it has 34 bytes, and 26 of them were read before. Set grows"
+    ):
         again(life, restart)
     assert life.read(on_error="skip").rows == [0, 1, 2, 3, 6, 7]
     assert life.dataset.skips.counts == {"file": 1}
@@ -161,12 +169,16 @@ def test_lines_that_are_added_are_an_error_where_files_may_not_grow(life: Life, 
 
 @both
 @pytest.mark.parametrize("grows", [False, True])
-def test_other_content_under_a_name_is_an_error_or_new_rows(life: Life, restart: bool, grows: bool) -> None:
+def test_other_content_under_a_name_is_an_error_or_new_rows(
+    life: Life, restart: bool, grows: bool
+) -> None:
     life.keywords["grows"] = grows
     life.read()
     put(life.folder, "current.csv", HEADER + text(4, 9))
     put(life.folder, "other.csv", HEADER + text(20, 22))
-    with pytest.raises(DataError, match=r"current.csv: it holds other content than the 26 bytes that were read"):
+    with pytest.raises(
+        DataError, match=r"current.csv: it holds other content than the 26 bytes that were read"
+    ):
         again(life, restart)
     assert life.read(on_error="skip").rows == [0, 1, 2, 3, 20, 21]
     assert life.poll().dataset.skips.counts == {"file": 1}
@@ -194,7 +206,9 @@ def test_a_name_is_free_again_when_its_file_was_seen_to_be_gone(life: Life, rest
         ("b.tsv", "", "row\tlab", []),
     ],
 )
-def test_a_torn_last_line_is_never_learned(life: Life, name: str, content: str, rest: str, rows: list[int]) -> None:
+def test_a_torn_last_line_is_never_learned(
+    life: Life, name: str, content: str, rest: str, rows: list[int]
+) -> None:
     put(life.folder, name, content + rest)
     with pytest.raises(DataError, match="its last line has no line end and may be torn"):
         life.poll()
@@ -252,7 +266,9 @@ def test_content_is_known_by_its_first_and_last_bytes(tmp_path: Path) -> None:
     assert identity.compare(str(file)) == "gone"
 
 
-@pytest.mark.parametrize("name", ["a.csv", "ä b\n.csv", os.fsdecode(b"b\xff%41.csv"), os.fsdecode(b"\xfe")])
+@pytest.mark.parametrize(
+    "name", ["a.csv", "ä b\n.csv", os.fsdecode(b"b\xff%41.csv"), os.fsdecode(b"\xfe")]
+)
 def test_names_that_are_not_text_go_through_positions_and_back(name: str) -> None:
     encoded = text_of(name)
     assert name_of(json.loads(json.dumps(encoded).encode())) == name
@@ -326,7 +342,7 @@ def test_a_position_of_an_older_version_is_completed(life: Life) -> None:
         list(items)
 
 
-# --- a bad file stopped the stream ----------------------------------------------------------------------------------
+# --- a bad file stopped the stream ----------------------------------------------------------------
 
 GOOD = HEADER + text(4, 8)
 
@@ -421,13 +437,17 @@ def test_a_file_at_hand_that_is_replaced_is_named_and_restored_or_left_out(life:
     assert next(life._items) is not None  # its block is on record, and some of it read
     put(life.folder, "b.csv", HEADER + text(30, 34))
     for _ in range(2):
-        with pytest.raises(DataError, match="changed before it was read to its end: it had 44 bytes and it has"):
+        with pytest.raises(
+            DataError, match="changed before it was read to its end: it had 44 bytes and it has"
+        ):
             life.read()
     put(life.folder, "b.csv", content)
     assert life.read().rows == list(range(12))
 
 
-def test_the_rest_of_a_file_at_hand_that_is_replaced_is_left_out_under_skip(life: Life, tmp_path: Path) -> None:
+def test_the_rest_of_a_file_at_hand_that_is_replaced_is_left_out_under_skip(
+    life: Life, tmp_path: Path
+) -> None:
     put(life.folder, "b.csv", HEADER + text(4, 12))
     assert next(life._items) is not None
     put(life.folder, "b.csv", HEADER + text(30, 34))
@@ -435,7 +455,7 @@ def test_the_rest_of_a_file_at_hand_that_is_replaced_is_left_out_under_skip(life
     assert life.dataset.live.dead_letters.counts == {"changed": 1}
 
 
-# --- bad rows -------------------------------------------------------------------------------------------------------
+# --- bad rows -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -449,7 +469,9 @@ def test_the_rest_of_a_file_at_hand_that_is_replaced_is_left_out_under_skip(life
         ("b.jsonl", b'{"row": 6, "lab', '{"row": 6, "lab'),
     ],
 )
-def test_one_bad_row_is_one_dead_letter_with_its_place(tmp_path: Path, name: str, bad: bytes, payload: str) -> None:
+def test_one_bad_row_is_one_dead_letter_with_its_place(
+    tmp_path: Path, name: str, bad: bytes, payload: str
+) -> None:
     life = Life(tmp_path, on_error="skip", letters=tmp_path / "dead.jsonl")
     good = [HEADER.encode() + b"4,0", b"5,1\n8,"]
     if name.endswith("jsonl"):
@@ -462,7 +484,9 @@ def test_one_bad_row_is_one_dead_letter_with_its_place(tmp_path: Path, name: str
         assert life.read().rows == [0, 1, 2, 3, 4, 5, 20, 21]
         assert life.dataset.skips.total == 2
         letters = [json.loads(line) for line in (tmp_path / "dead.jsonl").read_text().splitlines()]
-        assert [letter["place"] for letter in letters] == [{"file": name, "row": row} for row in (2, 4)]
+        assert [letter["place"] for letter in letters] == [
+            {"file": name, "row": row} for row in (2, 4)
+        ]
         assert letters[0]["payload"] == payload
 
 

@@ -128,7 +128,10 @@ def test_forgetting_drops_what_lies_before_and_survives(path: Path) -> None:
     journal.append("block", 5, {})
     journal.close()
     assert path.stat().st_size < size
-    assert entries(Journal(path)) == {"block": [(2, {"take": {"0": 9}, "now": 8}), (5, {})], "cut": [(3, {})]}
+    assert entries(Journal(path)) == {
+        "block": [(2, {"take": {"0": 9}, "now": 8}), (5, {})],
+        "cut": [(3, {})],
+    }
 
 
 def test_a_journal_in_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +145,8 @@ def test_a_journal_in_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_full_disk_is_an_error_and_leaves_whole_lines(path: Path) -> None:
     """A limit on the size of files stands for a full disk."""
     code = (
-        "import resource, signal, sys; from hotbed.connectors import Journal; from hotbed.errors import PersistError\n"
+        "import resource, signal, sys; from hotbed.connectors import Journal; from hotbed.errors "
+        "import PersistError\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "j = Journal(sys.argv[1])\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))\n"
@@ -151,7 +155,9 @@ def test_a_full_disk_is_an_error_and_leaves_whole_lines(path: Path) -> None:
         "j.append('block', 3, {})"
     )
     limit = str(path.stat().st_size + 40)
-    done = subprocess.run([sys.executable, "-c", code, str(path), limit], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path), limit], capture_output=True, text=True, check=False
+    )
     assert "journal: cannot be written" in done.stdout, done.stderr
     assert Journal(path).get("block", 3) == {}
 
@@ -159,7 +165,10 @@ def test_a_full_disk_is_an_error_and_leaves_whole_lines(path: Path) -> None:
 def test_two_threads_may_append_at_once(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal")
     topics = ("block", "cut", "evict")
-    work = [threading.Thread(target=lambda t=t: [journal.append(t, n, {}) for n in range(50)]) for t in topics]  # type: ignore[misc]
+    work = [
+        threading.Thread(target=lambda t=t: [journal.append(t, n, {}) for n in range(50)])
+        for t in topics
+    ]  # type: ignore[misc]
     for thread in work:
         thread.start()
     for thread in work:

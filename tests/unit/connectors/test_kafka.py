@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kafka against a real broker: each message once, in one order, whatever dies; what cannot be is said clearly."""
+"""Kafka against a real broker: each message once, in one order, whatever dies; what cannot be is
+said clearly.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,17 @@ import pyarrow as pa
 import pytest
 from kafka_streams import SKEW, fill, make, message, rows, within
 
-from hotbed.connectors import Arrow, DeadLetters, Journal, Json, Kafka, Live, Position, ReadPlan, Skips
+from hotbed.connectors import (
+    Arrow,
+    DeadLetters,
+    Journal,
+    Json,
+    Kafka,
+    Live,
+    Position,
+    ReadPlan,
+    Skips,
+)
 from hotbed.connectors import topic as topic_module
 from hotbed.connectors.base import PLACE
 from hotbed.data import Dataset, Id, Label, Schema
@@ -43,7 +55,9 @@ def test_each_message_comes_once_in_the_order_of_timestamps_though_partitions_ar
 ) -> None:
     fill(shared, topic, range(5000))
     dataset = make(Kafka(shared.servers, topic, block_rows=200))
-    assert [row for batch in rows(within(dataset.stream(), 100)) for row in batch] == list(range(5000))
+    assert [row for batch in rows(within(dataset.stream(), 100)) for row in batch] == list(
+        range(5000)
+    )
     assert dataset.lag == 0
 
 
@@ -85,19 +99,28 @@ def test_blocks_are_what_had_arrived_also_in_the_next_life(shared: Broker, topic
 
 
 @pytest.mark.parametrize("count", [1, 4])
-def test_without_the_journal_a_position_loses_and_repeats_nothing(shared: Broker, topic: str, count: int) -> None:
+def test_without_the_journal_a_position_loses_and_repeats_nothing(
+    shared: Broker, topic: str, count: int
+) -> None:
     """The position may lie within a block; the next life's clock would have made another."""
     fill(shared, topic, range(900))
     part = (1, 2)  # 300 of the messages
-    first = within(make(Kafka(shared.servers, topic, partitions=part, block_rows=130)).stream(), count)
+    first = within(
+        make(Kafka(shared.servers, topic, partitions=part, block_rows=130)).stream(), count
+    )
     fill(shared, topic, range(900))  # late: earlier by their timestamps than what waits
     resumed = make(Kafka(shared.servers, topic, partitions=part, block_rows=500))
-    rest = within(resumed.resume(json.dumps((first[-1].position or Position({})).to_json())).stream(), 12 - count)
+    rest = within(
+        resumed.resume(json.dumps((first[-1].position or Position({})).to_json())).stream(),
+        12 - count,
+    )
     found = sorted(row for batch in rows([*first, *rest]) for row in batch)
     assert found == sorted([row for row in range(900) if SKEW[row % 9]] * 2)
 
 
-def test_a_block_of_few_messages_comes_after_the_linger_and_ticks_meanwhile(shared: Broker, topic: str) -> None:
+def test_a_block_of_few_messages_comes_after_the_linger_and_ticks_meanwhile(
+    shared: Broker, topic: str
+) -> None:
     items = make(Kafka(shared.servers, topic), 3).stream()
     assert list(islice(items, 3)) == [None] * 3
     shared.produce(topic, [message(0), message(1)], times=1)
@@ -117,7 +140,8 @@ def test_where_a_first_reading_begins_is_decided_once(shared: Broker, start: Any
         return
     assert list(islice(items, 5)) == [None] * 5
     shared.produce(topic, [message(row) for row in range(10, 15)])
-    again = make(Kafka(shared.servers, topic, start=start), 5, live).stream()  # died before the first batch
+    # died before the first batch
+    again = make(Kafka(shared.servers, topic, start=start), 5, live).stream()
     assert rows(within(again, 1)) == [[10, 11, 12, 13, 14]]
 
 
@@ -130,7 +154,9 @@ def test_named_partitions_and_shards_divide_a_topic(shared: Broker, topic: str) 
     assert sorted(row for batch in [*even, *odd] for row in batch) == list(range(900))
 
 
-def test_poison_is_a_dead_letter_with_its_place_and_the_others_live(shared: Broker, topic: str, tmp_path: Path) -> None:
+def test_poison_is_a_dead_letter_with_its_place_and_the_others_live(
+    shared: Broker, topic: str, tmp_path: Path
+) -> None:
     poison: list[bytes | None] = [
         b"{",
         b"",
@@ -147,13 +173,21 @@ def test_poison_is_a_dead_letter_with_its_place_and_the_others_live(shared: Brok
     dataset = make(Kafka(shared.servers, topic), live=Live(dead_letters=letters), on_error="skip")
     assert rows(within(dataset.stream(), 1)) == [list(range(50))]
     assert letters.counts == {"undecodable": len(poison)} == {"undecodable": dataset.skips.total}
-    places = [json.loads(line)["place"] for line in (tmp_path / "dead.jsonl").read_text().splitlines()]
-    assert places == [{"topic": topic, "partition": 0, "offset": 20 + i} for i in range(len(poison))]
+    places = [
+        json.loads(line)["place"] for line in (tmp_path / "dead.jsonl").read_text().splitlines()
+    ]
+    assert places == [
+        {"topic": topic, "partition": 0, "offset": 20 + i} for i in range(len(poison))
+    ]
 
 
-def test_poison_is_an_error_with_its_place_where_nothing_may_be_skipped(shared: Broker, topic: str) -> None:
+def test_poison_is_an_error_with_its_place_where_nothing_may_be_skipped(
+    shared: Broker, topic: str
+) -> None:
     shared.produce(topic, [message(0), b"{"], partition=2)
-    with pytest.raises(DecodeError, match=rf"topic {topic}, partition 2, offset 1: cannot be decoded"):
+    with pytest.raises(
+        DecodeError, match=rf"topic {topic}, partition 2, offset 1: cannot be decoded"
+    ):
         within(make(Kafka(shared.servers, topic)).stream(), 1)
     shared.produce(topic, [message(0), b'{"row": 1}'], partition=1)
     with pytest.raises(DecodeError, match=rf"topic {topic}, partition 1, offset 1: label 'label'"):
@@ -162,7 +196,9 @@ def test_poison_is_an_error_with_its_place_where_nothing_may_be_skipped(shared: 
 
 def test_fields_may_come_and_go_and_a_column_keeps_its_type(shared: Broker, topic: str) -> None:
     schema = Schema([Label("label"), Id("row"), Id("tags")])
-    shared.produce(topic, [message(0, tags=["a"]), message(1, tags=[], new={"deep": 1}), message(2)], times=1)
+    shared.produce(
+        topic, [message(0, tags=["a"]), message(1, tags=[], new={"deep": 1}), message(2)], times=1
+    )
     shared.produce(topic, [message(3, tags=[5], old=1), message(4, tags=["b"])], times=10)
     dataset = Dataset(Kafka(shared.servers, topic), schema, 4, prefetch=0, on_error="skip")
     (batch,) = within(dataset.stream(), 1)
@@ -181,9 +217,13 @@ def test_types_met_first_are_part_of_the_position(shared: Broker, topic: str) ->
         within(resumed.stream(), 1)
 
 
-def test_a_column_that_no_message_has_is_an_error_unless_it_was_declared(shared: Broker, topic: str) -> None:
+def test_a_column_that_no_message_has_is_an_error_unless_it_was_declared(
+    shared: Broker, topic: str
+) -> None:
     shared.produce(topic, [b'{"row": 1, "lable": 1}', b'{"row": 2}'])
-    with pytest.raises(SchemaError, match=r"no message has columns \['label'\] — received \['row', 'lable'\]"):
+    with pytest.raises(
+        SchemaError, match=r"no message has columns \['label'\] — received \['row', 'lable'\]"
+    ):
         within(make(Kafka(shared.servers, topic)).stream(), 1)
     schema = Schema([Id("row"), Id("tags")])
     source = Kafka(shared.servers, topic, Json({"tags": "list<string>"}))
@@ -202,20 +242,28 @@ def test_arrow_messages_hold_many_rows_each(shared: Broker, topic: str) -> None:
         return bytes(sink.getvalue())
 
     whole = stream(list(range(10)), pa.int64())
-    shared.produce(topic, [whole, whole[:-50], stream([], pa.int64()), stream([10, 11], pa.int32())])
+    shared.produce(
+        topic, [whole, whole[:-50], stream([], pa.int64()), stream([10, 11], pa.int32())]
+    )
     dataset = make(Kafka(shared.servers, topic, Arrow()), 4, on_error="skip")
     batches = within(dataset.stream(), 3)
     assert [row for batch in rows(batches) for row in batch] == list(range(12))
     assert dataset.live.dead_letters.counts == {"undecodable": 1}
-    resumed = make(Kafka(shared.servers, topic, Arrow()), 4, on_error="skip").resume(batches[0].position or {})
+    resumed = make(Kafka(shared.servers, topic, Arrow()), 4, on_error="skip").resume(
+        batches[0].position or {}
+    )
     assert rows(within(resumed.stream(), 2)) == rows(batches[1:])
 
 
 def test_raw_batches_know_where_each_row_came_from(shared: Broker, topic: str) -> None:
     shared.produce(topic, [message(7)], partition=2)
-    for batch, position in Kafka(shared.servers, topic).read(plan=ReadPlan(("row",), skips=Skips())):
+    for batch, position in Kafka(shared.servers, topic).read(
+        plan=ReadPlan(("row",), skips=Skips())
+    ):
         if batch.num_rows:
-            assert batch.column(PLACE).to_pylist() == [{"topic": topic, "partition": 2, "offset": 0}]
+            assert batch.column(PLACE).to_pylist() == [
+                {"topic": topic, "partition": 2, "offset": 0}
+            ]
             assert position["now"] == pytest.approx(time.time() * 1e6, abs=60e6)
             assert Kafka(shared.servers, topic).schema().names == ["row", "label"]
             break
@@ -262,17 +310,28 @@ def test_a_topic_that_is_not_there_is_waited_for_and_then_named(
         within(make(Kafka(shared.servers, "never")).stream(), 1)
 
 
-def test_offsets_that_are_gone_are_an_error(shared: Broker, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offsets_that_are_gone_are_an_error(
+    shared: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fill(shared, topic, range(900))
     first = within(make(Kafka(shared.servers, topic, block_rows=90), 90).stream(), 2)
-    monkeypatch.setattr(topic_module.Topic, "_bounds", lambda self, partition: (200, 900))  # retention took 0 to 199
-    with pytest.raises(DataError, match=r"messages \d+ to 199 of partition 0 are gone — received 200 as the oldest"):
+    # retention took 0 to 199
+    monkeypatch.setattr(topic_module.Topic, "_bounds", lambda self, partition: (200, 900))
+    with pytest.raises(
+        DataError, match=r"messages \d+ to 199 of partition 0 are gone — received 200 as the oldest"
+    ):
         within(make(Kafka(shared.servers, topic)).resume(first[-1].position or {}).stream(), 1)
 
 
 def test_a_broker_that_refuses_us_is_an_error_at_the_start(shared: Broker) -> None:
-    options = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "SCRAM-SHA-256", "sasl.username": "ann",
-               "sasl.password": "hunter2"}  # fmt: skip
+    options = {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "SCRAM-SHA-256",
+        "sasl.username": "ann",
+        "sasl.password": "hunter2",
+    }
     source = Kafka(shared.servers, "clicks", options=options)
-    with pytest.raises(ConfigError, match=r"options: the broker refuses us — received .*_AUTHENTICATION"):
+    with pytest.raises(
+        ConfigError, match=r"options: the broker refuses us — received .*_AUTHENTICATION"
+    ):
         within(make(source).stream(), 1)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A topic that was made anew is told from the one that a position was written for; nothing is skipped silently."""
+"""A topic that was made anew is told from the one that a position was written for; nothing is
+skipped silently.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def at(batch: Any) -> dict[str, Any]:
 
 
 @ids
-def test_a_topic_made_anew_with_more_messages_is_named(broker: Broker, topic: str, with_id: bool) -> None:
+def test_a_topic_made_anew_with_more_messages_is_named(
+    broker: Broker, topic: str, with_id: bool
+) -> None:
     source = Kafka(broker.servers, topic, block_rows=30)
     position = at(read(source, 2))
     assert (position["source"]["topic"]["id"] is not None) == with_id
@@ -63,7 +67,9 @@ def test_a_topic_made_anew_with_more_messages_is_named(broker: Broker, topic: st
     broker.create(topic, 3)
     fill(broker, topic, range(1000, 1200))
     for _ in range(2):
-        with pytest.raises(DataError, match=rf"kafka topic '{topic}': it is not the topic .* it was made anew"):
+        with pytest.raises(
+            DataError, match=rf"kafka topic '{topic}': it is not the topic .* it was made anew"
+        ):
             read(source, 1, position)
     assert rows([read(source)]) == [list(range(1000, 1030))]
 
@@ -114,7 +120,8 @@ def test_a_last_message_that_retention_took_raises_nothing(
     monkeypatch.setattr(Topic, "_bounds", bounds)
     assert rows([read(source, 1, at(batch))]) == [list(range(60, 90))]
     position = at(batch)
-    position["source"]["topic"]["last"]["0"][2] ^= 1  # it is not looked at: the broker has it no more
+    # it is not looked at: the broker has it no more
+    position["source"]["topic"]["last"]["0"][2] ^= 1
     assert rows([read(source, 1, position)]) == [list(range(60, 90))]
 
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Offsets with gaps: markers of transactions, and messages that compaction took. Nothing waits for them or trips over them."""
+"""Offsets with gaps: markers of transactions, and messages that compaction took. Nothing waits for
+them or trips over them.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def broker() -> Iterator[Broker]:
 
 def transactions(broker: Broker, topic: str, num_transactions: int, size: int) -> None:
     """Each ends with a marker of its own, an offset without a message; two partitions in turn."""
-    producer = kafka.Producer({"bootstrap.servers": broker.servers, "transactional.id": topic, "log_level": 0})
+    producer = kafka.Producer(
+        {"bootstrap.servers": broker.servers, "transactional.id": topic, "log_level": 0}
+    )
     producer.init_transactions(20)
     for number in range(num_transactions):
         producer.begin_transaction()
@@ -36,16 +40,20 @@ def transactions(broker: Broker, topic: str, num_transactions: int, size: int) -
 
 @pytest.fixture
 def compacted(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, int]]:
-    """Messages (partition, offset) that compaction took: the consumer gets them no more, as from a broker that compacts.
+    """Messages (partition, offset) that compaction took: the consumer gets them no more, as from a
+    broker that compacts.
 
-    The broker of these tests does not; that offsets stay and messages go is all that a consumer sees of it.
+    The broker of these tests does not; that offsets stay and messages go is all that a consumer
+    sees of it.
     """
     gone: set[tuple[int, int]] = set()
 
     class Compacted(kafka.Consumer):  # type: ignore[misc]
         def consume(self, *arguments: Any) -> list[Any]:
             found = super().consume(*arguments)
-            return [one for one in found if one.error() or (one.partition(), one.offset()) not in gone]
+            return [
+                one for one in found if one.error() or (one.partition(), one.offset()) not in gone
+            ]
 
     class Client:
         Consumer = Compacted
@@ -86,7 +94,9 @@ def test_a_compacted_topic_is_read_and_its_blocks_are_the_same_in_the_next_life(
 ) -> None:
     broker.create("compacted", 2)
     for partition in (0, 1):
-        broker.produce("compacted", [message(row) for row in range(partition, 200, 2)], partition, times=1)
+        broker.produce(
+            "compacted", [message(row) for row in range(partition, 200, 2)], partition, times=1
+        )
     compacted |= {
         (p, offset) for p in (0, 1) for offset in range(100) if offset % 5 != 2
     }  # also the first and the last
@@ -111,9 +121,12 @@ def test_compaction_between_two_lives_takes_its_messages_and_no_others(
     topic = f"later-{journalled}"
     broker.create(topic, 2)
     for partition in (0, 1):
-        broker.produce(topic, [message(row) for row in range(partition, 120, 2)], partition, times=1)
+        broker.produce(
+            topic, [message(row) for row in range(partition, 120, 2)], partition, times=1
+        )
     source = Kafka(broker.servers, topic, block_rows=40)
-    for _ in range(20):  # what has arrived when a block is cut is the clock's: until the first one holds 40
+    # what has arrived when a block is cut is the clock's: until the first one holds 40
+    for _ in range(20):
         live = Live(Journal())
         batches = within(make(source, 8, live).stream(), 15)
         if (live.journal.get("block", 0) or {})["take"] == {"0": 20, "1": 20}:
@@ -122,12 +135,16 @@ def test_compaction_between_two_lives_takes_its_messages_and_no_others(
 
     def resumed(at: int) -> Any:
         return (
-            make(source, 4, Live(live.journal if journalled else Journal())).resume(batches[at].position or {}).stream()
+            make(source, 4, Live(live.journal if journalled else Journal()))
+            .resume(batches[at].position or {})
+            .stream()
         )
 
     left = [row for row in range(40, 120) if (row // 2) % 4 in (1, 2)]
     assert [row for batch in rows(within(resumed(4), len(left) // 4)) for row in batch] == left
-    with pytest.raises(DataError, match=r"block that the position lies in are gone — received 20 of 40"):
+    with pytest.raises(
+        DataError, match=r"block that the position lies in are gone — received 20 of 40"
+    ):
         within(resumed(1), 1)
 
 
@@ -147,7 +164,9 @@ def test_a_last_message_that_compaction_took_is_no_other_topic_unless_the_id_say
     compacted.add((0, 9))
     items = make(source, 10).resume(state).stream()
     if topic_id == "another":
-        with pytest.raises(DataError, match=r"it was made anew — received id .* instead of another"):
+        with pytest.raises(
+            DataError, match=r"it was made anew — received id .* instead of another"
+        ):
             within(items, 1)
     else:
         assert rows(within(items, 1)) == [list(range(10, 20))]

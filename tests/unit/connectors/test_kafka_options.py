@@ -14,11 +14,15 @@ from hotbed.errors import ConfigError
 
 
 def test_secrets_are_filled_in_late_and_shown_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = Kafka("host:9092", "clicks", options={"sasl.password": "hunter2", "security.protocol": "SASL_SSL"})
+    source = Kafka(
+        "host:9092", "clicks", options={"sasl.password": "hunter2", "security.protocol": "SASL_SSL"}
+    )
     assert "hunter2" not in repr(source) + json.dumps(config.describe(source))
     named = Kafka("host:9092", "clicks", options={"sasl.password": "${KAFKA_PASSWORD}"})
     assert config.build(config.describe(named), Kafka) == named
-    with pytest.raises(ConfigError, match=r"options.sasl.password: no environment variable KAFKA_PASSWORD"):
+    with pytest.raises(
+        ConfigError, match=r"options.sasl.password: no environment variable KAFKA_PASSWORD"
+    ):
         named.client_options()
     monkeypatch.setenv("KAFKA_PASSWORD", "hunter2")
     assert named.client_options()["sasl.password"] == "hunter2"

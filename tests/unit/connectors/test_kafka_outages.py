@@ -68,7 +68,9 @@ def test_a_stream_may_begin_before_its_broker(broker: Broker) -> None:
     assert rows(within(items, 1)) == [[0, 1]]
 
 
-def test_new_partitions_are_read_from_their_beginning_now_and_in_the_next_life(broker: Broker) -> None:
+def test_new_partitions_are_read_from_their_beginning_now_and_in_the_next_life(
+    broker: Broker,
+) -> None:
     fill(broker, "clicks", range(90))
     live = Live(Journal())
     source = Kafka(broker.servers, "clicks", start="latest", linger_seconds=0.02)
@@ -80,13 +82,18 @@ def test_new_partitions_are_read_from_their_beginning_now_and_in_the_next_life(b
     broker.produce("clicks", [message(row) for row in range(1000, 1030)], partition=3)
     broker.produce("clicks", [message(row) for row in range(1030, 1060)], partition=4)
     seen += within(items, 2)
-    assert sorted(row for batch in rows(seen) for row in batch) == [*range(90, 180), *range(1000, 1060)]
+    assert sorted(row for batch in rows(seen) for row in batch) == [
+        *range(90, 180),
+        *range(1000, 1060),
+    ]
     for number in (0, 2, 3):
         again = make(source, 30, Live(live.journal)).resume(seen[number].position or {})
         assert rows(within(again.stream(), 4 - number)) == rows(seen[number + 1 :])
 
 
-def test_a_topic_made_anew_or_with_fewer_partitions_is_refused(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topic_made_anew_or_with_fewer_partitions_is_refused(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fill(broker, "clicks", range(900))
     first = within(make(Kafka(broker.servers, "clicks", block_rows=90), 90).stream(), 2)
     position = first[-1].position or Position({})
@@ -95,11 +102,15 @@ def test_a_topic_made_anew_or_with_fewer_partitions_is_refused(broker: Broker, m
     with pytest.raises(DataError, match="the broker does not know it"):
         within(make(Kafka(broker.servers, "clicks")).resume(position).stream(), 1)
     broker.create("clicks", 3)
-    with pytest.raises(DataError, match=r"partition 0 ends before the position — received 0 messages, position \d+"):
+    with pytest.raises(
+        DataError, match=r"partition 0 ends before the position — received 0 messages, position \d+"
+    ):
         within(make(Kafka(broker.servers, "clicks")).resume(position).stream(), 1)
     broker.delete("clicks")
     broker.create("clicks", 2)
-    with pytest.raises(DataError, match=r"partitions \[2\] are not there — received partitions \[0, 1\]"):
+    with pytest.raises(
+        DataError, match=r"partitions \[2\] are not there — received partitions \[0, 1\]"
+    ):
         within(make(Kafka(broker.servers, "clicks")).resume(position).stream(), 1)
 
 

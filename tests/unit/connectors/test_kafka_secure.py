@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kafka through TLS and SASL: read, committed and published as in plain text; who is not known is refused clearly."""
+"""Kafka through TLS and SASL: read, committed and published as in plain text; who is not known is
+refused clearly.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def check(relay: Relay, options: dict[str, Any]) -> None:
     items.close()  # type: ignore[attr-defined]
     assert batches[-1].position is not None
     dataset.commit(batches[-1].position)
-    other = kafka.Consumer({"bootstrap.servers": relay.address, "group.id": "trainer", **source.client_options()})
+    other = kafka.Consumer(
+        {"bootstrap.servers": relay.address, "group.id": "trainer", **source.client_options()}
+    )
     places = [kafka.TopicPartition("clicks", partition) for partition in range(3)]
     assert [place.offset for place in other.committed(places, timeout=10)] == [600, 200, 100]
     other.close()
@@ -50,12 +54,15 @@ def check(relay: Relay, options: dict[str, Any]) -> None:
 
 def refused(relay: Relay, options: dict[str, Any], reason: str) -> None:
     with pytest.raises(
-        ConfigError, match=rf"options: the broker refuses us — received .*{reason}.* — check user, password"
+        ConfigError,
+        match=rf"options: the broker refuses us — received .*{reason}.* — check user, password",
     ):
         within(make(Kafka(relay.address, "clicks", options=options)).stream(), 1)
 
 
-def test_messages_are_read_and_committed_through_tls_and_a_wrong_authority_is_refused(tmp_path: Path) -> None:
+def test_messages_are_read_and_committed_through_tls_and_a_wrong_authority_is_refused(
+    tmp_path: Path,
+) -> None:
     pair, other = certificate(tmp_path, "broker"), certificate(tmp_path, "other")
     options = {"security.protocol": "SSL", "ssl.ca.location": str(pair[0])}
     relay = Relay(pair)
@@ -68,14 +75,24 @@ def test_messages_are_read_and_committed_through_tls_and_a_wrong_authority_is_re
 
 def test_a_client_shows_its_own_certificate_where_it_is_asked_for(tmp_path: Path) -> None:
     pair, ours, strange = (certificate(tmp_path, name) for name in ("broker", "trainer", "strange"))
-    options = {"security.protocol": "SSL", "ssl.ca.location": str(pair[0]), "ssl.certificate.location": str(ours[0]),
-               "ssl.key.location": str(ours[1])}  # fmt: skip
+    options = {
+        "security.protocol": "SSL",
+        "ssl.ca.location": str(pair[0]),
+        "ssl.certificate.location": str(ours[0]),
+        "ssl.key.location": str(ours[1]),
+    }
     relay = Relay(pair, client_authority=ours[0])
     with broker(relay, options) as running:
         fill(running, "clicks", range(900))
         check(relay, options)
         refused(
-            relay, {**options, "ssl.certificate.location": str(strange[0]), "ssl.key.location": str(strange[1])}, "SSL"
+            relay,
+            {
+                **options,
+                "ssl.certificate.location": str(strange[0]),
+                "ssl.key.location": str(strange[1]),
+            },
+            "SSL",
         )
 
 
@@ -84,8 +101,13 @@ def test_a_password_is_told_through_tls_and_a_wrong_one_is_refused(
 ) -> None:
     pair = certificate(tmp_path, "broker")
     monkeypatch.setenv("KAFKA_PASSWORD", "hunter2")
-    options = {"security.protocol": "SASL_SSL", "ssl.ca.location": str(pair[0]), "sasl.mechanism": "PLAIN",
-               "sasl.username": "ann", "sasl.password": "hunter2"}  # fmt: skip
+    options = {
+        "security.protocol": "SASL_SSL",
+        "ssl.ca.location": str(pair[0]),
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": "ann",
+        "sasl.password": "hunter2",
+    }
     relay = Relay(pair, users={"ann": "hunter2"})
     with broker(relay, options) as running:
         fill(running, "clicks", range(900))

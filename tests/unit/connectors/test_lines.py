@@ -22,11 +22,16 @@ def write(folder: Path, text: str, name: str = "a.txt") -> Path:
 
 
 def rows(source: Source, skips: Skips | None = None) -> list[dict[str, object]]:
-    return [row for batch, _ in source.read(plan=ReadPlan(skips=skips)) for row in batch.to_pylist()]
+    return [
+        row for batch, _ in source.read(plan=ReadPlan(skips=skips)) for row in batch.to_pylist()
+    ]
 
 
 def test_json_lists_absent_keys_and_big_ids_are_kept(tmp_path: Path) -> None:
-    file = write(tmp_path, '{"id": 9223372036854775807, "tags": ["a", "b"]}\n\n{"tags": [], "x": 1.5}\r\n{"id": -1}')
+    file = write(
+        tmp_path,
+        '{"id": 9223372036854775807, "tags": ["a", "b"]}\n\n{"tags": [], "x": 1.5}\r\n{"id": -1}',
+    )
     assert rows(Jsonl(file)) == [
         {"id": 2**63 - 1, "tags": ["a", "b"], "x": None},
         {"id": None, "tags": [], "x": 1.5},
@@ -59,7 +64,10 @@ def test_a_bad_json_line_is_named_or_skipped(tmp_path: Path, bad: str) -> None:
 
 def test_libsvm_reads_both_kinds_of_labels_and_crlf(tmp_path: Path) -> None:
     for first, second in (("1", "0"), ("+1", "-1")):
-        file = write(tmp_path, f"{first} 3:1 9000000000000000000:0.5\r\n{second} # nothing\r\n{first} 0:2\r\n")
+        file = write(
+            tmp_path,
+            f"{first} 3:1 9000000000000000000:0.5\r\n{second} # nothing\r\n{first} 0:2\r\n",
+        )
         assert rows(Libsvm(file)) == [
             {"label": 1.0, "indices": [3, 9 * 10**18], "values": [1.0, 0.5]},
             {"label": 0.0, "indices": [], "values": []},
@@ -74,7 +82,9 @@ def test_libsvm_reads_numbers_as_labels_where_told(tmp_path: Path) -> None:
         rows(Libsvm(file))
 
 
-@pytest.mark.parametrize("bad", ["1 3:1 4", "1 x:1", "1 3:y", "one 3:1", "1 3:1:1 2", "1 99999999999999999999:1"])
+@pytest.mark.parametrize(
+    "bad", ["1 3:1 4", "1 x:1", "1 3:y", "one 3:1", "1 3:1:1 2", "1 99999999999999999999:1"]
+)
 def test_a_bad_libsvm_line_is_named_or_skipped(tmp_path: Path, bad: str) -> None:
     file = write(tmp_path, "\n".join(["1 1:1", "0 2:1", bad, "1 3:1", ""]))
     with pytest.raises(DecodeError, match=r"a\.txt, line 3: "):
@@ -84,10 +94,14 @@ def test_a_bad_libsvm_line_is_named_or_skipped(tmp_path: Path, bad: str) -> None
     assert skips.total == 1
 
 
-def test_lines_longer_than_a_block_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_longer_than_a_block_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("hotbed.connectors.lines.BLOCK_BYTES", 64)
     lines = [f"{i % 2} " + " ".join(f"{k}:1" for k in range(i)) for i in range(60)]
-    assert [len(row["indices"]) for row in rows(Libsvm(write(tmp_path, "\r\n".join(lines))))] == list(range(60))
+    assert [
+        len(row["indices"]) for row in rows(Libsvm(write(tmp_path, "\r\n".join(lines))))
+    ] == list(range(60))
 
 
 def test_an_absent_file_cut_gzip_is_named(tmp_path: Path) -> None:
@@ -100,7 +114,9 @@ def test_lines_that_are_too_long_are_replaced_wherever_reads_end() -> None:
     draw = random.Random(1)
     for _ in range(2000):
         limit = draw.choice([3, 5, 8])
-        data = b"".join(draw.choice([b"a", b"bc", b"\n", b"defgh"]) for _ in range(draw.randint(0, 40)))
+        data = b"".join(
+            draw.choice([b"a", b"bc", b"\n", b"defgh"]) for _ in range(draw.randint(0, 40))
+        )
         places: list[int] = []
 
         def replace(begin: int, head: bytes, places: list[int] = places) -> bytes:
@@ -113,4 +129,6 @@ def test_lines_that_are_too_long_are_replaced_wherever_reads_end() -> None:
         expected = b"\n".join(b"#" if len(line) > limit else line for line in lines)
         assert output == expected + (b"\n" if len(lines[-1]) > limit else b"")
         begins = [sum(len(line) + 1 for line in lines[:number]) for number in range(len(lines))]
-        assert places == [begin for begin, line in zip(begins, lines, strict=True) if len(line) > limit]
+        assert places == [
+            begin for begin, line in zip(begins, lines, strict=True) if len(line) > limit
+        ]

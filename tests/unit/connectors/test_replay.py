@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replay: events of several sources in the order of time; labels that come late, each at the moment it is known."""
+"""Replay: events of several sources in the order of time; labels that come late, each at the moment
+it is known.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,26 @@ from typing import Any
 import pytest
 
 from hotbed import config
-from hotbed.connectors import Csv, LateLabels, Live, Memory, Position, ReadPlan, Replay, Skips, Source, times
+from hotbed.connectors import (
+    Csv,
+    LateLabels,
+    Live,
+    Memory,
+    Position,
+    ReadPlan,
+    Replay,
+    Skips,
+    Source,
+    times,
+)
 from hotbed.data import Batch, Dataset, Id, Label, Schema, Time
 from hotbed.errors import ConfigError, DecodeError, SchemaError
 from hotbed.testing import FakeStream
 
 pytestmark = pytest.mark.core
-LATE = LateLabels(on=("user", "item"), column="kind", event="view", positive="buy", within_seconds=10)
+LATE = LateLabels(
+    on=("user", "item"), column="kind", event="view", positive="buy", within_seconds=10
+)
 
 
 def events(*rows: tuple[int, str, int, int]) -> Memory:
@@ -28,7 +43,9 @@ def events(*rows: tuple[int, str, int, int]) -> Memory:
     return Memory({name: [row[i] for row in rows] for i, name in enumerate(names)})
 
 
-def read(source: Source, position: Any = None, rows: int = 3) -> list[tuple[dict[str, Any], Position]]:
+def read(
+    source: Source, position: Any = None, rows: int = 3
+) -> list[tuple[dict[str, Any], Position]]:
     """Every row with the position after it (batches of one row)."""
     start = None if position is None else Position.from_json(position)
     found = []
@@ -47,16 +64,23 @@ def test_events_of_several_sources_come_by_time_and_ties_by_source() -> None:
     assert merged.schema().names == ["at", "from", "x"]
 
 
-def test_ties_come_by_source_also_where_a_source_shows_them_bit_by_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ties_come_by_source_also_where_a_source_shows_them_bit_by_bit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(times, "READ_ROWS", 3)
     first = Memory({"at": [1] * 10 + [2], "n": [*range(10), 99]})
     second = Memory({"at": [1] * 9, "n": list(range(100, 109))})
-    assert [row["n"] for row, _ in read(Replay([first, second], time="at"))] == [*range(10), *range(100, 109), 99]
+    assert [row["n"] for row, _ in read(Replay([first, second], time="at"))] == [
+        *range(10),
+        *range(100, 109),
+        99,
+    ]
 
 
 def test_a_source_that_is_not_in_order_keeps_its_own_order() -> None:
     merged = Replay(
-        [Memory({"at": [5, 1, 6], "n": [1, 2, 3]}), Memory({"at": [2, 5, 7], "n": [10, 11, 12]})], time="at"
+        [Memory({"at": [5, 1, 6], "n": [1, 2, 3]}), Memory({"at": [2, 5, 7], "n": [10, 11, 12]})],
+        time="at",
     )
     assert [row["n"] for row, _ in read(merged)] == [10, 1, 2, 11, 3, 12]
 
@@ -68,7 +92,9 @@ def run_rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("late", [None, LATE])
-def test_reading_goes_on_after_any_row_with_any_batch_size(late: LateLabels | None, run_rows: None) -> None:
+def test_reading_goes_on_after_any_row_with_any_batch_size(
+    late: LateLabels | None, run_rows: None
+) -> None:
     kinds, table = ("view", "view", "buy", "other"), []
     for i in range(400):
         table.append((i // 3 + (7 * i) % 5, kinds[(i * i + i // 7) % 4], i % 5, i % 3))
@@ -87,19 +113,38 @@ def test_reading_goes_on_after_any_row_with_any_batch_size(late: LateLabels | No
 
 def test_a_label_comes_with_the_purchase_or_when_its_window_has_passed() -> None:
     source = events(
-        (0, "view", 1, 1), (1, "view", 1, 2), (2, "view", 2, 1), (3, "buy", 1, 2), (10, "buy", 1, 1), (12, "view", 3, 3),
-        (13, "buy", 2, 1), (30, "buy", 3, 3), (31, "view", 4, 4),
-    )  # fmt: skip
-    found = [(row["at"], row["label"]) for row, _ in read(Replay([source], time="at", unit="s", late=LATE))]
-    # The view of 0 is bought at the last moment, that of 2 a second too late, that of 31 has no known label.
+        (0, "view", 1, 1),
+        (1, "view", 1, 2),
+        (2, "view", 2, 1),
+        (3, "buy", 1, 2),
+        (10, "buy", 1, 1),
+        (12, "view", 3, 3),
+        (13, "buy", 2, 1),
+        (30, "buy", 3, 3),
+        (31, "view", 4, 4),
+    )
+    found = [
+        (row["at"], row["label"])
+        for row, _ in read(Replay([source], time="at", unit="s", late=LATE))
+    ]
+    # The view of 0 is bought at the last moment, that of 2 a second too late, that of 31 has no
+    # known label.
     assert found == [(1, 1.0), (0, 1.0), (2, 0.0), (12, 0.0)]
 
 
 def test_every_view_before_a_purchase_is_positive_and_views_after_it_are_not() -> None:
     source = events(
-        (0, "view", 1, 1), (1, "view", 1, 1), (2, "buy", 1, 1), (2, "view", 1, 1), (3, "cart", 1, 1), (20, "end", 0, 0)
-    )  # fmt: skip
-    found = [(row["at"], row["label"]) for row, _ in read(Replay([source], time="at", unit="s", late=LATE))]
+        (0, "view", 1, 1),
+        (1, "view", 1, 1),
+        (2, "buy", 1, 1),
+        (2, "view", 1, 1),
+        (3, "cart", 1, 1),
+        (20, "end", 0, 0),
+    )
+    found = [
+        (row["at"], row["label"])
+        for row, _ in read(Replay([source], time="at", unit="s", late=LATE))
+    ]
     assert found == [(0, 1.0), (1, 1.0), (2, 0.0)]
 
 
@@ -133,7 +178,9 @@ def test_real_shop_events_get_the_labels_that_a_slow_join_gives(
 ) -> None:
     monkeypatch.setattr(times, "READ_ROWS", 3000)
     file = shared_data / "rees46" / "2019-Oct.head.csv"
-    late = LateLabels(("user_id", "product_id"), "event_type", "view", "purchase", within_seconds=300)
+    late = LateLabels(
+        ("user_id", "product_id"), "event_type", "view", "purchase", within_seconds=300
+    )
     source = Replay([Csv(file)], time="event_time", unit="iso", late=late)
     with open(file) as text:
         expected = by_hand(list(csv.DictReader(text)), 300)
@@ -145,13 +192,30 @@ def test_real_shop_events_get_the_labels_that_a_slow_join_gives(
     for number in range(250, len(whole), 3000):
         after = whole[number][1]
         last = max(i for i, (_, p) in enumerate(whole) if p == after)
-        assert [row for row, _ in read(source, after.to_json(), 700)] == [row for row, _ in whole[last + 1 :]]
+        assert [row for row, _ in read(source, after.to_json(), 700)] == [
+            row for row, _ in whole[last + 1 :]
+        ]
 
 
 def test_a_dataset_of_real_shop_events_resumes_at_any_batch(shared_data: Path) -> None:
-    late = LateLabels(("user_id", "product_id"), "event_type", "view", "purchase", within_seconds=300)
-    source = Replay([Csv(shared_data / "rees46" / "2019-Oct.head.csv")], time="event_time", unit="iso", late=late)
-    schema = Schema([Label("label"), Time("event_time", unit="iso"), Id("user_id"), Id("product_id"), Id("brand")])
+    late = LateLabels(
+        ("user_id", "product_id"), "event_type", "view", "purchase", within_seconds=300
+    )
+    source = Replay(
+        [Csv(shared_data / "rees46" / "2019-Oct.head.csv")],
+        time="event_time",
+        unit="iso",
+        late=late,
+    )
+    schema = Schema(
+        [
+            Label("label"),
+            Time("event_time", unit="iso"),
+            Id("user_id"),
+            Id("product_id"),
+            Id("brand"),
+        ]
+    )
     batches = list(Dataset(source, schema, 500))
     for number in (0, 5, len(batches) - 2):
         rest = list(Dataset(source, schema, 500).resume(batches[number].position or {}))
@@ -172,25 +236,37 @@ class Clock:
 
 
 def test_a_speed_lets_events_pass_as_their_times_do_with_ticks_between() -> None:
-    source = Replay([Memory({"at": [0, 10, 20, 30, 600], "n": [0, 1, 2, 3, 4]})], time="at", unit="s", speed=60)
+    source = Replay(
+        [Memory({"at": [0, 10, 20, 30, 600], "n": [0, 1, 2, 3, 4]})], time="at", unit="s", speed=60
+    )
     live = Live(tick_seconds=0.0, clock=Clock(0.1))  # six seconds of data at each look
     seen: list[Any] = []
     for batch, position in source.read(None, 100, ReadPlan(live=live)):
         seen.append(batch.column("n").to_pylist() if batch.num_rows else None)
-        assert batch.num_rows == 0 or position["now"] == batch.column("at").to_pylist()[-1] * 1_000_000
+        assert (
+            batch.num_rows == 0 or position["now"] == batch.column("at").to_pylist()[-1] * 1_000_000
+        )
     assert [row for rows in seen if rows for row in rows] == [0, 1, 2, 3, 4]
     assert seen.count(None) > 40
     assert len([rows for rows in seen if rows]) >= 4
 
 
 def test_a_paced_replay_is_a_stream_that_ends_and_resumes() -> None:
-    source = Replay([Memory({"at": list(range(20)), "n": list(range(20))})], time="at", unit="s", speed=1000)
-    dataset = Dataset(source, Schema([Id("n"), Time("at", unit="s")]), 4, flush_seconds=60, prefetch=0)
+    source = Replay(
+        [Memory({"at": list(range(20)), "n": list(range(20))})], time="at", unit="s", speed=1000
+    )
+    dataset = Dataset(
+        source, Schema([Id("n"), Time("at", unit="s")]), 4, flush_seconds=60, prefetch=0
+    )
     dataset.live.tick_seconds = 0.001
     batches = [batch for batch in dataset.stream() if isinstance(batch, Batch)]
-    assert [b.ids["n"].values.tolist() for b in batches] == [list(range(i, i + 4)) for i in range(0, 20, 4)]
+    assert [b.ids["n"].values.tolist() for b in batches] == [
+        list(range(i, i + 4)) for i in range(0, 20, 4)
+    ]
     rest = list(Dataset(source, dataset.schema, 4).resume(batches[1].position or {}))
-    assert [b.ids["n"].values.tolist() for b in rest] == [list(range(i, i + 4)) for i in range(8, 20, 4)]
+    assert [b.ids["n"].values.tolist() for b in rest] == [
+        list(range(i, i + 4)) for i in range(8, 20, 4)
+    ]
     dataset.commit(batches[1].position or Position({}))
 
 
@@ -200,14 +276,18 @@ def test_a_time_that_cannot_be_read_is_named_or_left_out(tmp_path: Path) -> None
     with pytest.raises(DecodeError, match=r"a.csv, line 3: column 'at': no time of unit 'iso'"):
         read(source)
     skips = Skips()
-    found = [row for batch, _ in source.read(plan=ReadPlan(skips=skips)) for row in batch.to_pylist()]
+    found = [
+        row for batch, _ in source.read(plan=ReadPlan(skips=skips)) for row in batch.to_pylist()
+    ]
     assert [row["n"] for row in found] == [0, 2]
     assert skips.counts == {"value": 1}
 
 
 def test_wrong_arguments_are_named() -> None:
     source = Memory({"at": [1], "n": [1]})
-    with pytest.raises(SchemaError, match=r"columns \['time'\] are absent — the sources have \['at', 'n'\]"):
+    with pytest.raises(
+        SchemaError, match=r"columns \['time'\] are absent — the sources have \['at', 'n'\]"
+    ):
         read(Replay([source], time="time"))
     with pytest.raises(SchemaError, match="a column has two types"):
         read(Replay([source, Memory({"at": [1], "n": ["x"]})], time="at"))

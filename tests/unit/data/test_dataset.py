@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dataset: each row once an epoch, in an order fixed by (seed, epoch), resumable at any batch, read ahead."""
+"""Dataset: each row once an epoch, in an order fixed by (seed, epoch), resumable at any batch, read
+ahead.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,14 @@ ORDERS: list[dict[str, Any]] = [
 @pytest.fixture
 def source(tmp_path: Path) -> Source:
     rows = range(ROWS)
-    table = pa.table({"row": rows, "bag": [[i] * (i % 3) for i in rows], "x": rows, "label": [i % 2 for i in rows]})
+    table = pa.table(
+        {
+            "row": rows,
+            "bag": [[i] * (i % 3) for i in rows],
+            "x": rows,
+            "label": [i % 2 for i in rows],
+        }
+    )
     pq.write_table(table.slice(0, 400), tmp_path / "1.parquet", row_group_size=90)
     pq.write_table(table.slice(400), tmp_path / "2.parquet", row_group_size=333)
     return Parquet(str(tmp_path / "*.parquet"))
@@ -55,7 +64,9 @@ def rows(batches: Iterator[Batch] | list[Batch] | Dataset) -> list[int]:
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
-def test_an_epoch_holds_each_row_once_with_all_its_columns(source: Source, order: dict[str, Any]) -> None:
+def test_an_epoch_holds_each_row_once_with_all_its_columns(
+    source: Source, order: dict[str, Any]
+) -> None:
     dataset = make(source, **order)
     size = dataset.batch_size
     for _ in range(2):
@@ -77,7 +88,9 @@ def test_resuming_after_any_batch_goes_on_exactly(source: Source, order: dict[st
     dataset = make(source, **order)
     first, second, third = list(dataset), list(dataset), list(dataset)
     for batches, later in ((first, second), (second, third)):
-        for number in {0, 1, len(batches) // 2, len(batches) - 2, len(batches) - 1} & set(range(len(batches))):
+        for number in {0, 1, len(batches) // 2, len(batches) - 2, len(batches) - 1} & set(
+            range(len(batches))
+        ):
             position = json.dumps(batches[number].position.to_json())
             resumed = make(source, **order).resume(position)
             assert rows(resumed) == rows(batches[number + 1 :])
@@ -99,11 +112,16 @@ def test_the_dataset_knows_its_position(source: Source) -> None:
         assert dataset.position == batch.position
         if number == 3:
             break
-    assert rows(make(source, shuffle=100).resume(dataset.position)) == rows(make(source, shuffle=100))[4 * 32 :]
+    assert (
+        rows(make(source, shuffle=100).resume(dataset.position))
+        == rows(make(source, shuffle=100))[4 * 32 :]
+    )
     assert rows(make(source, shuffle=100).resume(start)) == rows(make(source, shuffle=100))
 
 
-@pytest.mark.parametrize("order", [{"shuffle": 64}, {"shuffle": 10_000}, {"shuffle": 1, "cache": True}], ids=str)
+@pytest.mark.parametrize(
+    "order", [{"shuffle": 64}, {"shuffle": 10_000}, {"shuffle": 1, "cache": True}], ids=str
+)
 def test_order_is_a_function_of_seed_and_epoch(source: Source, order: dict[str, Any]) -> None:
     dataset = make(source, **order)
     first, second = rows(dataset), rows(dataset)
@@ -153,8 +171,12 @@ def test_map_changes_batches_and_keeps_positions(source: Source) -> None:
     assert [batch.position for batch in batches] == [batch.position for batch in make(source)]
 
 
-@pytest.mark.parametrize("order", [{}, {"shuffle": 64}, {"cache": True}, {"cache": True, "shuffle": 1}], ids=str)
-def test_without_labels_the_rows_are_the_same_in_the_same_order(source: Source, order: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "order", [{}, {"shuffle": 64}, {"cache": True}, {"cache": True, "shuffle": 1}], ids=str
+)
+def test_without_labels_the_rows_are_the_same_in_the_same_order(
+    source: Source, order: dict[str, Any]
+) -> None:
     dataset = make(source, **order)
     for _ in range(2):  # the second time from what the cache kept
         batches = list(dataset.without_labels())
@@ -167,7 +189,11 @@ def test_without_labels_what_they_hold_leaves_no_row_out() -> None:
     source = Memory({"row": range(4), "bag": range(4), "x": range(4), "label": [0, 1, None, 0]})
     dataset = make(source, on_error="skip", cache=True)
     assert rows(dataset) == [0, 1, 3]
-    assert rows(dataset.without_labels()) == rows(dataset.map(lambda batch: batch).without_labels()) == [0, 1, 2, 3]
+    assert (
+        rows(dataset.without_labels())
+        == rows(dataset.map(lambda batch: batch).without_labels())
+        == [0, 1, 2, 3]
+    )
     assert dataset.num_rows == 3
     assert rows(dataset.without_labels().map(lambda batch: batch[:2])) == [0, 1]
 
@@ -219,14 +245,19 @@ def test_a_bad_row_is_named_with_file_and_line(tmp_path: Path) -> None:
     (tmp_path / "wrong.csv").write_text("\n".join(["row,bag,x,label", *lines]))
     for order in ({}, {"shuffle": 100}, {"batch_size": 7}):
         dataset = make(Csv([tmp_path / "good.csv", tmp_path / "wrong.csv"]), **order)
-        with pytest.raises(DecodeError, match=r"wrong\.csv, line 323: column 'x': a missing value") as caught:
+        with pytest.raises(
+            DecodeError, match=r"wrong\.csv, line 323: column 'x': a missing value"
+        ) as caught:
             list(dataset)
         assert caught.value.row == 323
         assert caught.value.column == "x"
 
 
 def test_a_bad_row_of_a_slice_is_named_in_its_file(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"x": [float("nan") if i == 77 else i for i in range(100)]}), tmp_path / "a.parquet")
+    pq.write_table(
+        pa.table({"x": [float("nan") if i == 77 else i for i in range(100)]}),
+        tmp_path / "a.parquet",
+    )
     source = Parquet(tmp_path / "a.parquet").slice(50, 90)
     with pytest.raises(DecodeError, match=r"a\.parquet, row 78"):
         list(Dataset(source, Schema([Dense("x")]), 8))
@@ -236,7 +267,9 @@ def test_a_bad_row_of_a_slice_is_named_in_its_file(tmp_path: Path) -> None:
 def test_bad_rows_are_skipped_counted_and_positions_stay_exact(
     tmp_path: Path, order: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    lines = [f"{i},{i},{'' if i % 100 == 7 else i},{'bad' if i % 250 == 3 else 0}" for i in range(ROWS)]
+    lines = [
+        f"{i},{i},{'' if i % 100 == 7 else i},{'bad' if i % 250 == 3 else 0}" for i in range(ROWS)
+    ]
     lines.insert(500, "1,2,3")
     (tmp_path / "a.csv").write_text("\n".join(["row,bag,x,label", *lines]))
     good = [i for i in range(ROWS) if i % 100 != 7 and i % 250 != 3]
@@ -263,7 +296,9 @@ def test_a_missing_column_is_named_before_anything_is_yielded() -> None:
 
 
 @pytest.mark.parametrize("ending", ["parquet", "csv"])
-def test_a_missing_column_is_looked_for_among_all_columns_of_the_file(tmp_path: Path, ending: str) -> None:
+def test_a_missing_column_is_looked_for_among_all_columns_of_the_file(
+    tmp_path: Path, ending: str
+) -> None:
     """Readers read only what the schema names; the message lists what the file holds."""
     table = pa.table({"click": [1, 0], "user": [1, 2], "item": [3, 4], "price": [0.5, 1.5]})
     path = tmp_path / f"a.{ending}"
@@ -282,7 +317,8 @@ def test_a_file_with_another_delimiter_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("click;user;price\n1;2;3,5\n0;3;4,5\n")
     schema = Schema([Label("click"), Id("user")])
     with pytest.raises(
-        SchemaError, match="the data has one column, 'click;user;price' — read the file with delimiter=';'"
+        SchemaError,
+        match="the data has one column, 'click;user;price' — read the file with delimiter=';'",
     ):
         list(Dataset(Csv(tmp_path / "a.csv"), schema))
 
@@ -293,7 +329,9 @@ LIBSVM_LABELS = [1, -1, 1, 0, 3]
 def labelled(tmp_path: Path, **arguments: Any) -> Dataset:
     lines = [f"{label},{row}" for row, label in enumerate(LIBSVM_LABELS)]
     (tmp_path / "clicks.csv").write_text("\n".join(["y,user", *lines]))
-    dataset = Dataset(Csv(tmp_path / "clicks.csv"), Schema([Label("liked", column="y"), Id("user")]), **arguments)
+    dataset = Dataset(
+        Csv(tmp_path / "clicks.csv"), Schema([Label("liked", column="y"), Id("user")]), **arguments
+    )
     dataset.restrict_labels(["liked"])
     return dataset
 
@@ -316,7 +354,9 @@ def test_labels_that_a_map_brings_into_0_to_1_pass(tmp_path: Path) -> None:
         dataset = labelled(tmp_path, **arguments).map(halved)
         dataset.restrict_labels(["liked"])
         if labels is None:
-            with pytest.raises(DataError, match=r"row 5 of a mapped batch: label 'liked' of column 'y': .* got 1.5"):
+            with pytest.raises(
+                DataError, match=r"row 5 of a mapped batch: label 'liked' of column 'y': .* got 1.5"
+            ):
                 list(dataset)
         else:
             assert [batch.labels["liked"].tolist() for batch in dataset] == [labels]
@@ -336,7 +376,8 @@ def test_a_positive_that_matches_no_row_is_an_error_with_the_values(order: dict[
     source = Memory({"bought": ["yes", "no", "no"], "user": [1, 2, 3]})
     dataset = Dataset(source, Schema([Label("bought", positive="Yes"), Id("user")]), 2, **order)
     with pytest.raises(
-        DataError, match=r"none of 3 rows is positive='Yes', got '(yes|no)', '(yes|no)'. Give one of them"
+        DataError,
+        match=r"none of 3 rows is positive='Yes', got '(yes|no)', '(yes|no)'. Give one of them",
     ):
         list(dataset)
     dataset.restrict_labels(must_match=False)
@@ -349,9 +390,13 @@ def test_a_positive_that_matches_no_row_is_an_error_with_the_values(order: dict[
 
 @pytest.mark.parametrize(
     ("unit", "factor", "advice"),
-    [("s", 1_000, "Give unit='ms'"), ("ms", 1_000, "Give unit='us'"), 
-     ("us", 1_000, "Give unit='ns'"), ("s", 7, "Correct the times")],
-)  # fmt: skip
+    [
+        ("s", 1_000, "Give unit='ms'"),
+        ("ms", 1_000, "Give unit='us'"),
+        ("us", 1_000, "Give unit='ns'"),
+        ("s", 7, "Correct the times"),
+    ],
+)
 def test_times_after_the_year_2200_are_a_wrong_unit(unit: str, factor: int, advice: str) -> None:
     base = {"s": 1, "ms": 1_000, "us": 1_000_000}[unit]
     times = [1_700_000_000 * base * factor + row for row in range(5)]
@@ -360,7 +405,8 @@ def test_times_after_the_year_2200_are_a_wrong_unit(unit: str, factor: int, advi
     for _ in range(2):
         with pytest.raises(
             SchemaError,
-            match=rf"time 'at': the median of the first 5 rows is the year .*, got 1.* with unit '{unit}'. {advice}",
+            match=r"time 'at': the median of the first 5 rows is the year .*, got 1.* with unit "
+            rf"'{unit}'. {advice}",
         ):
             list(Dataset(source, schema))
     one = Memory({"y": [0, 1, 0], "at": [base, times[0], base]})
@@ -369,16 +415,22 @@ def test_times_after_the_year_2200_are_a_wrong_unit(unit: str, factor: int, advi
 
 @pytest.mark.parametrize(
     ("arguments", "name"),
-    [({"batch_size": 0}, "batch_size"), ({"shuffle": -1}, "shuffle"), ({"on_error": "ignore"}, "on_error"),
-     ({"prefetch": 1.5}, "prefetch")],
-)  # fmt: skip
+    [
+        ({"batch_size": 0}, "batch_size"),
+        ({"shuffle": -1}, "shuffle"),
+        ({"on_error": "ignore"}, "on_error"),
+        ({"prefetch": 1.5}, "prefetch"),
+    ],
+)
 def test_wrong_arguments_are_named(source: Source, arguments: dict[str, Any], name: str) -> None:
     with pytest.raises(ConfigError, match=f"dataset.{name}"):
         make(source, **arguments)
 
 
 def test_an_empty_source_is_an_empty_epoch() -> None:
-    empty = Memory(pa.table({name: pa.array([], pa.int64()) for name in ("row", "bag", "x", "label")}))
+    empty = Memory(
+        pa.table({name: pa.array([], pa.int64()) for name in ("row", "bag", "x", "label")})
+    )
     for order in ({}, {"shuffle": 10}, {"cache": True, "shuffle": 1}):
         assert list(make(empty, **order)) == []
 

@@ -12,19 +12,36 @@ import pytest
 import xxhash
 
 from hotbed.connectors import Memory
-from hotbed.data import Batch, Cross, Dense, Encoder, Hash, Id, Label, Schema, Split, Time, Transform, Weight
+from hotbed.data import (
+    Batch,
+    Cross,
+    Dense,
+    Encoder,
+    Hash,
+    Id,
+    Label,
+    Schema,
+    Split,
+    Time,
+    Transform,
+    Weight,
+)
 from hotbed.errors import ConfigError, DecodeError, SchemaError
 
 pytestmark = pytest.mark.core
 
 
-def encode(columns: dict[str, object], *roles: object, labels: bool = True, on_error: str = "raise") -> Batch:
+def encode(
+    columns: dict[str, object], *roles: object, labels: bool = True, on_error: str = "raise"
+) -> Batch:
     return Encoder(Schema(roles), on_error)(Memory(columns).table, labels=labels)
 
 
 def bags(batch: Batch, name: str) -> list[list[int]]:
     ids = batch.ids[name].with_offsets()
-    return [ids.values[a:b].tolist() for a, b in zip(ids.offsets[:-1], ids.offsets[1:], strict=True)]
+    return [
+        ids.values[a:b].tolist() for a, b in zip(ids.offsets[:-1], ids.offsets[1:], strict=True)
+    ]
 
 
 def xxh(text: str) -> int:
@@ -41,7 +58,11 @@ def test_every_integer_is_an_ordinary_id() -> None:
 
 @pytest.mark.parametrize("kind", [pa.int8(), pa.uint8(), pa.int32(), pa.uint32(), pa.bool_()])
 def test_narrow_integers_become_int64(kind: pa.DataType) -> None:
-    assert encode({"u": pa.array([1, 0, 1]).cast(kind)}, Id("u")).ids["u"].values.tolist() == [1, 0, 1]
+    assert encode({"u": pa.array([1, 0, 1]).cast(kind)}, Id("u")).ids["u"].values.tolist() == [
+        1,
+        0,
+        1,
+    ]
 
 
 def test_unsigned_ids_keep_their_64_bits() -> None:
@@ -50,7 +71,14 @@ def test_unsigned_ids_keep_their_64_bits() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.dictionary(pa.int8(), pa.string())]
+    "kind",
+    [
+        pa.string(),
+        pa.large_string(),
+        pa.string_view(),
+        pa.binary(),
+        pa.dictionary(pa.int8(), pa.string()),
+    ],
 )
 def test_strings_hash_by_xxh64_of_their_bytes(kind: pa.DataType) -> None:
     words = ["ann", "böb", "x" * 100, "ann", None, ""]
@@ -86,7 +114,13 @@ def test_lists_fixed_lists_and_their_slices_are_bags() -> None:
     column = pa.array(lists, pa.list_(pa.int64()))
     assert bags(encode({"l": column}, Id("l")), "l") == [[1, 2], [], [3], [], [4]]
     assert bags(encode({"l": column.slice(1, 2)}, Id("l")), "l") == [[], [3]]
-    assert bags(encode({"l": column.cast(pa.large_list(pa.int64()))}, Id("l")), "l") == [[1, 2], [], [3], [], [4]]
+    assert bags(encode({"l": column.cast(pa.large_list(pa.int64()))}, Id("l")), "l") == [
+        [1, 2],
+        [],
+        [3],
+        [],
+        [4],
+    ]
     assert bags(encode({"l": np.arange(6).reshape(3, 2)}, Id("l")), "l") == [[0, 1], [2, 3], [4, 5]]
 
 
@@ -106,12 +140,19 @@ def test_weights_follow_their_ids() -> None:
         encode({"i": [[1], [2, 3]], "v": [[1.0], [1.0]]}, Id("f", column="i", weights="v"))
     assert caught.value.row == 2
     with pytest.raises(DecodeError, match="missing value") as caught:
-        encode({"i": [[1], [2, 3], []], "v": [[1.0], [1.0, None], []]}, Id("f", column="i", weights="v"))
+        encode(
+            {"i": [[1], [2, 3], []], "v": [[1.0], [1.0, None], []]},
+            Id("f", column="i", weights="v"),
+        )
     assert caught.value.row == 2
 
 
 def test_labels_are_numbers_thresholds_or_a_text() -> None:
-    columns = {"rating": [3.5, 4.0, 5.0], "income": ["50000+.", "- 50000.", "50000+."], "clicked": [True, False, True]}
+    columns = {
+        "rating": [3.5, 4.0, 5.0],
+        "income": ["50000+.", "- 50000.", "50000+."],
+        "clicked": [True, False, True],
+    }
     batch = encode(
         columns,
         Label("rating"),
@@ -120,7 +161,12 @@ def test_labels_are_numbers_thresholds_or_a_text() -> None:
         Label("clicked"),
     )
     got = {name: values.tolist() for name, values in batch.labels.items()}
-    assert got == {"rating": [3.5, 4.0, 5.0], "liked": [0, 1, 1], "rich": [1, 0, 1], "clicked": [1, 0, 1]}
+    assert got == {
+        "rating": [3.5, 4.0, 5.0],
+        "liked": [0, 1, 1],
+        "rich": [1, 0, 1],
+        "clicked": [1, 0, 1],
+    }
     assert {values.dtype for values in batch.labels.values()} == {np.dtype(np.float32)}
 
 
@@ -154,10 +200,17 @@ def test_arrays_may_be_written_to() -> None:
         ({"x": ["a", "b"]}, Label("x"), "'a' is no number — text labels need positive='a'", 1),
         ({"x": [1.0, -1.0]}, Weight("x"), "weights are >= 0", 2),
         ({"x": [1, None]}, Time("x"), "is no time of unit 's'", 2),
-        ({"x": ["2020-01-01", "soon"]}, Time("x", unit="iso"), "'soon' is no time of unit 'iso'", 2),
+        (
+            {"x": ["2020-01-01", "soon"]},
+            Time("x", unit="iso"),
+            "'soon' is no time of unit 'iso'",
+            2,
+        ),
     ],
 )
-def test_a_bad_row_is_named_or_left_out(columns: dict[str, object], role: object, message: str, row: int) -> None:
+def test_a_bad_row_is_named_or_left_out(
+    columns: dict[str, object], role: object, message: str, row: int
+) -> None:
     with pytest.raises(DecodeError, match=message) as caught:
         encode(columns, role)
     assert (caught.value.row, caught.value.column) == (row, "x")
@@ -179,7 +232,9 @@ def test_a_bad_row_is_named_or_left_out(columns: dict[str, object], role: object
         ({"x": [1]}, Id("x", transforms=[Split()]), "needs a column of text"),
     ],
 )
-def test_a_wrong_column_is_one_clear_error(columns: dict[str, object], role: object, message: str) -> None:
+def test_a_wrong_column_is_one_clear_error(
+    columns: dict[str, object], role: object, message: str
+) -> None:
     for on_error in ("raise", "skip"):
         with pytest.raises(SchemaError, match=message):
             encode(columns, role, on_error=on_error)
@@ -204,7 +259,11 @@ def test_strings_and_integers_in_one_table_warn_once() -> None:
 def test_hashes_of_their_own_are_no_mixture() -> None:
     encoder = Encoder(
         Schema(
-            [Id("a", table="t"), Id("b", table="t", transforms=[Cross("a")]), Id("c", table="t", transforms=[Hash()])]
+            [
+                Id("a", table="t"),
+                Id("b", table="t", transforms=[Cross("a")]),
+                Id("c", table="t", transforms=[Hash()]),
+            ]
         )
     )
     with warnings.catch_warnings():
@@ -215,7 +274,14 @@ def test_hashes_of_their_own_are_no_mixture() -> None:
 @pytest.mark.filterwarnings("ignore:table 'f' is fed both")
 def test_what_columns_held_is_remembered_and_held_to() -> None:
     schema = Schema(
-        [Label("y"), Id("a"), Id("b", transforms=[Split("|")]), Id("c", transforms=[Cross("d")]), Dense("e"), Id("f")]
+        [
+            Label("y"),
+            Id("a"),
+            Id("b", transforms=[Split("|")]),
+            Id("c", transforms=[Cross("d")]),
+            Dense("e"),
+            Id("f"),
+        ]
     )
     encoder = Encoder(schema)
     columns = {"y": [1], "a": [1], "b": ["x|y"], "c": ["q"], "d": [True], "e": [1]}
@@ -231,9 +297,13 @@ def test_what_columns_held_is_remembered_and_held_to() -> None:
     row = {**columns, "f": pa.array([["u"]])}
     served(Memory({**row, "e": [2]}).table, labels=False)
     for name, wrong in (("a", ["1"]), ("b", [1]), ("c", [0.5]), ("d", ["true"]), ("e", ["1"])):
-        with pytest.raises(SchemaError, match=f"column '{name}': it held {held[name]} values in training"):
+        with pytest.raises(
+            SchemaError, match=f"column '{name}': it held {held[name]} values in training"
+        ):
             served(Memory({**row, name: wrong}).table, labels=False)
-    with pytest.raises(SchemaError, match="column 'a': it held single values in training, got lists"):
+    with pytest.raises(
+        SchemaError, match="column 'a': it held single values in training, got lists"
+    ):
         served(Memory({**row, "a": [[1, 2]]}).table, labels=False)
     served(Memory({**row, "a": pa.array([None]), "f": pa.array([[7]])}).table, labels=False)
 

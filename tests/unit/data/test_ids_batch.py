@@ -22,7 +22,9 @@ def make(lists: list[list[int]], weighted: bool = True) -> Ids:
 
 def bags_of(ids: Ids) -> list[list[int]]:
     ids = ids.with_offsets()
-    return [ids.values[a:b].tolist() for a, b in zip(ids.offsets[:-1], ids.offsets[1:], strict=True)]
+    return [
+        ids.values[a:b].tolist() for a, b in zip(ids.offsets[:-1], ids.offsets[1:], strict=True)
+    ]
 
 
 def weights_of(ids: Ids) -> list[list[float]]:
@@ -57,7 +59,10 @@ def batch(n: int, start: int = 0) -> Batch:
     rows = np.arange(start, start + n)
     return Batch(
         {"user": Ids(rows), "genres": make([[i] * (i % 3) for i in rows.tolist()])},
-        {"price": rows.astype(np.float32), "embedding": np.stack([rows, rows], 1).astype(np.float32)},
+        {
+            "price": rows.astype(np.float32),
+            "embedding": np.stack([rows, rows], 1).astype(np.float32),
+        },
         {"label": (rows % 2).astype(np.float32)},
         np.ones(n, np.float32),
         rows * 10,

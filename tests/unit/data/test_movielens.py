@@ -22,7 +22,11 @@ SCHEMA = hb.Schema(
         hb.Id("user", column="userId"),
         hb.Id("movie", column="movieId"),
         hb.Id("genres", transforms=[hb.transforms.Split("|")], pooling="mean"),
-        hb.Id("year", column="title", transforms=[hb.transforms.Extract(r"\((\d{4})\)\s*$", number=True)]),
+        hb.Id(
+            "year",
+            column="title",
+            transforms=[hb.transforms.Extract(r"\((\d{4})\)\s*$", number=True)],
+        ),
         hb.Id("hour", column="timestamp", transforms=[hb.transforms.TimeOfDay("hour")]),
     ]
 )
@@ -63,9 +67,9 @@ def test_every_column_is_what_the_files_say(events: hb.sources.Source, shipped_d
         assert batch.time[i] == int(row["timestamp"]) * 1_000_000
         assert batch.ids["hour"].values[i] == int(row["timestamp"]) // 3600 % 24
         hashed = genres.values[genres.offsets[i] : genres.offsets[i + 1]].tolist()
-        assert [words.setdefault(h, g) for h, g in zip(hashed, movie["genres"].split("|"), strict=True)] == movie[
-            "genres"
-        ].split("|")
+        assert [
+            words.setdefault(h, g) for h, g in zip(hashed, movie["genres"].split("|"), strict=True)
+        ] == movie["genres"].split("|")
         year = re.search(r"\((\d{4})\)\s*$", movie["title"])
         assert year is not None
         assert batch.ids["year"].values[i] == int(year.group(1))
@@ -79,7 +83,13 @@ def test_the_schema_is_saved_and_serves_a_request(events: hb.sources.Source) -> 
     assert schema == SCHEMA
     assert list(schema.tables) == ["user", "movie", "genres", "year", "hour"]
     request = hb.sources.Memory(
-        {"userId": [7], "movieId": [1], "genres": ["Comedy|Drama"], "title": ["X (1999)"], "timestamp": [3600]}
+        {
+            "userId": [7],
+            "movieId": [1],
+            "genres": ["Comedy|Drama"],
+            "title": ["X (1999)"],
+            "timestamp": [3600],
+        }
     )
     batch = hb.Encoder(schema)(request.table, labels=False)
     assert batch.labels == {}

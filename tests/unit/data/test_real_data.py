@@ -41,8 +41,13 @@ def test_criteo_variants_share_one_schema(shared_data: Path) -> None:
     batch, _ = whole(hb.sources.Csv(shared_data / "criteo" / "deepctr_sample_200.csv"), *schema)
     assert batch.num_samples == 200
     names = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
-    for file, delimiter, rows in (("terabyte_day0_1000.tsv", "\t", 1_000), ("deeplight_idx_train.csv", ",", 10_000)):
-        source = hb.sources.Csv(shared_data / "criteo" / file, delimiter=delimiter, header=False, columns=names)
+    for file, delimiter, rows in (
+        ("terabyte_day0_1000.tsv", "\t", 1_000),
+        ("deeplight_idx_train.csv", ",", 10_000),
+    ):
+        source = hb.sources.Csv(
+            shared_data / "criteo" / file, delimiter=delimiter, header=False, columns=names
+        )
         assert whole(source, *schema)[0].num_samples == rows
 
 
@@ -68,30 +73,47 @@ def test_rees46_reads_utc_times_and_missing_brands(shared_data: Path) -> None:
         hb.Dense("price", [t.Log()]),
     )
     assert 0 < batch.labels["bought"].sum() < 1000
-    assert dataset.encoder.stats.missing["category_code"] / batch.num_samples == pytest.approx(0.33, abs=0.01)
-    assert dataset.encoder.stats.missing["brand"] / batch.num_samples == pytest.approx(0.14, abs=0.01)
+    assert dataset.encoder.stats.missing["category_code"] / batch.num_samples == pytest.approx(
+        0.33, abs=0.01
+    )
+    assert dataset.encoder.stats.missing["brand"] / batch.num_samples == pytest.approx(
+        0.14, abs=0.01
+    )
     assert (np.diff(batch.time) >= 0).all()
 
 
 def test_mind_histories_are_sequences(shared_data: Path) -> None:
     names = ["impression", "user", "time", "history", "candidates"]
     source = hb.sources.Csv(
-        shared_data / "mind" / "behaviors.tsv", delimiter="\t", header=False, columns=names, quote=None
+        shared_data / "mind" / "behaviors.tsv",
+        delimiter="\t",
+        header=False,
+        columns=names,
+        quote=None,
     )
     history = hb.Id("history", transforms=[t.Split(" ")], pooling="none", max_length=10)
     batch, _ = whole(source, hb.Time("time", unit="%m/%d/%Y %I:%M:%S %p"), hb.Id("user"), history)
-    rows = [line.split("\t") for line in (shared_data / "mind" / "behaviors.tsv").read_text().splitlines()]
+    rows = [
+        line.split("\t")
+        for line in (shared_data / "mind" / "behaviors.tsv").read_text().splitlines()
+    ]
     assert batch.ids["history"].lengths().tolist() == [min(10, len(row[3].split())) for row in rows]
     last = next(i for i, row in enumerate(rows) if len(row[3].split()) > 10)
-    only = hb.Encoder(hb.Schema([hb.Id("history")]))(hb.sources.Memory({"history": rows[last][3].split()[-10:]}).table)
-    assert batch.ids["history"][last : last + 1].values.tolist() == only.ids["history"].values.tolist()
+    only = hb.Encoder(hb.Schema([hb.Id("history")]))(
+        hb.sources.Memory({"history": rows[last][3].split()[-10:]}).table
+    )
+    assert (
+        batch.ids["history"][last : last + 1].values.tolist() == only.ids["history"].values.tolist()
+    )
 
 
 def test_census_has_two_labels(shipped_data: Path) -> None:
     source = hb.sources.Parquet(shipped_data / "census_income_kdd" / "train.parquet")
     income = hb.Label("income", column="income_50k", positive="50000+.")
     married = hb.Label("never_married", column="marital_stat", positive="Never married")
-    batch, _ = whole(source, income, married, hb.Weight("instance_weight"), hb.Dense("age"), hb.Id("education"))
+    batch, _ = whole(
+        source, income, married, hb.Weight("instance_weight"), hb.Dense("age"), hb.Id("education")
+    )
     assert batch.num_samples == 159_618
     assert 0.05 < batch.labels["income"].mean() < 0.08
     assert 0.3 < batch.labels["never_married"].mean() < 0.5
@@ -99,7 +121,18 @@ def test_census_has_two_labels(shipped_data: Path) -> None:
 
 
 def test_frappe_ids_pass_as_they_are(shared_data: Path) -> None:
-    fields = ["user", "item", "daytime", "weekday", "isweekend", "homework", "cost", "weather", "country", "city"]
+    fields = [
+        "user",
+        "item",
+        "daytime",
+        "weekday",
+        "isweekend",
+        "homework",
+        "cost",
+        "weather",
+        "country",
+        "city",
+    ]
     source = hb.sources.Csv(shared_data / "frappe_x1r" / "valid.csv")
     batch, _ = whole(source, hb.Label("label"), *(hb.Id(name, table="all") for name in fields))
     raw = np.loadtxt(shared_data / "frappe_x1r" / "valid.csv", np.int64, delimiter=",", skiprows=1)
@@ -110,10 +143,22 @@ def test_frappe_ids_pass_as_they_are(shared_data: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "columns"),
     [
-        ("movielens_sparrow/testSamples.csv", [hb.Label("label"), hb.Id("movieGenre1"), hb.Dense("movieAvgRating")]),
-        ("taobao_ad/raw_sample_10k.csv", [hb.Label("clk"), hb.Time("time_stamp"), hb.Id("user"), hb.Id("pid")]),
-        ("ml1m_u2999/ratings_early.csv", [hb.Label("rating", threshold=4), hb.Time("timestamp"), hb.Id("user_id")]),
-        ("obd/random_men.csv", [hb.Label("click"), hb.Time("timestamp", unit="iso"), hb.Dense("propensity_score")]),
+        (
+            "movielens_sparrow/testSamples.csv",
+            [hb.Label("label"), hb.Id("movieGenre1"), hb.Dense("movieAvgRating")],
+        ),
+        (
+            "taobao_ad/raw_sample_10k.csv",
+            [hb.Label("clk"), hb.Time("time_stamp"), hb.Id("user"), hb.Id("pid")],
+        ),
+        (
+            "ml1m_u2999/ratings_early.csv",
+            [hb.Label("rating", threshold=4), hb.Time("timestamp"), hb.Id("user_id")],
+        ),
+        (
+            "obd/random_men.csv",
+            [hb.Label("click"), hb.Time("timestamp", unit="iso"), hb.Dense("propensity_score")],
+        ),
         ("mltag_x1t/train.csv", [hb.Label("label"), hb.Id("user_id"), hb.Id("tag_id")]),
     ],
 )
@@ -127,5 +172,7 @@ def test_other_logs_are_read_whole(shared_data: Path, path: str, columns: list[o
 def test_tab_separated_logs_are_read_whole(shared_data: Path) -> None:
     source = hb.sources.Csv(shared_data / "amazon_grocery" / "train.tsv", delimiter="\t")
     side = hb.sources.Csv(shared_data / "amazon_grocery" / "item_category.tsv", delimiter="\t")
-    batch, _ = whole(source.join(side, on="item_id"), hb.Time("time"), hb.Id("item_id"), hb.Id("i_category"))
+    batch, _ = whole(
+        source.join(side, on="item_id"), hb.Time("time"), hb.Id("item_id"), hb.Id("i_category")
+    )
     assert batch.num_samples == 121_892

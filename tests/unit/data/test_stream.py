@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Endless datasets: blocks, cuts and ticks; what the clock decided once is decided again after a crash."""
+"""Endless datasets: blocks, cuts and ticks; what the clock decided once is decided again after a
+crash.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def rows(batches: Any) -> list[list[int]]:
     return [batch.ids["row"].values.tolist() for batch in batches if batch is not None]
 
 
-def make(stream: FakeStream, batch_size: int = 4, journal: Journal | None = None, **arguments: Any) -> Dataset:
+def make(
+    stream: FakeStream, batch_size: int = 4, journal: Journal | None = None, **arguments: Any
+) -> Dataset:
     dataset = Dataset(stream, SCHEMA, batch_size, **{"prefetch": 0, **arguments})
     dataset.live = Live(journal or Journal())
     return dataset
@@ -64,14 +68,18 @@ def test_iteration_leaves_ticks_out_and_map_keeps_the_stream() -> None:
 
 
 @pytest.mark.parametrize("prefetch", [0, 3])
-def test_resuming_after_any_batch_goes_on_exactly_with_the_journal_and_without(prefetch: int) -> None:
+def test_resuming_after_any_batch_goes_on_exactly_with_the_journal_and_without(
+    prefetch: int,
+) -> None:
     journal = Journal()
     whole = list(make(FakeStream(log(50), [1, 2, 0, 9], then=7, ends=True), 4, journal))
     for number, batch in enumerate(whole):
         assert batch.position is not None
         text = json.dumps(batch.position.to_json())
         for kept in (journal, Journal()):
-            other = make(FakeStream(log(50), [3, 3], then=2, ends=True), 4, kept, prefetch=prefetch).resume(text)
+            other = make(
+                FakeStream(log(50), [3, 3], then=2, ends=True), 4, kept, prefetch=prefetch
+            ).resume(text)
             rest = list(other)
             assert rows(rest) == rows(whole[number + 1 :])
             if kept is journal:
@@ -98,7 +106,12 @@ class Clock:
 
 def test_idle_rows_are_a_batch_after_flush_seconds_and_again_in_the_next_life() -> None:
     journal = Journal()
-    dataset = make(FakeStream(log(20), [3, 0, 0, 0, 0, 0, 6, 0], then=20, ends=True), 4, journal, flush_seconds=3)
+    dataset = make(
+        FakeStream(log(20), [3, 0, 0, 0, 0, 0, 6, 0], then=20, ends=True),
+        4,
+        journal,
+        flush_seconds=3,
+    )
     dataset.live.clock = Clock()
     whole = list(dataset)
     assert rows(whole)[:3] == [[0, 1, 2], [3, 4, 5, 6], [7, 8, 9, 10]]
@@ -107,7 +120,9 @@ def test_idle_rows_are_a_batch_after_flush_seconds_and_again_in_the_next_life() 
     again.live.clock = Clock()
     assert rows(again) == rows(whole)
     assert whole[0].position is not None
-    resumed = make(FakeStream(log(20), ends=True), 4, journal, flush_seconds=3).resume(whole[0].position)
+    resumed = make(FakeStream(log(20), ends=True), 4, journal, flush_seconds=3).resume(
+        whole[0].position
+    )
     assert rows(resumed) == rows(whole)[1:]
 
 
@@ -157,7 +172,9 @@ def test_commit_tells_the_source_and_forgets_what_led_there() -> None:
     assert rows(islice(make(stream, 4, journal).resume(position), 1)) == rows(batches[3:])
 
 
-def test_events_too_far_ahead_of_the_clock_are_dead_letters_and_are_not_learned(tmp_path: Path) -> None:
+def test_events_too_far_ahead_of_the_clock_are_dead_letters_and_are_not_learned(
+    tmp_path: Path,
+) -> None:
     clock, second = Clock(step=0), 1_000_000
     times = [1000, 999, 1011, 1010, 2**40, 500, 1000, 1000]
     data = {**log(8), "at": [t * second for t in times]}
@@ -165,7 +182,9 @@ def test_events_too_far_ahead_of_the_clock_are_dead_letters_and_are_not_learned(
     journal, letters = Journal(), DeadLetters(tmp_path / "dead.jsonl")
 
     def dataset(now: float) -> Dataset:
-        found = Dataset(FakeStream(data, [8], ends=True), schema, 3, max_ahead_seconds=10, prefetch=0)
+        found = Dataset(
+            FakeStream(data, [8], ends=True), schema, 3, max_ahead_seconds=10, prefetch=0
+        )
         clock.seconds = now
         found.live = Live(journal, letters, clock=clock)
         return found
@@ -214,7 +233,9 @@ def test_a_positive_that_a_stream_never_shows_is_a_warning(monkeypatch: pytest.M
             assert len(list(Dataset(stream, schema, 2, prefetch=0))) == 4
         messages = [str(warning.message) for warning in caught]
         assert messages == (
-            ["label 'label': none of 6 rows is positive='Yes', got 'no'. Give one of them."] if warned else []
+            ["label 'label': none of 6 rows is positive='Yes', got 'no'. Give one of them."]
+            if warned
+            else []
         )
 
 
@@ -228,7 +249,9 @@ def test_a_positive_that_a_stream_never_shows_is_a_warning(monkeypatch: pytest.M
         (pa.array(["1", "9223372036854775807", "1e3", "4"]), "s"),
     ],
 )
-def test_a_time_that_int64_microseconds_cannot_hold_is_one_bad_row(times: pa.Array, unit: str) -> None:
+def test_a_time_that_int64_microseconds_cannot_hold_is_one_bad_row(
+    times: pa.Array, unit: str
+) -> None:
     schema = Schema([Label("label"), Id("row"), Time("at", unit=unit)])
     stream = FakeStream({**log(4), "at": times}, [4], ends=True)
     dataset = Dataset(stream, schema, 2, on_error="skip", prefetch=0)
@@ -263,7 +286,9 @@ def test_an_error_of_the_stream_reaches_who_reads_after_the_rows_before_it(prefe
         ({"max_ahead_seconds": 5}, r"dataset.max_ahead_seconds: events need a time"),
     ],
 )
-def test_what_makes_no_sense_for_a_stream_is_refused(arguments: dict[str, Any], message: str) -> None:
+def test_what_makes_no_sense_for_a_stream_is_refused(
+    arguments: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         make(FakeStream(log(4)), **arguments)
     with pytest.raises(ConfigError, match="of an endless source"):

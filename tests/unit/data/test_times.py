@@ -19,7 +19,9 @@ pytestmark = pytest.mark.core
 
 
 def micros(values: Any, unit: str) -> list[int]:
-    found: list[int] = Encoder(Schema([Time("t", unit=unit)]))(Memory({"t": values}).table).time.tolist()
+    found: list[int] = Encoder(Schema([Time("t", unit=unit)]))(
+        Memory({"t": values}).table
+    ).time.tolist()
     return found
 
 
@@ -39,17 +41,29 @@ def at(text: str) -> int:
         (["2014-10-21 13:07:09"], "iso", [at("2014-10-21T13:07:09+00:00")]),
         (["2014-10-21T13:07:09.123456Z", "2014-10-21"], "iso", None),
         (["2014-10-21T13:07:09.123456Z"], "iso", [at("2014-10-21T13:07:09.123456+00:00")]),
-        (["2014-10-21", "2014-10-21 01:30"], "iso", [at("2014-10-21T00:00+00:00"), at("2014-10-21T01:30+00:00")]),
+        (
+            ["2014-10-21", "2014-10-21 01:30"],
+            "iso",
+            [at("2014-10-21T00:00+00:00"), at("2014-10-21T01:30+00:00")],
+        ),
         (["2019-10-01 00:00:00 UTC"], "iso", [at("2019-10-01T00:00:00+00:00")]),
-        (["2019-10-01 00:00:00 UTC", "2019-10-01T00:00:01+00:00"], "iso", [at("2019-10-01T00:00+00:00"),
-                                                                       at("2019-10-01T00:00:01+00:00")]),
-        (["2019-10-01T00:00:00+05:30", "2019-10-02T00:00:00+0530"], "iso", [at("2019-10-01T00:00+05:30"),
-                                                                         at("2019-10-02T00:00+05:30")]),
+        (
+            ["2019-10-01 00:00:00 UTC", "2019-10-01T00:00:01+00:00"],
+            "iso",
+            [at("2019-10-01T00:00+00:00"), at("2019-10-01T00:00:01+00:00")],
+        ),
+        (
+            ["2019-10-01T00:00:00+05:30", "2019-10-02T00:00:00+0530"],
+            "iso",
+            [at("2019-10-01T00:00+05:30"), at("2019-10-02T00:00+05:30")],
+        ),
         ([14102113], "%y%m%d%H", [at("2014-10-21T13:00+00:00")]),
         (["11/15/2019 9:05:58 AM"], "%m/%d/%Y %I:%M:%S %p", [at("2019-11-15T09:05:58+00:00")]),
     ],
-)  # fmt: skip
-def test_times_are_microseconds_utc(values: list[Any], unit: str, expected: list[int] | None) -> None:
+)
+def test_times_are_microseconds_utc(
+    values: list[Any], unit: str, expected: list[int] | None
+) -> None:
     if expected is None:
         with pytest.raises(DataError, match="mixes zones"):
             micros(values, unit)
@@ -92,11 +106,18 @@ def test_an_unknown_unit_is_named() -> None:
     ("path", "time", "first", "ordered"),
     [
         ("avazu/stream_20141021.csv", Time("hour", unit="iso"), "2014-10-21T00:00+00:00", True),
-        ("rees46/2019-Oct.head.csv", Time("event_time", unit="iso"), "2019-10-01T00:00+00:00", True),
+        (
+            "rees46/2019-Oct.head.csv",
+            Time("event_time", unit="iso"),
+            "2019-10-01T00:00+00:00",
+            True,
+        ),
         ("obd/bts_men.csv", Time("timestamp", unit="iso"), None, False),
     ],
 )
-def test_real_times_are_read(shared_data: Path, path: str, time: Time, first: str | None, ordered: bool) -> None:
+def test_real_times_are_read(
+    shared_data: Path, path: str, time: Time, first: str | None, ordered: bool
+) -> None:
     encoder = Encoder(Schema([time]))
     times = np.concatenate([encoder(batch).time for batch, _ in Csv(shared_data / path).read()])
     assert at("2014-01-01T00:00+00:00") < times.min() <= times.max() < at("2020-01-01T00:00+00:00")

@@ -38,11 +38,16 @@ pytestmark = pytest.mark.core
 def ids(values: Any, transforms: Sequence[Transform], **others: Any) -> list[list[int]]:
     batch = Encoder(Schema([Id("x", transforms=transforms)]))(Memory({"x": values, **others}).table)
     found = batch.ids["x"].with_offsets()
-    return [found.values[a:b].tolist() for a, b in zip(found.offsets[:-1], found.offsets[1:], strict=True)]
+    return [
+        found.values[a:b].tolist()
+        for a, b in zip(found.offsets[:-1], found.offsets[1:], strict=True)
+    ]
 
 
 def dense(values: Any, *transforms: Transform) -> list[float]:
-    found: list[float] = Encoder(Schema([Dense("x", transforms)]))(Memory({"x": values}).table).dense["x"].tolist()
+    found: list[float] = (
+        Encoder(Schema([Dense("x", transforms)]))(Memory({"x": values}).table).dense["x"].tolist()
+    )
     return found
 
 
@@ -74,7 +79,14 @@ def test_cross_tells_every_combination_apart_and_order_matters() -> None:
 
 
 def test_bucketize_counts_the_boundaries_reached() -> None:
-    assert ids([-5.0, 0.0, 0.5, 1.0, 9.0, None], [Bucketize([0, 1])]) == [[0], [1], [1], [2], [2], []]
+    assert ids([-5.0, 0.0, 0.5, 1.0, 9.0, None], [Bucketize([0, 1])]) == [
+        [0],
+        [1],
+        [1],
+        [2],
+        [2],
+        [],
+    ]
     assert dense([3], Bucketize([1, 2, 3])) == [3.0]
 
 
@@ -118,7 +130,8 @@ def test_extract_reads_the_year_of_a_title() -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "expected"), [("hour", 13), ("minute", 13 * 60 + 7), ("weekday", 1), ("hour_of_week", 24 + 13)]
+    ("part", "expected"),
+    [("hour", 13), ("minute", 13 * 60 + 7), ("weekday", 1), ("hour_of_week", 24 + 13)],
 )
 def test_time_of_day_knows_the_parts_of_a_time(part: str, expected: int) -> None:
     seconds = 1_413_896_829  # Tuesday, 2014-10-21 13:07:09 UTC
@@ -151,7 +164,9 @@ def test_wrong_arguments_are_named(make: Any, message: str) -> None:
         make()
 
 
-@pytest.mark.parametrize("transform", [Normalize(), Bucketize(bins=4), Map(), FillMissing(statistic="mean")])
+@pytest.mark.parametrize(
+    "transform", [Normalize(), Bucketize(bins=4), Map(), FillMissing(statistic="mean")]
+)
 def test_a_transform_that_has_not_learned_says_so(transform: Transform) -> None:
     with pytest.raises(ConfigError, match=r"not fitted .* call schema\.fit"):
         ids([1, 2], [transform])
@@ -161,7 +176,14 @@ def test_fitting_learns_means_quantiles_and_vocabularies() -> None:
     rng = np.random.default_rng(0)
     numbers, words = rng.normal(3, 2, 20_000), rng.choice(list("aaabbc"), 20_000)
     lists = [["x", "y"], ["x"], [], None] * 5_000
-    source = Memory({"n": numbers, "w": words.tolist(), "l": lists, "gaps": [None, 1.0, 3.0, float("nan")] * 5_000})
+    source = Memory(
+        {
+            "n": numbers,
+            "w": words.tolist(),
+            "l": lists,
+            "gaps": [None, 1.0, 3.0, float("nan")] * 5_000,
+        }
+    )
     schema = Schema(
         [
             Dense("n", [Normalize()]),
@@ -175,7 +197,9 @@ def test_fitting_learns_means_quantiles_and_vocabularies() -> None:
     assert (normalize.mean, normalize.std) == pytest.approx((numbers.mean(), numbers.std()))
     assert schema["filled"].transforms[0].value == 2.0
     assert schema["filled"].transforms[1] == Normalize(2.0, pytest.approx(np.std([2, 1, 3, 2])))
-    assert schema["bucket"].transforms[0].boundaries == pytest.approx(np.quantile(numbers, [0.25, 0.5, 0.75]))
+    assert schema["bucket"].transforms[0].boundaries == pytest.approx(
+        np.quantile(numbers, [0.25, 0.5, 0.75])
+    )
     assert schema["w"].transforms[0].vocabulary == ("a", "b")
     assert schema["l"].transforms[0].vocabulary == ("x",)
     assert Schema.from_json(json.dumps(schema.to_json())) == schema
@@ -184,7 +208,9 @@ def test_fitting_learns_means_quantiles_and_vocabularies() -> None:
 
 def test_fitting_reads_the_given_range_only() -> None:
     source = Memory({"n": [1.0, 3.0, 1000.0]})
-    assert Schema([Dense("n", [Normalize()])]).fit(source.slice(0, 2))["n"].transforms[0].mean == 2.0
+    assert (
+        Schema([Dense("n", [Normalize()])]).fit(source.slice(0, 2))["n"].transforms[0].mean == 2.0
+    )
     with pytest.raises(DataError, match="no rows"):
         Schema([Dense("n", [Normalize()])]).fit(source.slice(3))
 
@@ -192,10 +218,20 @@ def test_fitting_reads_the_given_range_only() -> None:
 def test_fitted_census_and_criteo_columns_are_used_alike_in_serving(shared_data: Any) -> None:
     names = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
     source = Csv(
-        shared_data / "criteo" / "kaggle_head10001.tsv", delimiter="\t", header=False, columns=names, quote=None
+        shared_data / "criteo" / "kaggle_head10001.tsv",
+        delimiter="\t",
+        header=False,
+        columns=names,
+        quote=None,
     )
     steps = [FillMissing(0), Clip(low=0), Log(), Normalize()]
-    schema = Schema([*(Dense(f"I{i}", steps) for i in range(1, 14)), Id("C1"), Id("C2", transforms=[Map(min_count=3)])])
+    schema = Schema(
+        [
+            *(Dense(f"I{i}", steps) for i in range(1, 14)),
+            Id("C1"),
+            Id("C2", transforms=[Map(min_count=3)]),
+        ]
+    )
     fitted = schema.fit(source)
     values = np.concatenate([Encoder(fitted)(batch).dense["I5"] for batch, _ in source.read()])
     assert abs(values.mean()) < 1e-3

@@ -61,11 +61,24 @@ BAD_VALUES: list[tuple[Callable[[], Any], str]] = [
     (lambda: hb.set_num_threads(0), "num_threads"),
 ]
 
-RULES = [hb.Sgd, hb.Momentum, hb.Nesterov, hb.Adagrad, hb.RowwiseAdagrad, hb.RmsProp, hb.Adam, hb.Ftrl]
+RULES = [
+    hb.Sgd,
+    hb.Momentum,
+    hb.Nesterov,
+    hb.Adagrad,
+    hb.RowwiseAdagrad,
+    hb.RmsProp,
+    hb.Adam,
+    hb.Ftrl,
+]
 
 
-@pytest.mark.parametrize("build, parameter", BAD_VALUES, ids=[f"{i}-{name}" for i, (_, name) in enumerate(BAD_VALUES)])
-def test_a_bad_value_is_an_error_that_names_the_parameter(build: Callable[[], Any], parameter: str) -> None:
+@pytest.mark.parametrize(
+    "build, parameter", BAD_VALUES, ids=[f"{i}-{name}" for i, (_, name) in enumerate(BAD_VALUES)]
+)
+def test_a_bad_value_is_an_error_that_names_the_parameter(
+    build: Callable[[], Any], parameter: str
+) -> None:
     with pytest.raises(ConfigError, match=parameter) as error:
         build()
     assert str(error.value).count("—") == 2, "what happened — what was received — what to do"
@@ -74,7 +87,15 @@ def test_a_bad_value_is_an_error_that_names_the_parameter(build: Callable[[], An
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 @pytest.mark.parametrize(
     "field, value",
-    [("lr", -1), ("lr", NAN), ("lr", "fast"), ("l2", -0.1), ("l1", INF), ("clip", 0), ("scope", "some")],
+    [
+        ("lr", -1),
+        ("lr", NAN),
+        ("lr", "fast"),
+        ("l2", -0.1),
+        ("l1", INF),
+        ("clip", 0),
+        ("scope", "some"),
+    ],
 )
 def test_every_rule_names_its_bad_parameter(rule: Any, field: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=rf"{rule.__name__}\.{field}"):
@@ -220,7 +241,9 @@ def test_a_sum_that_overflows_is_not_finite_either() -> None:
 
 
 @pytest.mark.parametrize("n", [3_000, 200_000])
-@pytest.mark.parametrize("policies", [{}, {"admit": hb.MinCount(1)}, {"admit": hb.Probability(0.9)}], ids=str)
+@pytest.mark.parametrize(
+    "policies", [{}, {"admit": hb.MinCount(1)}, {"admit": hb.Probability(0.9)}], ids=str
+)
 def test_a_batch_that_does_not_fit_changes_nothing(policies: dict[str, Any], n: int) -> None:
     table = hb.Table("user", dim=2, evict=hb.Lru(1024), **policies)
     table.find_or_insert(np.arange(50))
@@ -236,21 +259,25 @@ def test_a_batch_that_does_not_fit_changes_nothing(policies: dict[str, Any], n: 
 def test_a_batch_may_exceed_the_quota_of_a_partition_until_the_next(policy: Any) -> None:
     table = hb.Table("user", dim=1, evict=policy(1024))
     many = np.random.default_rng(0).integers(0, 2**62, 512)
-    slots = table.find_or_insert(many)  # about one partition of ten gets more than its quota of four
+    # about one partition of ten gets more than its quota of four
+    slots = table.find_or_insert(many)
     assert (slots >= 0).all()
     assert len(np.unique(slots)) == len(table) == len(many)
     again = hb.Table("user", dim=1, evict=policy(1024))
     again.load(table.export())  # what a checkpoint may hold
     for one in (table, again):
         one.find_or_insert([1])
-        counts = np.bincount([number for batch in one.export() for number in batch["partition"].to_pylist()])
+        counts = np.bincount(
+            [number for batch in one.export() for number in batch["partition"].to_pylist()]
+        )
         assert counts.max() == 4
 
 
 def test_a_full_table_leaves_the_other_tables_of_the_call_as_they_were() -> None:
     make: dict[str, Any] = {"dim": 2, "admit": hb.MinCount(2)}
     tables = {
-        name: hb.Table(name, evict=evict, **make) for name, evict in {"a": None, "b": hb.Lru(1024), "c": None}.items()
+        name: hb.Table(name, evict=evict, **make)
+        for name, evict in {"a": None, "b": hb.Lru(1024), "c": None}.items()
     }
     collection = hb.EmbeddingCollection([Feature(name, name) for name in tables], tables)
     few = hb.Ids(torch.arange(20))
@@ -280,7 +307,9 @@ def test_a_schema_without_a_time_column_cannot_have_a_ttl() -> None:
 
 
 @pytest.mark.parametrize(
-    "time", [np.array([1, 2]), np.array([0.5]), "now", np.array([[1]])], ids=["two", "float", "text", "2d"]
+    "time",
+    [np.array([1, 2]), np.array([0.5]), "now", np.array([[1]])],
+    ids=["two", "float", "text", "2d"],
 )
 def test_times_of_a_wrong_dtype_or_shape_are_refused(time: Any) -> None:
     table = hb.Table("user", dim=1, evict=hb.Ttl(days=1))
@@ -342,7 +371,9 @@ def test_module_inputs_of_a_wrong_dtype_or_length_are_refused() -> None:
     with pytest.raises(RowShapeError, match="weight"):
         bag(torch.tensor([1, 2]), torch.tensor([0, 2]), torch.ones(2, dtype=torch.float64))
     with pytest.raises((ConfigError, RowShapeError), match="weight"):
-        hb.EmbeddingBag(bag.tables[0], pooling="max")(torch.tensor([1, 2]), torch.tensor([0, 2]), torch.ones(2))
+        hb.EmbeddingBag(bag.tables[0], pooling="max")(
+            torch.tensor([1, 2]), torch.tensor([0, 2]), torch.ones(2)
+        )
     with pytest.raises(ConfigError, match="pooling"):
         hb.EmbeddingBag(bag.tables[0], pooling="median")
     with pytest.raises(ConfigError, match="none"):
@@ -350,7 +381,9 @@ def test_module_inputs_of_a_wrong_dtype_or_length_are_refused() -> None:
 
 
 def test_a_missing_feature_is_named() -> None:
-    collection = hb.EmbeddingCollection([Feature("user", "user")], {"user": hb.Table("user", dim=1)})
+    collection = hb.EmbeddingCollection(
+        [Feature("user", "user")], {"user": hb.Table("user", dim=1)}
+    )
     with pytest.raises(RowShapeError, match="user"):
         collection({"item": hb.Ids(torch.tensor([1]))})
     with pytest.raises(ConfigError, match="item"):

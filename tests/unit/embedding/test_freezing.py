@@ -124,7 +124,9 @@ def test_a_frozen_table_refuses_an_update_and_unknown_kinds_of_freezing() -> Non
 
 
 @pytest.mark.parametrize("saved", ["rows", "all", False, None])
-def test_a_checkpoint_says_what_is_frozen_and_one_that_does_not_leaves_it(tmp_path: Path, saved: Any) -> None:
+def test_a_checkpoint_says_what_is_frozen_and_one_that_does_not_leaves_it(
+    tmp_path: Path, saved: Any
+) -> None:
     table = hb.Table("user", 2)
     table.find_or_insert([1])
     if saved is not None:
@@ -144,7 +146,8 @@ def test_a_frozen_model_learns_its_dense_part_only() -> None:
     net = nn.Sequential(hb.Embedding(hb.Table("user", 2)), nn.Linear(2, 1))
     learn(net[0], [1, 2])
     net[0].requires_grad_(False)
-    optimizer = torch.optim.Adam(net.parameters(), lr=0.1)  # what is frozen has no gradient: nothing to refuse
+    # what is frozen has no gradient: nothing to refuse
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
     rows, weights = rows_of(net[0].tables[0]), net[1].weight.detach().clone()
     net(torch.tensor([1, 2, 3])).sum().backward()
     optimizer.step()
@@ -153,7 +156,10 @@ def test_a_frozen_model_learns_its_dense_part_only() -> None:
 
 
 MOMENTS = {
-    "momentum": (hb.Momentum(lr=0.1, momentum=0.9), lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)),
+    "momentum": (
+        hb.Momentum(lr=0.1, momentum=0.9),
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    ),
     "adam": (hb.Adam(lr=0.1, decay=0.1), lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.1)),
     "rms_prop": (hb.RmsProp(lr=0.1), lambda p: torch.optim.RMSprop(p, lr=0.1)),
 }
@@ -179,7 +185,8 @@ def test_a_rate_of_zero_leaves_values_and_moves_moments_as_torch_does(name: str)
 @pytest.mark.parametrize("scope", ["touched", "all", "catch_up"])
 def test_ftrl_skips_a_step_whose_rate_is_zero(scope: Any) -> None:
     table, reference = (
-        kind("user", 2, rule=hb.Ftrl(lr=0.1, scope=scope)) for kind in (hb.Table, hb.testing.ReferenceTable)
+        kind("user", 2, rule=hb.Ftrl(lr=0.1, scope=scope))
+        for kind in (hb.Table, hb.testing.ReferenceTable)
     )
     for lr in (0.1, 0.0, 0.1):
         for one in (table, reference):
@@ -188,7 +195,10 @@ def test_ftrl_skips_a_step_whose_rate_is_zero(scope: Any) -> None:
         if lr:
             after = rows_of(table)
         else:
-            assert (rows_of(table)["value"], rows_of(table)["state"]) == (after["value"], after["state"])
+            assert (rows_of(table)["value"], rows_of(table)["state"]) == (
+                after["value"],
+                after["state"],
+            )
 
 
 def test_a_rule_and_a_schedule_may_have_the_rate_zero() -> None:
@@ -212,10 +222,16 @@ def test_ftrl_with_another_rate_is_logged_once(caplog: Any) -> None:
 
 def test_a_lookup_in_eval_mode_inserts_nothing_and_its_backward_reaches_the_rows() -> None:
     table = hb.Table("user", 2, rule=hb.Sgd(lr=1.0))
-    module, twin = hb.EmbeddingBag(table, "mean"), nn.EmbeddingBag(1, 2, mode="mean", include_last_offset=True)
+    module, twin = (
+        hb.EmbeddingBag(table, "mean"),
+        nn.EmbeddingBag(1, 2, mode="mean", include_last_offset=True),
+    )
     table.find_or_insert([0])
     twin.weight.data = torch.from_numpy(table.lookup([0]))
-    optimizer, sparse = torch.optim.SGD(twin.parameters(), lr=1.0), hb.SparseOptimizer(module.eval())
+    optimizer, sparse = (
+        torch.optim.SGD(twin.parameters(), lr=1.0),
+        hb.SparseOptimizer(module.eval()),
+    )
     module(torch.tensor([0, 7]), torch.tensor([0, 1, 2])).square().sum().backward()
     twin(torch.tensor([0]), torch.tensor([0, 1])).square().sum().backward()
     sparse.step()

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slots of rows that went are given to rows that come, also in a training loop, which always holds its last graph."""
+"""Slots of rows that went are given to rows that come, also in a training loop, which always holds
+its last graph.
+"""
 
 from __future__ import annotations
 

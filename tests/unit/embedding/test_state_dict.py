@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A module with tables as any other: state_dict carries the rows, deepcopy copies them, and it says what it holds."""
+"""A module with tables as any other: state_dict carries the rows, deepcopy copies them, and it says
+what it holds.
+"""
 
 from __future__ import annotations
 
@@ -49,12 +51,16 @@ class Net(nn.Module):
     def __init__(self, **keywords: Any) -> None:
         super().__init__()
         user, item = (hb.Table(name, 3, **keywords) for name in ("user", "item"))
-        self.pair = hb.EmbeddingCollection([Feature("user", "user"), Feature("item", "item")], [user, item])
+        self.pair = hb.EmbeddingCollection(
+            [Feature("user", "user"), Feature("item", "item")], [user, item]
+        )
         self.item = hb.Embedding(item)
         self.tower = nn.Linear(9, 1)
 
     def forward(self, ids: torch.Tensor, time: int) -> torch.Tensor:
-        batch = hb.Batch({"user": hb.Ids(ids), "item": hb.Ids(ids % 7)}, time=np.full(len(ids), time))
+        batch = hb.Batch(
+            {"user": hb.Ids(ids), "item": hb.Ids(ids % 7)}, time=np.full(len(ids), time)
+        )
         both = [self.pair.flat(batch), self.item(ids % 7, np.full(len(ids), time))]
         out: torch.Tensor = self.tower(torch.cat(both, dim=1))
         return out
@@ -74,7 +80,9 @@ def train(net: Net, steps: range) -> None:
 
 
 @pytest.mark.parametrize("keywords", TABLES.values(), ids=TABLES)
-def test_a_loaded_state_dict_goes_on_to_the_same_bits(tmp_path: Path, keywords: dict[str, Any]) -> None:
+def test_a_loaded_state_dict_goes_on_to_the_same_bits(
+    tmp_path: Path, keywords: dict[str, Any]
+) -> None:
     net, again = Net(**keywords), Net(**keywords)
     train(net, range(12))
     train(again, range(90, 93))  # what is there before is gone after
@@ -92,7 +100,10 @@ def test_a_table_of_two_modules_is_carried_once() -> None:
     net = Net()
     train(net, range(3))
     state = net.state_dict()
-    pair, item = (state[f"{name}._extra_state"]["tables"]["item"]["rows"]["value"] for name in ("pair", "item"))
+    pair, item = (
+        state[f"{name}._extra_state"]["tables"]["item"]["rows"]["value"]
+        for name in ("pair", "item")
+    )
     assert pair.data_ptr() == item.data_ptr()
 
 
@@ -122,12 +133,16 @@ def test_a_state_dict_beyond_the_limit_names_what_saves_it(monkeypatch: Any) -> 
         module.state_dict()
 
 
-def test_a_model_saves_and_restores_without_rows_as_tensors(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_model_saves_and_restores_without_rows_as_tensors(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     schema = hb.Schema([hb.Label("click"), hb.Id("item")])
     data = hb.sources.Memory({"click": np.array([0, 1, 1]), "item": np.array([1, 2, 3])})
 
     def model() -> hb.RecModel:
-        return hb.RecModel(hb.models.DNN(schema, hb.make_tables(schema, dim=2), hidden=[2]), "bce", "adam")
+        return hb.RecModel(
+            hb.models.DNN(schema, hb.make_tables(schema, dim=2), hidden=[2]), "bce", "adam"
+        )
 
     trained = model()
     trained.fit(hb.Dataset(data, schema, 3), progress=False)
@@ -147,7 +162,9 @@ def test_a_deep_copy_has_rows_of_its_own_and_learns_apart() -> None:
     train(twin, range(3, 6))
     assert [everything(table) for table in net.tables()] == before
     train(net, range(3, 6))
-    assert [everything(table) for table in net.tables()] == [everything(table) for table in twin.tables()]
+    assert [everything(table) for table in net.tables()] == [
+        everything(table) for table in twin.tables()
+    ]
     assert len({id(parameter) for one in (net, twin) for parameter in one.parameters()}) == 2 * len(
         list(net.parameters())
     )
@@ -186,7 +203,10 @@ def test_one_torch_optimizer_over_everything_is_refused_before_anything_changes(
     net = Net()
     optimizer = make(net.parameters(), lr=0.1)
     net(torch.tensor([1, 2]), 0).sum().backward()
-    before, weight = [everything(table) for table in net.tables()], net.tower.weight.detach().clone()
+    before, weight = (
+        [everything(table) for table in net.tables()],
+        net.tower.weight.detach().clone(),
+    )
     with pytest.raises(ConfigError, match=r"hb\.dense_parameters.*hb\.SparseOptimizer"):
         optimizer.step()
     assert [everything(table) for table in net.tables()] == before
@@ -223,7 +243,8 @@ def test_two_tables_of_one_name_are_refused_by_name() -> None:
         hb.EmbeddingCollection([Feature("user", "user")], tables)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch asks for it where a graph breaks
+# torch asks for it where a graph breaks
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 @pytest.mark.parametrize("pooling", ["sum", "mean"])
 def test_weights_of_ids_take_the_gradient_that_torch_gives_them(pooling: str) -> None:
     ids, offsets = torch.tensor([1, 2, 2, 0]), torch.tensor([0, 3, 3, 4])

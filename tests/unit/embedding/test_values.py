@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules, policies and inits are values: equal when they say the same, and plain about what they mean."""
+"""Rules, policies and inits are values: equal when they say the same, and plain about what they
+mean.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,16 @@ from hotbed.embedding.policy import MIN_SKETCH_BYTES, evictions
 
 pytestmark = pytest.mark.core
 
-RULES = [hb.Sgd, hb.Momentum, hb.Nesterov, hb.Adagrad, hb.RowwiseAdagrad, hb.RmsProp, hb.Adam, hb.Ftrl]
+RULES = [
+    hb.Sgd,
+    hb.Momentum,
+    hb.Nesterov,
+    hb.Adagrad,
+    hb.RowwiseAdagrad,
+    hb.RmsProp,
+    hb.Adam,
+    hb.Ftrl,
+]
 
 
 @pytest.mark.parametrize(
@@ -52,7 +63,10 @@ def test_max_rows_are_shared_out_over_the_partitions() -> None:
 
 
 def test_a_sketch_takes_the_largest_power_of_two_that_fits() -> None:
-    assert [hb.MinCount(3, sketch_bytes=n).sketch_width for n in (MIN_SKETCH_BYTES, 2 * MIN_SKETCH_BYTES - 1)] == [
+    assert [
+        hb.MinCount(3, sketch_bytes=n).sketch_width
+        for n in (MIN_SKETCH_BYTES, 2 * MIN_SKETCH_BYTES - 1)
+    ] == [
         16,
         16,
     ]
@@ -89,7 +103,9 @@ def test_a_rule_says_whether_it_moves_idle_rows() -> None:
             if rule is not hb.Ftrl:  # its idle rows move before they have learned
                 w, s = value.reference(w, s, random.normal(size=(3, 4)), step=1)
             moved = value.reference(w, s, np.zeros((3, 4)), step=2)
-            assert value.moves_idle_rows == (not (np.array_equal(moved[0], w) and np.array_equal(moved[1], s))), value
+            assert value.moves_idle_rows == (
+                not (np.array_equal(moved[0], w) and np.array_equal(moved[1], s))
+            ), value
             assert not dataclasses.replace(value, scope="touched").moves_idle_rows
 
 

@@ -28,10 +28,23 @@ from hotbed.metrics import (
 )
 from hotbed.metrics.metric import Metric
 
-ALL = (AUC, GAUC, LogLoss, NormalizedEntropy, Calibration, Accuracy, Precision, Recall, HitRate, NDCG)
+ALL = (
+    AUC,
+    GAUC,
+    LogLoss,
+    NormalizedEntropy,
+    Calibration,
+    Accuracy,
+    Precision,
+    Recall,
+    HitRate,
+    NDCG,
+)
 
 
-def draw(n: int = 300, seed: int = 0, levels: int = 20) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def draw(
+    n: int = 300, seed: int = 0, levels: int = 20
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Predictions with many ties, labels, weights and groups."""
     random = np.random.default_rng(seed)
     prediction = (random.integers(1, levels, n) / levels).astype(np.float32)
@@ -46,7 +59,13 @@ def brute_auc(prediction: np.ndarray, label: np.ndarray, weight: np.ndarray) -> 
         for j in np.flatnonzero(label <= 0.5):
             pair = float(weight[i]) * float(weight[j])
             total += pair
-            won += pair * (1.0 if prediction[i] > prediction[j] else 0.5 if prediction[i] == prediction[j] else 0.0)
+            won += pair * (
+                1.0
+                if prediction[i] > prediction[j]
+                else 0.5
+                if prediction[i] == prediction[j]
+                else 0.0
+            )
     return won / total if total else math.nan
 
 
@@ -56,15 +75,19 @@ def evaluate(metric: Metric, *inputs: np.ndarray, **named: np.ndarray) -> float:
     return metric.eval()
 
 
-# --- values ---------------------------------------------------------------------------------------------------------
+# --- values ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_auc_equals_all_pairs_with_ties_and_weights(seed: int) -> None:
     prediction, label, weight, _ = draw(seed=seed)
-    assert evaluate(AUC(), prediction, label, weight) == pytest.approx(brute_auc(prediction, label, weight), abs=1e-12)
+    assert evaluate(AUC(), prediction, label, weight) == pytest.approx(
+        brute_auc(prediction, label, weight), abs=1e-12
+    )
     ones = np.ones_like(weight)
-    assert evaluate(AUC(), prediction, label) == pytest.approx(brute_auc(prediction, label, ones), abs=1e-12)
+    assert evaluate(AUC(), prediction, label) == pytest.approx(
+        brute_auc(prediction, label, ones), abs=1e-12
+    )
 
 
 STREAMS = {
@@ -94,7 +117,9 @@ def test_streaming_auc_is_exact_to_four_digits_wherever_the_scores_lie(name: str
 
 
 def test_streaming_auc_follows_scores_that_drift_and_repeat() -> None:
-    """Within the bound of the docstring, with weights, one score in half of the samples, and infinite ones."""
+    """Within the bound of the docstring, with weights, one score in half of the samples, and
+    infinite ones.
+    """
     random = np.random.default_rng(2)
     score = np.linspace(0, 1, 60_000) + 1e-4 * random.normal(size=60_000)
     score[::2] = 0.5
@@ -113,7 +138,9 @@ def test_streaming_auc_of_few_different_scores_is_exact() -> None:
     random = np.random.default_rng(3)
     score = random.integers(0, 500, 20_000)
     label = random.random(20_000) * 500 < score
-    assert evaluate(AUC(bins=512), score, label) == pytest.approx(evaluate(AUC(), score, label), abs=1e-12)
+    assert evaluate(AUC(bins=512), score, label) == pytest.approx(
+        evaluate(AUC(), score, label), abs=1e-12
+    )
 
 
 def test_streaming_auc_does_not_depend_on_how_samples_are_cut_into_batches() -> None:
@@ -131,7 +158,10 @@ def test_streaming_auc_takes_zero_and_one() -> None:
 
 def test_auc_does_not_depend_on_how_samples_are_cut_into_batches() -> None:
     prediction, label, weight, group = draw()
-    whole, parts = [evaluate(cls(), prediction, label, weight, group) for cls in ALL], [cls() for cls in ALL]
+    whole, parts = (
+        [evaluate(cls(), prediction, label, weight, group) for cls in ALL],
+        [cls() for cls in ALL],
+    )
     for part in np.array_split(np.arange(len(label)), 11):
         for metric in parts:
             metric.update(prediction[part], label[part], weight=weight[part], group=group[part])
@@ -148,7 +178,9 @@ def test_gauc_is_the_weighted_mean_of_the_groups_that_have_both_classes(seed: in
         if not math.isnan(area):
             share = float(weight[rows].astype(np.float64).sum())
             total, shares = total + area * share, shares + share
-    assert evaluate(GAUC(), prediction, label, weight, group) == pytest.approx(total / shares, abs=1e-12)
+    assert evaluate(GAUC(), prediction, label, weight, group) == pytest.approx(
+        total / shares, abs=1e-12
+    )
 
 
 def test_groups_may_be_strings() -> None:
@@ -166,7 +198,9 @@ def test_log_loss_and_normalized_entropy_equal_their_formulas() -> None:
     rate = np.sum(w * y) / w.sum()
     base = -(rate * np.log(rate) + (1 - rate) * np.log(1 - rate))
     assert evaluate(LogLoss(), prediction, label, weight) == pytest.approx(entropy, abs=1e-12)
-    assert evaluate(NormalizedEntropy(), prediction, label, weight) == pytest.approx(entropy / base, abs=1e-12)
+    assert evaluate(NormalizedEntropy(), prediction, label, weight) == pytest.approx(
+        entropy / base, abs=1e-12
+    )
 
 
 def test_normalized_entropy_of_the_mean_is_one() -> None:
@@ -175,12 +209,16 @@ def test_normalized_entropy_of_the_mean_is_one() -> None:
 
 
 def test_certain_and_wrong_has_a_finite_log_loss() -> None:
-    assert evaluate(LogLoss(eps=1e-7), np.array([1.0]), np.array([0.0])) == pytest.approx(-math.log(1e-7), rel=1e-6)
+    assert evaluate(LogLoss(eps=1e-7), np.array([1.0]), np.array([0.0])) == pytest.approx(
+        -math.log(1e-7), rel=1e-6
+    )
 
 
 def test_calibration_is_mean_prediction_over_mean_label() -> None:
     weight = np.array([1.0, 3.0])
-    assert evaluate(Calibration(), np.array([0.2, 0.4]), np.array([0, 1]), weight) == pytest.approx(1.4 / 3.0)
+    assert evaluate(Calibration(), np.array([0.2, 0.4]), np.array([0, 1]), weight) == pytest.approx(
+        1.4 / 3.0
+    )
 
 
 def test_accuracy_precision_and_recall_count_the_threshold_as_positive() -> None:
@@ -221,17 +259,25 @@ def test_ndcg_equals_the_mean_over_all_orders_of_ties(k: int | None, gain: str) 
         gains = label[rows] if gain == "linear" else 2.0 ** label[rows] - 1.0
         scores = prediction[rows]
         discount = np.where(np.arange(4) < (k or 4), 1.0 / np.log2(np.arange(4) + 2.0), 0.0)
-        orders = [list(o) for o in permutations(range(4)) if all(scores[a] >= scores[b] for a, b in pairwise(o))]
+        orders = [
+            list(o)
+            for o in permutations(range(4))
+            if all(scores[a] >= scores[b] for a, b in pairwise(o))
+        ]
         reached = np.mean([np.sum(gains[order] * discount) for order in orders])
         values.append(reached / np.sum(np.sort(gains)[::-1] * discount))
     metric = NDCG(k=k, gain="linear" if gain == "linear" else "exponential")
-    assert evaluate(metric, prediction, label, group=group) == pytest.approx(np.mean(values), abs=1e-12)
+    assert evaluate(metric, prediction, label, group=group) == pytest.approx(
+        np.mean(values), abs=1e-12
+    )
 
 
-# --- undefined and wrong --------------------------------------------------------------------------------------------
+# --- undefined and wrong --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("metric", [AUC(), AUC(bins=8), NormalizedEntropy(), GAUC()], ids=["0", "1", "2", "3"])
+@pytest.mark.parametrize(
+    "metric", [AUC(), AUC(bins=8), NormalizedEntropy(), GAUC()], ids=["0", "1", "2", "3"]
+)
 def test_one_class_only_is_nan_and_warns(metric: Metric) -> None:
     metric.clear()
     metric.update(np.array([0.1, 0.7]), np.array([1, 1]), group=np.array([1, 1]))
@@ -261,12 +307,16 @@ def test_clear_forgets(cls: type[Metric]) -> None:
 
 
 @pytest.mark.parametrize(
-    "metric", [GAUC(), HitRate(), NDCG(), Windowed(GAUC(), 10)], ids=lambda metric: metric.__class__.__name__
+    "metric",
+    [GAUC(), HitRate(), NDCG(), Windowed(GAUC(), 10)],
+    ids=lambda metric: metric.__class__.__name__,
 )
 def test_a_batch_without_group_is_an_error_of_that_batch(metric: Metric) -> None:
     half, one = np.array([0.5, 0.5]), np.array([0, 1])
     metric.update(half, one, group=one)
-    with pytest.raises(DataError, match="it ranks within groups — received 2 samples without group"):
+    with pytest.raises(
+        DataError, match="it ranks within groups — received 2 samples without group"
+    ):
         metric.update(half, one)
     metric.update(half[:0], one[:0])
 
@@ -283,7 +333,9 @@ def test_groups_count_with_the_mean_weight_of_their_samples(kind: Callable[[], M
         share += float(by_group[rows][0])
     assert evaluate(kind(), prediction, label, by_group, group) == pytest.approx(total / share)
     alone = evaluate(kind(), prediction[group > 3], label[group > 3], group=group[group > 3])
-    assert evaluate(kind(), prediction, label, (group > 3).astype(float), group) == pytest.approx(alone)
+    assert evaluate(kind(), prediction, label, (group > 3).astype(float), group) == pytest.approx(
+        alone
+    )
 
 
 def test_a_sample_without_weight_is_not_ranked() -> None:
@@ -294,25 +346,34 @@ def test_a_sample_without_weight_is_not_ranked() -> None:
 
 def test_bad_inputs_are_errors_that_name_the_metric() -> None:
     half, one = np.array([0.5, 0.5]), np.array([0, 1])
-    with pytest.raises(DataError, match=r"AUC: inputs differ in length — received .*\[2, 1, 1, 1\]"):
+    with pytest.raises(
+        DataError, match=r"AUC: inputs differ in length — received .*\[2, 1, 1, 1\]"
+    ):
         AUC().update(half, one[:1])
     with pytest.raises(DataError, match="AUC: prediction is nan — received nan at sample 1"):
         AUC().update(np.array([0.5, np.nan]), one)
     with pytest.raises(DataError, match="weight below 0"):
         AUC().update(half, one, weight=np.array([1.0, -1.0]))
-    with pytest.raises(DataError, match=r"LogLoss: predictions are no probabilities — received 0.5 to 3"):
+    with pytest.raises(
+        DataError, match=r"LogLoss: predictions are no probabilities — received 0.5 to 3"
+    ):
         LogLoss().update(np.array([0.5, 3.0]), one)
     for kind in (LogLoss, NormalizedEntropy):
         with pytest.raises(DataError, match="labels lie outside 0 to 1, got -1 to 1"):
             kind().update(half, np.array([-1, 1]))
     with pytest.raises(DataError, match="received 1 inputs"):
         AUC().update(half)
-    for make in (lambda: AUC(bins=1), lambda: HitRate(k=0), lambda: NDCG(k=-1), lambda: Windowed(AUC(), samples=0)):
+    for make in (
+        lambda: AUC(bins=1),
+        lambda: HitRate(k=0),
+        lambda: NDCG(k=-1),
+        lambda: Windowed(AUC(), samples=0),
+    ):
         with pytest.raises(ConfigError, match="received"):
             make()
 
 
-# --- faces ----------------------------------------------------------------------------------------------------------
+# --- faces ----------------------------------------------------------------------------------------
 
 
 def test_set_indexes_picks_inputs_by_position() -> None:

@@ -26,12 +26,21 @@ from hotbed.metrics import (
     bounded,
 )
 
-# --- state ----------------------------------------------------------------------------------------------------------
+# --- state ----------------------------------------------------------------------------------------
 
 KINDS = {
     **{
         kind.__name__: kind
-        for kind in (AUC, GAUC, LogLoss, NormalizedEntropy, Calibration, Accuracy, Precision, Recall)
+        for kind in (
+            AUC,
+            GAUC,
+            LogLoss,
+            NormalizedEntropy,
+            Calibration,
+            Accuracy,
+            Precision,
+            Recall,
+        )
     },
     "HitRate": lambda: HitRate(k=1),
     "NDCG": NDCG,
@@ -45,19 +54,29 @@ KINDS = {
 def through_json(state: dict[str, Any]) -> dict[str, Any]:
     """A state as it comes back from a checkpoint: JSON for what is JSON, copies of the arrays."""
     arrays = {name: value.copy() for name, value in state.items() if isinstance(value, np.ndarray)}
-    return json.loads(json.dumps({k: v for k, v in state.items() if k not in arrays}, allow_nan=False)) | arrays
+    return (
+        json.loads(json.dumps({k: v for k, v in state.items() if k not in arrays}, allow_nan=False))
+        | arrays
+    )
 
 
 def samples(rng: np.random.Generator, rows: int, texts: bool) -> tuple[np.ndarray, ...]:
     group = rng.integers(0, 9, rows)
     score = np.round(rng.random(rows), 2)
-    return score, (rng.random(rows) < score).astype(float), rng.random(rows), group.astype(str) if texts else group
+    return (
+        score,
+        (rng.random(rows) < score).astype(float),
+        rng.random(rows),
+        group.astype(str) if texts else group,
+    )
 
 
 @pytest.mark.parametrize("texts", [False, True])
 @pytest.mark.parametrize("name", KINDS)
 def test_a_metric_goes_on_from_its_state_to_the_same_bits(name: str, texts: bool) -> None:
-    """Saved and loaded in the middle, at random places: the same bits as one that was never stopped."""
+    """Saved and loaded in the middle, at random places: the same bits as one that was never
+    stopped.
+    """
     rng = np.random.default_rng(len(name))
     whole, stopped = KINDS[name](), KINDS[name]()
     for step in range(12):
@@ -66,7 +85,8 @@ def test_a_metric_goes_on_from_its_state_to_the_same_bits(name: str, texts: bool
         stopped.update(*batch)
         if step in (0, 5, 6):
             state = through_json(stopped.state())
-            stopped.update(*samples(rng, 30, texts))  # what came after the save is lost in the crash
+            # what came after the save is lost in the crash
+            stopped.update(*samples(rng, 30, texts))
             stopped = KINDS[name]()
             stopped.update(*samples(rng, 30, texts))
             stopped.load_state(state)
@@ -129,7 +149,7 @@ def test_the_samples_of_a_metric_without_any_are_a_state_too() -> None:
             assert math.isnan(metric.eval())
 
 
-# --- bounded --------------------------------------------------------------------------------------------------------
+# --- bounded --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -157,7 +177,7 @@ def test_a_bounded_metric_keeps_its_settings() -> None:
     assert type(bounded(own)) is type(own)
 
 
-# --- set_indexes ----------------------------------------------------------------------------------------------------
+# --- set_indexes ----------------------------------------------------------------------------------
 
 
 def test_indexes_choose_prediction_label_weight_and_group_among_the_inputs() -> None:

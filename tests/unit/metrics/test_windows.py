@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Windows are a function of the sequence of samples: batches, restarts and the clock do not move them."""
+"""Windows are a function of the sequence of samples: batches, restarts and the clock do not move
+them.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,18 @@ def numbers(cuts: Cuts, times: Any, sizes: list[int]) -> list[int]:
     found: list[int] = []
     for size in sizes:
         start = len(found)
-        for number, rows in cuts.pieces(None if times is None else times[start : start + size], size):
+        for number, rows in cuts.pieces(
+            None if times is None else times[start : start + size], size
+        ):
             assert rows.start == len(found) - start  # in order, nothing left out
             found += [number] * (rows.stop - rows.start)
     return found
 
 
 @given(st.lists(st.integers(0, 10**9), min_size=1, max_size=60), st.data())
-def test_the_window_of_a_sample_does_not_depend_on_batches(times: list[int], data: st.DataObject) -> None:
+def test_the_window_of_a_sample_does_not_depend_on_batches(
+    times: list[int], data: st.DataObject
+) -> None:
     array = np.array(times, np.int64)
     at_once = numbers(Cuts(seconds=100.0), array, [len(times)])
     left, sizes = len(times), []
@@ -36,7 +42,8 @@ def test_the_window_of_a_sample_does_not_depend_on_batches(times: list[int], dat
         sizes.append(data.draw(st.integers(1, left)))
         left -= sizes[-1]
     assert numbers(Cuts(seconds=100.0), array, sizes) == at_once
-    assert at_once == [max(times[: i + 1]) // 100_000_000 for i in range(len(times))]  # of the newest time so far
+    # of the newest time so far
+    assert at_once == [max(times[: i + 1]) // 100_000_000 for i in range(len(times))]
 
 
 def test_a_late_sample_falls_into_the_open_window() -> None:
@@ -71,7 +78,15 @@ def test_windows_of_seconds_need_times() -> None:
 
 
 def window(number: int, rows: int = 10, **values: float) -> Window:
-    return Window(number, number + 1, rows, (number + 1) * rows, values, {"user": {"rows": number}}, {"bytes": 1.0})
+    return Window(
+        number,
+        number + 1,
+        rows,
+        (number + 1) * rows,
+        values,
+        {"user": {"rows": number}},
+        {"bytes": 1.0},
+    )
 
 
 def test_a_log_stays_small_and_its_windows_of_one_length() -> None:
@@ -84,14 +99,17 @@ def test_a_log_stays_small_and_its_windows_of_one_length() -> None:
     lengths = {w.windows for w in log.windows[:-1]}
     assert len(lengths) == 1
     assert [w.begin for w in log.windows[1:]] == [w.end for w in log.windows[:-1]]  # no gap
-    assert np.average([w.values["auc"] for w in log.windows], weights=[w.rows for w in log.windows]) == pytest.approx(
-        0.4995
-    )
+    assert np.average(
+        [w.values["auc"] for w in log.windows], weights=[w.rows for w in log.windows]
+    ) == pytest.approx(0.4995)
     assert log.windows[-1].tables == {"user": {"rows": 999}}
 
 
 def test_joined_values_are_means_by_rows_and_undefined_ones_count_for_nothing() -> None:
-    a, b = window(0, 10, auc=0.5, only=1.0, never=math.nan), window(1, 30, auc=0.7, other=2.0, never=math.nan)
+    a, b = (
+        window(0, 10, auc=0.5, only=1.0, never=math.nan),
+        window(1, 30, auc=0.7, other=2.0, never=math.nan),
+    )
     joined = a.joined(b)
     assert joined.values.pop("never") != joined.values
     assert joined.values == pytest.approx({"auc": 0.65, "only": 1.0, "other": 2.0})
@@ -135,7 +153,10 @@ def test_dicts_of_floats_survive_as_columns(rows: list[dict[str, float]]) -> Non
 
 
 def test_counters_survive_as_columns_without_bytes() -> None:
-    rows = [{"user": {"rows": 2**40, "row_bytes": 5}}, {"user": {"rows": 1, "evicted": 0}, "item": {"rows": 4}}]
+    rows = [
+        {"user": {"rows": 2**40, "row_bytes": 5}},
+        {"user": {"rows": 1, "evicted": 0}, "item": {"rows": 4}},
+    ]
     assert tables_of(through_json(counters(rows))) == [{"user": {"rows": 2**40}}, rows[1]]
 
 
@@ -147,6 +168,8 @@ def through_json(state: dict[str, Any]) -> dict[str, Any]:
             plain[name] = through_json(value)
         else:
             plain[name] = (
-                value.copy() if isinstance(value, np.ndarray) else json.loads(json.dumps(value, allow_nan=False))
+                value.copy()
+                if isinstance(value, np.ndarray)
+                else json.loads(json.dumps(value, allow_nan=False))
             )
     return plain

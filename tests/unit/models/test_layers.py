@@ -35,7 +35,7 @@ def close(left: torch.Tensor, right: torch.Tensor) -> None:
     torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-6)
 
 
-# --- crosses --------------------------------------------------------------------------------------------------------
+# --- crosses --------------------------------------------------------------------------------------
 
 
 def test_cross_v1_is_the_formula_of_the_paper() -> None:
@@ -74,13 +74,17 @@ def test_the_low_rank_cross_equals_gating_every_expert_alone(num_experts: int) -
     close(net(x0), x)
 
 
-@pytest.mark.parametrize("make", [CrossNet, CrossNetV2, lambda width, layers: CrossNetMix(width, layers, rank=2)])
+@pytest.mark.parametrize(
+    "make", [CrossNet, CrossNetV2, lambda width, layers: CrossNetMix(width, layers, rank=2)]
+)
 def test_a_cross_layer_passes_gradient_checks(make: type[nn.Module]) -> None:
     net = make(3, 2).double()
-    assert torch.autograd.gradcheck(net, (torch.randn(4, 3, dtype=torch.float64, requires_grad=True),))
+    assert torch.autograd.gradcheck(
+        net, (torch.randn(4, 3, dtype=torch.float64, requires_grad=True),)
+    )
 
 
-# --- interactions ---------------------------------------------------------------------------------------------------
+# --- interactions ---------------------------------------------------------------------------------
 
 
 def test_fm_is_the_sum_over_all_pairs() -> None:
@@ -98,11 +102,14 @@ def test_dot_gives_every_pair_once() -> None:
     assert not layer.state_dict()
 
 
-# --- linear ---------------------------------------------------------------------------------------------------------
+# --- linear ---------------------------------------------------------------------------------------
 
 
 def test_the_head_equals_a_linear_layer_over_the_concatenation() -> None:
-    head, parts = LogitHead(2, 3, 4), [torch.randn(5, width, requires_grad=True) for width in (2, 3, 4)]
+    head, parts = (
+        LogitHead(2, 3, 4),
+        [torch.randn(5, width, requires_grad=True) for width in (2, 3, 4)],
+    )
     logits = head(*parts)
     whole = torch.cat(parts, dim=1)
     close(logits, head.linear(whole).squeeze(1))
@@ -129,11 +136,14 @@ def test_xavier_sets_weights_and_zero_biases() -> None:
     assert not mlp[0].bias.any()
 
 
-# --- perceptron -----------------------------------------------------------------------------------------------------
+# --- perceptron -----------------------------------------------------------------------------------
 
 
 def test_the_order_is_linear_norm_activation_dropout() -> None:
-    assert [type(layer) for layer in MLP(3, [4], activation="tanh", dropout=0.5, batch_norm=True, output_dim=1)] == [
+    assert [
+        type(layer)
+        for layer in MLP(3, [4], activation="tanh", dropout=0.5, batch_norm=True, output_dim=1)
+    ] == [
         nn.Linear,
         BatchNorm,
         nn.Tanh,
@@ -186,7 +196,7 @@ def test_bad_widths_rates_and_names_are_config_errors() -> None:
             make()
 
 
-# --- dropout --------------------------------------------------------------------------------------------------------
+# --- dropout --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.4, 0.5, 0.9, 1e-3])
@@ -219,7 +229,9 @@ def test_the_seed_of_torch_decides_the_mask(layer: type[nn.Module]) -> None:
 
 @pytest.mark.parametrize("layer", [Dropout, ReLUDropout])
 @pytest.mark.parametrize("shape", [(0, 4), (1, 1), (3,), (5, 7, 3)])
-def test_dropout_takes_any_shape_and_rests_in_eval(layer: type[nn.Module], shape: tuple[int, ...]) -> None:
+def test_dropout_takes_any_shape_and_rests_in_eval(
+    layer: type[nn.Module], shape: tuple[int, ...]
+) -> None:
     x = torch.randn(shape)
     assert layer(0.5)(x).shape == x.shape
     still = x if layer is Dropout else x.relu()
@@ -238,7 +250,9 @@ def test_relu_dropout_equals_relu_then_dropout_forward_and_backward(dtype: torch
         (out * torch.arange(20)).sum().backward()
         outs.append(out.detach())
         gradients.append(leaf.grad)
-    tolerance = {"rtol": 1e-2, "atol": 1e-2} if dtype == torch.bfloat16 else {"rtol": 1e-6, "atol": 1e-6}
+    tolerance = (
+        {"rtol": 1e-2, "atol": 1e-2} if dtype == torch.bfloat16 else {"rtol": 1e-6, "atol": 1e-6}
+    )
     torch.testing.assert_close(outs[0], outs[1], **tolerance)
     torch.testing.assert_close(gradients[0], gradients[1], **tolerance)
 
@@ -255,8 +269,12 @@ def test_a_compiled_dropout_draws_the_same_mask_once(layer: type[nn.Module]) -> 
         assert torch.equal(out != 0, leaf.grad != 0)
         outs.append(out.detach())
     close(outs[0], outs[1])
-    stacked = torch.compile(nn.Sequential(layer(0.4), layer(0.4)), backend="aot_eager", fullgraph=True)
-    assert (stacked(torch.ones(300, 300)) != 0).float().mean().item() == pytest.approx(0.36, abs=0.02)
+    stacked = torch.compile(
+        nn.Sequential(layer(0.4), layer(0.4)), backend="aot_eager", fullgraph=True
+    )
+    assert (stacked(torch.ones(300, 300)) != 0).float().mean().item() == pytest.approx(
+        0.36, abs=0.02
+    )
 
 
 def test_relu_dropout_lets_nan_through_so_that_the_loop_can_see_it() -> None:
@@ -266,7 +284,12 @@ def test_relu_dropout_lets_nan_through_so_that_the_loop_can_see_it() -> None:
 
 def test_layers_run_under_autocast() -> None:
     x = torch.randn(6, 12, requires_grad=True)
-    for net in (CrossNet(12, 2), CrossNetV2(12, 2), CrossNetMix(12, 2), MLP(12, [8, 8], dropout=0.4, batch_norm=True)):
+    for net in (
+        CrossNet(12, 2),
+        CrossNetV2(12, 2),
+        CrossNetMix(12, 2),
+        MLP(12, [8, 8], dropout=0.4, batch_norm=True),
+    ):
         with torch.autocast("cpu", torch.bfloat16):
             out = net(x)
         out.float().sum().backward()

@@ -39,7 +39,9 @@ def test_bce_is_torchs_mean_with_and_without_weights() -> None:
     torch.testing.assert_close(BCE()(x, y, w), F.binary_cross_entropy_with_logits(x, y, w))
     weighted = F.binary_cross_entropy_with_logits(x, y, pos_weight=torch.tensor(3.0))
     torch.testing.assert_close(BCE(pos_weight=3.0)(x, y), weighted)
-    torch.testing.assert_close(BCE(label_smoothing=0.2)(x, y), F.binary_cross_entropy_with_logits(x, y * 0.8 + 0.1))
+    torch.testing.assert_close(
+        BCE(label_smoothing=0.2)(x, y), F.binary_cross_entropy_with_logits(x, y * 0.8 + 0.1)
+    )
 
 
 def test_mse_is_torchs_mean() -> None:
@@ -104,7 +106,8 @@ def test_multi_task_adds_weighted_losses_by_label() -> None:
     (a, ya, w), (b, yb, _) = draw(), draw()
     loss = MultiTask({"a": BCE(), "b": MSE()}, {"b": 0.5})
     torch.testing.assert_close(
-        loss({"a": a, "b": b}, {"a": ya, "b": yb, "c": ya}, w), BCE()(a, ya, w) + 0.5 * MSE()(b, yb, w)
+        loss({"a": a, "b": b}, {"a": ya, "b": yb, "c": ya}, w),
+        BCE()(a, ya, w) + 0.5 * MSE()(b, yb, w),
     )
     assert set(loss.parts({"a": a, "b": b}, {"a": ya, "b": yb})) == {"a", "b"}
     with pytest.raises(ConfigError, match=r"MultiTask\.losses\.b: no such label"):
@@ -124,7 +127,11 @@ def test_every_loss_is_found_by_name_and_describes_itself(cls: type[Loss]) -> No
 def test_wrong_names_and_numbers_are_config_errors() -> None:
     with pytest.raises(ConfigError, match="did you mean 'focal'"):
         get_loss("focl")
-    for make in (lambda: BCE(pos_weight=-1.0), lambda: BCE(label_smoothing=2.0), lambda: Focal(gamma=math.nan)):
+    for make in (
+        lambda: BCE(pos_weight=-1.0),
+        lambda: BCE(label_smoothing=2.0),
+        lambda: Focal(gamma=math.nan),
+    ):
         with pytest.raises(ConfigError, match="received"):
             make()
     with pytest.raises(ConfigError, match="negative_rate"):

@@ -104,14 +104,18 @@ def train_step(model: torch.nn.Module, samples: hb.Batch) -> float:
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("n", [0, 1, 5])
 @pytest.mark.parametrize("autocast", [False, True])
-def test_a_batch_of_any_size_gives_one_float32_logit_a_sample(name: str, n: int, autocast: bool) -> None:
+def test_a_batch_of_any_size_gives_one_float32_logit_a_sample(
+    name: str, n: int, autocast: bool
+) -> None:
     model, samples = make(name), batch(n)
     for training in (True, False):
         model.train(training)
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             outputs = by_label(model(samples))
         assert set(outputs) == ({"y", "z"} if name == "MMoE" else {"y"})
-        assert all(logits.shape == (n,) and logits.dtype == torch.float32 for logits in outputs.values())
+        assert all(
+            logits.shape == (n,) and logits.dtype == torch.float32 for logits in outputs.values()
+        )
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -158,11 +162,15 @@ def test_a_model_describes_itself_and_is_built_again(name: str) -> None:
     again = config.build(spec, torch.nn.Module, "model", given)
     assert type(again) is type(model)
     assert config.describe(again) == spec
-    shapes = [{key: value.shape for key, value in dense_state(one).items()} for one in (model, again)]
+    shapes = [
+        {key: value.shape for key, value in dense_state(one).items()} for one in (model, again)
+    ]
     assert shapes[0] == shapes[1]
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("FM", "DeepFM", "DLRM", "DLRM cat", "MMoE")])
+@pytest.mark.parametrize(
+    "name", [name for name in MODELS if name not in ("FM", "DeepFM", "DLRM", "DLRM cat", "MMoE")]
+)
 def test_schemas_with_only_ids_or_only_dense_columns_work(name: str) -> None:
     for schema in (IDS_ONLY, DENSE_ONLY):
         assert make(name, schema)(batch(3)).shape == (3,)
@@ -185,7 +193,7 @@ def test_a_compiled_model_gives_the_logits_and_gradients_of_the_plain_one() -> N
         torch.testing.assert_close(plain, other, rtol=1e-4, atol=1e-5)
 
 
-# --- formulas -------------------------------------------------------------------------------------------------------
+# --- formulas -------------------------------------------------------------------------------------
 
 
 def test_fm_is_bias_weights_and_pairs() -> None:
@@ -196,7 +204,9 @@ def test_fm_is_bias_weights_and_pairs() -> None:
     rows = model.inputs.collection(samples)
     weights = model.linear.collection(samples)
     pairs = sum((rows[a] * rows[b]).sum(1) for a, b in combinations(["user", "item"], 2))
-    torch.testing.assert_close(logits, model.linear.bias + sum(w.squeeze(1) for w in weights.values()) + pairs)
+    torch.testing.assert_close(
+        logits, model.linear.bias + sum(w.squeeze(1) for w in weights.values()) + pairs
+    )
 
 
 def test_first_order_weights_live_in_tables_of_their_own() -> None:
@@ -211,12 +221,21 @@ def test_first_order_weights_live_in_tables_of_their_own() -> None:
 
 
 def test_the_size_of_dcnv2_is_that_of_the_published_model() -> None:
-    """BARS' Frappe DCNv2 has 458,391 parameters with 5,406 rows of dim 10 (its ids and one unknown a field)."""
+    """BARS' Frappe DCNv2 has 458,391 parameters with 5,406 rows of dim 10 (its ids and one unknown
+    a field).
+    """
     fields = [hb.Id(f"f{i}") for i in range(10)]
     schema = hb.Schema([hb.Label("y"), *fields])
-    model = hb.models.DCNv2(schema, hb.make_tables(schema, dim=10), num_cross_layers=4, dropout=0.4, batch_norm=True)
+    model = hb.models.DCNv2(
+        schema, hb.make_tables(schema, dim=10), num_cross_layers=4, dropout=0.4, batch_norm=True
+    )
     dense = sum(p.numel() for p in hb.dense_parameters(model))
-    cross, mlp, norms, head = 4 * (100 * 100 + 100), 100 * 400 + 2 * 400 * 400 + 3 * 400, 3 * 800, 501
+    cross, mlp, norms, head = (
+        4 * (100 * 100 + 100),
+        100 * 400 + 2 * 400 * 400 + 3 * 400,
+        3 * 800,
+        501,
+    )
     assert dense == cross + mlp + norms + head
     assert (458_391 - dense) % 10 == 0
 
@@ -237,10 +256,12 @@ def test_dlrm_dot_joins_pairs_and_the_bottom_output() -> None:
     dense = model.bottom(flat[:, model.inputs.embedding_dim :])
     fields = [dense, *flat[:, : model.inputs.embedding_dim].split(4, dim=1)]
     pairs = [(fields[i] * fields[j]).sum(1, keepdim=True) for i in range(5) for j in range(i)]
-    torch.testing.assert_close(model(samples), model.head(model.top(torch.cat([dense, *pairs], dim=1))))
+    torch.testing.assert_close(
+        model(samples), model.head(model.top(torch.cat([dense, *pairs], dim=1)))
+    )
 
 
-# --- bad configuration ----------------------------------------------------------------------------------------------
+# --- bad configuration ----------------------------------------------------------------------------
 
 
 def test_wrong_settings_are_config_errors_that_say_what_to_do() -> None:
@@ -251,12 +272,21 @@ def test_wrong_settings_are_config_errors_that_say_what_to_do() -> None:
     cases = [
         (lambda: hb.models.DCNv2(SCHEMA, tables, structure="serial"), "structure: unknown"),  # type: ignore[arg-type]
         (lambda: hb.models.DLRM(SCHEMA, tables, interaction="sum"), "interaction: unknown"),  # type: ignore[arg-type]
-        (lambda: hb.models.MMoE(SCHEMA, tables, tasks=("y", "income")), r"tasks: .*received \['income'\]"),
+        (
+            lambda: hb.models.MMoE(SCHEMA, tables, tasks=("y", "income")),
+            r"tasks: .*received \['income'\]",
+        ),
         (lambda: hb.models.MMoE(SCHEMA, tables, num_experts=0), "num_experts"),
-        (lambda: hb.models.FM(SCHEMA, mixed), r"FM: fields of one dim needed — received dims \[4, 6\]"),
+        (
+            lambda: hb.models.FM(SCHEMA, mixed),
+            r"FM: fields of one dim needed — received dims \[4, 6\]",
+        ),
         (lambda: hb.models.DNN(SCHEMA, {}), "no table for column 'user'"),
         (lambda: hb.models.LR(SCHEMA, {}), "no table for column 'user'"),
-        (lambda: hb.models.DNN(sequence, {"item": tables["item"]}), "history: a sequence feature has no place"),
+        (
+            lambda: hb.models.DNN(sequence, {"item": tables["item"]}),
+            "history: a sequence feature has no place",
+        ),
         (lambda: hb.models.DNN(empty, {}), "no features"),
         (lambda: hb.models.DNN(SCHEMA, tables, dropout=1.5), "dropout: not a rate"),
         (lambda: hb.models.DCN(SCHEMA, tables, num_cross_layers=0), "num_cross_layers: too small"),

@@ -20,21 +20,36 @@ from hotbed.optim.precision import boost, precision
 from hotbed.optim.schedule import Chain, Cosine, Hold, Polynomial, Schedule, Warmup
 
 
-@pytest.mark.parametrize(("rule", "kind", "expected"), [
-    (hb.Adam(lr=0.1, beta1=0.8, l2=0.01), torch.optim.Adam, {"lr": 0.1, "betas": (0.8, 0.999), "weight_decay": 0.01}),
-    (hb.Adam(decay=0.1), torch.optim.AdamW, {"weight_decay": 0.1}),
-    (hb.Adagrad(lr=0.2, initial_accumulator=0.1), torch.optim.Adagrad, {"lr": 0.2, "initial_accumulator_value": 0.1}),
-    (hb.RmsProp(alpha=0.9), torch.optim.RMSprop, {"alpha": 0.9}),
-    (hb.Sgd(lr=0.3), torch.optim.SGD, {"lr": 0.3, "momentum": 0}),
-    (hb.Nesterov(momentum=0.7), torch.optim.SGD, {"momentum": 0.7, "nesterov": True}),
-])  # fmt: skip
-def test_a_rule_becomes_the_torch_optimizer_of_its_name(rule: Any, kind: type, expected: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("rule", "kind", "expected"),
+    [
+        (
+            hb.Adam(lr=0.1, beta1=0.8, l2=0.01),
+            torch.optim.Adam,
+            {"lr": 0.1, "betas": (0.8, 0.999), "weight_decay": 0.01},
+        ),
+        (hb.Adam(decay=0.1), torch.optim.AdamW, {"weight_decay": 0.1}),
+        (
+            hb.Adagrad(lr=0.2, initial_accumulator=0.1),
+            torch.optim.Adagrad,
+            {"lr": 0.2, "initial_accumulator_value": 0.1},
+        ),
+        (hb.RmsProp(alpha=0.9), torch.optim.RMSprop, {"alpha": 0.9}),
+        (hb.Sgd(lr=0.3), torch.optim.SGD, {"lr": 0.3, "momentum": 0}),
+        (hb.Nesterov(momentum=0.7), torch.optim.SGD, {"momentum": 0.7, "nesterov": True}),
+    ],
+)
+def test_a_rule_becomes_the_torch_optimizer_of_its_name(
+    rule: Any, kind: type, expected: dict[str, Any]
+) -> None:
     made = dense_optimizer(rule, nn.Linear(2, 2).parameters())
     assert type(made) is kind
     assert {key: made.param_groups[0][key] for key in expected} == expected
 
 
-@pytest.mark.parametrize("rule", [hb.Ftrl(), hb.RowwiseAdagrad(), hb.Adam(clip=1.0), hb.Adam(decay=0.1, l2=0.1)])
+@pytest.mark.parametrize(
+    "rule", [hb.Ftrl(), hb.RowwiseAdagrad(), hb.Adam(clip=1.0), hb.Adam(decay=0.1, l2=0.1)]
+)
 def test_a_rule_that_torch_does_not_have_is_refused(rule: Any) -> None:
     with pytest.raises(ConfigError, match="optimizer:"):
         dense_optimizer(rule, nn.Linear(2, 2).parameters())
@@ -51,12 +66,25 @@ def test_schedules_have_the_published_shapes() -> None:
     assert [Polynomial(4, power=2.0).factor(step) for step in (0, 2, 4, 9)] == [1.0, 0.25, 0.0, 0.0]
     assert [round(Cosine(4, end=0.5).factor(step), 6) for step in (0, 2, 4)] == [1.0, 0.75, 0.5]
     chain = Chain((Warmup(2, start=0.5), Hold(3), Polynomial(2)))
-    assert [chain.factor(step) for step in range(9)] == [0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 0.5, 0.0, 0.0]
+    assert [chain.factor(step) for step in range(9)] == [
+        0.75,
+        1.0,
+        1.0,
+        1.0,
+        1.0,
+        1.0,
+        0.5,
+        0.0,
+        0.0,
+    ]
 
 
 def test_a_polynomial_equals_torchs(recwarn: Any) -> None:
     rates = []
-    for make in (Polynomial(5, power=2.0).attach, lambda o: torch.optim.lr_scheduler.PolynomialLR(o, 5, 2.0)):
+    for make in (
+        Polynomial(5, power=2.0).attach,
+        lambda o: torch.optim.lr_scheduler.PolynomialLR(o, 5, 2.0),
+    ):
         optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
         scheduler, seen = make(optimizer), []
         for _ in range(7):

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deltas: what applies to what, what stays, one full from a chain, and what people ask about checkpoints."""
+"""Deltas: what applies to what, what stays, one full from a chain, and what people ask about
+checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def tracked(name: str = "t", **keywords: Any) -> hb.Table:
     return table
 
 
-def run(where: Any, steps: int, table: hb.Table, keep: int = 1, parent: Saved | None = None) -> list[Saved]:
+def run(
+    where: Any, steps: int, table: hb.Table, keep: int = 1, parent: Saved | None = None
+) -> list[Saved]:
     """A full and deltas: step k learns ids 10 k .. 10 k + 30 and removes id 10 k."""
     saves: list[Saved] = []
     for step in range(steps):
@@ -90,7 +94,9 @@ def test_a_save_in_the_middle_of_a_sweep_holds_no_expired_row(tmp_path: Path) ->
     assert verify(tmp_path)["links"] == 2
 
 
-def test_growth_admission_eviction_and_deltas_work_together_and_readmitted_ids_start_anew(tmp_path: Path) -> None:
+def test_growth_admission_eviction_and_deltas_work_together_and_readmitted_ids_start_anew(
+    tmp_path: Path,
+) -> None:
     def make() -> hb.Table:
         return hb.Table("t", 2, rule=RULE, admit=hb.MinCount(2), evict=hb.Ttl(seconds=10))
 
@@ -99,7 +105,8 @@ def test_growth_admission_eviction_and_deltas_work_together_and_readmitted_ids_s
     initial = hb.Table("t", 2, rule=RULE)
     for step in range(8):
         now = step * 4_000_000
-        ids = np.arange(step * 500, step * 500 + 1000)  # each id is seen in two steps, and then no more
+        # each id is seen in two steps, and then no more
+        ids = np.arange(step * 500, step * 500 + 1000)
         learn(table, np.repeat(ids, 2) if step % 3 == 0 else ids, now)
         if step == 7:  # ids of the first step, long gone, come again
             assert (table.find(np.arange(400)) == -1).all()
@@ -107,17 +114,31 @@ def test_growth_admission_eviction_and_deltas_work_together_and_readmitted_ids_s
             np.testing.assert_array_equal(table.gather(slots[::2]), initial.lookup(np.arange(400)))
         table.evict(now)
         state = State(tables={"t": table}, version=step)
-        saves.append(write(tmp_path / "run", capture(state, changes=step > 0), parent=saves[-1] if saves else None))
+        saves.append(
+            write(
+                tmp_path / "run",
+                capture(state, changes=step > 0),
+                parent=saves[-1] if saves else None,
+            )
+        )
         other = make()
         restore(open_checkpoint(tmp_path / "run"), State(tables={"t": other}))
         assert content_digest({"t": other}) == content_digest({"t": table})
         whole = save(tmp_path / "whole", state)
-        assert content_digest(open_checkpoint(whole.folder)) == content_digest(open_checkpoint(tmp_path / "run"))
+        assert content_digest(open_checkpoint(whole.folder)) == content_digest(
+            open_checkpoint(tmp_path / "run")
+        )
     assert describe(tmp_path / "run")["tables"][0]["removed"] > 0
 
 
 @pytest.mark.parametrize(
-    "evict", [hb.Lru(1024), hb.Lfu(1024), hb.Lfu(1024, half_life_seconds=3), [hb.Ttl(seconds=3), hb.Lru(1024)]]
+    "evict",
+    [
+        hb.Lru(1024),
+        hb.Lfu(1024),
+        hb.Lfu(1024, half_life_seconds=3),
+        [hb.Ttl(seconds=3), hb.Lru(1024)],
+    ],
 )
 def test_bounded_tables_have_deltas_too(tmp_path: Path, evict: Any) -> None:
     table, saves = tracked(evict=evict), []
@@ -125,7 +146,11 @@ def test_bounded_tables_have_deltas_too(tmp_path: Path, evict: Any) -> None:
     for step in range(40):
         learn(table, np.unique(draw.integers(0, 3000, 60)), step * 1_000_000)
         saves.append(
-            write(tmp_path, capture(State(tables={"t": table}), step > 0), parent=saves[-1] if saves else None)
+            write(
+                tmp_path,
+                capture(State(tables={"t": table}), step > 0),
+                parent=saves[-1] if saves else None,
+            )
         )
     other = hb.Table("t", 2, rule=RULE, evict=evict)
     restore(open_checkpoint(tmp_path), State(tables={"t": other}))
@@ -195,14 +220,21 @@ def test_compaction_gives_one_full_of_the_same_content_and_the_run_goes_on(tmp_p
     made = compact(tmp_path)
     assert made is not None
     reader = open_checkpoint(tmp_path)
-    assert (reader.manifest["kind"], len(reader.links), content_digest(reader)) == ("full", 1, digest)
+    assert (reader.manifest["kind"], len(reader.links), content_digest(reader)) == (
+        "full",
+        1,
+        digest,
+    )
     assert compact(tmp_path) is None
     follower = Replica()
     follower.apply(reader)
     learn(table, range(5))
-    after = write(tmp_path, capture(State(tables={"t": table}, version=9), changes=True), 1, saves[-1])
+    after = write(
+        tmp_path, capture(State(tables={"t": table}, version=9), changes=True), 1, saves[-1]
+    )
     link = open_checkpoint(after.folder).links[-1]
-    for one in (replica, follower):  # one that took the deltas, and one that took the compacted full
+    # one that took the deltas, and one that took the compacted full
+    for one in (replica, follower):
         assert one.apply(link)
         assert values_digest(one.tables) == values_digest({"t": table})
 
@@ -229,7 +261,14 @@ def test_retention_keeps_fulls_with_their_deltas(tmp_path: Path) -> None:
     for step in range(9):
         learn(table, range(step, step + 5))
         full = step % 3 == 0
-        saves.append(write(tmp_path, capture(State(tables={"t": table}), not full), 2, saves[-1] if saves else None))
+        saves.append(
+            write(
+                tmp_path,
+                capture(State(tables={"t": table}), not full),
+                2,
+                saves[-1] if saves else None,
+            )
+        )
     names = [Path(saved.folder).name for saved in saves]
     assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == names[3:]
     for name in names[3:]:
@@ -269,16 +308,27 @@ def test_verify_tells_the_digests_and_refuses_rows_out_of_order(tmp_path: Path) 
         entry = dict(reader.manifest["tables"][0])
         (batch,) = reader.batches(entry["parts"][0]["file"])
         writer.write_batches(entry["parts"][0]["file"], [batch.take(list(range(9, -1, -1)))])
-        members = {name: value for name, value in reader.manifest.items() if name not in ("files", "digest", "dense")}
+        members = {
+            name: value
+            for name, value in reader.manifest.items()
+            if name not in ("files", "digest", "dense")
+        }
         writer.commit({**members, "dense": None})
     with pytest.raises(FormatError, match="rows out of order"):
         verify(tmp_path / "c")
 
 
 def test_describe_tells_tables_positions_and_histograms(tmp_path: Path) -> None:
-    table = hb.Table("t", 2, rule=RULE, admit=hb.MinCount(2), evict=hb.Ttl(seconds=9), init=hb.Constant(3.0))
+    table = hb.Table(
+        "t", 2, rule=RULE, admit=hb.MinCount(2), evict=hb.Ttl(seconds=9), init=hb.Constant(3.0)
+    )
     table.find_or_insert(np.array([1, 1, 2, 2, 3]), 5)
-    state = State(network=nn.Linear(2, 1), tables={"t": table}, positions={"train": {"row": 5}}, counters={"steps": 4})
+    state = State(
+        network=nn.Linear(2, 1),
+        tables={"t": table},
+        positions={"train": {"row": 5}},
+        counters={"steps": 4},
+    )
     save(tmp_path, state)
     told = describe(tmp_path)
     assert (told["positions"], told["counters"]) == ({"train": {"row": 5}}, {"steps": 4})
@@ -331,14 +381,22 @@ def test_a_warm_start_takes_rows_under_new_names(tmp_path: Path) -> None:
         learn(table, range(20))
     save(tmp_path, State(tables=old))
     new = {name: hb.Table(name, 2, rule=RULE) for name in ("user", "item", "fresh")}
-    found = warm_start(new, open_checkpoint(tmp_path), rename=[(r"v1_(.*)", r"\1"), (r"nothing", "x")])
+    found = warm_start(
+        new, open_checkpoint(tmp_path), rename=[(r"v1_(.*)", r"\1"), (r"nothing", "x")]
+    )
     assert found == {"user": "v1_user", "item": "v1_item"}
     ids = np.arange(20)
     np.testing.assert_array_equal(new["user"].lookup(ids), old["v1_user"].lookup(ids))
     assert (len(new["fresh"]), new["user"].step) == (0, 0)
-    state = [value for batch in new["user"].export() for value in batch.column("state").flatten().to_pylist()]
+    state = [
+        value
+        for batch in new["user"].export()
+        for value in batch.column("state").flatten().to_pylist()
+    ]
     assert set(state) == {RULE.initial_accumulator}
-    assert warm_start({"user": new["user"]}, open_checkpoint(tmp_path), {"other": "user"}) == {"user": "other"}
+    assert warm_start({"user": new["user"]}, open_checkpoint(tmp_path), {"other": "user"}) == {
+        "user": "other"
+    }
 
 
 def test_a_warm_start_with_state_goes_on_bit_for_bit(tmp_path: Path) -> None:

@@ -40,7 +40,9 @@ class Crafted:
         shutil.copytree(good, root)
         self.root = root
         self.folders = sorted(root.glob("checkpoint-*"))
-        self.manifests = [json.loads((folder / "MANIFEST.json").read_text()) for folder in self.folders]
+        self.manifests = [
+            json.loads((folder / "MANIFEST.json").read_text()) for folder in self.folders
+        ]
         self.full = self.manifests[0]
 
     def path(self, name: str, number: int = 0) -> Path:
@@ -49,12 +51,16 @@ class Crafted:
     def entry(self, name: str = "user", number: int = 0) -> Any:
         return next(entry for entry in self.manifests[number]["tables"] if entry["name"] == name)
 
-    def rewrite(self, change: Callable[[pa.Table], pa.Table], name: str = "user", **options: Any) -> None:
+    def rewrite(
+        self, change: Callable[[pa.Table], pa.Table], name: str = "user", **options: Any
+    ) -> None:
         """The rows of a table's part in the full, changed."""
         part = self.entry(name)["parts"][0]
         path = self.path(part["file"])
         rows = change(pa.ipc.open_file(path.read_bytes()).read_all())
-        with pa.ipc.new_file(str(path), rows.schema, options=pa.ipc.IpcWriteOptions(**options)) as sink:
+        with pa.ipc.new_file(
+            str(path), rows.schema, options=pa.ipc.IpcWriteOptions(**options)
+        ) as sink:
             sink.write_table(rows)
         part["rows"] = self.entry(name)["rows"] = rows.num_rows
 
@@ -73,7 +79,9 @@ class Crafted:
             digests[str(before)] = digest
             (folder / "MANIFEST.json").write_text(text, errors="surrogatepass")
         data = (self.folders[-1] / "MANIFEST.json").read_bytes()
-        (self.root / "CURRENT").write_text(f"{self.folders[-1].name} {hashlib.sha256(data).hexdigest()}\n")
+        (self.root / "CURRENT").write_text(
+            f"{self.folders[-1].name} {hashlib.sha256(data).hexdigest()}\n"
+        )
 
     def _measure(self, folder: Path, manifest: dict[str, Any]) -> None:
         files = manifest.get("files")
@@ -101,17 +109,28 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     schema = hb.Schema([hb.Label("y"), hb.Time("t"), hb.Id("user"), hb.Id("tag")])
     expiring = hb.MinCount(2, expire_seconds=1000)
     tables = {
-        "user": hb.Table("user", 2, rule=hb.Adam(), admit=expiring, evict=[hb.Ttl(seconds=120), hb.Lfu(5000, 100)]),
+        "user": hb.Table(
+            "user",
+            2,
+            rule=hb.Adam(),
+            admit=expiring,
+            evict=[hb.Ttl(seconds=120), hb.Lfu(5000, 100)],
+        ),
         "tag": hb.Table("tag", 3, rule=hb.RowwiseAdagrad(), evict=hb.Lru(2000), dtype="bfloat16"),
     }
     model = hb.RecModel(hb.models.DNN(schema, tables, hidden=[2]), "bce", "adam", {"auc"})
     for steps in (4, 8):  # the first save after a resume is a full
         saves = hb.callbacks.Checkpoint(root, every_steps=2, keep=1, wait=True)
         data = hb.Dataset(hb.sources.Memory(rows), schema, 50, prefetch=0)
-        model.online_train(data, [hb.callbacks.Evict(step_interval=1), saves], progress=False, max_steps=steps)
+        model.online_train(
+            data, [hb.callbacks.Evict(step_interval=1), saves], progress=False, max_steps=steps
+        )
     reader = open_checkpoint(root)
     assert [link.manifest["kind"] for link in reader.links] == ["full", "delta"]
-    assert all(entry["parts"] and entry["removed"] and entry["candidates"] for entry in reader.manifest["tables"][1:])
+    assert all(
+        entry["parts"] and entry["removed"] and entry["candidates"]
+        for entry in reader.manifest["tables"][1:]
+    )
     return root
 
 
@@ -155,7 +174,11 @@ def rows(change: Callable[[pa.Table], pa.Table], **options: Any) -> Change:
 
 
 def cast(name: str, kind: pa.DataType) -> Change:
-    return rows(lambda table: table.set_column(table.schema.get_field_index(name), name, table[name].cast(kind)))
+    return rows(
+        lambda table: table.set_column(
+            table.schema.get_field_index(name), name, table[name].cast(kind)
+        )
+    )
 
 
 def without(name: str) -> Change:
@@ -216,7 +239,8 @@ def nested(crafted: Crafted) -> None:
 
 CASES: dict[str, Change] = {
     **{
-        f"no {name}": changed(name, to=DELETED) for name in ("tables", "files", "positions", "dense", "kind", "digest_")
+        f"no {name}": changed(name, to=DELETED)
+        for name in ("tables", "files", "positions", "dense", "kind", "digest_")
     },
     "files a list": changed("files", to=[]),
     "tables a number": changed("tables", to=5),
@@ -237,7 +261,10 @@ CASES: dict[str, Change] = {
     "a part that begins late": changed("tables", 1, "parts", 0, "first", to=200),
     "rows twice": rows(lambda table: pa.concat_tables([table, table])),
     "rows of other partitions": rows(moved),
-    **{f"no {name}": without(name) for name in ("partition", "id", "value", "state", "last_seen", "count", "score")},
+    **{
+        f"no {name}": without(name)
+        for name in ("partition", "id", "value", "state", "last_seen", "count", "score")
+    },
     "ids that are numbers": cast("id", pa.float64()),
     "ids that are text": cast("id", pa.string()),
     "ids of 32 bits": cast("id", pa.int32()),
@@ -251,7 +278,9 @@ CASES: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_crafted_checkpoint_is_refused_by_the_name_of_its_file(good: Path, tmp_path: Path, case: str) -> None:
+def test_a_crafted_checkpoint_is_refused_by_the_name_of_its_file(
+    good: Path, tmp_path: Path, case: str
+) -> None:
     crafted = Crafted(good, tmp_path / "model")
     if case == "no digest_":
         crafted.full["digest_"] = 1  # a member that nobody knows: the copy itself is taken
@@ -266,7 +295,9 @@ def test_a_crafted_checkpoint_is_refused_by_the_name_of_its_file(good: Path, tmp
         assert any(f"{folder.name}/" in message for folder in crafted.folders), (reader, message)
 
 
-def test_a_model_that_no_memory_can_hold_is_refused_by_the_name_of_the_manifest(good: Path, tmp_path: Path) -> None:
+def test_a_model_that_no_memory_can_hold_is_refused_by_the_name_of_the_manifest(
+    good: Path, tmp_path: Path
+) -> None:
     crafted = Crafted(good, tmp_path / "model")
     crafted.manifests[1]["model"]["network"]["hidden"] = [10**9, 10**9]
     crafted.seal()
@@ -274,7 +305,9 @@ def test_a_model_that_no_memory_can_hold_is_refused_by_the_name_of_the_manifest(
         hb.load(crafted.root)
 
 
-def test_a_read_that_races_with_retention_reads_the_state_that_became_newest(tmp_path: Path) -> None:
+def test_a_read_that_races_with_retention_reads_the_state_that_became_newest(
+    tmp_path: Path,
+) -> None:
     save(tmp_path, State(version=1))
     versions: list[int] = []
 
@@ -307,7 +340,13 @@ def test_a_read_of_a_torn_state_that_stays_newest_is_not_repeated(tmp_path: Path
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Paths to all members of nested values."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, item in items:
         yield (*path, key)
         yield from places(item, (*path, key))
@@ -343,7 +382,10 @@ def fuzzed_manifest(crafted: Crafted, draw: random.Random) -> tuple[Any, ...]:
 def fuzzed_file(crafted: Crafted, draw: random.Random) -> tuple[Any, ...]:
     """Bytes of one file changed, cut, repeated or taken from another file."""
     paths = sorted(
-        path for folder in crafted.folders for path in folder.rglob("*") if path.suffix in (".arrow", ".safetensors")
+        path
+        for folder in crafted.folders
+        for path in folder.rglob("*")
+        if path.suffix in (".arrow", ".safetensors")
     )
     path = draw.choice(paths)
     data = bytearray(path.read_bytes())
@@ -353,7 +395,9 @@ def fuzzed_file(crafted: Crafted, draw: random.Random) -> tuple[Any, ...]:
         if how == 0:
             data[at] ^= 1 << draw.randrange(8)
         elif how == 1:
-            data[at : at + 8] = struct.pack("<q", draw.choice([-1, 0, 1, 7, 2**16, 2**31, 2**40, 2**62]))
+            data[at : at + 8] = struct.pack(
+                "<q", draw.choice([-1, 0, 1, 7, 2**16, 2**31, 2**40, 2**62])
+            )
         elif how == 2:
             data[at : at + 16] = data[(start := draw.randrange(len(data))) : start + 16]
         elif len(data) > 100:
@@ -368,7 +412,9 @@ def fuzz(good: Path, root: Path, seed: int) -> None:
     touched = draw.choice([fuzzed_manifest, fuzzed_file])(crafted, draw)
     crafted.seal()
     told = outcomes(root)
-    of_the_model = {"model", "schema", "dense", "contents"} & set(touched)  # what only a network can tell
+    of_the_model = {"model", "schema", "dense", "contents"} & set(
+        touched
+    )  # what only a network can tell
     if not told["load"]:
         assert not told["verify"], (seed, told)
     elif not of_the_model:
@@ -379,14 +425,18 @@ def fuzz(good: Path, root: Path, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_whatever_is_changed_and_sealed_again_is_taken_or_refused_by_all(good: Path, tmp_path: Path, seed: int) -> None:
+def test_whatever_is_changed_and_sealed_again_is_taken_or_refused_by_all(
+    good: Path, tmp_path: Path, seed: int
+) -> None:
     for number in range(8):
         fuzz(good, tmp_path / "model", seed * 1000 + number)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-def test_whatever_is_changed_for_minutes_is_taken_or_refused_by_all(good: Path, tmp_path: Path) -> None:
+def test_whatever_is_changed_for_minutes_is_taken_or_refused_by_all(
+    good: Path, tmp_path: Path
+) -> None:
     """Five minutes, or HOTBED_FUZZ_SECONDS; a failure names its seed."""
     seed = int(os.environ.get("HOTBED_FUZZ_SEED", "1000000"))
     deadline = time.monotonic() + float(os.environ.get("HOTBED_FUZZ_SECONDS", "300"))

@@ -33,17 +33,32 @@ def trained_table(rule: Any, **keywords: Any) -> hb.Table:
 
 
 def tables_equal(a: hb.Table, b: hb.Table) -> bool:
-    return len(a) == len(b) and a.scalars() == b.scalars() and list(a.export()) == list(b.export()) and list(
-        a.candidates()) == list(b.candidates())  # fmt: skip
+    return (
+        len(a) == len(b)
+        and a.scalars() == b.scalars()
+        and list(a.export()) == list(b.export())
+        and list(a.candidates()) == list(b.candidates())
+    )
 
 
-@pytest.mark.parametrize("rule", [hb.Sgd(), hb.Adagrad(), hb.RowwiseAdagrad(), hb.Adam(), hb.Ftrl(),
-                                  hb.Adam(scope="catch_up"), hb.Momentum(lr=0.1)])  # fmt: skip
+@pytest.mark.parametrize(
+    "rule",
+    [
+        hb.Sgd(),
+        hb.Adagrad(),
+        hb.RowwiseAdagrad(),
+        hb.Adam(),
+        hb.Ftrl(),
+        hb.Adam(scope="catch_up"),
+        hb.Momentum(lr=0.1),
+    ],
+)
 def test_a_table_comes_back_bit_for_bit_and_goes_on_alike(tmp_path: Path, rule: Any) -> None:
     table = trained_table(rule, evict=hb.Ttl(seconds=100))
     save(tmp_path, State(tables={"t": table}))
     other = hb.Table("t", 3, rule=rule, evict=hb.Ttl(seconds=100))
-    other.find_or_insert(np.array([7, 8, 9]), time=np.zeros(3, np.int64))  # rows that the checkpoint does not have go
+    # rows that the checkpoint does not have go
+    other.find_or_insert(np.array([7, 8, 9]), time=np.zeros(3, np.int64))
     restore(open_checkpoint(tmp_path), State(tables={"t": other}))
     assert tables_equal(table, other)
     for one in (table, other):
@@ -53,7 +68,9 @@ def test_a_table_comes_back_bit_for_bit_and_goes_on_alike(tmp_path: Path, rule: 
     assert tables_equal(table, other)
 
 
-@pytest.mark.parametrize("admit", [hb.MinCount(4), hb.MinCount(4, sketch_bytes=1 << 16), hb.Probability(0.2)])
+@pytest.mark.parametrize(
+    "admit", [hb.MinCount(4), hb.MinCount(4, sketch_bytes=1 << 16), hb.Probability(0.2)]
+)
 def test_ids_that_wait_for_admission_keep_their_counts(tmp_path: Path, admit: Any) -> None:
     make = lambda: hb.Table("t", 2, admit=admit)  # noqa: E731
     table = make()
@@ -62,7 +79,9 @@ def test_ids_that_wait_for_admission_keep_their_counts(tmp_path: Path, admit: An
     save(tmp_path, State(tables={"t": table}))
     other = make()
     restore(open_checkpoint(tmp_path), State(tables={"t": other}))
-    np.testing.assert_array_equal(table.find_or_insert(np.arange(100)) >= 0, other.find_or_insert(np.arange(100)) >= 0)
+    np.testing.assert_array_equal(
+        table.find_or_insert(np.arange(100)) >= 0, other.find_or_insert(np.arange(100)) >= 0
+    )
     assert tables_equal(table, other)
 
 
@@ -74,7 +93,9 @@ def test_an_empty_table_and_a_bare_network_can_be_saved(tmp_path: Path) -> None:
 def test_tables_are_files_that_polars_reads_without_hotbed(tmp_path: Path) -> None:
     folder = save(tmp_path, State(tables={"t": trained_table(hb.Adagrad())})).folder
     manifest = json.loads((folder / "MANIFEST.json").read_text())
-    rows = pl.concat([pl.read_ipc(folder / part["file"]) for part in manifest["tables"][0]["parts"]])
+    rows = pl.concat(
+        [pl.read_ipc(folder / part["file"]) for part in manifest["tables"][0]["parts"]]
+    )
     assert set(rows["id"]) == set(EXTREMES.tolist())
     assert rows["value"].dtype == pl.Array(pl.Float32, 3)
     assert rows["partition"].is_sorted()
@@ -122,7 +143,9 @@ def test_dense_optimizers_resume_bit_for_bit(tmp_path: Path, make: Any) -> None:
     assert first["state"].keys() == second["state"].keys()
     for number, entries in first["state"].items():
         for key, value in entries.items():
-            assert value is None or torch.equal(torch.as_tensor(value), torch.as_tensor(second["state"][number][key]))
+            assert value is None or torch.equal(
+                torch.as_tensor(value), torch.as_tensor(second["state"][number][key])
+            )
 
 
 def test_shared_and_bfloat16_parameters_keep_shape_dtype_and_bits(tmp_path: Path) -> None:
@@ -130,7 +153,9 @@ def test_shared_and_bfloat16_parameters_keep_shape_dtype_and_bits(tmp_path: Path
     network["c"] = nn.Linear(3, 3)
     network["c"].weight = network["b"].weight
     save(tmp_path, State(network=network))
-    other = nn.ModuleDict({"a": nn.Linear(3, 3).bfloat16(), "b": nn.Linear(3, 3), "c": nn.Linear(3, 3)})
+    other = nn.ModuleDict(
+        {"a": nn.Linear(3, 3).bfloat16(), "b": nn.Linear(3, 3), "c": nn.Linear(3, 3)}
+    )
     restore(open_checkpoint(tmp_path), State(network=other))
     for name, tensor in network.state_dict().items():
         assert torch.equal(tensor, other.state_dict()[name])
@@ -152,9 +177,16 @@ def test_a_network_or_optimizer_that_does_not_fit_is_refused_by_name(tmp_path: P
     with pytest.raises(PersistError, match=r"parameter '0\.bias' differs"):
         restore(reader, State(network=nn.Sequential(nn.Linear(4, 9))))
     with pytest.raises(PersistError, match="state of Adam — received SGD"):
-        unflatten(torch.optim.SGD(network.parameters()), "dense", {}, reader.manifest["dense"]["optimizers"]["dense"])
+        unflatten(
+            torch.optim.SGD(network.parameters()),
+            "dense",
+            {},
+            reader.manifest["dense"]["optimizers"]["dense"],
+        )
     with pytest.raises(PersistError, match="does not fit"):
-        unflatten(torch.optim.Adam([nn.Parameter(torch.zeros(1))]), "dense", *flatten(optimizer, "dense"))
+        unflatten(
+            torch.optim.Adam([nn.Parameter(torch.zeros(1))]), "dense", *flatten(optimizer, "dense")
+        )
     with pytest.raises(PersistError, match=r"it has tables \[\]"):
         restore(reader, State(tables={"t": hb.Table("t", 2)}))
 
@@ -162,7 +194,9 @@ def test_a_network_or_optimizer_that_does_not_fit_is_refused_by_name(tmp_path: P
 def test_nothing_changes_when_a_file_is_bad(tmp_path: Path) -> None:
     network, optimizer = stepped(torch.optim.Adam)
     table = trained_table(hb.Adagrad())
-    folder = save(tmp_path, State(network=network, tables={"t": table}, optimizers={"dense": optimizer})).folder
+    folder = save(
+        tmp_path, State(network=network, tables={"t": table}, optimizers={"dense": optimizer})
+    ).folder
     part = next((folder / "tables").rglob("*.arrow"))
     data = bytearray(part.read_bytes())
     data[len(data) // 2] ^= 1
@@ -172,6 +206,9 @@ def test_nothing_changes_when_a_file_is_bad(tmp_path: Path) -> None:
         other[0].weight.zero_()
     fresh = hb.Table("t", 3, rule=hb.Adagrad())
     with pytest.raises(PersistError, match=r"rows-000-255\.arrow"):
-        restore(open_checkpoint(tmp_path), State(network=other, tables={"t": fresh}, optimizers={"dense": resumed}))
+        restore(
+            open_checkpoint(tmp_path),
+            State(network=other, tables={"t": fresh}, optimizers={"dense": resumed}),
+        )
     assert not other[0].weight.any()
     assert len(fresh) == 0

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A network that cannot become a graph: the error names the feature or the layer, and keeps its cause."""
+"""A network that cannot become a graph: the error names the feature or the layer, and keeps its
+cause.
+"""
 
 from __future__ import annotations
 
@@ -49,9 +51,15 @@ class Din(nn.Module):
         return self.head(rows["item"] + history).squeeze(1)
 
 
-@pytest.mark.parametrize("owners, place", [("fixed", "feature 'hist'"), ("read", "layer 'attention'")])
-def test_network_that_cannot_be_exported_is_an_error_that_names_where(owners: str, place: str) -> None:
-    with pytest.raises(ConfigError, match=f"Din cannot become an ONNX graph, because of {place}") as caught:
+@pytest.mark.parametrize(
+    "owners, place", [("fixed", "feature 'hist'"), ("read", "layer 'attention'")]
+)
+def test_network_that_cannot_be_exported_is_an_error_that_names_where(
+    owners: str, place: str
+) -> None:
+    with pytest.raises(
+        ConfigError, match=f"Din cannot become an ONNX graph, because of {place}"
+    ) as caught:
         export_graph(Din(owners), SCHEMA)
     assert "\x1b" not in str(caught.value)
     assert "pad sequences to one length" in str(caught.value)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""G2: whatever happens to the files of a full or of a delta, loading refuses with the file's name, and saving keeps the last good state."""
+"""G2: whatever happens to the files of a full or of a delta, loading refuses with the file's name,
+and saving keeps the last good state.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,16 @@ import hotbed as hb
 from hotbed.errors import FormatError, PersistError
 from hotbed.persist import sink
 from hotbed.persist.chain import Replica, verify
-from hotbed.persist.checkpoint import Saved, Saver, State, capture, open_checkpoint, restore, save, write
+from hotbed.persist.checkpoint import (
+    Saved,
+    Saver,
+    State,
+    capture,
+    open_checkpoint,
+    restore,
+    save,
+    write,
+)
 from hotbed.persist.content import content_digest, warm_start
 
 RULE, POLICY = hb.Adagrad(lr=0.1), {"admit": hb.MinCount(2)}
@@ -41,7 +52,11 @@ def learn(table: hb.Table, ids: Any) -> None:
 
 def state_of(table: hb.Table, step: int = 0) -> State:
     return State(
-        nn.Linear(2, 1), {"t": table}, version=step, progress={"x": np.arange(9) + step}, positions={"s": {"row": step}}
+        nn.Linear(2, 1),
+        {"t": table},
+        version=step,
+        progress={"x": np.arange(9) + step},
+        positions={"s": {"row": step}},
     )
 
 
@@ -54,7 +69,9 @@ def chain(where: Any, steps: int = 3) -> list[Saved]:
     for step in range(steps):
         learn(table, range(step * 10, step * 10 + 30))
         table.remove(np.array([step * 10 + 5], np.int64))
-        saves.append(write(where, capture(state_of(table, step), step > 0), 9, saves[-1] if saves else None))
+        saves.append(
+            write(where, capture(state_of(table, step), step > 0), 9, saves[-1] if saves else None)
+        )
     return saves
 
 
@@ -68,10 +85,16 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
 KINDS = ["CURRENT"] + [
     f"checkpoint-{number:08d}/{name}"
     for number in (1, 2, 3)
-    for name in ("MANIFEST.json", "dense.safetensors", "progress.safetensors", "tables/000-t/rows-000-255.arrow",
-                 "tables/000-t/removed-000-255.arrow", "tables/000-t/candidates.arrow")
+    for name in (
+        "MANIFEST.json",
+        "dense.safetensors",
+        "progress.safetensors",
+        "tables/000-t/rows-000-255.arrow",
+        "tables/000-t/removed-000-255.arrow",
+        "tables/000-t/candidates.arrow",
+    )
     if (number, name) != (1, "tables/000-t/removed-000-255.arrow")
-]  # fmt: skip
+]
 
 
 def truncated(path: Path) -> None:
@@ -124,10 +147,14 @@ def warm(root: Path) -> None:
 
 
 def test_the_list_below_is_every_file(good: Path) -> None:
-    assert sorted(KINDS) == sorted(path.relative_to(good).as_posix() for path in good.rglob("*") if path.is_file())
+    assert sorted(KINDS) == sorted(
+        path.relative_to(good).as_posix() for path in good.rglob("*") if path.is_file()
+    )
 
 
-@pytest.mark.parametrize("harm", [truncated, flipped, longer, missing, empty, foreign, a_folder, unreadable])
+@pytest.mark.parametrize(
+    "harm", [truncated, flipped, longer, missing, empty, foreign, a_folder, unreadable]
+)
 @pytest.mark.parametrize("name", KINDS)
 def test_a_harmed_file_is_refused_by_its_name(
     good: Path, tmp_path: Path, name: str, harm: Callable[[Path], None]
@@ -140,7 +167,9 @@ def test_a_harmed_file_is_refused_by_its_name(
         with pytest.raises(PersistError) as caught:
             read(root)
         # without CURRENT the path holds no pointer to any checkpoint: the message names the path
-        assert (name.rpartition("/")[2] in str(caught.value)) or (name == "CURRENT" and str(root) in str(caught.value))
+        assert (name.rpartition("/")[2] in str(caught.value)) or (
+            name == "CURRENT" and str(root) in str(caught.value)
+        )
     assert isinstance(caught.value, PersistError)
 
 
@@ -149,7 +178,11 @@ def test_files_of_other_checkpoints_are_foreign(good: Path, tmp_path: Path) -> N
     for name in KINDS:
         shutil.rmtree(root, ignore_errors=True)
         shutil.copytree(good, root)
-        swapped = name.replace("00000002", "00000003") if "00000002" in name else name.replace("00000003", "00000002")
+        swapped = (
+            name.replace("00000002", "00000003")
+            if "00000002" in name
+            else name.replace("00000003", "00000002")
+        )
         if swapped == name or not (good / swapped).exists():
             continue
         shutil.copy(good / swapped, root / name)
@@ -170,18 +203,25 @@ def test_a_chain_whose_base_was_taken_away_is_refused(good: Path, tmp_path: Path
 def test_files_that_nobody_knows_do_no_harm(good: Path, tmp_path: Path) -> None:
     root = tmp_path / "model"
     shutil.copytree(good, root)
-    for place in ("notes.txt", "checkpoint-00000003/core.1", "checkpoint-x", ".checkpoint-00000009.1.partial/file"):
+    for place in (
+        "notes.txt",
+        "checkpoint-00000003/core.1",
+        "checkpoint-x",
+        ".checkpoint-00000009.1.partial/file",
+    ):
         (root / place).parent.mkdir(exist_ok=True)
         (root / place).write_text("?")
     load(root)
     save(root, State())
 
 
-# --- writing ------------------------------------------------------------------------------------------------------------
+# --- writing --------------------------------------------------------------------------------------
 
 
 def before_and_after(root: Path, fails: Callable[[Saver, hb.Table], None]) -> None:
-    """A save that fails leaves the state before it as it was, and the run's next full and deltas are whole."""
+    """A save that fails leaves the state before it as it was, and the run's next full and deltas
+    are whole.
+    """
     table = hb.Table("t", 2, rule=RULE)
     table.track()
     learn(table, range(20_000))
@@ -208,7 +248,8 @@ def before_and_after(root: Path, fails: Callable[[Saver, hb.Table], None]) -> No
 def test_a_full_disk_leaves_the_last_good_state(tmp_path: Path, changes: bool) -> None:
     def fails(saver: Saver, table: hb.Table) -> None:
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))  # a write beyond it fails, as on a full disk
+        # a write beyond it fails, as on a full disk
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
         try:
             saver.submit(capture(state_of(table), changes))
             with pytest.raises(PersistError, match=r"cannot be written — .*File too large"):
@@ -268,7 +309,9 @@ def test_a_clock_that_goes_back_changes_nothing(tmp_path: Path, monkeypatch: Any
     load(tmp_path / "a")
 
 
-def test_every_file_and_folder_is_on_disk_before_current_moves(tmp_path: Path, monkeypatch: Any) -> None:
+def test_every_file_and_folder_is_on_disk_before_current_moves(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     synced: list[str] = []
     fsync, replace = os.fsync, os.replace
 
@@ -317,7 +360,9 @@ CALLS = 80  # about as many as write, sync or rename while a full and a delta ar
 
 
 def dies(root: Path, at: int, before: int) -> bool:
-    """Save a full and a delta in another process that dies at a call, after `before` saves went well. Whether it died."""
+    """Save a full and a delta in another process that dies at a call, after `before` saves went
+    well. Whether it died.
+    """
     code = KILLED.format(tests=str(Path(__file__).parent), at=at, root=str(root), before=before)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode in (0, 9), done.stderr
@@ -352,7 +397,9 @@ def test_a_process_that_dies_at_each_call_leaves_a_whole_state(tmp_path: Path, b
 def test_pieces_of_a_file_keep_their_order_and_their_hash(tmp_path: Path, monkeypatch: Any) -> None:
     """Writes that are cut short by the system, tiny and large ones, in one file."""
     real = os.writev
-    monkeypatch.setattr(os, "writev", lambda handle, buffers: real(handle, [buffers[0][: 1 + len(buffers[0]) // 3]]))
+    monkeypatch.setattr(
+        os, "writev", lambda handle, buffers: real(handle, [buffers[0][: 1 + len(buffers[0]) // 3]])
+    )
     monkeypatch.setattr(sink, "PIECE_BYTES", 1000)
     table = hb.Table("t", 2, rule=RULE)
     learn(table, range(3000))

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The container: complete or invisible; every flipped bit, torn or missing file refused by its name."""
+"""The container: complete or invisible; every flipped bit, torn or missing file refused by its
+name.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,17 @@ from hotbed.persist.format import Reader, Writer, open_checkpoint, partition_ran
 from hotbed.persist.store import CURRENT, MANIFEST, open_store
 
 MEMBERS: dict[str, Any] = {
-    "package_version": "0", "kind": "full", "version": 0, "parent": None, "model": None, "schema": None, "positions": {},
-    "counters": {}, "dense": None, "tables": [],
-}  # fmt: skip
+    "package_version": "0",
+    "kind": "full",
+    "version": 0,
+    "parent": None,
+    "model": None,
+    "schema": None,
+    "positions": {},
+    "counters": {},
+    "dense": None,
+    "tables": [],
+}
 
 
 def write(root: Path, text: bytes = b"some bytes") -> Path:
@@ -47,7 +57,10 @@ def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
         reader.verify()
         assert reader.folder == str(folder)
         assert bytes(reader.read("dense.safetensors")) == b"some bytes"
-        ids = [batch.column("id").to_pylist() for batch in reader.batches("tables/000-user/rows-000-255.arrow")]
+        ids = [
+            batch.column("id").to_pylist()
+            for batch in reader.batches("tables/000-user/rows-000-255.arrow")
+        ]
         assert ids == [[1, -1, 2**63 - 1]] * 2
         assert reader.manifest["kind"] == "full"
 
@@ -138,21 +151,31 @@ with Writer(sys.argv[1]) as writer:
     writer.write("dense.safetensors", b"unfinished")
     os.kill(os.getpid(), signal.SIGKILL)
 """
-    assert subprocess.run([sys.executable, "-c", code, tmp_path], check=False).returncode == -signal.SIGKILL
+    assert (
+        subprocess.run([sys.executable, "-c", code, tmp_path], check=False).returncode
+        == -signal.SIGKILL
+    )
     assert [path.name[-8:] for path in tmp_path.iterdir()] == [".partial"]
     (tmp_path / ".CURRENT.0123456789abcdef.partial").write_text("torn")
-    old = (tmp_path / ".CURRENT.fedcba9876543210.partial", tmp_path / ".checkpoint-00000007.4711.partial")
+    old = (
+        tmp_path / ".CURRENT.fedcba9876543210.partial",
+        tmp_path / ".checkpoint-00000007.4711.partial",
+    )
     old[0].write_text("torn")
     old[1].mkdir()
     os.utime(old[0], (0, 0))
     write(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        ".CURRENT.0123456789abcdef.partial", "CURRENT", "checkpoint-00000001",
-    ]  # fmt: skip
+        ".CURRENT.0123456789abcdef.partial",
+        "CURRENT",
+        "checkpoint-00000001",
+    ]
 
 
 def test_of_two_that_write_at_once_one_is_refused_and_neither_is_torn(tmp_path: Path) -> None:
-    """In one process, or in two that cannot see each other's numbers, as containers that share a volume."""
+    """In one process, or in two that cannot see each other's numbers, as containers that share a
+    volume.
+    """
     write(tmp_path)
     with Writer(tmp_path) as first:
         first.write("tables.arrow", b"first")
@@ -168,7 +191,9 @@ def test_of_two_that_write_at_once_one_is_refused_and_neither_is_torn(tmp_path: 
     assert not list(tmp_path.glob(".*"))
 
 
-def test_another_format_version_is_refused_by_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_format_version_is_refused_by_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("hotbed.persist.format.FORMAT_VERSION", 7)
     write(tmp_path)
     monkeypatch.undo()
@@ -195,7 +220,9 @@ def test_table_folders_are_safe_and_distinct_for_any_name() -> None:
     names = ["user", "item/colour", "..", "", "ä" * 300, "a" * 300]
     folders = [table_folder(number, name) for number, name in enumerate(names)]
     assert len(set(folders)) == len(names)
-    assert all(folder.count("/") == 1 and len(folder) < 130 and folder.isascii() for folder in folders)
+    assert all(
+        folder.count("/") == 1 and len(folder) < 130 and folder.isascii() for folder in folders
+    )
 
 
 @pytest.mark.parametrize("rows", [0, 1, 1 << 20, 5 << 20, 1 << 40])

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Published versions: values only, each once, in order, by a directory and by a topic of a real broker."""
+"""Published versions: values only, each once, in order, by a directory and by a topic of a real
+broker.
+"""
 
 from __future__ import annotations
 
@@ -50,10 +52,14 @@ def way(request: pytest.FixtureRequest, tmp_path: Path) -> Way:
         broker, topic = request.getfixturevalue("broker"), f"t{abs(hash(request.node.name))}"
         broker.create(topic)
         caches = iter(range(99))
-        return (lambda: PublishTopic(broker.servers, topic),
-                lambda: Follower(Topic(broker.servers, topic, tmp_path / f"cache{next(caches)}")))  # fmt: skip
+        return (
+            lambda: PublishTopic(broker.servers, topic),
+            lambda: Follower(Topic(broker.servers, topic, tmp_path / f"cache{next(caches)}")),
+        )
     where: Any = (
-        tmp_path / "published" if request.param == "directory" else f"memory://{tmp_path.name}-{request.node.name}"
+        tmp_path / "published"
+        if request.param == "directory"
+        else f"memory://{tmp_path.name}-{request.node.name}"
     )
     return lambda: PublishDirectory(where, keep=9), lambda: Follower(where)
 
@@ -75,7 +81,13 @@ class Run:
         with torch.no_grad():
             self.network["a"].weight += 1
         adam = torch.optim.Adam(self.network.parameters())
-        state = State(self.network, {"t": self.table}, {"dense": adam}, version=step, progress={"x": np.ones(1)})
+        state = State(
+            self.network,
+            {"t": self.table},
+            {"dense": adam},
+            version=step,
+            progress={"x": np.ones(1)},
+        )
         last = self.saves[-1] if self.saves else None
         self.saves.append(write(self.where, capture(state, changes=not full and step > 0), 9, last))
         return self.saves[-1]
@@ -91,7 +103,9 @@ def check(replica: Replica, reader: Any, run: Run) -> None:
         assert torch.equal(network[f"network/{name}"], tensor)
 
 
-def test_what_a_follower_holds_is_what_the_run_held_at_each_version(way: Way, tmp_path: Path) -> None:
+def test_what_a_follower_holds_is_what_the_run_held_at_each_version(
+    way: Way, tmp_path: Path
+) -> None:
     publisher, follower = way[0](), way[1]()
     run, replica = Run(tmp_path / "run"), Replica()
     assert not list(follower.poll())
@@ -114,11 +128,17 @@ def test_nothing_but_values_is_published(way: Way, tmp_path: Path) -> None:
     assert reader.manifest["progress"] is None
     assert reader.manifest["dense"]["optimizers"] == {}
     for link in reader.links:
-        assert {name for batch in link.parts("t") for name in batch.schema.names} == {"partition", "id", "value"}
+        assert {name for batch in link.parts("t") for name in batch.schema.names} == {
+            "partition",
+            "id",
+            "value",
+        }
         assert link.entry("t")["candidates"] is None
 
 
-def test_a_version_says_when_it_was_published_and_what_it_learned_last(way: Way, tmp_path: Path) -> None:
+def test_a_version_says_when_it_was_published_and_what_it_learned_last(
+    way: Way, tmp_path: Path
+) -> None:
     run, publisher, follower, before = Run(tmp_path / "run"), way[0](), way[1](), time.time()
     publisher.publish(run.save())
     told = [reader.manifest for reader in follower.poll()]
@@ -160,7 +180,10 @@ def test_counts_go_along_where_training_kept_them(tmp_path: Path) -> None:
         write(tmp_path / "run", capture(State(tables={"t": table}), changes=True), 9, first)
     )
     reader = open_checkpoint(tmp_path / "out")
-    found = [dict(zip(batch["id"].to_pylist(), batch["count"].to_pylist(), strict=True)) for batch in reader.rows("t")]
+    found = [
+        dict(zip(batch["id"].to_pylist(), batch["count"].to_pylist(), strict=True))
+        for batch in reader.rows("t")
+    ]
     assert found == [{1: 3, 2: 3}]
 
 
@@ -205,7 +228,8 @@ def test_a_run_that_resumed_is_followed_by_its_full(way: Way, tmp_path: Path) ->
         way[0]().publish(run.save())
         for reader in follower.poll():
             replica.apply(reader)
-    resumed = Run(tmp_path / "run")  # went on from the second state, and so from other bits than were served
+    # went on from the second state, and so from other bits than were served
+    resumed = Run(tmp_path / "run")
     restore(open_checkpoint(run.saves[1].folder), State(tables={"t": resumed.table}))
     resumed.table.track()
     publisher = way[0]()
@@ -217,7 +241,9 @@ def test_a_run_that_resumed_is_followed_by_its_full(way: Way, tmp_path: Path) ->
     assert not follower.told
 
 
-def test_a_gap_is_told_and_the_next_full_recovers(broker: Broker, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_gap_is_told_and_the_next_full_recovers(
+    broker: Broker, tmp_path: Path, monkeypatch: Any
+) -> None:
     broker.create("gap")
     ends = module._ends
     run, publisher = Run(tmp_path / "run"), PublishTopic(broker.servers, "gap")
@@ -238,7 +264,9 @@ def test_a_gap_is_told_and_the_next_full_recovers(broker: Broker, tmp_path: Path
     check(replica, reader, run)
 
 
-def test_versions_handed_out_can_be_read_until_the_next_poll(broker: Broker, tmp_path: Path) -> None:
+def test_versions_handed_out_can_be_read_until_the_next_poll(
+    broker: Broker, tmp_path: Path
+) -> None:
     broker.create("held")
     run, publisher = Run(tmp_path / "run"), PublishTopic(broker.servers, "held")
     for full in (True, False, True):
@@ -254,7 +282,11 @@ def test_versions_handed_out_can_be_read_until_the_next_poll(broker: Broker, tmp
 
 
 def test_a_directory_that_cannot_be_read_now_is_read_later(tmp_path: Path) -> None:
-    run, publisher, follower = Run(tmp_path / "run"), PublishDirectory(tmp_path / "out"), Follower(tmp_path / "out")
+    run, publisher, follower = (
+        Run(tmp_path / "run"),
+        PublishDirectory(tmp_path / "out"),
+        Follower(tmp_path / "out"),
+    )
     publisher.publish(run.save())
     base = tmp_path / "out" / "checkpoint-00000001"
     base.rename(tmp_path / "away")
@@ -291,7 +323,9 @@ def test_a_directory_that_turns_to_another_run_is_told_and_followed(tmp_path: Pa
     assert [type(error) for error in follower.told] == [ForkedLineage]
 
 
-def test_an_incomplete_version_of_a_publisher_that_died_is_passed_over(broker: Broker, tmp_path: Path) -> None:
+def test_an_incomplete_version_of_a_publisher_that_died_is_passed_over(
+    broker: Broker, tmp_path: Path
+) -> None:
     broker.create("died")
     run, publisher = Run(tmp_path / "run"), PublishTopic(broker.servers, "died")
     publisher.publish(run.save())
@@ -308,7 +342,9 @@ def test_an_incomplete_version_of_a_publisher_that_died_is_passed_over(broker: B
     assert not list((tmp_path / "cache").glob(".*.partial"))
 
 
-def test_a_flipped_bit_in_a_message_is_not_followed(broker: Broker, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_flipped_bit_in_a_message_is_not_followed(
+    broker: Broker, tmp_path: Path, monkeypatch: Any
+) -> None:
     broker.create("flip")
     run, real = Run(tmp_path / "run"), module._messages
 
@@ -335,7 +371,9 @@ def test_a_flipped_bit_in_a_message_is_not_followed(broker: Broker, tmp_path: Pa
         b'{"digest": "a", "file": "/x", "at": 0}\n',
     ],
 )
-def test_foreign_and_hostile_messages_are_refused(broker: Broker, tmp_path: Path, value: bytes) -> None:
+def test_foreign_and_hostile_messages_are_refused(
+    broker: Broker, tmp_path: Path, value: bytes
+) -> None:
     topic = f"hostile{abs(hash(value))}"
     broker.create(topic)
     broker.produce(topic, [value])
@@ -344,7 +382,9 @@ def test_foreign_and_hostile_messages_are_refused(broker: Broker, tmp_path: Path
     assert not list(tmp_path.rglob("x"))
 
 
-def test_a_topic_that_is_not_there_is_a_clear_error(broker: Broker, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_topic_that_is_not_there_is_a_clear_error(
+    broker: Broker, tmp_path: Path, monkeypatch: Any
+) -> None:
     monkeypatch.setattr(module, "_CONNECT_SECONDS", 1.0)
     run = Run(tmp_path / "run")
     with pytest.raises(PersistError, match="topic absent: cannot be read"):
@@ -388,4 +428,8 @@ def test_a_compacted_checkpoint_is_published_too(tmp_path: Path) -> None:
 def test_publishers_are_described_without_secrets() -> None:
     topic = PublishTopic("host:1", "t", {"sasl.password": "hunter2", "sasl.username": "u"})
     assert "hunter2" not in json.dumps(describe(topic)) + repr(topic)
-    assert describe(PublishDirectory("out", keep=3)) == {"kind": "publish_directory", "path": "out", "keep": 3}
+    assert describe(PublishDirectory("out", keep=3)) == {
+        "kind": "publish_directory",
+        "path": "out",
+        "keep": 3,
+    }

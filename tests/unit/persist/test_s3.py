@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints in a real object store: S3's protocol over HTTP, from a server (moto) in a process of its own."""
+"""Checkpoints in a real object store: S3's protocol over HTTP, from a server (moto) in a process of
+its own.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ class Server:
 
     def start(self) -> None:
         command = [sys.executable, "-m", "moto.server", "-p", self.url.rpartition(":")[2]]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         deadline = time.monotonic() + 60
         while True:
             try:
@@ -65,12 +69,18 @@ class Server:
 def server() -> Iterator[Server]:
     """With the variables by which an S3 client finds it, as a user would set them."""
     running = Server()
-    known = {"AWS_ENDPOINT_URL": running.url, "AWS_ACCESS_KEY_ID": "ann", "AWS_SECRET_ACCESS_KEY": "hunter2",
-             "AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}  # fmt: skip
+    known = {
+        "AWS_ENDPOINT_URL": running.url,
+        "AWS_ACCESS_KEY_ID": "ann",
+        "AWS_SECRET_ACCESS_KEY": "hunter2",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
     with pytest.MonkeyPatch.context() as patch:
         for name, value in known.items():
             patch.setenv(name, value)
-        patch.setitem(fsspec.config.conf, "s3", {"default_block_size": 5 << 20})  # parts of S3's smallest size
+        # parts of S3's smallest size
+        patch.setitem(fsspec.config.conf, "s3", {"default_block_size": 5 << 20})
         fsspec.filesystem("s3").mkdir("bucket")
         yield running
         running.kill()
@@ -92,7 +102,11 @@ class Run:
     """A run with one table that saves a full and then deltas, while it goes on."""
 
     def __init__(self, url: str, rows: int = 300) -> None:
-        self.table, self.saver, self.rows = hb.Table("t", 16, rule=hb.Adagrad(lr=0.1)), Saver(url, keep=2), rows
+        self.table, self.saver, self.rows = (
+            hb.Table("t", 16, rule=hb.Adagrad(lr=0.1)),
+            Saver(url, keep=2),
+            rows,
+        )
         self.table.track()
         self.step = 0
 
@@ -154,8 +168,12 @@ def test_published_versions_are_followed(url: str, tmp_path: Path) -> None:
     assert not follower.told
 
 
-@pytest.mark.parametrize("name", ["MANIFEST.json", "dense.safetensors", "tables/000-t/rows-000-255.arrow"])
-def test_harmed_objects_are_refused_by_name_and_absent_manifests_passed_over(url: str, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["MANIFEST.json", "dense.safetensors", "tables/000-t/rows-000-255.arrow"]
+)
+def test_harmed_objects_are_refused_by_name_and_absent_manifests_passed_over(
+    url: str, name: str
+) -> None:
     run = Run(url)
     run.save(), run.save()
     fs, root = fsspec.core.url_to_fs(url)
@@ -215,10 +233,13 @@ def test_a_bucket_that_is_not_there_is_named(server: Server) -> None:
         open_checkpoint("s3://nowhere/model")
 
 
-def test_a_store_that_is_away_is_told_and_the_next_save_is_a_full(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_is_away_is_told_and_the_next_save_is_a_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     server = Server()
     monkeypatch.setitem(os.environ, "AWS_ENDPOINT_URL", server.url)
-    monkeypatch.setitem(fsspec.config.conf, "s3", {"client_kwargs": {"region_name": "us-east-2"}})  # another client
+    # another client
+    monkeypatch.setitem(fsspec.config.conf, "s3", {"client_kwargs": {"region_name": "us-east-2"}})
     import s3fs.core
 
     monkeypatch.setattr(s3fs.core.S3FileSystem, "retries", 1)
@@ -226,7 +247,9 @@ def test_a_store_that_is_away_is_told_and_the_next_save_is_a_full(monkeypatch: p
     run = Run("s3://bucket/model")
     first, follower = run.save(), Follower("s3://bucket/model")
     server.kill()
-    with pytest.raises(PersistError, match=r"s3://bucket/model: the store does not answer — received .*onnect"):
+    with pytest.raises(
+        PersistError, match=r"s3://bucket/model: the store does not answer — received .*onnect"
+    ):
         run.save()
     with pytest.raises(StoreAway, match="the store does not answer"):
         open_checkpoint("s3://bucket/model")

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saving while training goes on: the state of one moment, errors that surface, the last good state kept."""
+"""Saving while training goes on: the state of one moment, errors that surface, the last good state
+kept.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,10 @@ def learn(table: hb.Table, ids: Any, time: int | None = None) -> None:
 
 def test_progress_and_generators_come_back(tmp_path: Path) -> None:
     torch.manual_seed(3)
-    progress = {"callbacks": {"history.0": {"auc": np.arange(3.0), "best": (1, None)}}, "run": {"step": 7}}
+    progress = {
+        "callbacks": {"history.0": {"auc": np.arange(3.0), "best": (1, None)}},
+        "run": {"step": 7},
+    }
     save(tmp_path, State(progress=progress, random={"cpu": torch.get_rng_state()}))
     drawn = torch.rand(4)
     reader = open_checkpoint(tmp_path)
@@ -46,11 +51,15 @@ def test_progress_and_generators_come_back(tmp_path: Path) -> None:
     assert torch.equal(torch.rand(4), drawn)
 
 
-def test_a_capture_is_the_state_of_its_moment_whatever_training_does_meanwhile(tmp_path: Path) -> None:
+def test_a_capture_is_the_state_of_its_moment_whatever_training_does_meanwhile(
+    tmp_path: Path,
+) -> None:
     network, table = nn.Linear(2, 1), tracked()
     learn(table, range(100))
     counters = {"steps": 1}
-    state = State(network=network, tables={"t": table}, counters=counters, progress={"a": np.ones(2)})
+    state = State(
+        network=network, tables={"t": table}, counters=counters, progress={"a": np.ones(2)}
+    )
     before = save(tmp_path / "before", state)
     captured = capture(state)
     learn(table, range(50, 200))
@@ -59,7 +68,9 @@ def test_a_capture_is_the_state_of_its_moment_whatever_training_does_meanwhile(t
     with torch.no_grad():
         network.weight.zero_()
     after = write(tmp_path / "after", captured)
-    assert content_digest(open_checkpoint(before.folder)) == content_digest(open_checkpoint(after.folder))
+    assert content_digest(open_checkpoint(before.folder)) == content_digest(
+        open_checkpoint(after.folder)
+    )
 
 
 def test_a_full_then_deltas_are_each_the_state_of_its_moment(tmp_path: Path) -> None:
@@ -83,14 +94,18 @@ def test_a_full_then_deltas_are_each_the_state_of_its_moment(tmp_path: Path) -> 
         assert content_digest({"t": other}) == content_digest({"t": table})
 
 
-def test_a_failed_save_keeps_the_last_good_state_and_its_changes(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_failed_save_keeps_the_last_good_state_and_its_changes(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     table, saver = tracked(), Saver(tmp_path)
     state = State(tables={"t": table})
     learn(table, range(10))
     saver.submit(capture(state))
     good = saver.wait()
     learn(table, range(5, 15))
-    monkeypatch.setattr(saver_module, "write", lambda where, captured, *rest: (captured.close(saved=False), 1 / 0))
+    monkeypatch.setattr(
+        saver_module, "write", lambda where, captured, *rest: (captured.close(saved=False), 1 / 0)
+    )
     saver.submit(capture(state, changes=True))
     monkeypatch.undo()
     with pytest.raises(PersistError, match="not saved — ZeroDivisionError"):
@@ -118,7 +133,9 @@ def test_a_failure_surfaces_at_the_next_submit(tmp_path: Path) -> None:
     capture(state).close(saved=True)  # the failed one was closed
 
 
-def test_submit_hands_over_and_returns_and_the_next_one_waits(tmp_path: Path, monkeypatch: Any) -> None:
+def test_submit_hands_over_and_returns_and_the_next_one_waits(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     go, real = threading.Event(), saver_module.write
 
     def slow(*arguments: Any) -> Any:
@@ -149,7 +166,8 @@ def test_a_delta_without_its_parent_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PersistError, match=r"checkpoint-00000001.*missing"):
         write(tmp_path / "elsewhere", capture(state, changes=True), parent=first)
     assert not list((tmp_path / "elsewhere").iterdir())
-    write(tmp_path, capture(state, changes=True), parent=first)  # what was refused gave its changes back
+    # what was refused gave its changes back
+    write(tmp_path, capture(state, changes=True), parent=first)
     assert content_digest(open_checkpoint(tmp_path)) == content_digest(
         open_checkpoint(save(tmp_path / "b", state).folder)
     )

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that are written in pieces: every byte and its hash, whatever the file system has, and a save that stands back."""
+"""Files that are written in pieces: every byte and its hash, whatever the file system has, and a
+save that stands back.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from hotbed.persist.checkpoint import State, save
 
 
 @pytest.mark.parametrize("has", ["all", "no direct writes", "direct writes of other units"])
-def test_a_file_holds_what_was_written_whatever_the_file_system_has(tmp_path: Path, monkeypatch: Any, has: str) -> None:
+def test_a_file_holds_what_was_written_whatever_the_file_system_has(
+    tmp_path: Path, monkeypatch: Any, has: str
+) -> None:
     real_fcntl, real_writev, direct = fcntl.fcntl, os.writev, list[bool]()
 
     def control(handle: int, command: int, flags: int = 0) -> int:
@@ -50,7 +54,9 @@ def test_a_file_holds_what_was_written_whatever_the_file_system_has(tmp_path: Pa
     workers.close()
 
 
-def test_memory_of_pieces_is_used_again_and_what_was_lost_is_told(tmp_path: Path, monkeypatch: Any) -> None:
+def test_memory_of_pieces_is_used_again_and_what_was_lost_is_told(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     workers, made = sink.Workers(), list[int]()
     real = sink.mmap.mmap
     monkeypatch.setattr(sink.mmap, "mmap", lambda *size: made.append(1) or real(*size))
@@ -94,7 +100,9 @@ def test_a_save_stands_back_while_other_threads_work_and_only_then(monkeypatch: 
     workers.close()
 
 
-def test_a_save_looks_after_each_piece_whether_to_stand_back(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_save_looks_after_each_piece_whether_to_stand_back(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     looked: list[int] = []
     monkeypatch.setattr(sink.Workers, "pace", lambda self: looked.append(1))
     table = hb.Table("t", 16)

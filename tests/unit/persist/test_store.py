@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Object stores: no rename and no pointer; parts first, the manifest last, the newest complete one counts."""
+"""Object stores: no rename and no pointer; parts first, the manifest last, the newest complete one
+counts.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,16 @@ import hotbed as hb
 from hotbed.errors import FormatError, MissingExtra, PersistError
 from hotbed.persist import store
 from hotbed.persist.chain import compact, verify
-from hotbed.persist.checkpoint import Saved, Saver, State, capture, open_checkpoint, restore, save, write
+from hotbed.persist.checkpoint import (
+    Saved,
+    Saver,
+    State,
+    capture,
+    open_checkpoint,
+    restore,
+    save,
+    write,
+)
 from hotbed.persist.content import content_digest
 from hotbed.persist.format import Writer
 from hotbed.persist.store import LocalStore, ObjectStore, open_store, split
@@ -78,7 +89,9 @@ def test_a_chain_in_a_store_is_read_as_one_on_disk(url: str, tmp_path: Path) -> 
     assert content_digest(open_checkpoint(url)) == content_digest(reader)
 
 
-def test_large_objects_are_read_through_files_that_are_gone_again(url: str, tmp_path: Path, monkeypatch: Any) -> None:
+def test_large_objects_are_read_through_files_that_are_gone_again(
+    url: str, tmp_path: Path, monkeypatch: Any
+) -> None:
     table, _ = run(url)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(store, "_IN_MEMORY_BYTES", 100)
@@ -159,7 +172,9 @@ def test_retention_in_a_store_keeps_fulls_with_their_deltas(url: str) -> None:
     verify(url)
 
 
-@pytest.mark.parametrize("name", ["MANIFEST.json", "dense.safetensors", "tables/000-t/rows-000-255.arrow"])
+@pytest.mark.parametrize(
+    "name", ["MANIFEST.json", "dense.safetensors", "tables/000-t/rows-000-255.arrow"]
+)
 def test_harmed_objects_are_refused_by_name(url: str, name: str) -> None:
     run(url)
     fs, root = fsspec.core.url_to_fs(url)
@@ -197,7 +212,10 @@ def test_a_saver_and_a_model_take_urls(url: str) -> None:
 def test_paths_and_urls_are_told_apart(tmp_path: Path) -> None:
     for where in ("model", "./a:b", tmp_path, f"file://{tmp_path}", "c:/model"):
         assert isinstance(open_store(where), LocalStore), where
-    assert split("s3://bucket/model/checkpoint-00000001/") == ("s3://bucket/model", "checkpoint-00000001")
+    assert split("s3://bucket/model/checkpoint-00000001/") == (
+        "s3://bucket/model",
+        "checkpoint-00000001",
+    )
     assert split(tmp_path / "checkpoint-00000001") == (tmp_path, "checkpoint-00000001")
 
 

@@ -18,11 +18,15 @@ from hotbed.persist.tree import decode, encode, packed, unpacked
 KINDS = ["bool", "int8", "uint16", "int64", "uint64", "float16", "float32", "float64", ">i4"]
 ARRAYS = hnp.arrays(st.sampled_from(KINDS), hnp.array_shapes(min_dims=0, max_dims=3, min_side=0))
 SCALARS = ARRAYS.filter(lambda a: a.size > 0).map(lambda a: a.reshape(-1)[0])
-LEAVES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.binary(), ARRAYS, SCALARS)
+LEAVES = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.binary(), ARRAYS, SCALARS
+)
 KEYS = st.one_of(st.text(), st.integers(), st.tuples(st.integers(), st.text()))
 TREES = st.recursive(
     LEAVES,
-    lambda inner: st.one_of(st.lists(inner), st.lists(inner).map(tuple), st.dictionaries(KEYS, inner, max_size=4)),
+    lambda inner: st.one_of(
+        st.lists(inner), st.lists(inner).map(tuple), st.dictionaries(KEYS, inner, max_size=4)
+    ),
     max_leaves=12,
 )
 
@@ -58,7 +62,9 @@ def test_a_later_change_of_an_array_does_not_reach_what_was_encoded() -> None:
     assert not decode(plain, arrays)["a"].any()
 
 
-@pytest.mark.parametrize("value", [object(), {1, 2}, np.array(["a"]), np.array([1j]), np.datetime64(1, "s")])
+@pytest.mark.parametrize(
+    "value", [object(), {1, 2}, np.array(["a"]), np.array([1j]), np.datetime64(1, "s")]
+)
 def test_what_cannot_come_back_is_refused_by_its_path(value: Any) -> None:
     with pytest.raises(PersistError, match=r"progress/auc/0: cannot be saved"):
         encode({"auc": [value]}, "progress")

@@ -36,7 +36,9 @@ def draw(n: int, seed: int) -> dict[str, Any]:
     return {
         "user": rng.integers(0, 60, n),
         "item": [f"i{one}" for one in rng.integers(0, 90, n)],
-        "genres": ["|".join(f"g{one}" for one in rng.integers(0, 9, rng.integers(1, 4))) for _ in range(n)],
+        "genres": [
+            "|".join(f"g{one}" for one in rng.integers(0, 9, rng.integers(1, 4))) for _ in range(n)
+        ],
         "price": (rng.random(n) * 100).astype(np.float32),
     }
 
@@ -54,7 +56,9 @@ def train() -> hb.RecModel:
             hb.Dense("price", transforms=[hb.transforms.Normalize()]),
         ]
     ).fit(hb.sources.Memory(data))
-    model = hb.RecModel(hb.models.DNN(schema, hb.make_tables(schema, dim=4)), "bce", hb.Adam(lr=0.01), {"auc"})
+    model = hb.RecModel(
+        hb.models.DNN(schema, hb.make_tables(schema, dim=4)), "bce", hb.Adam(lr=0.01), {"auc"}
+    )
     model.fit(hb.Dataset(hb.sources.Memory(data), schema, 64), progress=False)
     return model
 
@@ -116,8 +120,28 @@ def again_and_again(*works: Callable[[], object]) -> Iterator[None]:
 def certificate(tmp_path: Path) -> tuple[str, str]:
     """PEM files of a certificate for 127.0.0.1, and of its key."""
     cert, key = str(tmp_path / "cert"), str(tmp_path / "key")
-    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, "-days", "1",
-                    "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True)  # fmt: skip
+    subprocess.run(
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-keyout",
+            key,
+            "-out",
+            cert,
+            "-days",
+            "1",
+            "-subj",
+            "/CN=localhost",
+            "-addext",
+            "subjectAltName=IP:127.0.0.1",
+        ],
+        check=True,
+        capture_output=True,
+    )
     return cert, key
 
 
@@ -139,12 +163,18 @@ class Running(OnThread):
     """A server on free ports, on a thread."""
 
     def __init__(
-        self, exported: Path, limits: Limits | None = None, models: Models | None = None, **options: Any
+        self,
+        exported: Path,
+        limits: Limits | None = None,
+        models: Models | None = None,
+        **options: Any,
     ) -> None:
         self.models = models or Models(hb.ParameterServer(), limits)
         if models is None:
             self.models.add("m", exported)
-        self.server = Server(self.models, Options(port=0, **{"grpc_port": 0, "drain_seconds": 0, **options}))
+        self.server = Server(
+            self.models, Options(port=0, **{"grpc_port": 0, "drain_seconds": 0, **options})
+        )
         super().__init__(self.server)
         self.http = f"127.0.0.1:{self.server.port}"
 
@@ -207,7 +237,9 @@ def trainer(tmp_path: Path, exported: Path) -> Trainer:
 
 
 class Spawned:
-    """A verb of `hotbed` as its users start it, without torch; killed at the end of its test, should it still be there."""
+    """A verb of `hotbed` as its users start it, without torch; killed at the end of its test,
+    should it still be there.
+    """
 
     started: ClassVar = list["Spawned"]()
 
@@ -215,8 +247,10 @@ class Spawned:
         code = "import sys; sys.modules['torch'] = None; from hotbed.cli import main; main()"
         self.process = subprocess.Popen(
             [sys.executable, "-c", code, *map(str, arguments)],
-            stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
         self.lines = list[str]()
         self.started.append(self)
 
@@ -267,7 +301,8 @@ def stopped_under_load(server: Process, columns: Any, expected: Any) -> None:
     answered, broken = [0], list[str]()
 
     def ask() -> None:
-        with hb.Client(f"http://{server.http}") as client:  # a connection each: what is refused was never taken
+        # a connection each: what is refused was never taken
+        with hb.Client(f"http://{server.http}") as client:
             try:
                 assert np.abs(client.predict("m", columns) - expected).max() < 1e-6
                 answered[0] += 1

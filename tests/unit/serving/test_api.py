@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The REST API is what docs/openapi.json says, whatever it is asked: made-up requests by schemathesis."""
+"""The REST API is what docs/openapi.json says, whatever it is asked: made-up requests by
+schemathesis.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,13 @@ from schemathesis.specs.openapi.checks import (
 from .conftest import Running
 from .test_http import body
 
-CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_headers_conformance,
-          response_schema_conformance]  # fmt: skip
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
 schema = schemathesis.openapi.from_path(str(Path(__file__).parents[3] / "docs" / "openapi.json"))
 
 
@@ -35,7 +42,9 @@ def served(exported: Path) -> Iterator[Running]:
 
 @schema.parametrize()
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-def test_made_up_requests_are_answered_as_the_specification_says(case: Any, served: Running) -> None:
+def test_made_up_requests_are_answered_as_the_specification_says(
+    case: Any, served: Running
+) -> None:
     if "name" in case.path_parameters and len(str(case.path_parameters["name"])) % 2:
         case.path_parameters["name"] = "m"
     case.call_and_validate(base_url=f"http://{served.http}", checks=CHECKS)

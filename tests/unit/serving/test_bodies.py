@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that are too much are refused before anything of them is decoded; the others are decoded in slices."""
+"""Requests that are too much are refused before anything of them is decoded; the others are decoded
+in slices.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,12 @@ def item(**changes: Any) -> bytes:
 
 
 def binary(shape: list[int], size: int) -> tuple[bytes, str]:
-    spec = {"name": "item", "datatype": "INT64", "shape": shape, "parameters": {"binary_data_size": size}}
+    spec = {
+        "name": "item",
+        "datatype": "INT64",
+        "shape": shape,
+        "parameters": {"binary_data_size": size},
+    }
     head = json.dumps({"inputs": [USER, spec]}).encode()
     return head + bytes(size), str(len(head))
 
@@ -65,12 +72,24 @@ REFUSED = {
     "uncounted": (item(data=[1] * N), None, "shape \\[2\\] needs 2 values — received 20000"),
     "empty lists": (item(shape=[2, 1], data=[[]] * N), None, "needs 2 values"),
     "inputs": (json.dumps({"inputs": [USER] * N}).encode(), None, "at most 2, the columns"),
-    "names": (json.dumps({"inputs": [USER | {"name": f"m{i}"} for i in range(N)]}).encode(), None, "at most 2"),
-    "unknown": (json.dumps({"inputs": [USER, USER | {"name": "m"}]}).encode(), None, "the model has none"),
+    "names": (
+        json.dumps({"inputs": [USER | {"name": f"m{i}"} for i in range(N)]}).encode(),
+        None,
+        "at most 2",
+    ),
+    "unknown": (
+        json.dumps({"inputs": [USER, USER | {"name": "m"}]}).encode(),
+        None,
+        "the model has none",
+    ),
     "keys": (json.dumps({f"{i}": 1 for i in range(N)}).encode(), None, "beside the values"),
     "objects": (json.dumps({"zz": [{}] * N * 2}).encode(), None, "beside the values"),
     "dimensions": (item(shape=[1] * 60_000), None, "beside the values"),
-    "digits": (item(shape=[0]).replace(b"[0]", b"[" + b"9" * 100_000 + b"]"), None, "beside the values"),
+    "digits": (
+        item(shape=[0]).replace(b"[0]", b"[" + b"9" * 100_000 + b"]"),
+        None,
+        "beside the values",
+    ),
     "id": (json.dumps({"id": "x" * 100_000, "inputs": []}).encode(), None, "beside the values"),
     "binary": (*binary([N], 8 * N), "too many candidates"),
     "binary list": (*binary([2, N], 16 * N), "at most 1024 values"),
@@ -143,7 +162,9 @@ def lenient(exported: Any) -> Iterator[Running]:
 
 @pytest.mark.parametrize("number", range(len(TOO_MUCH)))
 @pytest.mark.usefixtures("nothing_is_decoded")
-def test_refused_messages_are_never_decoded(lenient: Running, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_messages_are_never_decoded(
+    lenient: Running, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fill, reason = TOO_MUCH[number]
     request = MESSAGES["ModelInferRequest"](model_name="m")
     fill(request)
@@ -196,7 +217,9 @@ def test_values_decoded_in_slices_are_those_of_the_request(case: str) -> None:
     bounds = Bounds(inputs=2, rows=LONG)
     for separators in ((",", ":"), (" ,\n", " :\t")):
         body = json.dumps({"inputs": tensors}, separators=separators).encode()
-        num_rows, columns, _ = Inputs(SCHEMA).columns(Asks().read(body, None, bounds).tensors, bounds)
+        num_rows, columns, _ = Inputs(SCHEMA).columns(
+            Asks().read(body, None, bounds).tensors, bounds
+        )
         expected = data if case != "flat pairs" else np.reshape(data, (-1, 2)).tolist()
         assert num_rows == LONG
         assert columns["item"].to_pylist() == expected
@@ -239,7 +262,12 @@ def test_long_requests_are_answered_as_short_ones(exported: Any, session: Any) -
     columns["price"] = rng.random(8000).astype(np.float32)
     kinds = {"user": "INT64", "item": "BYTES", "genres": "BYTES", "price": "FP32"}
     tensors = [
-        {"name": name, "datatype": kinds[name], "shape": [8000], "data": np.asarray(values).tolist()}
+        {
+            "name": name,
+            "datatype": kinds[name],
+            "shape": [8000],
+            "data": np.asarray(values).tolist(),
+        }
         for name, values in columns.items()
     ]
     connection = HTTPConnection(running.http, timeout=20)

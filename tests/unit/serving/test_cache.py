@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cache changes how long a score takes, never the score; what it costs is bounded, in bytes and in seconds."""
+"""A cache changes how long a score takes, never the score; what it costs is bounded, in bytes and
+in seconds.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,10 @@ def test_scores_are_those_without_a_cache_cold_warm_crowded_and_from_threads(
     version = server.load("m", exported)
     cache = hb.EmbeddingCache(server, "m", max_bytes, policy, preload)
     cached = hb.InferenceSession(version, cache)
-    asked = [{**draw(n, seed), "user": np.arange(seed, seed + n)} for seed, n in enumerate([1, 40, 200, 40, 3])]
+    asked = [
+        {**draw(n, seed), "user": np.arange(seed, seed + n)}
+        for seed, n in enumerate([1, 40, 200, 40, 3])
+    ]
     expected = [session.predict(one) for one in asked]
     for _ in range(3):
         for one, scores in zip(asked, expected, strict=True):
@@ -65,7 +70,9 @@ def test_scores_are_those_without_a_cache_cold_warm_crowded_and_from_threads(
     assert cache.hits > 0
 
 
-def test_a_context_of_one_sample_holds_for_all_candidates(exported: Path, session: hb.InferenceSession) -> None:
+def test_a_context_of_one_sample_holds_for_all_candidates(
+    exported: Path, session: hb.InferenceSession
+) -> None:
     server = hb.ParameterServer()
     cached = hb.InferenceSession(server.load("m", exported), hb.EmbeddingCache(server, "m"))
     columns = draw(20, 3)
@@ -76,7 +83,9 @@ def test_a_context_of_one_sample_holds_for_all_candidates(exported: Path, sessio
     assert (cached.predict(rest, context) == expected).all()
 
 
-def test_a_delta_drops_the_rows_that_it_changed_and_no_others(trainer: Trainer, tmp_path: Path) -> None:
+def test_a_delta_drops_the_rows_that_it_changed_and_no_others(
+    trainer: Trainer, tmp_path: Path
+) -> None:
     trainer.publish(1, full=True)
     server, follower = hb.ParameterServer(tmp_path / "rows"), Follower(tmp_path / "published")
     server.load("m", tmp_path / "export")
@@ -126,7 +135,10 @@ def test_a_version_with_other_tables_begins_a_cache_of_its_own() -> None:
     store = one_table({1: [1.0, 2.0]})
     cache = hb.EmbeddingCache(store, "fake", 1 << 16)
     old = cache.lookup(store.versions[0], FEATURES)
-    store.configs = {"t": dict(describe(hb.Table("t", 3).config)), "u": dict(describe(hb.Table("u", 1).config))}
+    store.configs = {
+        "t": dict(describe(hb.Table("t", 3).config)),
+        "u": dict(describe(hb.Table("u", 1).config)),
+    }
     store.publish({"t": {1: [5.0, 6.0, 7.0]}, "u": {}})
     new = cache.lookup(store.versions[1], FEATURES)
     for _ in range(2):
@@ -141,7 +153,11 @@ def test_all_misses_of_a_request_are_fetched_at_once_and_each_id_once() -> None:
     lookup = hb.EmbeddingCache(store, "fake").lookup(
         version, [("x", "t", "sum"), ("y", "u", "mean"), ("z", "t", "max")]
     )
-    ids = {"x": hb.Ids(np.array([1, 1, 2])), "y": hb.Ids(np.array([5, 5, 5])), "z": hb.Ids(np.array([2, 3, 1]))}
+    ids = {
+        "x": hb.Ids(np.array([1, 1, 2])),
+        "y": hb.Ids(np.array([5, 5, 5])),
+        "z": hb.Ids(np.array([2, 3, 1])),
+    }
     lookup(ids, 3)
     lookup(ids, 3)
     assert store.asked == [{"t": [1, 2, 3], "u": [5]}]
@@ -252,7 +268,9 @@ def test_a_version_that_the_store_has_let_go_of_delays_no_rows_of_the_next() -> 
     assert look(after, 2) == ([[5.0, 6.0]], 0)
 
 
-def test_a_store_that_has_just_started_and_lacks_the_model_yet_is_late(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_store_that_has_just_started_and_lacks_the_model_yet_is_late(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     store = one_table({1: [1.0, 2.0]})
     lookup = hb.EmbeddingCache(store, "fake").lookup(store.versions[0], FEATURES)
 

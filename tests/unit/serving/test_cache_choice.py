@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rows a cache keeps: as good a choice as an exact LRU, a better one by use, fair to tables of all widths."""
+"""Which rows a cache keeps: as good a choice as an exact LRU, a better one by use, fair to tables
+of all widths.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from .test_cache import FEATURES, look, one_table, store_of
 def power_law(n: int, draws: int, seed: int, exponent: float = 1.05) -> NDArray[np.int64]:
     rng = np.random.default_rng(seed)
     weights = np.cumsum(1 / np.arange(1, n + 1) ** exponent)
-    return rng.permutation(n)[np.searchsorted(weights / weights[-1], rng.random(draws))].astype(np.int64)
+    return rng.permutation(n)[np.searchsorted(weights / weights[-1], rng.random(draws))].astype(
+        np.int64
+    )
 
 
 def lru_rate(trace: NDArray[np.int64], rows: int) -> float:

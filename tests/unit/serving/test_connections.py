@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP connections of clients that idle, dawdle, vanish, send garbage or much at once: nobody else notices."""
+"""HTTP connections of clients that idle, dawdle, vanish, send garbage or much at once: nobody else
+notices.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,11 @@ def answers(client: socket.socket, n: int) -> list[tuple[int, bytes]]:
 def infer(asked: Any = None, **headers: str) -> bytes:
     data = json.dumps(asked or body()).encode()
     more = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
-    return f"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n{more}\r\n".encode() + data
+    return (
+        "POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: "
+        f"{len(data)}\r\n{more}\r\n".encode()
+        + data
+    )
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +141,9 @@ def gone(client: socket.socket) -> bool:
     return False
 
 
-def test_requests_that_come_together_are_answered_in_their_order(running: Running, session: Any) -> None:
+def test_requests_that_come_together_are_answered_in_their_order(
+    running: Running, session: Any
+) -> None:
     client, asked = connected(running), [body(n, id=str(n)) for n in range(1, 9)]
     order = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
     client.sendall(b"".join(infer(one) + order for one in asked))
@@ -144,7 +152,10 @@ def test_requests_that_come_together_are_answered_in_their_order(running: Runnin
     for one, (_, data) in zip(asked, found[::2], strict=True):
         answer = json.loads(data)
         assert answer["id"] == one["id"]
-        assert np.abs(answer["outputs"][0]["data"] - session.predict(draw(int(one["id"]), 5))).max() < 1e-6
+        assert (
+            np.abs(answer["outputs"][0]["data"] - session.predict(draw(int(one["id"]), 5))).max()
+            < 1e-6
+        )
 
 
 def test_a_request_is_read_however_it_is_cut(running: Running) -> None:
@@ -163,21 +174,38 @@ def test_a_request_is_read_however_it_is_cut(running: Running) -> None:
         (b"\x16\x03\x01\x02\x00\x01", 400),
         (b"GET /v2 HTTP/9.9\r\n\r\n", 400),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
-        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
-        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef", 400),
+        (
+            b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: "
+            b"chunked\r\n\r\n0\r\n\r\n",
+            400,
+        ),
+        (
+            b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef",
+            400,
+        ),
         (b"GET /v2 HTTP/1.1\r\nHost: x\r\n" + b"X: y\r\n" * 40_000, 431),
         (b"GET /v2 HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 200_000, 431),
         (b"GET /v2 HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 65_536 + b"\r\n\r\n", 431),
         (b"GET /v2 HTTP/1.1\r\nHost: x\r\n" + b"A: b\r\n" * 20_000 + b"\r\n", 431),
         (b"GET /" + b"v" * 66_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 431),
-        (b"GET /v2 HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\n\r\nrest", 200),
-        (b"CONNECT a:1 HTTP/1.1\r\nHost: x\r\nUpgrade: h2c\r\nConnection: Upgrade\r\nHost: a\r\n\r\n", 400),
+        (
+            b"GET /v2 HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, close\r\nUpgrade: "
+            b"websocket\r\n\r\nrest",
+            200,
+        ),
+        (
+            b"CONNECT a:1 HTTP/1.1\r\nHost: x\r\nUpgrade: h2c\r\nConnection: Upgrade\r\nHost: "
+            b"a\r\n\r\n",
+            400,
+        ),
         (b"GET /v2 HTTP/1.0\r\n\r\n", 200),
         (b"GET http://x/v2?a=b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 200),
         (b"HEAD /v2 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 200),
     ],
 )
-def test_what_is_no_request_is_told_so_and_the_connection_closed(running: Running, sent: bytes, status: int) -> None:
+def test_what_is_no_request_is_told_so_and_the_connection_closed(
+    running: Running, sent: bytes, status: int
+) -> None:
     client = connected(running)
     client.sendall(sent)
     found = read(client)
@@ -194,7 +222,10 @@ def test_what_is_no_request_is_told_so_and_the_connection_closed(running: Runnin
 )
 def test_trailers_are_bounded(running: Running, trailer: bytes) -> None:
     client = connected(running)
-    client.sendall(b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n")
+    client.sendall(
+        b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: "
+        b"chunked\r\n\r\n2\r\n{}\r\n0\r\n"
+    )
     client.sendall(trailer * (1_000_000 // len(trailer)))
     assert answers(client, 1)[0][0] == 431
     assert read(client) == b""
@@ -215,7 +246,11 @@ def test_trailers_are_not_headers(exported: Path, tmp_path: Path) -> None:
 
 
 def test_a_request_to_upgrade_is_answered_over_http_1(running: Running) -> None:
-    wish = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2_Settings": "AAMAAABkAAQAAP__"}
+    wish = {
+        "Connection": "Upgrade, HTTP2-Settings",
+        "Upgrade": "h2c",
+        "HTTP2_Settings": "AAMAAABkAAQAAP__",
+    }
     whole = infer(**wish)
     data = json.dumps(body()).encode()
     chunked = (
@@ -244,16 +279,28 @@ def test_random_bytes_are_answered_or_left(running: Running) -> None:
         client.sendall(data)
         client.shutdown(socket.SHUT_WR)
         found = read(client)
-        assert not found or found.split()[1] in (b"200", b"400", b"401", b"404", b"405", b"408", b"413", b"415"), found
+        assert not found or found.split()[1] in (
+            b"200",
+            b"400",
+            b"401",
+            b"404",
+            b"405",
+            b"408",
+            b"413",
+            b"415",
+        ), found
         alive(running)
 
 
 @pytest.mark.parametrize("before", [b"", b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"])
-def test_a_refused_body_is_taken_in_so_that_its_sender_can_read_why(running: Running, before: bytes) -> None:
+def test_a_refused_body_is_taken_in_so_that_its_sender_can_read_why(
+    running: Running, before: bytes
+) -> None:
     client, size = connected(running), 20 << 20
     client.sendall(
         before
-        + f"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {size}\r\n\r\n".encode()
+        + "POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: "
+        f"{size}\r\n\r\n".encode()
     )
     for _ in range(20):
         client.sendall(b" " * (1 << 20))
@@ -263,7 +310,9 @@ def test_a_refused_body_is_taken_in_so_that_its_sender_can_read_why(running: Run
 
 def test_a_refused_body_that_does_not_come_is_given_up(hasty: Running) -> None:
     client = connected(hasty)
-    client.sendall(b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n ")
+    client.sendall(
+        b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n "
+    )
     assert answers(client, 1)[0][0] == 413  # it is not waited for with the answer
     assert read(client) == b""
     alive(hasty)
@@ -281,7 +330,11 @@ def test_what_was_asked_before_garbage_is_answered(exported: Path) -> None:
 
 def test_a_long_body_before_a_head_is_no_long_head(running: Running) -> None:
     client, long = connected(running), json.dumps(body(4000)).encode()
-    asked = f"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(long)}\r\n\r\n".encode() + long
+    asked = (
+        "POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: "
+        f"{len(long)}\r\n\r\n".encode()
+        + long
+    )
     client.sendall(asked * 3 + asked[:10])
     assert [status for status, _ in answers(client, 3)] == [200] * 3
     client.sendall(asked[10:])
@@ -297,7 +350,9 @@ def test_a_body_is_awaited_by_who_expects_to_be_asked_for_it(running: Running) -
     assert answers(client, 1)[0][0] == 200
 
 
-def test_clients_that_leave_before_their_answer_cost_nobody_one(exported: Path, session: Any) -> None:
+def test_clients_that_leave_before_their_answer_cost_nobody_one(
+    exported: Path, session: Any
+) -> None:
     running, columns = Running(exported), draw(20, 3)
     model, request = running.models.named("m"), infer(body(50))
     held, expected = model.batcher._changed, session.predict(columns)
@@ -332,16 +387,21 @@ def test_what_waits_for_a_client_that_has_left_is_not_scored(exported: Path) -> 
 
 
 def test_what_waits_for_a_grpc_client_that_has_left_is_not_scored(exported: Path) -> None:
-    running = Running(exported, Limits(batch_seconds=3600.0, batch_rows=53))  # until there are as many
+    # until there are as many
+    running = Running(exported, Limits(batch_seconds=3600.0, batch_rows=53))
     model, address = running.models.named("m"), f"127.0.0.1:{running.server.grpc_port}"
     with grpc.insecure_channel(address) as channel:
-        asked = channel.unary_unary(f"/{SERVICE}/ModelInfer").future(typed(draw(50, 5)).SerializeToString())
+        asked = channel.unary_unary(f"/{SERVICE}/ModelInfer").future(
+            typed(draw(50, 5)).SerializeToString()
+        )
         wait_for(lambda: model.waiting_rows == 50, "it waits for others")
         assert not asked.done()
     left = b'hotbed_requests_total{model="m",outcome="cancelled",protocol="grpc"} 1.0'
     wait_for(lambda: left in running.models.meters.text(), "it is told that the client has left")
     with grpc.insecure_channel(address) as channel:
-        channel.unary_unary(f"/{SERVICE}/ModelInfer")(typed(draw(3, 5)).SerializeToString(), timeout=20)
+        channel.unary_unary(f"/{SERVICE}/ModelInfer")(
+            typed(draw(3, 5)).SerializeToString(), timeout=20
+        )
     assert (model.batches, model.rows, model.waiting_rows) == (1, 3, 0)  # that of the other client
     running.close()
 

@@ -24,28 +24,56 @@ from hotbed.serving.server.http import Options
 
 ROOT = Path(__file__).resolve().parents[3]
 DEPLOY = ROOT / "deploy"
-# Fields that are used here, as KServe's and Kubernetes' references have them (KServe 0.16: ServingRuntime v1alpha1,
-# InferenceService v1beta1): a slip of the pen would be dropped by a server in silence. None: any value.
-PROBE = {"httpGet": {"path": str, "port": int}, "periodSeconds": int, "failureThreshold": int, "timeoutSeconds": int}
+# Fields that are used here, as KServe's and Kubernetes' references have them (KServe 0.16:
+# ServingRuntime v1alpha1, InferenceService v1beta1): a slip of the pen would be dropped by a server
+# in silence. None: any value.
+PROBE = {
+    "httpGet": {"path": str, "port": int},
+    "periodSeconds": int,
+    "failureThreshold": int,
+    "timeoutSeconds": int,
+}
 CONTAINER: dict[str, Any] = {
-    "name": str, "image": str, "args": [str], "ports": [{"name": str, "containerPort": int, "protocol": str}],
-    "startupProbe": PROBE, "readinessProbe": PROBE, "livenessProbe": PROBE,
+    "name": str,
+    "image": str,
+    "args": [str],
+    "ports": [{"name": str, "containerPort": int, "protocol": str}],
+    "startupProbe": PROBE,
+    "readinessProbe": PROBE,
+    "livenessProbe": PROBE,
     "resources": {"requests": {"cpu": str, "memory": str}, "limits": {"cpu": str, "memory": str}},
-    "securityContext": {"runAsNonRoot": bool, "runAsUser": int, "readOnlyRootFilesystem": bool,
-                        "allowPrivilegeEscalation": bool, "capabilities": {"drop": [str]}},
+    "securityContext": {
+        "runAsNonRoot": bool,
+        "runAsUser": int,
+        "readOnlyRootFilesystem": bool,
+        "allowPrivilegeEscalation": bool,
+        "capabilities": {"drop": [str]},
+    },
     "volumeMounts": [{"name": str, "mountPath": str}],
-}  # fmt: skip
+}
 FORMAT = {"name": str, "version": str, "autoSelect": bool}
 KNOWN: dict[str, dict[str, Any]] = {
     "serving.kserve.io/v1alpha1 ServingRuntime": {
-        "annotations": None, "supportedModelFormats": [FORMAT], "protocolVersions": [str], "containers": [CONTAINER],
+        "annotations": None,
+        "supportedModelFormats": [FORMAT],
+        "protocolVersions": [str],
+        "containers": [CONTAINER],
         "volumes": [{"name": str, "emptyDir": {"sizeLimit": str}}],
     },
     "serving.kserve.io/v1beta1 InferenceService": {
-        "predictor": {"minReplicas": int, "maxReplicas": int, "terminationGracePeriodSeconds": int,
-                      "model": {"runtime": str, "modelFormat": FORMAT, "protocolVersion": str, "storageUri": str}},
+        "predictor": {
+            "minReplicas": int,
+            "maxReplicas": int,
+            "terminationGracePeriodSeconds": int,
+            "model": {
+                "runtime": str,
+                "modelFormat": FORMAT,
+                "protocolVersion": str,
+                "storageUri": str,
+            },
+        },
     },
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +92,10 @@ def unknown(value: Any, known: Any, path: str) -> list[str]:
             return [path]
         missing = [f"{path}.{key}" for key in value if key not in known]
         return missing + [
-            one for key in value if key in known for one in unknown(value[key], known[key], f"{path}.{key}")
+            one
+            for key in value
+            if key in known
+            for one in unknown(value[key], known[key], f"{path}.{key}")
         ]
     if isinstance(known, list):
         if not isinstance(value, list):
@@ -74,7 +105,9 @@ def unknown(value: Any, known: Any, path: str) -> list[str]:
 
 
 def check_serve(arguments: list[str]) -> dict[str, Any]:
-    """What `hotbed serve` makes of its arguments; every key that is set must be one of the server's."""
+    """What `hotbed serve` makes of its arguments; every key that is set must be one of the
+    server's.
+    """
     command = typer.main.get_command(cli.app).commands["serve"]  # type: ignore[attr-defined]
     parsed: dict[str, Any] = command.make_context("serve", list(arguments)).params
     keys = {one.name for kind in (Options, Limits) for one in fields(kind)}
@@ -85,21 +118,34 @@ def check_serve(arguments: list[str]) -> dict[str, Any]:
 def test_every_field_is_one_that_kserve_has(kserve: Mapping[str, Any]) -> None:
     for document in kserve.values():
         assert set(document) == {"apiVersion", "kind", "metadata", "spec"}
-        assert unknown(document["spec"], KNOWN[f"{document['apiVersion']} {document['kind']}"], "spec") == []
-    assert unknown({"model": {"storageURI": "x", "runtime": 1}}, KNOWN["serving.kserve.io/v1beta1 InferenceService"]["predictor"], "") == [
-        ".model.storageURI", ".model.runtime",
-    ]  # fmt: skip
+        assert (
+            unknown(document["spec"], KNOWN[f"{document['apiVersion']} {document['kind']}"], "spec")
+            == []
+        )
+    assert unknown(
+        {"model": {"storageURI": "x", "runtime": 1}},
+        KNOWN["serving.kserve.io/v1beta1 InferenceService"]["predictor"],
+        "",
+    ) == [
+        ".model.storageURI",
+        ".model.runtime",
+    ]
 
 
 def test_the_service_and_its_runtime_fit_together(kserve: Mapping[str, Any]) -> None:
-    runtime, service = kserve["ServingRuntime"], kserve["InferenceService"]["spec"]["predictor"]["model"]
+    runtime, service = (
+        kserve["ServingRuntime"],
+        kserve["InferenceService"]["spec"]["predictor"]["model"],
+    )
     (container,) = runtime["spec"]["containers"]
     assert container["name"] == "kserve-container"  # KServe mounts storageUri there
     assert service["runtime"] == runtime["metadata"]["name"]
     assert service["protocolVersion"] in runtime["spec"]["protocolVersions"]
     offered = [(one["name"], one["version"]) for one in runtime["spec"]["supportedModelFormats"]]
     assert (service["modelFormat"]["name"], service["modelFormat"]["version"]) in offered
-    assert {one["name"] for one in container["volumeMounts"]} == {one["name"] for one in runtime["spec"]["volumes"]}
+    assert {one["name"] for one in container["volumeMounts"]} == {
+        one["name"] for one in runtime["spec"]["volumes"]
+    }
     drain = next(one for one in container["args"] if "drain_seconds" in one).rpartition("=")[2]
     grace = kserve["InferenceService"]["spec"]["predictor"]["terminationGracePeriodSeconds"]
     assert float(drain) + 30 < grace  # so long what is under way may take
@@ -128,12 +174,16 @@ def instructions() -> list[tuple[str, str]]:
     return [(line.split(" ", 1)[0], line.split(" ", 1)[1].strip()) for line in lines]
 
 
-def test_the_image_is_built_of_what_is_there_and_starts_the_server(kserve: Mapping[str, Any]) -> None:
+def test_the_image_is_built_of_what_is_there_and_starts_the_server(
+    kserve: Mapping[str, Any],
+) -> None:
     steps = instructions()
     names = [name for name, _ in steps]
     assert names.count("FROM") == 2  # compilers stay behind
     assert not [name for name in names if name == "ADD"]
-    assert not [text for name, text in steps if name == "FROM" and (":" not in text or "latest" in text)]
+    assert not [
+        text for name, text in steps if name == "FROM" and (":" not in text or "latest" in text)
+    ]
     for name, text in steps:
         if name == "COPY" and "--from" not in text:
             *sources, _ = shlex.split(text)
@@ -152,5 +202,7 @@ def test_the_linter_finds_nothing() -> None:
     hadolint = shutil.which("hadolint", path=f"{Path(sys.executable).parent}")
     if hadolint is None:  # there is none for this machine; the checks above are what is left
         return
-    done = subprocess.run([hadolint, str(DEPLOY / "Dockerfile")], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [hadolint, str(DEPLOY / "Dockerfile")], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr

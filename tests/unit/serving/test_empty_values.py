@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Empty bags, columns whose values are all missing, and requests without candidates: at every door the score of training."""
+"""Empty bags, columns whose values are all missing, and requests without candidates: at every door
+the score of training.
+"""
 
 from __future__ import annotations
 
@@ -70,13 +72,17 @@ def rows(n: int, seed: int) -> list[Row]:
 
 
 def table(rows: list[Row]) -> pa.Table:
-    return pa.table({name: pa.array([row[name] for row in rows], kind) for name, kind in TYPES.items()})
+    return pa.table(
+        {name: pa.array([row[name] for row in rows], kind) for name, kind in TYPES.items()}
+    )
 
 
 @pytest.fixture(scope="module")
 def model() -> hb.RecModel:
     torch.manual_seed(0)
-    data = table(rows(400, 0)).append_column("label", pa.array(np.random.default_rng(1).integers(0, 2, 400)))
+    data = table(rows(400, 0)).append_column(
+        "label", pa.array(np.random.default_rng(1).integers(0, 2, 400))
+    )
     source = hb.sources.Memory(data)
     schema = hb.Schema(
         [
@@ -91,7 +97,9 @@ def model() -> hb.RecModel:
             hb.Dense("price", transforms=[t.FillMissing(statistic="mean"), t.Normalize()]),
         ]
     ).fit(source)
-    model = hb.RecModel(hb.models.DNN(schema, hb.make_tables(schema, dim=4)), "bce", hb.Adam(lr=0.05))
+    model = hb.RecModel(
+        hb.models.DNN(schema, hb.make_tables(schema, dim=4)), "bce", hb.Adam(lr=0.05)
+    )
     model.fit(hb.Dataset(source, schema, 50), progress=False)
     return model
 
@@ -181,15 +189,29 @@ def expected(model: hb.RecModel, asked: list[Row]) -> np.ndarray:
     return scores
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the stock client leaves sockets open
+# the stock client leaves sockets open
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("door", ["session", "json", "hb.Client", "triton http", "triton grpc"])
-def test_every_row_has_its_training_score_at_every_door(door: str, doors: dict[str, Ask], model: hb.RecModel) -> None:
+def test_every_row_has_its_training_score_at_every_door(
+    door: str, doors: dict[str, Ask], model: hb.RecModel
+) -> None:
     asked = rows(80, 7)
     if door.startswith("triton"):
         asked = [row for row in asked if all(value is not None for value in row.values())]
     missing = dict.fromkeys(TYPES, None)
-    empty = {**rows(1, 3)[0], **{name: [] for name in BAGS}, "user": 3, "city": "c1", "timestamp": 5, "price": 0.5}
-    asked += [empty] if door.startswith("triton") else [empty, missing, {**missing, "liked": [], "strength": []}]
+    empty = {
+        **rows(1, 3)[0],
+        **{name: [] for name in BAGS},
+        "user": 3,
+        "city": "c1",
+        "timestamp": 5,
+        "price": 0.5,
+    }
+    asked += (
+        [empty]
+        if door.startswith("triton")
+        else [empty, missing, {**missing, "liked": [], "strength": []}]
+    )
     scores = expected(model, asked)
     assert len(asked) > 20
     for row, score in zip(asked, scores, strict=True):
@@ -281,9 +303,16 @@ def test_zero_candidates_still_need_every_column(exported: Path) -> None:
         {"words": np.array([["w1", "w2"], ["w3", "w4"]])},
     ],
 )
-def test_a_client_and_a_session_make_the_same_of_lists(changed: Any, exported: Path, running: Running) -> None:
+def test_a_client_and_a_session_make_the_same_of_lists(
+    changed: Any, exported: Path, running: Running
+) -> None:
     asked = {name: [row[name] for row in rows(2, 5)] for name in TYPES}
-    asked |= {"history": [[1], [2]], "words": [["w1"], ["w2"]], "liked": [[1], [2]], "strength": [[0.5], [1.5]]}
+    asked |= {
+        "history": [[1], [2]],
+        "words": [["w1"], ["w2"]],
+        "liked": [[1], [2]],
+        "strength": [[0.5], [1.5]],
+    }
     asked |= changed
     expected = hb.InferenceSession(exported).predict(asked)
     with hb.Client(f"http://{running.http}") as client:
@@ -294,5 +323,8 @@ def test_a_client_and_a_session_make_the_same_of_lists(changed: Any, exported: P
 
 def test_lists_of_several_lengths_name_what_helps(running: Running) -> None:
     columns = {name: [row[name] for row in rows(2, 5)] for name in TYPES}
-    with hb.Client(f"http://{running.http}") as client, pytest.raises(hb.errors.DataError, match="`padding`"):
+    with (
+        hb.Client(f"http://{running.http}") as client,
+        pytest.raises(hb.errors.DataError, match="`padding`"),
+    ):
         client.predict("m", {**columns, "history": [[1], [2, 3]]})

@@ -30,7 +30,11 @@ def following(trainer: Trainer) -> Running:
 
 def test_versions_that_arrive_under_load_fail_no_request_and_mix_in_none(trainer: Trainer) -> None:
     running = following(trainer)
-    answers, errors, client = list[tuple[int, Any]](), list[Exception](), hb.Client(f"http://{running.http}")
+    answers, errors, client = (
+        list[tuple[int, Any]](),
+        list[Exception](),
+        hb.Client(f"http://{running.http}"),
+    )
 
     def ask() -> None:
         try:
@@ -43,7 +47,10 @@ def test_versions_that_arrive_under_load_fail_no_request_and_mix_in_none(trainer
         for seed in range(6):
             version = trainer.publish(seed, full=seed == 3)
             wait_for(
-                lambda version=version: running.models.named("m").current.version.version == version, "it is served"
+                lambda version=version: (
+                    running.models.named("m").current.version.version == version
+                ),
+                "it is served",
             )
             before = len(answers)
             wait_for(lambda before=before: len(answers) > before + 8, "requests are answered")
@@ -99,7 +106,8 @@ def test_a_fork_is_told_and_its_full_is_served(trainer: Trainer, tmp_path: Path)
     model = running.models.named("m")
     trainer.publish(0)
     wait_for(lambda: model.swaps == 1, "the first version")
-    trainer.saver = Saver(tmp_path / "other run")  # the run begins anew: another lineage, which starts with a full
+    # the run begins anew: another lineage, which starts with a full
+    trainer.saver = Saver(tmp_path / "other run")
     last = trainer.publish(7)
     wait_for(lambda: model.current.version.version == last, "the new lineage is served")
     with hb.Client(f"http://{running.http}") as client:
@@ -142,14 +150,21 @@ def test_hotbed_serve_follows_a_topic_of_a_real_broker(trainer: Trainer) -> None
     with Broker() as broker:
         broker.create("versions")
         trainer.publisher = PublishTopic(broker.servers, "versions")
-        server = Process(f"m={trainer.folder / 'export'}", "--watch", f"kafka://{broker.servers}/versions")
+        server = Process(
+            f"m={trainer.folder / 'export'}", "--watch", f"kafka://{broker.servers}/versions"
+        )
         with hb.Client(f"http://{server.http}") as client:
             for seed in range(2):
                 version = trainer.publish(seed)
                 wait_for(
-                    lambda version=version: client.models()[0]["version"] == str(version), "the version is served", 30
+                    lambda version=version: client.models()[0]["version"] == str(version),
+                    "the version is served",
+                    30,
                 )
-                assert np.abs(client.predict("m", trainer.asked) - trainer.scores[version]).max() < 1e-6
+                assert (
+                    np.abs(client.predict("m", trainer.asked) - trainer.scores[version]).max()
+                    < 1e-6
+                )
             broker.kill()
             assert client.predict("m", trainer.asked).shape == (30,)  # what is served stays
         assert server.stop() == 0
@@ -166,8 +181,12 @@ SOURCES = [(FakeStream, 0), (Unseen, 1)]
 
 
 @pytest.mark.parametrize(("kind", "refused_from"), SOURCES)
-def test_versions_of_a_cold_start_refuse_text_for_numbers(tmp_path: Path, kind: Any, refused_from: int) -> None:
-    """From the first version where the source tells its types before it is read, else from the first delta."""
+def test_versions_of_a_cold_start_refuse_text_for_numbers(
+    tmp_path: Path, kind: Any, refused_from: int
+) -> None:
+    """From the first version where the source tells its types before it is read, else from the
+    first delta.
+    """
     draw = np.random.default_rng(0)
     rows = {
         "click": draw.integers(0, 2, 200),
@@ -204,13 +223,18 @@ def test_a_current_that_goes_back_is_not_followed_and_the_reason_is_shown(
     running = Running(trainer.folder / "export", grpc_port=None)
     running.models.follow("m", lambda: Follower(trainer.folder / "published"), 0.02)
     with hb.Client(f"http://{running.http}") as client:
-        wait_for(lambda: client.models()[0]["version"] == str(served[0]), "the published version is served")
+        wait_for(
+            lambda: client.models()[0]["version"] == str(served[0]),
+            "the published version is served",
+        )
         newest = trainer.publish(3)
         wait_for(lambda: client.models()[0]["version"] == str(newest), "the delta is served")
         for version, pointer in (served, never_served):
             current.write_bytes(pointer)
             reason = f"versions only grow, got version {version} after version {newest}"
-            wait_for(lambda reason=reason: reason in client.models()[0]["reason"], "the reason is shown")
+            wait_for(
+                lambda reason=reason: reason in client.models()[0]["reason"], "the reason is shown"
+            )
             assert client.models()[0]["version"] == str(newest)
             assert reason in caplog.text
         newest = trainer.publish(4, full=True)
@@ -219,7 +243,10 @@ def test_a_current_that_goes_back_is_not_followed_and_the_reason_is_shown(
         answer = client.ask("m", trainer.asked)
         assert np.abs(answer.outputs["prediction"] - trainer.scores[newest]).max() < 1e-6
         current.write_bytes(served[1])  # once more: the same words are told again
-        wait_for(lambda: f"got version {served[0]}" in client.models()[0]["reason"], "the reason is shown again")
+        wait_for(
+            lambda: f"got version {served[0]}" in client.models()[0]["reason"],
+            "the reason is shown again",
+        )
     running.close()
 
 

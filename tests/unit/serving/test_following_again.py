@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a trainer published last is handed on until it is served: after a load, after errors that pass; and ends in time."""
+"""What a trainer published last is handed on until it is served: after a load, after errors that
+pass; and ends in time.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,12 @@ class Taking:
     """Follows a folder; `take` fails as often as it is told to."""
 
     def __init__(self, folder: Path, failures: int = 0) -> None:
-        self.taken, self.tries, self.told, self.left = list[int](), list[int](), list[str](), failures
+        self.taken, self.tries, self.told, self.left = (
+            list[int](),
+            list[int](),
+            list[str](),
+            failures,
+        )
         self.polls = 0
         self.following = Following(lambda name, error: self.told.append(str(error)))
         self.following.follow("m", lambda: self._counted(Follower(folder)), self._take, 0.01)
@@ -85,7 +92,10 @@ def test_a_load_of_a_followed_model_comes_back_to_what_was_published_last(traine
         models.load("m")
     (trainer.folder / "away").rename(trainer.folder / "export")
     models.load("m")
-    wait_for(lambda: served(models) == last and not models.named("m").problem, "the last version, and no problem")
+    wait_for(
+        lambda: served(models) == last and not models.named("m").problem,
+        "the last version, and no problem",
+    )
     models.close()
 
 
@@ -150,7 +160,11 @@ def test_what_hangs_is_not_waited_for_longer_than_told() -> None:
 
 
 def test_a_load_that_hangs_does_not_hold_up_the_end(exported: Path) -> None:
-    running, going, hanging = Running(exported, grpc_port=None), threading.Event(), threading.Event()
+    running, going, hanging = (
+        Running(exported, grpc_port=None),
+        threading.Event(),
+        threading.Event(),
+    )
 
     def hang() -> Any:
         hanging.set()
@@ -206,7 +220,9 @@ def workers(exported: Path, tmp_path: Path) -> Iterator[Workers]:
     models.close()
 
 
-def test_a_worker_that_starts_is_told_what_changed_since_it_read_what_to_serve(workers: Workers) -> None:
+def test_a_worker_that_starts_is_told_what_changed_since_it_read_what_to_serve(
+    workers: Workers,
+) -> None:
     one, two = Side(workers, 1), Side(workers, 2)
     assert one.wire.call("spec")["unloaded"] == []
     one.wire.call("up")
@@ -242,7 +258,9 @@ def test_a_load_fails_that_a_worker_does_not_answer_and_passes_over_one_that_end
     two.going.set()
 
 
-def test_a_worker_that_cannot_be_started_is_tried_again(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_cannot_be_started_is_tried_again(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tries = list[Any]()
 
     def popen(*given: Any, **named: Any) -> Any:

@@ -38,7 +38,12 @@ def typed(columns: dict[str, Any]) -> Any:
     fields = {"INT64": "int64_contents", "BYTES": "bytes_contents", "FP32": "fp32_contents"}
     for name, values in columns.items():
         given = [one.encode() for one in values] if KINDS[name] == "BYTES" else values.tolist()
-        request.inputs.add(name=name, datatype=KINDS[name], shape=[len(given)], contents={fields[KINDS[name]]: given})
+        request.inputs.add(
+            name=name,
+            datatype=KINDS[name],
+            shape=[len(given)],
+            contents={fields[KINDS[name]]: given},
+        )
     return request
 
 
@@ -54,9 +59,13 @@ def test_the_messages_are_those_of_the_stock_client() -> None:
         **service_pb2.DESCRIPTOR.message_types_by_name,
     }
     partly = CONFIG_MESSAGES.keys() | STATISTICS_MESSAGES.keys()
-    nested = {"TensorMetadata": "ModelMetadataResponse", "InferInputTensor": "ModelInferRequest",
-              "InferRequestedOutputTensor": "ModelInferRequest", "InferOutputTensor": "ModelInferResponse",
-              "ModelIndex": "RepositoryIndexResponse"}  # fmt: skip
+    nested = {
+        "TensorMetadata": "ModelMetadataResponse",
+        "InferInputTensor": "ModelInferRequest",
+        "InferRequestedOutputTensor": "ModelInferRequest",
+        "InferOutputTensor": "ModelInferResponse",
+        "ModelIndex": "RepositoryIndexResponse",
+    }
     for name, ours in MESSAGES.items():
         other = theirs[nested[name]].nested_types_by_name[name] if name in nested else theirs[name]
         fields = {(f.name, f.number, f.type, f.is_repeated) for f in ours.DESCRIPTOR.fields}
@@ -68,9 +77,14 @@ def test_the_messages_are_those_of_the_stock_client() -> None:
 
 def test_the_stock_client_gets_the_scores_of_the_session(client: Any, session: Any) -> None:
     columns = draw(50, 8)
-    found = client.infer("m", tensors(columns), request_id="9", outputs=[triton.InferRequestedOutput("prediction")])
+    found = client.infer(
+        "m", tensors(columns), request_id="9", outputs=[triton.InferRequestedOutput("prediction")]
+    )
     assert np.abs(found.as_numpy("prediction") - session.predict(columns)).max() < 1e-6
-    assert (found.get_response().id, found.get_response().model_version) == ("9", str(session.model.version))
+    assert (found.get_response().id, found.get_response().model_version) == (
+        "9",
+        str(session.model.version),
+    )
 
 
 def test_health_metadata_and_repository_are_told(client: Any, session: Any) -> None:
@@ -81,7 +95,9 @@ def test_health_metadata_and_repository_are_told(client: Any, session: Any) -> N
     told = client.get_model_metadata("m")
     kinds = {one.name: one.datatype for one in told.inputs}
     assert kinds == KINDS  # as they were in training
-    assert [(one.name, one.datatype, list(one.shape)) for one in told.outputs] == [("prediction", "FP32", [-1])]
+    assert [(one.name, one.datatype, list(one.shape)) for one in told.outputs] == [
+        ("prediction", "FP32", [-1])
+    ]
     (entry,) = client.get_model_repository_index().models
     assert (entry.name, entry.version, entry.state) == ("m", str(session.model.version), "READY")
 
@@ -108,9 +124,9 @@ def test_typed_contents_are_read_as_raw_ones(running: Running, session: Any) -> 
 def call(running: Running, name: str, request: Any, seconds: float = 10) -> Any:
     data = request if isinstance(request, bytes) else request.SerializeToString()
     with grpc.insecure_channel(f"127.0.0.1:{running.server.grpc_port}") as channel:
-        return channel.unary_unary(f"/{SERVICE}/{name}", None, MESSAGES[f"{name}Response"].FromString)(
-            data, timeout=seconds
-        )
+        return channel.unary_unary(
+            f"/{SERVICE}/{name}", None, MESSAGES[f"{name}Response"].FromString
+        )(data, timeout=seconds)
 
 
 def without(columns: dict[str, Any], name: str) -> dict[str, Any]:
@@ -122,12 +138,22 @@ def without(columns: dict[str, Any], name: str) -> dict[str, Any]:
     [
         (lambda c: ("nobody", "", tensors(c)), "NOT_FOUND", "unknown"),
         (lambda c: ("m", "99", tensors(c)), "NOT_FOUND", "version '99' is not served"),
-        (lambda c: ("m", "", tensors(without(c, "item"))), "INVALID_ARGUMENT", "inputs are missing"),
-        (lambda c: ("m", "", tensors({**c, "user": c["user"][:3]})), "INVALID_ARGUMENT", "differ in length"),
+        (
+            lambda c: ("m", "", tensors(without(c, "item"))),
+            "INVALID_ARGUMENT",
+            "inputs are missing",
+        ),
+        (
+            lambda c: ("m", "", tensors({**c, "user": c["user"][:3]})),
+            "INVALID_ARGUMENT",
+            "differ in length",
+        ),
         (lambda c: ("m", "", tensors(draw(5000, 1))), "INVALID_ARGUMENT", "too many candidates"),
     ],
 )
-def test_a_wrong_request_is_refused_with_a_reason(client: Any, change: Any, code: str, reason: str) -> None:
+def test_a_wrong_request_is_refused_with_a_reason(
+    client: Any, change: Any, code: str, reason: str
+) -> None:
     name, version, inputs = change(draw(10, 2))
     with pytest.raises(InferenceServerException, match=reason) as told:
         client.infer(name, inputs, model_version=version)
@@ -164,7 +190,9 @@ def test_random_bytes_neither_crash_nor_hang_it(running: Running, session: Any) 
     assert threading.active_count() < 50
 
 
-def test_who_has_no_token_is_refused_before_the_message_is_taken(exported: Path, tmp_path: Path) -> None:
+def test_who_has_no_token_is_refused_before_the_message_is_taken(
+    exported: Path, tmp_path: Path
+) -> None:
     (tmp_path / "tokens").write_text("secret\n")
     running, told = Running(exported, token_file=str(tmp_path / "tokens")), threading.Event()
 

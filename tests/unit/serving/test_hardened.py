@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What breaks around a server, and values that make no sense: it answers on, or says why it does not."""
+"""What breaks around a server, and values that make no sense: it answers on, or says why it does
+not.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,11 @@ class _Broken(io.StringIO):
         raise self.error
 
 
-FAILURES = [OSError(28, "No space left on device"), BrokenPipeError(), ValueError("I/O on closed file")]
+FAILURES = [
+    OSError(28, "No space left on device"),
+    BrokenPipeError(),
+    ValueError("I/O on closed file"),
+]
 
 
 def lose_stderr(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
@@ -72,7 +78,9 @@ def test_a_log_line_that_cannot_be_written_ends_no_thread_that_follows(
         steps.append(len(steps))
         raise OSError("the disk is full")
 
-    following = Following(lambda name, error: logging.getLogger("hotbed.serving").warning("%s: %s", name, error))
+    following = Following(
+        lambda name, error: logging.getLogger("hotbed.serving").warning("%s: %s", name, error)
+    )
     following.repeat("m", step, 0.01)
     wait_for(lambda: len(steps) > 2, "the thread ended")
     following.close()
@@ -94,8 +102,12 @@ def test_a_log_line_that_cannot_be_written_leaves_the_scoring_thread_alive(
         assert np.abs(client.predict("m", columns) - session.predict(columns)).max() < 1e-6
 
 
-def test_a_log_line_that_cannot_be_made_is_told_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    JsonLines().handle(logging.LogRecord("hotbed", logging.INFO, __file__, 1, "%d", ("no number",), None))
+def test_a_log_line_that_cannot_be_made_is_told_on_stderr(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    JsonLines().handle(
+        logging.LogRecord("hotbed", logging.INFO, __file__, 1, "%d", ("no number",), None)
+    )
     assert "Logging error" in capsys.readouterr().err
 
 
@@ -155,8 +167,14 @@ NO_TENSOR = [
     ({"item": [b"\xff", b"i1"]}, "'item'.*no UTF-8"),
     ({"item": [b"\xff", None]}, "'item'.*no UTF-8"),
     ({"item": [{"a": 1}, {"a": 2}]}, "column 'item': no tensor"),
-    ({"item": [["i1", "i2"], ["i3"]]}, "column 'item': a tensor holds lists of one length, got 1 to 2 values.*Split"),
-    ({"item": [["i1", "i2"], None]}, "column 'item': a tensor holds lists of one length, got 0 to 2 values"),
+    (
+        {"item": [["i1", "i2"], ["i3"]]},
+        "column 'item': a tensor holds lists of one length, got 1 to 2 values.*Split",
+    ),
+    (
+        {"item": [["i1", "i2"], None]},
+        "column 'item': a tensor holds lists of one length, got 0 to 2 values",
+    ),
     ({"item": [[["i1"]], [["i2"]]]}, "column 'item': no tensor"),
     ({"user": [2**64, 1]}, "column 'user'.*give"),
     ({"user": 5}, "column 'user'.*give"),
@@ -176,11 +194,21 @@ def test_what_no_tensor_holds_is_refused_and_not_sent_as_something_else(
         client.predict("m", {**ASKED, **changed})
 
 
-CONTEXTS = [7, None, np.int64(7), np.array([7]), pa.array([7]), pa.array([None], pa.int64()), np.bool_(True)]
+CONTEXTS = [
+    7,
+    None,
+    np.int64(7),
+    np.array([7]),
+    pa.array([7]),
+    pa.array([None], pa.int64()),
+    np.bool_(True),
+]
 
 
 @pytest.mark.parametrize("user", CONTEXTS)
-def test_our_client_and_the_session_make_the_same_of_context(client: hb.Client, session: Any, user: Any) -> None:
+def test_our_client_and_the_session_make_the_same_of_context(
+    client: hb.Client, session: Any, user: Any
+) -> None:
     rest = {name: values for name, values in ASKED.items() if name != "user"}
     expected = session.predict(rest, {"user": user})
     assert np.abs(client.predict("m", rest, {"user": user}) - expected).max() < 1e-6
@@ -211,20 +239,35 @@ def test_the_last_idle_connection_may_be_taken_by_another_thread(running: Runnin
         assert client.models()[0]["state"] == "READY"
 
 
-WRONG_SHAPES = [[3.0], [True], ["3"], [None], [[3]], [3.0, 1], [3, 1.0], [-1], [2**70], [float("inf")]]
+WRONG_SHAPES = [
+    [3.0],
+    [True],
+    ["3"],
+    [None],
+    [[3]],
+    [3.0, 1],
+    [3, 1.0],
+    [-1],
+    [2**70],
+    [float("inf")],
+]
 
 
 @pytest.mark.parametrize("shape", WRONG_SHAPES, ids=str)
 def test_a_shape_that_is_none_is_refused_each_time(shape: list[Any]) -> None:
     inputs, asks = Inputs(hb.Schema([hb.Label("label"), hb.Id("user")])), Asks()
     size = {"binary_data_size": 24}
-    head = json.dumps({"inputs": [{"name": "user", "datatype": "INT64", "shape": shape, "parameters": size}]}).encode()
+    head = json.dumps(
+        {"inputs": [{"name": "user", "datatype": "INT64", "shape": shape, "parameters": size}]}
+    ).encode()
     for _ in range(3):
         with pytest.raises(DataError, match=r"'user'.*shape"):
             inputs.columns(asks.read(head + bytes(24), str(len(head)), Bounds()).tensors, Bounds())
 
 
-@pytest.mark.parametrize("length", ["0" * 20 + "9" * 4400, "9" * 4400, "0" * 21, "-1", "+1", "", "1.0", "²"])
+@pytest.mark.parametrize(
+    "length", ["0" * 20 + "9" * 4400, "9" * 4400, "0" * 21, "-1", "+1", "", "1.0", "²"]
+)
 def test_a_length_of_a_header_that_is_none_is_refused(length: str) -> None:
     with pytest.raises(DataError, match="no length of a header"):
         Asks().read(b"{}", length, Bounds())
@@ -232,8 +275,15 @@ def test_a_length_of_a_header_that_is_none_is_refused(length: str) -> None:
 
 def test_a_tensor_without_any_value_has_no_type(running: Running, session: Any) -> None:
     inputs = [
-        {"name": name, "datatype": datatype, "shape": [2], "data": [None, None] if name == "user" else values}
-        for datatype, (name, values) in zip(["FP32", "BYTES", "BYTES", "FP32"], ASKED.items(), strict=True)
+        {
+            "name": name,
+            "datatype": datatype,
+            "shape": [2],
+            "data": [None, None] if name == "user" else values,
+        }
+        for datatype, (name, values) in zip(
+            ["FP32", "BYTES", "BYTES", "FP32"], ASKED.items(), strict=True
+        )
     ]
     connection = HTTPConnection(running.http, timeout=10)
     connection.request("POST", "/v2/models/m/infer", json.dumps({"inputs": inputs}))
@@ -262,9 +312,13 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("kind, key, values", SETTINGS, ids=str)
-def test_a_setting_that_makes_no_sense_is_refused_by_its_key(kind: Any, key: str, values: list[Any]) -> None:
+def test_a_setting_that_makes_no_sense_is_refused_by_its_key(
+    kind: Any, key: str, values: list[Any]
+) -> None:
     for value in values:
-        with pytest.raises(ConfigError, match=rf"^serve\.{key}: out of bounds — received {value!r} — give "):
+        with pytest.raises(
+            ConfigError, match=rf"^serve\.{key}: out of bounds — received {value!r} — give "
+        ):
             config.build({key: value}, kind, "serve")
         with pytest.raises(ConfigError, match=rf"^{kind.__name__}\.{key}: "):
             kind(**{key: value})
@@ -282,26 +336,36 @@ def test_a_cache_of_a_size_that_is_none_is_refused(exported: Path, max_bytes: An
     server = hb.ParameterServer()
     server.load("m", exported)
     with pytest.raises(
-        ConfigError, match=r"EmbeddingCache\.max_bytes: no size of a cache — received .* — give 1 to \d+ bytes"
+        ConfigError,
+        match=r"EmbeddingCache\.max_bytes: no size of a cache — received .* — give 1 to \d+ bytes",
     ):
         hb.EmbeddingCache(server, "m", max_bytes=max_bytes)
 
 
 def test_two_models_of_one_name_are_refused() -> None:
     with pytest.raises(
-        ConfigError, match=r"two of one name — received 'export' for day1/export and day2/export — .*NAME=SOURCE"
+        ConfigError,
+        match=r"two of one name — received 'export' for day1/export and day2/export — "
+        r".*NAME=SOURCE",
     ):
         models_of(["day1/export", "day2/export"])
     with pytest.raises(ConfigError, match="two of one name"):
         models_of(["m=day1/export", "m=day2/export"])
-    assert models_of(["a=day1/export", "day2/export"]) == {"a": "day1/export", "export": "day2/export"}
+    assert models_of(["a=day1/export", "day2/export"]) == {
+        "a": "day1/export",
+        "export": "day2/export",
+    }
 
 
 def test_a_part_of_the_server_that_has_gone_is_no_fault_of_who_asks() -> None:
     for error in (Gone("load: no answer"), ServingError("no answer")):
         assert status_of(error) == 503
         assert code_of(error) == grpc.StatusCode.UNAVAILABLE
-    assert [status_of(error) for error in (NotServed(""), Overloaded(""), DataError(""))] == [404, 429, 400]
+    assert [status_of(error) for error in (NotServed(""), Overloaded(""), DataError(""))] == [
+        404,
+        429,
+        400,
+    ]
 
 
 def test_rows_that_a_killed_server_left_in_the_temporary_folder_are_removed_by_the_next(

@@ -22,7 +22,8 @@ from hotbed.serving.server.batching import Limits
 from .conftest import Running, draw
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:table .* is fed both"),  # wrong requests, and each is asked of one server
+    # wrong requests, and each is asked of one server
+    pytest.mark.filterwarnings("ignore:table .* is fed both"),
     pytest.mark.filterwarnings(
         "ignore::pytest.PytestUnraisableExceptionWarning"
     ),  # the stock client leaves sockets open
@@ -39,7 +40,9 @@ def tensors(columns: dict[str, Any], binary: bool = True) -> list[Any]:
     return found
 
 
-def ask(where: str, method: str, path: str, body: Any = None, headers: Any = None) -> tuple[int, dict[str, str], bytes]:
+def ask(
+    where: str, method: str, path: str, body: Any = None, headers: Any = None
+) -> tuple[int, dict[str, str], bytes]:
     connection = http.client.HTTPConnection(where, timeout=10)
     data = json.dumps(body) if isinstance(body, dict) else body
     connection.request(method, path, data, headers or {})
@@ -58,7 +61,12 @@ def body(n: int = 3, **changes: Any) -> dict[str, Any]:
 
 
 def user(datatype: str, shape: list[int], data: list[Any], name: str = "user") -> dict[str, Any]:
-    return body(inputs=[*body()["inputs"][1:], {"name": name, "datatype": datatype, "shape": shape, "data": data}])
+    return body(
+        inputs=[
+            *body()["inputs"][1:],
+            {"name": name, "datatype": datatype, "shape": shape, "data": data},
+        ]
+    )
 
 
 @pytest.fixture
@@ -68,7 +76,9 @@ def client(running: Running) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("binary", [False, True])
-def test_the_stock_client_gets_the_scores_of_the_session(client: Any, session: Any, binary: bool) -> None:
+def test_the_stock_client_gets_the_scores_of_the_session(
+    client: Any, session: Any, binary: bool
+) -> None:
     columns = draw(50, 7)
     wanted = [triton.InferRequestedOutput("prediction", binary_data=binary)]
     found = client.infer("m", tensors(columns, binary), request_id="7", outputs=wanted)
@@ -147,7 +157,12 @@ def told_by(client: hb.Client, session: Any, columns: dict[str, Any]) -> None:
         (b"[" * 100_000, {}, 400, "beside the values of its tensors"),
         (body(inputs=[]), {}, 400, "inputs are missing"),
         (user("INT64", [3], [1, 2, 3], "usr"), {}, 400, "did you mean 'user'"),
-        (body(inputs=[*body()["inputs"], body()["inputs"][0]]), {}, 400, "Send each column of the model once"),
+        (
+            body(inputs=[*body()["inputs"], body()["inputs"][0]]),
+            {},
+            400,
+            "Send each column of the model once",
+        ),
         (body(inputs=[*body()["inputs"][1:], body()["inputs"][1]]), {}, 400, "given twice"),
         (user("INT64", [4], [1, 2, 3]), {}, 400, "needs 4 values"),
         (user("INT64", [3], [1, "x", 3]), {}, 400, "no INT64"),
@@ -163,7 +178,7 @@ def told_by(client: hb.Client, session: Any, columns: dict[str, Any]) -> None:
         (body(), {"Inference-Header-Content-Length": "9999999"}, 400, "no length of a header"),
         (b" " * 2_000_000, {}, 413, "too long"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_request_is_refused_with_a_reason(
     exported: Any, small: Running, request_body: Any, headers: Any, status: int, reason: str
 ) -> None:
@@ -203,7 +218,9 @@ def test_a_body_without_a_length_is_bounded_too(small: Running) -> None:
         ("POST", "/v2/repository/models/n/load", 404),
     ],
 )
-def test_an_unknown_place_is_told_with_its_status(running: Running, method: str, path: str, status: int) -> None:
+def test_an_unknown_place_is_told_with_its_status(
+    running: Running, method: str, path: str, status: int
+) -> None:
     found, _, data = ask(running.http, method, path)
     assert found == status
     assert json.loads(data)["error"]
@@ -213,8 +230,12 @@ def test_missing_values_come_as_null(running: Running, session: Any) -> None:
     asked = body()
     asked["inputs"][0]["data"][1] = None
     columns = draw(3, 5)
-    expected = session.predict({**columns, "user": [int(columns["user"][0]), None, int(columns["user"][2])]})
-    found = json.loads(ask(running.http, "POST", "/v2/models/m/infer", asked)[2])["outputs"][0]["data"]
+    expected = session.predict(
+        {**columns, "user": [int(columns["user"][0]), None, int(columns["user"][2])]}
+    )
+    found = json.loads(ask(running.http, "POST", "/v2/models/m/infer", asked)[2])["outputs"][0][
+        "data"
+    ]
     assert np.abs(np.array(found) - expected).max() < 1e-6
 
 
@@ -229,11 +250,14 @@ inputs = st.fixed_dictionaries(
     {"name": st.sampled_from(list(KINDS)) | values, "datatype": datatypes, "shape": shapes},
     optional={
         "data": values,
-        "parameters": st.fixed_dictionaries({}, optional={"binary_data_size": st.integers(-5, 50) | values}),
+        "parameters": st.fixed_dictionaries(
+            {}, optional={"binary_data_size": st.integers(-5, 50) | values}
+        ),
     },
 )
 requests = st.fixed_dictionaries(
-    {"inputs": st.lists(inputs, max_size=5) | values}, optional={"outputs": values, "id": values, "parameters": values}
+    {"inputs": st.lists(inputs, max_size=5) | values},
+    optional={"outputs": values, "id": values, "parameters": values},
 )
 
 
@@ -242,7 +266,8 @@ requests = st.fixed_dictionaries(
 def test_made_up_requests_get_a_reason_and_never_an_error_of_the_server(
     running: Running, asked: Any, at: int, tail: bytes, split: bool
 ) -> None:
-    if at >= 0 and isinstance(asked["inputs"], list):  # one wrong input among right ones goes deeper
+    # one wrong input among right ones goes deeper
+    if at >= 0 and isinstance(asked["inputs"], list):
         right = body()["inputs"]
         asked["inputs"] = [*right[:at], *asked["inputs"][:1], *right[at + 1 :]]
     head = json.dumps(asked).encode()

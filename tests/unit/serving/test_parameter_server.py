@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parameter server as a process of its own: the same versions and rows as in process, whatever happens to it."""
+"""The parameter server as a process of its own: the same versions and rows as in process, whatever
+happens to it.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class Running(OnThread):
     def __init__(self, exported: Path, **options: Any) -> None:
         self.server = hb.ParameterServer()
         self.server.load("m", exported)
-        self.running = RowsServer(self.server, ["m"], RowsOptions(port=0, drain_seconds=1, **options))
+        self.running = RowsServer(
+            self.server, ["m"], RowsOptions(port=0, drain_seconds=1, **options)
+        )
         super().__init__(self.running)
         self.address = f"127.0.0.1:{self.running.port}"
         self.store = RemoteParameterServer(f"grpc://{self.address}")
@@ -59,7 +63,9 @@ def test_versions_and_rows_are_those_of_the_server_in_process(running: Running) 
         assert getattr(here, name) == getattr(there, name), name
     assert here.schema.to_json() == there.schema.to_json()
     assert here.graph_bytes() == there.graph_bytes()
-    assert {name: one.tolist() for name, one in here.weights()} == {name: one.tolist() for name, one in there.weights()}
+    assert {name: one.tolist() for name, one in here.weights()} == {
+        name: one.tolist() for name, one in there.weights()
+    }
     ids = np.array([-(2**63), -1, 0, 1, 7, 59, 10**15, 2**63 - 1])
     wanted = {name: ids[: 3 + number] for number, name in enumerate(here.configs)}
     expected, found = here.find(wanted), there.find(wanted, seconds=5)
@@ -95,10 +101,15 @@ def test_changes_and_hot_ids_cross_the_wire(trainer: Trainer) -> None:
     trainer.publish(1)
     running.server.load("m", trainer.folder / "published")
     last = running.store.model("m").digest
-    expected, found = running.server.changes("m", first, last), running.store.changes("m", first, last)
+    expected, found = (
+        running.server.changes("m", first, last),
+        running.store.changes("m", first, last),
+    )
     assert expected is not None
     assert found is not None
-    assert {name: ids.tolist() for name, ids in found.items()} == {name: ids.tolist() for name, ids in expected.items()}
+    assert {name: ids.tolist() for name, ids in found.items()} == {
+        name: ids.tolist() for name, ids in expected.items()
+    }
     assert sum(len(ids) for ids in found.values()) > 20
     assert running.store.changes("m", "0" * 64, last) is None
     table = table_of(running.store)
@@ -143,7 +154,9 @@ def test_what_is_not_there_is_named(running: Running) -> None:
         gone.model("m")
 
 
-def test_made_up_bytes_get_a_reason_and_never_an_error_of_the_server(running: Running, caplog: Any) -> None:
+def test_made_up_bytes_get_a_reason_and_never_an_error_of_the_server(
+    running: Running, caplog: Any
+) -> None:
     draw = np.random.default_rng(0)
     codes = set()
     table = table_of(running.store)
@@ -158,7 +171,10 @@ def test_made_up_bytes_get_a_reason_and_never_an_error_of_the_server(running: Ru
                 except grpc.RpcError as error:
                     codes.add(error.code().name)
         rows = channel.unary_unary(f"/{SERVICE}/Rows", MESSAGES["RowsRequest"].SerializeToString)
-        for wanted in ([{"table": table, "ids": b"123"}], [{"table": table, "ids": bytes(8 * 5_000_000)}]):
+        for wanted in (
+            [{"table": table, "ids": b"123"}],
+            [{"table": table, "ids": bytes(8 * 5_000_000)}],
+        ):
             with pytest.raises(grpc.RpcError) as told:
                 rows(MESSAGES["RowsRequest"](model="m", digest=digest, wanted=wanted), timeout=10)
             codes.add(told.value.code().name)
@@ -170,7 +186,10 @@ def samples(running: Running) -> dict[str, float]:
     """By name and labels."""
     with urlopen(f"http://127.0.0.1:{running.running.metrics_port}/metrics", timeout=10) as answer:
         lines = answer.read().decode().splitlines()
-    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
+    return {
+        name: float(value)
+        for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    }
 
 
 def test_prometheus_is_told_of_calls_rows_and_versions(exported: Path) -> None:
@@ -184,7 +203,8 @@ def test_prometheus_is_told_of_calls_rows_and_versions(exported: Path) -> None:
     with pytest.raises(NotServed):
         running.store.model("x")
     refused = 'hotbed_calls_total{call="Describe",code="NOT_FOUND"}'
-    wait_for(lambda: refused in samples(running), "the last call is counted")  # which it is once its answer has left
+    # which it is once its answer has left
+    wait_for(lambda: refused in samples(running), "the last call is counted")
     found = samples(running)
     assert found['hotbed_asked_rows_total{model="m"}'] == 5 * len(version.configs) + 4000
     assert found['hotbed_calls_total{call="Rows",code="OK"}'] == 2
@@ -208,11 +228,17 @@ def test_prometheus_is_told_how_fresh_the_versions_are(trainer: Trainer) -> None
     found = samples(running)
     assert found['hotbed_model_version{model="m"}'] == number
     assert found['hotbed_model_freshness_seconds{model="m"}'] == pytest.approx(90)
-    assert found['hotbed_model_age_seconds{model="m"}'] >= found['hotbed_model_delay_seconds{model="m"}'] >= 0
+    assert (
+        found['hotbed_model_age_seconds{model="m"}']
+        >= found['hotbed_model_delay_seconds{model="m"}']
+        >= 0
+    )
     running.server.unload("m")
     assert not [name for name in samples(running) if name.startswith("hotbed_model_")]
     with pytest.raises(ConfigError, match="metrics_port: cannot listen"):
-        RowsServer(running.server, ["m"], RowsOptions(port=0, metrics_port=running.running.metrics_port)).run()
+        RowsServer(
+            running.server, ["m"], RowsOptions(port=0, metrics_port=running.running.metrics_port)
+        ).run()
     running.close()
 
 
@@ -251,7 +277,10 @@ def test_only_who_holds_a_token_gets_rows_and_tls_hides_them(
     for token in (None, "three", ""):
         with pytest.raises(StoreError, match=r"UNAUTHENTICATED.*no token, or a wrong one"):
             hb.ParameterServer.connect(url, token, trusted).model("m")
-    assert hb.ParameterServer.connect(url, "two", trusted).model("m").version == running.server.model("m").version
+    assert (
+        hb.ParameterServer.connect(url, "two", trusted).model("m").version
+        == running.server.model("m").version
+    )
     assert hb.ParameterServer.connect(url, trusted=trusted).ask("Ready", {}).ready
     with pytest.raises(StoreError, match="UNAVAILABLE"):
         hb.ParameterServer.connect(url, "two").ask("Ready", {}, 5)
@@ -275,11 +304,13 @@ def test_what_it_cannot_start_with_is_named(exported: Path, running: Running) ->
         RowsServer(running.server, ["m"], RowsOptions(port=0, tls_cert="cert"))
 
 
-# --- as a process, killed and stopped -------------------------------------------------------------------------------
+# --- as a process, killed and stopped -------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_down_stopped_and_restarted_it_costs_a_deadline_and_comes_back(trainer: Trainer, tmp_path: Path) -> None:
+def test_down_stopped_and_restarted_it_costs_a_deadline_and_comes_back(
+    trainer: Trainer, tmp_path: Path
+) -> None:
     source = (f"m={trainer.folder / 'export'}", "--watch", trainer.folder / "published")
     server = Held(tmp_path / "rows", *source)
     store = RemoteParameterServer(f"grpc://127.0.0.1:{server.port}")
@@ -301,7 +332,8 @@ def test_down_stopped_and_restarted_it_costs_a_deadline_and_comes_back(trainer: 
         held.find({table: np.arange(9)}, seconds=5)
     again = Held(tmp_path / "rows", *source, port=server.port)
     wait_for(lambda: answers(held, table), "the same store asks the new process")
-    assert (held.find({table: np.arange(9)})[table] == expected).all()  # of the same version, without a load
+    # of the same version, without a load
+    assert (held.find({table: np.arange(9)})[table] == expected).all()
     assert store.model("m") is held
     assert again.stop() == 0
     assert again.told("stopped")
@@ -319,7 +351,9 @@ def answers(version: Any, table: str) -> bool:
 def test_gaps_forks_and_torn_versions_leave_what_it_has_and_the_next_full_recovers(
     trainer: Trainer, tmp_path: Path
 ) -> None:
-    server = Held(tmp_path / "rows", f"m={trainer.folder / 'export'}", "--watch", trainer.folder / "published")
+    server = Held(
+        tmp_path / "rows", f"m={trainer.folder / 'export'}", "--watch", trainer.folder / "published"
+    )
     store = RemoteParameterServer(f"grpc://127.0.0.1:{server.port}")
     first = trainer.publish(0)
     wait_for(lambda: store.model("m").version == first, "the first version")

@@ -23,24 +23,39 @@ NAMES = {"<i8": "INT64", "<f4": "FP32", "|u1": "UINT8", "<i4": "INT32"}
 def request(columns: dict[str, Any], **more: Any) -> tuple[bytes, str]:
     """A body with binary tensors, and the length of its head."""
     arrays = {name: np.asarray(values) for name, values in columns.items()}
-    inputs = [{"name": name, "datatype": NAMES[values.dtype.str], "shape": list(values.shape),
-               "parameters": {"binary_data_size": values.nbytes}} for name, values in arrays.items()]  # fmt: skip
+    inputs = [
+        {
+            "name": name,
+            "datatype": NAMES[values.dtype.str],
+            "shape": list(values.shape),
+            "parameters": {"binary_data_size": values.nbytes},
+        }
+        for name, values in arrays.items()
+    ]
     head = json.dumps({"inputs": inputs, **more}).encode()
     return head + b"".join(values.tobytes() for values in arrays.values()), str(len(head))
 
 
 def columns(seed: int, n: int = 5) -> dict[str, Any]:
     draw = np.random.default_rng(seed)
-    return {"user": draw.integers(0, 9, 1), "item": draw.integers(0, 9, n), "price": draw.random(n, np.float32),
-            "age": draw.integers(0, 99, n).astype(np.uint8)}  # fmt: skip
+    return {
+        "user": draw.integers(0, 9, 1),
+        "item": draw.integers(0, 9, n),
+        "price": draw.random(n, np.float32),
+        "age": draw.integers(0, 99, n).astype(np.uint8),
+    }
 
 
 def told(asks: Asks, inputs: Inputs, body: bytes, length: str) -> Any:
     n, found, context = inputs.columns(asks.read(body, length, BOUNDS).tensors, BOUNDS)
-    return n, *({name: values.tolist() for name, values in part.items()} for part in (found, context))
+    return n, *(
+        {name: values.tolist() for name, values in part.items()} for part in (found, context)
+    )
 
 
-@pytest.mark.parametrize("order", [["user", "item", "price", "age"], ["age", "price", "user", "item"]])
+@pytest.mark.parametrize(
+    "order", [["user", "item", "price", "age"], ["age", "price", "user", "item"]]
+)
 def test_data_is_that_of_the_request_whatever_came_before(order: list[str]) -> None:
     asks, inputs = Asks(), Inputs(SCHEMA)
     for seed in range(5):

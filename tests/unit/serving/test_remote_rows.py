@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`hotbed serve NAME=grpc://HOST:PORT`: versions and rows of a parameter server, whatever happens to it."""
+"""`hotbed serve NAME=grpc://HOST:PORT`: versions and rows of a parameter server, whatever happens
+to it.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,24 @@ from .conftest import Held, Process, Trainer, wait_for
 
 
 def ask(server: Process, trainer: Trainer) -> tuple[int, float, int]:
-    """The version that answered, how far its scores are from the trainer's, and the rows that came too late."""
-    kinds = {"user": ("INT64", int), "item": ("BYTES", str), "genres": ("BYTES", str), "price": ("FP32", float)}
-    inputs = [{"name": name, "shape": [30], "datatype": kind, "data": list(map(python, trainer.asked[name]))}
-              for name, (kind, python) in kinds.items()]  # fmt: skip
+    """The version that answered, how far its scores are from the trainer's, and the rows that came
+    too late.
+    """
+    kinds = {
+        "user": ("INT64", int),
+        "item": ("BYTES", str),
+        "genres": ("BYTES", str),
+        "price": ("FP32", float),
+    }
+    inputs = [
+        {
+            "name": name,
+            "shape": [30],
+            "datatype": kind,
+            "data": list(map(python, trainer.asked[name])),
+        }
+        for name, (kind, python) in kinds.items()
+    ]
     connection = http.client.HTTPConnection(server.http, timeout=20)
     connection.request("POST", "/v2/models/m/infer", json.dumps({"inputs": inputs}))
     answer = connection.getresponse()
@@ -30,11 +46,17 @@ def ask(server: Process, trainer: Trainer) -> tuple[int, float, int]:
     connection.close()
     assert answer.status == 200, found
     version, late = int(found["model_version"]), found.get("parameters", {}).get("late_rows", 0)
-    return version, float(np.abs(np.array(found["outputs"][0]["data"]) - trainer.scores[version]).max()), late
+    return (
+        version,
+        float(np.abs(np.array(found["outputs"][0]["data"]) - trainer.scores[version]).max()),
+        late,
+    )
 
 
 def right(server: Process, trainer: Trainer, times: int = 6) -> int:
-    """The version that gave all of several answers, which are the trainer's scores; 0 where they are of several versions."""
+    """The version that gave all of several answers, which are the trainer's scores; 0 where they
+    are of several versions.
+    """
     found = [ask(server, trainer) for _ in range(times)]
     assert [(apart < 1e-6, late) for _, apart, late in found] == [(True, 0)] * times
     return found[0][0] if len({version for version, *_ in found}) == 1 else 0
@@ -56,7 +78,11 @@ def test_a_server_of_a_parameter_server_follows_it_and_outlives_it(
     source = (f"ranker={trainer.folder / 'export'}", "--watch", trainer.folder / "published")
     rows = Held(tmp_path / "rows", *source)
     server = Process(
-        f"m=grpc://127.0.0.1:{rows.port}/ranker", "--set", f"workers={workers}", "--set", "cache_deadline_seconds=5"
+        f"m=grpc://127.0.0.1:{rows.port}/ranker",
+        "--set",
+        f"workers={workers}",
+        "--set",
+        "cache_deadline_seconds=5",
     )
     wait_for(lambda: right(server, trainer) in trainer.scores, "what was exported")
     for seed in range(3):
@@ -83,7 +109,9 @@ def test_a_server_of_a_parameter_server_follows_it_and_outlives_it(
 
 
 @pytest.mark.slow
-def test_rows_of_a_slow_parameter_server_are_late_and_said_to_be(trainer: Trainer, tmp_path: Path) -> None:
+def test_rows_of_a_slow_parameter_server_are_late_and_said_to_be(
+    trainer: Trainer, tmp_path: Path
+) -> None:
     rows = Held(tmp_path / "rows", f"m={trainer.folder / 'export'}")
     options = ("--set", "cache_deadline_seconds=0.1", "--set", "cache_preload=0")
     server = Process(f"m=grpc://127.0.0.1:{rows.port}", *options)

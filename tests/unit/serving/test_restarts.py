@@ -58,11 +58,16 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_folders_of_a_killed_server_go_with_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_of_a_killed_server_go_with_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     subprocess.run([sys.executable, "-c", KILLED], capture_output=True)
-    assert {path.name.rsplit("-", 1)[0] for path in tmp_path.iterdir()} == {"hotbed-rows", "hotbed-follow"}
+    assert {path.name.rsplit("-", 1)[0] for path in tmp_path.iterdir()} == {
+        "hotbed-rows",
+        "hotbed-follow",
+    }
     server = hb.ParameterServer()  # without a model, as one whose models come from elsewhere
     with collecting(["published", "kafka://host:1/topic"]) as folder:
         assert set(tmp_path.iterdir()) == {server.folder, folder}
@@ -124,7 +129,9 @@ def test_a_start_while_the_disk_is_full_serves_what_the_folder_holds(
     models.close()
 
 
-def test_a_start_without_rows_needs_a_folder_that_can_be_written(exported: Path, tmp_path: Path) -> None:
+def test_a_start_without_rows_needs_a_folder_that_can_be_written(
+    exported: Path, tmp_path: Path
+) -> None:
     (tmp_path / "rows").write_text("a file")
     with pytest.raises(NotWritten, match="choose another folder"):
         Models(hb.ParameterServer(tmp_path / "rows")).add("m", exported)

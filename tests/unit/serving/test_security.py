@@ -20,7 +20,14 @@ from hotbed.jobfile import parse_value
 from hotbed.persist.format import _sealed
 
 ROOT = Path(__file__).resolve().parents[3]
-OUTSIDE = ["../../secret", "/etc/hostname", "tables/../../x", "..\\secret", "C:\\secret", "\\\\host\\secret"]
+OUTSIDE = [
+    "../../secret",
+    "/etc/hostname",
+    "tables/../../x",
+    "..\\secret",
+    "C:\\secret",
+    "\\\\host\\secret",
+]
 
 
 def forged(exported: Path, to: Path, change: Callable[[dict[str, Any]], None]) -> Path:
@@ -41,7 +48,9 @@ def test_the_forgery_itself_loads(exported: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", OUTSIDE)
 @pytest.mark.parametrize("place", ["files", "rows", "graph", "dense", "chain"])
-def test_a_path_that_leaves_the_folder_is_refused(exported: Path, tmp_path: Path, place: str, name: str) -> None:
+def test_a_path_that_leaves_the_folder_is_refused(
+    exported: Path, tmp_path: Path, place: str, name: str
+) -> None:
     (tmp_path / "secret").write_text("secret")
 
     def change(manifest: dict[str, Any]) -> None:
@@ -55,7 +64,9 @@ def test_a_path_that_leaves_the_folder_is_refused(exported: Path, tmp_path: Path
         else:
             manifest[place]["file"] = name
 
-    with pytest.raises(FormatError, match=r"outside of the checkpoint|not listed in MANIFEST|no checkpoint's name"):
+    with pytest.raises(
+        FormatError, match=r"outside of the checkpoint|not listed in MANIFEST|no checkpoint's name"
+    ):
         hb.ParameterServer(tmp_path / "rows").load("m", forged(exported, tmp_path / "copy", change))
     assert (tmp_path / "secret").read_text() == "secret"
 
@@ -67,10 +78,13 @@ def test_a_table_cannot_name_a_place_for_its_rows(exported: Path, tmp_path: Path
                 entry["name"] = entry["config"]["name"] = "../../../user"
         for lookup in manifest["graph"]["lookups"]:
             lookup["features"] = [
-                [f, "../../../user" if table == "user" else table, p] for f, table, p in lookup["features"]
+                [f, "../../../user" if table == "user" else table, p]
+                for f, table, p in lookup["features"]
             ]
 
-    hb.ParameterServer(tmp_path / "a/b/rows").load("m/../../..", forged(exported, tmp_path / "copy", change))
+    hb.ParameterServer(tmp_path / "a/b/rows").load(
+        "m/../../..", forged(exported, tmp_path / "copy", change)
+    )
     written = [path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()]
     assert {path.parts[0] for path in written} == {"a", "copy"}
     assert {path.parts[:3] for path in written if path.parts[0] == "a"} == {("a", "b", "rows")}
@@ -113,19 +127,28 @@ def test_the_package_has_no_reader_that_runs_what_it_reads() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            wrong += [f"{path}:{node.lineno} imports {name}" for name in names if name.split(".")[0] in modules]
+            wrong += [
+                f"{path}:{node.lineno} imports {name}"
+                for name in names
+                if name.split(".")[0] in modules
+            ]
             if isinstance(node, ast.Call) and ast.unparse(node.func) in calls:
-                safe = len(node.args) == 2 and ast.unparse(node.args[1]) == "_Loader"  # of jobfile.py, a SafeLoader
+                # of jobfile.py, a SafeLoader
+                safe = len(node.args) == 2 and ast.unparse(node.args[1]) == "_Loader"
                 wrong += [] if safe else [f"{path}:{node.lineno} calls {ast.unparse(node.func)}"]
     assert not wrong, "\n".join(wrong)
     with pytest.raises(ConfigError, match="could not determine a constructor"):
         parse_value("!!python/object/apply:os.getcwd []")
 
 
-def test_a_published_version_of_a_stranger_is_refused_and_the_one_before_stays(exported: Path, tmp_path: Path) -> None:
+def test_a_published_version_of_a_stranger_is_refused_and_the_one_before_stays(
+    exported: Path, tmp_path: Path
+) -> None:
     server = hb.ParameterServer()
     served = server.load("m", exported)
-    wrong = forged(exported, tmp_path / "copy", lambda manifest: manifest["dense"].update(file="../../secret"))
+    wrong = forged(
+        exported, tmp_path / "copy", lambda manifest: manifest["dense"].update(file="../../secret")
+    )
     with pytest.raises(PersistError):
         server.load("m", wrong)
     assert server.model("m").digest == served.digest

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server does besides answering: it starts, follows, keeps what it has, lets in who may, and stops without harm."""
+"""What a server does besides answering: it starts, follows, keeps what it has, lets in who may, and
+stops without harm.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def test_requests_of_many_clients_are_scored_together_with_the_scores_of_each_al
             columns.pop("user")
             context = {"user": number}
         with hb.Client(f"http://{running.http}") as client:
-            found[number] = np.abs(client.predict("m", columns, context) - session.predict(columns, context)).max()
+            found[number] = np.abs(
+                client.predict("m", columns, context) - session.predict(columns, context)
+            ).max()
 
     at_once(one, 12)
     assert len(found) == 12
@@ -65,7 +69,9 @@ def test_a_wrong_request_spoils_none_that_is_scored_with_it(exported: Path, sess
 
     at_once(one, 4)
     assert isinstance(outcomes[0], HotbedError)
-    assert all(np.abs(outcomes[number] - session.predict(columns)).max() < 1e-6 for number in (1, 2, 3))
+    assert all(
+        np.abs(outcomes[number] - session.predict(columns)).max() < 1e-6 for number in (1, 2, 3)
+    )
     running.close()
 
 
@@ -131,14 +137,18 @@ def test_only_who_holds_a_token_is_answered(exported: Path, tmp_path: Path) -> N
         ("s3cret-A \n", "a line with a blank in it, .* line 1"),
     ],
 )
-def test_token_file_with_a_line_that_is_not_a_token_is_rejected(tmp_path: Path, text: str, problem: str) -> None:
+def test_token_file_with_a_line_that_is_not_a_token_is_rejected(
+    tmp_path: Path, text: str, problem: str
+) -> None:
     (tmp_path / "tokens").write_text(text)
     with pytest.raises(ConfigError, match=f"token_file: not a token — received {problem}") as error:
         tokens_of(str(tmp_path / "tokens"))
     assert "s3cret" not in str(error.value)
 
 
-def test_over_tls_scores_are_the_same(exported: Path, session: Any, certificate: tuple[str, str]) -> None:
+def test_over_tls_scores_are_the_same(
+    exported: Path, session: Any, certificate: tuple[str, str]
+) -> None:
     cert, key = certificate
     running = Running(exported, tls_cert=cert, tls_key=key)
     trust = ssl.create_default_context(cafile=cert)
@@ -146,11 +156,16 @@ def test_over_tls_scores_are_the_same(exported: Path, session: Any, certificate:
         assert np.abs(client.predict("m", draw(9, 1)) - session.predict(draw(9, 1))).max() < 1e-6
     secure = grpc.ssl_channel_credentials(Path(cert).read_bytes())
     with grpc.secure_channel(f"127.0.0.1:{running.server.grpc_port}", secure) as channel:
-        assert channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=10) == b"\x08\x01"
+        assert (
+            channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=10)
+            == b"\x08\x01"
+        )
     running.close()
 
 
-def test_what_a_server_cannot_start_with_is_named(exported: Path, tmp_path: Path, running: Running) -> None:
+def test_what_a_server_cannot_start_with_is_named(
+    exported: Path, tmp_path: Path, running: Running
+) -> None:
     models = Models(hb.ParameterServer())
     with pytest.raises(ConfigError, match="cannot listen"):
         Server(models, Options(port=running.server.port))
@@ -191,7 +206,13 @@ def test_the_page_shows_a_model_and_trusts_no_name_or_reason(exported: Path) -> 
     running, name = Running(exported, grpc_port=None), "<img src=x onerror=document.title=1>"
     running.models.add(name, exported)
     running.models.named(name).problem = "<b>a gap</b>"
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=3000", "--dump-dom"]
+    flags = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--virtual-time-budget=3000",
+        "--dump-dom",
+    ]
     page = subprocess.run(
         [chromium, *flags, f"http://{running.http}/"], capture_output=True, text=True, timeout=60
     ).stdout

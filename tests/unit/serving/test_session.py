@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A session is opened by a path or a version, with or without a cache, and never scores with rows of another model."""
+"""A session is opened by a path or a version, with or without a cache, and never scores with rows
+of another model.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def test_a_path_alone_serves_the_exported_models_own_rows(
     assert (answer.version, answer.late) == (session.model.version, 0)
 
 
-def test_a_path_and_a_cache_serve_what_the_caches_server_serves(exported: Path, session: hb.InferenceSession) -> None:
+def test_a_path_and_a_cache_serve_what_the_caches_server_serves(
+    exported: Path, session: hb.InferenceSession
+) -> None:
     server = hb.ParameterServer()
     version = server.load("m", exported)
     for config_file in (exported, version):
@@ -43,8 +47,12 @@ def test_a_path_and_a_cache_serve_what_the_caches_server_serves(exported: Path, 
 
 def test_a_cache_over_another_model_is_refused(exported: Path, tmp_path: Path) -> None:
     schema = hb.Schema([hb.Label("label"), hb.Id("user")])
-    other = hb.RecModel(hb.models.LR(schema, hb.make_tables(schema, dim=2)), "bce", hb.Adam(lr=0.01))
-    other.fit(hb.Dataset(hb.sources.Memory({"user": [1, 2], "label": [0, 1]}), schema, 2), progress=False)
+    other = hb.RecModel(
+        hb.models.LR(schema, hb.make_tables(schema, dim=2)), "bce", hb.Adam(lr=0.01)
+    )
+    other.fit(
+        hb.Dataset(hb.sources.Memory({"user": [1, 2], "label": [0, 1]}), schema, 2), progress=False
+    )
     other.export(tmp_path / "other")
     server = hb.ParameterServer()
     server.load("m", tmp_path / "other")
@@ -64,7 +72,9 @@ def test_a_version_without_rows_of_its_own_needs_a_cache(session: hb.InferenceSe
             return session.model.find(wanted, seconds)
 
     m = session.model
-    elsewhere = Elsewhere(m.name, m.version, m.digest, m.schema, m.graph, m.configs, m.published, m.learned)
+    elsewhere = Elsewhere(
+        m.name, m.version, m.digest, m.schema, m.graph, m.configs, m.published, m.learned
+    )
     with pytest.raises(ConfigError, match="brings no rows"):
         hb.InferenceSession(elsewhere)
 
@@ -82,7 +92,9 @@ def test_a_context_may_be_a_value_or_an_arrow_array_of_one(session: hb.Inference
 
 def test_what_does_not_fit_is_refused_by_the_columns_name(session: hb.InferenceSession) -> None:
     with pytest.raises(DataError, match=r"\['item'\] are missing"):
-        session.predict({name: values for name, values in ASKED.items() if name != "item"}, {"hour": 3})
+        session.predict(
+            {name: values for name, values in ASKED.items() if name != "item"}, {"hour": 3}
+        )
     with pytest.raises(DataError, match="'user': one value, no column"):
         session.predict({**ASKED, "user": 7})
     with pytest.raises(DataError, match="differ in length"):
@@ -90,7 +102,10 @@ def test_what_does_not_fit_is_refused_by_the_columns_name(session: hb.InferenceS
     with pytest.raises(DataError, match="price"):
         session.predict({**ASKED, "price": np.full(50, np.nan, np.float32)})
     with pytest.raises(DataError, match="price"):
-        session.predict({name: values for name, values in ASKED.items() if name != "price"}, {"price": float("nan")})
+        session.predict(
+            {name: values for name, values in ASKED.items() if name != "price"},
+            {"price": float("nan")},
+        )
 
 
 def test_threads_share_a_session(session: hb.InferenceSession) -> None:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Versions that come and go under load, over both protocols: every answer is of one version, and none stays behind."""
+"""Versions that come and go under load, over both protocols: every answer is of one version, and
+none stays behind.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ Answers = list[tuple[int, Any]]
 
 @contextmanager
 def load(http: str, grpc: str, asked: Any) -> Iterator[tuple[Answers, list[Exception]]]:
-    """Two clients over HTTP and one over gRPC that ask all the time; what they are told, and what goes wrong."""
+    """Two clients over HTTP and one over gRPC that ask all the time; what they are told, and what
+    goes wrong.
+    """
     answers, wrong, stop = Answers(), list[Exception](), threading.Event()
 
     def over_http() -> None:
@@ -73,18 +77,28 @@ def held(pid: int) -> tuple[int, int, int]:
 
 
 @pytest.mark.slow
-def test_twenty_versions_under_load_fail_no_request_mix_in_none_and_leave_nothing(trainer: Trainer) -> None:
+def test_twenty_versions_under_load_fail_no_request_mix_in_none_and_leave_nothing(
+    trainer: Trainer,
+) -> None:
     running = Running(trainer.folder / "export")
     running.models.follow("m", lambda: Follower(trainer.folder / "published"), poll_seconds=0.05)
     model, seen = running.models.named("m"), list[tuple[int, int, int]]()
     sessions, versions = list[Any](), list[Any]()  # each that another took the place of
-    with load(running.http, f"127.0.0.1:{running.server.grpc_port}", trainer.asked) as (answers, wrong):
+    with load(running.http, f"127.0.0.1:{running.server.grpc_port}", trainer.asked) as (
+        answers,
+        wrong,
+    ):
         for seed in range(20):
             sessions.append(weakref.ref(model.current.session))
             versions.append(weakref.ref(model.current.version))
             version = trainer.publish(seed, full=seed == 12)
-            wait_for(lambda version=version: model.current.version.version == version, "the version is served")
-            wait_for(lambda version=version: version in {one for one, _ in answers[-5:]}, "it answers")
+            wait_for(
+                lambda version=version: model.current.version.version == version,
+                "the version is served",
+            )
+            wait_for(
+                lambda version=version: version in {one for one, _ in answers[-5:]}, "it answers"
+            )
             seen.append(held(os.getpid()))
     assert not wrong
     assert {version for version, _ in answers} >= set(list(trainer.scores)[1:])
@@ -109,7 +123,11 @@ def test_memory_stays_flat_over_a_hundred_versions(trainer: Trainer) -> None:
     with load(server.http, server.grpc, trainer.asked) as (answers, wrong):
         for seed in range(100):
             version = trainer.publish(seed, full=seed % 25 == 24)
-            wait_for(lambda version=version: version in {one for one, _ in answers[-5:]}, "it answers", 60)
+            wait_for(
+                lambda version=version: version in {one for one, _ in answers[-5:]},
+                "it answers",
+                60,
+            )
             pages = int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1])
             sizes.append(pages * resource.getpagesize())
     assert not wrong

@@ -28,7 +28,8 @@ from .test_grpc import call, typed
 from .test_http import ask, body
 from .test_http import tensors as rest_tensors
 
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the stock client's sockets
+# the stock client's sockets
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 @pytest.fixture
@@ -48,7 +49,9 @@ def stub(channel: grpc.Channel) -> Any:
     return service_pb2_grpc.GRPCInferenceServiceStub(channel)
 
 
-def test_the_configuration_says_what_perf_analyzer_reads(rest: Any, stub: Any, running: Running) -> None:
+def test_the_configuration_says_what_perf_analyzer_reads(
+    rest: Any, stub: Any, running: Running
+) -> None:
     config = rest.get_model_config("m")
     assert {one["name"]: one["data_type"] for one in config["input"]} == {
         "user": "TYPE_INT64",
@@ -60,8 +63,11 @@ def test_the_configuration_says_what_perf_analyzer_reads(rest: Any, stub: Any, r
     assert "dynamic_batching" in config
     ours = stub.ModelConfig(service_pb2.ModelConfigRequest(name="m"), timeout=10).config
     assert (ours.name, ours.platform, ours.backend) == ("m", config["platform"], config["backend"])
-    assert [(one.name, one.data_type, list(one.dims)) for one in ours.output] == [("prediction", 11, [])]
-    assert ours.HasField("model_transaction_policy")  # empty as they are, perf_analyzer looks for them
+    assert [(one.name, one.data_type, list(one.dims)) for one in ours.output] == [
+        ("prediction", 11, [])
+    ]
+    # empty as they are, perf_analyzer looks for them
+    assert ours.HasField("model_transaction_policy")
     assert ours.HasField("dynamic_batching")
     for name, version in (("nobody", ""), ("m", "99")):
         with pytest.raises(InferenceServerException):
@@ -72,12 +78,16 @@ def test_the_configuration_says_what_perf_analyzer_reads(rest: Any, stub: Any, r
 
 def test_statistics_count_requests_candidates_and_batches(rest: Any, stub: Any) -> None:
     def told() -> Any:
-        (model,) = stub.ModelStatistics(service_pb2.ModelStatisticsRequest(name="m"), timeout=10).model_stats
+        (model,) = stub.ModelStatistics(
+            service_pb2.ModelStatisticsRequest(name="m"), timeout=10
+        ).model_stats
         return model
 
     before = told()
     rest.infer("m", rest_tensors(draw(5, 1)))
-    stub.ModelInfer(service_pb2.ModelInferRequest.FromString(typed(draw(3, 2)).SerializeToString()), timeout=10)
+    stub.ModelInfer(
+        service_pb2.ModelInferRequest.FromString(typed(draw(3, 2)).SerializeToString()), timeout=10
+    )
     with pytest.raises(InferenceServerException):
         rest.infer("m", rest_tensors({"user": draw(5, 1)["user"]}))
     after = told()
@@ -105,8 +115,12 @@ def test_a_model_that_is_not_served_is_not_ready_over_grpc(stub: Any) -> None:
         assert not stub.ModelReady(request, timeout=10).ready
 
 
-@pytest.mark.parametrize("changes", [{"config": "{}"}, {"files": {"file:1/model.onnx": b"x"}, "config": "{}"}])
-def test_a_load_with_a_model_of_its_own_is_refused(changes: Any, running: Running, rest: Any) -> None:
+@pytest.mark.parametrize(
+    "changes", [{"config": "{}"}, {"files": {"file:1/model.onnx": b"x"}, "config": "{}"}]
+)
+def test_a_load_with_a_model_of_its_own_is_refused(
+    changes: Any, running: Running, rest: Any
+) -> None:
     where = f"127.0.0.1:{running.server.grpc_port}"
     for module, client in ((tritonclient.http, rest), (tritonclient.grpc, None)):
         client = client or module.InferenceServerClient(where)
@@ -118,9 +132,12 @@ def test_a_load_with_a_model_of_its_own_is_refused(changes: Any, running: Runnin
 
 
 @pytest.mark.parametrize(
-    "parameters", [{"shared_memory_region": "r", "shared_memory_byte_size": 12}, {"classification": 2}]
+    "parameters",
+    [{"shared_memory_region": "r", "shared_memory_byte_size": 12}, {"classification": 2}],
 )
-def test_what_is_not_offered_is_refused_and_not_ignored(parameters: dict[str, Any], running: Running) -> None:
+def test_what_is_not_offered_is_refused_and_not_ignored(
+    parameters: dict[str, Any], running: Running
+) -> None:
     for asked in (
         body(outputs=[{"name": "prediction", "parameters": parameters}]),
         body(inputs=[{**one, "parameters": parameters} for one in body()["inputs"]]),
@@ -156,7 +173,11 @@ def test_health_has_a_body_and_a_wrong_method_is_told_the_right_ones(running: Ru
     }
     for path, told in expected.items():
         status, headers, answer = ask(running.http, "GET", path)
-        assert (status, json.loads(answer), headers["content-type"]) == (200, told, "application/json")
+        assert (status, json.loads(answer), headers["content-type"]) == (
+            200,
+            told,
+            "application/json",
+        )
         status, headers, _ = ask(running.http, "POST", path, b"")
         assert (status, headers["allow"]) == (405, "GET, HEAD")
     status, headers, _ = ask(running.http, "GET", "/v2/models/m/infer")
@@ -173,7 +194,10 @@ def test_a_wrong_token_is_an_error_of_its_own(exported: Path, tmp_path: Path) ->
     (tmp_path / "tokens").write_text("secret\n")
     running = Running(exported, token_file=str(tmp_path / "tokens"))
     for token in ("wrong", None):
-        with hb.Client(f"http://{running.http}", token=token) as client, pytest.raises(Unauthorized, match="token"):
+        with (
+            hb.Client(f"http://{running.http}", token=token) as client,
+            pytest.raises(Unauthorized, match="token"),
+        ):
             client.predict("m", draw(2, 1))
     assert issubclass(Unauthorized, ServingError)
     with grpc.insecure_channel(f"127.0.0.1:{running.server.grpc_port}") as channel:
@@ -197,7 +221,9 @@ def test_health_follows_readiness_and_a_watch_ends_with_the_server(exported: Pat
         with pytest.raises(grpc.RpcError) as unknown:
             health(channel, "nobody")
         assert unknown.value.code() == grpc.StatusCode.NOT_FOUND
-        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=60)
+        watch = health_pb2_grpc.HealthStub(channel).Watch(
+            health_pb2.HealthCheckRequest(), timeout=60
+        )
         assert next(watch).status == states.SERVING
         running.models.unload("m")
         assert health(channel) == states.NOT_SERVING
@@ -211,7 +237,9 @@ def test_health_follows_readiness_and_a_watch_ends_with_the_server(exported: Pat
 
 def services(channel: grpc.Channel, **question: Any) -> Iterator[Any]:
     request = reflection_pb2.ServerReflectionRequest(**(question or {"list_services": ""}))
-    yield from reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([request]), timeout=10)
+    yield from reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(
+        iter([request]), timeout=10
+    )
 
 
 def test_reflection_describes_a_service_well_enough_to_call_it(channel: grpc.Channel) -> None:
@@ -225,7 +253,11 @@ def test_reflection_describes_a_service_well_enough_to_call_it(channel: grpc.Cha
             pool.Add(descriptor_pb2.FileDescriptorProto.FromString(data))
         methods = pool.FindServiceByName(name).methods_by_name
         assert methods
-    assert MESSAGES["ModelInferRequest"].DESCRIPTOR.file.services_by_name[SERVICE.rpartition(".")[2]].methods
+    assert (
+        MESSAGES["ModelInferRequest"]
+        .DESCRIPTOR.file.services_by_name[SERVICE.rpartition(".")[2]]
+        .methods
+    )
 
 
 def test_a_parameter_server_has_health_and_reflection(exported: Path, tmp_path: Path) -> None:
@@ -233,7 +265,9 @@ def test_a_parameter_server_has_health_and_reflection(exported: Path, tmp_path: 
     with grpc.insecure_channel(f"127.0.0.1:{held.port}") as channel:
         wait_for(lambda: health(channel) == health_pb2.HealthCheckResponse.SERVING, "it is ready")
         (answer,) = services(channel)
-        assert "hotbed.ParameterServer" in {one.name for one in answer.list_services_response.service}
+        assert "hotbed.ParameterServer" in {
+            one.name for one in answer.list_services_response.service
+        }
 
 
 def test_the_metadata_tells_lists_from_single_values(tmp_path: Path) -> None:
@@ -246,7 +280,9 @@ def test_the_metadata_tells_lists_from_single_values(tmp_path: Path) -> None:
             hb.Dense("vector", width=2),
         ]
     )
-    model = hb.RecModel(hb.models.DNN(schema, hb.make_tables(schema, dim=2)), "bce", hb.Adam(lr=0.01))
+    model = hb.RecModel(
+        hb.models.DNN(schema, hb.make_tables(schema, dim=2)), "bce", hb.Adam(lr=0.01)
+    )
     columns = {
         "user": [1, 2],
         "history": [[1], [2, 3]],
@@ -272,7 +308,9 @@ def test_the_metadata_tells_lists_from_single_values(tmp_path: Path) -> None:
     assert dims == {name: shape[1:] for name, shape in shapes.items()}
 
 
-def test_a_model_cannot_have_the_name_that_the_protocol_keeps(running: Running, exported: Path) -> None:
+def test_a_model_cannot_have_the_name_that_the_protocol_keeps(
+    running: Running, exported: Path
+) -> None:
     with pytest.raises(hb.errors.ConfigError, match="keeps this name"):
         running.models.add("stats", exported)
 
@@ -293,7 +331,9 @@ def test_requests_that_intermediaries_read_in_other_ways_are_refused(
     running: Running, lines: list[str], status: int
 ) -> None:
     chunked = any("hunked" in line for line in lines)
-    data = "\r\n".join(["GET /v2 HTTP/1.1", *lines, "Connection: close", "", "0\r\n\r\n" if chunked else ""])
+    data = "\r\n".join(
+        ["GET /v2 HTTP/1.1", *lines, "Connection: close", "", "0\r\n\r\n" if chunked else ""]
+    )
     host, port = running.http.split(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection:
         connection.sendall(data.encode())

@@ -64,12 +64,22 @@ def test_rows_that_came_too_late_are_told_in_the_answer_and_only_then(exported: 
         object.__setattr__(version, "find", late)
         found = client.ask("m", other)
         assert found.late > 0
-        told = remote.infer("m", tensors(draw(20, 6))).get_response().parameters["late_rows"].int64_param
+        told = (
+            remote.infer("m", tensors(draw(20, 6)))
+            .get_response()
+            .parameters["late_rows"]
+            .int64_param
+        )
         assert told > 0
         assert client.ask("m", columns).late == 0  # what the cache holds is not late
         object.__setattr__(version, "find", find)
         wait_for(lambda: client.ask("m", other).late == 0, "rows come again")
-        assert np.abs(client.ask("m", columns).outputs["prediction"] - right.outputs["prediction"]).max() < 1e-6
+        assert (
+            np.abs(
+                client.ask("m", columns).outputs["prediction"] - right.outputs["prediction"]
+            ).max()
+            < 1e-6
+        )
     running.close()
 
 
@@ -85,7 +95,9 @@ def test_metrics_and_status_tell_of_the_cache(exported: Path) -> None:
     assert sample(text, "cache_late_total") == cache["late"] == lost > 0
     assert sample(text, "cache_hits_total") == cache["hits"] > 0
     assert sample(text, "cache_misses_total") == cache["misses"] > 0
-    assert sample(text, "cache_hit_rate") == pytest.approx(cache["hits"] / (cache["hits"] + cache["misses"]))
+    assert sample(text, "cache_hit_rate") == pytest.approx(
+        cache["hits"] / (cache["hits"] + cache["misses"])
+    )
     assert sample(text, "cache_bytes") == cache["bytes"] > 0
     assert sample(text, "cache_rows") == cache["rows"] > 0
     assert sample(text, "cache_fetches_total") == cache["fetches"] == 2
@@ -100,15 +112,40 @@ def test_a_server_without_a_cache_tells_of_none(running: Running) -> None:
 
 def told(**changes: Any) -> dict[str, Any]:
     """By one process, of one model."""
-    found = {"name": "m", "version": "7", "state": "READY", "reason": "", "digest": "d", "published": 50.0, "learned": 40.0,
-             "since": 60.0, "cache": None, "swaps": 2, "problems": 0, "rows": 0, "batches": 0, "now": 70.0, "waiting": 0,
-             "seconds": []}  # fmt: skip
+    found = {
+        "name": "m",
+        "version": "7",
+        "state": "READY",
+        "reason": "",
+        "digest": "d",
+        "published": 50.0,
+        "learned": 40.0,
+        "since": 60.0,
+        "cache": None,
+        "swaps": 2,
+        "problems": 0,
+        "rows": 0,
+        "batches": 0,
+        "now": 70.0,
+        "waiting": 0,
+        "seconds": [],
+    }
     return {**found, **asdict(Counts()), **changes}
 
 
 def test_what_several_processes_tell_is_one_status() -> None:
-    cache = {"hits": 3, "misses": 1, "late": 0, "rows": 5, "bytes": 100, "fetches": 1, "fetch_seconds": 0.5}
-    first = told(rows=10, batches=1, waiting=4, answered=4, last_scored=8.0, seconds=[0.1] * 98, cache=cache)
+    cache = {
+        "hits": 3,
+        "misses": 1,
+        "late": 0,
+        "rows": 5,
+        "bytes": 100,
+        "fetches": 1,
+        "fetch_seconds": 0.5,
+    }
+    first = told(
+        rows=10, batches=1, waiting=4, answered=4, last_scored=8.0, seconds=[0.1] * 98, cache=cache
+    )
     second = told(
         rows=20,
         batches=2,
@@ -122,24 +159,45 @@ def test_what_several_processes_tell_is_one_status() -> None:
     )
     parent = told(problems=3, since=59.0)
     (found,) = together([[first], [second], [parent]])
-    assert (found["rows"], found["batches"], found["waiting"], found["problems"], found["swaps"]) == (30, 3, 4, 3, 2)
+    assert (
+        found["rows"],
+        found["batches"],
+        found["waiting"],
+        found["problems"],
+        found["swaps"],
+    ) == (30, 3, 4, 3, 2)
     assert (found["answered"], found["last_scored"]) == (9, 9.0)
-    assert (found["p50"], found["p99"], found["since"], found["reason"]) == (0.1, 0.3, 61.0, "a gap")
+    assert (found["p50"], found["p99"], found["since"], found["reason"]) == (
+        0.1,
+        0.3,
+        61.0,
+        "a gap",
+    )
     assert found["cache"] == {name: 2 * value for name, value in cache.items()}
     assert "seconds" not in found
     newer = told(version="8", digest="e", published=55.0)
     assert together([[newer], [first]])[0]["version"] == "7"
     gone = told(version="", digest="", state="UNAVAILABLE", published=None, since=None)
     (found,) = together([[newer], [gone]])
-    assert (found["state"], found["version"], found["p50"], found["cache"]) == ("UNAVAILABLE", "", None, None)
-    assert [one["name"] for one in together([[told(), told(name="n")], [told(), told(name="n")]])] == ["m", "n"]
+    assert (found["state"], found["version"], found["p50"], found["cache"]) == (
+        "UNAVAILABLE",
+        "",
+        None,
+        None,
+    )
+    assert [
+        one["name"] for one in together([[told(), told(name="n")], [told(), told(name="n")]])
+    ] == ["m", "n"]
 
 
 def test_freshness_is_told_from_the_newest_event_to_served(trainer: Trainer) -> None:
     running = Running(trainer.folder / "export")
     running.models.follow("m", lambda: Follower(trainer.folder / "published"), poll_seconds=0.05)
     version = trainer.publish(0)
-    wait_for(lambda: running.models.named("m").current.version.version == version, "the version is served")
+    wait_for(
+        lambda: running.models.named("m").current.version.version == version,
+        "the version is served",
+    )
     current = running.models.named("m").current
     learned = current.since - 90  # the events of the test have no time
     object.__setattr__(current.version, "learned", learned)
@@ -174,16 +232,32 @@ def test_the_page_plots_latency_age_and_hit_rate(exported: Path, tmp_path: Path)
     thread.start()
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=40000"]
     try:
-        page = subprocess.run([chromium, *flags, "--dump-dom", f"http://{running.http}/"], capture_output=True, text=True,
-                              timeout=60).stdout  # fmt: skip
+        page = subprocess.run(
+            [chromium, *flags, "--dump-dom", f"http://{running.http}/"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        ).stdout
     finally:
         stop.set()
         thread.join()
-    figures = {re.search(r"<figcaption>(.*?)</figcaption>", one).group(1): one for one in page.split("<figure>")[1:]}
-    assert set(figures) == {"latency of the last requests", "candidates a second", "age of what is served",
-                            "rows that were in the cache"}  # fmt: skip
+    figures = {
+        re.search(r"<figcaption>(.*?)</figcaption>", one).group(1): one
+        for one in page.split("<figure>")[1:]
+    }
+    assert set(figures) == {
+        "latency of the last requests",
+        "candidates a second",
+        "age of what is served",
+        "rows that were in the cache",
+    }
     for name, figure in figures.items():
         assert len(re.findall(r"[\d.]+,[\d.]+", figure)) > 1, name  # points of lines
-    for text in ("from its newest event to served", "of rows were in the cache", "a fetch of missing rows", "90.0 s"):
+    for text in (
+        "from its newest event to served",
+        "of rows were in the cache",
+        "a fetch of missing rows",
+        "90.0 s",
+    ):
         assert text in page
     running.close()

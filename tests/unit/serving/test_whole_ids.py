@@ -30,7 +30,9 @@ FRACTIONS = {
 
 @pytest.mark.parametrize("ids", FRACTIONS.values(), ids=list(FRACTIONS))
 @pytest.mark.parametrize("datatype", ["INT64", "INT32", "UINT64", "FP32", "FP64"])
-def test_rest_refuses_ids_that_are_floats(running: Running, datatype: str, ids: list[float]) -> None:
+def test_rest_refuses_ids_that_are_floats(
+    running: Running, datatype: str, ids: list[float]
+) -> None:
     shape = [len(ids)]
     status, _, answer = ask(running.http, "POST", "/v2/models/m/infer", user(datatype, shape, ids))
     assert (status, b"user" in answer) == (400, True), answer
@@ -47,7 +49,9 @@ def test_rest_refuses_ids_that_are_floats(running: Running, datatype: str, ids: 
         ("UINT8", "uint_contents", [300]),
     ],
 )
-def test_grpc_refuses_contents_of_another_type(running: Running, datatype: str, field: str, values: list[Any]) -> None:
+def test_grpc_refuses_contents_of_another_type(
+    running: Running, datatype: str, field: str, values: list[Any]
+) -> None:
     request = typed({name: values for name, values in draw(3, 10).items() if name != "user"})
     request.inputs.add(name="user", datatype=datatype, shape=[1], contents={field: values})
     with pytest.raises(grpc.RpcError, match="user") as refused:
@@ -62,13 +66,20 @@ def test_a_session_and_a_client_refuse_ids_that_are_floats(
     columns = draw(len(ids), 5)
     with hb.Client(f"http://{running.http}") as client:
         for predict in (session.predict, lambda columns: client.predict("m", columns)):
-            for values in (ids, np.array(ids), np.array(ids, np.float32), pa.array(ids, pa.float64())):
+            for values in (
+                ids,
+                np.array(ids),
+                np.array(ids, np.float32),
+                pa.array(ids, pa.float64()),
+            ):
                 with pytest.raises(DataError, match="user"):
                     predict({**columns, "user": values})
 
 
 @pytest.fixture(scope="module")
-def lookups(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Callable[[Any], Any]]:
+def lookups(
+    exported: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Callable[[Any], Any]]:
     """Everything that takes ids as they are."""
     server = hb.ParameterServer()
     version = server.load("m", exported)
@@ -101,7 +112,16 @@ DOORS = [
 def test_lookups_refuse_what_is_not_a_whole_number_of_64_bits(door: str, lookups: Any) -> None:
     nested = [[1]]
     huge = [2**64]
-    for ids in (*FRACTIONS.values(), np.array([1.5]), torch.tensor([1.5]), nested, huge, [-(2**63) - 1], ["1"], [None]):
+    for ids in (
+        *FRACTIONS.values(),
+        np.array([1.5]),
+        torch.tensor([1.5]),
+        nested,
+        huge,
+        [-(2**63) - 1],
+        ["1"],
+        [None],
+    ):
         with pytest.raises(RowShapeError):
             lookups[door](ids)
 
@@ -134,14 +154,19 @@ def test_columns_that_are_not_a_mapping_are_refused_by_session_and_client(
                 predict(draw(2, 1), columns or 0)
 
 
-def test_ids_beyond_64_bits_are_refused_by_session_and_client(running: Running, session: hb.InferenceSession) -> None:
+def test_ids_beyond_64_bits_are_refused_by_session_and_client(
+    running: Running, session: hb.InferenceSession
+) -> None:
     with hb.Client(f"http://{running.http}") as client:
         for predict in (session.predict, lambda *columns: client.predict("m", *columns)):
             for id in (2**64, -(2**63) - 1):
                 with pytest.raises(DataError, match="user"):
                     predict({**draw(2, 1), "user": [1, id]})
                 with pytest.raises(DataError, match="user"):
-                    predict({name: values for name, values in draw(2, 1).items() if name != "user"}, {"user": id})
+                    predict(
+                        {name: values for name, values in draw(2, 1).items() if name != "user"},
+                        {"user": id},
+                    )
 
 
 def test_lists_for_a_column_of_single_values_are_refused_at_every_door(
@@ -155,7 +180,9 @@ def test_lists_for_a_column_of_single_values_are_refused_at_every_door(
                 predict(columns)
         with pytest.raises(DataError, match=r"column 'user': .* single values"):
             session.predict({**columns, "user": [[1], [3], [5]]})
-    status, _, answer = ask(running.http, "POST", "/v2/models/m/infer", user("INT64", [3, 2], [1, 2, 3, 4, 5, 6]))
+    status, _, answer = ask(
+        running.http, "POST", "/v2/models/m/infer", user("INT64", [3, 2], [1, 2, 3, 4, 5, 6])
+    )
     assert (status, b"single values" in answer) == (400, True), answer
 
 

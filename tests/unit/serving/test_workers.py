@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several processes at the same ports answer as one: also while versions change, and when one is killed."""
+"""Several processes at the same ports answer as one: also while versions change, and when one is
+killed.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class Server(Process):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments, "--set", "workers=2")
-        wait_for(lambda: any("2 workers listening" in line for line in self.lines), "all are up", 60)
+        wait_for(
+            lambda: any("2 workers listening" in line for line in self.lines), "all are up", 60
+        )
 
     @property
     def children(self) -> list[int]:
@@ -65,7 +69,8 @@ def test_workers_answer_as_one_server_and_versions_mix_in_no_answer(trainer: Tra
 
     def ask() -> None:
         try:
-            with hb.Client(f"http://{server.http}") as client:  # a connection each, so that all workers get some
+            # a connection each, so that all workers get some
+            with hb.Client(f"http://{server.http}") as client:
                 found = client.ask("m", trainer.asked)
             answers.append((found.version, found.outputs["prediction"]))
         except HotbedError as error:
@@ -74,7 +79,11 @@ def test_workers_answer_as_one_server_and_versions_mix_in_no_answer(trainer: Tra
     with again_and_again(*[ask] * 4):
         for seed in range(3):
             version = trainer.publish(seed, full=seed == 2)
-            wait_for(lambda version=version: [one for one, _ in answers[-40:]].count(version) == 40, "all serve it", 60)
+            wait_for(
+                lambda version=version: [one for one, _ in answers[-40:]].count(version) == 40,
+                "all serve it",
+                60,
+            )
     assert not wrong
     assert {version for version, _ in answers} == set(trainer.scores)
     assert all(np.abs(found - trainer.scores[version]).max() < 1e-6 for version, found in answers)
@@ -84,13 +93,21 @@ def test_workers_answer_as_one_server_and_versions_mix_in_no_answer(trainer: Tra
     assert all(one == requests[0] for one in requests)
     assert sum(requests[0].values()) == len(answers)
     assert set(requests[0]) == {"1", "2"}  # both had work
-    assert samples(texts[0], "hotbed_model_version") == {"parent": version, "1": version, "2": version}
+    assert samples(texts[0], "hotbed_model_version") == {
+        "parent": version,
+        "1": version,
+        "2": version,
+    }
     assert samples(texts[0], "hotbed_worker_up") == {"1": 1.0, "2": 1.0}
     said = [json.loads(server.get("/status")[1]) for _ in range(12)]
     assert {one["worker"] for one in said} == {1, 2}  # whoever is asked tells the same
-    assert all(one["workers"] == [{"number": n, "up": True, "starts": 1} for n in (1, 2)] for one in said)
+    assert all(
+        one["workers"] == [{"number": n, "up": True, "starts": 1} for n in (1, 2)] for one in said
+    )
     shown = [one["models"][0] for one in said]
-    assert {(one["version"], one["state"], one["swaps"]) for one in shown} == {(str(version), "READY", 3)}
+    assert {(one["version"], one["state"], one["swaps"]) for one in shown} == {
+        (str(version), "READY", 3)
+    }
     scored = sum(samples(texts[0], "hotbed_scored_rows_total").values())
     assert {one["rows"] for one in shown} == {scored} == {len(answers) * 30}
     assert len({one["p99"] for one in shown}) == 1
@@ -108,8 +125,14 @@ def test_workers_answer_as_one_server_and_versions_mix_in_no_answer(trainer: Tra
 def test_a_worker_that_is_killed_is_started_again_and_counted(trainer: Trainer) -> None:
     server = Server(f"m={trainer.folder / 'export'}", "--watch", trainer.folder / "published")
     version = trainer.publish(0)
-    wait_for(lambda: [samples(server.get("/metrics")[1], "hotbed_model_version").get(one) for one in "12"] == [version] * 2,
-             "the version in both workers", 30)  # fmt: skip
+    wait_for(
+        lambda: (
+            [samples(server.get("/metrics")[1], "hotbed_model_version").get(one) for one in "12"]
+            == [version] * 2
+        ),
+        "the version in both workers",
+        30,
+    )
     before = server.children
     assert len(before) == 2
     os.kill(before[0], signal.SIGKILL)
@@ -148,14 +171,23 @@ def test_loads_and_unloads_reach_every_worker(trainer: Trainer) -> None:
         with hb.Client(f"http://{server.http}") as client, pytest.raises(NotServed):
             client.predict("m", trainer.asked)
     os.kill(server.children[0], signal.SIGKILL)  # the next one is told as well
-    wait_for(lambda: samples(server.get("/metrics")[1], "hotbed_worker_up") == {"1": 1.0, "2": 1.0}, "it is back", 60)
+    wait_for(
+        lambda: samples(server.get("/metrics")[1], "hotbed_worker_up") == {"1": 1.0, "2": 1.0},
+        "it is back",
+        60,
+    )
     for _ in range(12):
         assert server.get("/v2/models/m/ready")[0] == 404
     assert server.get("/v2/repository/models/m/load", "POST")[0] == 200
     for _ in range(12):
         assert server.get("/v2/health/ready")[0] == 200
         with hb.Client(f"http://{server.http}") as client:
-            assert np.abs(client.predict("m", trainer.asked) - next(iter(trainer.scores.values()))).max() < 1e-6
+            assert (
+                np.abs(
+                    client.predict("m", trainer.asked) - next(iter(trainer.scores.values()))
+                ).max()
+                < 1e-6
+            )
     assert server.get("/v2/repository/models/x/load", "POST")[0] == 404
     graph = next((trainer.folder / "export").rglob("graph.onnx"))
     graph.write_bytes(graph.read_bytes()[:-5])
@@ -163,7 +195,11 @@ def test_loads_and_unloads_reach_every_worker(trainer: Trainer) -> None:
     assert status == 409
     assert "graph.onnx" in text
     wait_for(
-        lambda: all("graph.onnx" in server.get("/v2/repository/index", "POST")[1] for _ in range(8)), "all tell why", 20
+        lambda: all(
+            "graph.onnx" in server.get("/v2/repository/index", "POST")[1] for _ in range(8)
+        ),
+        "all tell why",
+        20,
     )
     assert server.stop() == 0
 
@@ -171,19 +207,35 @@ def test_loads_and_unloads_reach_every_worker(trainer: Trainer) -> None:
 def test_what_the_parent_could_not_load_is_told_by_every_worker(trainer: Trainer) -> None:
     server = Server(f"m={trainer.folder / 'export'}", "--watch", trainer.folder / "published")
     first = trainer.publish(0)
-    wait_for(lambda: f'"version":"{first}"' in server.get("/v2/repository/index", "POST")[1], "the version", 30)
+    wait_for(
+        lambda: f'"version":"{first}"' in server.get("/v2/repository/index", "POST")[1],
+        "the version",
+        30,
+    )
     server.process.send_signal(signal.SIGSTOP)  # the parent: torn before it is read
     assert server.get("/v2/health/ready")[0] == 200  # workers answer on
     trainer.publish(1)
     part = trainer.tear()
     server.process.send_signal(signal.SIGCONT)
-    wait_for(lambda: all(part in server.get("/v2/repository/index", "POST")[1] for _ in range(8)), "all tell", 30)
+    wait_for(
+        lambda: all(part in server.get("/v2/repository/index", "POST")[1] for _ in range(8)),
+        "all tell",
+        30,
+    )
     assert f'"version":"{first}"' in server.get("/v2/repository/index", "POST")[1]
     last = trainer.publish(2, full=True)
     wait_for(
-        lambda: all(f'"version":"{last}"' in server.get("/v2/repository/index", "POST")[1] for _ in range(8)), "it", 30
+        lambda: all(
+            f'"version":"{last}"' in server.get("/v2/repository/index", "POST")[1] for _ in range(8)
+        ),
+        "it",
+        30,
     )
-    wait_for(lambda: all(part not in server.get("/v2/repository/index", "POST")[1] for _ in range(8)), "well again", 20)
+    wait_for(
+        lambda: all(part not in server.get("/v2/repository/index", "POST")[1] for _ in range(8)),
+        "well again",
+        20,
+    )
     assert server.stop() == 0
 
 
@@ -195,9 +247,15 @@ def test_sigterm_under_load_answers_what_was_asked_then_all_end(trainer: Trainer
     assert not [one for one in children if Path(f"/proc/{one}").exists()]
 
 
-def test_workers_whose_parent_is_killed_end_and_leave_the_ports(trainer: Trainer, tmp_path: Path) -> None:
+def test_workers_whose_parent_is_killed_end_and_leave_the_ports(
+    trainer: Trainer, tmp_path: Path
+) -> None:
     server = Server(
-        f"m={trainer.folder / 'export'}", "--set", f"rows={tmp_path / 'rows'}", "--set", "drain_seconds=0.1"
+        f"m={trainer.folder / 'export'}",
+        "--set",
+        f"rows={tmp_path / 'rows'}",
+        "--set",
+        "drain_seconds=0.1",
     )
     children = server.children
     assert len(children) == 2
@@ -205,22 +263,32 @@ def test_workers_whose_parent_is_killed_end_and_leave_the_ports(trainer: Trainer
     wait_for(lambda: not [one for one in children if Path(f"/proc/{one}").exists()], "they end", 30)
     server.stop(signal.SIGKILL)
     port, grpc_port = (address.rpartition(":")[2] for address in (server.http, server.grpc))
-    again = Server(f"m={trainer.folder / 'export'}", "--set", f"rows={tmp_path / 'rows'}", "--set", f"port={port}",
-                   "--set", f"grpc_port={grpc_port}")  # fmt: skip
+    again = Server(
+        f"m={trainer.folder / 'export'}",
+        "--set",
+        f"rows={tmp_path / 'rows'}",
+        "--set",
+        f"port={port}",
+        "--set",
+        f"grpc_port={grpc_port}",
+    )
     assert again.http == server.http
     assert again.stop() == 0
 
 
 def test_workers_share_the_pages_of_rows(tmp_path: Path) -> None:
-    """Rss counts a page for each process that has it mapped, Pss its share: with both workers at it, half, or a third with
-    the parent."""
+    """Rss counts a page for each process that has it mapped, Pss its share: with both workers at
+    it, half, or a third with the parent.
+    """
     from torch import manual_seed
 
     manual_seed(0)
     ids, rng = np.arange(40_000), np.random.default_rng(0)
     data = {"user": ids, "label": rng.integers(0, 2, len(ids))}
     schema = hb.Schema([hb.Label("label"), hb.Id("user")])
-    model = hb.RecModel(hb.models.DNN(schema, hb.make_tables(schema, dim=64)), "bce", hb.Adam(lr=0.01))
+    model = hb.RecModel(
+        hb.models.DNN(schema, hb.make_tables(schema, dim=64)), "bce", hb.Adam(lr=0.01)
+    )
     model.fit(hb.Dataset(hb.sources.Memory(data), schema, 4096), progress=False)
     model.export(tmp_path / "export")
     server = Server(f"m={tmp_path / 'export'}")

@@ -27,7 +27,13 @@ def columns(rows: int, seed: int = 0) -> dict[str, Any]:
     user, item = rng.integers(0, USERS, rows), rng.integers(0, ITEMS, rows)
     x = rng.normal(size=rows).astype(np.float32)
     score = hidden.normal(size=USERS)[user] + hidden.normal(size=ITEMS)[item] + 0.5 * x
-    return {"user": user, "item": item, "x": x, "y": (score > 0).astype(np.int64), "t": np.arange(rows) + seed * rows}
+    return {
+        "user": user,
+        "item": item,
+        "x": x,
+        "y": (score > 0).astype(np.int64),
+        "t": np.arange(rows) + seed * rows,
+    }
 
 
 SCHEMA = hb.Schema([hb.Label("y"), hb.Time("t"), hb.Id("user"), hb.Id("item"), hb.Dense("x")])
@@ -56,8 +62,12 @@ def network() -> Callable[..., nn.Module]:
 
 
 def snapshot(model: hb.RecModel) -> dict[str, Any]:
-    """Every bit that training may change: dense state, rows with their state, dense optimizer state."""
-    state: dict[str, Any] = {name: tensor.clone() for name, tensor in dense_state(model.network).items()}
+    """Every bit that training may change: dense state, rows with their state, dense optimizer
+    state.
+    """
+    state: dict[str, Any] = {
+        name: tensor.clone() for name, tensor in dense_state(model.network).items()
+    }
     for name, table in model.tables.items():
         for number, batch in enumerate(table.export()):
             for column in ("id", "value", "state"):
@@ -67,7 +77,10 @@ def snapshot(model: hb.RecModel) -> dict[str, Any]:
         state[f"{name}/step"] = torch.tensor(table.step)
     if model.learner.dense is not None:
         for number, entries in model.learner.dense.state_dict()["state"].items():
-            state |= {f"adam/{number}/{key}": torch.as_tensor(value).clone() for key, value in entries.items()}
+            state |= {
+                f"adam/{number}/{key}": torch.as_tensor(value).clone()
+                for key, value in entries.items()
+            }
     return state
 
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The eight arguments of RecModel mean in online_train what the page of mindspore_rec.RecModel says."""
+"""The eight arguments of RecModel mean in online_train what the page of mindspore_rec.RecModel
+says.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ from hotbed.persist.content import content_digest
 from hotbed.persist.format import open_checkpoint
 
 RNG = np.random.default_rng(0)
-PAIRS = [(RNG.normal(size=(8, 3)).astype(np.float32), RNG.integers(0, 2, 8).astype(np.float32)) for _ in range(6)]
+PAIRS = [
+    (RNG.normal(size=(8, 3)).astype(np.float32), RNG.integers(0, 2, 8).astype(np.float32))
+    for _ in range(6)
+]
 
 
 class Calls(nn.Module):
@@ -44,7 +49,10 @@ class OwnLoss(Calls):
 
     def forward(self, *items: torch.Tensor) -> torch.Tensor:
         scores = super().forward(*items)
-        return (nn.functional.binary_cross_entropy_with_logits(scores, items[1], reduction="none") * items[2]).mean()
+        return (
+            nn.functional.binary_cross_entropy_with_logits(scores, items[1], reduction="none")
+            * items[2]
+        ).mean()
 
 
 class OwnUpdate(OwnLoss):
@@ -93,7 +101,9 @@ def test_3_without_an_optimizer_the_network_updates_itself_to_the_same_weights()
     torch.testing.assert_close(own.linear.weight, given.linear.weight)
 
 
-@pytest.mark.parametrize("metrics", [{"accuracy", "recall"}, {"accuracy": hb.metrics.Accuracy(), "recall": "recall"}])
+@pytest.mark.parametrize(
+    "metrics", [{"accuracy", "recall"}, {"accuracy": hb.metrics.Accuracy(), "recall": "recall"}]
+)
 def test_4_metrics_are_a_set_or_a_dict(metrics: Any) -> None:
     history = online(hb.RecModel(Calls(), "bce", "adam", metrics))
     assert {"accuracy", "recall", "loss"} == set(history.metrics)
@@ -128,9 +138,14 @@ def test_6_eval_indexes_are_three_positions_of_loss_prediction_and_label() -> No
 
 @pytest.mark.parametrize(
     ("level", "dtype", "inside"),
-    [("O0", torch.float32, torch.float32), ("O1", torch.float32, torch.bfloat16), ("O2", torch.float32, torch.bfloat16),
-     ("O3", torch.bfloat16, torch.bfloat16), ("auto", torch.float32, torch.float32)],
-)  # fmt: skip
+    [
+        ("O0", torch.float32, torch.float32),
+        ("O1", torch.float32, torch.bfloat16),
+        ("O2", torch.float32, torch.bfloat16),
+        ("O3", torch.bfloat16, torch.bfloat16),
+        ("auto", torch.float32, torch.float32),
+    ],
+)
 def test_7_amp_level_on_a_cpu(
     level: str, dtype: Any, inside: Any, dataset: Any, network: Any, tmp_path: Path, caplog: Any
 ) -> None:
@@ -142,7 +157,11 @@ def test_7_amp_level_on_a_cpu(
 
     seen = []
     first = model()
-    layer = next(one for one in first.network.modules() if isinstance(one, nn.Linear) and one is not first.network.head)
+    layer = next(
+        one
+        for one in first.network.modules()
+        if isinstance(one, nn.Linear) and one is not first.network.head
+    )
     layer.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
     online(first, dataset(256), callbacks=hb.callbacks.Checkpoint(tmp_path / "whole"), seed=0)
     assert set(seen) == {inside}
@@ -150,12 +169,22 @@ def test_7_amp_level_on_a_cpu(
     assert all(rows.dtype == torch.float32 for rows in first.learner.parameters()[-1:])
     assert ("amp_level='auto' on cpu: O0" in caplog.text) == (level == "auto")
     for steps in (2, None):
-        online(model(), dataset(256), callbacks=hb.callbacks.Checkpoint(tmp_path / "parts"), max_steps=steps, seed=0)
-    assert content_digest(open_checkpoint(tmp_path / "parts")) == content_digest(open_checkpoint(tmp_path / "whole"))
+        online(
+            model(),
+            dataset(256),
+            callbacks=hb.callbacks.Checkpoint(tmp_path / "parts"),
+            max_steps=steps,
+            seed=0,
+        )
+    assert content_digest(open_checkpoint(tmp_path / "parts")) == content_digest(
+        open_checkpoint(tmp_path / "whole")
+    )
 
 
 def test_8_boost_level_takes_effect_with_an_optimizer_and_an_evaluation_only(caplog: Any) -> None:
-    """A level compiles the training step; a `Boost(…)` says how; what is missing for it is said, and then it does nothing."""
+    """A level compiles the training step; a `Boost(…)` says how; what is missing for it is said,
+    and then it does nothing.
+    """
     compiled = []
 
     def backend(graph: Any, inputs: Any) -> Any:
@@ -175,12 +204,18 @@ def test_8_boost_level_takes_effect_with_an_optimizer_and_an_evaluation_only(cap
     assert "has no effect" not in caplog.text
     compiled.clear()
     torch.compiler.reset()
-    online(hb.RecModel(nn.Linear(3, 1), "mse", "adam", None, lambda *items: items, boost_level=boost))
+    online(
+        hb.RecModel(nn.Linear(3, 1), "mse", "adam", None, lambda *items: items, boost_level=boost)
+    )
     assert compiled
 
 
-@pytest.mark.parametrize(("level", "mode"), [("O1", "default"), ("O2", "max-autotune-no-cudagraphs")])
-def test_8_boost_levels_are_modes_of_torch_compile(level: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("level", "mode"), [("O1", "default"), ("O2", "max-autotune-no-cudagraphs")]
+)
+def test_8_boost_levels_are_modes_of_torch_compile(
+    level: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[dict[str, Any]] = []
 
     def compile_(network: nn.Module, **settings: Any) -> nn.Module:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,9 @@ def fit(model: hb.RecModel, data: Any, values: list[float], *callbacks: Any) -> 
     return model.fit(data, data, epochs=len(values), callbacks=steps, progress=False)
 
 
-def test_a_misspelt_hook_is_an_error_that_suggests_the_right_one(dataset: Any, network: Any) -> None:
+def test_a_misspelt_hook_is_an_error_that_suggests_the_right_one(
+    dataset: Any, network: Any
+) -> None:
     class Wrong:
         def on_step_ends(self, run: Any) -> None: ...
 
@@ -55,8 +58,14 @@ def test_a_misspelt_hook_is_an_error_that_suggests_the_right_one(dataset: Any, n
 
 def test_hooks_are_called_in_order(dataset: Any, network: Any) -> None:
     calls: list[str] = []
-    recorder = type("Recorder", (), {event: lambda self, run, event=event: calls.append(event) for event in EVENTS})()
-    hb.RecModel(network(), "bce", "adam").fit(dataset(128), epochs=2, callbacks=recorder, progress=False)
+    recorder = type(
+        "Recorder",
+        (),
+        {event: lambda self, run, event=event: calls.append(event) for event in EVENTS},
+    )()
+    hb.RecModel(network(), "bce", "adam").fit(
+        dataset(128), epochs=2, callbacks=recorder, progress=False
+    )
     step = ["on_gradients", "on_step_end"]
     epoch = ["on_epoch_begin", *step, *step, "on_epoch_end"]
     assert calls == ["on_fit_begin", *epoch, *epoch, "on_fit_end"]
@@ -88,7 +97,13 @@ def test_validation_runs_each_epoch_and_every_n_steps(dataset: Any, network: Any
             seen.extend([run.step] if run.validated else [])
 
     model = hb.RecModel(network(), "bce", "adam", {"auc"})
-    model.fit(dataset(640), dataset(64), callbacks=[Validate(every_steps=4), Watch()], epochs=2, progress=False)
+    model.fit(
+        dataset(640),
+        dataset(64),
+        callbacks=[Validate(every_steps=4), Watch()],
+        epochs=2,
+        progress=False,
+    )
     assert seen == [4, 8, 10, 12, 16, 20]
 
 
@@ -99,7 +114,9 @@ def test_validation_without_data_says_so(dataset: Any, network: Any) -> None:
 
 def test_training_stops_after_patience_without_progress(dataset: Any, network: Any) -> None:
     model = hb.RecModel(network(), "bce", "adam", {"auc"})
-    history = fit(model, dataset(64), [0.5, 0.6, 0.6, 0.59, 0.9, 0.9], EarlyStopping("auc", patience=2))
+    history = fit(
+        model, dataset(64), [0.5, 0.6, 0.6, 0.59, 0.9, 0.9], EarlyStopping("auc", patience=2)
+    )
     assert len(history.epochs) == 4
 
 
@@ -123,14 +140,20 @@ def test_an_unknown_metric_to_watch_lists_those_there_are(dataset: Any, network:
         model.fit(dataset(64), dataset(64), callbacks=EarlyStopping("valid.acu"), progress=False)
 
 
-def test_a_plateau_lowers_the_rates_of_dense_parameters_and_tables(dataset: Any, network: Any) -> None:
+def test_a_plateau_lowers_the_rates_of_dense_parameters_and_tables(
+    dataset: Any, network: Any
+) -> None:
     model = hb.RecModel(network(), "bce", hb.Adam(lr=0.01), {"auc"})
     fit(model, dataset(64), [0.6, 0.5, 0.5, 0.7], ReducePlateau("auc", patience=1, min_lr=2e-4))
     assert model.learner.dense.param_groups[0]["lr"] == pytest.approx(2e-4)
-    assert [group["lr"] for group in model.learner.sparse.param_groups] == pytest.approx([0.1 * 0.01])
+    assert [group["lr"] for group in model.learner.sparse.param_groups] == pytest.approx(
+        [0.1 * 0.01]
+    )
 
 
-def test_the_best_weights_come_back_with_tables_and_optimizer(dataset: Any, network: Any, world: Any) -> None:
+def test_the_best_weights_come_back_with_tables_and_optimizer(
+    dataset: Any, network: Any, world: Any
+) -> None:
     states: list[Any] = []
 
     class Keep:
@@ -138,8 +161,13 @@ def test_the_best_weights_come_back_with_tables_and_optimizer(dataset: Any, netw
             states.append(world.snapshot(run.model))
 
     model = hb.RecModel(network(), "bce", "adam", {"auc"})
-    model.fit(_Each([dataset(128, seed) for seed in range(3)]), dataset(64), 3,
-              [Validate(), Script([0.5, 0.9, 0.7]), BestWeights("auc"), Keep()], progress=False)  # fmt: skip
+    model.fit(
+        _Each([dataset(128, seed) for seed in range(3)]),
+        dataset(64),
+        3,
+        [Validate(), Script([0.5, 0.9, 0.7]), BestWeights("auc"), Keep()],
+        progress=False,
+    )
     assert not world.same(states[1], states[2])
     assert world.same(states[1], world.snapshot(model))
 
@@ -155,7 +183,9 @@ class _Each:
         return iter(self.epochs[-1])
 
 
-def test_clipping_bounds_the_norm_of_dense_and_row_gradients_together(dataset: Any, network: Any) -> None:
+def test_clipping_bounds_the_norm_of_dense_and_row_gradients_together(
+    dataset: Any, network: Any
+) -> None:
     norms: list[float] = []
 
     class Norm:
@@ -180,7 +210,9 @@ def test_a_schedule_moves_both_optimizers(dataset: Any, network: Any) -> None:
     model = hb.RecModel(network(), "bce", hb.Adam(lr=0.01))
     model.fit(dataset(256), callbacks=[LearningRate(Warmup(4)), Rates()], progress=False)
     np.testing.assert_allclose(rates, [(0.01 * f, 0.1 * f) for f in (0.25, 0.5, 0.75, 1.0)])
-    torch_made = LearningRate(lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5))
+    torch_made = LearningRate(
+        lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    )
     model = hb.RecModel(network(), "bce", hb.Adam(lr=0.01))
     model.fit(dataset(128), callbacks=[torch_made], progress=False)
     assert model.learner.sparse.param_groups[0]["lr"] == pytest.approx(0.025)
@@ -192,7 +224,8 @@ def test_a_schedule_that_is_none_is_refused() -> None:
 
 
 def test_eviction_happens_by_steps_in_event_time(dataset: Any, network: Any) -> None:
-    model = hb.RecModel(network(evict=hb.Ttl(seconds=100)), "bce", "adam")  # 64 events a batch, one a second
+    # 64 events a batch, one a second
+    model = hb.RecModel(network(evict=hb.Ttl(seconds=100)), "bce", "adam")
     seen: list[tuple[int, int]] = []
 
     class Watch:
@@ -205,11 +238,17 @@ def test_eviction_happens_by_steps_in_event_time(dataset: Any, network: Any) -> 
     assert 0 < seen[4][1] == seen[8][1] < seen[9][1]
 
 
-def test_history_keeps_a_bounded_number_of_points(network: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_history_keeps_a_bounded_number_of_points(
+    network: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("hotbed.metrics.history.MAX_POINTS", 32)
     model = hb.RecModel(network(), "bce", "adam")
-    batch = hb.Batch({"user": hb.Ids(np.arange(2)), "item": hb.Ids(np.arange(2))}, {"x": np.ones(2, np.float32)},
-                     {"y": np.ones(2, np.float32)}, time=np.arange(2))  # fmt: skip
+    batch = hb.Batch(
+        {"user": hb.Ids(np.arange(2)), "item": hb.Ids(np.arange(2))},
+        {"x": np.ones(2, np.float32)},
+        {"y": np.ones(2, np.float32)},
+        time=np.arange(2),
+    )
     history = model.fit([batch] * 140, progress=False)
     assert 16 <= len(history.points) < 32
     steps = [point.step for point in history.points]
@@ -220,7 +259,8 @@ def test_history_keeps_a_bounded_number_of_points(network: Any, monkeypatch: pyt
 
 def test_progress_shows_bars_on_a_terminal_and_a_line_elsewhere(dataset: Any, network: Any) -> None:
     for terminal in (True, False):
-        console = Console(force_terminal=terminal, width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+        sink = io.StringIO()
+        console = Console(force_terminal=terminal, width=120, record=True, file=sink)
         model = hb.RecModel(network(), "bce", "adam", {"auc"})
         with console.file:
             model.fit(dataset(256), dataset(64), callbacks=ProgressBar(console), progress=False)
@@ -231,11 +271,17 @@ def test_progress_shows_bars_on_a_terminal_and_a_line_elsewhere(dataset: Any, ne
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_tensorboard_receives_loss_metrics_rates_and_table_sizes(tmp_path: Any, dataset: Any, network: Any) -> None:
+def test_tensorboard_receives_loss_metrics_rates_and_table_sizes(
+    tmp_path: Any, dataset: Any, network: Any
+) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     model = hb.RecModel(network(), "bce", "adam", {"auc"})
-    model.fit(dataset(256), dataset(64), callbacks=TensorBoard(tmp_path, every_steps=2), progress=False)
+    model.fit(
+        dataset(256), dataset(64), callbacks=TensorBoard(tmp_path, every_steps=2), progress=False
+    )
     events = EventAccumulator(str(tmp_path))
     events.Reload()
-    assert {"loss", "valid.auc", "lr/dense", "lr/tables", "tables/user/rows"} <= set(events.Tags()["scalars"])
+    assert {"loss", "valid.auc", "lr/dense", "lr/tables", "tables/user/rows"} <= set(
+        events.Tags()["scalars"]
+    )

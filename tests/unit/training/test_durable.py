@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoint: when it saves, what it goes on from, what failures leave. Kills are in tests/journey/test_kill.py."""
+"""Checkpoint: when it saves, what it goes on from, what failures leave. Kills are in
+tests/journey/test_kill.py.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +25,34 @@ from hotbed.persist import checkpoint
 from hotbed.persist.content import content_digest
 from hotbed.persist.format import open_checkpoint
 from hotbed.testing import FakeStream
-from hotbed.training.callbacks import Checkpoint, EarlyStopping, Evict, LearningRate, ReducePlateau, Validate
+from hotbed.training.callbacks import (
+    Checkpoint,
+    EarlyStopping,
+    Evict,
+    LearningRate,
+    ReducePlateau,
+    Validate,
+)
 
 
 @pytest.fixture
 def learn(dataset: Any, network: Any, tmp_path: Path) -> Any:
-    """learn(*callbacks, data=…, **keywords): a new model follows 640 events in 10 steps, with a Checkpoint last."""
+    """learn(*callbacks, data=…, **keywords): a new model follows 640 events in 10 steps, with a
+    Checkpoint last.
+    """
 
     def run(
-        *callbacks: Any, data: Any = None, path: Any = tmp_path / "state", save: Any = None, **keywords: Any
+        *callbacks: Any,
+        data: Any = None,
+        path: Any = tmp_path / "state",
+        save: Any = None,
+        **keywords: Any,
     ) -> Any:
         model = hb.RecModel(network(evict=hb.Ttl(seconds=200)), "bce", "adam", {"auc"})
         given = [*callbacks, Checkpoint(path, **(save or {}))]
-        model.online_train(dataset(640) if data is None else data, given, progress=False, seed=1, **keywords)
+        model.online_train(
+            dataset(640) if data is None else data, given, progress=False, seed=1, **keywords
+        )
         return model
 
     return run
@@ -51,7 +68,9 @@ def kinds(path: Path) -> list[tuple[str, int]]:
     return [(manifest["kind"], manifest["version"]) for manifest in manifests]
 
 
-def test_a_stream_left_at_any_step_goes_on_to_the_bits_of_one_that_was_not(learn: Any, tmp_path: Path) -> None:
+def test_a_stream_left_at_any_step_goes_on_to_the_bits_of_one_that_was_not(
+    learn: Any, tmp_path: Path
+) -> None:
     learn(Evict(step_interval=4), path=tmp_path / "whole")
     for steps in (3, 3, 8, None):
         model = learn(Evict(step_interval=4), path=tmp_path / "parts", max_steps=steps)
@@ -61,22 +80,32 @@ def test_a_stream_left_at_any_step_goes_on_to_the_bits_of_one_that_was_not(learn
 
 def test_callbacks_remember_what_they_saw(learn: Any, dataset: Any, tmp_path: Path) -> None:
     def callbacks() -> list[Any]:
-        return [Validate(3, dataset(64)), ReducePlateau("auc", factor=0.5, min_delta=1.0), EarlyStopping("auc", 9),
-                LearningRate(Warmup(8))]  # fmt: skip
+        return [
+            Validate(3, dataset(64)),
+            ReducePlateau("auc", factor=0.5, min_delta=1.0),
+            EarlyStopping("auc", 9),
+            LearningRate(Warmup(8)),
+        ]
 
     whole = learn(*callbacks(), path=tmp_path / "whole")
     for steps in (4, 7, None):
         parts = learn(*callbacks(), path=tmp_path / "parts", max_steps=steps)
-    rates = [[group["lr"] for group in model.learner.sparse.param_groups] for model in (whole, parts)]
+    rates = [
+        [group["lr"] for group in model.learner.sparse.param_groups] for model in (whole, parts)
+    ]
     assert rates[0] == rates[1]
     states = [open_checkpoint(tmp_path / name).progress["callbacks"] for name in ("whole", "parts")]
-    assert {"validate.0", "reduce_plateau.0", "early_stopping.0", "learning_rate.0"} <= states[0].keys()
+    assert {"validate.0", "reduce_plateau.0", "early_stopping.0", "learning_rate.0"} <= states[
+        0
+    ].keys()
     assert states[0]["reduce_plateau.0"] == states[1]["reduce_plateau.0"]
     assert states[0]["learning_rate.0"] == states[1]["learning_rate.0"]
     assert states[0]["early_stopping.0"]["best"] == states[1]["early_stopping.0"]["best"]
 
 
-def test_it_saves_at_the_start_when_due_and_at_the_end_a_full_first_then_changes(learn: Any, tmp_path: Path) -> None:
+def test_it_saves_at_the_start_when_due_and_at_the_end_a_full_first_then_changes(
+    learn: Any, tmp_path: Path
+) -> None:
     learn(save={"every_steps": 2, "full_every": 4, "keep": 9, "wait": True})
     assert kinds(tmp_path / "state") == [
         ("full", 0),
@@ -88,24 +117,33 @@ def test_it_saves_at_the_start_when_due_and_at_the_end_a_full_first_then_changes
     ]
 
 
-def test_a_resumed_stream_begins_a_lineage_with_a_full_of_its_own(learn: Any, tmp_path: Path) -> None:
+def test_a_resumed_stream_begins_a_lineage_with_a_full_of_its_own(
+    learn: Any, tmp_path: Path
+) -> None:
     learn(max_steps=4, save={"every_steps": 2, "keep": 9, "wait": True})
     before = open_checkpoint(tmp_path / "state").manifest["digest"]
     learn(save={"every_steps": 3, "keep": 9, "wait": True})
     assert kinds(tmp_path / "state")[3:] == [("full", 6), ("delta", 9), ("delta", 10)]
-    manifests = [open_checkpoint(folder).manifest for folder in sorted((tmp_path / "state").glob("checkpoint-*"))]
+    manifests = [
+        open_checkpoint(folder).manifest
+        for folder in sorted((tmp_path / "state").glob("checkpoint-*"))
+    ]
     assert manifests[3]["parent"] == before
     assert manifests[4]["parent"] == manifests[3]["digest"]
 
 
-def test_a_stream_resumed_by_the_same_model_saves_deltas_again(learn: Any, dataset: Any, tmp_path: Path) -> None:
+def test_a_stream_resumed_by_the_same_model_saves_deltas_again(
+    learn: Any, dataset: Any, tmp_path: Path
+) -> None:
     model = learn(max_steps=4)
     saves = Checkpoint(tmp_path / "state", every_steps=2, keep=9, wait=True)
     model.online_train(dataset(640), [saves], progress=False, max_steps=8)
     assert kinds(tmp_path / "state")[-2:] == [("full", 6), ("delta", 8)]
 
 
-def test_seconds_are_told_by_the_clock_of_the_run_also_while_idle(learn: Any, dataset: Any, tmp_path: Path) -> None:
+def test_seconds_are_told_by_the_clock_of_the_run_also_while_idle(
+    learn: Any, dataset: Any, tmp_path: Path
+) -> None:
     class Clock:
         now = 1000.0
 
@@ -133,7 +171,9 @@ def test_a_save_that_is_due_while_one_is_written_waits_for_it_not_for_training(
         def on_step_end(self, run: Any) -> None:
             if run.step == 7:
                 written.set()
-                while any(thread.name.startswith("hotbed-saver") for thread in threading.enumerate()):
+                while any(
+                    thread.name.startswith("hotbed-saver") for thread in threading.enumerate()
+                ):
                     pass
 
     monkeypatch.setattr(checkpoint, "write", slow)
@@ -143,7 +183,9 @@ def test_a_save_that_is_due_while_one_is_written_waits_for_it_not_for_training(
     assert steps[-1] == 10
 
 
-def test_an_eviction_under_way_puts_a_due_save_off(learn: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_eviction_under_way_puts_a_due_save_off(
+    learn: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     class Sweeps:
         def on_step_end(self, run: Any) -> None:
             run.sweeping = 2 <= run.step < 5
@@ -159,7 +201,8 @@ def test_an_eviction_under_way_puts_a_due_save_off(learn: Any, monkeypatch: pyte
     "evict",
     [
         Evict(seconds_interval=5.0, clock="wall"),  # begins while the stream is idle
-        Evict(step_interval=10),  # begins at the last step, and is not through when the stream falls idle
+        # begins at the last step, and is not through when the stream falls idle
+        Evict(step_interval=10),
     ],
 )
 def test_idle_stream_saves_when_due_also_while_an_eviction_is_under_way(
@@ -197,7 +240,9 @@ def test_idle_stream_saves_when_due_also_while_an_eviction_is_under_way(
     assert 10 in looks.saved
 
 
-def test_a_stream_that_is_left_is_safe_before_anything_looks_back(learn: Any, tmp_path: Path) -> None:
+def test_a_stream_that_is_left_is_safe_before_anything_looks_back(
+    learn: Any, tmp_path: Path
+) -> None:
     """An orchestrator that asks a run to end does not wait for its last evaluation."""
     seen: list[int] = []
 
@@ -209,7 +254,9 @@ def test_a_stream_that_is_left_is_safe_before_anything_looks_back(learn: Any, tm
     assert seen == [3]
 
 
-def test_an_error_while_reading_leaves_the_last_step(learn: Any, dataset: Any, tmp_path: Path) -> None:
+def test_an_error_while_reading_leaves_the_last_step(
+    learn: Any, dataset: Any, tmp_path: Path
+) -> None:
     class Torn:
         position, schema = hb.Position({}), None
 
@@ -291,7 +338,13 @@ def test_a_save_that_fails_is_made_up_for_and_only_the_last_one_is_an_error(
             learn(save=save)
     else:
         learn(save=save)
-        assert kinds(tmp_path / "state") == [("full", 0), ("full", 4), ("delta", 6), ("delta", 8), ("delta", 10)]
+        assert kinds(tmp_path / "state") == [
+            ("full", 0),
+            ("full", 4),
+            ("delta", 6),
+            ("delta", 8),
+            ("delta", 10),
+        ]
     assert "no space left" in caplog.text
     monkeypatch.setattr(checkpoint, "write", write)
     learn(save=save)
@@ -304,18 +357,24 @@ def test_tables_whose_rule_moves_idle_rows_are_saved_in_full_and_the_log_says_so
 ) -> None:
     caplog.set_level(logging.INFO, "hotbed")
     model = hb.RecModel(network(rule=hb.Adam(lr=0.01, scope="catch_up")), "bce", "adam")
-    model.online_train(dataset(256), Checkpoint(tmp_path, every_steps=2, keep=9, wait=True), progress=False)
+    model.online_train(
+        dataset(256), Checkpoint(tmp_path, every_steps=2, keep=9, wait=True), progress=False
+    )
     assert kinds(tmp_path) == [("full", 0), ("full", 2), ("full", 4)]
     assert caplog.text.count("every checkpoint is a full") == 1
 
 
-# --- the journal, the source, other hands ---------------------------------------------------------------------------------
+# --- the journal, the source, other hands ---------------------------------------------------------
 
 
 def stream(columns: Any, schema: Any, takes: list[int]) -> hb.Dataset:
     """An endless dataset whose blocks come as a script says; it stops after its last row."""
     return hb.Dataset(
-        FakeStream(columns(640), takes=takes, then=50, ends=True), schema, 64, prefetch=0, flush_seconds=0.0
+        FakeStream(columns(640), takes=takes, then=50, ends=True),
+        schema,
+        64,
+        prefetch=0,
+        flush_seconds=0.0,
     )
 
 
@@ -330,12 +389,18 @@ def test_what_the_clock_decided_is_decided_again(
 
     evict = Evict(seconds_interval=1e-4, clock="wall")
     with pytest.raises(RuntimeError, match="killed"):
-        learn(evict, _Fails(6), data=script(40, 0, 0, 70, 0, 0, 10, 0, 0), save={"every_steps": 2, "wait": True})
+        learn(
+            evict,
+            _Fails(6),
+            data=script(40, 0, 0, 70, 0, 0, 10, 0, 0),
+            save={"every_steps": 2, "wait": True},
+        )
     learn(evict, data=script(500))
     (tmp_path / "whole").mkdir()
     (tmp_path / "whole" / "journal").write_bytes((tmp_path / "state" / "journal").read_bytes())
     learn(evict, path=tmp_path / "whole", data=script(7))
-    assert open_checkpoint(tmp_path / "state").manifest["counters"]["steps"] > 10  # idle times ended batches early
+    # idle times ended batches early
+    assert open_checkpoint(tmp_path / "state").manifest["counters"]["steps"] > 10
     assert digest(tmp_path / "state") == digest(tmp_path / "whole")
 
 
@@ -389,7 +454,9 @@ def test_local_url_is_the_same_place_for_states_journal_and_lock(
         learn(path=f"{scheme}{tmp_path}/state")
 
 
-def test_states_have_one_writer_also_where_the_journal_lies_elsewhere(learn: Any, dataset: Any, tmp_path: Path) -> None:
+def test_states_have_one_writer_also_where_the_journal_lies_elsewhere(
+    learn: Any, dataset: Any, tmp_path: Path
+) -> None:
     data = dataset(640)
     data.live.journal = Journal(tmp_path / "own" / "journal")
     with Lock(tmp_path / "state" / "journal"), pytest.raises(PersistError, match="another run"):
@@ -397,7 +464,8 @@ def test_states_have_one_writer_also_where_the_journal_lies_elsewhere(learn: Any
     learn(data=data, max_steps=2)
     learn(data=data, max_steps=4)
     data.live.journal.close()
-    data.live.journal = Journal(tmp_path / "state" / "journal")  # the folder's own, opened by the caller
+    # the folder's own, opened by the caller
+    data.live.journal = Journal(tmp_path / "state" / "journal")
     learn(data=data)
     data.live.journal.close()
 
@@ -410,7 +478,9 @@ def test_dead_letters_lie_beside_the_states(learn: Any, world: Any, tmp_path: Pa
     assert "future" in (tmp_path / "state" / "dead_letters.jsonl").read_text()
 
 
-def test_other_batch_sizes_and_thread_counts_go_on_without_loss_or_repeat(learn: Any, dataset: Any) -> None:
+def test_other_batch_sizes_and_thread_counts_go_on_without_loss_or_repeat(
+    learn: Any, dataset: Any
+) -> None:
     learn(max_steps=3)
     hb.set_num_threads(2)
     model = learn(data=dataset(640, batch_size=50))
@@ -418,9 +488,13 @@ def test_other_batch_sizes_and_thread_counts_go_on_without_loss_or_repeat(learn:
     assert model.counters["steps"] == 3 + 9
 
 
-def test_what_it_cannot_follow_is_refused(learn: Any, dataset: Any, network: Any, tmp_path: Path) -> None:
+def test_what_it_cannot_follow_is_refused(
+    learn: Any, dataset: Any, network: Any, tmp_path: Path
+) -> None:
     model = hb.RecModel(network(), "bce", "adam")
-    with pytest.raises(ConfigError, match="Checkpoint: the data cannot tell where they are — received list"):
+    with pytest.raises(
+        ConfigError, match="Checkpoint: the data cannot tell where they are — received list"
+    ):
         model.online_train(list(dataset(64)), Checkpoint(tmp_path), progress=False)
     with pytest.raises(ConfigError, match="Checkpoint: a run has one — received several"):
         learn(Checkpoint(tmp_path / "other"))
@@ -464,7 +538,10 @@ def test_a_network_that_cannot_become_a_graph_is_published_without_one(
 
     monkeypatch.setattr(hb.RecModel, "graph", refuse)
     learn(save={"every_steps": 4, "publish": hb.PublishDirectory(tmp_path / "out"), "wait": True})
-    assert "published versions bring no graph, servers need an export: export: it depends on values" in caplog.text
+    assert (
+        "published versions bring no graph, servers need an export: export: it depends on values"
+        in caplog.text
+    )
     manifest = open_checkpoint(tmp_path / "out").manifest
     assert manifest["version"] == 10
     assert "graph" not in manifest

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fit over several calls: epochs are counted by the model, and a Checkpoint resumes inside an epoch.
+"""fit over several calls: epochs are counted by the model, and a Checkpoint resumes inside an
+epoch.
 
 Kills are in tests/journey/test_kill.py.
 """
@@ -86,7 +87,9 @@ def test_initial_epoch_overrides_the_models_counter(model: Any, shuffled: Any, w
             fit(first, shuffled(), initial_epoch=wrong)
 
 
-def test_max_steps_ends_inside_an_epoch_which_is_then_not_counted(model: Any, shuffled: Any) -> None:
+def test_max_steps_ends_inside_an_epoch_which_is_then_not_counted(
+    model: Any, shuffled: Any
+) -> None:
     trained = model()
     history = fit(trained, shuffled(), shuffled(), epochs=3, max_steps=STEPS + 4)
     assert trained.counters == {"epochs": 1, "steps": STEPS + 4, "samples": (STEPS + 4) * 64}
@@ -95,7 +98,9 @@ def test_max_steps_ends_inside_an_epoch_which_is_then_not_counted(model: Any, sh
     assert trained.counters["epochs"] == 2
 
 
-def test_evaluation_of_shuffled_data_gives_the_same_bits_each_time(model: Any, shuffled: Any) -> None:
+def test_evaluation_of_shuffled_data_gives_the_same_bits_each_time(
+    model: Any, shuffled: Any
+) -> None:
     trained, data = model(), shuffled()
     fit(trained, shuffled())
     first = trained.evaluate(data)
@@ -122,12 +127,23 @@ def test_fit_left_at_any_step_resumes_to_the_bits_of_one_that_was_not(
     whole, parts = model(), model()
     expected = fit(whole, shuffled(), dataset(256, 7), 4, callbacks(tmp_path / "whole"), seed=1)
     for stop in stops:
-        fit(model(), shuffled(), dataset(256, 7), 4, callbacks(tmp_path / "parts"), seed=1, max_steps=stop)
+        fit(
+            model(),
+            shuffled(),
+            dataset(256, 7),
+            4,
+            callbacks(tmp_path / "parts"),
+            seed=1,
+            max_steps=stop,
+        )
     history = fit(parts, shuffled(), dataset(256, 7), 4, callbacks(tmp_path / "parts"), seed=2)
     assert digest(tmp_path / "parts") == digest(tmp_path / "whole")
     assert world.same(world.snapshot(parts), world.snapshot(whole))
     wall = ("seconds", "samples_per_second")
-    rows = [[{k: v for k, v in row.items() if k not in wall} for row in h.epochs] for h in (history, expected)]
+    rows = [
+        [{k: v for k, v in row.items() if k not in wall} for row in h.epochs]
+        for h in (history, expected)
+    ]
     assert rows[0] == rows[1]
     assert history.metrics == expected.metrics
     assert parts.counters == whole.counters
@@ -150,7 +166,9 @@ def test_fit_that_is_over_is_over_and_more_epochs_are_learned_on_top(
     assert again.counters["epochs"] == 3
 
 
-def test_training_that_stopped_early_stays_stopped(model: Any, shuffled: Any, dataset: Any, tmp_path: Path) -> None:
+def test_training_that_stopped_early_stays_stopped(
+    model: Any, shuffled: Any, dataset: Any, tmp_path: Path
+) -> None:
     def run() -> hb.RecModel:
         trained: hb.RecModel = model()
         stop = EarlyStopping("auc", patience=2, min_delta=1.0)
@@ -160,7 +178,9 @@ def test_training_that_stopped_early_stays_stopped(model: Any, shuffled: Any, da
     assert [run().counters["epochs"] for _ in range(2)] == [3, 3]
 
 
-def test_states_of_a_stream_and_of_a_fit_are_not_mixed(model: Any, shuffled: Any, tmp_path: Path) -> None:
+def test_states_of_a_stream_and_of_a_fit_are_not_mixed(
+    model: Any, shuffled: Any, tmp_path: Path
+) -> None:
     fit(model(), shuffled(), callbacks=Checkpoint(tmp_path / "fit"))
     with pytest.raises(PersistError, match="no place in a stream"):
         model().online_train(shuffled(), Checkpoint(tmp_path / "fit"), progress=False)
@@ -171,11 +191,15 @@ def test_states_of_a_stream_and_of_a_fit_are_not_mixed(model: Any, shuffled: Any
 
 
 def test_fit_with_a_checkpoint_needs_a_dataset(model: Any, shuffled: Any, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="Checkpoint: the data cannot tell where they are — received list"):
+    with pytest.raises(
+        ConfigError, match="Checkpoint: the data cannot tell where they are — received list"
+    ):
         fit(model(), list(shuffled()), callbacks=Checkpoint(tmp_path))
 
 
-def test_error_in_a_fit_leaves_the_last_whole_step(model: Any, shuffled: Any, tmp_path: Path) -> None:
+def test_error_in_a_fit_leaves_the_last_whole_step(
+    model: Any, shuffled: Any, tmp_path: Path
+) -> None:
     class Fails:
         def on_predicted(self, run: Any) -> None: ...
 
@@ -184,7 +208,10 @@ def test_error_in_a_fit_leaves_the_last_whole_step(model: Any, shuffled: Any, tm
 
     with pytest.raises(RuntimeError, match="the end of the epoch"):
         fit(
-            model(), shuffled(), epochs=2, callbacks=[Fails(), Checkpoint(tmp_path / "parts", every_steps=4, wait=True)]
+            model(),
+            shuffled(),
+            epochs=2,
+            callbacks=[Fails(), Checkpoint(tmp_path / "parts", every_steps=4, wait=True)],
         )
     assert open_checkpoint(tmp_path / "parts").manifest["counters"]["steps"] == 8
     for path in (tmp_path / "parts", tmp_path / "whole"):

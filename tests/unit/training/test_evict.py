@@ -22,16 +22,25 @@ SECOND = 1_000_000
 class Script:
     """A run by hand: event times, ticks and a clock."""
 
-    def __init__(self, evict: Evict, tables: Any = None, journal: Journal | None = None, step: int = 0) -> None:
+    def __init__(
+        self, evict: Evict, tables: Any = None, journal: Journal | None = None, step: int = 0
+    ) -> None:
         table = Spy() if tables is None else None
         self.evict, self.spy = evict, table
-        self.run = Run(tables={"t": table} if tables is None else tables, online=True, step=step, journal=journal)
+        self.run = Run(
+            tables={"t": table} if tables is None else tables,
+            online=True,
+            step=step,
+            journal=journal,
+        )
         self.wall = 1000.0
         self.run.clock = lambda: self.wall
         evict.on_fit_begin(self.run)
 
     def step(self, now: float | None = None, wall: float = 0.0) -> bool:
-        """One step at event time `now` (seconds), after the wall clock moved; whether an eviction began."""
+        """One step at event time `now` (seconds), after the wall clock moved; whether an eviction
+        began.
+        """
         self.wall += wall
         self.run.step += 1
         self.run.now = self.run.now if now is None else int(now * SECOND)
@@ -70,7 +79,15 @@ class Spy:
 
 def test_steps_alone() -> None:
     script = Script(Evict(step_interval=3))
-    assert [script.step(now=100) for _ in range(7)] == [False, False, True, False, False, True, False]
+    assert [script.step(now=100) for _ in range(7)] == [
+        False,
+        False,
+        True,
+        False,
+        False,
+        True,
+        False,
+    ]
     assert script.spy.begun == [100 * SECOND] * 2
 
 
@@ -105,14 +122,24 @@ def test_both_whichever_is_first() -> None:
 
 def test_seconds_of_the_wall_clock_also_while_the_stream_is_idle() -> None:
     script = Script(Evict(seconds_interval=60, clock="wall"))
-    assert [script.step(now=5, wall=wall) for wall in (1, 40, 20, 30)] == [False, False, True, False]
+    assert [script.step(now=5, wall=wall) for wall in (1, 40, 20, 30)] == [
+        False,
+        False,
+        True,
+        False,
+    ]
     assert [script.tick(wall=wall) for wall in (10, 20, 10)] == [False, True, False]
     assert script.spy.begun == [5 * SECOND, 5 * SECOND]
 
 
 def test_a_clock_that_goes_back_starts_the_interval_anew() -> None:
     script = Script(Evict(seconds_interval=60, clock="wall"))
-    assert [script.step(now=5, wall=wall) for wall in (50, -5000, 50, 20)] == [False, False, False, True]
+    assert [script.step(now=5, wall=wall) for wall in (50, -5000, 50, 20)] == [
+        False,
+        False,
+        False,
+        True,
+    ]
 
 
 def test_what_the_wall_clock_decided_is_on_record_first_and_decided_again() -> None:
@@ -121,7 +148,8 @@ def test_what_the_wall_clock_decided_is_on_record_first_and_decided_again() -> N
     began = [first.step(now=5, wall=20) for _ in range(7)]
     assert began == [False, False, True, False, False, True, False]
     assert [number for number, _ in journal.after("evict", -1)] == [3, 6]
-    again = Script(Evict(seconds_interval=60, clock="wall"), journal=journal)  # time stands still: the journal decides
+    # time stands still: the journal decides
+    again = Script(Evict(seconds_interval=60, clock="wall"), journal=journal)
     assert [again.step(now=5) for _ in range(7)] == began
     assert not any(again.step(now=5, wall=20) for _ in range(2))
     assert again.step(now=5, wall=20)  # after the record, the clock again
@@ -146,7 +174,9 @@ def test_late_events_keep_their_rows_for_a_while() -> None:
     assert script.spy.begun == [70 * SECOND]
 
 
-def test_a_large_table_is_swept_over_several_steps_once_around(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_table_is_swept_over_several_steps_once_around(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("hotbed.training.online.SLICE_ROWS", 100)
     script = Script(Evict(step_interval=1000), step=999)
     script.spy.stats["rows"] = 256 * 25  # type: ignore[union-attr]
@@ -161,7 +191,9 @@ def test_a_large_table_is_swept_over_several_steps_once_around(monkeypatch: pyte
 
 
 def test_a_slice_is_bounded_in_rows_whatever_the_tables_are() -> None:
-    """Counted, not timed: no step looks at more rows than a slice holds, or than one partition of one table does."""
+    """Counted, not timed: no step looks at more rows than a slice holds, or than one partition of
+    one table does.
+    """
     tables = {name: Spy() for name in "abc"}
     for spy, rows in zip(tables.values(), (10_000_000, 1_000, 0), strict=True):
         spy.stats = {"rows": rows}
@@ -172,8 +204,11 @@ def test_a_slice_is_bounded_in_rows_whatever_the_tables_are() -> None:
         before = {name: len(spy.swept) for name, spy in tables.items()}
         script.evict.on_step_end(script.run)
         script.run.step += 1
-        looked = sum(len(part) * (spy.stats["rows"] // 256)
-                     for name, spy in tables.items() for part in spy.swept[before[name]:])  # fmt: skip
+        looked = sum(
+            len(part) * (spy.stats["rows"] // 256)
+            for name, spy in tables.items()
+            for part in spy.swept[before[name] :]
+        )
         assert looked <= 40_000
         steps += 1
     assert steps == 256 + 1  # a partition of the large table a step; both small ones in one step
@@ -181,7 +216,9 @@ def test_a_slice_is_bounded_in_rows_whatever_the_tables_are() -> None:
         assert [number for part in spy.swept for number in part] == list(range(256))
 
 
-def test_an_eviction_that_is_due_during_a_sweep_begins_when_the_sweep_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_eviction_that_is_due_during_a_sweep_begins_when_the_sweep_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("hotbed.training.online.SLICE_ROWS", 1024)
     script = Script(Evict(step_interval=5))
     script.spy.stats["rows"] = 256 * 32  # type: ignore[union-attr]
@@ -202,7 +239,9 @@ def test_an_eviction_that_is_due_during_a_sweep_begins_when_the_sweep_is_done(mo
     assert script.spy.swept[8:10] == [range(32), range(32, 64)]
 
 
-def test_what_is_swept_when_follows_from_the_steps_also_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_swept_when_follows_from_the_steps_also_after_a_restart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("hotbed.training.online.SLICE_ROWS", 1024)
     whole = Script(Evict(step_interval=7))
     whole.spy.stats["rows"] = 256 * 32  # type: ignore[union-attr]
@@ -273,7 +312,9 @@ def test_its_state_comes_back() -> None:
         script.step(now)
     other = Script(Evict(step_interval=7, seconds_interval=10), step=3)
     other.evict.load_state(script.evict.state())
-    assert [script.step(now) for now in (110, 111, 112, 113)] == [other.step(now) for now in (110, 111, 112, 113)]
+    assert [script.step(now) for now in (110, 111, 112, 113)] == [
+        other.step(now) for now in (110, 111, 112, 113)
+    ]
 
 
 @pytest.mark.parametrize("admit", [None, hb.MinCount(2, expire_seconds=500)])

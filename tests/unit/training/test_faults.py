@@ -43,13 +43,17 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_names_table_and_id(
     assert np.isfinite(model.predict(batches[0])).all()
 
 
-def test_a_bad_gradient_of_a_dense_parameter_is_named(dataset: Any, network: Any, world: Any) -> None:
+def test_a_bad_gradient_of_a_dense_parameter_is_named(
+    dataset: Any, network: Any, world: Any
+) -> None:
     model = hb.RecModel(network(), "bce", "adam")
     batches = list(dataset(256))
     model.fit(batches, progress=False)
     handle = model.network.head.register_full_backward_hook(lambda *_: None)
     handle.remove()
-    name, parameter = next((n, p) for n, p in model.network.named_parameters() if n.startswith("head"))
+    name, parameter = next(
+        (n, p) for n, p in model.network.named_parameters() if n.startswith("head")
+    )
     hook = parameter.register_hook(lambda gradient: gradient * float("nan"))
     before = world.snapshot(model)
     with pytest.raises(NonFiniteGradient, match=f"dense parameter '{name}'"):
@@ -64,10 +68,18 @@ def test_large_finite_gradients_are_no_fault() -> None:
     model.fit([(np.ones((4, 3), np.float32), np.ones(4, np.float32))], progress=False)
 
 
-def test_under_loss_scaling_a_bad_batch_is_skipped_and_the_scale_falls(dataset: Any, network: Any, world: Any) -> None:
+def test_under_loss_scaling_a_bad_batch_is_skipped_and_the_scale_falls(
+    dataset: Any, network: Any, world: Any
+) -> None:
     model = hb.RecModel(network(), "bce", "adam")
     dense, sparse = model.learner.dense, model.learner.sparse
-    scaled = Learner(model.network, Criterion("bce"), dense, sparse, precision=Precision(torch.bfloat16, scaled=True))
+    scaled = Learner(
+        model.network,
+        Criterion("bce"),
+        dense,
+        sparse,
+        precision=Precision(torch.bfloat16, scaled=True),
+    )
     model.learner = scaled
     batches = list(dataset(640))
     model.fit(batches[:5], progress=False)
@@ -87,7 +99,9 @@ def test_loss_scaling_leaves_the_size_of_gradients_as_it_is(dataset: Any, networ
     for scaled in (False, True):
         model = hb.RecModel(network(), "bce", "adam")
         dense, sparse = model.learner.dense, model.learner.sparse
-        learner = Learner(model.network, Criterion("bce"), dense, sparse, precision=Precision(None, scaled=scaled))
+        learner = Learner(
+            model.network, Criterion("bce"), dense, sparse, precision=Precision(None, scaled=scaled)
+        )
         learner.backward(learner.forward(example))
         assert learner.gradients_are_finite()
         gradients.append([parameter.grad.clone() for parameter in learner.parameters()])
@@ -95,7 +109,9 @@ def test_loss_scaling_leaves_the_size_of_gradients_as_it_is(dataset: Any, networ
         torch.testing.assert_close(plain, unscaled)
 
 
-def test_gradients_that_an_interrupted_fit_left_are_not_learned(dataset: Any, network: Any, world: Any) -> None:
+def test_gradients_that_an_interrupted_fit_left_are_not_learned(
+    dataset: Any, network: Any, world: Any
+) -> None:
     class Interrupts:
         def on_gradients(self, run: Any) -> None:
             raise KeyboardInterrupt

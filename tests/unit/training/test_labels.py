@@ -25,15 +25,24 @@ def events(labels: Sequence[Any], label: hb.Label | None = None, **arguments: An
 
 
 def model(data: hb.Dataset, loss: Any, metrics: Any = None) -> hb.RecModel:
-    return hb.RecModel(hb.models.LR(data.schema, hb.make_tables(data.schema, dim=1)), loss, "adam", metrics)
+    return hb.RecModel(
+        hb.models.LR(data.schema, hb.make_tables(data.schema, dim=1)), loss, "adam", metrics
+    )
 
 
-CROSS_ENTROPIES = ["bce", "focal", nn.BCEWithLogitsLoss(), nn.functional.binary_cross_entropy_with_logits]
+CROSS_ENTROPIES = [
+    "bce",
+    "focal",
+    nn.BCEWithLogitsLoss(),
+    nn.functional.binary_cross_entropy_with_logits,
+]
 
 
 @pytest.mark.parametrize("loss", CROSS_ENTROPIES, ids=["bce", "focal", "torch", "function"])
 @pytest.mark.parametrize(("labels", "value"), [([0, 1, -1, 1], "-1"), ([1, 5, 3, 2], "5")])
-def test_labels_outside_0_to_1_are_refused_by_a_cross_entropy(loss: Any, labels: list[int], value: str) -> None:
+def test_labels_outside_0_to_1_are_refused_by_a_cross_entropy(
+    loss: Any, labels: list[int], value: str
+) -> None:
     data = events(labels)
     message = rf"memory, row .: label 'y': the loss is a cross-entropy and needs labels from 0 to 1, got {value}"
     for use in ("fit", "online_train", "evaluate"):
@@ -103,7 +112,10 @@ def test_labels_of_tuples_are_looked_at_in_the_first_batches() -> None:
             return self.layer(data)
 
     data = [(torch.zeros(3, 2), torch.tensor([1.0, -1.0, 1.0]))]
-    with pytest.raises(DataError, match="label: the loss is a cross-entropy and needs labels from 0 to 1, got -1 to 1"):
+    with pytest.raises(
+        DataError,
+        match="label: the loss is a cross-entropy and needs labels from 0 to 1, got -1 to 1",
+    ):
         hb.RecModel(Line(), "bce", "adam").fit(data, progress=False)
     hb.RecModel(Line(), "mse", "adam").fit(data, progress=False)
 
@@ -112,7 +124,8 @@ def test_several_labels_of_one_output_are_an_error_that_names_them() -> None:
     schema = hb.Schema([hb.Label("click"), hb.Label("buy"), hb.Id("user")])
     data = hb.Dataset(hb.sources.Memory({"click": [0, 1], "buy": [0, 1], "user": [1, 2]}), schema)
     with pytest.raises(
-        ConfigError, match=r"several labels and the network returns one output, got labels \['buy', 'click'\]"
+        ConfigError,
+        match=r"several labels and the network returns one output, got labels \['buy', 'click'\]",
     ):
         model(data, "bce").fit(data, progress=False)
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mistakes of a first day: each error says what is wrong and what to do, before training where it can be seen then."""
+"""Mistakes of a first day: each error says what is wrong and what to do, before training where it
+can be seen then.
+"""
 
 from __future__ import annotations
 
@@ -45,11 +47,18 @@ def empty(world: Any) -> hb.Dataset:
 @pytest.mark.parametrize(
     "wrong, message",
     [
-        (lambda net, world: hb.RecModel(type(net), "bce"), "network: a class — received DCNv2 — pass an instance"),
-        (lambda net, world: hb.RecModel(net.forward, "bce"), "network: not an nn.Module — received method"),
+        (
+            lambda net, world: hb.RecModel(type(net), "bce"),
+            "network: a class — received DCNv2 — pass an instance",
+        ),
+        (
+            lambda net, world: hb.RecModel(net.forward, "bce"),
+            "network: not an nn.Module — received method",
+        ),
         (
             lambda net, world: hb.RecModel(net, "bce", "adam", {"auc"}, eval_indexes=[0, 1, 2]),
-            "eval_indexes: positions in the outputs of eval_network — received [0, 1, 2] without eval_network",
+            "eval_indexes: positions in the outputs of eval_network — received [0, 1, 2] without "
+            "eval_network",
         ),
         (
             lambda net, world: hb.Dataset("a/b.csv", world.schema),
@@ -76,14 +85,18 @@ def test_wrong_argument_is_named_with_the_right_one(
         wrong(network(), world)
 
 
-def test_two_labels_for_a_network_of_one_output_are_an_error_before_anything_is_learned(world: Any) -> None:
+def test_two_labels_for_a_network_of_one_output_are_an_error_before_anything_is_learned(
+    world: Any,
+) -> None:
     network = hb.models.DNN(TWO, hb.make_tables(TWO, 4), hidden=(4,))
     model = hb.RecModel(OneOutput(network), "bce", "adam", {"auc"})
     with pytest.raises(ConfigError, match="several labels and the network returns one output"):
         model.fit(two_labels(world), progress=False)
     assert model.counters["steps"] == 0
     model = hb.RecModel(OneOutput(network), {"y": "bce", "z": "bce"}, "adam")
-    with pytest.raises(ConfigError, match=r"the network returns one output, got losses of \['y', 'z'\]"):
+    with pytest.raises(
+        ConfigError, match=r"the network returns one output, got losses of \['y', 'z'\]"
+    ):
         model.fit(two_labels(world), progress=False)
 
 
@@ -113,7 +126,9 @@ def test_empty_data_are_an_error_and_empty_validation_data_before_training(
     assert len(model.predict(empty(world))) == 0
 
 
-def test_validation_of_a_network_that_returns_its_loss_is_rejected_before_training(dataset: Any, network: Any) -> None:
+def test_validation_of_a_network_that_returns_its_loss_is_rejected_before_training(
+    dataset: Any, network: Any
+) -> None:
     model = hb.RecModel(OwnLoss(network()), None, "adam")
     for callbacks in ([], [hb.callbacks.Validate(data=dataset(64, 7))]):
         valid = None if callbacks else dataset(64, 7)
@@ -139,7 +154,9 @@ def test_evaluation_before_training_is_logged(dataset: Any, network: Any, caplog
 
 
 def test_predict_of_none_says_what_to_give(network: Any) -> None:
-    with pytest.raises(ConfigError, match=r"data: neither a Dataset .* received NoneType — give hb\.Dataset"):
+    with pytest.raises(
+        ConfigError, match=r"data: neither a Dataset .* received NoneType — give hb\.Dataset"
+    ):
         hb.RecModel(network(), "bce", "adam").predict(None)
 
 

@@ -94,7 +94,9 @@ def test_amp_auto_on_a_cpu_is_float32_and_says_so_once(caplog: Any) -> None:
 
 
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
-def test_bfloat16_training_learns_and_keeps_norms_stable(level: str, dataset: Any, network: Any) -> None:
+def test_bfloat16_training_learns_and_keeps_norms_stable(
+    level: str, dataset: Any, network: Any
+) -> None:
     model = hb.RecModel(network(), "bce", "adam", {"auc"}, amp_level=level)
     quiet(model, dataset(2048), epochs=3)
     dense = {parameter.dtype for parameter in hb.dense_parameters(model.network)}
@@ -141,18 +143,31 @@ def test_an_iterator_cannot_be_trained_on_twice() -> None:
         quiet(hb.RecModel(Line(), "bce", "adam"), iter(pairs()), epochs=2)
 
 
-@pytest.mark.parametrize("given", [
-    hb.sources.Memory({"x": [1.0]}), hb.sources.Memory({"x": [1.0]}).slice(0.0, 1.0), "train.csv", Path("train.csv"),
-    pa.table({"x": [1.0]}), pl.DataFrame({"x": [1.0]}), {"x": [1.0]}, None,
-], ids=lambda given: type(given).__name__)  # fmt: skip
+@pytest.mark.parametrize(
+    "given",
+    [
+        hb.sources.Memory({"x": [1.0]}),
+        hb.sources.Memory({"x": [1.0]}).slice(0.0, 1.0),
+        "train.csv",
+        Path("train.csv"),
+        pa.table({"x": [1.0]}),
+        pl.DataFrame({"x": [1.0]}),
+        {"x": [1.0]},
+        None,
+    ],
+    ids=lambda given: type(given).__name__,
+)
 def test_what_is_no_dataset_is_an_error_that_says_to_make_one(given: Any) -> None:
     model = hb.RecModel(Line(), "bce", "adam", {"auc"})
     received = repr(given) if isinstance(given, (str, Path)) else type(given).__name__
     told = rf"received {re.escape(received)} — give hb\.Dataset\(source, schema\)"
     calls: list[Callable[[], Any]] = [
-        lambda: quiet(model, given), lambda: quiet(model, given, epochs=2), lambda: model.evaluate(given),
-        lambda: model.predict(given), lambda: model.online_train(given, progress=False),
-    ]  # fmt: skip
+        lambda: quiet(model, given),
+        lambda: quiet(model, given, epochs=2),
+        lambda: model.evaluate(given),
+        lambda: model.predict(given),
+        lambda: model.online_train(given, progress=False),
+    ]
     for call in calls:
         with pytest.raises(ConfigError, match=told):
             call()
@@ -163,8 +178,13 @@ def test_what_is_no_dataset_is_an_error_that_says_to_make_one(given: Any) -> Non
 
 
 def test_one_batch_is_no_dataset_to_learn_from() -> None:
-    with pytest.raises(ConfigError, match="train: neither a Dataset nor an iterable of batches — received Batch"):
-        quiet(hb.RecModel(_Dense(), "bce", "adam"), hb.Batch({}, {"x": pairs(1)[0][0]}, {"y": pairs(1)[0][1]}))
+    with pytest.raises(
+        ConfigError, match="train: neither a Dataset nor an iterable of batches — received Batch"
+    ):
+        quiet(
+            hb.RecModel(_Dense(), "bce", "adam"),
+            hb.Batch({}, {"x": pairs(1)[0][0]}, {"y": pairs(1)[0][1]}),
+        )
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
@@ -182,16 +202,22 @@ def test_all_outputs_of_an_evaluation_network_go_to_every_metric() -> None:
         return torch.tensor(0.25), label, data.sum(1)
 
     metrics = {"auc": hb.metrics.AUC().set_indexes([2, 1])}
-    assert hb.RecModel(Line(), "bce", "adam", metrics, eval_network=judge).evaluate(pairs())["auc"] > 0.5
+    assert (
+        hb.RecModel(Line(), "bce", "adam", metrics, eval_network=judge).evaluate(pairs())["auc"]
+        > 0.5
+    )
 
 
 def test_eval_indexes_say_where_loss_prediction_and_label_are() -> None:
     def judge(data: Tensor, label: Tensor) -> tuple[Tensor, ...]:
         return label, torch.zeros(1), label * 0.9, torch.tensor(0.25)
 
-    model = hb.RecModel(Line(), "bce", "adam", {"auc", "accuracy"}, eval_network=judge, eval_indexes=[3, 2, 0])
+    model = hb.RecModel(
+        Line(), "bce", "adam", {"auc", "accuracy"}, eval_network=judge, eval_indexes=[3, 2, 0]
+    )
     assert model.evaluate(pairs()) == {"loss": 0.25, "auc": 1.0, "accuracy": 1.0}
-    own = {"own": hb.metrics.AUC().set_indexes([2, 0]), "given": "auc"}  # set_indexes wins over eval_indexes
+    # set_indexes wins over eval_indexes
+    own = {"own": hb.metrics.AUC().set_indexes([2, 0]), "given": "auc"}
     model = hb.RecModel(Line(), "bce", "adam", own, eval_network=judge, eval_indexes=[3, 2, 0])
     assert model.evaluate(pairs()) == {"loss": 0.25, "own": 1.0, "given": 1.0}
     model = hb.RecModel(Line(), "bce", "adam", {"auc"}, eval_network=judge, eval_indexes=[3, 2, 7])
@@ -218,11 +244,18 @@ def test_several_labels_have_losses_and_metrics_each() -> None:
     assert 0.0 < predicted["click"].min() < predicted["click"].max() < 1.0
     assert predicted["spend"].min() < 0.0
     both = hb.RecModel(
-        Two(), hb.losses.MultiTask({"click": hb.losses.BCE(), "spend": hb.losses.BCE()}), "adam", {"auc"}
+        Two(),
+        hb.losses.MultiTask({"click": hb.losses.BCE(), "spend": hb.losses.BCE()}),
+        "adam",
+        {"auc"},
     )
-    assert set(both.evaluate([hb.Batch({}, {"x": x}, {"click": y, "spend": y}) for x, y in pairs()])) == {
-        "loss", "click.auc", "spend.auc",
-    }  # fmt: skip
+    assert set(
+        both.evaluate([hb.Batch({}, {"x": x}, {"click": y, "spend": y}) for x, y in pairs()])
+    ) == {
+        "loss",
+        "click.auc",
+        "spend.auc",
+    }
     with pytest.raises(ConfigError, match="has no label or no loss"):
         quiet(hb.RecModel(Two(), {"click": "bce"}, "adam"), data)
 
@@ -233,7 +266,8 @@ def test_a_weight_of_two_is_the_sample_twice(loss: Any) -> None:
     weight = np.where(np.arange(32) < half, 2.0, 0.0).astype(np.float32)
     model = hb.RecModel(_Dense(), loss, hb.Sgd(lr=0.1), {"accuracy"})
     weighted = [hb.Batch({}, {"x": x}, {"y": y}, weight=weight)]
-    if loss is nn.functional.mse_loss:  # torch's function takes a weight, of another kind, from 2.5 on
+    # torch's function takes a weight, of another kind, from 2.5 on
+    if loss is nn.functional.mse_loss:
         quiet(model, weighted)
         return
     twice = [hb.Batch({}, {"x": np.tile(x[:half], (2, 1))}, {"y": np.tile(y[:half], 2)})]
@@ -268,19 +302,31 @@ def test_predictions_are_probabilities_in_the_order_of_the_data(dataset: Any, ne
 
 
 def test_predicting_needs_the_features_only(dataset: Any, network: Any, world: Any) -> None:
-    """Labels, weights and times may be absent or not what they should be; those that are there change no score."""
+    """Labels, weights and times may be absent or not what they should be; those that are there
+    change no score.
+    """
     schema = hb.Schema([*world.schema.columns, hb.Weight("w")])
     columns = {**world.columns(300), "w": np.ones(300)}
     model = hb.RecModel(network(), "bce", "adam", {"auc"})
     whole = hb.Dataset(hb.sources.Memory(columns), schema, 64)
     quiet(model, whole)
     scores = model.predict(whole)
-    for changes in ({"y": None, "w": None, "t": None}, {"y": None}, {"y": ["?"] * 300, "w": [-1.0] * 300}):
-        given = {name: values for name, values in {**columns, **changes}.items() if values is not None}
+    for changes in (
+        {"y": None, "w": None, "t": None},
+        {"y": None},
+        {"y": ["?"] * 300, "w": [-1.0] * 300},
+    ):
+        given = {
+            name: values for name, values in {**columns, **changes}.items() if values is not None
+        }
         source = hb.sources.Memory(given)
-        np.testing.assert_array_equal(model.predict(hb.Dataset(source, schema, 64, on_error="skip")), scores)
+        np.testing.assert_array_equal(
+            model.predict(hb.Dataset(source, schema, 64, on_error="skip")), scores
+        )
     with pytest.raises(SchemaError, match=r"columns \['y'\] are missing"):
-        model.evaluate(hb.Dataset(hb.sources.Memory({k: v for k, v in columns.items() if k != "y"}), schema))
+        model.evaluate(
+            hb.Dataset(hb.sources.Memory({k: v for k, v in columns.items() if k != "y"}), schema)
+        )
 
 
 def test_predicting_leaves_the_dataset_where_it_is(dataset: Any, network: Any) -> None:
@@ -318,7 +364,9 @@ def test_the_same_seed_gives_the_same_bits(dataset: Any, network: Any, world: An
     assert world.same(*states)
 
 
-def test_progressive_training_scores_each_batch_before_it_learns_it(dataset: Any, network: Any) -> None:
+def test_progressive_training_scores_each_batch_before_it_learns_it(
+    dataset: Any, network: Any
+) -> None:
     seen: list[np.ndarray] = []
 
     class Peek:
@@ -342,18 +390,32 @@ def test_progressive_training_scores_each_batch_before_it_learns_it(dataset: Any
     assert [point.time for point in history.points] == [int(batch.time.max()) for batch in batches]
 
 
-def test_summary_prints_and_returns_parameters_tables_and_settings(network: Any, dataset: Any, capsys: Any) -> None:
+def test_summary_prints_and_returns_parameters_tables_and_settings(
+    network: Any, dataset: Any, capsys: Any
+) -> None:
     model = hb.RecModel(network(admit=hb.MinCount(2)), "bce", hb.Adam(lr=0.01), ["auc"])
     quiet(model, dataset(256))
     text = model.summary()
     assert capsys.readouterr().out == text + "\n"
-    for part in ("DCNv2", "dense parameters", "user", "item", "adagrad(lr=0.1)", "min_count(count=2)", "adam(lr=0.01)"):
+    for part in (
+        "DCNv2",
+        "dense parameters",
+        "user",
+        "item",
+        "adagrad(lr=0.1)",
+        "min_count(count=2)",
+        "adam(lr=0.01)",
+    ):
         assert part in text
 
 
 @pytest.mark.torch_core
-def test_a_boosted_network_learns_as_the_plain_one_and_evaluates_uncompiled(dataset: Any, network: Any) -> None:
-    """Compiled by a backend that needs no compiler, so that this runs anywhere; graph breaks would be errors."""
+def test_a_boosted_network_learns_as_the_plain_one_and_evaluates_uncompiled(
+    dataset: Any, network: Any
+) -> None:
+    """Compiled by a backend that needs no compiler, so that this runs anywhere; graph breaks would
+    be errors.
+    """
     scores = []
     for level in ("O0", Boost(backend="aot_eager", fullgraph=True)):
         model = hb.RecModel(network(), "bce", "adam", {"auc"}, boost_level=level)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train and eval modes: evaluation leaves every module's flag as it was, and training leaves the user's flags alone."""
+"""Train and eval modes: evaluation leaves every module's flag as it was, and training leaves the
+user's flags alone.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def seen(network: nn.Module, modes: list[set[bool]]) -> Callable[..., Any]:
 def test_eval_network_that_shares_modules_learns_as_the_network_with_a_loss(
     dataset: Any, network: Any, world: Any
 ) -> None:
-    """Evaluated before, between and after: the rows, weights and batch statistics of training are the same."""
+    """Evaluated before, between and after: the rows, weights and batch statistics of training are
+    the same.
+    """
     models = []
     for shared in (True, False):
         net = network()
@@ -80,7 +84,9 @@ def test_eval_network_that_shares_modules_learns_as_the_network_with_a_loss(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_callable_is_scored_with_the_network_in_eval_mode(dataset: Any, network: Any, stream: bool) -> None:
+def test_callable_is_scored_with_the_network_in_eval_mode(
+    dataset: Any, network: Any, stream: bool
+) -> None:
     net, modes = network(), list[set[bool]]()
     model = hb.RecModel(net, "bce", "adam", {"auc"}, seen(net, modes), [0, 1, 2])
     if stream:
@@ -93,8 +99,12 @@ def test_callable_is_scored_with_the_network_in_eval_mode(dataset: Any, network:
     assert all(flags(net))
 
 
-def test_flags_that_the_user_set_stay_through_training_evaluation_and_export(dataset: Any, network: Any) -> None:
-    """A frozen batch norm keeps its statistics, and stays frozen after a graph was made of the network."""
+def test_flags_that_the_user_set_stay_through_training_evaluation_and_export(
+    dataset: Any, network: Any
+) -> None:
+    """A frozen batch norm keeps its statistics, and stays frozen after a graph was made of the
+    network.
+    """
     net = network()
     norms = [module for module in net.modules() if "BatchNorm" in type(module).__name__]
     for norm in norms:
@@ -108,10 +118,14 @@ def test_flags_that_the_user_set_stay_through_training_evaluation_and_export(dat
     model.graph()
     assert norms
     assert flags(net) == before
-    assert all(torch.equal(norm.running_mean, mean) for norm, mean in zip(norms, running, strict=True))
+    assert all(
+        torch.equal(norm.running_mean, mean) for norm, mean in zip(norms, running, strict=True)
+    )
 
 
-def test_network_in_eval_mode_as_a_whole_is_trained_and_then_in_eval_mode_again(dataset: Any, network: Any) -> None:
+def test_network_in_eval_mode_as_a_whole_is_trained_and_then_in_eval_mode_again(
+    dataset: Any, network: Any
+) -> None:
     net = network().eval()
     model = hb.RecModel(net, "bce", "adam")
     model.fit(dataset(), progress=False)

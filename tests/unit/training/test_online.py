@@ -23,7 +23,9 @@ from hotbed.training.online import batches_a_call
 
 
 class Endless:
-    """Batches again and again, with a tick before each; it has no length. `on_item(n)` is called before the n-th."""
+    """Batches again and again, with a tick before each; it has no length. `on_item(n)` is called
+    before the n-th.
+    """
 
     def __init__(self, batches: Any, on_item: Callable[[int], None] = lambda n: None) -> None:
         self.batches, self.on_item, self.closed = list(batches), on_item, 0
@@ -66,7 +68,9 @@ def model(network: Any) -> hb.RecModel:
     return hb.RecModel(network(), "bce", "adam", {"log_loss"})
 
 
-def test_a_stream_without_a_length_goes_on_until_a_callback_stops_it(model: Any, dataset: Any) -> None:
+def test_a_stream_without_a_length_goes_on_until_a_callback_stops_it(
+    model: Any, dataset: Any
+) -> None:
     stream = Endless(dataset(192))
     history = model.online_train(stream, Stop(7), progress=False)
     assert model.counters["steps"] == 7
@@ -77,7 +81,8 @@ def test_a_stream_without_a_length_goes_on_until_a_callback_stops_it(model: Any,
 def test_max_steps_and_max_seconds_end_it(model: Any, dataset: Any) -> None:
     model.online_train(Endless(dataset(192)), max_steps=5, progress=False)
     assert model.counters["steps"] == 5
-    model.online_train(Endless(dataset(192)), max_seconds=0.0, progress=False)  # the first tick is late enough
+    # the first tick is late enough
+    model.online_train(Endless(dataset(192)), max_seconds=0.0, progress=False)
     assert model.counters["steps"] == 5
     model.online_train(Endless(dataset(192)), max_steps=0, progress=False)
     assert model.counters["steps"] == 5
@@ -92,27 +97,37 @@ def test_a_finite_dataset_is_learned_once_as_a_progressive_fit_learns_it(
     online = models[0].online_train(dataset(640), progress=False, seed=1)
     offline = models[1].fit(dataset(640), progressive=True, progress=False, seed=1)
     assert world.same(world.snapshot(models[0]), world.snapshot(models[1]))
-    assert online.metrics == pytest.approx(offline.metrics, abs=1e-4)  # of a stream, the AUC has bounded memory
+    # of a stream, the AUC has bounded memory
+    assert online.metrics == pytest.approx(offline.metrics, abs=1e-4)
     assert models[0].counters["steps"] == 10
 
 
-def test_each_batch_is_predicted_before_it_is_learned_unless_not_wanted(model: Any, dataset: Any) -> None:
+def test_each_batch_is_predicted_before_it_is_learned_unless_not_wanted(
+    model: Any, dataset: Any
+) -> None:
     first = next(iter(dataset(64)))
     before = model.evaluate([first])["log_loss"]
     assert model.online_train([first], progress=False).metrics["log_loss"] == before
     assert "log_loss" not in model.online_train([first], progressive=False, progress=False).metrics
 
 
-def test_the_training_forward_may_give_the_predictions(dataset: Any, network: Any, world: Any) -> None:
-    """Cheaper by one forward a batch; what is learned is the same, and a stream that is left and resumed too."""
+def test_the_training_forward_may_give_the_predictions(
+    dataset: Any, network: Any, world: Any
+) -> None:
+    """Cheaper by one forward a batch; what is learned is the same, and a stream that is left and
+    resumed too.
+    """
     calls: list[bool] = []
     models = [hb.RecModel(network(), "bce", "adam", {"log_loss"}) for _ in range(2)]
-    models[0].network.register_forward_hook(lambda module, inputs, output: calls.append(module.training))
+    models[0].network.register_forward_hook(
+        lambda module, inputs, output: calls.append(module.training)
+    )
     history = models[0].online_train(dataset(640), progressive="training", progress=False)
     models[1].online_train(dataset(640), progress=False)
     assert calls == [True] * 10
     assert world.same(world.snapshot(models[0]), world.snapshot(models[1]))
-    assert history.metrics["log_loss"] == pytest.approx(history.epochs[-1]["loss"])  # of the same forward
+    # of the same forward
+    assert history.metrics["log_loss"] == pytest.approx(history.epochs[-1]["loss"])
     own = hb.RecModel(network(), "bce", "adam", {"log_loss"}, lambda batch: batch)
     with pytest.raises(ConfigError, match="the training forward gives no prediction"):
         own.online_train(dataset(64), progressive="training", progress=False)
@@ -159,11 +174,24 @@ def test_ticks_reach_callbacks_and_can_end_it(model: Any, dataset: Any) -> None:
 
 
 def test_the_events_of_a_stream_come_in_order(model: Any, dataset: Any) -> None:
-    events = ("on_fit_begin", "on_stream_begin", "on_epoch_begin", "on_idle", "on_predicted", "on_gradients",
-              "on_step_end", "on_stream_end", "on_epoch_end", "on_error", "on_fit_end")  # fmt: skip
+    events = (
+        "on_fit_begin",
+        "on_stream_begin",
+        "on_epoch_begin",
+        "on_idle",
+        "on_predicted",
+        "on_gradients",
+        "on_step_end",
+        "on_stream_end",
+        "on_epoch_end",
+        "on_error",
+        "on_fit_end",
+    )
     recorder = Recorder(events)
     model.online_train(Endless(dataset(192)), [recorder], max_steps=1, progress=False)
-    assert [event for event, _ in recorder.seen] == [event for event in events if event != "on_error"]
+    assert [event for event, _ in recorder.seen] == [
+        event for event in events if event != "on_error"
+    ]
 
 
 def test_an_error_reaches_the_callbacks_and_then_the_caller(model: Any, dataset: Any) -> None:
@@ -189,11 +217,14 @@ def heard() -> Iterator[None]:
 
 @pytest.mark.usefixtures("heard")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_training_after_a_whole_step(number: int, model: Any, dataset: Any, caplog: Any) -> None:
+def test_a_signal_ends_training_after_a_whole_step(
+    number: int, model: Any, dataset: Any, caplog: Any
+) -> None:
     handler = signal.getsignal(number)
     caplog.set_level(logging.INFO, "hotbed")
     model.online_train(
-        Endless(dataset(192), lambda n: os.kill(os.getpid(), number) if n == 3 else None), progress=False
+        Endless(dataset(192), lambda n: os.kill(os.getpid(), number) if n == 3 else None),
+        progress=False,
     )
     assert model.counters["steps"] == 3
     assert signal.Signals(number).name in caplog.text
@@ -204,7 +235,8 @@ def test_a_signal_ends_training_after_a_whole_step(number: int, model: Any, data
 def test_a_second_signal_ends_it_at_once(model: Any, dataset: Any) -> None:
     def twice(n: int) -> None:
         if n == 3:
-            signal.raise_signal(signal.SIGINT)  # to this thread, at once: two of os.kill may arrive as one
+            # to this thread, at once: two of os.kill may arrive as one
+            signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
@@ -215,7 +247,9 @@ def test_a_signal_that_the_process_ignores_stays_ignored(model: Any, dataset: An
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         model.online_train(
-            Endless(dataset(192), lambda n: signal.raise_signal(signal.SIGINT)), max_steps=3, progress=False
+            Endless(dataset(192), lambda n: signal.raise_signal(signal.SIGINT)),
+            max_steps=3,
+            progress=False,
         )
     finally:
         signal.signal(signal.SIGINT, before)
@@ -231,11 +265,13 @@ def test_off_the_main_thread_signals_are_left_alone(model: Any, dataset: Any) ->
     assert model.counters["steps"] == 2
 
 
-# --- sinking -----------------------------------------------------------------------------------------------------------
+# --- sinking --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, True, "2", None])
-def test_a_sink_size_that_is_no_positive_integer_is_refused_on_any_device(size: Any, model: Any, dataset: Any) -> None:
+def test_a_sink_size_that_is_no_positive_integer_is_refused_on_any_device(
+    size: Any, model: Any, dataset: Any
+) -> None:
     with pytest.raises(ConfigError, match="sink_size: must be an integer >= 1"):
         model.online_train(dataset(64), None, True, size)
     with pytest.raises(ConfigError, match="sink_size"):
@@ -262,12 +298,15 @@ def test_a_cpu_does_not_sink_and_says_so_in_one_line(model: Any, dataset: Any, c
 def fake_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU, taken for a device that data sink into."""
     monkeypatch.setattr(
-        "hotbed.training.model.batches_a_call", lambda mode, size, _: online.batches_a_call(mode, size, "fake")
+        "hotbed.training.model.batches_a_call",
+        lambda mode, size, _: online.batches_a_call(mode, size, "fake"),
     )
 
 
 @pytest.mark.usefixtures("fake_device")
-def test_a_device_learns_k_batches_a_call_and_tells_callbacks_once(dataset: Any, network: Any, world: Any) -> None:
+def test_a_device_learns_k_batches_a_call_and_tells_callbacks_once(
+    dataset: Any, network: Any, world: Any
+) -> None:
     sunk, single = (hb.RecModel(network(), "bce", "adam", {"auc"}) for _ in range(2))
     recorder = Recorder(("on_step_end", "on_predicted"))
     history = sunk.online_train(dataset(640), recorder, True, 4, progress=False)
@@ -284,7 +323,8 @@ def test_a_device_learns_k_batches_a_call_and_tells_callbacks_once(dataset: Any,
 @pytest.mark.usefixtures("fake_device")
 def test_a_call_that_is_not_full_waits_whatever_the_clock_says(model: Any, dataset: Any) -> None:
     recorder = Recorder(("on_step_end",))
-    model.online_train(Endless(dataset(192)), [recorder, Stop(6)], True, 3, progress=False)  # a tick before each batch
+    # a tick before each batch
+    model.online_train(Endless(dataset(192)), [recorder, Stop(6)], True, 3, progress=False)
     assert [step for _, step in recorder.seen] == [3, 6]
     ticks = itertools.count(1)
 
@@ -298,7 +338,9 @@ def test_a_call_that_is_not_full_waits_whatever_the_clock_says(model: Any, datas
 
 
 @pytest.mark.usefixtures("fake_device")
-def test_callbacks_that_count_steps_do_so_when_several_sink_at_once(model: Any, dataset: Any) -> None:
+def test_callbacks_that_count_steps_do_so_when_several_sink_at_once(
+    model: Any, dataset: Any
+) -> None:
     from hotbed.training.callbacks import LearningRate, Validate
 
     class Watch:
@@ -313,7 +355,12 @@ def test_callbacks_that_count_steps_do_so_when_several_sink_at_once(model: Any, 
     watch = Watch()
     rate = model.learner.dense.param_groups[0]["lr"]
     model.online_train(
-        dataset(640), [Validate(3), LearningRate(Warmup(20)), watch], True, 2, valid=dataset(64), progress=False
+        dataset(640),
+        [Validate(3), LearningRate(Warmup(20)), watch],
+        True,
+        2,
+        valid=dataset(64),
+        progress=False,
     )
     assert watch.validated == [4, 6, 10]
     assert model.learner.dense.param_groups[0]["lr"] == pytest.approx(rate * 11 / 20)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several ranks: training refuses them, since each would train a copy of its own; predicting and evaluating stay."""
+"""Several ranks: training refuses them, since each would train a copy of its own; predicting and
+evaluating stay.
+"""
 
 from __future__ import annotations
 
@@ -67,9 +69,18 @@ def test_training_of_several_ranks_is_rejected_unless_copies_are_meant(
 def test_torchrun_with_two_processes_is_rejected_by_both(tmp_path: Path) -> None:
     worker = tmp_path / "worker.py"
     worker.write_text(WORKER)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(worker)]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        str(worker),
+    ]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    result = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("received a world of 2 ranks") == 2
     assert "trained" not in result.stdout

@@ -29,7 +29,9 @@ from hotbed.training.callbacks import Checkpoint, Evict
 def learn(dataset: Any, network: Any, tmp_path: Path) -> Any:
     """learn(): a new model follows 640 events in 10 steps and saves every second step."""
 
-    def run(data: Any = None, path: Any = tmp_path / "state", save: Any = None, **keywords: Any) -> Any:
+    def run(
+        data: Any = None, path: Any = tmp_path / "state", save: Any = None, **keywords: Any
+    ) -> Any:
         model = hb.RecModel(network(evict=hb.Ttl(seconds=200)), "bce", "adam", {"auc"})
         saves = {"every_steps": 2, "full_every": 3, "keep": 9, "wait": True} | (save or {})
         callbacks = [Evict(step_interval=4), Checkpoint(path, **saves)]
@@ -48,7 +50,9 @@ def states(path: Path) -> list[int]:
     return sorted(int(folder.name[-8:]) for folder in path.glob("checkpoint-*"))
 
 
-def test_missing_current_beside_states_is_refused_with_their_names(learn: Any, tmp_path: Path) -> None:
+def test_missing_current_beside_states_is_refused_with_their_names(
+    learn: Any, tmp_path: Path
+) -> None:
     path = tmp_path / "state"
     model = learn(max_steps=4)
     (path / "CURRENT").unlink()
@@ -122,7 +126,10 @@ def test_going_back_cuts_journal_and_dead_letters(learn: Any, world: Any, tmp_pa
     go_back(path, 3)
     assert letters() == [7]
     journal = Journal(path / "journal")
-    assert journal.last("block") < open_checkpoint(path).manifest["positions"]["stream"]["source"]["block"]
+    assert (
+        journal.last("block")
+        < open_checkpoint(path).manifest["positions"]["stream"]["source"]["block"]
+    )
     journal.close()
     model = learn(data=stream())
     assert model.counters["samples"] == 638
@@ -142,9 +149,13 @@ def test_version_published_after_going_back_is_a_full(learn: Any, tmp_path: Path
     assert (newest.manifest["kind"], newest.manifest["version"]) == ("full", 4)
     for version in follower.poll():
         replica.apply(version)
-    values = [[batch.column("value") for batch in table.export()] for table in replica.tables.values()]
+    values = [
+        [batch.column("value") for batch in table.export()] for table in replica.tables.values()
+    ]
     model = hb.load(path)
-    assert values == [[batch.column("value") for batch in model.tables[name].export()] for name in replica.tables]
+    assert values == [
+        [batch.column("value") for batch in model.tables[name].export()] for name in replica.tables
+    ]
 
 
 def test_going_back_is_refused_without_a_change(learn: Any, tmp_path: Path) -> None:

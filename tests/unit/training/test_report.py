@@ -26,30 +26,49 @@ from hotbed.training.watch import History
 def test_the_report_shows_loss_stream_tables_and_flows_and_fetches_nothing(
     tmp_path: Path, dataset: Any, network: Any
 ) -> None:
-    model = hb.RecModel(network(admit=hb.MinCount(2), evict=hb.Ttl(seconds=300)), "bce", "adam", ["auc"])
+    model = hb.RecModel(
+        network(admit=hb.MinCount(2), evict=hb.Ttl(seconds=300)), "bce", "adam", ["auc"]
+    )
     evict = hb.callbacks.Evict(step_interval=4)
     histories = {"train": model.fit(dataset(2048), dataset(256), 2, evict, progress=False)}
-    histories["stream"] = model.fit(dataset(4096, 1), callbacks=evict, progressive=True, progress=False)
-    page = write_report(tmp_path / "report.html", histories, title="A <title>", facts={"films": 9742},
-                        summary=model.summary()).read_text()  # fmt: skip
-    titles = re.findall(r"<figcaption>(.*?)</figcaption>", page)
-    assert {"Loss, train", "Loss, stream", "Validation AUC", "AUC over event time", "Rows", "user", "item"} <= set(
-        titles
+    histories["stream"] = model.fit(
+        dataset(4096, 1), callbacks=evict, progressive=True, progress=False
     )
+    page = write_report(
+        tmp_path / "report.html",
+        histories,
+        title="A <title>",
+        facts={"films": 9742},
+        summary=model.summary(),
+    ).read_text()
+    titles = re.findall(r"<figcaption>(.*?)</figcaption>", page)
+    assert {
+        "Loss, train",
+        "Loss, stream",
+        "Validation AUC",
+        "AUC over event time",
+        "Rows",
+        "user",
+        "item",
+    } <= set(titles)
     assert "A &lt;title&gt;" in page
     assert "9,742" in page
     assert not re.findall(r"(?:src|href)=|https?://|@import|url\(", page)
     charts = [json.loads(unescape(text)) for text in re.findall(r'data-chart="(.*?)"', page)]
     flows = {series["name"] for chart in charts for series in chart["series"]}
     assert {"admitted", "refused", "evicted"} <= flows
-    assert all(len(series["x"]) == len(series["y"]) > 0 for chart in charts for series in chart["series"])
+    assert all(
+        len(series["x"]) == len(series["y"]) > 0 for chart in charts for series in chart["series"]
+    )
 
 
 def test_a_history_without_anything_is_still_a_page(tmp_path: Path) -> None:
     assert "</html>" in write_report(tmp_path / "report.html", {"train": History()}).read_text()
 
 
-@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (0.7, 0.7), (0.0, 0.0), (-3.0, 12345.0), (0.6931, 0.6932)])
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.0, 1.0), (0.7, 0.7), (0.0, 0.0), (-3.0, 12345.0), (0.6931, 0.6932)]
+)
 def test_ticks_are_few_and_enclose_the_values(low: float, high: float) -> None:
     steps = ticks(low, high)
     assert steps[0] <= low <= high <= steps[-1]
@@ -59,8 +78,12 @@ def test_ticks_are_few_and_enclose_the_values(low: float, high: float) -> None:
 @pytest.mark.parametrize(("timed", "label"), [(True, "01 Jan 01:00"), (False, "120")])
 def test_a_single_point_has_one_label_below_it(timed: bool, label: str) -> None:
     x = float(HOUR if timed else 120)
-    drawn = figure(Chart("Freshness", "event time", [Series("seconds", [x], [2.0], dots=True)], time=timed))
-    assert re.findall(r"<text x='([\d.-]+)' y='\d+' text-anchor='middle'>(.*?)</text>", drawn) == [("52.0", label)]
+    drawn = figure(
+        Chart("Freshness", "event time", [Series("seconds", [x], [2.0], dots=True)], time=timed)
+    )
+    assert re.findall(r"<text x='([\d.-]+)' y='\d+' text-anchor='middle'>(.*?)</text>", drawn) == [
+        ("52.0", label)
+    ]
 
 
 def charts_of(page: str) -> dict[str, dict[str, Any]]:
@@ -71,10 +94,17 @@ def charts_of(page: str) -> dict[str, dict[str, Any]]:
 
 def window(number: int, **observed: float) -> Window:
     tables = {
-        name: {"rows": 10 + number, "admitted": 12 * number, "refused": 0, "evicted": 2 * number} for name in "ab"
+        name: {"rows": 10 + number, "admitted": 12 * number, "refused": 0, "evicted": 2 * number}
+        for name in "ab"
     }
-    values = {"auc": 0.5 + number / 100, "calibration": 1.1, "log_loss": 0.6 if number else float("nan")}
-    return Window(number * HOUR, (number + 1) * HOUR, 50 + number, 50 * number, values, tables, observed)
+    values = {
+        "auc": 0.5 + number / 100,
+        "calibration": 1.1,
+        "log_loss": 0.6 if number else float("nan"),
+    }
+    return Window(
+        number * HOUR, (number + 1) * HOUR, 50 + number, 50 * number, values, tables, observed
+    )
 
 
 HOUR = 3_600_000_000
@@ -82,7 +112,9 @@ HOUR = 3_600_000_000
 
 def test_windows_are_drawn_over_event_time_beside_another_models(tmp_path: Path) -> None:
     history = History()
-    history.windows = [window(i, freshness_seconds=2.0, lag_rows=7.0 * i, dead_letters=0.0) for i in range(5)]
+    history.windows = [
+        window(i, freshness_seconds=2.0, lag_rows=7.0 * i, dead_letters=0.0) for i in range(5)
+    ]
     history.compared["frozen"] = [window(i) for i in (0, 2, 4)]
     history.metrics = {"auc": 0.55}
     charts = charts_of(write_report(tmp_path / "report.html", {"stream": history}).read_text())
@@ -91,10 +123,18 @@ def test_windows_are_drawn_over_event_time_beside_another_models(tmp_path: Path)
     assert [line["name"] for line in auc["series"]] == ["window", "frozen", "whole stream"]
     assert auc["series"][0]["x"] == [(i + 1) * HOUR for i in range(5)]
     assert auc["series"][1]["y"] == [0.5, 0.52, 0.54]
-    assert len(charts["Log loss over event time"]["series"][0]["x"]) == 4  # an undefined window is left out
+    # an undefined window is left out
+    assert len(charts["Log loss over event time"]["series"][0]["x"]) == 4
     ids = {line["name"]: line["y"] for line in charts["Ids over event time"]["series"]}
-    assert ids == {"admitted": [24.0] * 4, "evicted": [4.0] * 4}  # in each window, of both tables; nothing was refused
-    assert charts["Rows of all tables over event time"]["series"][0]["y"] == [20.0, 22.0, 24.0, 26.0, 28.0]
+    # in each window, of both tables; nothing was refused
+    assert ids == {"admitted": [24.0] * 4, "evicted": [4.0] * 4}
+    assert charts["Rows of all tables over event time"]["series"][0]["y"] == [
+        20.0,
+        22.0,
+        24.0,
+        26.0,
+        28.0,
+    ]
     assert charts["Lag over event time"]["series"][0]["y"] == [0.0, 7.0, 14.0, 21.0, 28.0]
     assert "Freshness over event time" in charts
     assert "Dead letters over event time" not in charts  # there were none
@@ -118,7 +158,8 @@ def test_windows_without_times_are_drawn_over_samples(tmp_path: Path) -> None:
 def test_what_a_server_answered_meanwhile_is_added_to_the_report(tmp_path: Path) -> None:
     page = write_report(tmp_path / "report.html", {}, title="t")
     answers = [
-        Answer(100 + number / 100, 0.002 if number < 99 else 0.5, 1 if number < 60 else 4) for number in range(100)
+        Answer(100 + number / 100, 0.002 if number < 99 else 0.5, 1 if number < 60 else 4)
+        for number in range(100)
     ]
     versions: list[dict[str, Any]] = [
         {"version": 1, "caught": 90.0, "published": 91.0},
@@ -143,9 +184,17 @@ def test_what_a_server_answered_meanwhile_is_added_to_the_report(tmp_path: Path)
         name: json.loads(unescape(data))
         for data, name in re.findall(r'data-chart="(.*?)"><figcaption>(.*?)</figcaption>', text)
     }
-    lines = {(name, line["name"]): line["y"] for name, chart in charts.items() for line in chart["series"]}
-    assert lines["Freshness, seconds since its last event was learned", "served"] == [pytest.approx(0.3)]
-    assert lines["Freshness, seconds since its last event was learned", "published"] == [pytest.approx(0.1)]
+    lines = {
+        (name, line["name"]): line["y"]
+        for name, chart in charts.items()
+        for line in chart["series"]
+    }
+    assert lines["Freshness, seconds since its last event was learned", "served"] == [
+        pytest.approx(0.3)
+    ]
+    assert lines["Freshness, seconds since its last event was learned", "published"] == [
+        pytest.approx(0.1)
+    ]
     assert lines["Version, in steps of the training", "served"] == [1, 1, 4, 4]
     assert lines["Version, in steps of the training", "learned"][-1] == 4
     assert lines["Scores for a user, a point a version", "<film>"] == [0.5, 0.75]
@@ -160,23 +209,33 @@ def test_report_says_when_with_what_and_on_which_data_it_ran(
     data = dataset(256)
     history = model.fit(data, progress=False)
     about = {"seed": 7, "data, train": data.source}
-    page = unescape(write_report(tmp_path / "report.html", {"train": history}, about=about).read_text())
+    page = unescape(
+        write_report(tmp_path / "report.html", {"train": history}, about=about).read_text()
+    )
     assert re.search(r"<p>\d{4}-\d\d-\d\d \d\d:\d\d UTC · hotbed \S+ · torch \S+</p>", page)
     assert "<td>seed</td><td>7</td>" in page
     assert f"<td>data, train</td><td>{data.source}</td>" in page
     positives = world.columns(256)["y"].mean()
     assert history.mean_label == pytest.approx(positives)
-    assert f"<td>samples learned, train</td><td>256, mean label {number_text(positives)}</td>" in page
+    assert (
+        f"<td>samples learned, train</td><td>256, mean label {number_text(positives)}</td>" in page
+    )
 
 
-def test_validation_loss_is_drawn_beside_the_training_loss(tmp_path: Path, dataset: Any, network: Any) -> None:
+def test_validation_loss_is_drawn_beside_the_training_loss(
+    tmp_path: Path, dataset: Any, network: Any
+) -> None:
     model = hb.RecModel(network(), "bce", "adam", ["auc"])
     history = model.fit(dataset(512), dataset(256, 1), 3, progress=False)
-    loss = charts_of(write_report(tmp_path / "report.html", {"train": history}).read_text())["Loss, train"]
+    loss = charts_of(write_report(tmp_path / "report.html", {"train": history}).read_text())[
+        "Loss, train"
+    ]
     lines = {line["name"]: line for line in loss["series"]}
     assert set(lines) == {"training, smoothed", "training", "validation"}
     assert lines["validation"]["x"] == [512.0, 1024.0, 1536.0]
-    assert lines["validation"]["y"] == [float(f"{epoch['valid.loss']:.6g}") for epoch in history.epochs]
+    assert lines["validation"]["y"] == [
+        float(f"{epoch['valid.loss']:.6g}") for epoch in history.epochs
+    ]
 
 
 def test_reliability_curve_compares_predictions_with_what_happened(
@@ -198,7 +257,9 @@ def test_reliability_curve_compares_predictions_with_what_happened(
     assert 2 < len(x) <= 12
 
 
-def test_windows_hold_the_auc_of_ranking_by_popularity(tmp_path: Path, dataset: Any, network: Any, world: Any) -> None:
+def test_windows_hold_the_auc_of_ranking_by_popularity(
+    tmp_path: Path, dataset: Any, network: Any, world: Any
+) -> None:
     def windows() -> hb.callbacks.Windows:
         return hb.callbacks.Windows(samples=256, metrics=["auc"], baseline="item")
 
@@ -220,21 +281,30 @@ def test_windows_hold_the_auc_of_ranking_by_popularity(tmp_path: Path, dataset: 
     popularity = history.compared["popularity of item"]
     assert [window.values["auc"] for window in popularity] == wanted
     charts = charts_of(write_report(tmp_path / "report.html", {"stream": history}).read_text())
-    assert "popularity of item" in [line["name"] for line in charts["AUC over event time"]["series"]]
+    assert "popularity of item" in [
+        line["name"] for line in charts["AUC over event time"]["series"]
+    ]
 
     first = windows()
     model.online_train(dataset(600), first, progress=False)
     second = windows()
     second.load_state(first.state())
     assert str(second.state()) == str(first.state())  # a resumed run goes on with the same counts
-    with pytest.raises(hb.errors.ConfigError, match=r"Windows.baseline: .* 'film', the batch has user, item"):
-        model.online_train(dataset(64), hb.callbacks.Windows(samples=9, baseline="film"), progress=False)
+    with pytest.raises(
+        hb.errors.ConfigError, match=r"Windows.baseline: .* 'film', the batch has user, item"
+    ):
+        model.online_train(
+            dataset(64), hb.callbacks.Windows(samples=9, baseline="film"), progress=False
+        )
 
 
 def test_many_tables_share_a_few_charts(tmp_path: Path) -> None:
     history = History()
     for step in (1, 2):
-        tables = {f"t{i:02}": {"rows": 10 * i + step, "admitted": 10 * i + step, "refused": 0} for i in range(37)}
+        tables = {
+            f"t{i:02}": {"rows": 10 * i + step, "admitted": 10 * i + step, "refused": 0}
+            for i in range(37)
+        }
         history.points.append(Point(step, 0, step * 10, 1.0, None, 0.5, {}, tables))
     charts = charts_of(write_report(tmp_path / "report.html", {"train": history}).read_text())
     assert list(charts) == [
@@ -247,5 +317,7 @@ def test_many_tables_share_a_few_charts(tmp_path: Path) -> None:
     rows = {line["name"]: line["y"] for line in charts["Rows"]["series"]}
     assert len(rows) == 6
     assert rows["t36"] == [361, 362]
-    admitted = [chart["series"][0]["y"] for title, chart in charts.items() if title.startswith(("t", "32"))]
+    admitted = [
+        chart["series"][0]["y"] for title, chart in charts.items() if title.startswith(("t", "32"))
+    ]
     assert sum(values[-1] for values in admitted) == sum(10 * i + 2 for i in range(37))

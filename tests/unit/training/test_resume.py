@@ -33,20 +33,30 @@ COLUMNS: dict[str, Any] = {
 TABLE: dict[str, Any] = {"dim": 2, "rule": hb.Adam(lr=0.1)}
 
 
-def build(columns: dict[str, Any] | None = None, model: dict[str, Any] | None = None, **table: Any) -> hb.RecModel:
+def build(
+    columns: dict[str, Any] | None = None, model: dict[str, Any] | None = None, **table: Any
+) -> hb.RecModel:
     """A small model; `columns` replaces columns, `table` is of the table "user" alone."""
     torch.manual_seed(0)
     schema = hb.Schema(list({**COLUMNS, **(columns or {})}.values()))
     tables = {name: hb.Table(name, **TABLE) for name in ("user", "item")}
     tables["user"] = hb.Table("user", **{**TABLE, **table})
-    given = {"loss_fn": "bce", "optimizer": hb.Adam(lr=0.1), "metrics": {"log_loss"}, **(model or {})}
+    given = {
+        "loss_fn": "bce",
+        "optimizer": hb.Adam(lr=0.1),
+        "metrics": {"log_loss"},
+        **(model or {}),
+    }
     network = given.pop("network", {"hidden": [2]})
     return hb.RecModel(hb.models.DNN(schema, tables, **network), **given)
 
 
 def reordered(*names: str) -> dict[str, Any]:
     """The columns as a mapping in which the order of some is another one."""
-    return {**{name: COLUMNS[name] for name in names}, **{n: c for n, c in COLUMNS.items() if n not in names}}
+    return {
+        **{name: COLUMNS[name] for name in names},
+        **{n: c for n, c in COLUMNS.items() if n not in names},
+    }
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +103,9 @@ ACCEPTED: dict[str, Callable[[], hb.RecModel]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_field_that_changes_what_a_state_means_is_refused_by_name_unless_allowed(saved: Path, name: str) -> None:
+def test_a_field_that_changes_what_a_state_means_is_refused_by_name_unless_allowed(
+    saved: Path, name: str
+) -> None:
     model = REFUSED[name]()
     with pytest.raises(PersistError, match=rf"checkpoint-\d+: {name} is "):
         model.restore(saved)
@@ -125,22 +137,39 @@ def test_a_field_of_how_to_train_is_accepted_and_logged(
 
 def test_an_accepted_learning_rate_takes_effect_for_its_table_alone(saved: Path) -> None:
     changed = build(rule=hb.Adam(lr=0.2)).restore(saved)
-    rates = {table: group["lr"] for group in changed.learner.sparse.param_groups for table in group["tables"]}
+    rates = {
+        table: group["lr"]
+        for group in changed.learner.sparse.param_groups
+        for table in group["tables"]
+    }
     assert rates == {"user": 0.2, "item": 0.1}
     dense = build(model={"optimizer": hb.Adam(lr=0.3)}).restore(saved).learner.dense
     assert [group["lr"] for group in dense.param_groups] == [0.3]
 
 
-def test_a_field_that_an_old_checkpoint_does_not_tell_is_accepted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_field_that_an_old_checkpoint_does_not_tell_is_accepted_and_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with caplog.at_level(logging.INFO, "hotbed.persist"):
-        compare("old", {"tables.t.dim": 2}, {"tables.t.dim": 2, "tables.t.dtype": "float16", "loss_fn": "bce"})
+        compare(
+            "old",
+            {"tables.t.dim": 2},
+            {"tables.t.dim": 2, "tables.t.dtype": "float16", "loss_fn": "bce"},
+        )
     assert [record.getMessage() for record in caplog.records] == [
         "old: it does not tell tables.t.dtype, resumed with 'float16'",
         "old: it does not tell loss_fn, resumed with 'bce'",
     ]
 
 
-def stream(path: Path, batch_size: int, model: hb.RecModel, *, allow: Any = (), max_steps: int | None = None) -> None:
+def stream(
+    path: Path,
+    batch_size: int,
+    model: hb.RecModel,
+    *,
+    allow: Any = (),
+    max_steps: int | None = None,
+) -> None:
     draw = np.random.default_rng(0)
     rows = {name: draw.integers(0, 2, 200) for name in COLUMNS}
     data = hb.Dataset(hb.sources.Memory(rows), model.schema, batch_size, prefetch=0)
@@ -159,17 +188,26 @@ def test_a_stream_is_resumed_with_another_batch_size_and_machine_which_is_logged
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
     with caplog.at_level(logging.INFO, "hotbed.persist"):
         stream(tmp_path, 20, build())
-    messages = [record.getMessage().partition(": ")[2] for record in caplog.records if record.name == "hotbed.persist"]
+    messages = [
+        record.getMessage().partition(": ")[2]
+        for record in caplog.records
+        if record.name == "hotbed.persist"
+    ]
     assert messages[0] == "run.batch_size was 10, resumed with 20"
     assert messages[1].startswith("run.callbacks was ")
     assert messages[2].startswith("machine.torch_threads was ")
-    assert messages[2].endswith("resumed with 77; the bits may differ from those of an unbroken run")
+    assert messages[2].endswith(
+        "resumed with 77; the bits may differ from those of an unbroken run"
+    )
 
 
 def test_a_stream_is_not_resumed_with_another_rule_unless_it_is_allowed(tmp_path: Path) -> None:
     stream(tmp_path, 10, build(rule=hb.Adagrad()), max_steps=2)
     newest = open_checkpoint(tmp_path).folder
-    with pytest.raises(PersistError, match=r"tables.user.rule is 'adagrad' in the checkpoint .* received 'momentum'"):
+    with pytest.raises(
+        PersistError,
+        match=r"tables.user.rule is 'adagrad' in the checkpoint .* received 'momentum'",
+    ):
         stream(tmp_path, 10, build(rule=hb.Momentum()))
     assert open_checkpoint(tmp_path).folder == newest
     stream(tmp_path, 10, build(rule=hb.Momentum()), allow=["tables.user.rule"])

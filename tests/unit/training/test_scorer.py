@@ -61,7 +61,11 @@ def through_json(tree: Any) -> Any:
     """What a checkpoint gives back: nested JSON values, and arrays as they were."""
     if isinstance(tree, Mapping):
         return {name: through_json(value) for name, value in tree.items()}
-    return tree.copy() if isinstance(tree, np.ndarray) else json.loads(json.dumps(tree, allow_nan=False))
+    return (
+        tree.copy()
+        if isinstance(tree, np.ndarray)
+        else json.loads(json.dumps(tree, allow_nan=False))
+    )
 
 
 @pytest.mark.parametrize("endless", [False, True])
@@ -75,7 +79,8 @@ def test_a_stream_goes_on_from_its_state_to_the_same_bits(endless: bool) -> None
         see(stopped, batches(2, 9))  # lost in the crash
         stopped = progressive(metrics, endless=endless)
         stopped.load_state(state)
-        assert through_json(stopped.state()).keys() == state.keys()  # a save before the first batch loses nothing
+        # a save before the first batch loses nothing
+        assert through_json(stopped.state()).keys() == state.keys()
     see(whole, batches(2, 4))
     see(stopped, batches(2, 4))
     assert stopped.total.results() == whole.total.results()
@@ -112,7 +117,10 @@ def test_a_metric_of_the_users_own_without_a_state_is_left_out() -> None:
             self.sum, self.number = 0.0, 0
 
         def update(self, prediction: Any, label: Any, **_: Any) -> None:
-            self.sum, self.number = self.sum + float(np.sum(prediction)), self.number + len(prediction)
+            self.sum, self.number = (
+                self.sum + float(np.sum(prediction)),
+                self.number + len(prediction),
+            )
 
         def eval(self) -> float:
             return self.sum / self.number
@@ -127,13 +135,18 @@ def test_the_state_of_an_endless_stream_does_not_grow() -> None:
 
     def size() -> int:
         states = observer.state()["total"]["metrics"].values()
-        return sum(v.nbytes for state in states for v in state.values() if isinstance(v, np.ndarray))
+        return sum(
+            v.nbytes for state in states for v in state.values() if isinstance(v, np.ndarray)
+        )
 
     rng = np.random.default_rng(0)
     fixed = [x.astype(np.float32) for x in (rng.normal(size=200), rng.random(200) > 0.5)]
     sizes = []
     for _ in range(3):
-        see(observer, iter([hb.Batch({}, {"x": fixed[0]}, {"click": fixed[1], "buy": fixed[1]})] * 60))
+        see(
+            observer,
+            iter([hb.Batch({}, {"x": fixed[0]}, {"click": fixed[1], "buy": fixed[1]})] * 60),
+        )
         sizes.append(size())
     assert max(sizes) < 2 * 10_000 * 24 + 50_000
 
@@ -156,7 +169,9 @@ def test_scores_that_are_no_probabilities_have_an_auc_in_an_endless_stream_too()
 
 def test_a_batch_whose_step_failed_does_not_count(dataset: Any, network: Any) -> None:
     good = list(dataset(256))
-    bad = hb.Batch(good[1].ids, {"x": good[1].dense["x"] * np.nan}, good[1].labels, time=good[1].time)
+    bad = hb.Batch(
+        good[1].ids, {"x": good[1].dense["x"] * np.nan}, good[1].labels, time=good[1].time
+    )
     model = hb.RecModel(network(), "bce", "adam", {"accuracy"})
     seen: list[Any] = []
 
@@ -186,11 +201,20 @@ def test_a_batch_whose_step_failed_does_not_count(dataset: Any, network: Any) ->
     [
         ({"auc"}, {"click.auc", "buy.auc"}),
         ("auc", {"click.auc", "buy.auc"}),
-        ([hb.metrics.AUC(bins=64), "log_loss"], {"click.auc", "buy.auc", "click.log_loss", "buy.log_loss"}),
-        ({"mine": hb.metrics.AUC(), "loss2": "log_loss"}, {"click.mine", "buy.mine", "click.loss2", "buy.loss2"}),
+        (
+            [hb.metrics.AUC(bins=64), "log_loss"],
+            {"click.auc", "buy.auc", "click.log_loss", "buy.log_loss"},
+        ),
+        (
+            {"mine": hb.metrics.AUC(), "loss2": "log_loss"},
+            {"click.mine", "buy.mine", "click.loss2", "buy.loss2"},
+        ),
         ({"click": {"auc"}}, {"click.auc"}),
         ({"click": {"auc"}, "buy": ["auc", "accuracy"]}, {"click.auc", "buy.auc", "buy.accuracy"}),
-        ({"click": {"mine": hb.metrics.AUC()}, "buy": {"mine": "gauc@user"}}, {"click.mine", "buy.mine"}),
+        (
+            {"click": {"mine": hb.metrics.AUC()}, "buy": {"mine": "gauc@user"}},
+            {"click.mine", "buy.mine"},
+        ),
         ({"ndcg@user": hb.metrics.NDCG(5)}, {"click.ndcg@user", "buy.ndcg@user"}),
         (
             [hb.metrics.NDCG(5, group="user"), "hit_rate@user"],
@@ -198,16 +222,25 @@ def test_a_batch_whose_step_failed_does_not_count(dataset: Any, network: Any) ->
         ),
     ],
 )
-def test_metrics_are_a_name_a_set_or_a_dict_by_name_or_by_label(metrics: Any, names: set[str]) -> None:
+def test_metrics_are_a_name_a_set_or_a_dict_by_name_or_by_label(
+    metrics: Any, names: set[str]
+) -> None:
     observer = progressive(metrics)
     see(observer, batches(2))
     assert set(observer.total.results()) == names | {"loss"}
-    assert all(0.0 < value < 1.0 for name, value in observer.total.results().items() if "auc" in name or "mine" in name)
+    assert all(
+        0.0 < value < 1.0
+        for name, value in observer.total.results().items()
+        if "auc" in name or "mine" in name
+    )
 
 
 def test_a_dict_with_one_label_in_the_data_is_by_name() -> None:
     observer = progressive({"a": "auc", "b": hb.metrics.AUC(bins=4096)}, One())
-    see(observer, (hb.Batch({}, batch.dense, {"click": batch.labels["click"]}) for batch in batches(2)))
+    see(
+        observer,
+        (hb.Batch({}, batch.dense, {"click": batch.labels["click"]}) for batch in batches(2)),
+    )
     results = observer.total.results()
     assert set(results) == {"loss", "a", "b"}
     assert results["a"] == pytest.approx(results["b"], abs=1e-3)
@@ -228,9 +261,13 @@ def test_metrics_that_cannot_work_are_refused(metrics: Any, message: str) -> Non
         see(progressive(metrics), batches(1))
 
 
-@pytest.mark.parametrize("metrics", [{"gauc"}, [hb.metrics.NDCG(5)], {"click": {"ndcg": hb.metrics.NDCG(5)}}])
+@pytest.mark.parametrize(
+    "metrics", [{"gauc"}, [hb.metrics.NDCG(5)], {"click": {"ndcg": hb.metrics.NDCG(5)}}]
+)
 def test_a_metric_without_its_group_is_refused_before_training(metrics: Any) -> None:
-    with pytest.raises(ConfigError, match="it ranks within groups — received no group — name their Id column"):
+    with pytest.raises(
+        ConfigError, match="it ranks within groups — received no group — name their Id column"
+    ):
         hb.RecModel(Two(), "bce", "adam", metrics)
     own = hb.RecModel(Two(), None, None, metrics, eval_network=Two())  # which may give groups
     assert own.metrics
@@ -241,7 +278,11 @@ def test_the_loss_of_weighted_samples_is_their_weighted_mean(loss: Any) -> None:
     scorer = Scorer(One(), Criterion(loss), metric_set({"log_loss"}))
     parts = scorer.again()
     for batch in batches(3):
-        example = prepare(hb.Batch({}, batch.dense, {"click": batch.labels["click"]}, weight=batch.weight), CPU, True)
+        example = prepare(
+            hb.Batch({}, batch.dense, {"click": batch.labels["click"]}, weight=batch.weight),
+            CPU,
+            True,
+        )
         outputs = scorer.outputs(example)
         scorer.feed(outputs, example)
         for rows in (slice(0, 9), slice(9, 50)):
@@ -262,7 +303,10 @@ def test_one_metric_object_given_to_two_labels_is_two_metrics() -> None:
 
 def test_rows_of_an_example_can_be_fed_alone() -> None:
     """Cut anywhere, the parts together are the whole: weights and groups are cut with their rows."""
-    whole, parts = (Scorer(Two(), Criterion("bce"), metric_set({"auc", "gauc@user", "calibration"})) for _ in range(2))
+    whole, parts = (
+        Scorer(Two(), Criterion("bce"), metric_set({"auc", "gauc@user", "calibration"}))
+        for _ in range(2)
+    )
     for batch in batches(2):
         example = prepare(batch, CPU, True)
         outputs = whole.outputs(example)
@@ -274,13 +318,22 @@ def test_rows_of_an_example_can_be_fed_alone() -> None:
 
 
 def test_a_metric_may_choose_among_loss_prediction_and_label() -> None:
-    """`set_indexes` without an eval_network: the outputs are (loss, prediction, label), of its label."""
-    observer = progressive({"plain": "auc", "chosen": hb.metrics.AUC().set_indexes([1, 2]),
-                            "turned": hb.metrics.Calibration().set_indexes([2, 1])})  # fmt: skip
+    """`set_indexes` without an eval_network: the outputs are (loss, prediction, label), of its
+    label.
+    """
+    observer = progressive(
+        {
+            "plain": "auc",
+            "chosen": hb.metrics.AUC().set_indexes([1, 2]),
+            "turned": hb.metrics.Calibration().set_indexes([2, 1]),
+        }
+    )
     see(observer, batches(3))
     results = observer.total.results()
     assert results["click.chosen"] == results["click.plain"]
     assert results["buy.chosen"] == results["buy.plain"]
     whole = progressive({"calibration"})
     see(whole, batches(3))
-    assert results["click.turned"] == pytest.approx(1.0 / whole.total.results()["click.calibration"])
+    assert results["click.turned"] == pytest.approx(
+        1.0 / whole.total.results()["click.calibration"]
+    )

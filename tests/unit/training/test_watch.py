@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Windows, Prometheus and TensorBoard show a stream as it was, and what they keep survives a restart."""
+"""Windows, Prometheus and TensorBoard show a stream as it was, and what they keep survives a
+restart.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ class Scores:
         self.scores.append(outputs[1])
 
 
-def test_windows_of_event_time_hold_the_progressive_metrics_of_their_samples(dataset: Any, network: Any) -> None:
+def test_windows_of_event_time_hold_the_progressive_metrics_of_their_samples(
+    dataset: Any, network: Any
+) -> None:
     """Event times are 0, 1, 2 … seconds: a window of 100 of them is cut inside batches of 64."""
     scores, windows = Scores(), hb.callbacks.Windows(seconds=100)
     history = stream(model_of(network), dataset(1000), scores, windows)
@@ -72,11 +76,14 @@ def test_windows_of_event_time_hold_the_progressive_metrics_of_their_samples(dat
         part = slice(number * 100, number * 100 + 100)
         assert set(window.values) == FOUR | {"loss"}
         for name in FOUR:
-            assert window.values[name] == pytest.approx(exact(seen[part], labels[part], name), abs=1e-4)
+            assert window.values[name] == pytest.approx(
+                exact(seen[part], labels[part], name), abs=1e-4
+            )
         assert window.tables["user"]["rows"] > 0
         assert window.observed["bytes"] > 0
     assert history.windows == windows.points
-    assert windows.newest == windows.points[-2]  # the last one is open: no later sample has closed it
+    # the last one is open: no later sample has closed it
+    assert windows.newest == windows.points[-2]
 
 
 def test_windows_of_samples_close_when_they_are_full(dataset: Any, network: Any) -> None:
@@ -110,17 +117,23 @@ def test_without_predictions_the_training_forward_is_watched(dataset: Any, netwo
     assert history.windows == windows.points
 
 
-def test_a_stream_scored_by_the_training_forward_has_windows_too(dataset: Any, network: Any) -> None:
+def test_a_stream_scored_by_the_training_forward_has_windows_too(
+    dataset: Any, network: Any
+) -> None:
     windows = hb.callbacks.Windows(samples=256)
     model_of(network).online_train(dataset(512), windows, progressive="training", progress=False)
     assert [(w.rows, set(w.values)) for w in windows.points] == [(256, FOUR | {"loss"})] * 2
 
 
-def test_an_evaluation_has_windows_too_and_they_are_those_of_a_frozen_model(dataset: Any, network: Any) -> None:
+def test_an_evaluation_has_windows_too_and_they_are_those_of_a_frozen_model(
+    dataset: Any, network: Any
+) -> None:
     model, windows = model_of(network), hb.callbacks.Windows(samples=256)
     stream(model, dataset(1024))
     values = model.evaluate(dataset(512, 3), callbacks=windows)
-    assert np.average([w.values["log_loss"] for w in windows.points]) == pytest.approx(values["loss"], abs=1e-5)
+    assert np.average([w.values["log_loss"] for w in windows.points]) == pytest.approx(
+        values["loss"], abs=1e-5
+    )
     assert len(windows.points) == 2
 
 
@@ -146,9 +159,15 @@ def test_windows_of_seconds_without_times_are_an_error(network: Any, dataset: An
         stream(model_of(network), data, hb.callbacks.Windows(seconds=1))
 
 
-@pytest.mark.parametrize("settings", [{"seconds": 150}, {"samples": 150}, {"samples": 64, "most": 4}])
-def test_windows_and_history_go_on_from_their_states(dataset: Any, network: Any, settings: dict[str, Any]) -> None:
-    """Interrupted in the middle of a window and of a batch's window: what follows is what an unbroken run has."""
+@pytest.mark.parametrize(
+    "settings", [{"seconds": 150}, {"samples": 150}, {"samples": 64, "most": 4}]
+)
+def test_windows_and_history_go_on_from_their_states(
+    dataset: Any, network: Any, settings: dict[str, Any]
+) -> None:
+    """Interrupted in the middle of a window and of a batch's window: what follows is what an
+    unbroken run has.
+    """
     batches = list(dataset(1536))
 
     def looks() -> tuple[hb.RecModel, hb.callbacks.Windows, History]:
@@ -178,16 +197,25 @@ def test_windows_and_history_go_on_from_their_states(dataset: Any, network: Any,
             run.step, run.samples, run.now = 10, 640, 639 * SECOND
 
     save = Save()
-    model.fit(batches[:12], callbacks=[first, early, save], progressive=True, progress=False)  # two steps too many
+    # two steps too many
+    model.fit(batches[:12], callbacks=[first, early, save], progressive=True, progress=False)
     restored = model_of(network)
     stream(restored, batches[:10])
     _, second, late = looks()
     looks_again = [Load(save.states, second, late), second, late]
-    restored.fit(batches[10:], callbacks=looks_again, progressive=True, progress=False, initial_epoch=0)
+    restored.fit(
+        batches[10:], callbacks=looks_again, progressive=True, progress=False, initial_epoch=0
+    )
     np.testing.assert_equal(digested(second.state()), digested(whole.state()))
     np.testing.assert_equal(digested(late.state()), digested(history.state()))
     for a, b in zip(whole.points, second.points, strict=True):
-        assert (a.begin, a.end, a.rows, a.samples, a.values) == (b.begin, b.end, b.rows, b.samples, b.values)
+        assert (a.begin, a.end, a.rows, a.samples, a.values) == (
+            b.begin,
+            b.end,
+            b.rows,
+            b.samples,
+            b.values,
+        )
 
 
 def test_states_before_the_first_batch_are_states(network: Any) -> None:
@@ -218,8 +246,11 @@ def test_the_state_of_windows_knows_neither_clock_nor_memory(dataset: Any, netwo
 def test_a_stream_that_is_stopped_leaves_the_state_that_it_had(
     dataset: Any, network: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopping looks at the open window and the last steps, and closes nothing: what follows is not moved by it."""
-    monkeypatch.setattr("hotbed.metrics.history.MAX_POINTS", 8)  # points are 4 steps apart at the end
+    """Stopping looks at the open window and the last steps, and closes nothing: what follows is not
+    moved by it.
+    """
+    # points are 4 steps apart at the end
+    monkeypatch.setattr("hotbed.metrics.history.MAX_POINTS", 8)
     batches = list(dataset(2048))
     seen: list[Any] = []
 
@@ -228,7 +259,13 @@ def test_a_stream_that_is_stopped_leaves_the_state_that_it_had(
 
         def on_step_end(self, run: Any) -> None:
             history = next(one for one in run.callbacks.all if isinstance(one, History))
-            seen.append({"windows": windows.state(), "history": history.state(), "observer": run.observer.state()})
+            seen.append(
+                {
+                    "windows": windows.state(),
+                    "history": history.state(),
+                    "observer": run.observer.state(),
+                }
+            )
 
         def on_fit_end(self, run: Any) -> None:
             self.on_step_end(run)
@@ -246,7 +283,9 @@ def test_a_stream_that_is_stopped_leaves_the_state_that_it_had(
 def test_a_stream_resumed_from_a_checkpoint_has_the_windows_of_an_unbroken_one(
     tmp_path: Path, dataset: Any, network: Any
 ) -> None:
-    """Killed after step 13 with the last checkpoint at step 8, of a table that evicts: steps 9 to 13 come again."""
+    """Killed after step 13 with the last checkpoint at step 8, of a table that evicts: steps 9 to
+    13 come again.
+    """
 
     class Kill:
         def on_step_end(self, run: Any) -> None:
@@ -256,10 +295,14 @@ def test_a_stream_resumed_from_a_checkpoint_has_the_windows_of_an_unbroken_one(
     def go(folder: str, *more: Any) -> tuple[hb.callbacks.Windows, History]:
         windows = hb.callbacks.Windows(seconds=150)
         evict = hb.callbacks.Evict(seconds_interval=200)
-        model = hb.RecModel(network(evict=hb.Ttl(seconds=300)), "bce", hb.Adam(lr=0.01), ["auc", "gauc@user"])
+        model = hb.RecModel(
+            network(evict=hb.Ttl(seconds=300)), "bce", hb.Adam(lr=0.01), ["auc", "gauc@user"]
+        )
         checkpoint = hb.callbacks.Checkpoint(tmp_path / folder, every_steps=8, wait=True)
         with contextlib.suppress(KeyboardInterrupt):
-            history = model.online_train(dataset(2048), [windows, evict, *more, checkpoint], progress=False)
+            history = model.online_train(
+                dataset(2048), [windows, evict, *more, checkpoint], progress=False
+            )
             return windows, history
         return windows, History()
 
@@ -272,10 +315,14 @@ def test_a_stream_resumed_from_a_checkpoint_has_the_windows_of_an_unbroken_one(
     assert history.metrics == expected.metrics
 
 
-def test_a_stream_without_a_terminal_says_where_it_is_now_and_then(dataset: Any, network: Any) -> None:
+def test_a_stream_without_a_terminal_says_where_it_is_now_and_then(
+    dataset: Any, network: Any
+) -> None:
     console = Console(force_terminal=False, width=300, record=True, file=io.StringIO())
     data = dataset(320)
-    model_of(network).online_train(data, [hb.callbacks.ProgressBar(console, every_seconds=0)], progress=False)
+    model_of(network).online_train(
+        data, [hb.callbacks.ProgressBar(console, every_seconds=0)], progress=False
+    )
     lines = console.export_text().splitlines()
     assert len(lines) == 6  # one a step, one at the end
     assert lines[0].startswith("stream  step 1  ")
@@ -284,14 +331,18 @@ def test_a_stream_without_a_terminal_says_where_it_is_now_and_then(dataset: Any,
     assert "fresh" not in lines[-1]  # history that is played again has no freshness
 
 
-# --- Prometheus -----------------------------------------------------------------------------------------------------
+# --- Prometheus -----------------------------------------------------------------------------------
 
 
 def scrape(address: str) -> dict[str, float]:
     with urllib.request.urlopen(address, timeout=10) as answer:
         assert answer.headers["Content-Type"].startswith("text/plain")
         lines = answer.read().decode().splitlines()
-    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if line and line[0] != "#"}
+    return {
+        line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
+        for line in lines
+        if line and line[0] != "#"
+    }
 
 
 def test_a_scrape_sees_the_stream_as_it_is(dataset: Any, network: Any) -> None:
@@ -348,17 +399,36 @@ def test_without_prometheus_client_the_error_says_what_to_install(
         stream(model_of(network), dataset(64), hb.callbacks.Prometheus(port=0))
 
 
-# --- TensorBoard ----------------------------------------------------------------------------------------------------
+# --- TensorBoard ----------------------------------------------------------------------------------
 
 
-def test_tensorboard_shows_windows_at_their_event_time(tmp_path: Path, dataset: Any, network: Any) -> None:
+def test_tensorboard_shows_windows_at_their_event_time(
+    tmp_path: Path, dataset: Any, network: Any
+) -> None:
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    windows, board = hb.callbacks.Windows(samples=256), hb.callbacks.TensorBoard(tmp_path, every_steps=2)
+    windows, board = (
+        hb.callbacks.Windows(samples=256),
+        hb.callbacks.TensorBoard(tmp_path, every_steps=2),
+    )
     stream(model_of(network), dataset(1024), windows, board)
     events = reader.EventAccumulator(str(tmp_path)).Reload()
     tags = set(events.Tags()["scalars"])
-    assert {"loss", "lr/dense", "lr/tables", "tables/user/rows", "tables/item/evicted", "window/auc", "auc",
-            "stream/watermark_seconds", "stream/freshness_seconds", "stream/bytes"} <= tags  # fmt: skip
+    assert {
+        "loss",
+        "lr/dense",
+        "lr/tables",
+        "tables/user/rows",
+        "tables/item/evicted",
+        "window/auc",
+        "auc",
+        "stream/watermark_seconds",
+        "stream/freshness_seconds",
+        "stream/bytes",
+    } <= tags
     shown = events.Scalars("window/auc")
-    assert [event.value for event in shown] == pytest.approx([w.values["auc"] for w in windows.points])
-    assert [event.wall_time for event in shown] == pytest.approx([w.end / 1e6 for w in windows.points])
+    assert [event.value for event in shown] == pytest.approx(
+        [w.values["auc"] for w in windows.points]
+    )
+    assert [event.wall_time for event in shown] == pytest.approx(
+        [w.end / 1e6 for w in windows.points]
+    )

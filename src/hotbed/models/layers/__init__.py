@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Building blocks of ranking models: ordinary `nn.Module`s that know nothing of tables, except `inputs`."""
+"""Building blocks of ranking models: ordinary `nn.Module`s that know nothing of tables, except
+`inputs`.
+"""
 
 from hotbed.models.layers.cross import CrossNet, CrossNetMix, CrossNetV2
 from hotbed.models.layers.dropout import Dropout, ReLUDropout

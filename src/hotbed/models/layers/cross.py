@@ -33,7 +33,8 @@ class CrossNet(nn.Module):
 
 
 class CrossNetV2(nn.Module):
-    """Cross network of DCN-V2: x_{l+1} = x_0 * (W_l x_l + b_l) + x_l, with a full matrix W_l a layer.
+    """Cross network of DCN-V2: x_{l+1} = x_0 * (W_l x_l + b_l) + x_l, with a full matrix W_l a
+    layer.
 
     Source: Wang et al., "DCN V2: Improved Deep & Cross Network", WWW 2021.
 
@@ -57,25 +58,35 @@ class CrossNetV2(nn.Module):
 class CrossNetMix(nn.Module):
     """Low-rank cross network of DCN-V2: a gated mixture of experts a layer.
 
-    x_{l+1} = sum_i g_i(x_l) * x_0 * (U_i tanh(C_i tanh(V_i^T x_l)) + b_l) + x_l, g = softmax of a linear gate. With one
-    expert the gate is 1. All experts of a layer are computed by three matrix products.
+    x_{l+1} = sum_i g_i(x_l) * x_0 * (U_i tanh(C_i tanh(V_i^T x_l)) + b_l) + x_l, g = softmax of a
+    linear gate. With one expert the gate is 1. All experts of a layer are computed by three matrix
+    products.
 
     Source: Wang et al., "DCN V2: Improved Deep & Cross Network", WWW 2021, section 3.2 (DCN-Mix).
     """
 
-    def __init__(self, width: int, num_layers: int, *, rank: int = 32, num_experts: int = 4) -> None:
+    def __init__(
+        self, width: int, num_layers: int, *, rank: int = 32, num_experts: int = 4
+    ) -> None:
         super().__init__()
         _check(num_layers)
         if rank < 1 or num_experts < 1:
             raise ConfigError(
-                f"low_rank, num_experts: too small — received {rank}, {num_experts} — give numbers from 1 on"
+                f"low_rank, num_experts: too small — received {rank}, {num_experts} — give "
+                "numbers from 1 on"
             )
-        self.num_layers, self.rank, self.num_experts = num_layers, rank, num_experts
+        self.num_layers = num_layers
+        self.rank = rank
+        self.num_experts = num_experts
         inner = rank * num_experts
         self.down = nn.ModuleList(nn.Linear(width, inner, bias=False) for _ in range(num_layers))
-        self.core = nn.ParameterList(nn.Parameter(torch.empty(num_experts, rank, rank)) for _ in range(num_layers))
+        self.core = nn.ParameterList(
+            nn.Parameter(torch.empty(num_experts, rank, rank)) for _ in range(num_layers)
+        )
         self.up = nn.ModuleList(nn.Linear(inner, width, bias=False) for _ in range(num_layers))
-        self.gates = nn.ModuleList(nn.Linear(width, num_experts, bias=False) for _ in range(num_layers))
+        self.gates = nn.ModuleList(
+            nn.Linear(width, num_experts, bias=False) for _ in range(num_layers)
+        )
         self.biases = nn.ParameterList(nn.Parameter(torch.zeros(width)) for _ in range(num_layers))
         with torch.no_grad():
             for core in self.core:
@@ -88,7 +99,8 @@ class CrossNetMix(nn.Module):
             inner = torch.tanh(self.down[layer](x)).view(-1, self.num_experts, self.rank)
             inner = torch.tanh(torch.einsum("ner,esr->nes", inner, self.core[layer]))
             gate = F.softmax(self.gates[layer](x), dim=-1)
-            # The gates sum to 1, so that gating before U and adding the bias once equals gating the finished experts.
+            # The gates sum to 1, so that gating before U and adding the bias once equals gating the
+            # finished experts.
             mixed = self.up[layer]((inner * gate.unsqueeze(-1)).flatten(1)) + self.biases[layer]
             x = torch.addcmul(x, x0, mixed)
         return x
@@ -96,4 +108,6 @@ class CrossNetMix(nn.Module):
 
 def _check(num_layers: int) -> None:
     if num_layers < 1:
-        raise ConfigError(f"num_cross_layers: too small — received {num_layers} — give a number from 1 on")
+        raise ConfigError(
+            f"num_cross_layers: too small — received {num_layers} — give a number from 1 on"
+        )

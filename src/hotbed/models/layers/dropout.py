@@ -17,14 +17,17 @@ _LOWEST = torch.iinfo(torch.int16).min
 
 
 class Dropout(nn.Module):
-    """Zero each element with probability `rate` while training and scale the rest by 1 / (1 - rate).
+    """Zero each element with probability `rate` while training and scale the rest by 1 / (1 -
+    rate).
 
-    As `nn.Dropout`, from the same seeded generator of torch, but on a CPU the mask takes 16 random bits an element
-    instead of one double: 2 ms instead of 22 ms for 4096 x 400 on two cores, where masks were half of a DCNv2 training
-    step. `rate` is therefore rounded to a multiple of 2^-16 there (error <= 7.7e-6), and the scale uses the rounded
-    rate, so that the expectation is kept exactly. Accelerators use torch's own dropout.
+    As `nn.Dropout`, from the same seeded generator of torch, but on a CPU the mask takes 16 random
+    bits an element instead of one double: 2 ms instead of 22 ms for 4096 x 400 on two cores, where
+    masks were half of a DCNv2 training step. `rate` is therefore rounded to a multiple of 2^-16
+    there (error <= 7.7e-6), and the scale uses the rounded rate, so that the expectation is kept
+    exactly. Accelerators use torch's own dropout.
 
-    Source: Srivastava et al., "Dropout: A Simple Way to Prevent Neural Networks from Overfitting", JMLR 2014.
+    Source: Srivastava et al., "Dropout: A Simple Way to Prevent Neural Networks from Overfitting",
+        JMLR 2014.
 
     >>> Dropout(0.5).eval()(torch.ones(2))
     tensor([1., 1.])
@@ -50,7 +53,8 @@ class Dropout(nn.Module):
 
 
 class ReLUDropout(nn.Module):
-    """`Dropout(rate)(relu(x))` in fewer passes over memory: the mask is drawn into the output, and only that is kept.
+    """`Dropout(rate)(relu(x))` in fewer passes over memory: the mask is drawn into the output, and
+    only that is kept.
 
     The backward needs no mask, since the output is positive exactly where the gradient passes.
     """
@@ -78,8 +82,10 @@ class ReLUDropout(nn.Module):
 class _ReLUDropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, rate: float) -> Tensor:
-        out, ctx.scale = _draw(x, rate), _scale(rate)
-        # scale * mask * x in one pass, in place; the ReLU may come last because the mask is not negative
+        out = _draw(x, rate)
+        ctx.scale = _scale(rate)
+        # scale * mask * x in one pass, in place; the ReLU may come last because the mask is not
+        # negative
         torch.addcmul(x.new_zeros(()), out, x, value=ctx.scale, out=out).relu_()
         ctx.save_for_backward(out)
         return out
@@ -101,7 +107,11 @@ def _scale(rate: float) -> float:
 
 def _draw(like: Tensor, rate: float) -> Tensor:
     """A CPU tensor of the shape and dtype of `like`: 0 with probability `rate`, else 1."""
-    bits = torch.empty((like.numel() + 3) // 4, dtype=torch.int64).random_(-(1 << 63), None).view(torch.int16)
+    bits = (
+        torch.empty((like.numel() + 3) // 4, dtype=torch.int64)
+        .random_(-(1 << 63), None)
+        .view(torch.int16)
+    )
     mask = torch.empty(like.shape, dtype=like.dtype)
     return torch.ge(bits[: like.numel()].view(like.shape), _cut(rate) + _LOWEST, out=mask)
 
@@ -114,16 +124,20 @@ def _mask(like: Tensor, rate: float) -> Tensor:
 
 
 def _register() -> None:
-    """An op that torch.compile does not look into: its own random numbers cost more than the forward pass on a CPU.
+    """An op that torch.compile does not look into: its own random numbers cost more than the
+    forward pass on a CPU.
 
     The tag keeps it from merging two draws, or drawing again in the backward pass.
     """
-    if hasattr(torch.ops.hotbed, "dropout_mask"):  # this module was imported before under another name
+    # this module was imported before under another name
+    if hasattr(torch.ops.hotbed, "dropout_mask"):
         return
     schema = "(Tensor like, float rate) -> Tensor"
     torch.library.define("hotbed::dropout_mask", schema, tags=(torch.Tag.nondeterministic_seeded,))
     torch.library.impl("hotbed::dropout_mask", "CPU")(_draw)
-    torch.library.register_fake("hotbed::dropout_mask")(lambda like, rate: torch.empty(like.shape, dtype=like.dtype))
+    torch.library.register_fake("hotbed::dropout_mask")(
+        lambda like, rate: torch.empty(like.shape, dtype=like.dtype)
+    )
 
 
 _register()

@@ -19,14 +19,15 @@ if TYPE_CHECKING:
 
 
 class FeatureInputs(nn.Module):
-    """All features of a schema as one matrix: pooled embeddings in schema order, then the dense columns.
+    """All features of a schema as one matrix: pooled embeddings in schema order, then the dense
+        columns.
 
     Args:
         schema: the columns of the data.
         tables: one table for each table name in the schema.
 
-    Raises ConfigError for a schema without features and for sequence features (pooling "none"), for which these models
-    have no place.
+    Raises ConfigError for a schema without features and for sequence features (pooling "none"), for
+    which these models have no place.
     """
 
     def __init__(self, schema: Schema, tables: Mapping[str, Table]) -> None:
@@ -34,7 +35,9 @@ class FeatureInputs(nn.Module):
         _refuse_sequences(schema)
         self.dense_columns = [column.name for column in schema.dense]
         self.dense_dim = schema.dense_width
-        self.field_dims: tuple[int, ...] = tuple(_table(tables, column).dim for column in schema.ids)
+        self.field_dims: tuple[int, ...] = tuple(
+            _table(tables, column).dim for column in schema.ids
+        )
         self.collection = EmbeddingCollection(schema, tables) if schema.ids else None
         self.embedding_dim = sum(self.field_dims)
         self.output_dim = self.embedding_dim + self.dense_dim
@@ -47,7 +50,9 @@ class FeatureInputs(nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def parts(self, batch: Batch) -> tuple[Tensor | None, Tensor | None]:
-        """Embeddings [n, embedding_dim] and dense columns [n, dense_dim] apart; None where there are none."""
+        """Embeddings [n, embedding_dim] and dense columns [n, dense_dim] apart; None where there
+        are none.
+        """
         embeddings = None if self.collection is None else self.collection.flat(batch)
         if not self.dense_columns:
             return embeddings, None
@@ -55,22 +60,28 @@ class FeatureInputs(nn.Module):
         return embeddings, dense if embeddings is None else dense.to(embeddings.device)
 
     def fields(self, flat: Tensor) -> Tensor:
-        """The embeddings, alone or in the result of `forward`, as [n, fields, dim]; all tables must have the same dim."""
+        """The embeddings, alone or in the result of `forward`, as [n, fields, dim]; all tables must
+        have the same dim.
+        """
         embeddings = flat if flat.shape[1] == self.embedding_dim else flat[:, : self.embedding_dim]
         return embeddings.reshape(-1, len(self.field_dims), self.field_dims[0])
 
     def equal_dim(self, model: str) -> int:
-        """The dim that all fields share, for models that multiply fields with each other; else ConfigError."""
+        """The dim that all fields share, for models that multiply fields with each other; else
+        ConfigError.
+        """
         if len(set(self.field_dims)) != 1:
             raise ConfigError(
-                f"{model}: fields of one dim needed — received dims {sorted(set(self.field_dims))} — "
+                f"{model}: fields of one dim needed — received dims "
+                f"{sorted(set(self.field_dims))} — "
                 "give the same dim to every table"
             )
         return self.field_dims[0]
 
 
 class LinearTerm(nn.Module):
-    """First-order term: one weight for every id (tables of dim 1 like the given ones) and dense column, and a bias.
+    """First-order term: one weight for every id (tables of dim 1 like the given ones) and dense
+    column, and a bias.
 
     The weights of table "x" live in a table "x.linear" with the same rule and policies.
     """
@@ -80,7 +91,9 @@ class LinearTerm(nn.Module):
         _refuse_sequences(schema)
         used = {name: _table(tables, columns[0]) for name, columns in schema.tables.items()}
         weights = [table.like(f"{name}.linear", dim=1) for name, table in used.items()]
-        features = [Feature(column.name, f"{column.table}.linear", column.pooling) for column in schema.ids]
+        features = [
+            Feature(column.name, f"{column.table}.linear", column.pooling) for column in schema.ids
+        ]
         self.collection = EmbeddingCollection(features, weights) if features else None
         self.dense_columns = [column.name for column in schema.dense]
         self.dense_weights = nn.Linear(schema.dense_width, 1, bias=False) if schema.dense else None
@@ -92,7 +105,9 @@ class LinearTerm(nn.Module):
         if self.collection is not None:
             logit = logit + self.collection.flat(batch).sum(1)
         if self.dense_weights is not None:
-            logit = logit + self.dense_weights(_dense(batch, self.dense_columns).to(self.bias.device)).squeeze(-1)
+            logit = logit + self.dense_weights(
+                _dense(batch, self.dense_columns).to(self.bias.device)
+            ).squeeze(-1)
         return logit
 
 
@@ -101,7 +116,9 @@ def _dense(batch: Batch, names: list[str]) -> Tensor:
         matrix: Tensor = batch.dense.matrix
         return matrix
     columns = (torch.as_tensor(batch.dense[name], dtype=torch.float32) for name in names)
-    return torch.cat([column if column.dim() == 2 else column.unsqueeze(1) for column in columns], dim=1)
+    return torch.cat(
+        [column if column.dim() == 2 else column.unsqueeze(1) for column in columns], dim=1
+    )
 
 
 def _table(tables: Mapping[str, Table], column: Id) -> Table:
@@ -118,6 +135,7 @@ def _refuse_sequences(schema: Schema) -> None:
     for column in schema.ids:
         if column.pooling == "none":
             raise ConfigError(
-                f"{column.name}: a sequence feature has no place in this model — received pooling 'none' — "
+                f"{column.name}: a sequence feature has no place in this model — received pooling "
+                "'none' — "
                 "use sum, mean or max, or write your own network around hb.EmbeddingCollection"
             )

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 
 class FMInteraction(nn.Module):
-    """Sum of the inner products of all pairs of fields, in linear time: ((sum v)^2 - sum v^2) / 2, summed over dim.
+    """Sum of the inner products of all pairs of fields, in linear time: ((sum v)^2 - sum v^2) / 2,
+        summed over dim.
 
     Source: Rendle, "Factorization Machines", ICDM 2010.
 
@@ -24,7 +25,8 @@ class FMInteraction(nn.Module):
 class DotInteraction(nn.Module):
     """The inner product of every pair of fields, in the order (1, 0), (2, 0), (2, 1), (3, 0), …
 
-    Source: Naumov et al., "Deep Learning Recommendation Model for Personalization and Recommendation Systems", 2019.
+    Source: Naumov et al., "Deep Learning Recommendation Model for Personalization and
+        Recommendation Systems", 2019.
 
     >>> DotInteraction(2)(torch.tensor([[[1.0, 2.0], [3.0, 4.0]]]))
     tensor([[11.]])

@@ -11,8 +11,9 @@ from torch.nn import functional as F
 class LogitHead(nn.Module):
     """The last linear layer: one logit from one or more inputs, float32 also under autocast.
 
-    Equals `nn.Linear(sum(widths), 1)` of the concatenated inputs without copying them together. It leaves autocast,
-    because logits rounded to bfloat16 (8 bits) tie with each other, which costs AUC.
+    Equals `nn.Linear(sum(widths), 1)` of the concatenated inputs without copying them together. It
+    leaves autocast, because logits rounded to bfloat16 (8 bits) tie with each other, which costs
+    AUC.
 
     >>> LogitHead(2, 3)(torch.ones(4, 2), torch.ones(4, 3)).shape
     torch.Size([4])
@@ -26,7 +27,8 @@ class LogitHead(nn.Module):
     def forward(self, *parts: Tensor) -> Tensor:
         """Tensors [n, widths[i]] -> [n] float32."""
         with torch.autocast(parts[0].device.type, enabled=False):
-            weight, first = self.linear.weight.float(), self.widths[0]
+            weight = self.linear.weight.float()
+            first = self.widths[0]
             logit = F.linear(parts[0].float(), weight[:, :first], self.linear.bias.float())
             for part, width in zip(parts[1:], self.widths[1:], strict=True):
                 logit = logit + F.linear(part.float(), weight[:, first : first + width])
@@ -35,9 +37,11 @@ class LogitHead(nn.Module):
 
 
 def xavier_(module: nn.Module) -> None:
-    """Xavier-normal weights and zero biases for every `nn.Linear` inside `module`, as FuxiCTR and BARS start from.
+    """Xavier-normal weights and zero biases for every `nn.Linear` inside `module`, as FuxiCTR and
+    BARS start from.
 
-    Source: Glorot and Bengio, "Understanding the difficulty of training deep feedforward neural networks", 2010.
+    Source: Glorot and Bengio, "Understanding the difficulty of training deep feedforward neural
+        networks", 2010.
     """
     for layer in module.modules():
         if isinstance(layer, nn.Linear):

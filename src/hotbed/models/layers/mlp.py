@@ -26,7 +26,8 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 class BatchNorm(nn.BatchNorm1d):
-    """`nn.BatchNorm1d` that takes batches of fewer than two samples: it normalizes those by the running statistics.
+    """`nn.BatchNorm1d` that takes batches of fewer than two samples: it normalizes those by the
+    running statistics.
 
     The last batch of a stream may hold one sample, which has no variance; torch's raises there.
     """
@@ -34,12 +35,15 @@ class BatchNorm(nn.BatchNorm1d):
     def forward(self, x: Tensor) -> Tensor:
         """[n, width] -> [n, width]."""
         if self.training and len(x) < 2:
-            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
+            return F.batch_norm(
+                x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
+            )
         return super().forward(x)
 
 
 class MLP(nn.Sequential):
-    """Hidden layers of Linear -> BatchNorm -> activation -> dropout (FuxiCTR's order), then a plain linear output.
+    """Hidden layers of Linear -> BatchNorm -> activation -> dropout (FuxiCTR's order), then a plain
+    linear output.
 
     Args:
         input_dim: width of the input.
@@ -66,11 +70,14 @@ class MLP(nn.Sequential):
     ) -> None:
         if activation not in _ACTIVATIONS:
             known = ", ".join(_ACTIVATIONS)
-            raise ConfigError(f"activation: unknown — received {activation!r} — give one of {known}")
+            raise ConfigError(
+                f"activation: unknown — received {activation!r} — give one of {known}"
+            )
         widths = [input_dim, *hidden]
         if any(width < 1 for width in (*widths, output_dim or 1)):
             raise ConfigError(
-                f"MLP: a width is below 1 — received {widths}, output {output_dim} — give widths from 1 on"
+                f"MLP: a width is below 1 — received {widths}, output {output_dim} — give widths "
+                "from 1 on"
             )
         layers: list[nn.Module] = []
         for width, next_width in itertools.pairwise(widths):

@@ -33,11 +33,11 @@ _VALUE_BYTES = 32  # of a body for each candidate and column
 class Limits:
     """What a server takes on.
 
-    `batch_rows`: candidates that are scored together, and the most that one request may bring. `batch_seconds`: how long
-    the first request of a batch may wait for others; 0 = gather only what waits anyway. `queue_rows`: candidates that may
-    wait; what comes on top is refused at once. `body_bytes`: of one request; None: 32 bytes for each
-    of `batch_rows` candidates and each column of the model, at least 1 MiB. `list_length`: values
-    that a candidate may have in one column.
+    `batch_rows`: candidates that are scored together, and the most that one request may bring.
+    `batch_seconds`: how long the first request of a batch may wait for others; 0 = gather only what
+    waits anyway. `queue_rows`: candidates that may wait; what comes on top is refused at once.
+    `body_bytes`: of one request; None: 32 bytes for each of `batch_rows` candidates and each column
+    of the model, at least 1 MiB. `list_length`: values that a candidate may have in one column.
     """
 
     batch_rows: int = 4096
@@ -64,8 +64,8 @@ class Limits:
 class Request:
     """n candidates: `columns` [n], and `context` columns [1] that hold for each of them.
 
-    `future`: on the loop that made the request; gets what `write` makes of the scores, or an error. A request whose future is
-    cancelled before it is scored is dropped.
+    `future`: on the loop that made the request; gets what `write` makes of the scores, or an error.
+    A request whose future is cancelled before it is scored is dropped.
     """
 
     __slots__ = ("asked", "columns", "context", "future", "num_rows", "write")
@@ -77,7 +77,10 @@ class Request:
         context: Mapping[str, Column],
         write: Callable[[Scores], Any],
     ) -> None:
-        self.num_rows, self.columns, self.context, self.write = num_rows, columns, context, write
+        self.num_rows = num_rows
+        self.columns = columns
+        self.context = context
+        self.write = write
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.asked = time.perf_counter()
 
@@ -91,7 +94,9 @@ class Request:
         """Whether it may be scored on the loop."""
         columns = (*self.columns.values(), *self.context.values())
         lists = [column for column in columns if isinstance(column, pa.LargeListArray)]
-        return self.num_rows <= _ALONE_ROWS and sum(len(one.values) for one in lists) <= _ALONE_VALUES
+        return (
+            self.num_rows <= _ALONE_ROWS and sum(len(one.values) for one in lists) <= _ALONE_VALUES
+        )
 
     def settle(self, scores: Scores | Exception) -> None:
         """Tell who asked; on its loop."""
@@ -109,8 +114,11 @@ class Request:
         return self._kinds() == other._kinds()
 
     def _kinds(self) -> set[tuple[str, str]]:
-        return {(name, column.dtype.str if isinstance(column, np.ndarray) else str(column.type))
-                for columns in (self.columns, self.context) for name, column in columns.items()}  # fmt: skip
+        return {
+            (name, column.dtype.str if isinstance(column, np.ndarray) else str(column.type))
+            for columns in (self.columns, self.context)
+            for name, column in columns.items()
+        }
 
     def spread(self, name: str) -> Column:
         """A column, context repeated for each candidate."""
@@ -123,12 +131,13 @@ class Request:
 
 
 class Batcher:
-    """Scores requests: one that comes alone at once, on the loop; those that come together, or while others are scored, on a
-    thread of its own, many at once where many wait.
+    """Scores requests: one that comes alone at once, on the loop; those that come together, or
+    while others are scored, on a thread of its own, many at once where many wait.
 
-    `session`: gives the session of the version that is served now; asked once a batch, so that an answer never mixes two.
-    `scored`: told of each batch its requests, and when scoring started and ended (`time.perf_counter`). `alone`: whether
-    scoring may take the loop's time; not where rows are waited for.
+    `session`: gives the session of the version that is served now; asked once a batch, so that an
+    answer never mixes two. `scored`: told of each batch its requests, and when scoring started and
+    ended (`time.perf_counter`). `alone`: whether scoring may take the loop's time; not where rows
+    are waited for.
     """
 
     def __init__(
@@ -138,12 +147,16 @@ class Batcher:
         scored: Callable[[list[Request], float, float], None],
         alone: bool = True,
     ) -> None:
-        self._session, self._limits, self._scored = session, limits, scored
+        self._session = session
+        self._limits = limits
+        self._scored = scored
         self._alone = alone and limits.batch_seconds == 0
         self._come = list[Request]()  # of the loop: what came in this turn of it
         self._busy = False  # of the thread: it scores
-        self._waiting, self._rows = deque[Request](), 0
-        self._changed, self._closed = threading.Condition(), False
+        self._waiting = deque[Request]()
+        self._rows = 0
+        self._changed = threading.Condition()
+        self._closed = False
         self._thread = threading.Thread(target=self._work, name="hotbed-batcher", daemon=True)
         self._thread.start()
 
@@ -155,14 +168,18 @@ class Batcher:
     def submit(self, request: Request) -> None:
         """Have a request scored. Raises Overloaded where too many wait."""
         with self._changed:
-            if self._closed or self._rows + request.size > max(self._limits.queue_rows, request.size):
+            if self._closed or self._rows + request.size > max(
+                self._limits.queue_rows, request.size
+            ):
                 why = "the server stops" if self._closed else f"{self._rows} candidates wait"
                 raise Overloaded(
-                    f"too many requests — received {request.size} candidates while {why} — try again later"
+                    f"too many requests — received {request.size} candidates while {why} — try "
+                    "again later"
                 )
             self._rows += request.size
         if not self._come:
-            request.future.get_loop().call_soon(self._turn)  # after all that this turn of the loop reads
+            # after all that this turn of the loop reads
+            request.future.get_loop().call_soon(self._turn)
         self._come.append(request)
 
     def close(self) -> None:
@@ -174,7 +191,8 @@ class Batcher:
 
     def _turn(self) -> None:
         """Score what came in this turn of the loop, or have it scored."""
-        come, self._come = self._come, []
+        come = self._come
+        self._come = []
         with self._changed:
             alone = self._alone and len(come) == 1 and not self._busy and come[0].is_small
             if not self._closed and (self._waiting or not alone):
@@ -189,7 +207,8 @@ class Batcher:
         while batch := self._next():
             batch = [request for request in batch if not request.future.cancelled()]
             if batch:
-                found, loop = self._score(batch), batch[0].future.get_loop()
+                found = self._score(batch)
+                loop = batch[0].future.get_loop()
                 with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
                     loop.call_soon_threadsafe(_settle, found)
 
@@ -202,7 +221,8 @@ class Batcher:
                     return []
                 self._changed.wait()
             self._busy = True
-            batch, rows = [first := self._waiting.popleft()], first.size
+            batch = [first := self._waiting.popleft()]
+            rows = first.size
             until = first.asked + self._limits.batch_seconds
             while rows < self._limits.batch_rows:
                 if not self._waiting:
@@ -242,11 +262,17 @@ def _scores(session: InferenceSession, batch: list[Request]) -> list[Scores]:
     if len(batch) == 1:
         return [session.ask(first.columns, first.context)]
     names = [*first.columns, *first.context]
-    found = session.ask({name: _joined([request.spread(name) for request in batch]) for name in names})
+    found = session.ask(
+        {name: _joined([request.spread(name) for request in batch]) for name in names}
+    )
     ends = np.cumsum([request.num_rows for request in batch]).tolist()
     parts = zip([0, *ends], ends, strict=False)
     return [
-        Scores(found.version, {name: values[start:end] for name, values in found.outputs.items()}, found.late)
+        Scores(
+            found.version,
+            {name: values[start:end] for name, values in found.outputs.items()},
+            found.late,
+        )
         for start, end in parts
     ]
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP/1.1: uvicorn carries it; here are what answers, and the bounds that uvicorn lacks: nobody may take for ever."""
+"""HTTP/1.1: uvicorn carries it; here are what answers, and the bounds that uvicorn lacks: nobody
+may take for ever.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,15 @@ from typing import Any, cast
 import httptools
 import uvicorn
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 _HEAD_BYTES = 64 << 10
-_LINGER_SECONDS, _LAST_SECONDS = 2.0, 30  # for a last answer to be read; for those under way at the end
+_LINGER_SECONDS = 2.0  # for a last answer to be read; for those under way at the end
+_LAST_SECONDS = 30
 
 
 @dataclass(slots=True)
@@ -68,22 +75,39 @@ class App(ABC):
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn in a loop that runs already: `serve([socket])` answers until `should_exit`; signals are the caller's.
+    """uvicorn in a loop that runs already: `serve([socket])` answers until `should_exit`; signals
+    are
+        the caller's.
 
     `request_seconds`: for a request to come whole, and for an answer to be taken;
     `idle_seconds`: until the next request begins. `closing`: whether answers tell clients to leave.
     """
 
-    def __init__(self, app: App, request_seconds: float, idle_seconds: float, tls: SSLContext | None = None) -> None:
+    def __init__(
+        self, app: App, request_seconds: float, idle_seconds: float, tls: SSLContext | None = None
+    ) -> None:
         self.routes = app
         self.closing = False
-        self.request_seconds, self.idle_seconds = request_seconds, idle_seconds
-        super().__init__(uvicorn.Config(
-            self, interface="asgi3", http=Connection, ws="none", lifespan="off",  # type: ignore[arg-type]
-            log_config=None, log_level="error", access_log=False, proxy_headers=False, server_header=False, date_header=False,
-            timeout_keep_alive=math.ceil(idle_seconds), timeout_graceful_shutdown=_LAST_SECONDS,
-            ssl_context_factory=None if tls is None else lambda *_: tls,
-        ))  # fmt: skip
+        self.request_seconds = request_seconds
+        self.idle_seconds = idle_seconds
+        super().__init__(
+            uvicorn.Config(
+                self,  # type: ignore[arg-type]
+                interface="asgi3",
+                http=Connection,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level="error",
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                date_header=False,
+                timeout_keep_alive=math.ceil(idle_seconds),
+                timeout_graceful_shutdown=_LAST_SECONDS,
+                ssl_context_factory=None if tls is None else lambda *_: tls,
+            )
+        )
 
     async def serve(self, sockets: list[socket] | None = None) -> None:
         watching = asyncio.create_task(self._watch())
@@ -99,7 +123,9 @@ class HttpServer(uvicorn.Server):
 
 
 class _Flow(FlowControl):
-    """Reads no further while requests wait: uvicorn's would let a client that only asks fill the memory."""
+    """Reads no further while requests wait: uvicorn's would let a client that only asks fill the
+    memory.
+    """
 
     def __init__(self, transport: asyncio.Transport, waiting: Sized) -> None:
         super().__init__(transport)
@@ -121,7 +147,8 @@ class Connection(HttpToolsProtocol):
         self._head = False  # whether the headers of a request are coming
         self._header_bytes = 0  # of the lines of headers and trailers that are complete
         self._unread_bytes = 0  # received since the body grew or a request was complete
-        self._ended, self._since = False, 0.0
+        self._ended = False
+        self._since = 0.0
         self._state: tuple[object, ...] = ()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
@@ -129,8 +156,12 @@ class Connection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, self._respond)
 
     async def _respond(self, scope: Any, receive: Any, send: Any) -> None:
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        request, body, more = Request(scope["method"], scope["raw_path"].decode("ascii"), headers), bytearray(), True
+        headers = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
+        }
+        request = Request(scope["method"], scope["raw_path"].decode("ascii"), headers)
+        body = bytearray()
+        more = True
         routes = self._server.routes
         most = routes.body_bytes(request)
         response = _violation(scope) or routes.refuse(request)
@@ -140,11 +171,18 @@ class Connection(HttpToolsProtocol):
             if message["type"] == "http.disconnect":
                 return
             body += message["body"]
-            more, response = message["more_body"], _too_long(len(body), most)
+            more = message["more_body"]
+            response = _too_long(len(body), most)
         if response is None:
             request.body = bytes(body)
             response = await self._answer(request)
-        await send({"type": "http.response.start", "status": response.status, "headers": self._headers(response)})
+        await send(
+            {
+                "type": "http.response.start",
+                "status": response.status,
+                "headers": self._headers(response),
+            }
+        )
         await send({"type": "http.response.body", "body": response.body, "more_body": more})
         if more:  # of a request that was refused; a close before it came would take away the answer
             while (await receive()).get("more_body"):
@@ -165,7 +203,11 @@ class Connection(HttpToolsProtocol):
             return app.failed(request, error)
 
     def _headers(self, response: Response, last: bool = False) -> list[tuple[bytes, bytes]]:
-        found = {"content-type": response.kind, "content-length": str(len(response.body)), **response.headers}
+        found = {
+            "content-type": response.kind,
+            "content-length": str(len(response.body)),
+            **response.headers,
+        }
         if last or self._server.closing:
             found["connection"] = "close"
         return [(name.lower().encode(), value.encode()) for name, value in found.items()]
@@ -257,7 +299,9 @@ class Connection(HttpToolsProtocol):
         self._unread_bytes = 0
 
     def _reject_bytes(self) -> None:
-        """The last answer to bytes that are not a request, or whose headers or trailers are too long."""
+        """The last answer to bytes that are not a request, or whose headers or trailers are too
+        long.
+        """
         if max(self._header_bytes, self._unread_bytes) > _HEAD_BYTES:
             reason = f"the headers are too long — received over {_HEAD_BYTES} bytes — send less"
             self._end(refusal(431, reason))
@@ -274,14 +318,26 @@ class Connection(HttpToolsProtocol):
 
     def look(self, now: float) -> None:
         """Drop the client if nothing has changed for too long."""
-        seconds, last, full = self._server.request_seconds, self._open, self.transport.get_write_buffer_size() > 0
+        seconds = self._server.request_seconds
+        last = self._open
+        full = self.transport.get_write_buffer_size() > 0
         coming = self._head if last is None else last.more_body
         ended = self._ended or self.transport.is_closing()
-        limit = (seconds if full else math.inf if last and not coming else _LINGER_SECONDS if ended
-                 else seconds if coming else self._server.idle_seconds)  # fmt: skip
+        limit = (
+            seconds
+            if full
+            else math.inf
+            if last and not coming
+            else _LINGER_SECONDS
+            if ended
+            else seconds
+            if coming
+            else self._server.idle_seconds
+        )
         state = (limit, self._last)
         if state != self._state:
-            self._state, self._since = state, now
+            self._state = state
+            self._since = now
         elif now - self._since > limit:
             if full or ended:
                 self.transport.abort()
@@ -291,8 +347,11 @@ class Connection(HttpToolsProtocol):
                 self.transport.close()
 
     def _end(self, response: Response) -> None:
-        """The last answer, where no others come before it; who still sends can read it, which a close at once would prevent."""
-        self._ended, last = True, self._open
+        """The last answer, where no others come before it; who still sends can read it, which a
+        close at once would prevent.
+        """
+        self._ended = True
+        last = self._open
         if last is not None and not last.more_body:
             return
         if last is not None:
@@ -316,14 +375,18 @@ def _violation(scope: Mapping[str, Any]) -> Response | None:
     headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
     version = scope["http_version"]
     if version not in ("1.0", "1.1"):
-        return refusal(400, f"the request: expected HTTP/1.1, got HTTP/{version}. Send its version.")
+        return refusal(
+            400, f"the request: expected HTTP/1.1, got HTTP/{version}. Send its version."
+        )
     hosts = sum(name == b"host" for name, _ in headers)
     if hosts > 1 or (hosts == 0 and version == "1.1"):
         return refusal(400, f"host: expected one header, got {hosts}. Send one.")
     lines = [value.decode("latin-1") for name, value in headers if name == b"transfer-encoding"]
     codings = ", ".join(lines)
     if codings and codings.strip().lower() != "chunked":
-        reason = f"transfer-encoding: expected chunked, got {codings[:60]!r}. Send the body as it is."
+        reason = (
+            f"transfer-encoding: expected chunked, got {codings[:60]!r}. Send the body as it is."
+        )
         return refusal(501, reason)
     return None
 

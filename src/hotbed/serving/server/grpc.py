@@ -18,7 +18,15 @@ import grpc
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from hotbed.errors import ConfigError, DataError, HotbedError, NotServed, Overloaded, PersistError, ServingError
+from hotbed.errors import (
+    ConfigError,
+    DataError,
+    HotbedError,
+    NotServed,
+    Overloaded,
+    PersistError,
+    ServingError,
+)
 from hotbed.serving.health import HEALTH_SERVICE, Health, add_health_and_reflection
 from hotbed.serving.server.bodies import SLICE, Bounds, Divided, Part, Undecoded, divide_message
 from hotbed.serving.server.models import Current, Models, Reading
@@ -42,15 +50,21 @@ from hotbed.serving.stores.messages import messages
 
 log = logging.getLogger("hotbed.serving")
 SERVICE = "inference.GRPCInferenceService"
-_OPEN = ("/ServerLive", "/ServerReady", "/Ready", f"/{HEALTH_SERVICE}/Check", f"/{HEALTH_SERVICE}/Watch")
+_OPEN = (
+    "/ServerLive",
+    "/ServerReady",
+    "/Ready",
+    f"/{HEALTH_SERVICE}/Check",
+    f"/{HEALTH_SERVICE}/Watch",
+)
 _STREAMS = 256  # calls of one connection that are under way
 _CALL_BYTES = 64 << 10  # of a call other than for predictions
-_INFER_BYTES = 16 << 20  # of any message, unless an option or a model that is loaded takes longer ones
+# of any message, unless an option or a model that is loaded takes longer ones
+_INFER_BYTES = 16 << 20
 
-# Message -> its fields by number: `*` repeated, `%` a map from strings, `|` one of the choice of that name.
-_PARAMETERS = (
-    "bool bool_param | parameter_choice; int64 int64_param | parameter_choice; string string_param | parameter_choice"
-)
+# Message -> its fields by number: `*` repeated, `%` a map from strings, `|` one of the choice of
+# that name.
+_PARAMETERS = "bool bool_param | parameter_choice; int64 int64_param | parameter_choice; string string_param | parameter_choice"
 _NAMED = "string name; string version"
 _CHANGE = "string repository_name; string model_name; % ModelRepositoryParameter parameters"
 _TENSOR = "string name; string datatype; * int64 shape"
@@ -65,16 +79,22 @@ _MESSAGES: Mapping[str, str] = {
     "ServerMetadataResponse": "string name; string version; * string extensions",
     "ModelMetadataRequest": _NAMED,
     "TensorMetadata": _TENSOR,
-    "ModelMetadataResponse": "string name; * string versions; string platform; * TensorMetadata inputs; * TensorMetadata outputs",
-    "InferParameter": f"{_PARAMETERS}; double double_param | parameter_choice; uint64 uint64_param | parameter_choice",
-    "InferTensorContents": "* bool bool_contents; * int32 int_contents; * int64 int64_contents; * uint32 uint_contents; "
-    "* uint64 uint64_contents; * float fp32_contents; * double fp64_contents; * bytes bytes_contents",
+    "ModelMetadataResponse": "string name; * string versions; string platform; * TensorMetadata "
+    "inputs; * TensorMetadata outputs",
+    "InferParameter": f"{_PARAMETERS}; double double_param | parameter_choice; uint64 "
+    "uint64_param | parameter_choice",
+    "InferTensorContents": "* bool bool_contents; * int32 int_contents; * int64 int64_contents; * "
+    "uint32 uint_contents; "
+    "* uint64 uint64_contents; * float fp32_contents; * double fp64_contents; * bytes "
+    "bytes_contents",
     "InferInputTensor": f"{_TENSOR}; % InferParameter parameters; InferTensorContents contents",
     "InferRequestedOutputTensor": "string name; % InferParameter parameters",
-    "ModelInferRequest": "string model_name; string model_version; string id; % InferParameter parameters; "
+    "ModelInferRequest": "string model_name; string model_version; string id; % InferParameter "
+    "parameters; "
     "* InferInputTensor inputs; * InferRequestedOutputTensor outputs; * bytes raw_input_contents",
     "InferOutputTensor": f"{_TENSOR}; % InferParameter parameters; InferTensorContents contents",
-    "ModelInferResponse": "string model_name; string model_version; string id; % InferParameter parameters; "
+    "ModelInferResponse": "string model_name; string model_version; string id; % InferParameter "
+    "parameters; "
     "* InferOutputTensor outputs; * bytes raw_output_contents",
     "ModelRepositoryParameter": f"{_PARAMETERS}; bytes bytes_param | parameter_choice",
     "RepositoryIndexRequest": "string repository_name; bool ready",
@@ -129,16 +149,22 @@ _CONTENTS = {
 def code_of(error: Exception) -> grpc.StatusCode:
     """The gRPC status that tells of an error."""
     codes = grpc.StatusCode
-    for kind, code in ((NotServed, codes.NOT_FOUND), (Overloaded, codes.RESOURCE_EXHAUSTED), (ServingError, codes.UNAVAILABLE),
-                       (PersistError, codes.FAILED_PRECONDITION), (HotbedError, codes.INVALID_ARGUMENT)):  # fmt: skip
+    for kind, code in (
+        (NotServed, codes.NOT_FOUND),
+        (Overloaded, codes.RESOURCE_EXHAUSTED),
+        (ServingError, codes.UNAVAILABLE),
+        (PersistError, codes.FAILED_PRECONDITION),
+        (HotbedError, codes.INVALID_ARGUMENT),
+    ):
         if isinstance(error, kind):
             return code
     return codes.INTERNAL
 
 
 class Service:
-    """The calls of the protocol; each takes and gives a message of `MESSAGES`, but for `_infer`, which
-    takes the bytes of one."""
+    """The calls of the protocol; each takes and gives a message of `MESSAGES`, but for `_infer`,
+    which takes the bytes of one.
+    """
 
     def __init__(self, models: Models) -> None:
         self._models = models
@@ -185,7 +211,9 @@ class Service:
         return MESSAGES["ModelReadyResponse"](ready=ready)
 
     async def _metadata(self, request: Any) -> Any:
-        return MESSAGES["ModelMetadataResponse"](**self._models.metadata(request.name, request.version))
+        return MESSAGES["ModelMetadataResponse"](
+            **self._models.metadata(request.name, request.version)
+        )
 
     async def _config(self, request: Any) -> Any:
         config = model_config(self._models, request.name, request.version)
@@ -204,11 +232,14 @@ class Service:
         return MESSAGES["RepositoryModelLoadResponse"]()
 
     async def _unload(self, request: Any) -> Any:
-        await asyncio.wrap_future(self._models.aside.submit(self._models.unload, request.model_name))
+        await asyncio.wrap_future(
+            self._models.aside.submit(self._models.unload, request.model_name)
+        )
         return MESSAGES["RepositoryModelUnloadResponse"]()
 
     async def _infer(self, data: bytes) -> Any:
-        started, meters = time.perf_counter(), self._models.meters
+        started = time.perf_counter()
+        meters = self._models.meters
         divide = partial(_divided, data, self._models.bounds)
         divided, request = await self._models.readers.read(len(data), divide)
         name = request.model_name
@@ -244,7 +275,9 @@ def _written(request: Any, scores: Scores) -> Any:
     """The answer to a ModelInferRequest."""
     wanted = [one.name for one in request.outputs] or None
     version = str(scores.version)
-    response = MESSAGES["ModelInferResponse"](model_name=request.model_name, model_version=version, id=request.id)
+    response = MESSAGES["ModelInferResponse"](
+        model_name=request.model_name, model_version=version, id=request.id
+    )
     for output, values in choose(scores.outputs, wanted).items():
         response.outputs.add(name=output, datatype="FP32", shape=[len(values)])
         response.raw_output_contents.append(np.ascontiguousarray(values, "<f4").tobytes())
@@ -261,14 +294,17 @@ def tensors(request: Any, data: bytes, divided: Divided) -> Iterator[Tensor]:
     raw = divided.raw
     if raw and len(raw) != len(request.inputs):
         raise DataError(
-            f"raw_input_contents: one for each input — received {len(raw)} for {len(request.inputs)} — correct them"
+            f"raw_input_contents: one for each input — received {len(raw)} for "
+            f"{len(request.inputs)} — correct them"
         )
     typed: list[list[Part]] = [[] for _ in request.inputs]
     for part in divided.parts:
         typed[part.input].append(part)
     for number, one in enumerate(request.inputs):
         if raw and typed[number]:
-            raise DataError(f"input {one.name[:100]!r}: raw and typed contents — received both — give one")
+            raise DataError(
+                f"input {one.name[:100]!r}: raw and typed contents — received both — give one"
+            )
         values: Any
         if raw:
             values = data[raw[number].start : raw[number].end]
@@ -279,7 +315,9 @@ def tensors(request: Any, data: bytes, divided: Divided) -> Iterator[Tensor]:
 
 
 class TypedValues(Undecoded):
-    """The `contents` of an input, which lie at `parts` of `data`; they must be those of its datatype."""
+    """The `contents` of an input, which lie at `parts` of `data`; they must be those of its
+    datatype.
+    """
 
     def __init__(self, name: str, datatype: str, data: bytes, parts: Sequence[Part]) -> None:
         self.entries = sum(part.entries for part in parts)
@@ -293,7 +331,10 @@ class TypedValues(Undecoded):
         fields = MESSAGES["InferTensorContents"].FromString(message).ListFields()
         if len(fields) > 1:
             names = [field.name for field, _ in fields]
-            raise DataError(f"input {self._name[:100]!r}: contents of several types — received {names} — give one")
+            raise DataError(
+                f"input {self._name[:100]!r}: contents of several types — received {names} — give "
+                "one"
+            )
         if not fields:
             yield []
             return
@@ -301,7 +342,8 @@ class TypedValues(Undecoded):
         expected = _CONTENTS.get(self._datatype, field.name)  # an unknown datatype is refused later
         if field.name != expected:
             raise DataError(
-                f"input {self._name[:100]!r}: expected {expected} for {self._datatype}, got {field.name}. "
+                f"input {self._name[:100]!r}: expected {expected} for {self._datatype}, got "
+                f"{field.name}. "
                 "Fill the field of the tensor's datatype."
             )
         for start in range(0, len(values), SLICE):
@@ -325,7 +367,9 @@ def _decoded(message: Any, data: bytes) -> Any:
 def told(
     call: Callable[[Any], Awaitable[Any]], message: Any, decode: Callable[[bytes], Any]
 ) -> Callable[[bytes, Any], Awaitable[Any]]:
-    """A call whose errors become a status with their reason; it takes what `decode` makes of the bytes."""
+    """A call whose errors become a status with their reason; it takes what `decode` makes of the
+    bytes.
+    """
 
     async def answer(data: bytes, context: Any) -> Any:
         try:
@@ -341,7 +385,10 @@ async def refuse(error: Exception, message: Any, context: Any) -> None:
     if isinstance(error, HotbedError):
         await context.abort(code_of(error), str(error))
     if isinstance(error, DecodeError):
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the request is no {message.DESCRIPTOR.name} — {error}")
+        await context.abort(
+            grpc.StatusCode.INVALID_ARGUMENT,
+            f"the request is no {message.DESCRIPTOR.name} — {error}",
+        )
     log.error("a request failed", exc_info=error)
     await context.abort(grpc.StatusCode.INTERNAL, "an error of the server; its log has more")
 
@@ -352,14 +399,18 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     def __init__(self, admit: Callable[[str | None], bool]) -> None:
         async def refuse(requests: Any, context: Any) -> None:
             await context.abort(
-                grpc.StatusCode.UNAUTHENTICATED, "no token, or a wrong one — send authorization: Bearer TOKEN"
+                grpc.StatusCode.UNAUTHENTICATED,
+                "no token, or a wrong one — send authorization: Bearer TOKEN",
             )
 
         # of a stream: else the whole message would be taken first
-        self._admit, self._refused = admit, grpc.stream_unary_rpc_method_handler(refuse)
+        self._admit = admit
+        self._refused = grpc.stream_unary_rpc_method_handler(refuse)
 
     async def intercept_service(self, go_on: Any, details: Any) -> Any:
-        given = next((value for name, value in details.invocation_metadata if name == "authorization"), None)
+        given = next(
+            (value for name, value in details.invocation_metadata if name == "authorization"), None
+        )
         if details.method.endswith(_OPEN) or self._admit(given):
             return await go_on(details)
         return self._refused
@@ -373,18 +424,26 @@ async def start(
     shared: bool = False,
     idle_seconds: float = 60.0,
 ) -> GrpcServer:
-    """A gRPC server that listens. `tls`: key and certificate; `shared`: by several processes; `idle_seconds`: when a
-    connection without a call is closed. Raises ConfigError where it cannot listen."""
+    """A gRPC server that listens. `tls`: key and certificate; `shared`: by several processes;
+    `idle_seconds`: when a connection without a call is closed. Raises ConfigError where it cannot
+    listen.
+    """
     longest = models.limits.body_bytes or max(_INFER_BYTES, models.bounds.body_bytes)
-    options = {"grpc.max_receive_message_length": longest, "grpc.so_reuseport": int(shared),
-               "grpc.max_connection_idle_ms": int(idle_seconds * 1000), "grpc.max_concurrent_streams": _STREAMS}  # fmt: skip
+    options = {
+        "grpc.max_receive_message_length": longest,
+        "grpc.so_reuseport": int(shared),
+        "grpc.max_connection_idle_ms": int(idle_seconds * 1000),
+        "grpc.max_concurrent_streams": _STREAMS,
+    }
     listening = Listening(SERVICE, Service(models).handlers(), MESSAGES, lambda: models.ready)
     return await listen(listening, address, admit, tls, options)
 
 
 @dataclass(frozen=True)
 class Listening:
-    """A service that listens: its full name, its handlers, its messages by name, and whether it is ready."""
+    """A service that listens: its full name, its handlers, its messages by name, and whether it is
+    ready.
+    """
 
     name: str
     handlers: Any
@@ -416,7 +475,9 @@ async def listen(
 ) -> GrpcServer:
     """As `start`, of any service. `calls`: answered at the same time; None = any number."""
     gates = [] if admit is None else [Gate(admit)]
-    server = grpc.aio.server(interceptors=gates, options=list(options.items()), maximum_concurrent_rpcs=calls)
+    server = grpc.aio.server(
+        interceptors=gates, options=list(options.items()), maximum_concurrent_rpcs=calls
+    )
     server.add_generic_rpc_handlers((service.handlers,))
     pool = next(iter(service.messages.values())).DESCRIPTOR.file.pool
     health = add_health_and_reflection(server, service.name, pool, service.ready)
@@ -426,6 +487,8 @@ async def listen(
         else:
             port = server.add_secure_port(address, grpc.ssl_server_credentials([tls]))
     except RuntimeError as error:
-        raise ConfigError(f"serve: cannot listen — received {address}, {error} — give a free port, or 0") from error
+        raise ConfigError(
+            f"serve: cannot listen — received {address}, {error} — give a free port, or 0"
+        ) from error
     await server.start()
     return GrpcServer(server, port, health)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server: the Open Inference Protocol over REST, metrics and a page; gRPC beside it. Needs the extra `serve`."""
+"""The server: the Open Inference Protocol over REST, metrics and a page; gRPC beside it. Needs the
+extra `serve`.
+"""
 
 from __future__ import annotations
 
@@ -58,14 +60,18 @@ from hotbed.serving.stores.following import collecting, open_follower
 try:
     from hotbed.serving.server.connection import App, HttpServer, Request, Response, refusal
 except ImportError as error:
-    raise MissingExtra(f"a server needs {error.name} — it is not installed — pip install hotbed[serve]") from error
+    raise MissingExtra(
+        f"a server needs {error.name} — it is not installed — pip install hotbed[serve]"
+    ) from error
 
 log = logging.getLogger("hotbed.serving")
 _OPEN = ("/v2/health/live", "/v2/health/ready")  # what probes ask, who hold no token
 _PAGE = Path(__file__).with_name("page.html")
-_LAST_SECONDS, _BACKLOG = 30, 2048
+_LAST_SECONDS = 30
+_BACKLOG = 2048
 _BODY_BYTES = 64 << 10  # of a request other than for predictions
-_SWITCH_SECONDS = 0.0005  # a thread that loads a version keeps the interpreter so long from requests, not 5 ms
+# a thread that loads a version keeps the interpreter so long from requests, not 5 ms
+_SWITCH_SECONDS = 0.0005
 T = TypeVar("T")
 Reply: TypeAlias = "Response | asyncio.Future[Response]"
 
@@ -74,11 +80,11 @@ Reply: TypeAlias = "Response | asyncio.Future[Response]"
 class Options:
     """Where a server listens and whom it answers.
 
-    `port`, `grpc_port`: 0 = a free one; None = no gRPC. `token_file`: one token a line; who sends none of them is refused.
-    `tls_cert`, `tls_key`: PEM files. `drain_seconds`: on SIGTERM, how long it answers on while readiness says no.
-    `request_seconds`: for a request to come whole. `idle_seconds`: when a connection without one is closed.
-    `rows`: folder of mapped rows (None: a temporary one); `dtype`: float32, float16 or int8 rows. `workers`: processes that
-    answer.
+    `port`, `grpc_port`: 0 = a free one; None = no gRPC. `token_file`: one token a line; who sends
+    none of them is refused. `tls_cert`, `tls_key`: PEM files. `drain_seconds`: on SIGTERM, how long
+    it answers on while readiness says no. `request_seconds`: for a request to come whole.
+    `idle_seconds`: when a connection without one is closed. `rows`: folder of mapped rows (None: a
+    temporary one); `dtype`: float32, float16 or int8 rows. `workers`: processes that answer.
     """
 
     host: str = "127.0.0.1"
@@ -122,8 +128,11 @@ class Api(App):
     """The routes of the protocol."""
 
     def __init__(self, models: Models, tokens: Tokens | None) -> None:
-        self._models, self._tokens, self._asks = models, tokens, Asks()
-        model, repository = r"/v2/models/([^/]+)(?:/versions/([^/]+))?", r"/v2/repository"
+        self._models = models
+        self._tokens = tokens
+        self._asks = Asks()
+        model = r"/v2/models/([^/]+)(?:/versions/([^/]+))?"
+        repository = r"/v2/repository"
         routes: list[tuple[str, str, Callable[..., Reply]]] = [
             ("POST", f"{model}/infer", self._infer),
             ("GET", "/v2/health/live", self._live),
@@ -141,18 +150,26 @@ class Api(App):
             ("POST", f"{repository}/models/([^/]+)/load", self._load),
             ("POST", f"{repository}/models/([^/]+)/unload", self._unload),
         ]
-        self._routes = [(method, re.compile(pattern), handler) for method, pattern, handler in routes]
+        self._routes = [
+            (method, re.compile(pattern), handler) for method, pattern, handler in routes
+        ]
         self._found = lru_cache(256)(self._find)
 
     def refuse(self, request: Request) -> Response | None:
         """Who holds no token, and bodies that are not as they are."""
         given = request.headers.get("authorization")
         if self._tokens is not None and request.path not in _OPEN and not self._tokens.admit(given):
-            return refusal(401, "no token, or a wrong one — send Authorization: Bearer TOKEN",
-                           {"WWW-Authenticate": 'Bearer, Basic realm="hotbed"'})  # fmt: skip
+            return refusal(
+                401,
+                "no token, or a wrong one — send Authorization: Bearer TOKEN",
+                {"WWW-Authenticate": 'Bearer, Basic realm="hotbed"'},
+            )
         coding = request.headers.get("content-encoding", "identity")
         if coding != "identity":
-            return refusal(415, f"content-encoding: not taken — received {coding[:40]!r} — send the body as it is")
+            return refusal(
+                415,
+                f"content-encoding: not taken — received {coding[:40]!r} — send the body as it is",
+            )
         return None
 
     def body_bytes(self, request: Request) -> int:
@@ -217,7 +234,8 @@ class Api(App):
         return asyncio.ensure_future(_gathered(ask, lambda stats: _json({"model_stats": stats})))
 
     def _infer(self, request: Request, name: str, version: str) -> Reply:
-        started, meters = time.perf_counter(), self._models.meters
+        started = time.perf_counter()
+        meters = self._models.meters
 
         length = request.headers.get(HEADER_LENGTH.lower())
 
@@ -263,12 +281,16 @@ class Api(App):
         return Response(200, page.encode(), "text/html; charset=utf-8", headers)
 
     def _index(self, request: Request) -> Response:
-        return _json(self._models.index(ready=bool(read_object(request.body or b"{}").get("ready"))))
+        return _json(
+            self._models.index(ready=bool(read_object(request.body or b"{}").get("ready")))
+        )
 
     def _load(self, request: Request, name: str) -> Reply:
         parameters = read_object(request.body or b"{}").get("parameters", {})
         if not isinstance(parameters, dict):
-            raise DataError(f"parameters: expected an object, got {type(parameters).__name__}. Leave them out.")
+            raise DataError(
+                f"parameters: expected an object, got {type(parameters).__name__}. Leave them out."
+            )
         check_load(parameters)
         return asyncio.ensure_future(_after(self._models.aside.submit(self._models.load, name)))
 
@@ -307,18 +329,25 @@ def _json(value: Any, headers: Mapping[str, str] | None = None) -> Response:
 class Server(Stoppable):
     """Answers for `models` until it is stopped.
 
-    `run` blocks, and in the main thread ends on SIGTERM and SIGINT: readiness says no, requests are answered on for
-    `drain_seconds`, then nothing new is taken and what is under way is finished. Raises ConfigError where it cannot listen.
+    `run` blocks, and in the main thread ends on SIGTERM and SIGINT: readiness says no, requests are
+    answered on for `drain_seconds`, then nothing new is taken and what is under way is finished.
+    Raises ConfigError where it cannot listen.
 
     `listener`: a socket that other processes listen at as well; they share the port of gRPC, too.
 
     Example: `Server(models, Options(port=8000)).run()`
     """
 
-    def __init__(self, models: Models, options: Options | None = None, listener: socket.socket | None = None) -> None:
+    def __init__(
+        self, models: Models, options: Options | None = None, listener: socket.socket | None = None
+    ) -> None:
         super().__init__()
-        self._models, self._options, self._shared = models, options or Options(), listener is not None
-        self._tokens = None if self._options.token_file is None else Tokens(self._options.token_file)
+        self._models = models
+        self._options = options or Options()
+        self._shared = listener is not None
+        self._tokens = (
+            None if self._options.token_file is None else Tokens(self._options.token_file)
+        )
         self._tls, self._secure = tls(self._options.tls_cert, self._options.tls_key)
         self._socket = listener or listen(self._options.host, self._options.port)
         self.port: int = self._socket.getsockname()[1]
@@ -354,7 +383,9 @@ class Server(Stoppable):
 
         admit = None if self._tokens is None else self._tokens.admit
         place = address(self._options.host, self._options.grpc_port)
-        server = await start(self._models, place, admit, self._tls, self._shared, self._options.idle_seconds)
+        server = await start(
+            self._models, place, admit, self._tls, self._shared, self._options.idle_seconds
+        )
         self.grpc_port = server.port
         return server
 
@@ -363,23 +394,34 @@ def listen(host: str, port: int) -> socket.socket:
     """A socket that listens. Raises ConfigError where that is not possible."""
     try:
         return socket.create_server(
-            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=_BACKLOG
+            (host, port),
+            family=socket.AF_INET6 if ":" in host else socket.AF_INET,
+            backlog=_BACKLOG,
         )
     except (OSError, OverflowError) as error:
-        raise ConfigError(f"serve: cannot listen — received {host}:{port}, {error} — give a free port, or 0") from error
+        raise ConfigError(
+            f"serve: cannot listen — received {host}:{port}, {error} — give a free port, or 0"
+        ) from error
 
 
 _SETTINGS: tuple[Any, Any, Any] = (Options, Limits, Elsewhere)
 
 
 def serve(sources: Sequence[str], watch: Sequence[str], settings: Mapping[str, Any]) -> None:
-    """What `hotbed serve` does: serve exported models (`[NAME=]PATH`), each following `[NAME=]SOURCE` of `watch` where given, until
-    SIGTERM. `settings`: keys of `Options`, `Limits` and `Elsewhere`. Raises ConfigError for wrong ones."""
+    """What `hotbed serve` does: serve exported models (`[NAME=]PATH`), each following
+    `[NAME=]SOURCE` of `watch` where given, until SIGTERM. `settings`: keys of `Options`, `Limits`
+    and `Elsewhere`. Raises ConfigError for wrong ones.
+    """
     known = {one.name: kind for kind in _SETTINGS for one in fields(kind)}
     for key in settings:
         if key not in known:
-            raise ConfigError(f"serve.{key}: unknown key — received {settings[key]!r} — {config.nearest(key, known)}")
-    given = {kind: {key: settings[key] for key in settings if known[key] is kind} for kind in _SETTINGS}
+            raise ConfigError(
+                f"serve.{key}: unknown key — received {settings[key]!r} — "
+                f"{config.nearest(key, known)}"
+            )
+    given = {
+        kind: {key: settings[key] for key in settings if known[key] is kind} for kind in _SETTINGS
+    }
     options, limits, elsewhere = (config.build(given[kind], kind, "serve") for kind in _SETTINGS)
     logging.basicConfig(level=logging.INFO, handlers=[JsonLines()])
     logging.captureWarnings(True)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What servers tell Prometheus: requests by how they ended and how long they took, and the state of each model."""
+"""What servers tell Prometheus: requests by how they ended and how long they took, and the state of
+each model.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +26,33 @@ class Meters:
 
     def __init__(self, models: Models) -> None:
         client = _client()
-        self._models, self._families, self._text = models, client.core, client.generate_latest
+        self._models = models
+        self._families = client.core
+        self._text = client.generate_latest
         self._registry = client.CollectorRegistry()
         self._registry.register(self)
         labels = ["model", "protocol"]
-        self._seconds = client.Histogram("hotbed_request_seconds", "Requests that were answered, by how long it took", labels,
-                                         registry=self._registry, buckets=_BUCKETS)  # fmt: skip
-        self._requests = client.Counter("hotbed_requests", "Requests for predictions, by how they ended", [*labels, "outcome"],
-                                        registry=self._registry)  # fmt: skip
+        self._seconds = client.Histogram(
+            "hotbed_request_seconds",
+            "Requests that were answered, by how long it took",
+            labels,
+            registry=self._registry,
+            buckets=_BUCKETS,
+        )
+        self._requests = client.Counter(
+            "hotbed_requests",
+            "Requests for predictions, by how they ended",
+            [*labels, "outcome"],
+            registry=self._registry,
+        )
         self._children: dict[Any, Any] = {}
 
-    def ended(self, name: str, protocol: str, started: float, error: BaseException | None = None) -> None:
-        """One request for predictions ended, with an error or an answer; `started` by `time.perf_counter`."""
+    def ended(
+        self, name: str, protocol: str, started: float, error: BaseException | None = None
+    ) -> None:
+        """One request for predictions ended, with an error or an answer; `started` by
+        `time.perf_counter`.
+        """
         model = self._models.find(name)
         name = "" if model is None else name  # names that nobody serves make no series
         seconds = time.perf_counter() - started
@@ -56,7 +73,12 @@ class Meters:
         """As `ended`, once the future is done."""
 
         def told(done: asyncio.Future[Any]) -> None:
-            self.ended(name, protocol, started, asyncio.CancelledError() if done.cancelled() else done.exception())
+            self.ended(
+                name,
+                protocol,
+                started,
+                asyncio.CancelledError() if done.cancelled() else done.exception(),
+            )
 
         future.add_done_callback(told)
 
@@ -75,31 +97,50 @@ class Meters:
     def collect(self) -> Iterator[Any]:
         """Called by prometheus-client for each scrape."""
         for name, kind, text, read in _GAUGES:
-            family = getattr(self._families, f"{kind}MetricFamily")(f"hotbed_{name}", text, labels=["model"])
+            family = getattr(self._families, f"{kind}MetricFamily")(
+                f"hotbed_{name}", text, labels=["model"]
+            )
             for model in self._models:
                 value = read(model)
                 if value is not None:
                     family.add_metric([model.name], value)
             yield family
-        found = [(model.name, now.version, now.since) for model in self._models if (now := model._current) is not None]
+        found = [
+            (model.name, now.version, now.since)
+            for model in self._models
+            if (now := model._current) is not None
+        ]
         yield from _of_versions(self._families, found)
 
 
 class CallMeters:
-    """What Prometheus is told of a parameter server: calls, rows and versions. Needs prometheus-client.
+    """What Prometheus is told of a parameter server: calls, rows and versions. Needs
+        prometheus-client.
 
-    `newest`: the version of each model that there is, by name. `since`: when it was taken, in Unix seconds, where that is known.
+    `newest`: the version of each model that there is, by name. `since`: when it was taken, in Unix
+    seconds, where that is known.
     """
 
     def __init__(self, newest: Callable[[], Mapping[str, ModelVersion]]) -> None:
         client = _client()
-        self._newest, self._families, self._start = newest, client.core, client.start_http_server
+        self._newest = newest
+        self._families = client.core
+        self._start = client.start_http_server
         self._registry = client.CollectorRegistry()
         self._registry.register(self)
-        self._seconds = client.Histogram("hotbed_call_seconds", "Calls, by how long they took", ["call"],
-                                         registry=self._registry, buckets=_BUCKETS)  # fmt: skip
-        self._calls = client.Counter("hotbed_calls", "Calls, by the gRPC status they ended with", ["call", "code"],
-                                     registry=self._registry)  # fmt: skip
+        self._seconds = client.Histogram(
+            "hotbed_call_seconds",
+            "Calls, by how long they took",
+            ["call"],
+            registry=self._registry,
+            buckets=_BUCKETS,
+        )
+        self._calls = client.Counter(
+            "hotbed_calls",
+            "Calls, by the gRPC status they ended with",
+            ["call", "code"],
+            registry=self._registry,
+        )
         self._rows = client.Counter(
             "hotbed_asked_rows", "Ids whose rows were asked for", ["model"], registry=self._registry
         )
@@ -107,7 +148,9 @@ class CallMeters:
 
     @contextlib.contextmanager
     def listening(self, host: str, port: int | None) -> Iterator[int | None]:
-        """Answer scrapes at a port (0: a free one; None: none), and give its number. Raises ConfigError where it is taken."""
+        """Answer scrapes at a port (0: a free one; None: none), and give its number. Raises
+        ConfigError where it is taken.
+        """
         if port is None:
             yield None
             return
@@ -115,7 +158,8 @@ class CallMeters:
             server, thread = self._start(port, host, self._registry)
         except (OSError, OverflowError) as error:
             raise ConfigError(
-                f"metrics_port: cannot listen — received {host}:{port}, {error} — give a free port, or 0"
+                f"metrics_port: cannot listen — received {host}:{port}, {error} — give a free "
+                "port, or 0"
             ) from error
         try:
             yield server.server_port
@@ -127,7 +171,8 @@ class CallMeters:
     @contextlib.contextmanager
     def timed(self, call: str, context: Any) -> Iterator[None]:
         """Count a call, by what its `context` says once it has ended."""
-        started, code = time.perf_counter(), "OK"
+        started = time.perf_counter()
+        code = "OK"
         try:
             yield
         except BaseException:
@@ -149,9 +194,18 @@ class CallMeters:
 
 
 def status_of(model: Model) -> dict[str, Any]:
-    """What this process tells of a model: times in seconds, moments as Unix time; None where something is not known."""
-    now, cache = model._current, model.cache
-    found: dict[str, Any] = {"digest": "", "published": None, "learned": None, "since": None, "cache": None}
+    """What this process tells of a model: times in seconds, moments as Unix time; None where
+    something is not known.
+    """
+    now = model._current
+    cache = model.cache
+    found: dict[str, Any] = {
+        "digest": "",
+        "published": None,
+        "learned": None,
+        "since": None,
+        "cache": None,
+    }
     if now is not None:
         version = now.version
         found |= {
@@ -161,15 +215,33 @@ def status_of(model: Model) -> dict[str, Any]:
             "since": now.since,
         }
     if cache is not None:
-        found["cache"] = {"hits": cache.hits, "misses": cache.misses, "late": cache.late, "rows": cache.num_rows,
-                          "bytes": cache.num_bytes, "fetches": cache.fetches, "fetch_seconds": cache.fetch_seconds}  # fmt: skip
-    return {**found, "swaps": model.swaps, "problems": model.problems, "rows": model.rows, "batches": model.batches,
-            **asdict(model.counts), "now": time.time(), "waiting": model.waiting_rows, "seconds": list(model.seconds)}  # fmt: skip
+        found["cache"] = {
+            "hits": cache.hits,
+            "misses": cache.misses,
+            "late": cache.late,
+            "rows": cache.num_rows,
+            "bytes": cache.num_bytes,
+            "fetches": cache.fetches,
+            "fetch_seconds": cache.fetch_seconds,
+        }
+    return {
+        **found,
+        "swaps": model.swaps,
+        "problems": model.problems,
+        "rows": model.rows,
+        "batches": model.batches,
+        **asdict(model.counts),
+        "now": time.time(),
+        "waiting": model.waiting_rows,
+        "seconds": list(model.seconds),
+    }
 
 
 def together(found: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """What the page shows of each model, from what every process tells of its own (`Models.status`): counts in sum, latencies of the
-    requests of all, and the version of the process that is furthest behind."""
+    """What the page shows of each model, from what every process tells of its own
+    (`Models.status`): counts in sum, latencies of the requests of all, and the version of the
+    process that is furthest behind.
+    """
     by_name = dict[str, list[Mapping[str, Any]]]()
     for one in itertools.chain.from_iterable(found):
         by_name.setdefault(one["name"], []).append(one)
@@ -192,9 +264,13 @@ _SUMS = (
 
 
 def _together(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    behind = min(each, key=lambda one: (one["state"] == "READY", one["published"] or 0, -(one["since"] or 0)))
+    behind = min(
+        each, key=lambda one: (one["state"] == "READY", one["published"] or 0, -(one["since"] or 0))
+    )
     seconds = sorted(itertools.chain.from_iterable(one["seconds"] for one in each))
-    middle, high = (seconds[int(len(seconds) * part)] for part in (0.5, 0.99)) if seconds else (None, None)
+    middle, high = (
+        (seconds[int(len(seconds) * part)] for part in (0.5, 0.99)) if seconds else (None, None)
+    )
     caches = [one["cache"] for one in each if one["cache"] is not None]
     return {
         **{name: value for name, value in behind.items() if name != "seconds"},
@@ -215,36 +291,103 @@ def _cache(read: Callable[[EmbeddingCache], float]) -> Read:
     return lambda model: None if model.cache is None else read(model.cache)
 
 
-_BUCKETS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+_BUCKETS = (
+    0.0005,
+    0.001,
+    0.002,
+    0.003,
+    0.005,
+    0.0075,
+    0.01,
+    0.02,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    10.0,
+)
 _GAUGES: list[tuple[str, str, str, Read]] = [
     ("model_ready", "Gauge", "Whether the model answers", lambda model: float(model.ready)),
-    ("model_swaps", "Counter", "Versions that took the place of another", lambda model: model.swaps),
-    ("model_problems", "Counter", "Versions that could not be served, gaps and forks", lambda model: model.problems),
+    (
+        "model_swaps",
+        "Counter",
+        "Versions that took the place of another",
+        lambda model: model.swaps,
+    ),
+    (
+        "model_problems",
+        "Counter",
+        "Versions that could not be served, gaps and forks",
+        lambda model: model.problems,
+    ),
     ("waiting_rows", "Gauge", "Candidates in the queue", lambda model: model.waiting_rows),
     ("batches", "Counter", "Batches that were scored", lambda model: model.batches),
     ("scored_rows", "Counter", "Candidates that were scored", lambda model: model.rows),
     ("scoring_seconds", "Counter", "Seconds spent scoring", lambda model: model.batch_seconds),
-    ("cache_hits", "Counter", "Distinct ids of requests whose row the cache held", _cache(lambda cache: cache.hits)),
-    ("cache_misses", "Counter", "Distinct ids of requests whose row it did not hold", _cache(lambda cache: cache.misses)),
-    ("cache_late", "Counter", "Misses whose row came too late and read as default", _cache(lambda cache: cache.late)),
-    ("cache_hit_rate", "Gauge", "Share of hits since the start", _cache(lambda cache: cache.hit_rate)),
+    (
+        "cache_hits",
+        "Counter",
+        "Distinct ids of requests whose row the cache held",
+        _cache(lambda cache: cache.hits),
+    ),
+    (
+        "cache_misses",
+        "Counter",
+        "Distinct ids of requests whose row it did not hold",
+        _cache(lambda cache: cache.misses),
+    ),
+    (
+        "cache_late",
+        "Counter",
+        "Misses whose row came too late and read as default",
+        _cache(lambda cache: cache.late),
+    ),
+    (
+        "cache_hit_rate",
+        "Gauge",
+        "Share of hits since the start",
+        _cache(lambda cache: cache.hit_rate),
+    ),
     ("cache_rows", "Gauge", "Rows that the cache holds", _cache(lambda cache: cache.num_rows)),
     ("cache_bytes", "Gauge", "Memory that it holds", _cache(lambda cache: cache.num_bytes)),
-    ("cache_fetches", "Counter", "How often the store was asked", _cache(lambda cache: cache.fetches)),
-    ("cache_fetch_seconds", "Counter", "Seconds that requests waited for the store", _cache(lambda cache: cache.fetch_seconds)),
-]  # fmt: skip
+    (
+        "cache_fetches",
+        "Counter",
+        "How often the store was asked",
+        _cache(lambda cache: cache.fetches),
+    ),
+    (
+        "cache_fetch_seconds",
+        "Counter",
+        "Seconds that requests waited for the store",
+        _cache(lambda cache: cache.fetch_seconds),
+    ),
+]
 _VERSION_GAUGES: list[tuple[str, str, Callable[[ModelVersion, float | None], float | None]]] = [
     ("model_version", "The version that is served", lambda version, since: version.version),
-    ("model_age_seconds", "How long ago what is served was published",
-     lambda version, since: _between(version.published, time.time())),
-    ("model_delay_seconds", "How long what is served took from published to served",
-     lambda version, since: _between(version.published, since)),
-    ("model_freshness_seconds", "How long what is served took from its newest event to served",
-     lambda version, since: _between(version.learned, since)),
-]  # fmt: skip
+    (
+        "model_age_seconds",
+        "How long ago what is served was published",
+        lambda version, since: _between(version.published, time.time()),
+    ),
+    (
+        "model_delay_seconds",
+        "How long what is served took from published to served",
+        lambda version, since: _between(version.published, since),
+    ),
+    (
+        "model_freshness_seconds",
+        "How long what is served took from its newest event to served",
+        lambda version, since: _between(version.learned, since),
+    ),
+]
 
 
-def _of_versions(families: Any, found: Sequence[tuple[str, ModelVersion, float | None]]) -> Iterator[Any]:
+def _of_versions(
+    families: Any, found: Sequence[tuple[str, ModelVersion, float | None]]
+) -> Iterator[Any]:
     """Of models by name: the version, and since when it is served."""
     for name, text, read in _VERSION_GAUGES:
         family = families.GaugeMetricFamily(f"hotbed_{name}", text, labels=["model"])

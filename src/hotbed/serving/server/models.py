@@ -60,9 +60,10 @@ class Current:
 
 @dataclass
 class Counts:
-    """Requests of a model since the start. `answered` and `refused`: how they ended, and the seconds that they took from
-    first to last; `scored`: those that were in a batch, the seconds that they waited, and the seconds of their batches;
-    `last_scored`: Unix seconds, 0 = never."""
+    """Requests of a model since the start. `answered` and `refused`: how they ended, and the
+    seconds that they took from first to last; `scored`: those that were in a batch, the seconds
+    that they waited, and the seconds of their batches; `last_scored`: Unix seconds, 0 = never.
+    """
 
     answered: int = 0
     answered_seconds: float = 0.0
@@ -86,15 +87,19 @@ class Counts:
 class Model:
     """One model: the version it serves, its queue, and what went wrong last. Made by `Models`.
 
-    `find`: gives the newest version; `cache`: of the rows of a model whose versions do not hold them.
+    `find`: gives the newest version; `cache`: of the rows of a model whose versions do not hold
+    them.
     """
 
     def __init__(self, name: str, find: Callable[[], ModelVersion], limits: Limits) -> None:
-        self.name, self.find, self._limits = name, find, limits
+        self.name = name
+        self.find = find
+        self._limits = limits
         self.cache: EmbeddingCache | None = None
         self.looking = threading.Lock()
         self.look: Callable[[], None] = lambda: None  # of a model that is watched: once more, now
-        self.wanted, self.outside = True, ""  # `outside`: what went wrong where it is loaded
+        self.wanted = True  # `outside`: what went wrong where it is loaded
+        self.outside = ""
         self._current: Current | None = None
         self._batcher: Batcher | None = None
         self.problem = ""
@@ -111,7 +116,10 @@ class Model:
         """Raises NotServed where no version is loaded."""
         current = self._current
         if current is None:
-            raise NotServed(f"model {self.name!r}: not loaded — received {self.problem or 'an unload'} — load it")
+            raise NotServed(
+                f"model {self.name!r}: not loaded — received {self.problem or 'an unload'} — load "
+                "it"
+            )
         return current
 
     @property
@@ -125,7 +133,10 @@ class Model:
         """Its queue. Raises NotServed where no version is loaded."""
         batcher = self._batcher
         if batcher is None:
-            raise NotServed(f"model {self.name!r}: not loaded — received {self.problem or 'an unload'} — load it")
+            raise NotServed(
+                f"model {self.name!r}: not loaded — received {self.problem or 'an unload'} — load "
+                "it"
+            )
         return batcher
 
     @property
@@ -139,7 +150,8 @@ class Model:
         return 0 if self._batcher is None else self._batcher.waiting_rows
 
     def serve(self, loaded: ModelVersion, problem: str = "") -> None:
-        """From the next batch on, answer with this version; batches under way end with the one they began with.
+        """From the next batch on, answer with this version; batches under way end with the one they
+        began with.
 
         `problem`: why it is not the one that was asked for.
         """
@@ -165,13 +177,19 @@ class Model:
 
     def failed(self, error: Exception) -> None:
         """Remember and say what went wrong; what is served stays."""
-        self.problem, self.problems = str(error), self.problems + 1
-        kept = f"version {self._current.version.version} stays" if self._current else "it is not served"
+        self.problem = str(error)
+        self.problems = self.problems + 1
+        kept = (
+            f"version {self._current.version.version} stays"
+            if self._current
+            else "it is not served"
+        )
         log.warning("model %s: %s; %s", self.name, error, kept)
 
     def close(self) -> None:
         """Answer what waits, then stop."""
-        batcher, self._batcher = self._batcher, None
+        batcher = self._batcher
+        self._batcher = None
         if batcher is not None:
             batcher.close()
         self._current = None
@@ -187,10 +205,13 @@ class Model:
 
 
 class Models:
-    """The models of a server: named by who starts it, loaded and unloaded by who may, followed in the background.
+    """The models of a server: named by who starts it, loaded and unloaded by who may, followed in
+    the
+        background.
 
-    `server`: loads what comes from folders. A model at grpc://HOST:PORT[/NAME] is that of a parameter server: `reach` gives the
-    store of such an address, and rows come through a cache with the keywords `cache`.
+    `server`: loads what comes from folders. A model at grpc://HOST:PORT[/NAME] is that of a
+    parameter server: `reach` gives the store of such an address, and rows come through a cache with
+    the keywords `cache`.
 
     Example:
         >>> models = Models(hb.ParameterServer("rows"))
@@ -205,12 +226,17 @@ class Models:
         reach: Callable[[str], Store] = ParameterServer.connect,
         cache: Mapping[str, Any] | None = None,
     ) -> None:
-        self.limits, self.stopping = limits or Limits(), False
+        self.limits = limits or Limits()
+        self.stopping = False
         self.meters = Meters(self)
         self.parent: Parent | None = None  # of a worker: who loads and unloads for all
-        self._server, self._models, self._lock = server, dict[str, Model](), threading.Lock()
-        self._reach, self._cache = reach, dict(cache or {})
-        self.aside = DaemonThreads(_LOADS, "hotbed-load")  # where loads and unloads run that are asked for
+        self._server = server
+        self._models = dict[str, Model]()
+        self._lock = threading.Lock()
+        self._reach = reach
+        self._cache = dict(cache or {})
+        # where loads and unloads run that are asked for
+        self.aside = DaemonThreads(_LOADS, "hotbed-load")
         self.readers = Readers()
         self._following = Following(lambda name, error: self.named(name).failed(error))
 
@@ -229,18 +255,25 @@ class Models:
         return not self.stopping and all(model.ready for model in self)
 
     def add(self, name: str, source: Where) -> None:
-        """Name a model, and load it; where its rows cannot be written, serve those that the folder holds.
+        """Name a model, and load it; where its rows cannot be written, serve those that the folder
+        holds.
 
         Raises what `ParameterServer.load` raises.
         """
         if not name or set(name) & set("/?#%"):
-            raise ConfigError(f"model {name!r}: no name for a URL — received {name!r} — leave out / ? # %")
+            raise ConfigError(
+                f"model {name!r}: no name for a URL — received {name!r} — leave out / ? # %"
+            )
         if name == "stats":  # /v2/models/stats is the statistics of all models
-            raise ConfigError("model 'stats': the protocol keeps this name. Give the model another: NAME=SOURCE.")
+            raise ConfigError(
+                "model 'stats': the protocol keeps this name. Give the model another: NAME=SOURCE."
+            )
         if is_remote(source):
             self._add_remote(name, str(source))
         else:
-            self._models[name] = Model(name, lambda: self._server.load(name, source, InferenceSession), self.limits)
+            self._models[name] = Model(
+                name, lambda: self._server.load(name, source, InferenceSession), self.limits
+            )
             try:
                 self.load(name)
             except NotWritten:
@@ -250,7 +283,9 @@ class Models:
                 self._models[name].serve(held, self._models[name].problem)
 
     def watch(self, name: str, find: Callable[[], ModelVersion], poll_seconds: float) -> None:
-        """Name a model that another process loads, and serve what `find` gives, now and whenever it gives another."""
+        """Name a model that another process loads, and serve what `find` gives, now and whenever it
+        gives another.
+        """
         model = self._models[name] = Model(name, find, self.limits)
         model.look = lambda: self._advance(model)
         try:
@@ -260,7 +295,8 @@ class Models:
         self._following.repeat(name, model.look, poll_seconds)
 
     def load(self, name: str) -> None:
-        """Load, or load again, the newest version of a model where it was exported to; on an error what is served stays.
+        """Load, or load again, the newest version of a model where it was exported to; on an error
+        what is served stays.
 
         What a trainer that is followed published last comes after it.
         """
@@ -297,23 +333,35 @@ class Models:
         return self._models.get(name)
 
     def named(self, name: str, version: str = "") -> Model:
-        """A model; raises NotServed for an unknown name, or a `version` other than the one that is served."""
+        """A model; raises NotServed for an unknown name, or a `version` other than the one that is
+        served.
+        """
         model = self._models.get(name)
         if model is None:
             raise NotServed(
-                f"model {name[:100]!r}: unknown — received it for {sorted(self._models)} — name one of them"
+                f"model {name[:100]!r}: unknown — received it for {sorted(self._models)} — name "
+                "one of them"
             )
         if version and version != str(served := model.current.version.version):
-            raise NotServed(f"model {name!r}: version {version[:40]!r} is not served — received it for {served} — "
-                            "leave the version out for the newest")  # fmt: skip
+            raise NotServed(
+                f"model {name!r}: version {version[:40]!r} is not served — received it for "
+                f"{served} — "
+                "leave the version out for the newest"
+            )
         return model
 
     def index(self, ready: bool = False) -> list[dict[str, str]]:
-        """Name, version, state (READY, UNAVAILABLE) and reason of each model; with `ready` only those that answer."""
+        """Name, version, state (READY, UNAVAILABLE) and reason of each model; with `ready` only
+        those that answer.
+        """
         found = []
         for model in self:
             try:
-                entry = {"name": model.name, "version": str(model.current.version.version), "state": "READY"}
+                entry = {
+                    "name": model.name,
+                    "version": str(model.current.version.version),
+                    "state": "READY",
+                }
             except NotServed:
                 entry = {"name": model.name, "version": "", "state": "UNAVAILABLE"}
             if model.ready or not ready:
@@ -323,17 +371,32 @@ class Models:
     def metadata(self, name: str, version: str = "") -> dict[str, Any]:
         """What the protocol tells of a model."""
         current = self.named(name, version).current
-        outputs = [{"name": one, "datatype": "FP32", "shape": [-1]} for one in current.version.graph["outputs"]]
-        found: Mapping[str, Any] = {"name": name, "versions": [str(current.version.version)], "platform": "hotbed_onnx"}
+        outputs = [
+            {"name": one, "datatype": "FP32", "shape": [-1]}
+            for one in current.version.graph["outputs"]
+        ]
+        found: Mapping[str, Any] = {
+            "name": name,
+            "versions": [str(current.version.version)],
+            "platform": "hotbed_onnx",
+        }
         return {**found, "inputs": current.inputs.metadata(), "outputs": outputs}
 
     def status(self) -> list[dict[str, Any]]:
         """What this process tells of each model; see `together`."""
-        return [{**told, **status_of(model)} for model, told in zip(self, self.index(), strict=False)]
+        return [
+            {**told, **status_of(model)} for model, told in zip(self, self.index(), strict=False)
+        ]
 
-    def follow(self, name: str, follower: Callable[[], Follower], poll_seconds: float = 1.0) -> None:
-        """Serve what a trainer publishes from now on, on a thread. `follower` is called there, again after an error."""
-        self._following.follow(name, follower, lambda reader: self._take(self.named(name), reader), poll_seconds)
+    def follow(
+        self, name: str, follower: Callable[[], Follower], poll_seconds: float = 1.0
+    ) -> None:
+        """Serve what a trainer publishes from now on, on a thread. `follower` is called there,
+        again after an error.
+        """
+        self._following.follow(
+            name, follower, lambda reader: self._take(self.named(name), reader), poll_seconds
+        )
 
     def close(self) -> None:
         """Stop following, answer what waits, let go of all models."""
@@ -342,8 +405,11 @@ class Models:
         for model in self:
             model.close()
 
-    def score(self, name: str, version: str, size: int, read: Callable[[Current], Reading[T]]) -> asyncio.Future[T]:
-        """The answer to a request of `size` bytes for the candidates that `read` finds in it; called on a loop.
+    def score(
+        self, name: str, version: str, size: int, read: Callable[[Current], Reading[T]]
+    ) -> asyncio.Future[T]:
+        """The answer to a request of `size` bytes for the candidates that `read` finds in it;
+        called on a loop.
 
         Raises DataError, NotServed or Overloaded, at once or as the future's error.
         """
@@ -362,7 +428,8 @@ class Models:
         def checked(scores: Scores) -> T:
             if version and version != str(scores.version):
                 raise NotServed(
-                    f"model {model.name!r}: version {version} has gone — received it for {scores.version} — ask again"
+                    f"model {model.name!r}: version {version} has gone — received it for "
+                    f"{scores.version} — ask again"
                 )
             return reading.write(scores)
 
@@ -372,10 +439,12 @@ class Models:
 
     def _add_remote(self, name: str, source: str) -> None:
         parts = urlsplit(source)
-        store, theirs = self._reach(f"{parts.scheme}://{parts.netloc}"), unquote(parts.path.strip("/")) or name
+        store = self._reach(f"{parts.scheme}://{parts.netloc}")
+        theirs = unquote(parts.path.strip("/")) or name
 
         def find() -> ModelVersion:
-            newest, model = store.model(theirs), self.named(name)
+            newest = store.model(theirs)
+            model = self.named(name)
             model.cache = model.cache or EmbeddingCache(store, theirs, **self._cache)
             return newest
 
@@ -411,7 +480,9 @@ class Parent(Protocol):
 class Loads(Protocol):
     """What `Models` needs of a parameter server."""
 
-    def load(self, name: str, source: Where | Reader, accept: Callable[[Any], object]) -> ModelVersion: ...
+    def load(
+        self, name: str, source: Where | Reader, accept: Callable[[Any], object]
+    ) -> ModelVersion: ...
     def unload(self, name: str) -> None: ...
     def find(self, name: str) -> ModelVersion | None: ...
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Open Inference Protocol: its tensors, as columns; its requests and answers, as JSON and binary tensors."""
+"""The Open Inference Protocol: its tensors, as columns; its requests and answers, as JSON and
+binary tensors.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,22 @@ if TYPE_CHECKING:
 
 # Tensor type -> NumPy dtype of its binary form, little-endian.
 DTYPES: dict[str, np.dtype[Any]] = {
-    "BOOL": np.dtype("?"), "UINT8": np.dtype("u1"), "UINT16": np.dtype("<u2"), "UINT32": np.dtype("<u4"),
-    "UINT64": np.dtype("<u8"), "INT8": np.dtype("i1"), "INT16": np.dtype("<i2"), "INT32": np.dtype("<i4"),
-    "INT64": np.dtype("<i8"), "FP16": np.dtype("<f2"), "FP32": np.dtype("<f4"), "FP64": np.dtype("<f8"),
-}  # fmt: skip
+    "BOOL": np.dtype("?"),
+    "UINT8": np.dtype("u1"),
+    "UINT16": np.dtype("<u2"),
+    "UINT32": np.dtype("<u4"),
+    "UINT64": np.dtype("<u8"),
+    "INT8": np.dtype("i1"),
+    "INT16": np.dtype("<i2"),
+    "INT32": np.dtype("<i4"),
+    "INT64": np.dtype("<i8"),
+    "FP16": np.dtype("<f2"),
+    "FP32": np.dtype("<f4"),
+    "FP64": np.dtype("<f8"),
+}
 EXTENSIONS = ["binary_tensor_data", "model_repository", "model_configuration", "statistics"]
-_NOT_OFFERED = ("shared_memory_region", "classification")  # parameters of tensors that change an answer
+# parameters of tensors that change an answer
+_NOT_OFFERED = ("shared_memory_region", "classification")
 _MOST = 1 << 30  # values along a dimension
 _compact = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -53,7 +65,9 @@ _INTEGERS = {kind.id for kind in _KINDS.values() if pa.types.is_integer(kind)}
 # Those whose binary form is a column as it lies.
 _PLAIN = {name: dtype for name, dtype in DTYPES.items() if name not in ("BOOL", "FP16")}
 Column: TypeAlias = NDArray[Any] | pa.Array
-"""Values of n candidates: NumPy for plain numbers, Arrow for strings, lists, and where some are missing."""
+"""Values of n candidates: NumPy for plain numbers, Arrow for strings, lists, and where some are
+missing.
+"""
 
 
 @dataclass(slots=True)
@@ -73,7 +87,8 @@ class Tensor:
 
         Raises DataError for what does not fit.
         """
-        shape, plain = self.shape, _PLAIN.get(self.datatype)
+        shape = self.shape
+        plain = _PLAIN.get(self.datatype)
         if (
             plain is not None
             and len(shape) == 1
@@ -90,12 +105,15 @@ class Tensor:
             flat = pa.nulls(0)
         if width == 1:
             return flat
-        return pa.LargeListArray.from_arrays(pa.array(np.arange(num_rows + 1) * width), pa.array(flat))
+        return pa.LargeListArray.from_arrays(
+            pa.array(np.arange(num_rows + 1) * width), pa.array(flat)
+        )
 
     def dimensions(self) -> tuple[int, int]:
         """Return the candidates, and the values of each. Raises DataError for other shapes."""
         shape = self.shape
-        num_rows, width = -1, 1
+        num_rows = -1
+        width = 1
         if len(shape) == 1:
             num_rows = shape[0]
         elif len(shape) == 2:
@@ -171,15 +189,18 @@ class Tensor:
     def _known(self, kinds: Mapping[str, Any]) -> Any:
         found = kinds.get(self.datatype)
         if found is None:
-            raise DataError(f"input {self.name!r}: unknown datatype — received {self.datatype!r} — "
-                            f"use BYTES or one of {', '.join(DTYPES)}")  # fmt: skip
+            raise DataError(
+                f"input {self.name!r}: unknown datatype — received {self.datatype!r} — "
+                f"use BYTES or one of {', '.join(DTYPES)}"
+            )
         return found
 
     def _made(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         if kind.id in _INTEGERS and float in map(type, values):  # Arrow would cut fractions
             fraction = next(value for value in values if type(value) is float)
             raise DataError(
-                f"input {self.name!r}: expected whole numbers for {self.datatype}, got {fraction!r}. "
+                f"input {self.name!r}: expected whole numbers for {self.datatype}, got "
+                f"{fraction!r}. "
                 "Send ids as integers."
             )
         try:
@@ -187,8 +208,11 @@ class Tensor:
                 return pa.nulls(len(values))
             return pa.array(values, kind) if values else pa.nulls(0)
         except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-            raise DataError(f"input {self.name!r}: values that are no {self.datatype} — {str(error).splitlines()[0][:200]} — "
-                            "correct them") from error  # fmt: skip
+            raise DataError(
+                f"input {self.name!r}: values that are no {self.datatype} — "
+                f"{str(error).splitlines()[0][:200]} — "
+                "correct them"
+            ) from error
 
 
 def _whole_numbers(values: list[Any]) -> NDArray[np.int64] | None:
@@ -208,27 +232,40 @@ def _joined(parts: Sequence[Column], kind: pa.DataType) -> pa.Array:
 
 
 def _too_many(num_rows: int, bounds: Bounds) -> DataError:
-    return DataError(f"too many candidates — received {num_rows} — give at most {bounds.rows} in a request")
+    return DataError(
+        f"too many candidates — received {num_rows} — give at most {bounds.rows} in a request"
+    )
 
 
 def _flat(values: Any) -> list[Any]:
     while isinstance(values, list) and values and isinstance(values[0], list):
         if not all(isinstance(one, list) for one in values):
-            raise DataError("data: lists of uneven depth — received numbers beside lists — nest it as the shape says")
+            raise DataError(
+                "data: lists of uneven depth — received numbers beside lists — nest it as the "
+                "shape says"
+            )
         values = [value for one in values for value in one]
     if not isinstance(values, list):
-        raise DataError(f"data: no list — received {type(values).__name__} — give the values of the tensor in a list")
+        raise DataError(
+            f"data: no list — received {type(values).__name__} — give the values of the tensor in "
+            "a list"
+        )
     return values
 
 
 def _texts(name: str, data: bytes | memoryview) -> list[str]:
     """Strings, each behind its length in 4 bytes."""
-    found, at, raw = [], 0, bytes(data)
+    found = []
+    at = 0
+    raw = bytes(data)
     while at < len(raw):
         end = at + 4 + int.from_bytes(raw[at : at + 4], "little")
         if end > len(raw):
-            raise DataError(f"input {name!r}: a string goes on after the end — received {len(raw)} bytes — write 4 bytes of "
-                            "length before each")  # fmt: skip
+            raise DataError(
+                f"input {name!r}: a string goes on after the end — received {len(raw)} bytes — "
+                "write 4 bytes of "
+                "length before each"
+            )
         found.append(text_of(name, raw[at + 4 : end]))
         at = end
     return found
@@ -239,7 +276,9 @@ def text_of(name: str, value: bytes) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError as error:
-        raise DataError(f"input {name!r}: a string that is no UTF-8 — received {value[:20]!r} — encode it") from error
+        raise DataError(
+            f"input {name!r}: a string that is no UTF-8 — received {value[:20]!r} — encode it"
+        ) from error
 
 
 class Block(NamedTuple):
@@ -258,9 +297,11 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """What an infer request says of its tensors, which all follow in binary; clients send the same one again and again.
+    """What an infer request says of its tensors, which all follow in binary; clients send the same
+    one again and again.
 
-    `sizes`: bytes of each tensor. `blocks`: where they lie, if all are plain numbers [n] that lie where numbers may lie.
+    `sizes`: bytes of each tensor. `blocks`: where they lie, if all are plain numbers [n] that lie
+    where numbers may lie.
     """
 
     tensors: Sequence[tuple[str, str, Sequence[int]]]
@@ -270,7 +311,8 @@ class Head:
 
     @cached_property
     def blocks(self) -> Sequence[Block] | None:
-        found, start = list[Block](), 0
+        found = list[Block]()
+        start = 0
         for (name, datatype, shape), size in zip(self.tensors, self.sizes, strict=True):
             dtype = _PLAIN.get(datatype)
             if dtype is None or len(shape) != 1 or start % dtype.itemsize:
@@ -298,7 +340,9 @@ class Packed:
 
 
 Given: TypeAlias = tuple[int, dict[str, Column], dict[str, Column]]
-"""How many candidates, n; their columns; and, where n > 1, the context: tensors [1] that hold for each of them."""
+"""How many candidates, n; their columns; and, where n > 1, the context: tensors [1] that hold for
+each of them.
+"""
 
 
 class Inputs:
@@ -311,17 +355,23 @@ class Inputs:
         self._known = WeakKeyDictionary[Head, tuple[int, Sequence[Block]]]()
 
     def metadata(self) -> list[dict[str, Any]]:
-        """Name, datatype and shape of each: BYTES or INT64 as the column was in training, FP32 for what is a number only.
+        """Name, datatype and shape of each: BYTES or INT64 as the column was in training, FP32 for
+            what is a number only.
 
-        The shape of lists is [-1, -1]. Of models that do not tell what their columns held, BYTES where a transform is for
-        text, lists where there are weights.
+        The shape of lists is [-1, -1]. Of models that do not tell what their columns held, BYTES
+        where a transform is for text, lists where there are weights.
         """
         dense = {column.source: column for column in self._schema.dense}
         weighted = [column for column in self._schema.ids if column.weights]
         lists = {name for column in weighted for name in (column.source, column.weights)}
         lists |= {name for name, shape in self._schema.shapes.items() if shape != "value"}
         held = dict.fromkeys(
-            (one.source for one in self._schema.columns if isinstance(one, Dense | Id) and _of_text(one)), "text"
+            (
+                one.source
+                for one in self._schema.columns
+                if isinstance(one, Dense | Id) and _of_text(one)
+            ),
+            "text",
         )
         held.update(self._schema.types)
         numbers = set(dense) - self._read_as_ids()
@@ -358,7 +408,9 @@ class Inputs:
             if given.head.blocks is not None:
                 self._known[given.head] = found[0], given.head.blocks
             return found
-        num_rows, columns, context = known[0], dict[str, Column](), dict[str, Column]()
+        num_rows = known[0]
+        columns = dict[str, Column]()
+        context = dict[str, Column]()
         for block in known[1]:
             (columns if block.n == num_rows else context).update(block.read(given.data))
         return num_rows, columns, context
@@ -367,7 +419,9 @@ class Inputs:
         self._check_names(tensors)
         lengths = {tensor.check(bounds) for tensor in tensors}
         if len(lengths - {1}) > 1:
-            raise DataError(f"inputs differ in length — received {sorted(lengths)} — give each n, or 1 for all")
+            raise DataError(
+                f"inputs differ in length — received {sorted(lengths)} — give each n, or 1 for all"
+            )
         num_rows = max(lengths - {1}, default=1)
         columns = dict[str, Column]()
         context = dict[str, Column]()
@@ -386,7 +440,9 @@ class Inputs:
                 name = tensor.name[:100]
                 raise DataError(f"input {name!r}: the model has none — {nearest(name, self.names)}")
             if tensor.name in names:
-                raise DataError(f"inputs: one is given twice — received {tensor.name!r} — give it once")
+                raise DataError(
+                    f"inputs: one is given twice — received {tensor.name!r} — give it once"
+                )
             names.add(tensor.name)
         missing = [name for name in self.names if name not in names]
         if missing:
@@ -394,11 +450,15 @@ class Inputs:
 
 
 def _of_text(column: Dense | Id) -> bool:
-    return bool(column.transforms) and isinstance(column.transforms[0], Split | Extract | Map | Hash)
+    return bool(column.transforms) and isinstance(
+        column.transforms[0], Split | Extract | Map | Hash
+    )
 
 
 def check_tensor_parameters(where: str, parameters: Collection[str]) -> None:
-    """Raise DataError for parameters of an input or output that ask for what the server does not offer."""
+    """Raise DataError for parameters of an input or output that ask for what the server does not
+    offer.
+    """
     if not parameters:
         return
     for name in _NOT_OFFERED:
@@ -425,14 +485,20 @@ def choose(
     """The outputs that were asked for. Raises DataError for unknown ones."""
     unknown = [name for name in wanted or () if name not in outputs]
     if unknown:
-        raise DataError(f"output {unknown[0][:100]!r}: the model has none — {nearest(unknown[0][:100], list(outputs))}")
+        raise DataError(
+            f"output {unknown[0][:100]!r}: the model has none — "
+            f"{nearest(unknown[0][:100], list(outputs))}"
+        )
     return outputs if wanted is None else {name: outputs[name] for name in wanted}
 
 
 def write_answer(ask: Ask, model: str, scores: Scores) -> tuple[bytes, int | None]:
     """The body of the answer and, where binary tensors follow the JSON, the length of the JSON."""
-    described, tail = [], []
-    for name, values in choose(scores.outputs, None if ask.wanted is None else list(ask.wanted)).items():
+    described = []
+    tail = []
+    for name, values in choose(
+        scores.outputs, None if ask.wanted is None else list(ask.wanted)
+    ).items():
         one: dict[str, Any] = {"name": name, "datatype": "FP32", "shape": [len(values)]}
         if ask.binary if ask.wanted is None else ask.wanted[name]:
             tail.append(np.ascontiguousarray(values, "<f4").tobytes())
@@ -440,7 +506,11 @@ def write_answer(ask: Ask, model: str, scores: Scores) -> tuple[bytes, int | Non
         else:
             one["data"] = [value if math.isfinite(value) else None for value in values.tolist()]
         described.append(one)
-    spec: dict[str, Any] = {"model_name": model, "model_version": str(scores.version), "outputs": described}
+    spec: dict[str, Any] = {
+        "model_name": model,
+        "model_version": str(scores.version),
+        "outputs": described,
+    }
     if scores.late:
         spec["parameters"] = {"late_rows": scores.late}
     if ask.id:

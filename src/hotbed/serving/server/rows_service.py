@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parameter server as a process of its own: versions and rows over gRPC. Needs the extra `serve`."""
+"""The parameter server as a process of its own: versions and rows over gRPC. Needs the extra
+`serve`.
+"""
 
 from __future__ import annotations
 
@@ -49,9 +51,10 @@ _LAST_SECONDS = 30
 class RowsOptions:
     """Where a parameter server listens, and what it takes on.
 
-    `port`: 0 = a free one. `token_file`: one token a line; who sends none of them is refused. `tls_cert`, `tls_key`: PEM files.
-    `rows`: folder of mapped rows (None: a temporary one); `dtype`: float32, float16 or int8 rows. `calls`: answered at the same
-    time; what comes on top is refused at once. `drain_seconds`: on SIGTERM, for calls under way to end. `metrics_port`: where
+    `port`: 0 = a free one. `token_file`: one token a line; who sends none of them is refused.
+    `tls_cert`, `tls_key`: PEM files. `rows`: folder of mapped rows (None: a temporary one);
+    `dtype`: float32, float16 or int8 rows. `calls`: answered at the same time; what comes on top is
+    refused at once. `drain_seconds`: on SIGTERM, for calls under way to end. `metrics_port`: where
     Prometheus is answered, without TLS or token; 0 = a free one; None = nowhere.
     """
 
@@ -77,23 +80,30 @@ class Service:
     """The calls; each takes and gives messages of `hotbed.serving.stores.messages`."""
 
     def __init__(self, server: ParameterServer, names: Sequence[str]) -> None:
-        self._server, self._names = server, names
-        self.meters, self.stopping = CallMeters(self._newest), False
+        self._server = server
+        self._names = names
+        self.meters = CallMeters(self._newest)
+        self.stopping = False
 
     def handlers(self) -> Any:
         """What a gRPC server is given."""
         found = {}
         for name, (request, answer, streamed) in CALLS.items():
-            call, written = getattr(self, f"_{name.lower()}"), MESSAGES[answer].SerializeToString
+            call = getattr(self, f"_{name.lower()}")
+            written = MESSAGES[answer].SerializeToString
             if streamed:
                 parts = self._timed_parts(name, _parts(call, MESSAGES[request]))
                 found[name] = grpc.unary_stream_rpc_method_handler(parts, None, written)
             else:
-                whole = self._timed(name, told(call, MESSAGES[request], MESSAGES[request].FromString))
+                whole = self._timed(
+                    name, told(call, MESSAGES[request], MESSAGES[request].FromString)
+                )
                 found[name] = grpc.unary_unary_rpc_method_handler(whole, None, written)
         return grpc.method_handlers_generic_handler(SERVICE, found)
 
-    def _timed(self, name: str, call: Callable[[bytes, Any], Awaitable[Any]]) -> Callable[[bytes, Any], Awaitable[Any]]:
+    def _timed(
+        self, name: str, call: Callable[[bytes, Any], Awaitable[Any]]
+    ) -> Callable[[bytes, Any], Awaitable[Any]]:
         async def answer(data: bytes, context: Any) -> Any:
             with self.meters.timed(name, context):
                 return await call(data, context)
@@ -138,23 +148,29 @@ class Service:
         version = self._version(request.model, request.digest)
         if len(request.wanted) > len(version.tables):
             raise DataError(
-                f"wanted: expected at most {len(version.tables)} tables, got {len(request.wanted)}. "
+                f"wanted: expected at most {len(version.tables)} tables, got "
+                f"{len(request.wanted)}. "
                 "Ask for each table of the model once."
             )
         wanted = [(version.table(one.table), _ids(one.ids)) for one in request.wanted]
         size = sum(4 * table.dim * len(ids) for table, ids in wanted)
         if size > MESSAGE_BYTES // 2:
             raise DataError(
-                f"too many rows — received ids for {size} bytes — ask for at most {MESSAGE_BYTES // 2} at once"
+                f"too many rows — received ids for {size} bytes — ask for at most "
+                f"{MESSAGE_BYTES // 2} at once"
             )
 
         num_rows = sum(len(ids) for _, ids in wanted)
         self.meters.asked(request.model, num_rows)
 
         def find() -> list[bytes]:
-            return [np.ascontiguousarray(table.find(ids)[0], "<f4").tobytes() for table, ids in wanted]
+            return [
+                np.ascontiguousarray(table.find(ids)[0], "<f4").tobytes() for table, ids in wanted
+            ]
 
-        return MESSAGES["Rows"](rows=find() if num_rows <= _INLINE_IDS else await asyncio.to_thread(find))
+        return MESSAGES["Rows"](
+            rows=find() if num_rows <= _INLINE_IDS else await asyncio.to_thread(find)
+        )
 
     def _graph(self, request: Any) -> Iterator[tuple[str, memoryview]]:
         yield "", self._version(request.model, request.digest).blobs["graph"]
@@ -164,7 +180,9 @@ class Service:
 
     def _changes(self, request: Any) -> Iterator[tuple[str, memoryview]]:
         self._model(request.model)
-        for table, ids in (self._server.changes(request.model, request.since, request.to) or {}).items():
+        for table, ids in (
+            self._server.changes(request.model, request.since, request.to) or {}
+        ).items():
             yield table, _bytes(ids)
 
     def _hot(self, request: Any) -> Iterator[tuple[str, memoryview]]:
@@ -173,7 +191,8 @@ class Service:
     def _model(self, name: str) -> Any:
         if name not in self._names:
             raise NotServed(
-                f"model {name[:100]!r}: not here — received it for {sorted(self._names)} — name one of them"
+                f"model {name[:100]!r}: not here — received it for {sorted(self._names)} — name "
+                "one of them"
             )
         return self._server.model(name)
 
@@ -199,7 +218,9 @@ def _parts(
 
     async def answer(data: bytes, context: Any) -> AsyncIterator[Any]:
         try:
-            for name, whole in await asyncio.to_thread(lambda: list(call(message.FromString(data)))):
+            for name, whole in await asyncio.to_thread(
+                lambda: list(call(message.FromString(data)))
+            ):
                 for at in range(0, len(whole), PART_BYTES) if len(whole) else (0,):
                     yield MESSAGES["Part"](name=name, data=bytes(whole[at : at + PART_BYTES]))
         except Exception as error:
@@ -209,19 +230,24 @@ def _parts(
 
 
 class RowsServer(Stoppable):
-    """A parameter server that listens. `run` blocks; in the main thread it ends on SIGTERM and SIGINT, once calls under way
-    have ended. Raises ConfigError where it cannot listen."""
+    """A parameter server that listens. `run` blocks; in the main thread it ends on SIGTERM and
+    SIGINT, once calls under way have ended. Raises ConfigError where it cannot listen.
+    """
 
     def __init__(self, server: ParameterServer, names: Sequence[str], options: RowsOptions) -> None:
         super().__init__()
-        self._server, self._service, self._options = server, Service(server, names), options
+        self._server = server
+        self._service = Service(server, names)
+        self._options = options
         self._admit = None if options.token_file is None else Tokens(options.token_file).admit
         self._tls = tls(options.tls_cert, options.tls_key)[0]
         self.port = 0
         self.metrics_port: int | None = None
 
     def load(self, name: str, source: str | Reader) -> None:
-        """Have the newest version under `source` as model `name`. Raises what `ParameterServer.load` raises."""
+        """Have the newest version under `source` as model `name`. Raises what
+        `ParameterServer.load` raises.
+        """
         version = self._server.load(name, source)
         self._service.meters.since[name] = time.time()
         log.info("model %s has version %d (%s)", name, version.version, version.digest[:12])
@@ -237,15 +263,22 @@ class RowsServer(Stoppable):
             log.warning("model %s: %s; version %d stays", name, error, held.version)
 
     def run(self) -> None:
-        with self._service.meters.listening(self._options.host, self._options.metrics_port) as self.metrics_port:
+        with self._service.meters.listening(
+            self._options.host, self._options.metrics_port
+        ) as self.metrics_port:
             super().run()
 
     async def _serve(self, stopped: asyncio.Event) -> None:
         place = address(self._options.host, self._options.port)
-        options = {"grpc.max_receive_message_length": MESSAGE_BYTES, "grpc.max_send_message_length": MESSAGE_BYTES,
-                   "grpc.so_reuseport": 0}  # fmt: skip
+        options = {
+            "grpc.max_receive_message_length": MESSAGE_BYTES,
+            "grpc.max_send_message_length": MESSAGE_BYTES,
+            "grpc.so_reuseport": 0,
+        }
         listening = Listening(SERVICE, self._service.handlers(), MESSAGES, self._service.is_ready)
-        server = await listen(listening, place, self._admit, self._tls, options, self._options.calls)
+        server = await listen(
+            listening, place, self._admit, self._tls, options, self._options.calls
+        )
         self.port = server.port
         log.info("parameter server on port %d, metrics %s", self.port, self.metrics_port or "off")
         self.started.set()
@@ -257,19 +290,28 @@ class RowsServer(Stoppable):
 
 
 def serve_rows(sources: Sequence[str], watch: Sequence[str], settings: Mapping[str, Any]) -> None:
-    """What `hotbed parameter-server` does: hold exported models (`[NAME=]PATH`), each following `[NAME=]SOURCE` of `watch` where
-    given, until SIGTERM. `settings`: keys of `RowsOptions`. Raises ConfigError for wrong ones."""
+    """What `hotbed parameter-server` does: hold exported models (`[NAME=]PATH`), each following
+    `[NAME=]SOURCE` of `watch` where given, until SIGTERM. `settings`: keys of `RowsOptions`. Raises
+    ConfigError for wrong ones.
+    """
     options = config.build(dict(settings), RowsOptions, "parameter-server")
     logging.basicConfig(level=logging.INFO, handlers=[JsonLines()])
-    server, models = ParameterServer(options.rows, options.dtype), models_of(sources)
+    server = ParameterServer(options.rows, options.dtype)
+    models = models_of(sources)
     followed = followed_of(watch, models)
 
     running = RowsServer(server, list(models), options)
     for name, source in models.items():
         running.start(name, source)
-    following = Following(lambda name, error: log.warning("model %s: %s; what it has stays", name, error))
+    following = Following(
+        lambda name, error: log.warning("model %s: %s; what it has stays", name, error)
+    )
     with collecting(source for _, source in followed) as cache:
         for number, (name, source) in enumerate(followed):
-            following.follow(name, partial(open_follower, source, cache / str(number)), partial(running.load, name))
+            following.follow(
+                name,
+                partial(open_follower, source, cache / str(number)),
+                partial(running.load, name),
+            )
         running.run()
         following.close()

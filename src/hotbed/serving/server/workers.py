@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several processes that answer at the same ports: a parent that loads and follows, and workers that map what it wrote."""
+"""Several processes that answer at the same ports: a parent that loads and follows, and workers
+that map what it wrote.
+"""
 
 from __future__ import annotations
 
@@ -31,30 +33,38 @@ from hotbed.serving.wire import ANSWER_SECONDS, Gone, Wire
 
 log = logging.getLogger("hotbed.serving")
 _LOOK_SECONDS = 0.2  # between looks at CURRENT, and at what went wrong in the parent
-_LOAD_SECONDS, _LAST_SECONDS = 3600.0, 60.0
+_LOAD_SECONDS = 3600.0
+_LAST_SECONDS = 60.0
 _PAUSES = (0.1, 0.5, 2.0, 5.0)  # before a worker is started again, by how often it ended soon
 _SOON_SECONDS = 10.0
 _SAMPLE = re.compile(r"(?P<name>\w+)(\{(?P<labels>.*)\})? (?P<value>\S+)")
 _CODE = "from hotbed.serving.server.workers import work; work()"
 
 
-# --- the parent -----------------------------------------------------------------------------------------------------
+# --- the parent -----------------------------------------------------------------------------------
 
 
 class _Worker:
     """A worker as its parent sees it: started again whenever it ends, until it is told to stop.
 
-    `informed`: it has read which models are unloaded; `up`: it answers; `told`: what it was told of problems.
+    `informed`: it has read which models are unloaded; `up`: it answers; `told`: what it was told of
+    problems.
     """
 
     def __init__(self, number: int, workers: Workers) -> None:
-        self.number, self._workers = number, workers
-        self.starts, self.informed, self.up, self.never_came_up = 0, threading.Event(), threading.Event(), False
+        self.number = number
+        self._workers = workers
+        self.starts = 0
+        self.informed = threading.Event()
+        self.up = threading.Event()
+        self.never_came_up = False
         self.told: Mapping[str, str] | None = None
         self.wire: Wire | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped = threading.Event()
-        self.thread = threading.Thread(target=self._keep, daemon=True, name=f"hotbed-worker-{number}")
+        self.thread = threading.Thread(
+            target=self._keep, daemon=True, name=f"hotbed-worker-{number}"
+        )
 
     def stop(self, how: signal.Signals) -> None:
         self._stopped.set()
@@ -67,7 +77,8 @@ class _Worker:
             began = time.monotonic()
             try:
                 code = self._run()
-            except (OSError, RuntimeError) as error:  # no process, socket or thread can be had just now
+            # no process, socket or thread can be had just now
+            except (OSError, RuntimeError) as error:
                 log.error("worker %d: %s", self.number, error)
                 code = os.EX_OSERR
             self.never_came_up = self.never_came_up or not self.up.is_set()
@@ -85,7 +96,9 @@ class _Worker:
         with theirs, contextlib.ExitStack() as undo:
             undo.callback(ours.close)
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _CODE, *map(str, inherited)], pass_fds=inherited, stdin=subprocess.DEVNULL
+                [sys.executable, "-c", _CODE, *map(str, inherited)],
+                pass_fds=inherited,
+                stdin=subprocess.DEVNULL,
             )
             self.starts += 1
             undo.callback(self._process.kill)
@@ -97,19 +110,28 @@ class _Worker:
 
 
 class Workers:
-    """A server of several processes. `models`: loaded and followed here, into the folder `options.rows` that workers map;
-    `served`: all models of the server, by name where they come from; those at grpc:// each worker reaches by itself.
+    """A server of several processes. `models`: loaded and followed here, into the folder
+    `options.rows` that workers map; `served`: all models of the server, by name where they come
+    from; those at grpc:// each worker reaches by itself.
 
-    `run` blocks, and ends on SIGTERM and SIGINT once all workers have drained. Raises ConfigError where it cannot listen or
-    workers cannot start.
+    `run` blocks, and ends on SIGTERM and SIGINT once all workers have drained. Raises ConfigError
+    where it cannot listen or workers cannot start.
     """
 
     def __init__(
-        self, models: Models, served: Mapping[str, str], options: Options, limits: Limits, elsewhere: Elsewhere
+        self,
+        models: Models,
+        served: Mapping[str, str],
+        options: Options,
+        limits: Limits,
+        elsewhere: Elsewhere,
     ) -> None:
-        self._models, self._served = models, dict(served)
+        self._models = models
+        self._served = dict(served)
         self.listener = listen(options.host, options.port)
-        self._held = None if options.grpc_port is None else _reserve(options.host, options.grpc_port)
+        self._held = (
+            None if options.grpc_port is None else _reserve(options.host, options.grpc_port)
+        )
         grpc_port = None if self._held is None else self._held.getsockname()[1]
         self._spec = {
             "options": {**asdict(options), "grpc_port": grpc_port},
@@ -118,8 +140,10 @@ class Workers:
         }
         self.port: int = self.listener.getsockname()[1]
         self.grpc_port: int | None = grpc_port
-        self._drain_seconds, self._stop = options.drain_seconds, threading.Event()
-        self._unloaded, self._told = set[str](), dict[str, str]()
+        self._drain_seconds = options.drain_seconds
+        self._stop = threading.Event()
+        self._unloaded = set[str]()
+        self._told = dict[str, str]()
         self._changing = {name: threading.Lock() for name in served}
         self._workers = [_Worker(number, self) for number in range(1, options.workers + 1)]
 
@@ -131,7 +155,12 @@ class Workers:
             worker.thread.start()
         try:
             self._wait_until_up()
-            log.info("%d workers listening on port %d, gRPC %s", len(self._workers), self.port, self.grpc_port or "off")
+            log.info(
+                "%d workers listening on port %d, gRPC %s",
+                len(self._workers),
+                self.port,
+                self.grpc_port or "off",
+            )
             while not self._stop.wait(_LOOK_SECONDS):
                 self._tell()
         finally:
@@ -142,18 +171,30 @@ class Workers:
 
         def spec() -> dict[str, Any]:
             worker.informed.set()  # what changes from here on, it is told
-            return {**self._spec, "number": worker.number, "models": self._served, "unloaded": sorted(self._unloaded),
-                    "told": self._told}  # fmt: skip
+            return {
+                **self._spec,
+                "number": worker.number,
+                "models": self._served,
+                "unloaded": sorted(self._unloaded),
+                "told": self._told,
+            }
 
-        return {"spec": spec, "up": worker.up.set, "load": self._load, "unload": self._unload, "metrics": self._metrics,
-                "status": self._status}  # fmt: skip
+        return {
+            "spec": spec,
+            "up": worker.up.set,
+            "load": self._load,
+            "unload": self._unload,
+            "metrics": self._metrics,
+            "status": self._status,
+        }
 
     def _wait_until_up(self) -> None:
         for worker in self._workers:
             while not worker.up.wait(0.05) and not self._stop.is_set():
                 if worker.never_came_up:
                     raise ConfigError(
-                        f"serve: worker {worker.number} cannot start — received its end — its log lines say why"
+                        f"serve: worker {worker.number} cannot start — received its end — its log "
+                        "lines say why"
                     )
 
     def _tell(self) -> None:
@@ -182,7 +223,9 @@ class Workers:
         """What each worker that is up answers."""
 
         found = dict[int, Any]()
-        for worker, answer in self._at_once([one for one in self._workers if one.up.is_set()], call, *given):
+        for worker, answer in self._at_once(
+            [one for one in self._workers if one.up.is_set()], call, *given
+        ):
             try:
                 found[worker.number] = answer.result()
             except HotbedError as error:
@@ -190,12 +233,16 @@ class Workers:
         return found
 
     def _change_all(self, name: str, wanted: bool) -> None:
-        """Have every worker serve a model, or not, also those that start; one that ends meanwhile starts with it done.
+        """Have every worker serve a model, or not, also those that start; one that ends meanwhile
+        starts with it done.
 
         Raises what it raised there, ServingError for one that does not answer.
         """
-        wrong, informed = list[HotbedError](), [one for one in self._workers if one.informed.is_set()]
-        for worker, answer in self._at_once(informed, "wanted", name, wanted, seconds=_LOAD_SECONDS):
+        wrong = list[HotbedError]()
+        informed = [one for one in self._workers if one.informed.is_set()]
+        for worker, answer in self._at_once(
+            informed, "wanted", name, wanted, seconds=_LOAD_SECONDS
+        ):
             try:
                 answer.result()
             except Gone as error:
@@ -211,23 +258,41 @@ class Workers:
         self, workers: Sequence[_Worker], call: str, *given: Any, seconds: float = ANSWER_SECONDS
     ) -> list[tuple[_Worker, Future[Any]]]:
         threads = DaemonThreads(len(self._workers), "hotbed-ask")
-        return [(worker, threads.submit(partial(worker.wire.call, call, *given, seconds=seconds)))
-                for worker in workers if worker.wire is not None]  # fmt: skip
+        return [
+            (worker, threads.submit(partial(worker.wire.call, call, *given, seconds=seconds)))
+            for worker in workers
+            if worker.wire is not None
+        ]
 
     def _metrics(self) -> str:
         """Of all processes, each sample with its worker; the same whoever is asked."""
         texts = {str(number): text for number, text in self._ask_all("metrics").items()}
-        merged = _merged({"parent": self._models.meters.text().decode(), **dict(sorted(texts.items()))})
-        lines = ["# HELP hotbed_worker_starts_total How often a worker was started", "# TYPE hotbed_worker_starts_total counter",
-                 *(f'hotbed_worker_starts_total{{worker="{one.number}"}} {one.starts}' for one in self._workers),
-                 "# HELP hotbed_worker_up Whether a worker answers", "# TYPE hotbed_worker_up gauge",
-                 *(f'hotbed_worker_up{{worker="{one.number}"}} {int(str(one.number) in texts)}' for one in self._workers)]  # fmt: skip
+        merged = _merged(
+            {"parent": self._models.meters.text().decode(), **dict(sorted(texts.items()))}
+        )
+        lines = [
+            "# HELP hotbed_worker_starts_total How often a worker was started",
+            "# TYPE hotbed_worker_starts_total counter",
+            *(
+                f'hotbed_worker_starts_total{{worker="{one.number}"}} {one.starts}'
+                for one in self._workers
+            ),
+            "# HELP hotbed_worker_up Whether a worker answers",
+            "# TYPE hotbed_worker_up gauge",
+            *(
+                f'hotbed_worker_up{{worker="{one.number}"}} {int(str(one.number) in texts)}'
+                for one in self._workers
+            ),
+        ]
         return merged + "\n".join(lines) + "\n"
 
     def _status(self) -> dict[str, Any]:
         """Of all processes together."""
         found = self._ask_all("status")
-        workers = [{"number": one.number, "up": one.number in found, "starts": one.starts} for one in self._workers]
+        workers = [
+            {"number": one.number, "up": one.number in found, "starts": one.starts}
+            for one in self._workers
+        ]
         return {"workers": workers, "models": together([*found.values(), self._models.status()])}
 
     def _end(self) -> None:
@@ -250,22 +315,30 @@ class Workers:
 
 
 def _reserve(host: str, port: int) -> socket.socket:
-    """A port that workers share for gRPC: bound, so that nobody else takes it, and never listened at."""
-    listen(host, port).close() if port else None  # else another server's workers would share it with ours
+    """A port that workers share for gRPC: bound, so that nobody else takes it, and never listened
+    at.
+    """
+    # else another server's workers would share it with ours
+    listen(host, port).close() if port else None
     held = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         held.bind((host, port))
     except OSError as error:
-        raise ConfigError(f"serve: cannot listen — received {host}:{port}, {error} — give a free port, or 0") from error
+        raise ConfigError(
+            f"serve: cannot listen — received {host}:{port}, {error} — give a free port, or 0"
+        ) from error
     return held
 
 
 def _merged(texts: Mapping[str, str]) -> str:
-    """Metrics of several processes in the text format of Prometheus, each sample with the label `worker`."""
+    """Metrics of several processes in the text format of Prometheus, each sample with the label
+    `worker`.
+    """
     families: dict[str, tuple[list[str], list[str]]] = {}
     for worker, text in texts.items():
-        head, samples = list[str](), list[str]()
+        head = list[str]()
+        samples = list[str]()
         for line in text.splitlines():
             if line.startswith("# HELP "):
                 head, samples = families.setdefault(line.split()[2], ([], []))
@@ -277,14 +350,15 @@ def _merged(texts: Mapping[str, str]) -> str:
     return "".join(f"{line}\n" for head, samples in families.values() for line in [*head, *samples])
 
 
-# --- a worker -------------------------------------------------------------------------------------------------------
+# --- a worker -------------------------------------------------------------------------------------
 
 
 class _Parent:
     """What a worker leaves to its parent."""
 
     def __init__(self, wire: Wire, number: int) -> None:
-        self._wire, self._number = wire, number
+        self._wire = wire
+        self._number = number
 
     def load(self, name: str) -> None:
         """Returns once every worker serves what was loaded."""
@@ -306,16 +380,24 @@ class _Work:
     """A worker: what `Workers` starts, with the numbers of two inherited sockets as arguments."""
 
     def __init__(self, end: socket.socket, listener: socket.socket) -> None:
-        self._ready, self._alone = threading.Event(), threading.Event()
+        self._ready = threading.Event()
+        self._alone = threading.Event()
         self._server: Server | None = None
         calls: dict[str, Callable[..., Any]] = {}
-        calls |= {"wanted": self._want, "told": self._told, "metrics": self._metrics, "status": self._status}
+        calls |= {
+            "wanted": self._want,
+            "told": self._told,
+            "metrics": self._metrics,
+            "status": self._status,
+        }
         self._wire = Wire(end, calls, self._orphaned)
         spec = self._wire.call("spec")
         logging.basicConfig(level=logging.INFO, handlers=[JsonLines(spec["number"])])
         logging.captureWarnings(True)
-        options, elsewhere = Options(**spec["options"]), Elsewhere(**spec["elsewhere"])
-        store, limits = ParameterServer(options.rows, options.dtype), Limits(**spec["limits"])
+        options = Options(**spec["options"])
+        elsewhere = Elsewhere(**spec["elsewhere"])
+        store = ParameterServer(options.rows, options.dtype)
+        limits = Limits(**spec["limits"])
         self._models = Models(store, limits, elsewhere.reach, elsewhere.cache())
         self._models.parent = _Parent(self._wire, spec["number"])
         for name, source in spec["models"].items():

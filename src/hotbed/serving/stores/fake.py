@@ -48,17 +48,25 @@ class FakeVersion(ModelVersion):
 
 
 class FakeStore(Store):
-    """A parameter server of one model over dicts. `silent`: it does not answer. `asked`: what it was asked for."""
+    """A parameter server of one model over dicts. `silent`: it does not answer. `asked`: what it
+    was asked for.
+    """
 
     def __init__(self, configs: Mapping[str, Mapping[str, Any]]) -> None:
-        self.configs, self.silent, self.hottest = configs, False, dict[str, list[int]]()
-        self.versions, self.asked = list[FakeVersion](), list[dict[str, list[int]]]()
+        self.configs = configs
+        self.silent = False
+        self.hottest = dict[str, list[int]]()
+        self.versions = list[FakeVersion]()
+        self.asked = list[dict[str, list[int]]]()
 
     def publish(self, rows: _Tables) -> FakeVersion:
         """A version of these rows, by table and id."""
-        number, nothing = len(self.versions) + 1, Schema([])
+        number = len(self.versions) + 1
+        nothing = Schema([])
         absent = {name: ServedTable(config, ()) for name, config in self.configs.items()}
-        made = FakeVersion("fake", number, f"{number}", nothing, {}, self.configs, None, None, rows, absent, self)
+        made = FakeVersion(
+            "fake", number, f"{number}", nothing, {}, self.configs, None, None, rows, absent, self
+        )
         self.versions.append(made)
         return made
 
@@ -69,7 +77,12 @@ class FakeStore(Store):
         old, new = (self.versions[int(digest) - 1].rows for digest in (since, to))
         return {
             table: np.array(
-                [one for one in {*old[table], *new[table]} if old[table].get(one) != new[table].get(one)], np.int64
+                [
+                    one
+                    for one in {*old[table], *new[table]}
+                    if old[table].get(one) != new[table].get(one)
+                ],
+                np.int64,
             )
             for table in self.configs
         }

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads that look for new versions: where trainers publish them, or where another process loads them."""
+"""Threads that look for new versions: where trainers publish them, or where another process loads
+them.
+"""
 
 from __future__ import annotations
 
@@ -25,21 +27,31 @@ _LONGEST_PAUSE = 32  # polls between tries of a version that cannot be taken
 class Following:
     """What is new of each model, handed on until `close`.
 
-    `failed`: told, by model, of what could not be read or taken; of the same several times running once.
+    `failed`: told, by model, of what could not be read or taken; of the same several times running
+    once.
     """
 
     def __init__(self, failed: Callable[[str, Exception], None]) -> None:
-        self._failed, self._stop, self._threads = failed, threading.Event(), list[threading.Thread]()
+        self._failed = failed
+        self._stop = threading.Event()
+        self._threads = list[threading.Thread]()
         self._followed = dict[str, _Followed]()
 
     def follow(
-        self, name: str, make: Callable[[], Follower], take: Callable[[Reader], None], poll_seconds: float = 1.0
+        self,
+        name: str,
+        make: Callable[[], Follower],
+        take: Callable[[Reader], None],
+        poll_seconds: float = 1.0,
     ) -> None:
         """Hand on what a trainer publishes. `make` is called on the thread, again after an error.
 
-        What `take` raises for is tried again, after pauses that double up to 32 polls, until something newer comes.
+        What `take` raises for is tried again, after pauses that double up to 32 polls, until
+        something newer comes.
         """
-        followed = self._followed[name] = _Followed(make, take, lambda error: self._failed(name, error))
+        followed = self._followed[name] = _Followed(
+            make, take, lambda error: self._failed(name, error)
+        )
         self._start(self._follow, followed, poll_seconds)
 
     def again(self, name: str) -> None:
@@ -52,7 +64,9 @@ class Following:
         self._start(self._repeat, name, step, poll_seconds)
 
     def close(self, seconds: float = _CLOSE_SECONDS) -> None:
-        """Stop, and wait so long for what is being taken; what hangs is left to its thread, which ends with the process."""
+        """Stop, and wait so long for what is being taken; what hangs is left to its thread, which
+        ends with the process.
+        """
         self._stop.set()
         until = time.monotonic() + seconds
         for thread in self._threads:
@@ -86,7 +100,8 @@ class _Once:
     """Tells an error that comes several times running once."""
 
     def __init__(self, tell: Callable[[Exception], None]) -> None:
-        self._tell, self._told = tell, ""
+        self._tell = tell
+        self._told = ""
 
     def tell(self, error: Exception) -> None:
         if str(error) != self._told:
@@ -101,18 +116,27 @@ class _Followed:
     """What one trainer published last, until it is taken. `again`: set to have it taken once more."""
 
     def __init__(
-        self, make: Callable[[], Follower], take: Callable[[Reader], None], tell: Callable[[Exception], None]
+        self,
+        make: Callable[[], Follower],
+        take: Callable[[Reader], None],
+        tell: Callable[[Exception], None],
     ) -> None:
         self.again = threading.Event()
-        self._make, self._take, self._tell = make, take, tell
-        self._polling, self._taking = _Once(tell), _Once(tell)
+        self._make = make
+        self._take = take
+        self._tell = tell
+        self._polling = _Once(tell)
+        self._taking = _Once(tell)
         self._follower: Follower | None = None
         self._newest: Reader | None = None
         self._told: Exception | None = None
-        self._polls, self._pause = math.inf, 1  # until the newest is to be taken; between tries
+        self._polls = math.inf  # until the newest is to be taken; between tries
+        self._pause = 1
 
     def step(self) -> None:
-        """Look for versions, and take the newest of those that came, or the one that could not be taken before."""
+        """Look for versions, and take the newest of those that came, or the one that could not be
+        taken before.
+        """
         readers = list[Reader]()
         wrong = self._poll(readers)
         again = self.again.is_set()
@@ -121,7 +145,8 @@ class _Followed:
             self._polling.passed()
             self._taking.passed()
         if readers or again:
-            self._polls, self._pause = 0, 1
+            self._polls = 0
+            self._pause = 1
         if readers:
             self._newest = readers[-1]
         if self._polls <= 0 and self._newest is not None:
@@ -146,7 +171,11 @@ class _Followed:
                 readers.append(reader)
         except Exception as error:
             wrong = error
-        if self._follower is not None and self._follower.told and self._follower.told[-1] is not self._told:
+        if (
+            self._follower is not None
+            and self._follower.told
+            and self._follower.told[-1] is not self._told
+        ):
             self._told = self._follower.told[-1]
             self._tell(self._told)
         return wrong
@@ -169,7 +198,9 @@ class _Followed:
 
 
 def collecting(sources: Iterable[str]) -> AbstractContextManager[Path]:
-    """A folder for what followers of topics collect, until it is left; none where no source is a topic."""
+    """A folder for what followers of topics collect, until it is left; none where no source is a
+    topic.
+    """
     if any(source.startswith(_KAFKA) for source in sources):
         return TemporaryFolder("hotbed-follow-")
     return nullcontext(Path())
@@ -181,5 +212,7 @@ def open_follower(source: str, cache: Path) -> Follower:
         return Follower(source)
     servers, _, topic = source.removeprefix(_KAFKA).partition("/")
     if not servers or not topic:
-        raise ConfigError(f"--watch: no topic — received {source!r} — write kafka://HOST:PORT/TOPIC")
+        raise ConfigError(
+            f"--watch: no topic — received {source!r} — write kafka://HOST:PORT/TOPIC"
+        )
     return Follower(Topic(servers, topic, cache))

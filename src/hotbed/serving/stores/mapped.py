@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The served folder, read: versions as files that are mapped into memory and shared. docs/format.md describes the files."""
+"""The served folder, read: versions as files that are mapped into memory and shared. docs/format.md
+describes the files.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ from hotbed.serving.stores.base import ModelVersion, read_weights, undescribed
 
 log = logging.getLogger("hotbed.serving")
 CURRENT = "CURRENT"
-FORMAT, FORMAT_VERSION = "hotbed.served", 1
+FORMAT = "hotbed.served"
+FORMAT_VERSION = 1
 _ADVICE = "load the model again"
 _POINTER = re.compile(rb"[0-9a-f]{64}\n")
 _FILE = re.compile(r"[0-9a-f]{32}[.-][^/\\\0]+")  # of the folder itself: never a way out
@@ -33,7 +36,9 @@ _AGAIN = 5
 
 @dataclass(frozen=True, eq=False)
 class MappedVersion(ModelVersion):
-    """A version in mapped files. `tables` by name; `spec`: its own file in the served folder, `key`: that file's SHA-256."""
+    """A version in mapped files. `tables` by name; `spec`: its own file in the served folder,
+    `key`: that file's SHA-256.
+    """
 
     tables: Mapping[str, ServedTable]
     key: str = field(repr=False)
@@ -45,7 +50,9 @@ class MappedVersion(ModelVersion):
         return bytes(self.blobs["graph"])
 
     def weights(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
-        yield from read_weights(self.blobs["weights"], f"{self.folder}: weights of version {self.version}")
+        yield from read_weights(
+            self.blobs["weights"], f"{self.folder}: weights of version {self.version}"
+        )
 
     def find(
         self, wanted: Mapping[str, NDArray[np.int64]], seconds: float | None = None
@@ -56,7 +63,8 @@ class MappedVersion(ModelVersion):
         """Raises ConfigError for an unknown one."""
         if name not in self.tables:
             raise ConfigError(
-                f"model {self.name!r}: no table {name!r} — received {sorted(self.tables)} — name one of them"
+                f"model {self.name!r}: no table {name!r} — received {sorted(self.tables)} — name "
+                "one of them"
             )
         return self.tables[name]
 
@@ -69,7 +77,9 @@ class MappedVersion(ModelVersion):
         return found
 
     def changed(self, since: str) -> Mapping[str, NDArray[np.int64]] | None:
-        """Ids by table whose row differs from that in version `since`, and maybe some more; None where it cannot be told."""
+        """Ids by table whose row differs from that in version `since`, and maybe some more; None
+        where it cannot be told.
+        """
         chain: list[str] = self.spec["chain"]
         if since not in chain:
             return None
@@ -107,8 +117,11 @@ class ModelFolder:
 
     def __init__(self, root: Path, name: str) -> None:
         if name in ("", ".", ".."):
-            raise ConfigError(f"model {name!r}: no name for a folder — received {name!r} — choose another")
-        self.name, self.path = name, root / quote(name, safe="")
+            raise ConfigError(
+                f"model {name!r}: no name for a folder — received {name!r} — choose another"
+            )
+        self.name = name
+        self.path = root / quote(name, safe="")
 
     def pointer(self) -> str | None:
         """What CURRENT says: the SHA-256 of the newest version's file; None where there is none."""
@@ -119,11 +132,15 @@ class ModelFolder:
         except OSError as error:
             raise FormatError(f"{self.path / CURRENT}: unreadable — {error} — {_ADVICE}") from error
         if not _POINTER.fullmatch(text):
-            raise FormatError(f"{self.path / CURRENT}: torn or changed — received {text[:80]!r} — {_ADVICE}")
+            raise FormatError(
+                f"{self.path / CURRENT}: torn or changed — received {text[:80]!r} — {_ADVICE}"
+            )
         return text[:64].decode()
 
     def newest(self) -> MappedVersion | None:
-        """The version that CURRENT names. Raises FormatError naming what is torn, changed or foreign."""
+        """The version that CURRENT names. Raises FormatError naming what is torn, changed or
+        foreign.
+        """
         for attempt in range(_AGAIN):
             pointer = self.pointer()
             if pointer is None:
@@ -131,7 +148,8 @@ class ModelFolder:
             try:
                 return self.open(pointer)
             except FormatError:
-                if attempt == _AGAIN - 1 or self.pointer() == pointer:  # else a writer moved on while we read
+                # else a writer moved on while we read
+                if attempt == _AGAIN - 1 or self.pointer() == pointer:
                     raise
         return None
 
@@ -140,29 +158,43 @@ class ModelFolder:
         (self.path / CURRENT).unlink(missing_ok=True)
 
     def open(self, key: str) -> MappedVersion:
-        """The version whose file has this SHA-256. Raises FormatError naming what is torn, changed or foreign."""
+        """The version whose file has this SHA-256. Raises FormatError naming what is torn, changed
+        or foreign.
+        """
         place = self.path / file_of(key)
         try:
             data = place.read_bytes()
             if hashlib.sha256(data).hexdigest() != key:
-                raise FormatError(f"{place}: not the file that {CURRENT} names — its SHA-256 differs — {_ADVICE}")
+                raise FormatError(
+                    f"{place}: not the file that {CURRENT} names — its SHA-256 differs — {_ADVICE}"
+                )
             spec = json.loads(data)
             if (spec["format"], spec["format_version"]) != (FORMAT, FORMAT_VERSION):
                 raise FormatError(
-                    f"{place}: of another format — received {spec['format']} {spec['format_version']} — {_ADVICE}"
+                    f"{place}: of another format — received {spec['format']} "
+                    f"{spec['format_version']} — {_ADVICE}"
                 )
             fields = undescribed(spec, str(place))
             blobs = {name: _read(self.path, spec["files"][name]) for name in ("graph", "weights")}
-            tables = {name: self._table(config, spec["tables"][name]) for name, config in fields["configs"].items()}
-            version = MappedVersion(**fields, tables=tables, key=key, spec=spec, folder=self.path, blobs=blobs)
+            tables = {
+                name: self._table(config, spec["tables"][name])
+                for name, config in fields["configs"].items()
+            }
+            version = MappedVersion(
+                **fields, tables=tables, key=key, spec=spec, folder=self.path, blobs=blobs
+            )
             for name in version.files():
                 _inside(self.path, name)
             if not {"origin", "dtype", "chain"} <= spec.keys():
-                raise FormatError(f"{place}: not a whole version — received {sorted(spec)} — {_ADVICE}")
+                raise FormatError(
+                    f"{place}: not a whole version — received {sorted(spec)} — {_ADVICE}"
+                )
         except FormatError:
             raise
         except (OSError, KeyError, TypeError, ValueError, AttributeError, HotbedError) as error:
-            raise FormatError(f"{place}: not a whole version — {type(error).__name__}: {error} — {_ADVICE}") from error
+            raise FormatError(
+                f"{place}: not a whole version — {type(error).__name__}: {error} — {_ADVICE}"
+            ) from error
         return version
 
     def _table(self, config: Mapping[str, Any], entry: Mapping[str, Any]) -> ServedTable:
@@ -171,7 +203,8 @@ class ModelFolder:
             path = _inside(self.path, one["file"])
             if path.stat().st_size != one["bytes"]:
                 raise FormatError(
-                    f"{path}: torn — received {path.stat().st_size} bytes instead of {one['bytes']} — {_ADVICE}"
+                    f"{path}: torn — received {path.stat().st_size} bytes instead of "
+                    f"{one['bytes']} — {_ADVICE}"
                 )
             layers.append(Rows(path))
         return ServedTable(config, layers)
@@ -189,12 +222,17 @@ def _inside(folder: Path, name: str) -> Path:
 
 
 def _read(folder: Path, entry: Mapping[str, Any]) -> memoryview:
-    """A small file, whole, as it was written; mapped, so that it stays when a later version takes it away."""
+    """A small file, whole, as it was written; mapped, so that it stays when a later version takes
+    it away.
+    """
     path = _inside(folder, entry["file"])
     with open(path, "rb") as file:
         data = memoryview(b"")
         with contextlib.suppress(ValueError):  # an empty file cannot be mapped
             data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     if len(data) != entry["bytes"] or hashlib.sha256(data).hexdigest() != entry["sha256"]:
-        raise FormatError(f"{path}: torn or changed since it was written — its length or SHA-256 differs — {_ADVICE}")
+        raise FormatError(
+            f"{path}: torn or changed since it was written — its length or SHA-256 differs — "
+            f"{_ADVICE}"
+        )
     return data

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages of gRPC services, described field by field and registered in a pool of their own; and those of the parameter server.
+"""Messages of gRPC services, described field by field and registered in a pool of their own; and
+those of the parameter server.
 
-So there is no generated code to keep in step with the protobuf that is installed, nor a clash with other stubs in one process.
-Needs the extra `serve`.
+So there is no generated code to keep in step with the protobuf that is installed, nor a clash with
+other stubs in one process. Needs the extra `serve`.
 """
 
 from __future__ import annotations
@@ -20,16 +21,21 @@ Calls: TypeAlias = Mapping[str, tuple[str, str, bool]]
 
 
 def messages(
-    service: str, specs: Mapping[str, str], calls: Calls, enums: Mapping[str, Sequence[str]] | None = None
+    service: str,
+    specs: Mapping[str, str],
+    calls: Calls,
+    enums: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, Any]:
     """Classes of messages by name, and the description of the service that takes and gives them.
 
-    `service`: its full name, package first. `specs`: message -> its fields, `; ` between them: `*` repeated, `%` a map
-    from strings, `|` one of the choice of that name, `= N` its number where that is not its place. `enums`: the names of
-    the values, from 0 on.
+    `service`: its full name, package first. `specs`: message -> its fields, `; ` between them: `*`
+    repeated, `%` a map from strings, `|` one of the choice of that name, `= N` its number where
+    that is not its place. `enums`: the names of the values, from 0 on.
     """
     package, _, service_name = service.rpartition(".")
-    file = descriptor_pb2.FileDescriptorProto(name=f"hotbed/{package}.proto", package=package, syntax="proto3")
+    file = descriptor_pb2.FileDescriptorProto(
+        name=f"hotbed/{package}.proto", package=package, syntax="proto3"
+    )
     for name, values in (enums or {}).items():
         enum = file.enum_type.add(name=name)
         for number, value in enumerate(values):
@@ -53,12 +59,18 @@ def messages(
     return {name: message_factory.GetMessageClass(found[name]) for name in specs}
 
 
-def _add_field(package: str, message: Any, number: int, spec: str, enums: Mapping[str, Sequence[str]]) -> None:
+def _add_field(
+    package: str, message: Any, number: int, spec: str, enums: Mapping[str, Sequence[str]]
+) -> None:
     spec, _, choice = spec.partition(" | ")
     *mark, kind, name = spec.split()
-    field = message.field.add(name=name, number=number, label=_FIELD.LABEL_REPEATED if mark else _FIELD.LABEL_OPTIONAL)
+    field = message.field.add(
+        name=name, number=number, label=_FIELD.LABEL_REPEATED if mark else _FIELD.LABEL_OPTIONAL
+    )
     if mark == ["%"]:
-        entry = message.nested_type.add(name="".join(part.title() for part in name.split("_")) + "Entry")
+        entry = message.nested_type.add(
+            name="".join(part.title() for part in name.split("_")) + "Entry"
+        )
         entry.options.map_entry = True
         _add_field(package, entry, 1, "string key", enums)
         _add_field(package, entry, 2, f"{kind} value", enums)
@@ -71,12 +83,13 @@ def _add_field(package: str, message: Any, number: int, spec: str, enums: Mappin
         field.type = _FIELD.TYPE_ENUM
         field.type_name = f".{package}.{kind}"
     elif kind[0].isupper():
-        field.type, field.type_name = _FIELD.TYPE_MESSAGE, f".{package}.{kind}"
+        field.type = _FIELD.TYPE_MESSAGE
+        field.type_name = f".{package}.{kind}"
     else:
         field.type = getattr(_FIELD, f"TYPE_{kind.upper()}")
 
 
-# --- the parameter server -------------------------------------------------------------------------------------------
+# --- the parameter server -------------------------------------------------------------------------
 
 SERVICE = "hotbed.ParameterServer"
 MESSAGE_BYTES = 64 << 20  # of one message, either way
@@ -98,7 +111,8 @@ MESSAGES = messages(
         "Empty": "",
         "Readiness": "bool ready",
         "DescribeRequest": "string model; string known",  # `known`: the digest that the client has
-        "Description": "bool same; bytes json",  # `same`: the newest is the one that is known; there is no json then
+        # `same`: the newest is the one that is known; there is no json then
+        "Description": "bool same; bytes json",
         "VersionRequest": "string model; string digest",
         "Wanted": "string table; bytes ids",
         "RowsRequest": "string model; string digest; * Wanted wanted",

@@ -25,24 +25,30 @@ try:
     from hotbed.serving.stores.messages import CALLS, MESSAGE_BYTES, MESSAGES, SERVICE
 except ImportError as error:
     raise MissingExtra(
-        f"a parameter server elsewhere needs {error.name} — it is not installed — pip install hotbed[serve]"
+        f"a parameter server elsewhere needs {error.name} — it is not installed — pip install "
+        "hotbed[serve]"
     ) from error
 
 _ANSWER_BYTES = 16 << 20  # of rows in one call; more is asked for in several
 _LOOK_SECONDS = 5.0  # for a look at what is newest: who looks again and again gives up early
 _OPTIONS = [
-    ("grpc.max_receive_message_length", MESSAGE_BYTES), ("grpc.max_send_message_length", MESSAGE_BYTES),
-    ("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 5_000), ("grpc.use_local_subchannel_pool", 1),
-]  # fmt: skip
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MESSAGE_BYTES),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.use_local_subchannel_pool", 1),
+]
 
 
 class RemoteParameterServer(Store):
-    """What `hotbed parameter-server` holds, asked over the network. Safe to call from several threads; reconnects by itself.
+    """What `hotbed parameter-server` holds, asked over the network. Safe to call from several
+    threads; reconnects by itself.
 
-    `url`: grpc://HOST:PORT, or grpcs:// for TLS; `token`: where the server wants one; `trusted`: a PEM file of authorities for
-    TLS, where those of the system do not do. `deadline_seconds`: for what has no deadline of its own.
-    Raises StoreError, naming the server, where it does not answer.
+    `url`: grpc://HOST:PORT, or grpcs:// for TLS; `token`: where the server wants one; `trusted`: a
+    PEM file of authorities for TLS, where those of the system do not do. `deadline_seconds`: for
+    what has no deadline of its own. Raises StoreError, naming the server, where it does not answer.
 
     Example:
         >>> store = hb.ParameterServer.connect("grpc://rows:8002")
@@ -50,14 +56,22 @@ class RemoteParameterServer(Store):
     """
 
     def __init__(
-        self, url: str, token: str | None = None, trusted: str | Path | None = None, deadline_seconds: float = 30.0
+        self,
+        url: str,
+        token: str | None = None,
+        trusted: str | Path | None = None,
+        deadline_seconds: float = 30.0,
     ) -> None:
         self._place, secure = _address(url)
-        self._seconds, self._versions, self._lock = deadline_seconds, dict[str, RemoteVersion](), threading.Lock()
+        self._seconds = deadline_seconds
+        self._versions = dict[str, RemoteVersion]()
+        self._lock = threading.Lock()
         self._metadata = [] if token is None else [("authorization", f"Bearer {token}")]
         if secure:
             pem = None if trusted is None else _pem(trusted)
-            self._channel = grpc.secure_channel(self._place, grpc.ssl_channel_credentials(pem), _OPTIONS)
+            self._channel = grpc.secure_channel(
+                self._place, grpc.ssl_channel_credentials(pem), _OPTIONS
+            )
         else:
             self._channel = grpc.insecure_channel(self._place, _OPTIONS)
         self._calls = {name: self._call(name, *rest) for name, rest in CALLS.items()}
@@ -67,7 +81,9 @@ class RemoteParameterServer(Store):
         self._channel.close()
 
     def model(self, name: str) -> RemoteVersion:
-        """The newest version, graph and weights included. Raises NotServed where the server has no such model."""
+        """The newest version, graph and weights included. Raises NotServed where the server has no
+        such model.
+        """
         known = self._versions.get(name)
         request = {"model": name, "known": known.digest if known else ""}
         found = self.ask("Describe", request, min(_LOOK_SECONDS, self._seconds))
@@ -93,13 +109,19 @@ class RemoteParameterServer(Store):
         return {table: _ids(b"".join(found)) for table, found in parts.items()} or None
 
     def hot(self, name: str, table: str, n: int) -> NDArray[np.int64]:
-        return _ids(b"".join(part.data for part in self.stream("Hot", {"model": name, "table": table, "n": n})))
+        return _ids(
+            b"".join(
+                part.data for part in self.stream("Hot", {"model": name, "table": table, "n": n})
+            )
+        )
 
     def ask(self, call: str, request: Mapping[str, Any], seconds: float | None = None) -> Any:
         """One call, one answer, within `seconds`."""
         message = MESSAGES[CALLS[call][0]](**request)
         try:
-            return self._calls[call](message, timeout=seconds or self._seconds, metadata=self._metadata)
+            return self._calls[call](
+                message, timeout=seconds or self._seconds, metadata=self._metadata
+            )
         except (grpc.RpcError, ValueError) as error:  # ValueError: closed
             raise self._error(error) from error
 
@@ -123,8 +145,11 @@ class RemoteParameterServer(Store):
 
     def _error(self, error: Exception) -> Exception:
         if not isinstance(error, grpc.RpcError):
-            return StoreError(f"{self._place}: closed — received a call after close() — connect again")
-        code, details = error.code(), error.details() or ""
+            return StoreError(
+                f"{self._place}: closed — received a call after close() — connect again"
+            )
+        code = error.code()
+        details = error.details() or ""
         codes = grpc.StatusCode
         if code == codes.NOT_FOUND:
             return NotServed(details)
@@ -133,13 +158,16 @@ class RemoteParameterServer(Store):
         if code == codes.FAILED_PRECONDITION:
             return StoreError(details)
         return StoreError(
-            f"{self._place}: no rows — received {code.name}, {details[:200]} — look at the parameter server"
+            f"{self._place}: no rows — received {code.name}, {details[:200]} — look at the "
+            "parameter server"
         )
 
 
 @dataclass(frozen=True, eq=False)
 class RemoteVersion(ModelVersion):
-    """A version whose rows another process holds. `find` raises StoreError, naming it, once that has let go of it."""
+    """A version whose rows another process holds. `find` raises StoreError, naming it, once that
+    has let go of it.
+    """
 
     store: RemoteParameterServer = field(repr=False)
     blobs: Mapping[str, bytes] = field(repr=False)
@@ -159,21 +187,30 @@ class RemoteVersion(ModelVersion):
             left = None if until is None else until - time.monotonic()
             if left is not None and left <= 0:
                 raise StoreError(
-                    f"model {self.name!r}: rows came too late — received {seconds} seconds — ask for fewer, or allow more"
+                    f"model {self.name!r}: rows came too late — received {seconds} seconds — ask "
+                    "for fewer, or allow more"
                 )
             asked = [MESSAGES["Wanted"](table=table, ids=ids.tobytes()) for table, ids in tables]
-            answer = self.store.ask("Rows", {"model": self.name, "digest": self.digest, "wanted": asked}, left)
+            answer = self.store.ask(
+                "Rows", {"model": self.name, "digest": self.digest, "wanted": asked}, left
+            )
             for number, (table, ids) in enumerate(tables):
                 rows = answer.rows[number] if number < len(answer.rows) else b""
                 if len(rows) != 4 * len(ids) * self._dim(table):
-                    raise StoreError(f"model {self.name!r}: rows of table {table!r} — received {len(rows)} bytes for {len(ids)} ids "
-                                     "— look at the parameter server")  # fmt: skip
+                    raise StoreError(
+                        f"model {self.name!r}: rows of table {table!r} — received {len(rows)} "
+                        f"bytes for {len(ids)} ids "
+                        "— look at the parameter server"
+                    )
                 found[table].append(rows)
         return {table: _rows(parts, self._dim(table)) for table, parts in found.items()}
 
-    def _calls(self, wanted: Mapping[str, NDArray[np.int64]]) -> Iterator[list[tuple[str, NDArray[np.int64]]]]:
+    def _calls(
+        self, wanted: Mapping[str, NDArray[np.int64]]
+    ) -> Iterator[list[tuple[str, NDArray[np.int64]]]]:
         """What is asked for in one call, and the next."""
-        call, held = list[tuple[str, NDArray[np.int64]]](), 0
+        call = list[tuple[str, NDArray[np.int64]]]()
+        held = 0
         for table, ids in wanted.items():
             ids = as_ids(ids).astype("<i8", copy=False)
             at = 0
@@ -181,17 +218,20 @@ class RemoteVersion(ModelVersion):
             while at < len(ids):
                 n = max(1, min(len(ids) - at, (_ANSWER_BYTES - held) // row_bytes))
                 call.append((table, ids[at : at + n]))
-                at, held = at + n, held + n * row_bytes
+                at = at + n
+                held = held + n * row_bytes
                 if held + row_bytes > _ANSWER_BYTES:
                     yield call
-                    call, held = [], 0
+                    call = []
+                    held = 0
         if call:
             yield call
 
     def _dim(self, table: str) -> int:
         if table not in self.configs:
             raise ConfigError(
-                f"model {self.name!r}: no table {table!r} — received {sorted(self.configs)} — name one of them"
+                f"model {self.name!r}: no table {table!r} — received {sorted(self.configs)} — "
+                "name one of them"
             )
         return int(self.configs[table]["dim"])
 
@@ -213,7 +253,8 @@ def _address(url: str) -> tuple[str, bool]:
         port = None
     if parts.scheme not in ("grpc", "grpcs") or not parts.hostname or port is None:
         raise ConfigError(
-            f"ParameterServer.connect: no address — received {url!r} — write grpc://HOST:PORT, or grpcs:// for TLS"
+            f"ParameterServer.connect: no address — received {url!r} — write grpc://HOST:PORT, or "
+            "grpcs:// for TLS"
         )
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     return f"{host}:{port}", parts.scheme == "grpcs"
@@ -223,4 +264,6 @@ def _pem(path: str | Path) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise ConfigError(f"ParameterServer.connect: trusted — received {path}, {error} — give a PEM file") from error
+        raise ConfigError(
+            f"ParameterServer.connect: trusted — received {path}, {error} — give a PEM file"
+        ) from error

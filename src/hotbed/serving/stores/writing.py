@@ -27,7 +27,14 @@ from hotbed.persist.content import table_folder, table_names, tensors
 from hotbed.persist.format import Link, Reader
 from hotbed.persist.store import MANIFEST, LocalStore
 from hotbed.serving.rows import RowDtype, Rows, ServedTable, write_rows
-from hotbed.serving.stores.mapped import CURRENT, FORMAT, FORMAT_VERSION, MappedVersion, ModelFolder, file_of
+from hotbed.serving.stores.mapped import (
+    CURRENT,
+    FORMAT,
+    FORMAT_VERSION,
+    MappedVersion,
+    ModelFolder,
+    file_of,
+)
 
 log = logging.getLogger("hotbed.serving")
 _HOT = 1 << 22  # ids kept in the order of their counts
@@ -35,7 +42,9 @@ _REMEMBERED = 16  # deltas whose ids are kept apart
 
 
 class Writer:
-    """The one process that writes a served folder: it holds a lock on it until it ends, or nobody here writes any more.
+    """The one process that writes a served folder: it holds a lock on it until it ends, or nobody
+    here
+        writes any more.
 
     `busy`: held around each change, by whichever thread.
     """
@@ -54,14 +63,17 @@ class Writer:
             folder.mkdir(parents=True, exist_ok=True)
             file = os.open(folder / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise NotWritten(f"{folder}: cannot be written — {error} — choose another folder") from error
+            raise NotWritten(
+                f"{folder}: cannot be written — {error} — choose another folder"
+            ) from error
         weakref.finalize(self, os.close, file)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             holder = os.read(file, 20).decode("ascii", "replace").strip() or "unknown"
             raise PersistError(
-                f"{folder}: another process writes it — received process {holder} — give each writer "
+                f"{folder}: another process writes it — received process {holder} — give each "
+                "writer "
                 "a folder of its own; any number may read"
             ) from error
         number = f"{self.process}\n".encode()
@@ -82,7 +94,8 @@ class Writer:
 
 
 class TemporaryFolder:
-    """A folder that goes with this object, or with the process that made it; a forked child leaves it.
+    """A folder that goes with this object, or with the process that made it; a forked child leaves
+    it.
 
     What killed processes left goes when the next folder with the same `prefix` is made.
     """
@@ -106,7 +119,9 @@ def _remove(folder: Path, process: int) -> None:
 
 
 def remove_abandoned(folders: Iterable[Path]) -> None:
-    """Remove those served folders of this user that a writer left when it was killed; what is not so, or cannot go, stays."""
+    """Remove those served folders of this user that a writer left when it was killed; what is not
+    so, or cannot go, stays.
+    """
     if os.name == "nt":  # no such locks there
         return
     import fcntl
@@ -127,29 +142,45 @@ def remove_abandoned(folders: Iterable[Path]) -> None:
 
 
 def write_version(
-    folder: ModelFolder, reader: Reader, before: MappedVersion | None, dtype: RowDtype, origin: str | None = None
+    folder: ModelFolder,
+    reader: Reader,
+    before: MappedVersion | None,
+    dtype: RowDtype,
+    origin: str | None = None,
 ) -> str:
-    """Write what `reader` holds, of a delta only what changed since versions that are there; returns the key of the version.
+    """Write what `reader` holds, of a delta only what changed since versions that are there;
+    returns the key of the version.
 
-    `before`: the version that gives the graph where `reader` brings none; `origin`: the digest of what a start loads that goes
-    on from here, where that is another state. Raises ConfigError for what does not fit, FormatError
-    for bad files of the source, PersistError where the disk refuses. CURRENT names what it named before, until `make_newest`.
+    `before`: the version that gives the graph where `reader` brings none; `origin`: the digest of
+    what a start loads that goes on from here, where that is another state. Raises ConfigError for
+    what does not fit, FormatError for bad files of the source, PersistError where the disk refuses.
+    CURRENT names what it named before, until `make_newest`.
     """
     manifest = reader.manifest
     if LocalStore(folder.path).folders():
-        raise ConfigError(f"{folder.path}: holds checkpoints, got a model to serve. Choose another folder.")
+        raise ConfigError(
+            f"{folder.path}: holds checkpoints, got a model to serve. Choose another folder."
+        )
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
         spec = {
-            "format": FORMAT, "format_version": FORMAT_VERSION,
-            "name": folder.name, "version": manifest["version"], "digest": manifest["digest"],
-            "published": manifest.get("published") or _modified(reader), "learned": manifest.get("learned"), "dtype": dtype,
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
+            "name": folder.name,
+            "version": manifest["version"],
+            "digest": manifest["digest"],
+            "published": manifest.get("published") or _modified(reader),
+            "learned": manifest.get("learned"),
+            "dtype": dtype,
             "configs": {entry["name"]: entry["config"] for entry in manifest["tables"]},
             "chain": [link.manifest["digest"] for link in reader.links],
-            "origin": origin or manifest["digest"], **_graph(folder, reader, before),
-            "tables": {name: _Table(folder.path, reader, number, dtype, before).write()
-                       for number, name in enumerate(table_names(reader))},
-        }  # fmt: skip
+            "origin": origin or manifest["digest"],
+            **_graph(folder, reader, before),
+            "tables": {
+                name: _Table(folder.path, reader, number, dtype, before).write()
+                for number, name in enumerate(table_names(reader))
+            },
+        }
         text = json.dumps(spec, ensure_ascii=False).encode()
         key = hashlib.sha256(text).hexdigest()
         _write(folder.path / file_of(key), text)
@@ -167,11 +198,15 @@ def make_newest(folder: ModelFolder, key: str) -> None:
 
 
 def _refused(folder: ModelFolder, error: OSError) -> NotWritten:
-    return NotWritten(f"{folder.path}: cannot be written — {error} — free space or choose another folder")
+    return NotWritten(
+        f"{folder.path}: cannot be written — {error} — free space or choose another folder"
+    )
 
 
 def tidy(folder: ModelFolder, versions: list[MappedVersion]) -> None:
-    """Remove files of all but these versions; who still has one mapped keeps it. What cannot be removed stays, and is told."""
+    """Remove files of all but these versions; who still has one mapped keeps it. What cannot be
+    removed stays, and is told.
+    """
     needed = {CURRENT}.union(*(version.files() for version in versions))
     try:
         left = [path for path in folder.path.iterdir() if path.name not in needed]
@@ -185,21 +220,31 @@ def tidy(folder: ModelFolder, versions: list[MappedVersion]) -> None:
 
 
 def _graph(folder: ModelFolder, reader: Reader, before: MappedVersion | None) -> dict[str, Any]:
-    """What is known of the graph and the schema that go with it, and their files; weights are this version's own."""
-    own, place = reader.links[0], reader.folder
+    """What is known of the graph and the schema that go with it, and their files; weights are this
+    version's own.
+    """
+    own = reader.links[0]
+    place = reader.folder
     key = reader.manifest["digest"][:32]
     if graph := own.manifest.get("graph"):
         onnx = _file(folder.path, f"{own.manifest['digest'][:32]}.onnx", own.read(graph["file"]))
         schema = own.manifest["schema"]
     elif before is None:
-        raise ConfigError(f"{place}: no exported model — received a state without a graph — export the model first")
+        raise ConfigError(
+            f"{place}: no exported model — received a state without a graph — export the model "
+            "first"
+        )
     else:
         if set(before.tables) != set(table_names(reader)):
-            raise ConfigError(f"{place}: another model's state — received tables {table_names(reader)} for "
-                              f"{sorted(before.tables)} — export that model and load it")  # fmt: skip
-        graph, onnx = before.graph, before.spec["files"]["graph"]
+            raise ConfigError(
+                f"{place}: another model's state — received tables {table_names(reader)} for "
+                f"{sorted(before.tables)} — export that model and load it"
+            )
+        graph = before.graph
+        onnx = before.spec["files"]["graph"]
         schema = before.spec["schema"]
-    # The full may be older than the first event that was learned: the newest state knows what raw columns hold.
+    # The full may be older than the first event that was learned: the newest state knows what raw
+    # columns hold.
     newest = reader.manifest["schema"] or {}
     for learned in ("types", "shapes"):
         entries = {**schema.get(learned, {}), **newest.get(learned, {})}
@@ -208,8 +253,11 @@ def _graph(folder: ModelFolder, reader: Reader, before: MappedVersion | None) ->
     values = _weights(reader, graph)
     missing = sorted(set(graph["weights"]) - set(values))
     if missing:
-        raise ConfigError(f"{place}: the graph of model {folder.name!r} needs weights that this version lacks — received none "
-                          f"for {missing[0]!r} — export the model again")  # fmt: skip
+        raise ConfigError(
+            f"{place}: the graph of model {folder.name!r} needs weights that this version lacks — "
+            "received none "
+            f"for {missing[0]!r} — export the model again"
+        )
     weights = _file(folder.path, f"{key}.safetensors", save(values))
     return {"schema": schema, "graph": graph, "files": {"graph": onnx, "weights": weights}}
 
@@ -228,7 +276,8 @@ class _Delta:
 
     def __init__(self, link: Link, table: str) -> None:
         self.batches = list(link.parts(table))
-        self.owned, self.removed = _ids(self.batches), _ids(link.parts(table, "removed"))
+        self.owned = _ids(self.batches)
+        self.removed = _ids(link.parts(table, "removed"))
 
     @property
     def changed(self) -> NDArray[np.int64]:
@@ -240,26 +289,43 @@ class _Table:
     """One table of a version on its way into the folder."""
 
     def __init__(
-        self, folder: Path, reader: Reader, number: int, dtype: RowDtype, before: MappedVersion | None
+        self,
+        folder: Path,
+        reader: Reader,
+        number: int,
+        dtype: RowDtype,
+        before: MappedVersion | None,
     ) -> None:
-        self._folder, self._reader, self._dtype = folder, reader, dtype
+        self._folder = folder
+        self._reader = reader
+        self._dtype = dtype
         self._config: Mapping[str, Any] = reader.manifest["tables"][number]["config"]
         self._name: str = reader.manifest["tables"][number]["name"]
         self._stem = Path(table_folder(number, self._name)).name
         entry = before.spec["tables"].get(self._name) if before else None
-        self._known = {one["file"]: one for one in (*entry["changed"], entry["hot"]) if one} if entry else {}
-        same_full = before is not None and before.spec["chain"][0] == reader.links[0].manifest["digest"]
+        self._known = (
+            {one["file"]: one for one in (*entry["changed"], entry["hot"]) if one} if entry else {}
+        )
+        same_full = (
+            before is not None and before.spec["chain"][0] == reader.links[0].manifest["digest"]
+        )
         self._countless = same_full and entry is not None and entry["hot"] is None
         self._read = dict[int, _Delta]()
 
     def write(self) -> dict[str, Any]:
-        """Its entry in the version's file: rows of the full, and beside them all that its deltas changed since."""
+        """Its entry in the version's file: rows of the full, and beside them all that its deltas
+        changed since.
+        """
         layers = [self._full()]
         if self._last:
             layers.insert(0, self._overlay())
         entries = [{"file": path.name, "bytes": path.stat().st_size} for path in layers]
         remembered = range(max(1, self._last + 1 - _REMEMBERED), self._last + 1)
-        return {"layers": entries, "hot": self._hot(), "changed": [self._changed(number) for number in remembered]}
+        return {
+            "layers": entries,
+            "hot": self._hot(),
+            "changed": [self._changed(number) for number in remembered],
+        }
 
     @property
     def _last(self) -> int:
@@ -272,7 +338,10 @@ class _Table:
         return self._read[number]
 
     def _path(self, number: int, ending: str) -> Path:
-        return self._folder / f"{self._reader.links[number].manifest['digest'][:32]}-{self._stem}.{ending}"
+        return (
+            self._folder
+            / f"{self._reader.links[number].manifest['digest'][:32]}-{self._stem}.{ending}"
+        )
 
     def _rows(self, number: int) -> Path:
         return self._path(number, f"{self._dtype}.rows")
@@ -309,7 +378,9 @@ class _Table:
         for batch in self._reader.links[0].parts(self._name):
             if "count" not in batch.schema.names:
                 return None
-            kept.append((batch.column("id").to_numpy(), batch.column("count").to_numpy().astype(np.int64)))
+            kept.append(
+                (batch.column("id").to_numpy(), batch.column("count").to_numpy().astype(np.int64))
+            )
             if sum(len(ids) for ids, _ in kept) > 2 * _HOT:
                 kept = [_most(kept)]
         ids = _most(kept)[0]
@@ -321,7 +392,9 @@ class _Table:
         return entry if entry and path.exists() and path.stat().st_size == entry["bytes"] else None
 
 
-def _most(kept: list[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _most(
+    kept: list[tuple[NDArray[np.int64], NDArray[np.int64]]],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The ids of the highest counts, highest first, with them."""
     ids, counts = (np.concatenate(found) for found in zip(*kept, strict=True))
     order = np.lexsort([ids, -counts])[:_HOT]
@@ -332,8 +405,10 @@ class _Merged:
     """What some deltas, and an older file of changes, say together: of an id the newest."""
 
     def __init__(self, deltas: list[_Delta], old: ServedTable | None) -> None:
-        self._deltas, self._old = deltas, old
-        self._decided, self._gone = np.empty(0, np.int64), list[NDArray[np.int64]]()
+        self._deltas = deltas
+        self._old = old
+        self._decided = np.empty(0, np.int64)
+        self._gone = list[NDArray[np.int64]]()
 
     def rows(self) -> Iterator[pa.RecordBatch]:
         for delta in reversed(self._deltas):
@@ -360,7 +435,9 @@ class _Merged:
 
 
 def _ids(batches: Iterable[pa.RecordBatch]) -> NDArray[np.int64]:
-    return np.concatenate([np.empty(0, np.int64), *(batch.column("id").to_numpy() for batch in batches)])
+    return np.concatenate(
+        [np.empty(0, np.int64), *(batch.column("id").to_numpy() for batch in batches)]
+    )
 
 
 def _whole(path: Path) -> bool:
