@@ -35,6 +35,16 @@ _MAGIC = b"ARROW1\0\0"
 _HEADER = 2  # number of the field `header` in Arrow's flatbuffer table Message
 _COMPRESSION = 3  # number of the field `compression` in its table RecordBatch
 _NOT_ARROW = (pa.ArrowException, OSError, EOFError, StopIteration, UnicodeDecodeError, struct.error)
+_NOT_BUILT = (
+    HotbedError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 _PLACE_TYPES = {"partition": pa.uint8(), "id": pa.int64()}
 _WAITING_TYPES = {**_PLACE_TYPES, "count": pa.uint32(), "last_seen": pa.int64()}
 
@@ -205,6 +215,14 @@ def check_descriptions(manifest: Mapping[str, Any], place: str) -> None:
         _built("schema", lambda: Schema.from_json(manifest["schema"]), place)
     for entry in manifest["tables"]:
         row_types(entry, "state", place)
+        _check_config(entry, place)
+
+
+def _check_config(entry: Mapping[str, Any], place: str) -> None:
+    """Build an empty table, wherever its rows would lie: the native core has limits of its own."""
+    where = f"table {entry['name']!r}"
+    values = {key: value for key, value in entry["config"].items() if key != "tier"}
+    _built(where, lambda: config.build(values, Table, where), place)
 
 
 def _check_nesting(manifest: Any, place: str) -> None:
@@ -294,7 +312,7 @@ def _bad(place: str, what: str, value: Any) -> FormatError:
 def _built(what: str, make: Callable[[], Any], place: str) -> Any:
     try:
         return make()
-    except (HotbedError, TypeError, ValueError, KeyError, AttributeError) as error:
+    except _NOT_BUILT as error:
         text = f"{place}: {what} cannot be built — received {error} — {ADVICE}"
         raise FormatError(text) from error
 
