@@ -3,7 +3,7 @@
 
 In a `state_dict` a table is a dict of tensors and plain values, which `torch.load` reads with
 weights_only=True: the columns of `Table.export` and `candidates`, and `scalars`. Checkpoints do not
-use it: they stream rows to files.
+use it: they stream rows to files. `rule` names the class whose optimizer state the rows have.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
+from hotbed import config
 from hotbed.errors import ConfigError, PersistError, RowShapeError
 
 from .parameter import TableRows
@@ -175,16 +176,24 @@ def table_state(table: Table) -> dict[str, Any]:
         "rows": _tensors(batch.drop_columns(["partition"]) for batch in table.export()),
         "candidates": _tensors(table.candidates()),
         "scalars": scalars,
+        "rule": config.kind_of(type(table.rule)),
     }
 
 
 def check_state(table: Table, state: Any) -> None:
     """Raise PersistError or RowShapeError where `load_state` would fail. Change nothing."""
     where = f"table {table.name!r}"
-    if not isinstance(state, Mapping) or not {"rows", "candidates", "scalars"} <= set(state):
+    parts = {"rows", "candidates", "scalars", "rule"}
+    if not isinstance(state, Mapping) or not parts <= set(state):
         received = type(state).__name__
         raise PersistError(
-            f"{where}: expected rows, candidates and scalars, got {received}. {ADVICE}",
+            f"{where}: expected rows, candidates, scalars and a rule, got {received}. {ADVICE}",
+        )
+    rule = config.kind_of(type(table.rule))
+    if state["rule"] != rule:
+        raise PersistError(
+            f"{where}: expected the optimizer state of rule {rule!r}, got {state['rule']!r}. "
+            "Build the table with the rule that it had when it was saved."
         )
     rows = state["rows"]
     widths = {"value": table.dim, "state": table.state_width}

@@ -117,7 +117,8 @@ def test_rows_that_are_missing_unexpected_or_of_another_shape_are_refused() -> N
         module.load_state_dict({**module.state_dict(), "weight": torch.zeros(2, 2)})
     for other, error in (
         (hb.Table("user", 3), RowShapeError),
-        (hb.Table("user", 2, rule=hb.Adam()), RowShapeError),
+        (hb.Table("user", 2, rule=hb.Adam()), PersistError),
+        (hb.Table("user", 2, rule=hb.Momentum()), PersistError),  # state of the same width
         (hb.Table("item", 2), PersistError),
     ):
         with pytest.raises(error, match="got"):
