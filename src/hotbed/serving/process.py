@@ -89,10 +89,11 @@ def tokens_of(path: str) -> list[str]:
     """Return the tokens of a file, one a line.
 
     Raises ConfigError for a file that cannot be read, that is empty, or that holds a line which
-    is blank, begins with "#", or has a blank in it. Messages name the line and not the token.
+    is blank, begins with "#", or has a blank or a character outside ASCII in it. Messages name
+    the line and not the token.
     """
     try:
-        text = Path(path).read_text()
+        text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         problem = f"token_file: cannot be read — received {path}: {error}"
         raise ConfigError(f"{problem} — give a file of tokens") from error
@@ -107,6 +108,8 @@ def tokens_of(path: str) -> list[str]:
             problem = "a comment"
         elif len(line.split()) > 1 or line != line.strip():
             problem = "a line with a blank in it"
+        elif not line.isascii():
+            problem = "a character outside ASCII, such as a byte order mark"
         else:
             continue
         where = f"token_file: not a token — received {problem}, {path} line {number}"

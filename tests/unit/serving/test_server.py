@@ -135,6 +135,7 @@ def test_only_who_holds_a_token_is_answered(exported: Path, tmp_path: Path) -> N
         ("s3cret-A\n\ns3cret-B\n", "a blank line, .* line 2"),
         ("s3cret-A\ns3cret B with space\n", "a line with a blank in it, .* line 2"),
         ("s3cret-A \n", "a line with a blank in it, .* line 1"),
+        ("\ufeffs3cret-A\n", "a character outside ASCII, .* line 1"),  # as Windows editors write
     ],
 )
 def test_token_file_with_a_line_that_is_not_a_token_is_rejected(
