@@ -69,7 +69,7 @@ REFUSED = {
     "nested": (item(shape=[N], data=[[1]] * N), None, "too many candidates"),
     "strings": (item(shape=[N], datatype="BYTES", data=["a"] * N), None, "too many candidates"),
     "list": (item(shape=[2, N], data=[1] * 2 * N), None, "at most 1024 values for each candidate"),
-    "uncounted": (item(data=[1] * N), None, "shape \\[2\\] needs 2 values — received 20000"),
+    "uncounted": (item(data=[1] * N), None, "shape \\[2\\] needs 2 values, got 20000"),
     "empty lists": (item(shape=[2, 1], data=[[]] * N), None, "needs 2 values"),
     "inputs": (json.dumps({"inputs": [USER] * N}).encode(), None, "at most 2, the columns"),
     "names": (
@@ -80,7 +80,7 @@ REFUSED = {
     "unknown": (
         json.dumps({"inputs": [USER, USER | {"name": "m"}]}).encode(),
         None,
-        "the model has none",
+        "the model has no such input",
     ),
     "keys": (json.dumps({f"{i}": 1 for i in range(N)}).encode(), None, "beside the values"),
     "objects": (json.dumps({"zz": [{}] * N * 2}).encode(), None, "beside the values"),
@@ -93,7 +93,7 @@ REFUSED = {
     "id": (json.dumps({"id": "x" * 100_000, "inputs": []}).encode(), None, "beside the values"),
     "binary": (*binary([N], 8 * N), "too many candidates"),
     "binary list": (*binary([2, N], 16 * N), "at most 1024 values"),
-    "binary size": (*binary([2], 8 * N), "are 16 bytes"),
+    "binary size": (*binary([2], 8 * N), "expected 16 bytes"),
 }
 
 
@@ -144,7 +144,7 @@ TOO_MUCH = [
     (message(bytes_contents=[b""] * N), "needs 2 values"),
     (message(shape=[N], fp32_contents=[1] * N), "too many candidates"),
     (message(shape=[2, N], fp32_contents=[1] * N), "at most 1024 values"),
-    (raw(4 * N, [2]), "are 8 bytes"),
+    (raw(4 * N, [2]), "expected 8 bytes"),
     (raw(1 << 20, [1 << 18]), "at most 1048576 bytes"),
     (lambda request: request.raw_input_contents.extend([b""] * N), "at most 4"),
 ]

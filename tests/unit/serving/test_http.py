@@ -151,8 +151,8 @@ def told_by(client: hb.Client, session: Any, columns: dict[str, Any]) -> None:
     "request_body, headers, status, reason",
     [
         (b"{", {}, 400, "not JSON"),
-        (b"[]", {}, 400, "the body: no dict"),
-        ({}, {}, 400, "inputs: no list"),
+        (b"[]", {}, 400, "the body: expected an object"),
+        ({}, {}, 400, "inputs: expected a list"),
         (b"[" * 10_000, {}, 400, "not JSON"),
         (b"[" * 100_000, {}, 400, "beside the values of its tensors"),
         (body(inputs=[]), {}, 400, "inputs are missing"),
@@ -163,19 +163,29 @@ def told_by(client: hb.Client, session: Any, columns: dict[str, Any]) -> None:
             400,
             "Send each column of the model once",
         ),
-        (body(inputs=[*body()["inputs"][1:], body()["inputs"][1]]), {}, 400, "given twice"),
+        (
+            body(inputs=[*body()["inputs"][1:], body()["inputs"][1]]),
+            {},
+            400,
+            "expected once, got it twice",
+        ),
         (user("INT64", [4], [1, 2, 3]), {}, 400, "needs 4 values"),
-        (user("INT64", [3], [1, "x", 3]), {}, 400, "no INT64"),
-        (user("INT64", [0, 2**70], []), {}, 400, "no column"),
-        (user("INT64", [10**4000], [1]), {}, 400, "no column"),
-        (user("INT64", [3], [10**4000, 1, 2]), {}, 400, "no INT64"),
-        (user("INT65", [3], [1, 2, 3]), {}, 400, "unknown datatype"),
-        (user("INT64", [-1], []), {}, 400, "no column"),
+        (user("INT64", [3], [1, "x", 3]), {}, 400, "values are not INT64"),
+        (user("INT64", [0, 2**70], []), {}, 400, "expected a shape"),
+        (user("INT64", [10**4000], [1]), {}, 400, "expected a shape"),
+        (user("INT64", [3], [10**4000, 1, 2]), {}, 400, "values are not INT64"),
+        (user("INT65", [3], [1, 2, 3]), {}, 400, "expected a datatype"),
+        (user("INT64", [-1], []), {}, 400, "expected a shape"),
         (user("FP32", [3], [1, 2, 3]), {}, 400, "holds no ids"),
         (body(outputs=[{"name": "predicton"}]), {}, 400, "did you mean 'prediction'"),
         (body(5000), {}, 400, "too many candidates"),
-        (body(), {"Content-Encoding": "gzip"}, 415, "send the body as it is"),
-        (body(), {"Inference-Header-Content-Length": "9999999"}, 400, "no length of a header"),
+        (body(), {"Content-Encoding": "gzip"}, 415, "Send the body as it is"),
+        (
+            body(),
+            {"Inference-Header-Content-Length": "9999999"},
+            400,
+            "Content-Length: expected a number",
+        ),
         (b" " * 2_000_000, {}, 413, "too long"),
     ],
 )
@@ -284,7 +294,7 @@ def test_too_many_waiting_requests_are_refused_not_queued(exported: Any) -> None
     held = model.batcher._changed
     with held:  # nothing is taken from the queue meanwhile
         model.batcher._rows = 4
-    with pytest.raises(Overloaded, match="try again later"):
+    with pytest.raises(Overloaded, match="Try again later"):
         client.predict("m", draw(3, 1))
     status, headers, _ = ask(running.http, "POST", "/v2/models/m/infer", body())
     assert (status, headers["retry-after"]) == (429, "1")

@@ -95,7 +95,7 @@ def test_a_head_that_one_model_knows_is_checked_for_another() -> None:
     for _ in range(2):
         told(asks, inputs, *request(columns(0)))
     other = Inputs(hb.Schema([hb.Id("user"), hb.Id("item"), hb.Dense("price")]))
-    with pytest.raises(DataError, match="'age': the model has none"):
+    with pytest.raises(DataError, match="'age': the model has no such input"):
         told(asks, other, *request(columns(0)))
     with pytest.raises(DataError, match="too many candidates"):
         inputs.columns(Asks().read(*request(columns(0, 101)), BOUNDS).tensors, BOUNDS)

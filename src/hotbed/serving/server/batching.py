@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests of all clients, gathered into batches: bounded in rows, in waiting and in number."""
+"""Requests of all clients, gathered into batches of bounded size, wait and number."""
 
 from __future__ import annotations
 
@@ -23,21 +23,24 @@ from hotbed.serving.server.protocol import Column
 from hotbed.serving.session import InferenceSession, Scores
 
 log = logging.getLogger("hotbed.serving")
-_ALONE_ROWS = 256  # candidates that are scored on the loop, which hears nobody meanwhile
-_ALONE_VALUES = 8192  # values of lists, likewise
+_ALONE_ROWS = 256  # candidates that are scored on the loop, which reads nothing meanwhile
+_ALONE_VALUES = 8192  # values of lists that are scored on the loop
 _LEAST_BODY_BYTES = 1 << 20
-_VALUE_BYTES = 32  # of a body for each candidate and column
+_VALUE_BYTES = 32  # bytes of a body for each candidate and column
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a server takes on.
+    """The load that a server accepts.
 
-    `batch_rows`: candidates that are scored together, and the most that one request may bring.
-    `batch_seconds`: how long the first request of a batch may wait for others; 0 = gather only what
-    waits anyway. `queue_rows`: candidates that may wait; what comes on top is refused at once.
-    `body_bytes`: of one request; None: 32 bytes for each of `batch_rows` candidates and each column
-    of the model, at least 1 MiB. `list_length`: values that a candidate may have in one column.
+    Args:
+        batch_rows: Candidates that are scored together, and the most of one request.
+        batch_seconds: How long the first request of a batch may wait for others; 0 = batch only
+            requests that already wait.
+        queue_rows: Candidates that may wait; a request beyond that is rejected at once.
+        body_bytes: The largest body of a request. None = 32 bytes for each of `batch_rows`
+            candidates and each column of the model, at least 1 MiB.
+        list_length: Values that a candidate may have in one column.
     """
 
     batch_rows: int = 4096
@@ -54,7 +57,7 @@ class Limits:
         within("Limits.list_length", self.list_length, 1)
 
     def bounds(self, num_columns: int) -> Bounds:
-        """Return how much a request to a model of so many columns may hold."""
+        """Return the bounds of a request to a model of `num_columns` columns."""
         body_bytes = self.body_bytes
         if body_bytes is None:
             body_bytes = max(_LEAST_BODY_BYTES, self.batch_rows * num_columns * _VALUE_BYTES)
@@ -64,8 +67,8 @@ class Limits:
 class Request:
     """n candidates: `columns` [n], and `context` columns [1] that hold for each of them.
 
-    `future`: on the loop that made the request; gets what `write` makes of the scores, or an error.
-    A request whose future is cancelled before it is scored is dropped.
+    `future` belongs to the loop that made the request. Its result is `write(scores)`, or an error.
+    If it is cancelled before the request is scored, the request is dropped.
     """
 
     __slots__ = ("asked", "columns", "context", "future", "num_rows", "write")
@@ -86,20 +89,19 @@ class Request:
 
     @property
     def size(self) -> int:
-        """Candidates; a request without any counts as one, so that the queue stays bounded."""
+        """Number of candidates; at least 1, so that the queue stays bounded."""
         return max(1, self.num_rows)
 
     @property
     def is_small(self) -> bool:
-        """Whether it may be scored on the loop."""
+        """Whether the request may be scored on the loop."""
         columns = (*self.columns.values(), *self.context.values())
         lists = [column for column in columns if isinstance(column, pa.LargeListArray)]
-        return (
-            self.num_rows <= _ALONE_ROWS and sum(len(one.values) for one in lists) <= _ALONE_VALUES
-        )
+        num_values = sum(len(column.values) for column in lists)
+        return self.num_rows <= _ALONE_ROWS and num_values <= _ALONE_VALUES
 
     def settle(self, scores: Scores | Exception) -> None:
-        """Tell who asked; on its loop."""
+        """Set the result of the future, unless it is done; called on its loop."""
         if self.future.done():
             return
         try:
@@ -115,13 +117,13 @@ class Request:
 
     def _kinds(self) -> set[tuple[str, str]]:
         return {
-            (name, column.dtype.str if isinstance(column, np.ndarray) else str(column.type))
+            (name, _kind(column))
             for columns in (self.columns, self.context)
             for name, column in columns.items()
         }
 
     def spread(self, name: str) -> Column:
-        """A column, context repeated for each candidate."""
+        """Return a column [n]; context is repeated for each candidate."""
         if name not in self.context:
             return self.columns[name]
         value = self.context[name]
@@ -130,14 +132,25 @@ class Request:
         return value.take(pa.array(np.zeros(self.num_rows, np.int64)))
 
 
-class Batcher:
-    """Scores requests: one that comes alone at once, on the loop; those that come together, or
-    while others are scored, on a thread of its own, many at once where many wait.
+def _kind(column: Column) -> str:
+    if isinstance(column, np.ndarray):
+        return column.dtype.str
+    return str(column.type)
 
-    `session`: gives the session of the version that is served now; asked once a batch, so that an
-    answer never mixes two. `scored`: told of each batch its requests, and when scoring started and
-    ended (`time.perf_counter`). `alone`: whether scoring may take the loop's time; not where rows
-    are waited for.
+
+class Batcher:
+    """Scores requests, alone on the loop or in batches on a thread.
+
+    A single small request is scored at once, on the loop. Requests that arrive together, or while
+    others are scored, are scored on a thread, as one batch if they fit.
+
+    Args:
+        session: Returns the session of the version that is served now. It is called once for each
+            batch, so that no answer mixes two versions.
+        limits: Size and wait of a batch, and size of the queue.
+        scored: Called after each batch with its requests, and when scoring started and ended
+            (`time.perf_counter`).
+        alone: Whether requests may be scored on the loop; False if scoring may wait for rows.
     """
 
     def __init__(
@@ -151,8 +164,8 @@ class Batcher:
         self._limits = limits
         self._scored = scored
         self._alone = alone and limits.batch_seconds == 0
-        self._come = list[Request]()  # of the loop: what came in this turn of it
-        self._busy = False  # of the thread: it scores
+        self._arrived = list[Request]()  # in this turn of the loop; used by the loop only
+        self._busy = False  # whether the thread scores a batch
         self._waiting = deque[Request]()
         self._rows = 0
         self._changed = threading.Condition()
@@ -162,58 +175,61 @@ class Batcher:
 
     @property
     def waiting_rows(self) -> int:
-        """Candidates that wait now."""
+        """Number of candidates that wait now."""
         return self._rows
 
     def submit(self, request: Request) -> None:
-        """Have a request scored. Raises Overloaded where too many wait."""
+        """Queue a request. Raises Overloaded if too many candidates wait, or the server stops."""
+        most = max(self._limits.queue_rows, request.size)
         with self._changed:
-            if self._closed or self._rows + request.size > max(
-                self._limits.queue_rows, request.size
-            ):
-                why = "the server stops" if self._closed else f"{self._rows} candidates wait"
+            if self._closed:
                 raise Overloaded(
-                    f"too many requests — received {request.size} candidates while {why} — try "
-                    "again later"
+                    f"too many requests: the server stops, got {request.size} candidates. "
+                    "Try again later."
+                )
+            if self._rows + request.size > most:
+                raise Overloaded(
+                    f"too many requests: {self._rows} candidates wait, got {request.size} more. "
+                    "Try again later."
                 )
             self._rows += request.size
-        if not self._come:
-            # after all that this turn of the loop reads
+        if not self._arrived:
+            # runs after everything that this turn of the loop reads
             request.future.get_loop().call_soon(self._turn)
-        self._come.append(request)
+        self._arrived.append(request)
 
     def close(self) -> None:
-        """Score what waits, then end."""
+        """Score the requests that wait, then end the thread."""
         with self._changed:
             self._closed = True
             self._changed.notify()
         self._thread.join()
 
     def _turn(self) -> None:
-        """Score what came in this turn of the loop, or have it scored."""
-        come = self._come
-        self._come = []
+        """Score a single small request here; leave all others to the thread."""
+        arrived = self._arrived
+        self._arrived = []
         with self._changed:
-            alone = self._alone and len(come) == 1 and not self._busy and come[0].is_small
+            alone = self._alone and len(arrived) == 1 and not self._busy and arrived[0].is_small
             if not self._closed and (self._waiting or not alone):
-                self._waiting.extend(come)
+                self._waiting.extend(arrived)
                 self._changed.notify()
                 return
-            self._rows -= sum(request.size for request in come)
-        for request in come:
+            self._rows -= sum(request.size for request in arrived)
+        for request in arrived:
             _settle(self._score([request]))
 
     def _work(self) -> None:
         while batch := self._next():
             batch = [request for request in batch if not request.future.cancelled()]
             if batch:
-                found = self._score(batch)
+                results = self._score(batch)
                 loop = batch[0].future.get_loop()
                 with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
-                    loop.call_soon_threadsafe(_settle, found)
+                    loop.call_soon_threadsafe(_settle, results)
 
     def _next(self) -> list[Request]:
-        """Requests that are scored together; none at the end."""
+        """Wait for requests, and return those of one batch; an empty list at the end."""
         with self._changed:
             self._busy = False
             while not self._waiting:
@@ -221,12 +237,13 @@ class Batcher:
                     return []
                 self._changed.wait()
             self._busy = True
-            batch = [first := self._waiting.popleft()]
+            first = self._waiting.popleft()
+            batch = [first]
             rows = first.size
-            until = first.asked + self._limits.batch_seconds
+            deadline = first.asked + self._limits.batch_seconds
             while rows < self._limits.batch_rows:
                 if not self._waiting:
-                    left = until - time.perf_counter()
+                    left = deadline - time.perf_counter()
                     if left <= 0 or self._closed or not self._changed.wait(left):
                         break
                     continue
@@ -241,19 +258,19 @@ class Batcher:
     def _score(self, batch: list[Request]) -> list[tuple[Request, Scores | Exception]]:
         started = time.perf_counter()
         try:
-            found = _scores(self._session(), batch)
+            scores = _scores(self._session(), batch)
         except Exception as error:
-            if len(batch) > 1:  # whose fault it was shows when each is alone
-                return [one for request in batch for one in self._score([request])]
+            if len(batch) > 1:  # scored one by one, only the request at fault fails
+                return [result for request in batch for result in self._score([request])]
             if not isinstance(error, HotbedError):
                 log.exception("a request could not be scored")
             return [(batch[0], error)]
         self._scored(batch, started, time.perf_counter())
-        return list(zip(batch, found, strict=True))
+        return list(zip(batch, scores, strict=True))
 
 
-def _settle(found: list[tuple[Request, Scores | Exception]]) -> None:
-    for request, scores in found:
+def _settle(results: list[tuple[Request, Scores | Exception]]) -> None:
+    for request, scores in results:
         request.settle(scores)
 
 
@@ -262,16 +279,16 @@ def _scores(session: InferenceSession, batch: list[Request]) -> list[Scores]:
     if len(batch) == 1:
         return [session.ask(first.columns, first.context)]
     names = [*first.columns, *first.context]
-    found = session.ask(
+    scores = session.ask(
         {name: _joined([request.spread(name) for request in batch]) for name in names}
     )
     ends = np.cumsum([request.num_rows for request in batch]).tolist()
     parts = zip([0, *ends], ends, strict=False)
     return [
         Scores(
-            found.version,
-            {name: values[start:end] for name, values in found.outputs.items()},
-            found.late,
+            scores.version,
+            {name: values[start:end] for name, values in scores.outputs.items()},
+            scores.late,
         )
         for start, end in parts
     ]

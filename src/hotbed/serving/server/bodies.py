@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Infer requests as raw bytes: measured before anything is decoded, decoded a slice at a time.
 
-The native splitter takes the values of all tensors out of a request. The head that is left is
-short and decoded first; names, shapes and counts are checked with it. Only then are values
-decoded, `SLICE` at a time: threads that wait for the interpreter get it in between.
+The native splitter takes the values of all tensors out of a request. The remaining head is short
+and is decoded first; names, shapes and counts are checked with it. Only then are values decoded,
+`SLICE` at a time: between slices, other threads get the interpreter.
 """
 
 from __future__ import annotations
@@ -22,19 +22,22 @@ from hotbed.serving.threads import DaemonThreads
 
 SLICE = 4096  # values decoded at a time
 ASIDE_BYTES = 64 << 10  # longer requests are read on a thread
-_HEAD_BYTES = 64 << 10  # of a head
-_INPUT_BYTES = 1 << 10  # on top for each input
+_HEAD_BYTES = 64 << 10  # the longest head without inputs
+_INPUT_BYTES = 1 << 10  # added for each input
 _READS = 2  # long requests that are read at the same time
-_WAITING = 64  # that wait, or are read
+_WAITING = 64  # long requests that wait or are read
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """How much a request may hold.
+    """The most that a request may hold.
 
-    `inputs`: tensors. `rows`: candidates. `list_length`: values of a candidate in one column.
-    `body_bytes`: of the request.
+    Args:
+        inputs: Number of tensors.
+        rows: Number of candidates.
+        list_length: Values of a candidate in one column.
+        body_bytes: Size of the body.
     """
 
     inputs: int = 1024
@@ -44,24 +47,26 @@ class Bounds:
 
     @property
     def head_bytes(self) -> int:
-        """Of a request without the values of its tensors."""
+        """The size of a request without the values of its tensors."""
         return _HEAD_BYTES + self.inputs * _INPUT_BYTES
 
 
 class Undecoded(ABC):
-    """Values of a tensor that are not decoded yet. `entries`: how many there are; of nested lists
-    an empty one counts as one."""
+    """Values of a tensor that are not decoded yet.
+
+    `entries`: number of values; in nested lists, an empty list counts as one.
+    """
 
     __slots__ = ()
     entries: int
 
     @abstractmethod
     def slices(self) -> Iterable[Any]:
-        """Decode the values, at most about `SLICE` at a time. Raises DataError for wrong ones."""
+        """Decode the values, about `SLICE` at a time. Raises DataError for wrong values."""
 
 
 class Part(NamedTuple):
-    """Where values of input number `input` lie. `cuts`: commas at which they can be divided."""
+    """The place of values of input number `input`. `cuts`: commas at which they can be split."""
 
     input: int
     start: int
@@ -71,7 +76,7 @@ class Part(NamedTuple):
 
 
 class JsonValues(Undecoded):
-    """A JSON value, which is `part` of `body`."""
+    """The JSON value at `part` of `body`."""
 
     __slots__ = ("_body", "_part", "entries")
 
@@ -92,7 +97,7 @@ class JsonValues(Undecoded):
 
 @dataclass(frozen=True)
 class Divided:
-    """A request whose head is short enough. `parts`: values; `raw`: raw contents of gRPC."""
+    """A request with its values taken out. `parts`: the values; `raw`: raw contents of gRPC."""
 
     head: bytes
     parts: Sequence[Part]
@@ -100,17 +105,22 @@ class Divided:
 
 
 def divide_json(body: bytes, bounds: Bounds) -> Divided:
-    """Divide a request in JSON; its head has the number of a part in the place of each `data`.
+    """Take the values out of a request in JSON.
 
-    Raises DataError for more inputs or a longer head than `bounds` allow.
+    In the head, each `data` is replaced by the number of its part.
+
+    Raises:
+        DataError: The request has more inputs or a longer head than `bounds` allow.
     """
     return _divided(_core.split_json(body, bounds.inputs, bounds.head_bytes, SLICE), bounds)
 
 
 def divide_message(message: bytes, bounds: Bounds) -> Divided:
-    """As `divide_json`, of a ModelInferRequest; its head is such a message, without contents.
+    """Take the values out of a ModelInferRequest; the head is such a message without contents.
 
-    Raises DataError for other bytes, too.
+    Raises:
+        DataError: `message` is not a ModelInferRequest, or it has more inputs or a longer head than
+            `bounds` allow.
     """
     try:
         split = _core.split_message(message, bounds.inputs, bounds.head_bytes, SLICE)
@@ -138,32 +148,36 @@ def _divided(split: tuple[Any, ...], bounds: Bounds) -> Divided:
 
 
 def read_json(text: bytes) -> Any:
-    """A JSON value. Raises DataError for anything else."""
+    """Return the JSON value in `text`. Raises DataError for other text."""
     try:
         return from_json(text)
     except ValueError as error:
-        problem = f"the body is not JSON — {error}"
-        raise DataError(f"{problem} — send what the protocol asks for") from error
+        raise DataError(
+            f"the body is not JSON: {error}. Send what the Open Inference Protocol specifies."
+        ) from error
 
 
 class Readers:
-    """Threads for requests that take long to read, so that the loop answers others meanwhile."""
+    """Threads that read long requests, so that the loop answers others meanwhile."""
 
     def __init__(self) -> None:
         self._threads = DaemonThreads(_READS, "hotbed-read")
         self._waiting = 0
 
     async def read(self, size: int, work: Callable[[], T]) -> T:
-        """Return what `work` makes of a request of `size` bytes; of a long one on a thread.
+        """Return the result of `work`, which reads a request of `size` bytes.
 
-        Raises Overloaded where too many long ones wait.
+        `work` runs on a thread if the request is longer than `ASIDE_BYTES`.
+
+        Raises:
+            Overloaded: Too many long requests wait.
         """
         if size <= ASIDE_BYTES:
             return work()
         if self._waiting >= _WAITING:
             raise Overloaded(
-                f"too many long requests — received one of {size} bytes "
-                f"while {self._waiting} wait to be read — try again later"
+                f"too many long requests: {self._waiting} wait to be read, got another of {size} "
+                "bytes. Try again later."
             )
         self._waiting += 1
         try:

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP/1.1: uvicorn carries it; here are what answers, and the bounds that uvicorn lacks: nobody
-may take for ever.
-"""
+"""HTTP/1.1 with uvicorn: the application that answers, and time limits that uvicorn lacks."""
 
 from __future__ import annotations
 
@@ -25,13 +23,13 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 _HEAD_BYTES = 64 << 10
-_LINGER_SECONDS = 2.0  # for a last answer to be read; for those under way at the end
-_LAST_SECONDS = 30
+_LINGER_SECONDS = 2.0  # for a client to read the last answer
+_LAST_SECONDS = 30  # for requests under way at the end
 
 
 @dataclass(slots=True)
 class Request:
-    """What a client asks. `path`: as it came, without the query; `headers`: by name in lower case."""
+    """A request. `path`: as received, without the query; `headers`: by name in lower case."""
 
     method: str
     path: str
@@ -41,7 +39,7 @@ class Request:
 
 @dataclass(slots=True)
 class Response:
-    """What it is told."""
+    """The answer to a request. `kind`: its media type."""
 
     status: int = 200
     body: bytes = b""
@@ -50,37 +48,41 @@ class Response:
 
 
 def refusal(status: int, reason: str, headers: Mapping[str, str] | None = None) -> Response:
-    """An error with its reason, as the Open Inference Protocol has it."""
+    """Return an error with its reason, in the form of the Open Inference Protocol."""
     return Response(status, json.dumps({"error": reason}).encode(), headers=headers or {})
 
 
 class App(ABC):
-    """What answers requests."""
+    """Answers the requests of an `HttpServer`."""
 
     @abstractmethod
     def refuse(self, request: Request) -> Response | None:
-        """Asked when the headers are there and the body is not: the answer to who is turned away."""
+        """Return an answer that rejects a request by its headers, or None to read its body."""
 
     @abstractmethod
     def body_bytes(self, request: Request) -> int:
-        """How long the body of a request may be; asked when the headers are there."""
+        """Return the longest body of a request, in bytes; called when its headers are complete."""
 
     @abstractmethod
     def answer(self, request: Request) -> Response | asyncio.Future[Response]:
-        """Of a whole request. A future is cancelled when the client goes away."""
+        """Answer a complete request. A future is cancelled when the client disconnects."""
 
     @abstractmethod
     def failed(self, request: Request, error: Exception) -> Response:
-        """Where `answer`, or its future, raised."""
+        """Return the answer to a request for which `answer`, or its future, raised `error`."""
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn in a loop that runs already: `serve([socket])` answers until `should_exit`; signals
-    are
-        the caller's.
+    """uvicorn in a running loop: `serve([socket])` answers until `should_exit` is set.
 
-    `request_seconds`: for a request to come whole, and for an answer to be taken;
-    `idle_seconds`: until the next request begins. `closing`: whether answers tell clients to leave.
+    The caller handles signals. If `closing` is set, answers carry `Connection: close`.
+
+    Args:
+        app: Answers the requests.
+        request_seconds: Limit for a request to arrive completely, and for a client to read an
+            answer.
+        idle_seconds: Limit for the next request of a connection to begin.
+        tls: Certificate and key; None = plain HTTP.
     """
 
     def __init__(
@@ -111,7 +113,7 @@ class HttpServer(uvicorn.Server):
 
     async def serve(self, sockets: list[socket] | None = None) -> None:
         watching = asyncio.create_task(self._watch())
-        await self._serve(sockets)  # as uvicorn's `serve` does, once it has taken the signals
+        await self._serve(sockets)  # uvicorn's `serve` without its signal handlers
         watching.cancel()
 
     async def _watch(self) -> None:
@@ -123,8 +125,9 @@ class HttpServer(uvicorn.Server):
 
 
 class _Flow(FlowControl):
-    """Reads no further while requests wait: uvicorn's would let a client that only asks fill the
-    memory.
+    """Resumes reading only if no requests of the connection wait.
+
+    With uvicorn's own flow control, a client that only sends requests could fill the memory.
     """
 
     def __init__(self, transport: asyncio.Transport, waiting: Sized) -> None:
@@ -137,14 +140,15 @@ class _Flow(FlowControl):
 
 
 class Connection(HttpToolsProtocol):
-    """One client, and the ASGI application that its requests go to."""
+    """The connection of a client, and the ASGI application for its requests."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._server, self.flow = cast(HttpServer, self.app), _Flow(transport, self.pipeline)
-        self._last: RequestResponseCycle | None = None  # the request that is answered, or was
+        self._server = cast(HttpServer, self.app)
+        self.flow = _Flow(transport, self.pipeline)
+        self._last: RequestResponseCycle | None = None  # the newest request whose answer began
         self._future: asyncio.Future[Response] | None = None  # its answer
-        self._head = False  # whether the headers of a request are coming
+        self._head = False  # whether the headers of a request are being received
         self._header_bytes = 0  # of the lines of headers and trailers that are complete
         self._unread_bytes = 0  # received since the body grew or a request was complete
         self._ended = False
@@ -184,7 +188,9 @@ class Connection(HttpToolsProtocol):
             }
         )
         await send({"type": "http.response.body", "body": response.body, "more_body": more})
-        if more:  # of a request that was refused; a close before it came would take away the answer
+        # Read the rest of a rejected request: if the connection closed now, the client would lose
+        # the answer.
+        if more:
             while (await receive()).get("more_body"):
                 pass
             await send({"type": "http.response.body"})
@@ -192,27 +198,27 @@ class Connection(HttpToolsProtocol):
     async def _answer(self, request: Request) -> Response:
         app = self._server.routes
         try:
-            found = app.answer(request)
-            if isinstance(found, Response):
-                return found
-            self._future = found
-            return await found
+            answer = app.answer(request)
+            if isinstance(answer, Response):
+                return answer
+            self._future = answer
+            return await answer
         except asyncio.CancelledError:
-            return refusal(503, "the server stops")  # or nobody is there to read it
+            return refusal(503, "the server stops")  # or the client has left
         except Exception as error:
             return app.failed(request, error)
 
     def _headers(self, response: Response, last: bool = False) -> list[tuple[bytes, bytes]]:
-        found = {
+        headers = {
             "content-type": response.kind,
             "content-length": str(len(response.body)),
             **response.headers,
         }
         if last or self._server.closing:
-            found["connection"] = "close"
-        return [(name.lower().encode(), value.encode()) for name, value in found.items()]
+            headers["connection"] = "close"
+        return [(name.lower().encode(), value.encode()) for name, value in headers.items()]
 
-    # What the loop, the parser and uvicorn call.
+    # The loop, the parser and uvicorn call these.
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -235,8 +241,11 @@ class Connection(HttpToolsProtocol):
                 self._reject_bytes()
 
     def _feed(self, data: bytes) -> None:
-        """Parse what came. `Upgrade` is ignored, as HTTP allows: a request that asks for it is
-        parsed again without it, as the parser would take its body for the other protocol's."""
+        """Parse `data`, and ignore `Upgrade`, as HTTP allows.
+
+        A request with `Upgrade` is parsed again without it: the parser would read its body as data
+        of the other protocol.
+        """
         while True:
             try:
                 self.parser.feed_data(data)
@@ -250,11 +259,11 @@ class Connection(HttpToolsProtocol):
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn
 
     def _upgrades(self) -> bool:
-        """Whether the headers that were parsed ask for another protocol."""
+        """Return whether the parsed headers ask for another protocol."""
         return bool(self.parser.should_upgrade()) and self.parser.get_method() != b"CONNECT"
 
     def _without_upgrade(self) -> bytes:
-        """Return the line and the headers of the request, less those that ask for an upgrade."""
+        """Return the line and the headers of the request without those that ask for an upgrade."""
         version = self.parser.get_http_version().encode()
         lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
         for name, value in self.headers:
@@ -282,7 +291,7 @@ class Connection(HttpToolsProtocol):
     def _count(self, size: int) -> None:
         self._header_bytes += size
         if self._header_bytes > _HEAD_BYTES:
-            raise ValueError("the headers are too long")  # ends the parser
+            raise ValueError("the headers are too long")  # stops the parser
 
     def on_headers_complete(self) -> None:
         if not self._upgrades():
@@ -299,41 +308,43 @@ class Connection(HttpToolsProtocol):
         self._unread_bytes = 0
 
     def _reject_bytes(self) -> None:
-        """The last answer to bytes that are not a request, or whose headers or trailers are too
-        long.
-        """
+        """Reject bytes that are not a request, or headers or trailers that are too long."""
         if max(self._header_bytes, self._unread_bytes) > _HEAD_BYTES:
-            reason = f"the headers are too long — received over {_HEAD_BYTES} bytes — send less"
+            reason = (
+                f"the headers are too long: expected at most {_HEAD_BYTES} bytes, got more. "
+                "Send less."
+            )
             self._end(refusal(431, reason))
         else:
-            reason = "not an HTTP request — received one with an error — send HTTP/1.1"
+            reason = "the request: expected HTTP/1.1, got other bytes. Send an HTTP request."
             self._end(refusal(400, reason))
 
-    # Who takes too long.
+    # Time limits.
 
     @property
     def _open(self) -> RequestResponseCycle | None:
-        """The request whose answer has not been sent."""
-        return None if self._last is None or self._last.response_complete else self._last
+        """The request whose answer has not been sent completely."""
+        if self._last is None or self._last.response_complete:
+            return None
+        return self._last
 
     def look(self, now: float) -> None:
-        """Drop the client if nothing has changed for too long."""
+        """Close the connection if nothing has changed for longer than its state allows."""
         seconds = self._server.request_seconds
         last = self._open
         full = self.transport.get_write_buffer_size() > 0
         coming = self._head if last is None else last.more_body
         ended = self._ended or self.transport.is_closing()
-        limit = (
-            seconds
-            if full
-            else math.inf
-            if last and not coming
-            else _LINGER_SECONDS
-            if ended
-            else seconds
-            if coming
-            else self._server.idle_seconds
-        )
+        if full:
+            limit = seconds
+        elif last is not None and not coming:
+            limit = math.inf
+        elif ended:
+            limit = _LINGER_SECONDS
+        elif coming:
+            limit = seconds
+        else:
+            limit = self._server.idle_seconds
         state = (limit, self._last)
         if state != self._state:
             self._state = state
@@ -347,8 +358,10 @@ class Connection(HttpToolsProtocol):
                 self.transport.close()
 
     def _end(self, response: Response) -> None:
-        """The last answer, where no others come before it; who still sends can read it, which a
-        close at once would prevent.
+        """Send a last answer, unless another one is under way, and take no more requests.
+
+        Only the sending side is closed if possible, so that a client that still sends can read the
+        answer.
         """
         self._ended = True
         last = self._open
@@ -358,7 +371,7 @@ class Connection(HttpToolsProtocol):
             last.disconnected = True
             last.message_event.set()
         if last is None or not last.response_started:
-            lines = b"".join(b"%b: %b\r\n" % one for one in self._headers(response, last=True))
+            lines = b"".join(b"%b: %b\r\n" % line for line in self._headers(response, last=True))
             self.transport.write(STATUS_LINE[response.status] + lines + b"\r\n" + response.body)
         if self.transport.can_write_eof():
             self.transport.write_eof()
@@ -368,16 +381,14 @@ class Connection(HttpToolsProtocol):
 
 
 def _violation(scope: Mapping[str, Any]) -> Response | None:
-    """The answer to a request that breaks HTTP/1.1 in a way that the parser lets pass.
+    """Return the answer to a request that breaks HTTP/1.1 but passes the parser, else None.
 
-    Intermediaries read such requests in other ways than the server would.
+    Intermediaries may read such requests differently from the server.
     """
     headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
     version = scope["http_version"]
     if version not in ("1.0", "1.1"):
-        return refusal(
-            400, f"the request: expected HTTP/1.1, got HTTP/{version}. Send its version."
-        )
+        return refusal(400, f"the request: expected HTTP/1.1, got HTTP/{version}. Send HTTP/1.1.")
     hosts = sum(name == b"host" for name, _ in headers)
     if hosts > 1 or (hosts == 0 and version == "1.1"):
         return refusal(400, f"host: expected one header, got {hosts}. Send one.")
@@ -394,4 +405,6 @@ def _violation(scope: Mapping[str, Any]) -> Response | None:
 def _too_long(size: int, most: int) -> Response | None:
     if size <= most:
         return None
-    return refusal(413, f"the body is too long — received {size} bytes — send at most {most}")
+    return refusal(
+        413, f"the body is too long: expected at most {most} bytes, got {size}. Send less."
+    )

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server: the Open Inference Protocol over REST, metrics and a page; gRPC beside it. Needs the
-extra `serve`.
+"""The server: the Open Inference Protocol over REST, metrics and a page; it also starts gRPC.
+
+Needs the extra `serve`.
 """
 
 from __future__ import annotations
@@ -61,16 +62,16 @@ try:
     from hotbed.serving.server.connection import App, HttpServer, Request, Response, refusal
 except ImportError as error:
     raise MissingExtra(
-        f"a server needs {error.name} — it is not installed — pip install hotbed[serve]"
+        f"a server needs {error.name}, which is not installed. Run pip install hotbed[serve]."
     ) from error
 
 log = logging.getLogger("hotbed.serving")
-_OPEN = ("/v2/health/live", "/v2/health/ready")  # what probes ask, who hold no token
+_OPEN = ("/v2/health/live", "/v2/health/ready")  # probes send no token
 _PAGE = Path(__file__).with_name("page.html")
 _LAST_SECONDS = 30
 _BACKLOG = 2048
 _BODY_BYTES = 64 << 10  # of a request other than for predictions
-# a thread that loads a version keeps the interpreter so long from requests, not 5 ms
+# a thread that loads a version delays requests by so much, not by Python's default of 5 ms
 _SWITCH_SECONDS = 0.0005
 T = TypeVar("T")
 Reply: TypeAlias = "Response | asyncio.Future[Response]"
@@ -78,13 +79,23 @@ Reply: TypeAlias = "Response | asyncio.Future[Response]"
 
 @dataclass(frozen=True)
 class Options:
-    """Where a server listens and whom it answers.
+    """Where a server listens, its limits of time and its rows.
 
-    `port`, `grpc_port`: 0 = a free one; None = no gRPC. `token_file`: one token a line; who sends
-    none of them is refused. `tls_cert`, `tls_key`: PEM files. `drain_seconds`: on SIGTERM, how long
-    it answers on while readiness says no. `request_seconds`: for a request to come whole.
-    `idle_seconds`: when a connection without one is closed. `rows`: folder of mapped rows (None: a
-    temporary one); `dtype`: float32, float16 or int8 rows. `workers`: processes that answer.
+    Args:
+        host: Address to listen at.
+        port: Port of REST; 0 = a free port.
+        grpc_port: Port of gRPC; 0 = a free port; None = no gRPC.
+        token_file: File with one token a line; requests without one of them are rejected.
+        tls_cert: PEM file of the certificate, for both ports.
+        tls_key: PEM file of its key.
+        drain_seconds: How long requests are still answered after SIGTERM, while readiness is
+            false.
+        request_seconds: Limit for a request to arrive completely, and for a client to read an
+            answer.
+        idle_seconds: Connections without a request are closed after this time.
+        rows: Folder of mapped rows; None = a temporary folder.
+        dtype: float32, float16 or int8 rows.
+        workers: Number of processes that answer.
     """
 
     host: str = "127.0.0.1"
@@ -110,7 +121,7 @@ class Options:
 
 
 def status_of(error: Exception) -> int:
-    """The HTTP status that tells of an error."""
+    """Return the HTTP status of an error."""
     for kind, status in (
         (NotServed, 404),
         (Overloaded, 429),
@@ -153,36 +164,37 @@ class Api(App):
         self._routes = [
             (method, re.compile(pattern), handler) for method, pattern, handler in routes
         ]
-        self._found = lru_cache(256)(self._find)
+        self._route = lru_cache(256)(self._find)
 
     def refuse(self, request: Request) -> Response | None:
-        """Who holds no token, and bodies that are not as they are."""
-        given = request.headers.get("authorization")
-        if self._tokens is not None and request.path not in _OPEN and not self._tokens.admit(given):
+        """Reject requests without a valid token or with a Content-Encoding."""
+        token = request.headers.get("authorization")
+        if self._tokens is not None and request.path not in _OPEN and not self._tokens.admit(token):
             return refusal(
                 401,
-                "no token, or a wrong one — send Authorization: Bearer TOKEN",
+                "no token, or a wrong one. Send Authorization: Bearer TOKEN.",
                 {"WWW-Authenticate": 'Bearer, Basic realm="hotbed"'},
             )
         coding = request.headers.get("content-encoding", "identity")
         if coding != "identity":
             return refusal(
                 415,
-                f"content-encoding: not taken — received {coding[:40]!r} — send the body as it is",
+                f"content-encoding: expected none, got {coding[:40]!r}. Send the body as it is.",
             )
         return None
 
     def body_bytes(self, request: Request) -> int:
-        """Of a request for predictions as many as its model allows."""
-        handler, values = self._found(request.method, request.path)
+        """Return the longest body of the request; of predictions, the limit of their model."""
+        handler, values = self._route(request.method, request.path)
         if handler != self._infer:
             return _BODY_BYTES
         model = self._models.find(values[0])
-        bounds = self._models.bounds if model is None else model.bounds
-        return bounds.body_bytes
+        if model is None:
+            return self._models.bounds.body_bytes
+        return model.bounds.body_bytes
 
     def answer(self, request: Request) -> Reply:
-        handler, values = self._found(request.method, request.path)
+        handler, values = self._route(request.method, request.path)
         return handler(request, *values)
 
     def failed(self, request: Request, error: Exception) -> Response:
@@ -193,14 +205,17 @@ class Api(App):
         return refusal(500, "an error of the server; its log has more")
 
     def _find(self, method: str, path: str) -> tuple[Callable[..., Reply], tuple[str, ...]]:
-        """The handler of a place, and the names in it."""
+        """Return the handler of a path, and the names in the path."""
         allowed: list[str] = []
         for wanted, pattern, handler in self._routes:
-            if found := pattern.fullmatch(path):
-                if wanted == ("GET" if method == "HEAD" else method):
-                    return handler, tuple(unquote(one or "") for one in found.groups())
-                allowed += ["GET", "HEAD"] if wanted == "GET" else [wanted]
-        reason = f"{method} {unquote(path)[:200]}: there is nothing — see docs/serving.md"
+            match = pattern.fullmatch(path)
+            if match is None:
+                continue
+            methods = ["GET", "HEAD"] if wanted == "GET" else [wanted]
+            if method in methods:
+                return handler, tuple(unquote(name or "") for name in match.groups())
+            allowed += methods
+        reason = f"{method} {unquote(path)[:200]}: there is no such route. See docs/serving.md."
         if not allowed:
             return lambda request: refusal(404, reason), ()
         allow = {"Allow": ", ".join(dict.fromkeys(allowed))}
@@ -217,7 +232,7 @@ class Api(App):
         return _json(about())
 
     def _model_ready(self, request: Request, name: str, version: str) -> Response:
-        self._models.metadata(name, version)  # raises where it is not
+        self._models.metadata(name, version)  # raises NotServed unless it is ready
         return _json({"name": name, "ready": True})
 
     def _metadata(self, request: Request, name: str, version: str) -> Response:
@@ -240,13 +255,13 @@ class Api(App):
         length = request.headers.get(HEADER_LENGTH.lower())
 
         def read(current: Current) -> Reading[Response]:
-            ask = known or self._asks.read(request.body, length, current.bounds)
-            given = current.inputs.columns(ask.tensors, current.bounds)
-            return Reading(given, partial(_written, ask, name))
+            ask = binary or self._asks.read(request.body, length, current.bounds)
+            columns = current.inputs.columns(ask.tensors, current.bounds)
+            return Reading(columns, partial(_written, ask, name))
 
         try:
-            known = self._asks.known(request.body, length)
-            size = 0 if known else len(request.body)  # nothing is decoded
+            binary = self._asks.known(request.body, length)
+            size = 0 if binary else len(request.body)  # binary numbers are not decoded
             future = self._models.score(name, version, size, read)
         except Exception as error:
             meters.ended(name, "http", started, error)
@@ -267,17 +282,17 @@ class Api(App):
         return asyncio.ensure_future(_gathered(parent.status, _shown))
 
     def _page(self, request: Request) -> Response:
-        once = secrets.token_urlsafe(16)  # only the page's own script runs
+        nonce = secrets.token_urlsafe(16)  # only the page's own script runs
         policy = (
             "default-src 'none'; style-src 'unsafe-inline'; "
-            f"script-src 'nonce-{once}'; connect-src 'self'; img-src data:; frame-ancestors 'none'"
+            f"script-src 'nonce-{nonce}'; connect-src 'self'; img-src data:; frame-ancestors 'none'"
         )
         headers = {
             "Content-Security-Policy": policy,
             "X-Content-Type-Options": "nosniff",
             "X-Frame-Options": "DENY",  # for browsers that do not know frame-ancestors
         }
-        page = _PAGE.read_text(encoding="utf-8").replace("$nonce", once)
+        page = _PAGE.read_text(encoding="utf-8").replace("$nonce", nonce)
         return Response(200, page.encode(), "text/html; charset=utf-8", headers)
 
     def _index(self, request: Request) -> Response:
@@ -327,13 +342,19 @@ def _json(value: Any, headers: Mapping[str, str] | None = None) -> Response:
 
 
 class Server(Stoppable):
-    """Answers for `models` until it is stopped.
+    """Answers requests for `models` until it is stopped.
 
-    `run` blocks, and in the main thread ends on SIGTERM and SIGINT: readiness says no, requests are
-    answered on for `drain_seconds`, then nothing new is taken and what is under way is finished.
-    Raises ConfigError where it cannot listen.
+    `run` blocks. In the main thread, SIGTERM and SIGINT end it: readiness turns false, requests are
+    answered for another `drain_seconds`, then no new requests are accepted and those under way are
+    finished.
 
-    `listener`: a socket that other processes listen at as well; they share the port of gRPC, too.
+    Args:
+        models: The models.
+        options: Where to listen, and limits of time.
+        listener: A socket that other processes listen at as well; they share the gRPC port, too.
+
+    Raises:
+        ConfigError: It cannot listen.
 
     Example: `Server(models, Options(port=8000)).run()`
     """
@@ -345,9 +366,8 @@ class Server(Stoppable):
         self._models = models
         self._options = options or Options()
         self._shared = listener is not None
-        self._tokens = (
-            None if self._options.token_file is None else Tokens(self._options.token_file)
-        )
+        token_file = self._options.token_file
+        self._tokens = None if token_file is None else Tokens(token_file)
         self._tls, self._secure = tls(self._options.tls_cert, self._options.tls_key)
         self._socket = listener or listen(self._options.host, self._options.port)
         self.port: int = self._socket.getsockname()[1]
@@ -366,7 +386,8 @@ class Server(Stoppable):
         log.info("listening on port %d, gRPC %s", self.port, self.grpc_port or "off")
         self.started.set()
         await stopped.wait()
-        self._models.stopping = http.closing = True
+        self._models.stopping = True
+        http.closing = True
         log.info("draining")
         await asyncio.sleep(self._options.drain_seconds)
         http.should_exit = True
@@ -391,7 +412,7 @@ class Server(Stoppable):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens. Raises ConfigError where that is not possible."""
+    """Return a socket that listens. Raises ConfigError if that is not possible."""
     try:
         return socket.create_server(
             (host, port),
@@ -400,7 +421,7 @@ def listen(host: str, port: int) -> socket.socket:
         )
     except (OSError, OverflowError) as error:
         raise ConfigError(
-            f"serve: cannot listen — received {host}:{port}, {error} — give a free port, or 0"
+            f"serve: cannot listen at {host}:{port}, got {error}. Give a free port, or 0."
         ) from error
 
 
@@ -408,21 +429,26 @@ _SETTINGS: tuple[Any, Any, Any] = (Options, Limits, Elsewhere)
 
 
 def serve(sources: Sequence[str], watch: Sequence[str], settings: Mapping[str, Any]) -> None:
-    """What `hotbed serve` does: serve exported models (`[NAME=]PATH`), each following
-    `[NAME=]SOURCE` of `watch` where given, until SIGTERM. `settings`: keys of `Options`, `Limits`
-    and `Elsewhere`. Raises ConfigError for wrong ones.
+    """Serve exported models until SIGTERM; the command `hotbed serve`.
+
+    Args:
+        sources: The models, each `[NAME=]PATH`.
+        watch: What models follow, each `[NAME=]SOURCE`.
+        settings: Keys of `Options`, `Limits` and `Elsewhere`.
+
+    Raises:
+        ConfigError: A source or a setting is wrong.
     """
-    known = {one.name: kind for kind in _SETTINGS for one in fields(kind)}
+    kinds = {field.name: kind for kind in _SETTINGS for field in fields(kind)}
     for key in settings:
-        if key not in known:
+        if key not in kinds:
             raise ConfigError(
-                f"serve.{key}: unknown key — received {settings[key]!r} — "
-                f"{config.nearest(key, known)}"
+                f"serve.{key}: unknown key, got {settings[key]!r}; {config.nearest(key, kinds)}"
             )
-    given = {
-        kind: {key: settings[key] for key in settings if known[key] is kind} for kind in _SETTINGS
+    by_kind = {
+        kind: {key: settings[key] for key in settings if kinds[key] is kind} for kind in _SETTINGS
     }
-    options, limits, elsewhere = (config.build(given[kind], kind, "serve") for kind in _SETTINGS)
+    options, limits, elsewhere = (config.build(by_kind[kind], kind, "serve") for kind in _SETTINGS)
     logging.basicConfig(level=logging.INFO, handlers=[JsonLines()])
     logging.captureWarnings(True)
     named = models_of(sources)
@@ -434,7 +460,7 @@ def serve(sources: Sequence[str], watch: Sequence[str], settings: Mapping[str, A
             models.add(name, source)
     server: Any
     if options.workers == 1:
-        server = Server(models, options)  # it listens from here on
+        server = Server(models, options)  # listens from here on
     else:
         from hotbed.serving.server.workers import Workers
 

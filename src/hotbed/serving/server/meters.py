@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What servers tell Prometheus: requests by how they ended and how long they took, and the state of
-each model.
-"""
+"""Metrics for Prometheus: outcome and duration of requests, and the state of each model."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Meters:
-    """What Prometheus is told. Needs prometheus-client."""
+    """The metrics of a server. Needs prometheus-client."""
 
     def __init__(self, models: Models) -> None:
         client = _client()
@@ -50,11 +48,13 @@ class Meters:
     def ended(
         self, name: str, protocol: str, started: float, error: BaseException | None = None
     ) -> None:
-        """One request for predictions ended, with an error or an answer; `started` by
-        `time.perf_counter`.
+        """Record the end of a request for predictions; `error` is None if it was answered.
+
+        `started`: when the request began (`time.perf_counter`).
         """
         model = self._models.find(name)
-        name = "" if model is None else name  # names that nobody serves make no series
+        if model is None:
+            name = ""  # unknown names make no series
         seconds = time.perf_counter() - started
         if model is not None:
             model.counts.ended(seconds, error is None)
@@ -65,37 +65,38 @@ class Meters:
             outcome = "ok"
         elif isinstance(error, HotbedError):
             outcome = type(error).__name__.strip("_")
+        elif isinstance(error, asyncio.CancelledError):
+            outcome = "cancelled"
         else:
-            outcome = "cancelled" if isinstance(error, asyncio.CancelledError) else "failed"
+            outcome = "failed"
         self._child(self._requests, name, protocol, outcome).inc()
 
     def watch(self, name: str, protocol: str, started: float, future: asyncio.Future[Any]) -> None:
-        """As `ended`, once the future is done."""
+        """Call `ended` once the future is done."""
 
-        def told(done: asyncio.Future[Any]) -> None:
-            self.ended(
-                name,
-                protocol,
-                started,
-                asyncio.CancelledError() if done.cancelled() else done.exception(),
-            )
+        def record(done: asyncio.Future[Any]) -> None:
+            if done.cancelled():
+                self.ended(name, protocol, started, asyncio.CancelledError())
+            else:
+                self.ended(name, protocol, started, done.exception())
 
-        future.add_done_callback(told)
+        future.add_done_callback(record)
 
     def _child(self, family: Any, *labels: str) -> Any:
-        """`family.labels(*labels)`, remembered."""
+        """Return `family.labels(*labels)`, cached."""
         key = (family, *labels)
-        found = self._children.get(key)
-        if found is None:
-            found = self._children[key] = family.labels(*labels)
-        return found
+        child = self._children.get(key)
+        if child is None:
+            child = family.labels(*labels)
+            self._children[key] = child
+        return child
 
     def text(self) -> bytes:
-        """All of it, in the text format of Prometheus."""
+        """Return all metrics in the text format of Prometheus."""
         return bytes(self._text(self._registry))
 
     def collect(self) -> Iterator[Any]:
-        """Called by prometheus-client for each scrape."""
+        """Yield the metric families; called by prometheus-client for each scrape."""
         for name, kind, text, read in _GAUGES:
             family = getattr(self._families, f"{kind}MetricFamily")(
                 f"hotbed_{name}", text, labels=["model"]
@@ -105,20 +106,21 @@ class Meters:
                 if value is not None:
                     family.add_metric([model.name], value)
             yield family
-        found = [
-            (model.name, now.version, now.since)
-            for model in self._models
-            if (now := model._current) is not None
-        ]
-        yield from _of_versions(self._families, found)
+        versions: list[tuple[str, ModelVersion, float | None]] = []
+        for model in self._models:
+            current = model._current
+            if current is not None:
+                versions.append((model.name, current.version, current.since))
+        yield from _of_versions(self._families, versions)
 
 
 class CallMeters:
-    """What Prometheus is told of a parameter server: calls, rows and versions. Needs
-        prometheus-client.
+    """The metrics of a parameter server: calls, rows and versions. Needs prometheus-client.
 
-    `newest`: the version of each model that there is, by name. `since`: when it was taken, in Unix
-    seconds, where that is known.
+    `since`: when the version of each model was loaded, in Unix seconds, by name of the model.
+
+    Args:
+        newest: Returns the newest version of each model that has one, by name.
     """
 
     def __init__(self, newest: Callable[[], Mapping[str, ModelVersion]]) -> None:
@@ -148,8 +150,14 @@ class CallMeters:
 
     @contextlib.contextmanager
     def listening(self, host: str, port: int | None) -> Iterator[int | None]:
-        """Answer scrapes at a port (0: a free one; None: none), and give its number. Raises
-        ConfigError where it is taken.
+        """Answer scrapes at a port, and yield its number.
+
+        Args:
+            host: Address to listen at.
+            port: 0 = a free port; None = do not listen.
+
+        Raises:
+            ConfigError: The port is taken.
         """
         if port is None:
             yield None
@@ -158,8 +166,8 @@ class CallMeters:
             server, thread = self._start(port, host, self._registry)
         except (OSError, OverflowError) as error:
             raise ConfigError(
-                f"metrics_port: cannot listen — received {host}:{port}, {error} — give a free "
-                "port, or 0"
+                f"metrics_port: cannot listen at {host}:{port}, got {error}. "
+                "Give a free port, or 0."
             ) from error
         try:
             yield server.server_port
@@ -170,52 +178,54 @@ class CallMeters:
 
     @contextlib.contextmanager
     def timed(self, call: str, context: Any) -> Iterator[None]:
-        """Count a call, by what its `context` says once it has ended."""
+        """Count a call by the status of its `context` when it has ended, and time it."""
         started = time.perf_counter()
         code = "OK"
         try:
             yield
         except BaseException:
-            found = context.code()
-            code = "CANCELLED" if found is None else found.name
+            status = context.code()
+            code = "CANCELLED" if status is None else status.name
             raise
         finally:
             self._seconds.labels(call).observe(time.perf_counter() - started)
             self._calls.labels(call, code).inc()
 
     def asked(self, model: str, rows: int) -> None:
-        """Rows of a model were asked for."""
+        """Count ids of a model whose rows were requested."""
         self._rows.labels(model).inc(rows)
 
     def collect(self) -> Iterator[Any]:
-        """Called by prometheus-client for each scrape."""
-        found = [(name, version, self.since.get(name)) for name, version in self._newest().items()]
-        yield from _of_versions(self._families, found)
+        """Yield the metric families; called by prometheus-client for each scrape."""
+        newest = self._newest()
+        versions = [(name, version, self.since.get(name)) for name, version in newest.items()]
+        yield from _of_versions(self._families, versions)
 
 
 def status_of(model: Model) -> dict[str, Any]:
-    """What this process tells of a model: times in seconds, moments as Unix time; None where
-    something is not known.
+    """Return the state of a model in this process.
+
+    Durations are in seconds, moments are Unix times; unknown values are None.
     """
-    now = model._current
+    current = model._current
     cache = model.cache
-    found: dict[str, Any] = {
+    status: dict[str, Any] = {
         "digest": "",
         "published": None,
         "learned": None,
         "since": None,
         "cache": None,
     }
-    if now is not None:
-        version = now.version
-        found |= {
+    if current is not None:
+        version = current.version
+        status |= {
             "digest": version.digest,
             "published": version.published,
             "learned": version.learned,
-            "since": now.since,
+            "since": current.since,
         }
     if cache is not None:
-        found["cache"] = {
+        status["cache"] = {
             "hits": cache.hits,
             "misses": cache.misses,
             "late": cache.late,
@@ -225,7 +235,7 @@ def status_of(model: Model) -> dict[str, Any]:
             "fetch_seconds": cache.fetch_seconds,
         }
     return {
-        **found,
+        **status,
         "swaps": model.swaps,
         "problems": model.problems,
         "rows": model.rows,
@@ -237,14 +247,15 @@ def status_of(model: Model) -> dict[str, Any]:
     }
 
 
-def together(found: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """What the page shows of each model, from what every process tells of its own
-    (`Models.status`): counts in sum, latencies of the requests of all, and the version of the
-    process that is furthest behind.
+def together(statuses: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Return the state of each model over all processes, from `Models.status` of each process.
+
+    Counts are sums, latencies are over the requests of all processes, and the version is that of
+    the process that is furthest behind.
     """
     by_name = dict[str, list[Mapping[str, Any]]]()
-    for one in itertools.chain.from_iterable(found):
-        by_name.setdefault(one["name"], []).append(one)
+    for status in itertools.chain.from_iterable(statuses):
+        by_name.setdefault(status["name"], []).append(status)
     return [_together(each) for each in by_name.values()]
 
 
@@ -263,25 +274,34 @@ _SUMS = (
 )
 
 
-def _together(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    behind = min(
-        each, key=lambda one: (one["state"] == "READY", one["published"] or 0, -(one["since"] or 0))
-    )
-    seconds = sorted(itertools.chain.from_iterable(one["seconds"] for one in each))
-    middle, high = (
-        (seconds[int(len(seconds) * part)] for part in (0.5, 0.99)) if seconds else (None, None)
-    )
-    caches = [one["cache"] for one in each if one["cache"] is not None]
+def _together(statuses: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    behind = min(statuses, key=_progress)
+    seconds = sorted(itertools.chain.from_iterable(status["seconds"] for status in statuses))
+    caches = [status["cache"] for status in statuses if status["cache"] is not None]
+    cache = None
+    if caches:
+        cache = {name: sum(counts[name] for counts in caches) for name in caches[0]}
     return {
         **{name: value for name, value in behind.items() if name != "seconds"},
-        **{name: sum(one[name] for one in each) for name in _SUMS},
-        "reason": next((one["reason"] for one in each if one["reason"]), ""),
-        "swaps": max(one["swaps"] for one in each),  # each process makes them all
-        "last_scored": max(one["last_scored"] for one in each),
-        "cache": {name: sum(one[name] for one in caches) for name in caches[0]} if caches else None,
-        "p50": middle,
-        "p99": high,
+        **{name: sum(status[name] for status in statuses) for name in _SUMS},
+        "reason": next((status["reason"] for status in statuses if status["reason"]), ""),
+        "swaps": max(status["swaps"] for status in statuses),  # each process makes all of them
+        "last_scored": max(status["last_scored"] for status in statuses),
+        "cache": cache,
+        "p50": _quantile(seconds, 0.5),
+        "p99": _quantile(seconds, 0.99),
     }
+
+
+def _progress(status: Mapping[str, Any]) -> tuple[bool, float, float]:
+    """The least of several is the process that is furthest behind."""
+    return (status["state"] == "READY", status["published"] or 0, -(status["since"] or 0))
+
+
+def _quantile(ordered: Sequence[float], part: float) -> float | None:
+    if not ordered:
+        return None
+    return ordered[int(len(ordered) * part)]
 
 
 Read: TypeAlias = "Callable[[Model], float | None]"
@@ -386,12 +406,12 @@ _VERSION_GAUGES: list[tuple[str, str, Callable[[ModelVersion, float | None], flo
 
 
 def _of_versions(
-    families: Any, found: Sequence[tuple[str, ModelVersion, float | None]]
+    families: Any, versions: Sequence[tuple[str, ModelVersion, float | None]]
 ) -> Iterator[Any]:
-    """Of models by name: the version, and since when it is served."""
+    """Yield the gauges of `versions`: name of the model, version, and since when it is served."""
     for name, text, read in _VERSION_GAUGES:
         family = families.GaugeMetricFamily(f"hotbed_{name}", text, labels=["model"])
-        for model, version, since in found:
+        for model, version, since in versions:
             value = read(version, since)
             if value is not None:
                 family.add_metric([model], value)
@@ -399,7 +419,9 @@ def _of_versions(
 
 
 def _between(start: float | None, end: float | None) -> float | None:
-    return None if start is None or end is None else max(0.0, end - start)
+    if start is None or end is None:
+        return None
+    return max(0.0, end - start)
 
 
 def _client() -> Any:
@@ -407,6 +429,7 @@ def _client() -> Any:
         import prometheus_client.core
     except ImportError as error:
         raise MissingExtra(
-            "serving needs prometheus-client — it is not installed — pip install hotbed[serve]"
+            "serving needs prometheus-client, which is not installed. "
+            "Run pip install hotbed[serve]."
         ) from error
     return prometheus_client

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Open Inference Protocol: its tensors, as columns; its requests and answers, as JSON and
-binary tensors.
-"""
+"""The Open Inference Protocol: tensors as columns, and answers as JSON and binary tensors."""
 
 from __future__ import annotations
 
@@ -45,35 +43,36 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "FP64": np.dtype("<f8"),
 }
 EXTENSIONS = ["binary_tensor_data", "model_repository", "model_configuration", "statistics"]
-# parameters of tensors that change an answer
+# parameters of tensors that would change an answer
 _NOT_OFFERED = ("shared_memory_region", "classification")
 _MOST = 1 << 30  # values along a dimension
 _compact = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def about() -> dict[str, Any]:
-    """What the protocol tells of the server."""
+    """Return the server metadata of the protocol."""
     from hotbed import __version__
 
     return {"name": "hotbed", "version": __version__, "extensions": EXTENSIONS}
 
 
-# Tensor type -> the Arrow type of its values where they come in a list.
+# Tensor type -> the Arrow type of its values in a list.
 _KINDS = {name: pa.from_numpy_dtype(dtype) for name, dtype in DTYPES.items()}
 _KINDS |= {"FP16": pa.float32(), "BYTES": pa.string()}
 _INTEGERS = {kind.id for kind in _KINDS.values() if pa.types.is_integer(kind)}
-# Those whose binary form is a column as it lies.
+# The types whose binary form is already a column.
 _PLAIN = {name: dtype for name, dtype in DTYPES.items() if name not in ("BOOL", "FP16")}
 Column: TypeAlias = NDArray[Any] | pa.Array
-"""Values of n candidates: NumPy for plain numbers, Arrow for strings, lists, and where some are
-missing.
-"""
+"""Values of n candidates: NumPy for plain numbers, Arrow for strings, lists and missing values."""
 
 
 @dataclass(slots=True)
 class Tensor:
-    """One input of a request. `data`: binary (bytes-like), or values in a list, flat or nested as
-    `shape` says; those may be undecoded."""
+    """One input of a request.
+
+    `data`: bytes-like for a binary tensor; otherwise a list of values, flat or nested as `shape`
+    says, or `Undecoded` values.
+    """
 
     name: str
     datatype: str
@@ -81,11 +80,12 @@ class Tensor:
     data: Any
 
     def column(self) -> Column:
-        """Column [n] of a tensor [n] or [n, 1]; of lists for [n, k], empty ones for [n, 0].
+        """Return the column [n] of a tensor [n] or [n, 1]; of lists for [n, k], empty for [n, 0].
 
-        Numbers in binary are not copied.
+        Binary numbers are not copied.
 
-        Raises DataError for what does not fit.
+        Raises:
+            DataError: The values do not match the datatype or the shape.
         """
         shape = self.shape
         plain = _PLAIN.get(self.datatype)
@@ -101,7 +101,7 @@ class Tensor:
         flat = self._values(size)
         if len(flat) != size:
             raise self._miscounted(size, len(flat))
-        if not size:  # no values, so of any type: clients name one for them at random
+        if not size:  # no values: clients send any datatype then
             flat = pa.nulls(0)
         if width == 1:
             return flat
@@ -110,7 +110,7 @@ class Tensor:
         )
 
     def dimensions(self) -> tuple[int, int]:
-        """Return the candidates, and the values of each. Raises DataError for other shapes."""
+        """Return candidates, and values of each. Raises DataError for other shapes than [n, k]."""
         shape = self.shape
         num_rows = -1
         width = 1
@@ -119,14 +119,20 @@ class Tensor:
         elif len(shape) == 2:
             num_rows, width = shape
         if not (0 <= num_rows <= _MOST and 0 <= width <= _MOST):
-            what = f"received shape {str(shape)[:60]} — give [n], [n, 1] or [n, k]"
-            raise DataError(f"input {self.name!r}: no column — {what}")
+            raise DataError(
+                f"input {self.name!r}: expected a shape [n], [n, 1] or [n, k], got "
+                f"{str(shape)[:60]}. Send one value or one list for each candidate."
+            )
         return num_rows, width
 
     def check(self, bounds: Bounds) -> int:
-        """Check shape and count of values before any is decoded; return the number of candidates.
+        """Check the shape and the number of values, and return the number of candidates.
 
-        Raises DataError for more than `bounds` allow, and for a count that is not the shape's.
+        Nothing is decoded.
+
+        Raises:
+            DataError: The tensor has more than `bounds` allow, or its number of values does not
+                match its shape.
         """
         num_rows, width = self.dimensions()
         if num_rows > bounds.rows:
@@ -141,7 +147,7 @@ class Tensor:
         if isinstance(data, (bytes, memoryview)):
             self._check_binary(size)
         elif isinstance(data, Undecoded):
-            empty_lists = 0 if width else num_rows  # they may be written, and count
+            empty_lists = 0 if width else num_rows  # `entries` may count each empty list
             if not size <= data.entries <= size + empty_lists:
                 raise self._miscounted(size, data.entries)
         return num_rows
@@ -155,13 +161,15 @@ class Tensor:
         expected = size * self._known(DTYPES).itemsize
         if num_bytes != expected:
             raise DataError(
-                f"input {self.name!r}: {size} values of {self.datatype} are {expected} bytes — "
-                f"received {num_bytes} — correct the shape"
+                f"input {self.name!r}: expected {expected} bytes for {size} values of "
+                f"{self.datatype}, got {num_bytes}. Correct the shape or the data."
             )
 
     def _miscounted(self, size: int, num_values: int) -> DataError:
-        what = f"shape {list(self.shape)} needs {size} values — received {num_values}"
-        return DataError(f"input {self.name!r}: {what} — correct one")
+        return DataError(
+            f"input {self.name!r}: shape {list(self.shape)} needs {size} values, got {num_values}. "
+            "Correct the shape or the data."
+        )
 
     def _values(self, size: int) -> Column:
         data = self.data
@@ -175,33 +183,38 @@ class Tensor:
             return self._made(_texts(self.name, data), pa.string())
         self._check_binary(size)
         dtype = self._known(DTYPES)
-        found = np.frombuffer(data, dtype)
+        values = np.frombuffer(data, dtype)
         if dtype == np.bool_:
-            return np.not_equal(found.view(np.uint8), 0)
+            return np.not_equal(values.view(np.uint8), 0)
         if dtype == np.float16:
-            return found.astype(np.float32)
-        return found if found.flags.aligned else found.copy()
+            return values.astype(np.float32)
+        if not values.flags.aligned:
+            return values.copy()
+        return values
 
     def _decoded(self, values: list[Any], kind: pa.DataType) -> Column:
-        whole = _whole_numbers(values) if self.datatype == "INT64" else None
-        return self._made(values, kind) if whole is None else whole
+        if self.datatype == "INT64":
+            numbers = _whole_numbers(values)
+            if numbers is not None:
+                return numbers
+        return self._made(values, kind)
 
     def _known(self, kinds: Mapping[str, Any]) -> Any:
-        found = kinds.get(self.datatype)
-        if found is None:
+        """Return the entry of the datatype. Raises DataError for an unknown datatype."""
+        kind = kinds.get(self.datatype)
+        if kind is None:
             raise DataError(
-                f"input {self.name!r}: unknown datatype — received {self.datatype!r} — "
-                f"use BYTES or one of {', '.join(DTYPES)}"
+                f"input {self.name!r}: expected a datatype of the protocol, got "
+                f"{self.datatype!r}. Use BYTES or one of {', '.join(DTYPES)}."
             )
-        return found
+        return kind
 
     def _made(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         if kind.id in _INTEGERS and float in map(type, values):  # Arrow would cut fractions
             fraction = next(value for value in values if type(value) is float)
             raise DataError(
                 f"input {self.name!r}: expected whole numbers for {self.datatype}, got "
-                f"{fraction!r}. "
-                "Send ids as integers."
+                f"{fraction!r}. Send ids as integers."
             )
         try:
             if values and values[0] is None and all(value is None for value in values):
@@ -209,80 +222,81 @@ class Tensor:
             return pa.array(values, kind) if values else pa.nulls(0)
         except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
             raise DataError(
-                f"input {self.name!r}: values that are no {self.datatype} — "
-                f"{str(error).splitlines()[0][:200]} — "
-                "correct them"
+                f"input {self.name!r}: the values are not {self.datatype}: "
+                f"{str(error).splitlines()[0][:200]}. Correct the values or the datatype."
             ) from error
 
 
 def _whole_numbers(values: list[Any]) -> NDArray[np.int64] | None:
-    """Integers as a column; None where some are missing, or are something else."""
+    """Return `values` as a column; None if it is empty or not all of them are integers."""
+    if not values:
+        return None
     try:
-        return np.frombuffer(array("q", values), np.int64) if values else None
+        return np.frombuffer(array("q", values), np.int64)
     except (TypeError, OverflowError):
         return None
 
 
 def _joined(parts: Sequence[Column], kind: pa.DataType) -> pa.Array:
-    """Slices of one column, of which those without a value have no type."""
+    """Join slices of one column; slices without a value have no type."""
     arrays = [pa.array(part) if isinstance(part, np.ndarray) else part for part in parts]
-    if all(one.type == pa.null() for one in arrays):
+    if all(values.type == pa.null() for values in arrays):
         return pa.nulls(sum(map(len, arrays)))
-    return pa.concat_arrays([one.cast(kind) for one in arrays])
+    return pa.concat_arrays([values.cast(kind) for values in arrays])
 
 
 def _too_many(num_rows: int, bounds: Bounds) -> DataError:
     return DataError(
-        f"too many candidates — received {num_rows} — give at most {bounds.rows} in a request"
+        f"too many candidates: expected at most {bounds.rows} in a request, got {num_rows}. "
+        "Send several requests, or raise batch_rows of the server."
     )
 
 
 def _flat(values: Any) -> list[Any]:
     while isinstance(values, list) and values and isinstance(values[0], list):
-        if not all(isinstance(one, list) for one in values):
+        if not all(isinstance(inner, list) for inner in values):
             raise DataError(
-                "data: lists of uneven depth — received numbers beside lists — nest it as the "
-                "shape says"
+                "data: expected lists of the same depth, got values next to lists. "
+                "Nest the data as the shape says."
             )
-        values = [value for one in values for value in one]
+        values = [value for inner in values for value in inner]
     if not isinstance(values, list):
         raise DataError(
-            f"data: no list — received {type(values).__name__} — give the values of the tensor in "
-            "a list"
+            f"data: expected a list, got {type(values).__name__}. "
+            "Send the values of the tensor in a list."
         )
     return values
 
 
 def _texts(name: str, data: bytes | memoryview) -> list[str]:
-    """Strings, each behind its length in 4 bytes."""
-    found = []
-    at = 0
+    """Return the strings of `data`, each of which follows its length in 4 bytes."""
+    texts = []
+    start = 0
     raw = bytes(data)
-    while at < len(raw):
-        end = at + 4 + int.from_bytes(raw[at : at + 4], "little")
+    while start < len(raw):
+        end = start + 4 + int.from_bytes(raw[start : start + 4], "little")
         if end > len(raw):
             raise DataError(
-                f"input {name!r}: a string goes on after the end — received {len(raw)} bytes — "
-                "write 4 bytes of "
-                "length before each"
+                f"input {name!r}: expected a string up to byte {end}, got {len(raw)} bytes. "
+                "Write the length of each string in 4 bytes before it."
             )
-        found.append(text_of(name, raw[at + 4 : end]))
-        at = end
-    return found
+        texts.append(text_of(name, raw[start + 4 : end]))
+        start = end
+    return texts
 
 
 def text_of(name: str, value: bytes) -> str:
-    """UTF-8 as text; DataError for other bytes."""
+    """Return UTF-8 as text. Raises DataError for other bytes."""
     try:
         return value.decode()
     except UnicodeDecodeError as error:
         raise DataError(
-            f"input {name!r}: a string that is no UTF-8 — received {value[:20]!r} — encode it"
+            f"input {name!r}: expected a string in UTF-8, got {value[:20]!r}. Encode it as UTF-8."
         ) from error
 
 
 class Block(NamedTuple):
-    """Binary tensors of plain numbers that lie one after the other, all [n] of one type."""
+    """Consecutive binary tensors of plain numbers, all [n] of one type."""
 
     names: list[str]
     dtype: np.dtype[Any]
@@ -290,18 +304,16 @@ class Block(NamedTuple):
     start: int
 
     def read(self, data: bytes) -> Iterable[tuple[str, Column]]:
-        """Name and column of each, without a copy."""
+        """Return the name and the column of each tensor, without a copy."""
         values = np.frombuffer(data, self.dtype, len(self.names) * self.n, self.start)
         return zip(self.names, values.reshape(len(self.names), self.n), strict=True)
 
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """What an infer request says of its tensors, which all follow in binary; clients send the same
-    one again and again.
+    """The JSON of an infer request whose tensors all follow in binary.
 
-    `sizes`: bytes of each tensor. `blocks`: where they lie, if all are plain numbers [n] that lie
-    where numbers may lie.
+    Clients send the same head again and again. `sizes`: bytes of each tensor.
     """
 
     tensors: Sequence[tuple[str, str, Sequence[int]]]
@@ -311,38 +323,38 @@ class Head:
 
     @cached_property
     def blocks(self) -> Sequence[Block] | None:
-        found = list[Block]()
+        """The tensors in blocks; None unless all are plain numbers [n], aligned in the body."""
+        blocks = list[Block]()
         start = 0
         for (name, datatype, shape), size in zip(self.tensors, self.sizes, strict=True):
             dtype = _PLAIN.get(datatype)
             if dtype is None or len(shape) != 1 or start % dtype.itemsize:
                 return None
-            if found and (found[-1].dtype, found[-1].n) == (dtype, shape[0]):
-                found[-1].names.append(name)
+            if blocks and (blocks[-1].dtype, blocks[-1].n) == (dtype, shape[0]):
+                blocks[-1].names.append(name)
             else:
-                found.append(Block([name], dtype, shape[0], start))
+                blocks.append(Block([name], dtype, shape[0], start))
             start += size
-        return found
+        return blocks
 
 
 @dataclass(frozen=True)
 class Packed:
-    """Binary tensors, one after the other, as `head` says."""
+    """Consecutive binary tensors, as described by `head`."""
 
     head: Head
     data: bytes
 
     def tensors(self) -> list[Tensor]:
-        """Each alone."""
+        """Return the tensors one by one."""
         ends = list(accumulate(self.head.sizes))
         parts = [self.data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-        return [Tensor(*one, part) for one, part in zip(self.head.tensors, parts, strict=True)]
+        described = zip(self.head.tensors, parts, strict=True)
+        return [Tensor(*description, part) for description, part in described]
 
 
 Given: TypeAlias = tuple[int, dict[str, Column], dict[str, Column]]
-"""How many candidates, n; their columns; and, where n > 1, the context: tensors [1] that hold for
-each of them.
-"""
+"""The number of candidates, n; their columns; if n > 1, the context: columns [1], valid for all."""
 
 
 class Inputs:
@@ -355,64 +367,71 @@ class Inputs:
         self._known = WeakKeyDictionary[Head, tuple[int, Sequence[Block]]]()
 
     def metadata(self) -> list[dict[str, Any]]:
-        """Name, datatype and shape of each: BYTES or INT64 as the column was in training, FP32 for
-            what is a number only.
+        """Return name, datatype and shape of each tensor.
 
-        The shape of lists is [-1, -1]. Of models that do not tell what their columns held, BYTES
-        where a transform is for text, lists where there are weights.
+        The datatype is BYTES for columns that were text in training, INT64 for integers (ids, and
+        columns that a Cross combines), FP32 for other numbers. The shape of lists is [-1, -1]. If
+        the model does not record the types of its columns, those with a transform of text are
+        BYTES, and those with weights are lists.
         """
         dense = {column.source: column for column in self._schema.dense}
         weighted = [column for column in self._schema.ids if column.weights]
         lists = {name for column in weighted for name in (column.source, column.weights)}
         lists |= {name for name, shape in self._schema.shapes.items() if shape != "value"}
-        held = dict.fromkeys(
+        types = dict.fromkeys(
             (
-                one.source
-                for one in self._schema.columns
-                if isinstance(one, Dense | Id) and _of_text(one)
+                column.source
+                for column in self._schema.columns
+                if isinstance(column, Dense | Id) and _of_text(column)
             ),
             "text",
         )
-        held.update(self._schema.types)
+        types.update(self._schema.types)
         numbers = set(dense) - self._read_as_ids()
-        found = []
+        tensors = []
         for name in self.names:
-            width = dense[name].width if name in dense else 1
-            number = name in numbers or held.get(name) == "number"
-            kind = "BYTES" if held.get(name) == "text" else "FP32" if number else "INT64"
+            kind = "INT64"
+            if types.get(name) == "text":
+                kind = "BYTES"
+            elif name in numbers or types.get(name) == "number":
+                kind = "FP32"
             shape = [-1]
-            if width > 1:
-                shape = [-1, width]
+            if name in dense and dense[name].width > 1:
+                shape = [-1, dense[name].width]
             elif name in lists:
                 shape = [-1, -1]
-            found.append({"name": name, "datatype": kind, "shape": shape})
-        return found
+            tensors.append({"name": name, "datatype": kind, "shape": shape})
+        return tensors
 
     def _read_as_ids(self) -> set[str]:
-        """Raw columns whose integers must stay such: those of ids, and those that a Cross combines."""
-        columns = [one for one in self._schema.columns if isinstance(one, Dense | Id)]
-        crossed = {name for one in columns for step in one.transforms for name in step.inputs()}
-        return crossed | {one.source for one in self._schema.ids}
+        """Return the raw columns that stay integers: of ids, and those that a Cross combines."""
+        columns = [column for column in self._schema.columns if isinstance(column, Dense | Id)]
+        steps = [step for column in columns for step in column.transforms]
+        crossed = {name for step in steps for name in step.inputs()}
+        return crossed | {column.source for column in self._schema.ids}
 
     def columns(self, given: Sequence[Tensor] | Packed, bounds: Bounds) -> Given:
-        """Decode the tensors of a request once all of them have been checked.
+        """Check all tensors of a request, then decode them.
 
-        Raises DataError for tensors that are unknown, missing, given twice, too long or of
-        different lengths.
+        Raises:
+            DataError: Tensors are unknown, missing, sent twice, too long or of different lengths.
         """
         if not isinstance(given, Packed):
             return self._columns(given, bounds)
-        known = self._known.get(given.head)
-        if known is None:
-            found = self._columns(given.tensors(), bounds)
+        layout = self._known.get(given.head)
+        if layout is None:
+            decoded = self._columns(given.tensors(), bounds)
             if given.head.blocks is not None:
-                self._known[given.head] = found[0], given.head.blocks
-            return found
-        num_rows = known[0]
+                self._known[given.head] = decoded[0], given.head.blocks
+            return decoded
+        num_rows, blocks = layout
         columns = dict[str, Column]()
         context = dict[str, Column]()
-        for block in known[1]:
-            (columns if block.n == num_rows else context).update(block.read(given.data))
+        for block in blocks:
+            if block.n == num_rows:
+                columns.update(block.read(given.data))
+            else:
+                context.update(block.read(given.data))
         return num_rows, columns, context
 
     def _columns(self, tensors: Sequence[Tensor], bounds: Bounds) -> Given:
@@ -420,7 +439,8 @@ class Inputs:
         lengths = {tensor.check(bounds) for tensor in tensors}
         if len(lengths - {1}) > 1:
             raise DataError(
-                f"inputs differ in length — received {sorted(lengths)} — give each n, or 1 for all"
+                f"inputs differ in length: expected n or 1 for each, got {sorted(lengths)}. "
+                "Send each column for all candidates, or with one value that holds for all."
             )
         num_rows = max(lengths - {1}, default=1)
         columns = dict[str, Column]()
@@ -438,15 +458,17 @@ class Inputs:
         for tensor in tensors:
             if tensor.name not in self.allowed:
                 name = tensor.name[:100]
-                raise DataError(f"input {name!r}: the model has none — {nearest(name, self.names)}")
+                raise DataError(
+                    f"input {name!r}: the model has no such input; {nearest(name, self.names)}"
+                )
             if tensor.name in names:
                 raise DataError(
-                    f"inputs: one is given twice — received {tensor.name!r} — give it once"
+                    f"input {tensor.name!r}: expected once, got it twice. Send it once."
                 )
             names.add(tensor.name)
         missing = [name for name in self.names if name not in names]
         if missing:
-            raise DataError(f"inputs are missing — received {sorted(names)} — add {missing}")
+            raise DataError(f"inputs are missing: got {sorted(names)}. Add {missing}.")
 
 
 def _of_text(column: Dense | Id) -> bool:
@@ -456,9 +478,7 @@ def _of_text(column: Dense | Id) -> bool:
 
 
 def check_tensor_parameters(where: str, parameters: Collection[str]) -> None:
-    """Raise DataError for parameters of an input or output that ask for what the server does not
-    offer.
-    """
+    """Raise DataError for parameters of an input or output that the server does not offer."""
     if not parameters:
         return
     for name in _NOT_OFFERED:
@@ -470,42 +490,45 @@ def check_tensor_parameters(where: str, parameters: Collection[str]) -> None:
 
 
 def check_load(parameters: Iterable[str]) -> None:
-    """Raise DataError where a load brings a model or a configuration of its own."""
+    """Raise DataError if a load request has its own model files or configuration."""
     for name in parameters:
         if name == "config" or name.startswith("file:"):
             raise DataError(
                 f"load: a model is loaded as it was exported, got the parameter {name[:100]!r}. "
-                "Export the model that you want, and load it without."
+                "Export the model that you want, and load it without parameters."
             )
 
 
 def choose(
     outputs: Mapping[str, NDArray[np.float32]], wanted: Sequence[str] | None
 ) -> Mapping[str, NDArray[np.float32]]:
-    """The outputs that were asked for. Raises DataError for unknown ones."""
+    """Return the outputs in `wanted`, or all if it is None. Raises DataError for unknown ones."""
     unknown = [name for name in wanted or () if name not in outputs]
     if unknown:
         raise DataError(
-            f"output {unknown[0][:100]!r}: the model has none — "
+            f"output {unknown[0][:100]!r}: the model has no such output; "
             f"{nearest(unknown[0][:100], list(outputs))}"
         )
-    return outputs if wanted is None else {name: outputs[name] for name in wanted}
+    if wanted is None:
+        return outputs
+    return {name: outputs[name] for name in wanted}
 
 
 def write_answer(ask: Ask, model: str, scores: Scores) -> tuple[bytes, int | None]:
-    """The body of the answer and, where binary tensors follow the JSON, the length of the JSON."""
+    """Return the body of the answer and, if binary tensors follow the JSON, the JSON's length."""
+    wanted = ask.wanted
+    if wanted is None:
+        wanted = dict.fromkeys(scores.outputs, ask.binary)
     described = []
     tail = []
-    for name, values in choose(
-        scores.outputs, None if ask.wanted is None else list(ask.wanted)
-    ).items():
-        one: dict[str, Any] = {"name": name, "datatype": "FP32", "shape": [len(values)]}
-        if ask.binary if ask.wanted is None else ask.wanted[name]:
+    for name, values in choose(scores.outputs, list(wanted)).items():
+        output: dict[str, Any] = {"name": name, "datatype": "FP32", "shape": [len(values)]}
+        if wanted[name]:
             tail.append(np.ascontiguousarray(values, "<f4").tobytes())
-            one["parameters"] = {"binary_data_size": len(tail[-1])}
+            output["parameters"] = {"binary_data_size": len(tail[-1])}
         else:
-            one["data"] = [value if math.isfinite(value) else None for value in values.tolist()]
-        described.append(one)
+            output["data"] = [value if math.isfinite(value) else None for value in values.tolist()]
+        described.append(output)
     spec: dict[str, Any] = {
         "model_name": model,
         "model_version": str(scores.version),

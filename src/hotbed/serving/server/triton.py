@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Triton's tools ask for beside the Open Inference Protocol: configuration and statistics."""
+"""The calls of Triton's tools outside the Open Inference Protocol: configuration and statistics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from hotbed.serving.server.meters import together
 if TYPE_CHECKING:
     from hotbed.serving.server.models import Models
 
-# Message -> its fields, as in `hotbed.serving.stores.messages`; without those that no answer fills.
+# Message -> its fields, as in `hotbed.serving.stores.messages`. Fields that the server never fills
+# are left out.
 CONFIG_MESSAGES: Mapping[str, str] = {
     "ModelConfigRequest": "string name; string version",
     "ModelInput": "string name = 1; DataType data_type = 2; * int64 dims = 4",
@@ -78,10 +79,10 @@ DATA_TYPES = (
 
 
 def model_config(models: Models, name: str, version: str) -> dict[str, Any]:
-    """The `ModelConfig` of a model.
+    """Return the `ModelConfig` of a model.
 
     `max_batch_size` is `batch_rows`: the first dimension of all tensors counts candidates, and
-    `dims` are those after it. Raises NotServed for an unknown model or version.
+    `dims` are the dimensions after it. Raises NotServed for an unknown model or version.
     """
     metadata = models.metadata(name, version)
     limits = models.limits
@@ -103,17 +104,20 @@ def _configured(tensor: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def model_statistics(models: Models, name: str, version: str) -> list[dict[str, Any]]:
-    """The `ModelStatistics` of a model, or of all where `name` is empty, since the server started.
+    """Return the `ModelStatistics` of a model, or of all models if `name` is empty.
 
-    They are those of all processes of the server. `inference_count` counts candidates,
-    `execution_count` batches. The time that a request waited is `queue`, that of its batch
-    `compute_infer`. Reading and writing are not measured apart. Raises NotServed for an unknown
+    They cover all processes of the server since it started. `inference_count` counts candidates,
+    `execution_count` batches. `queue` is the time that a request waited, `compute_infer` the time
+    of its batch. Reading and writing are not measured separately. Raises NotServed for an unknown
     model or version.
     """
     if name:
         models.named(name, version)
     parent = models.parent
-    statuses = together([models.status()]) if parent is None else parent.status()["models"]
+    if parent is None:
+        statuses = together([models.status()])
+    else:
+        statuses = parent.status()["models"]
     return [_statistics(status) for status in statuses if name in ("", status["name"])]
 
 
