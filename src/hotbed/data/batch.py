@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batch: what a Dataset yields and a network is called with; and Ids, the only jagged type."""
+"""Batch, which a Dataset yields and a network takes, and Ids, the only jagged type."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from hotbed.errors import RowShapeError
 class Ids:
     """The ids of one feature for n samples.
 
-    `values`: int64 [m], every 64-bit value is an ordinary id. `offsets`: int64 [n + 1], sample i
-    owns `values[offsets[i]:offsets[i + 1]]`; None = exactly one id a sample (m = n). `weights`:
-    float32 [m] or None (all 1). The arrays are NumPy's, or tensors after `Batch.map_arrays`.
+    `values`: int64 [m]; every 64-bit value is an ordinary id. `offsets`: int64 [n + 1]; sample i
+    owns `values[offsets[i]:offsets[i + 1]]`; None means exactly one id per sample (m = n).
+    `weights`: float32 [m] or None (all 1). The arrays are NumPy arrays, or tensors after
+    `Batch.map_arrays`.
 
     Example: `Ids(np.array([7, 8, 9]), np.array([0, 2, 3]))` holds [7, 8] and [9]; its `len` is 2.
     """
@@ -46,52 +47,45 @@ class Ids:
         return Ids(self.values[first:last], self.offsets[start : stop + 1] - first, weights)
 
     def lengths(self) -> Any:
-        """Number of ids of each sample, [n]."""
-        return (
-            np.ones(len(self), np.int64)
-            if self.offsets is None
-            else self.offsets[1:] - self.offsets[:-1]
-        )
+        """Return the number of ids of each sample, [n]."""
+        if self.offsets is None:
+            return np.ones(len(self), np.int64)
+        return self.offsets[1:] - self.offsets[:-1]
 
     def with_offsets(self) -> Ids:
-        """The same ids with explicit offsets (NumPy only)."""
-        return (
-            self
-            if self.offsets is not None
-            else Ids(self.values, np.arange(len(self) + 1, dtype=np.int64), self.weights)
-        )
+        """Return the same ids with explicit offsets (NumPy only)."""
+        if self.offsets is not None:
+            return self
+        return Ids(self.values, np.arange(len(self) + 1, dtype=np.int64), self.weights)
 
     def take(self, rows: np.ndarray) -> Ids:
-        """The given samples in the given order (NumPy only)."""
+        """Return the samples of the numbers `rows`, in that order (NumPy only)."""
         if self.offsets is None:
-            return Ids(
-                self.values[rows], None, None if self.weights is None else self.weights[rows]
-            )
+            weights = None if self.weights is None else self.weights[rows]
+            return Ids(self.values[rows], None, weights)
         starts = self.offsets[:-1][rows]
         lengths = self.lengths()[rows]
         offsets = np.zeros(len(rows) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
         index = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
-        return Ids(
-            self.values[index], offsets, None if self.weights is None else self.weights[index]
-        )
+        weights = None if self.weights is None else self.weights[index]
+        return Ids(self.values[index], offsets, weights)
 
     def map_arrays(self, fn: Callable[[Any], Any]) -> Ids:
-        """`fn` applied to each array."""
-        return Ids(
-            fn(self.values),
-            None if self.offsets is None else fn(self.offsets),
-            None if self.weights is None else fn(self.weights),
-        )
+        """Return Ids with `fn` applied to each array."""
+        values = fn(self.values)
+        offsets = None if self.offsets is None else fn(self.offsets)
+        weights = None if self.weights is None else fn(self.weights)
+        return Ids(values, offsets, weights)
 
     @staticmethod
     def concat(parts: Sequence[Ids]) -> Ids:
-        """All samples of `parts`, in order (NumPy only)."""
+        """Return all samples of `parts`, in order (NumPy only)."""
         if len(parts) == 1:
             return parts[0]
-        weights = (
-            None if parts[0].weights is None else np.concatenate([part.weights for part in parts])
-        )
+        weights = None
+        if parts[0].weights is not None:
+            weights = np.concatenate([part.weights for part in parts])
         values = np.concatenate([part.values for part in parts])
         if all(part.offsets is None for part in parts):
             return Ids(values, None, weights)
@@ -103,19 +97,29 @@ class Ids:
 def as_ids(ids: Any, what: str = "ids") -> NDArray[np.int64]:
     """Return `ids` as a contiguous int64 array [n].
 
-    `ids`: a buffer of integers (the bits of uint64 are reinterpreted), or a list of whole numbers
-    of 64 bits, signed or unsigned. Raises RowShapeError for anything else, floats among them, also
-    where they are integral.
+    Args:
+        ids: a buffer of integers (the bits of uint64 are reinterpreted), or a list of whole numbers
+            of 64 bits, signed or unsigned.
+        what: the name of the ids in messages.
+
+    Raises:
+        RowShapeError: for anything else, for example floats, even if they are integral.
     """
     if isinstance(ids, (pa.Array, pa.ChunkedArray)):
         if ids.null_count:
             raise RowShapeError(
-                f"{what}: nulls name nothing — received {ids.null_count} nulls — drop or fill them"
+                f"{what}: nulls are not ids, got {ids.null_count} nulls. Drop or fill them."
             )
-        ids = ids.to_numpy(zero_copy_only=False) if isinstance(ids, pa.Array) else ids.to_numpy()
+        if isinstance(ids, pa.Array):
+            ids = ids.to_numpy(zero_copy_only=False)
+        else:
+            ids = ids.to_numpy()
     elif not isinstance(ids, (np.ndarray, list, tuple)) and hasattr(ids, "__dlpack__"):
         ids = np.from_dlpack(ids)
-    array = _of_list(ids, what) if isinstance(ids, (list, tuple)) else np.asarray(ids)
+    if isinstance(ids, (list, tuple)):
+        array = _of_list(ids, what)
+    else:
+        array = np.asarray(ids)
     if array.dtype == np.uint64:
         array = array.view(np.int64)
     elif array.dtype.kind in "iu":
@@ -142,15 +146,17 @@ def _of_list(ids: Sequence[Any], what: str) -> NDArray[np.int64]:
 
 
 def _reinterpreted(id: int, what: str) -> int:
-    """The signed number with the 64 bits of `id`."""
+    """Return the signed number with the 64 bits of `id`."""
     if not -(2**63) <= id < 2**64:
         raise RowShapeError(f"{what}: expected numbers of 64 bits, got {id}. Hash longer ones.")
     return id - 2**64 if id >= 2**63 else id
 
 
 class SideBySide(Mapping[str, Any]):
-    """Dense columns by name that lie in one `matrix` [n, sum of widths] in the order of `widths`:
-    who wants them side by side has them so.
+    """Dense columns by name that lie side by side in one `matrix`.
+
+    `matrix` is [n, sum of widths]; its columns follow the order of `widths`. A network that wants
+    all dense columns in one array reads `matrix` without a copy.
 
     Example: `SideBySide(matrix, {"price": 1, "image": 64})["image"]` is `matrix[:, 1:65]`.
     """
@@ -180,8 +186,8 @@ class Batch:
 
     `ids`: Ids by feature name. `dense`: float32 [n] or [n, k] by name. `labels`: float32 [n] by
     name (empty when encoded for prediction). `weight`: float32 [n] or None. `time`: int64 [n],
-    microseconds UTC, or None. `position`: where the Dataset is after this batch. Arrays are
-    NumPy's, or tensors after `map_arrays`.
+    microseconds UTC, or None. `position`: where the Dataset is after this batch. The arrays are
+    NumPy arrays, or tensors after `map_arrays`.
 
     Example: `batch.map_arrays(torch.from_numpy)`, `batch[10:20]`, `batch.ids["user"].values`.
     """
@@ -203,11 +209,8 @@ class Batch:
                 self.time,
                 self.weight,
             ]
-            object.__setattr__(
-                self,
-                "num_samples",
-                next((len(column) for column in columns if column is not None), 0),
-            )
+            num_samples = next((len(column) for column in columns if column is not None), 0)
+            object.__setattr__(self, "num_samples", num_samples)
 
     def __len__(self) -> int:
         return self.num_samples
@@ -215,47 +218,42 @@ class Batch:
     def __getitem__(self, rows: slice) -> Batch:
         start, stop, _ = rows.indices(self.num_samples)
         stop = max(start, stop)
-        return Batch(
-            {name: ids[start:stop] for name, ids in self.ids.items()},
-            {name: values[start:stop] for name, values in self.dense.items()},
-            {name: values[start:stop] for name, values in self.labels.items()},
-            None if self.weight is None else self.weight[start:stop],
-            None if self.time is None else self.time[start:stop],
-            None,
-            stop - start,
-        )
+        part = slice(start, stop)
+        return self._changed(lambda ids: ids[part], lambda array: array[part], stop - start)
 
     def at(self, position: Position) -> Batch:
-        """The same samples, with `position`."""
+        """Return the same samples, with `position`."""
         return replace(self, position=position)
 
     def map_arrays(self, fn: Callable[[Any], Any]) -> Batch:
-        """A Batch of `fn(array)` for each array; `fn` keeps the first axis."""
-        return Batch(
-            {name: ids.map_arrays(fn) for name, ids in self.ids.items()},
-            {name: fn(values) for name, values in self.dense.items()},
-            {name: fn(values) for name, values in self.labels.items()},
-            None if self.weight is None else fn(self.weight),
-            None if self.time is None else fn(self.time),
-            self.position,
-            self.num_samples,
-        )
+        """Return a Batch of `fn(array)` for each array; `fn` keeps the first axis."""
+        batch = self._changed(lambda ids: ids.map_arrays(fn), fn, self.num_samples)
+        return replace(batch, position=self.position)
 
     def take(self, rows: np.ndarray) -> Batch:
-        """The given samples in the given order (NumPy only)."""
+        """Return the samples of the numbers `rows`, in that order (NumPy only)."""
+        return self._changed(lambda ids: ids.take(rows), lambda array: array[rows], len(rows))
+
+    def _changed(
+        self,
+        change_ids: Callable[[Ids], Ids],
+        change: Callable[[Any], Any],
+        num_samples: int,
+    ) -> Batch:
+        """Return a Batch of changed ids and arrays, without a position; None stays None."""
         return Batch(
-            {name: ids.take(rows) for name, ids in self.ids.items()},
-            {name: values[rows] for name, values in self.dense.items()},
-            {name: values[rows] for name, values in self.labels.items()},
-            None if self.weight is None else self.weight[rows],
-            None if self.time is None else self.time[rows],
+            {name: change_ids(ids) for name, ids in self.ids.items()},
+            {name: change(values) for name, values in self.dense.items()},
+            {name: change(values) for name, values in self.labels.items()},
+            None if self.weight is None else change(self.weight),
+            None if self.time is None else change(self.time),
             None,
-            len(rows),
+            num_samples,
         )
 
     @staticmethod
     def concat(parts: Sequence[Batch]) -> Batch:
-        """All samples of `parts` (of one schema), in order (NumPy only)."""
+        """Return all samples of `parts` (of one schema), in order (NumPy only)."""
         if len(parts) == 1:
             return parts[0]
         first = parts[0]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fitting: transforms learn from the training range in one out-of-core pass (one more for each
-learned step behind another).
+"""Fitting: transforms learn from the training range in one out-of-core pass.
+
+Each learned step that follows another one in the same column takes one more pass.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from hotbed.data.schema import Dense, Id, Schema
 from hotbed.errors import DataError
 
 Task = tuple[Dense | Id, int]
-"""A column and the index of its first transform that has yet to learn."""
+"""A column and the index of its first transform that has not learned yet."""
 
 
 def fit(schema: Schema, source: Source) -> Schema:
-    """`schema` with everything learned that its transforms ask for; reads `source` as often as
-    learned steps are chained.
+    """Return `schema` with all transforms fitted.
+
+    `source` is read as many times as there are learned steps behind each other in one column.
     """
     while tasks := _tasks(schema):
         for (column, step), value in zip(tasks, _learn(schema, source, tasks), strict=True):
@@ -34,7 +36,7 @@ def fit(schema: Schema, source: Source) -> Schema:
 
 
 def _tasks(schema: Schema) -> list[Task]:
-    found: list[Task] = []
+    tasks: list[Task] = []
     columns: list[Dense | Id] = [*schema.dense, *schema.ids]
     for column in columns:
         steps = [
@@ -43,18 +45,18 @@ def _tasks(schema: Schema) -> list[Task]:
             if transform.expression(pl.lit(0)) is not None
         ]
         if steps:
-            found.append((column, steps[0]))
-    return found
+            tasks.append((column, steps[0]))
+    return tasks
 
 
 def _learn(schema: Schema, source: Source, tasks: list[Task]) -> list[Any]:
-    """The values of all tasks from one streaming pass over `source`."""
+    """Return the values of all tasks from one streaming pass over `source`."""
     columns = _raw_columns(tasks)
     plan = ReadPlan(tuple(columns))
     first = next(iter(source.read(None, 1000, plan)), None)
     if first is None:
         raise DataError(
-            "fit: the source has no rows — received an empty source — fit on the training range"
+            "fit: the source has no rows, got an empty source. Fit on the training range."
         )
     if not set(columns) <= set(first[0].schema.names):
         require_columns(columns, source.schema().names)
@@ -65,32 +67,37 @@ def _learn(schema: Schema, source: Source, tasks: list[Task]) -> list[Any]:
     ) -> Iterator[pl.DataFrame]:
         for raw, _ in source.read(None, plan=plan):
             data = _frame(raw, tasks)
-            data = data if predicate is None else data.filter(predicate)
-            yield data if _columns is None else data.select(_columns)
+            if predicate is not None:
+                data = data.filter(predicate)
+            if _columns is not None:
+                data = data.select(_columns)
+            yield data
 
     lazy = register_io_source(batches, schema=frame.schema)
     expressions = []
     for number, (column, step) in enumerate(tasks):
         name = f"x{number}"
-        values = pl.col(name).explode() if isinstance(frame.schema[name], pl.List) else pl.col(name)
-        asked = column.transforms[step].expression(values.alias("x"))
-        assert asked is not None
-        expressions.append(asked.alias(name))
+        values = pl.col(name)
+        if isinstance(frame.schema[name], pl.List):
+            values = values.explode()
+        expression = column.transforms[step].expression(values.alias("x"))
+        assert expression is not None
+        expressions.append(expression.alias(name))
     learned = lazy.select(expressions).collect(engine="streaming")
     return [learned[f"x{number}"][0] for number in range(len(tasks))]
 
 
 def _raw_columns(tasks: list[Task]) -> list[str]:
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for column, step in tasks:
-        found[column.source] = None
+        names[column.source] = None
         for transform in column.transforms[:step]:
-            found.update(dict.fromkeys(transform.inputs()))
-    return list(found)
+            names.update(dict.fromkeys(transform.inputs()))
+    return list(names)
 
 
 def _frame(raw: pa.RecordBatch, tasks: list[Task]) -> pl.DataFrame:
-    """What each task's transform will see, as columns x0, x1, ...; NaN is missing."""
+    """Return the input of each task's transform as columns x0, x1, ...; NaN becomes null."""
     context = Columns(raw)
     series = []
     for number, (column, step) in enumerate(tasks):
@@ -99,9 +106,7 @@ def _frame(raw: pa.RecordBatch, tasks: list[Task]) -> pl.DataFrame:
             values = values.dictionary_decode()
         for transform in column.transforms[:step]:
             values = apply(transform, values, context)
-        series.append(
-            pl.Series(
-                f"x{number}", values.cast(pa.int64()) if pa.types.is_null(values.type) else values
-            )
-        )
+        if pa.types.is_null(values.type):
+            values = values.cast(pa.int64())
+        series.append(pl.Series(f"x{number}", values))
     return pl.DataFrame(series).with_columns(pl.selectors.float().fill_nan(None))

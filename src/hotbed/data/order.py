@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order of an epoch: encoded chunks as they come, or buffers of them permuted, each with a
-place to go on from.
+"""The order of an epoch: encoded chunks in their order, or buffers of them permuted.
+
+Each buffer has places from which reading resumes.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from hotbed.connectors.base import Position
 from hotbed.data.batch import Batch
 
 Encoded = tuple[Batch, Position | None, Position]
-"""Encoded rows (none = a tick of an endless source) and the source's position before and after
-them.
+"""Encoded rows, and the source's position before and after them.
+
+No rows are a tick of an endless source.
 """
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """Rows in the order of emission, with the reader's place before the first and after the last."""
+    """Rows in the order of emission, and the reader's places before and after them."""
 
     rows: Batch
     before: dict[str, Any]
@@ -30,19 +32,19 @@ class Buffer:
     permuted: bool = False
 
     def place(self, emitted: int) -> dict[str, Any]:
-        """Where a reader is that has handed out `emitted` of the rows."""
+        """Return the place of a reader that has handed out `emitted` of the rows."""
         if emitted == self.rows.num_samples:
             return self.after
-        # the whole buffer is read again, permuted again, and the rows handed out are
-        # passed over
+        # The whole buffer is read and permuted again, and the emitted rows are skipped.
         if self.permuted:
             return {**self.before, "emitted": emitted}
         return {**self.before, "skip": self.before["skip"] + emitted}
 
 
 def place_at(source: Position | None, skip: int, buffer: int = 0) -> dict[str, Any]:
-    """A reader's place: `skip` encoded rows after the position `source`, at the start of shuffle
-    buffer `buffer`.
+    """Return a reader's place: `skip` encoded rows after the position `source`.
+
+    The place is at the start of the shuffle buffer number `buffer`.
     """
     return {
         "source": None if source is None else dict(source.state),
@@ -53,17 +55,20 @@ def place_at(source: Position | None, skip: int, buffer: int = 0) -> dict[str, A
 
 
 def in_order(chunks: Iterator[Encoded], skip: int) -> Iterator[Buffer]:
-    """Chunks as they come, without their first `skip` rows."""
+    """Yield the chunks in their order, without the first `skip` rows."""
     for rows, before, after in chunks:
         if skip < rows.num_samples:
-            yield Buffer(rows[skip:] if skip else rows, place_at(before, skip), place_at(after, 0))
+            rest = rows[skip:] if skip else rows
+            yield Buffer(rest, place_at(before, skip), place_at(after, 0))
         skip = max(0, skip - rows.num_samples)
 
 
 @dataclass(frozen=True)
 class Shuffle:
-    """Buffers of `size` rows, each permuted by (seed, epoch, its number). The first is shorter by a
-    random part, so that buffers of different epochs do not hold the same rows.
+    """Cuts chunks into buffers of `size` rows, each permuted by (seed, epoch, its number).
+
+    The first buffer is shorter by a random part, so that buffers of different epochs do not hold
+    the same rows.
     """
 
     size: int
@@ -71,51 +76,52 @@ class Shuffle:
     epoch: int
 
     def buffers(self, chunks: Iterator[Encoded], index: int, skip: int) -> Iterator[Buffer]:
-        """The buffers from number `index` on, of the rows of `chunks` after the first `skip`."""
-        held: list[Encoded] = []
-        num_held = -skip
+        """Yield the buffers from number `index` on, without the first `skip` rows of `chunks`."""
+        pending: list[Encoded] = []
+        num_pending = -skip
         for chunk in chunks:
-            held.append(chunk)
-            num_held += chunk[0].num_samples
-            while num_held >= (size := self._rows(index)):
-                buffer, skip = self._permuted(held, skip, size, index)
+            pending.append(chunk)
+            num_pending += chunk[0].num_samples
+            while num_pending >= (size := self._rows(index)):
+                buffer, skip = self._permuted(pending, skip, size, index)
                 yield buffer
                 index = index + 1
-                num_held = num_held - size
-        if num_held > 0:
-            yield self._permuted(held, skip, num_held, index)[0]
+                num_pending = num_pending - size
+        if num_pending > 0:
+            yield self._permuted(pending, skip, num_pending, index)[0]
 
     def _permuted(
-        self, held: list[Encoded], skip: int, size: int, index: int
+        self, pending: list[Encoded], skip: int, size: int, index: int
     ) -> tuple[Buffer, int]:
-        """The next `size` rows of `held` after `skip`, permuted; removes used chunks; returns the
-        new skip.
+        """Return the next `size` rows of `pending` after `skip`, permuted, and the new skip.
+
+        Chunks that are used up are removed from `pending`.
         """
-        while skip >= held[0][0].num_samples:
-            skip -= held.pop(0)[0].num_samples
-        before = place_at(held[0][1], skip, index)
+        while skip >= pending[0][0].num_samples:
+            skip -= pending.pop(0)[0].num_samples
+        before = place_at(pending[0][1], skip, index)
         parts: list[Batch] = []
         need = size
         while True:
-            rows = held[0][0]
+            rows = pending[0][0]
             taken = min(need, rows.num_samples - skip)
             parts.append(rows[skip : skip + taken])
             need = need - taken
             skip = skip + taken
             if need == 0:
                 break
-            held.pop(0)
+            pending.pop(0)
             skip = 0
-        whole = skip == held[0][0].num_samples
-        after = place_at(held[0][2] if whole else held[0][1], 0 if whole else skip, index + 1)
+        rows, chunk_begin, chunk_end = pending[0]
+        if skip == rows.num_samples:
+            after = place_at(chunk_end, 0, index + 1)
+        else:
+            after = place_at(chunk_begin, skip, index + 1)
         order = np.random.default_rng((self.seed, self.epoch, index)).permutation(size)
         return Buffer(Batch.concat(parts).take(order), before, after, permuted=True), skip
 
     def _rows(self, index: int) -> int:
         if index:
             return self.size
-        return int(
-            np.random.default_rng((self.seed, self.epoch)).integers(
-                self.size // 2 + 1, self.size + 1
-            )
-        )
+        random = np.random.default_rng((self.seed, self.epoch))
+        return int(random.integers(self.size // 2 + 1, self.size + 1))
