@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dataset: what users hand over. Batches of a source, shuffled if asked, made ahead, resumable at
-any batch.
-"""
+"""Dataset: batches of a source, optionally shuffled, prefetched, resumable at any batch."""
 
 from __future__ import annotations
 
@@ -36,27 +34,29 @@ from hotbed.data.schema import Schema, Shape, Type, check_schema, shape_of, type
 from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
 
 UNMATCHED_ROWS = 100_000
-"""Rows of a stream after which a label that never matched its `positive` is a warning."""
+"""Rows of a stream after which a warning says that a label never matched its `positive`."""
 
 
 class Dataset:
     """Iterable of `Batch`; the first iteration is epoch 0, the next epoch 1, and so on.
 
-    `shuffle`: rows of the shuffle buffer (0 = off); order is a function of (seed, epoch), memory is
-    bounded by the buffer. `drop_last`: leave out a last batch of fewer than `batch_size` rows.
-    `on_error`: "raise", or "skip" = bad rows and torn files are left out, counted in `skips` and
-    logged. `prefetch`: batches read and encoded ahead on a thread (0 = none). `cache`: keep the
-    encoded rows in memory after the first reading; then a shuffle is of the whole epoch.
+    `shuffle`: rows of the shuffle buffer (0 = off). The order is a function of (seed, epoch), and
+    memory is bounded by the buffer. `drop_last`: leave out a last batch of fewer than `batch_size`
+    rows. `on_error`: "raise", or "skip" to leave out bad rows and torn files, which are counted in
+    `skips` and logged. `prefetch`: batches read and encoded ahead on a thread (0 = none). `cache`:
+    keep the encoded rows in memory after the first reading; then the whole epoch is shuffled.
 
-    Of an endless source there is one epoch, in the order of the source. `flush_seconds`: after so
-    long without a row the rows at hand are a batch, however few (None = wait for `batch_size`).
-    `max_ahead_seconds`: rows whose event time lies further ahead of the clock are left out, as dead
-    letters. `live` holds journal, dead letters and clock; put your own there before reading.
+    An endless source has one epoch, in the order of the source. `flush_seconds`: after this time
+    without a new row, the pending rows become a batch, even if there are fewer than `batch_size`
+    (None = wait for `batch_size`). `max_ahead_seconds`: rows whose event time lies further ahead of
+    the clock are left out and become dead letters. `live` holds the journal, the dead letters and
+    the clock; put your own there before reading.
 
-    Raises SchemaError, DecodeError while iterating, ConfigError for wrong arguments.
+    Raises SchemaError and DecodeError while iterating, and ConfigError for wrong arguments.
 
     Example:
-        >>> for batch in hb.Dataset(hb.sources.Csv("train.csv"), schema, batch_size=1024, shuffle=100_000):
+        >>> source = hb.sources.Csv("train.csv")
+        >>> for batch in hb.Dataset(source, schema, batch_size=1024, shuffle=100_000):
         ...     train_on(batch)
     """
 
@@ -83,11 +83,11 @@ class Dataset:
         ):
             if not isinstance(value, int) or value < least:
                 raise ConfigError(
-                    f"dataset.{name}: an integer >= {least} — received {value!r} — correct it"
+                    f"dataset.{name}: expected an integer >= {least}, got {value!r}. Correct it."
                 )
         if on_error not in ("raise", "skip"):
             raise ConfigError(
-                f"dataset.on_error: 'raise' or 'skip' — received {on_error!r} — correct it"
+                f"dataset.on_error: expected 'raise' or 'skip', got {on_error!r}. Correct it."
             )
         _check_stream_arguments(source, schema, shuffle, cache, flush_seconds, max_ahead_seconds)
         self.source = source
@@ -111,10 +111,10 @@ class Dataset:
         self._maps: tuple[Callable[[Batch], Batch], ...] = ()
         self._next_epoch = 0
         self._resume: Position | None = None
-        # Part of every position: going on with another order would repeat and lose rows.
-        self._order = (
-            {"shuffle": shuffle, "seed": seed, "cache": cache} if shuffle > source.endless else {}
-        )
+        # Part of every position: resuming with another order would repeat and lose rows.
+        self._order = {}
+        if shuffle > source.endless:
+            self._order = {"shuffle": shuffle, "seed": seed, "cache": cache}
         self._position = self._at(0, place_at(None, 0))
         self._cached: Batch | None = None
         self._num_rows: int | None = None
@@ -136,7 +136,7 @@ class Dataset:
 
     @property
     def resumed_epoch(self) -> int | None:
-        """The epoch whose rest the next iteration reads, after `resume`; None without one."""
+        """The epoch whose rest the next iteration reads after `resume`; None without `resume`."""
         return None if self._resume is None else int(self._resume["epoch"])
 
     @property
@@ -146,33 +146,34 @@ class Dataset:
 
     @property
     def lag(self) -> int | None:
-        """Rows that wait at an endless source; None where it cannot tell."""
+        """Rows that wait at an endless source; None if the source does not report it."""
         return self.live.lag
 
     def __iter__(self) -> Iterator[Batch]:
         return self.epoch(self._next_epoch)
 
     def epoch(self, number: int) -> Iterator[Batch]:
-        """The batches of epoch `number`, or the rest of it after `resume`."""
+        """Iterate over the batches of epoch `number`, or over the rest of it after `resume`."""
         return _without_ticks(self._begin(number))
 
     def stream(self) -> Iterator[Batch | None]:
-        """As iteration, but None where an endless source has nothing new, at least every
-        `live.tick_seconds`, so that who reads can do what is due, or stop.
+        """Iterate, and yield None when an endless source has no new rows.
+
+        A batch or None comes at least every `live.tick_seconds`, so that the reader can run
+        scheduled work or stop.
         """
         return self._begin(self._next_epoch)
 
     def raw_types(self) -> tuple[dict[str, Type], dict[str, Shape]]:
-        """Return what the raw columns of the features hold, and in which shapes, before anything is
-        read.
+        """Return the types and shapes of the raw columns of the features before reading.
 
-        Both are {} where the source cannot tell.
+        Both are {} if the source does not know its columns.
         """
         types: dict[str, Type] = {}
         shapes: dict[str, Shape] = {}
         try:
             raw = self.source.schema()
-        except DataError:  # an empty folder or topic; a real fault shows when reading begins
+        except DataError:  # an empty folder or topic; a real fault is raised when reading begins
             return types, shapes
         numbers = self.schema.number_types()
         for name in self.schema.raw_columns(labels=False):
@@ -186,17 +187,18 @@ class Dataset:
         return types, shapes
 
     def commit(self, position: Position) -> None:
-        """To be told when a checkpoint with this position is safe on disk: what led there leaves
-        the journal, and the source is told.
+        """Commit `position` after a checkpoint with it is safe on disk.
+
+        Entries of the journal before the position are removed, and the source commits its own
+        position.
         """
-        if self.endless and position["source"] is not None:
-            self.live.journal.forget(
-                {"block": position["source"]["block"], "cut": position["rows"]}
-            )
-            self.source.commit(Position.from_json(position["source"]))
+        source = position["source"] if self.endless else None
+        if source is not None:
+            self.live.journal.forget({"block": source["block"], "cut": position["rows"]})
+            self.source.commit(Position.from_json(source))
 
     def restrict_labels(self, in_unit: Iterable[str] = (), *, must_match: bool = True) -> None:
-        """Say what the next epochs need of the labels; `RecModel` does, before it reads.
+        """Set the requirements of the next epochs on labels; `RecModel` does so before it reads.
 
         Args:
             in_unit: labels whose values must lie in [0, 1], as under a cross-entropy. A value
@@ -206,7 +208,7 @@ class Dataset:
         """
         names = frozenset(in_unit)
         if not names <= self._in_unit:
-            self._cached = None  # its rows were not looked at
+            self._cached = None  # its rows were not checked
         self._in_unit = names
         self._must_match = must_match
         self.encoder.unit_labels = frozenset() if self._maps else names
@@ -214,41 +216,48 @@ class Dataset:
     def _begin(self, number: int) -> Generator[Batch | None, None, None]:
         if not self.endless and self._cached is None:  # before another thread begins to read
             self._require_columns([])
-        resume = self._resume
+        start = self._resume
         self._resume = None
-        start = resume if resume is not None and resume["epoch"] == number else None
+        if start is not None and start["epoch"] != number:
+            start = None
         self._next_epoch = number if self.endless else number + 1
         return self._run(number, start)
 
     def resume(self, position: Position | Mapping[str, Any] | str) -> Dataset:
-        """Makes the next iteration go on after `position` (empty = the start) of this or an equal
-        dataset.
+        """Resume the next iteration after `position`.
 
-        Returns itself. Raises ConfigError for a position that belongs to another order of rows.
+        Args:
+            position: a position of this or an equal dataset; an empty one is the start.
+
+        Returns:
+            This dataset.
+
+        Raises:
+            ConfigError: for a position that belongs to another order of rows.
         """
-        given = Position.from_json(position)
-        if not given.state:
-            given = self._at(0, place_at(None, 0))
-        if given.state.keys() != self._position.state.keys():
+        start = Position.from_json(position)
+        if not start.state:
+            start = self._at(0, place_at(None, 0))
+        if start.state.keys() != self._position.state.keys():
             raise ConfigError(
-                f"dataset: not a dataset's position — received {given.state} — pass a batch's "
-                "position"
+                f"dataset: expected the position of a dataset, got {start.state}. Pass a batch's "
+                "position."
             )
-        if given["order"] != self._order:
-            was = given["order"] or "no shuffle"
-            now = self._order or "no shuffle"
+        if start["order"] != self._order:
             raise ConfigError(
-                f"dataset: cannot resume — the position was written with {was}, this dataset has "
-                f"{now} — give it the "
-                "same shuffle, seed and cache"
+                "dataset: cannot resume a position of another order, got "
+                f"{start['order'] or 'no shuffle'}, this dataset has "
+                f"{self._order or 'no shuffle'}. Give it the same shuffle, seed and cache."
             )
-        self._resume = self._position = given
-        self._next_epoch = int(given["epoch"])
+        self._resume = start
+        self._position = start
+        self._next_epoch = int(start["epoch"])
         return self
 
     def map(self, fn: Callable[[Batch], Batch]) -> Dataset:
-        """A dataset of `fn(batch)`; `fn` runs on the reading thread. A batch to predict has no
-        labels and no weight.
+        """Return a dataset of `fn(batch)`; `fn` runs on the reading thread.
+
+        In prediction, a batch does not have labels or a weight.
         """
         other = Dataset(
             self.source,
@@ -269,50 +278,60 @@ class Dataset:
         return other
 
     def without_labels(self) -> Dataset:
-        """The same rows, from where this one is, as predicting reads them: columns of labels and
-        weights are not read, and need not be there, nor the time. What is done with it leaves this
-        one where it is.
+        """Return a dataset of the same rows for prediction, at the position of this one.
+
+        Columns of labels and weights are not read. They may be missing, and so may the time.
+        Iterating over the returned dataset does not move this one.
         """
         other = copy.copy(self)
         other._labels = False
         other._num_rows = None
-        if self._cached is not None:  # rows that were skipped for their labels are not in it
-            other._cached = (
-                None if self.on_error == "skip" else replace(self._cached, labels={}, weight=None)
-            )
+        if self._cached is None:
+            return other
+        if self.on_error == "skip":  # rows that were skipped for their labels are not in the cache
+            other._cached = None
+        else:
+            other._cached = replace(self._cached, labels={}, weight=None)
         return other
 
     @property
     def num_rows(self) -> int | None:
-        """Rows of an epoch where that is known: from the source, or after a whole epoch."""
-        return self._num_rows if self._num_rows is not None else self.source.num_rows()
+        """Rows of an epoch, from the source or after a whole epoch; None while unknown."""
+        if self._num_rows is not None:
+            return self._num_rows
+        return self.source.num_rows()
 
     @property
     def num_batches(self) -> int | None:
-        """Batches of an epoch where that is known."""
+        """Batches of an epoch; None while unknown."""
         rows = self.num_rows
         if rows is None:
             return None
-        return rows // self.batch_size if self.drop_last else -(-rows // self.batch_size)
+        if self.drop_last:
+            return rows // self.batch_size
+        return -(-rows // self.batch_size)
 
     def __len__(self) -> int:
-        known = self.num_batches
-        if known is None:
+        num_batches = self.num_batches
+        if num_batches is None:
             raise TypeError(
                 "the number of batches is not known before a whole epoch was read; use "
                 "num_batches, which may be None"
             )
-        return known
+        return num_batches
 
     def __bool__(self) -> bool:
         return True
 
     def _run(self, epoch: int, start: Position | None) -> Generator[Batch | None, None, None]:
         self._position = start or self._at(epoch, place_at(None, 0))
-        batches = (
-            self._live_batches(self._position) if self.endless else self._batches(epoch, start)
-        )
-        with closing(run_ahead(batches, self.prefetch) if self.prefetch else batches) as items:
+        if self.endless:
+            batches = self._live_batches(self._position)
+        else:
+            batches = self._batches(epoch, start)
+        if self.prefetch:
+            batches = run_ahead(batches, self.prefetch)
+        with closing(batches) as items:
             for batch in items:
                 if batch is not None:
                     assert batch.position is not None
@@ -320,90 +339,91 @@ class Dataset:
                 yield batch
 
     def _at(self, epoch: int, place: dict[str, Any], rows: int = 0) -> Position:
-        return Position(
-            {
-                "epoch": epoch,
-                **place,
-                **({"rows": rows} if self.endless else {}),
-                "order": self._order,
-            }
-        )
+        state = {"epoch": epoch, **place}
+        if self.endless:
+            state["rows"] = rows
+        state["order"] = self._order
+        return Position(state)
 
     def _live_batches(self, start: Position) -> Generator[Batch | None, None, None]:
-        """Batches across the blocks of an endless source, None at its ticks. A cut on record, or a
-        new one after idle time, ends a batch early.
+        """Yield batches across the blocks of an endless source, None at its ticks.
+
+        A cut in the journal, or a new one after idle time, ends a batch early.
         """
         parts: list[Batch] = []
-        skip = int(start["skip"])  # rows: handed out so far
-        rows = int(start["rows"])
-        held = 0
+        skip = int(start["skip"])
+        rows = int(start["rows"])  # in batches that were handed out
+        pending = 0  # rows in `parts`
         idle_since = None
-        at = start
-        for chunk, before, after in self._encoded(
-            None if start["source"] is None else Position(start["source"])
-        ):
+        position = start
+        begin = None if start["source"] is None else Position(start["source"])
+        for chunk, before, after in self._encoded(begin):
             if skip and self._is_past(before, start):
-                skip = 0  # the rest of the block, rows to pass over among it, was left
+                skip = 0  # the rest of the block, with the rows to skip, was abandoned
             row = min(skip, chunk.num_samples)
             skip = max(0, skip - chunk.num_samples)
             while row < chunk.num_samples:
-                cut = next(
-                    (number for number, _ in self.live.journal.after("cut", rows)),
-                    rows + self.batch_size,
-                )
-                room = min(self.batch_size, cut - rows) - held
+                room = self._next_cut(rows) - rows - pending
                 part = chunk[row : row + room]
                 parts.append(part)
                 row = row + part.num_samples
-                held = held + part.num_samples
-                whole = row == chunk.num_samples
-                at = self._at(
-                    0, place_at(after, 0) if whole else place_at(before, row), rows + held
-                )
+                pending = pending + part.num_samples
+                place = place_at(before, row)
+                if row == chunk.num_samples:
+                    place = place_at(after, 0)
+                position = self._at(0, place, rows + pending)
                 if part.num_samples == room:
-                    yield self._finish(parts, at)
+                    yield self._finish(parts, position)
                     parts = []
-                    rows = rows + held
-                    held = 0
+                    rows = rows + pending
+                    pending = 0
             if chunk.num_samples:
                 idle_since = None
                 continue
-            idle_since = min(
-                self.live.clock() if idle_since is None else idle_since, self.live.clock()
-            )
-            if held and self._flushes(after, idle_since):
-                self.live.journal.append("cut", rows + held, {})
-                yield self._finish(parts, at)
+            now = self.live.clock()
+            idle_since = now if idle_since is None else min(idle_since, now)
+            if pending and self._flushes(after, idle_since):
+                self.live.journal.append("cut", rows + pending, {})
+                yield self._finish(parts, position)
                 parts = []
-                rows = rows + held
-                held = 0
+                rows = rows + pending
+                pending = 0
             else:
                 yield None
         if parts:
-            yield self._finish(parts, at)
+            yield self._finish(parts, position)
+
+    def _next_cut(self, rows: int) -> int:
+        """Return the row at which the batch after the first `rows` ends, unless a flush ends it."""
+        end = rows + self.batch_size
+        for cut, _ in self.live.journal.after("cut", rows):
+            return min(cut, end)
+        return end
 
     @staticmethod
     def _is_past(before: Position | None, start: Position) -> bool:
-        """Whether `before` lies in a later block than the one that reading began in."""
+        """Return whether `before` lies in another block than the one where reading began."""
         if before is None or start["source"] is None:
             return False
         return bool(before["block"] != start["source"]["block"])
 
     def _flushes(self, after: Position, idle_since: float) -> bool:
-        """Whether the rows at hand are a batch now. Not while blocks on record are still to come:
-        the run that wrote them got them in time.
+        """Return whether the pending rows become a batch now.
+
+        They do not while blocks in the journal are still to be read: the run that recorded these
+        blocks received them in time.
         """
         if self.flush_seconds is None or self.live.journal.last("block") >= after["block"]:
             return False
         return self.live.clock() - idle_since >= self.flush_seconds
 
     def _batches(self, epoch: int, start: Position | None) -> Generator[Batch | None, None, None]:
-        """Buffers cut into batches; a batch may span buffers."""
+        """Yield the batches of an epoch; a batch may span buffers."""
         parts: list[Batch] = []
         missing = self.batch_size
-        place = (
-            place_at(None, 0) if start is None else {key: start[key] for key in place_at(None, 0)}
-        )
+        place = place_at(None, 0)
+        if start is not None:
+            place = {key: start[key] for key in place}
         emitted = int(place["emitted"])
         for buffer in self._buffers(epoch, place):
             row = emitted
@@ -430,8 +450,9 @@ class Dataset:
         return batch.at(position)
 
     def _with_unit_labels(self, batch: Batch) -> Batch:
-        """A mapped batch, without the rows whose labels are not in [0, 1]; raise DataError with
-        `on_error="raise"`.
+        """Return a mapped batch without the rows whose labels are not in [0, 1].
+
+        Raises DataError instead with `on_error="raise"`.
         """
         for label in self.schema.labels:
             if label.name not in self._in_unit or label.name not in batch.labels:
@@ -450,13 +471,11 @@ class Dataset:
         skip = int(place["skip"])
         if self.cache:
             return self._cached_buffers(epoch, skip)
-        chunks = self._encoded(
-            None if place["source"] is None else Position.from_json(place["source"])
-        )
+        begin = None if place["source"] is None else Position.from_json(place["source"])
+        chunks = self._encoded(begin)
         if self.shuffle > 1:
-            return Shuffle(self.shuffle, self.seed, epoch).buffers(
-                chunks, int(place["buffer"]), skip
-            )
+            shuffle = Shuffle(self.shuffle, self.seed, epoch)
+            return shuffle.buffers(chunks, int(place["buffer"]), skip)
         return in_order(chunks, skip)
 
     def _cached_buffers(self, epoch: int, skip: int) -> Iterator[Buffer]:
@@ -464,23 +483,21 @@ class Dataset:
             chunks = [chunk[0] for chunk in self._encoded(None)]
             self._cached = Batch.concat(chunks) if chunks else Batch(num_samples=0)
         rows = self._cached
-        order = (
-            np.random.default_rng((self.seed, epoch)).permutation(rows.num_samples)
-            if self.shuffle
-            else None
-        )
-        for at in range(skip, rows.num_samples, READ_ROWS):
-            stop = min(at + READ_ROWS, rows.num_samples)
-            part = rows[at:stop] if order is None else rows.take(order[at:stop])
-            yield Buffer(part, place_at(None, at), place_at(None, stop))
+        order = None
+        if self.shuffle:
+            order = np.random.default_rng((self.seed, epoch)).permutation(rows.num_samples)
+        for begin in range(skip, rows.num_samples, READ_ROWS):
+            end = min(begin + READ_ROWS, rows.num_samples)
+            part = rows[begin:end] if order is None else rows.take(order[begin:end])
+            yield Buffer(part, place_at(None, begin), place_at(None, end))
 
     def _encoded(self, position: Position | None) -> Iterator[Encoded]:
-        """Every chunk of the source after `position`, encoded."""
+        """Yield the encoded chunks of the source after `position`, and ticks."""
         skips = self.skips if self.on_error == "skip" else None
         live = self.live if self.endless else None
         columns = self.schema.raw_columns(self._labels)
         if self.schema.time is not None and not self._labels:
-            columns.append(self.schema.time.source)  # read where it is there
+            columns.append(self.schema.time.source)  # read if it is there
         plan = ReadPlan(tuple(columns), self.schema.number_types(), skips, live)
         num_rows = 0
         before = position
@@ -494,8 +511,8 @@ class Dataset:
                 if not isinstance(after, Position):
                     raise DataError(
                         f"{type(self.source).__name__}.read: the position after a batch is not a "
-                        "Position, got "
-                        f"{type(after).__name__}. Yield (batch, hb.sources.Position({{…}}))."
+                        f"Position, got {type(after).__name__}. "
+                        "Yield (batch, hb.sources.Position({…}))."
                     )
                 if not raw.num_rows:  # a tick
                     yield Batch(num_samples=0), before, after
@@ -516,29 +533,32 @@ class Dataset:
                 self._check_matched()
 
     def _require_columns(self, names: list[str]) -> None:
-        """Raise SchemaError, which lists all columns of the source, where those that were read are
-        not enough.
+        """Raise SchemaError if the columns `names` do not include all that the schema needs.
+
+        The error lists all columns of the source.
         """
-        wanted = self.schema.raw_columns(self._labels)
-        if set(wanted) <= set(names):
+        required = self.schema.raw_columns(self._labels)
+        if set(required) <= set(names):
             return
         try:
             present = self.source.schema().names
         except DataError:
             present = [name for name in names if name != PLACE]
             if not present:
-                return  # reading says what is wrong with the source
-        require_columns(wanted, present)
+                return  # reading raises the fault of the source
+        require_columns(required, present)
 
     def _check_matched(self) -> None:
-        """Raise DataError for a text of positive labels that is in no row of a whole epoch."""
+        """Raise DataError for a label whose `positive` did not match in a whole epoch."""
         for positives in self.encoder.positives:
             if self._must_match and positives.rows and not positives.matched:
                 raise DataError(positives.message())
 
     def _warn_unmatched(self) -> None:
-        """Warn once about a text of positive labels that is in none of a stream's first rows."""
-        for positives in self.encoder.positives if self.endless else ():
+        """Warn once about a label whose `positive` did not match in a stream's first rows."""
+        if not self.endless:
+            return
+        for positives in self.encoder.positives:
             if not (positives.matched or positives.warned) and positives.rows >= UNMATCHED_ROWS:
                 positives.warned = True
                 warnings.warn(positives.message(), UserWarning, stacklevel=2)
@@ -554,15 +574,13 @@ class Dataset:
             raise self._located(error, raw, after) from error
 
     def _note_failure(self, block: int) -> None:
-        """Puts on record that rows of a block could not be used, so that their file may be
-        corrected.
-        """
+        """Record in the journal that a block has bad rows, so that its file may be corrected."""
         decision = self.live.journal.get("block", block)
         if decision is not None and self.live.journal.last("block") == block:
             self.live.journal.revise("block", block, {**decision, "failed": True})
 
     def _put_aside(self, rows: pa.RecordBatch, reason: str, message: str) -> None:
-        """Rows of an endless source that were left out become dead letters."""
+        """Store rows of an endless source that were left out as dead letters."""
         columns = [with_readable_times(column) for column in rows.columns]
         letters = pa.RecordBatch.from_arrays(columns, names=rows.schema.names).to_pylist()
         places = [letter.pop(PLACE) for letter in letters]
@@ -570,20 +588,14 @@ class Dataset:
         self.live.dead_letters.add_all(zip(places, [reason] * len(places), payloads, strict=True))
 
     def _located(self, error: DecodeError, raw: pa.RecordBatch, after: Position) -> DecodeError:
+        row = error.row or 1
         if self.endless:
-            place = raw.column(PLACE)[(error.row or 1) - 1].as_py()
-            return DecodeError(
-                f"{', '.join(f'{key} {value}' for key, value in place.items())}: {error}",
-                row=error.row,
-                column=error.column,
-            )
-        place = self.source.locate(after, raw.num_rows - (error.row or 1) + 1)
-        return DecodeError(
-            f"{place}: {error}" if place.file else str(error),
-            place.file,
-            place.number,
-            error.column,
-        )
+            keys = raw.column(PLACE)[row - 1].as_py()
+            text = ", ".join(f"{key} {value}" for key, value in keys.items())
+            return DecodeError(f"{text}: {error}", row=error.row, column=error.column)
+        place = self.source.locate(after, raw.num_rows - row + 1)
+        message = f"{place}: {error}" if place.file else str(error)
+        return DecodeError(message, place.file, place.number, error.column)
 
 
 def _without_ticks(items: Generator[Batch | None, None, None]) -> Iterator[Batch]:
@@ -606,18 +618,17 @@ def _check_stream_arguments(
     ):
         if seconds is not None and (not source.endless or not seconds >= 0):
             raise ConfigError(
-                f"dataset.{name}: seconds >= 0, of an endless source — received {seconds!r} — "
-                "leave it out"
+                f"dataset.{name}: expected seconds >= 0 and an endless source, got {seconds!r}. "
+                "Leave it out."
             )
     if source.endless and (shuffle > 1 or cache):
+        name = "cache" if cache else "shuffle"
         raise ConfigError(
-            f"dataset.{'cache' if cache else 'shuffle'}: the source is endless, its order is "
-            "the order of events — "
-            f"received {cache or shuffle!r} — leave it out"
+            f"dataset.{name}: the source is endless, its order is the order of events, got "
+            f"{cache or shuffle!r}. Leave it out."
         )
     if max_ahead_seconds is not None and schema.time is None:
         raise ConfigError(
-            f"dataset.max_ahead_seconds: events need a time — received {max_ahead_seconds!r} "
-            "and a schema without "
-            "Time — name the Time column"
+            f"dataset.max_ahead_seconds: events need a time, got {max_ahead_seconds!r} and a "
+            "schema without Time. Name the Time column."
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Encoder: raw Arrow columns -> Batch. One plan, the very same in training and in serving."""
+"""Encoder: raw Arrow columns -> Batch, by the same code in training and in serving."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from hotbed.connectors.base import PLACE, Skips
 from hotbed.data import numbers
 from hotbed.data.batch import Batch, Ids
 from hotbed.data.numbers import BadRows, is_bytes, is_list, numeric
+from hotbed.data.positives import Positives
 from hotbed.data.schema import (
     Dense,
     Id,
@@ -37,20 +38,20 @@ from hotbed.errors import DataError, DecodeError, SchemaError
 Aside = Callable[[pa.RecordBatch, str, str], None]
 """Takes raw rows that are left out, a word for the reason, and a message."""
 
-# Few of Arrow's functions take views.
+# Only a few functions of Arrow take views.
 _VIEWS = {pa.string_view().id: pa.large_string(), pa.binary_view().id: pa.large_binary()}
 _INT64 = pa.int64().id
 KEPT_SCHEMAS = 32
-"""Raw schemas that an encoder remembers as checked: clients of a server may send many."""
-NAMED_VALUES = 10
-"""Values of a label that a message names."""
+"""Checked raw schemas that an encoder remembers: clients of a server may send many."""
 _WIDE = {pa.large_string().id, pa.large_binary().id}
 
 
 @dataclass
 class EncodeStats:
-    """What an encoder met: `missing` values (empty bags) by id feature, and rows left out
-    (`skips`).
+    """Counters of an encoder.
+
+    `rows`: encoded rows. `missing`: missing values (empty bags) by id feature. `skips`: rows that
+    were left out.
     """
 
     rows: int = 0
@@ -61,17 +62,17 @@ class EncodeStats:
 class Encoder:
     """Turns record batches into Batches by a schema.
 
-    `on_error`: "raise" = a bad row raises DecodeError (its `row` counts from 1 within the record
-    batch); "skip" = it is left out, counted in `stats.skips` and logged. A missing column or a
-    column of the wrong type always raises SchemaError. `aside`: gets the raw rows that are left
-    out.
+    `on_error`: with "raise", a bad row raises DecodeError (its `row` counts from 1 within the
+    record batch); with "skip", it is left out, counted in `stats.skips` and logged. A missing
+    column or a column of the wrong type always raises SchemaError. `aside`: receives the raw rows
+    that are left out.
 
     `unit_labels`: labels that a trainer needs from 0 to 1; values outside are bad rows.
-    `positives`: what labels with `positive` met. Times of the first batch whose median lies after
-    the year 2200 raise SchemaError: their unit is wrong.
+    `positives`: for each label with `positive`, whether a row matched. If the median time of the
+    first batch lies after the year 2200, SchemaError is raised: the unit is wrong.
 
-    What raw columns hold is kept in `types` and `shapes`. What is text where the schema knows
-    numbers, or the other way round, and lists where it knows single values, are refused.
+    `types` and `shapes` record the types and shapes of the raw columns. Text where the schema has
+    numbers, numbers where it has text, and lists where it has single values are rejected.
 
     Example: `Encoder(schema)(pa.record_batch({"user": ["ann"], "label": [1]}))`
     """
@@ -94,12 +95,17 @@ class Encoder:
     def __call__(
         self, rows: pa.RecordBatch | pa.Table, *, labels: bool = True, latest: int | None = None
     ) -> Batch:
-        """Batch of `rows`. `labels=False` (serving): label and weight columns are not read, time
-        only if it is there. `latest`: rows with an event time after it (microseconds) are left out,
-        whatever `on_error` says.
+        """Return the Batch of `rows`.
+
+        Args:
+            rows: raw columns.
+            labels: False in serving: label and weight columns are not read, and time only if it is
+                there.
+            latest: rows with a later event time (microseconds) are left out, regardless of
+                `on_error`.
         """
         batch = _one_batch(rows)
-        if not any(mode == labels and known.equals(batch.schema) for known, mode in self._seen):
+        if not any(mode == labels and schema.equals(batch.schema) for schema, mode in self._seen):
             self._check(batch.schema, labels)
             self._seen = [*self._seen[-KEPT_SCHEMAS:], (batch.schema, labels)]
         while True:
@@ -108,14 +114,15 @@ class Encoder:
                 encoded = self._encode(batch, labels, context)
                 if labels and batch.num_rows:
                     self._note(encoded, context, latest)
-                if (
-                    latest is not None
-                    and encoded.time is not None
-                    and (future := encoded.time > latest).any()
-                ):
-                    early = f"an event of the future — received {int(encoded.time.max())} us, the clock allows {latest}"
-                    batch = self._leave_out(batch, future, "future", early)
-                    encoded = encoded.take(np.flatnonzero(~future))
+                if latest is not None and encoded.time is not None:
+                    future = encoded.time > latest
+                    if future.any():
+                        newest = int(encoded.time.max())
+                        message = (
+                            f"event of the future: the clock allows {latest} us, got {newest} us"
+                        )
+                        batch = self._leave_out(batch, future, "future", message)
+                        encoded = encoded.take(np.flatnonzero(~future))
                 self.stats.rows += encoded.num_samples
                 for name, count in context.missing.items():
                     self.stats.missing[name] = self.stats.missing.get(name, 0) + count
@@ -127,15 +134,15 @@ class Encoder:
                 batch = self._leave_out(batch, bad.mask, "value", bad.message)
 
     def forget_positives(self) -> None:
-        """Begin anew to look for the texts of positive labels."""
+        """Count rows and matches of labels with `positive` from zero."""
         labels = self.schema.labels
         self.positives = [Positives(label) for label in labels if label.positive is not None]
 
     def _note(self, encoded: Batch, context: Columns, latest: int | None) -> None:
-        """Look at what whole columns say: the unit of times, the text of positive labels."""
+        """Check whole columns: the unit of times, and the texts of positive labels."""
         time = self.schema.time
         if time is not None and encoded.time is not None and not self._times_checked:
-            if latest is None:  # else times of the future are left out
+            if latest is None:  # with `latest`, rows of the future are left out
                 numbers.check_times(time, context.column(time.source), encoded.time)
             self._times_checked = True
         for positives in self.positives:
@@ -145,7 +152,7 @@ class Encoder:
     def _leave_out(
         self, batch: pa.RecordBatch, mask: np.ndarray, reason: str, message: str
     ) -> pa.RecordBatch:
-        """The rows outside `mask`; those inside are counted and put aside."""
+        """Return the rows outside `mask`; count those inside and hand them to `aside`."""
         self.stats.skips.add(reason, message, int(mask.sum()))
         if self.aside is not None:
             self.aside(batch.filter(pa.array(mask)), reason, message)
@@ -156,15 +163,15 @@ class Encoder:
         require_columns(self.schema.raw_columns(labels), names)
         for name in self.schema.raw_columns(labels=False):
             kind = type_of(schema.field(name).type)
-            held = self.schema.types.get(name, "mixed")
+            trained_kind = self.schema.types.get(name, "mixed")
             self._check_shape(name, schema.field(name).type)
             if kind is None:
                 continue
-            if held != "mixed" and (kind == "text") != (held == "text"):
+            if trained_kind != "mixed" and (kind == "text") != (trained_kind == "text"):
                 raise SchemaError(
-                    f"column {name!r}: it held {held} values in training — received "
-                    f"{schema.field(name).type}, and the same "
-                    f"value as text and as number is two ids — give {held} values"
+                    f"column {name!r}: it held {trained_kind} values in training, got "
+                    f"{schema.field(name).type}. Give {trained_kind} values: the same value as "
+                    "text and as a number is two ids."
                 )
             self.types = {**self.types, name: joined(self.types.get(name), kind)}
 
@@ -210,7 +217,7 @@ class Encoder:
     def _ids(self, column: Id, context: Columns) -> Ids:
         if not column.transforms and column.padding is None and column.weights is None:
             plain = context.column(column.source)
-            # the common case, kept short for requests
+            # The common case is short, because requests wait for it.
             if plain.type.id == _INT64 and not plain.null_count:
                 self._note_kind(column, plain.type)
                 return Ids(plain.to_numpy().copy())
@@ -219,7 +226,8 @@ class Encoder:
             raw_weights, values = _alike(context.column(column.weights), values)
         num_missing = values.null_count
         num_rows = len(values)
-        lengths = weights = None
+        lengths = None
+        weights = None
         if is_list(values.type):
             lengths = (
                 pc.list_value_length(values)
@@ -234,97 +242,73 @@ class Encoder:
             weights = numeric(column.weights, raw_weights)
         if num_missing:
             context.missing[column.name] = num_missing
-        found = ids_of(values, column.name)
+        ids = ids_of(values, column.name)
         if len(values):
             self._note_kind(column, values.type)
-        keep = _kept(values, found, column.padding)
+        keep = _ids_to_keep(values, ids, column.padding)
         if keep is not None:
-            found = found[keep]
-            weights = None if weights is None else weights[keep]
-            owner = (
-                np.arange(num_rows) if lengths is None else np.repeat(np.arange(num_rows), lengths)
-            )
+            ids = ids[keep]
+            if weights is not None:
+                weights = weights[keep]
+            owner = np.arange(num_rows)
+            if lengths is not None:
+                owner = np.repeat(owner, lengths)
             lengths = np.bincount(owner[keep], minlength=num_rows)
         if lengths is None:
-            return Ids(found, None, weights)
+            return Ids(ids, None, weights)
         offsets = np.zeros(num_rows + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
-        result = Ids(found, offsets, weights)
-        return result if column.max_length is None else _newest(result, column.max_length)
+        bags = Ids(ids, offsets, weights)
+        if column.max_length is None:
+            return bags
+        return _newest(bags, column.max_length)
 
     def _note_kind(self, column: Id, kind: pa.DataType) -> None:
         if (column.name, kind.id) in self._noted:
             return
         self._noted.add((column.name, kind.id))
         if column.transforms and isinstance(column.transforms[-1], Hash | Cross):
-            return  # hashes of their own: they meet no id as text or as number
+            return  # these hash integers and strings into ids of their own
         table = column.table or column.name
-        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if pa.types.is_dictionary(kind):
+            kind = kind.value_type
         if pa.types.is_null(kind):
             return
         kinds = self._kinds.setdefault(table, set())
         before = len(kinds)
-        kinds.add(
-            "integers" if pa.types.is_integer(kind) or pa.types.is_boolean(kind) else "strings"
-        )
+        if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+            kinds.add("integers")
+        else:
+            kinds.add("strings")
         if before == 1 and len(kinds) == 2:
             warnings.warn(
-                f"table {table!r} is fed both strings (hashed) and integers (as they are), last "
-                f"by {column.name!r}: "
-                "the same value as text and as number gets two rows — declare one type for it in "
-                "the source",
+                f"table {table!r} is fed both strings (hashed) and integers (unchanged), last from "
+                f"{column.name!r}: the same value as text and as a number gets two rows. Declare "
+                "one type for it in the source.",
                 UserWarning,
                 stacklevel=4,
             )
 
 
-@dataclass
-class Positives:
-    """What a label with `positive` met: `rows`, whether one `matched`, and some of the other texts."""
-
-    label: Label
-    rows: int = 0
-    matched: bool = False
-    warned: bool = False
-    others: dict[str, None] = field(default_factory=dict)
-
-    def add(self, encoded: np.ndarray, values: pa.Array) -> None:
-        """Take the label of a chunk and the raw column that it came from."""
-        self.rows += len(encoded)
-        self.matched = self.matched or bool(encoded.any())
-        if not self.matched and len(self.others) < NAMED_VALUES:
-            texts = pc.unique(values.cast(pa.string())).to_pylist()
-            self.others.update(dict.fromkeys(texts))
-
-    def message(self) -> str:
-        """Say that no row matched, and which texts there are."""
-        names = ", ".join(repr(text) for text in list(self.others)[:NAMED_VALUES])
-        return (
-            f"label {self.label.name!r}: none of {self.rows:,} rows is "
-            f"positive={self.label.positive!r}, "
-            f"got {names}. Give one of them."
-        )
-
-
 def require_columns(names: list[str], present: list[str]) -> None:
-    """Raise SchemaError where raw columns are missing among those that the data have."""
+    """Raise SchemaError if some of the raw columns `names` are not among those `present`."""
     missing = [name for name in names if name not in present]
     if not missing:
         return
     for delimiter in (";", "\t", "|", ","):
         if len(present) == 1 and set(present[0].split(delimiter)) & set(missing):
             raise SchemaError(
-                f"columns {missing} are missing — the data has one column, {present[0]!r} — read "
-                "the "
-                f"file with delimiter={delimiter!r}"
+                f"columns {missing} are missing, got one column, {present[0]!r}. Read the file "
+                f"with delimiter={delimiter!r}."
             )
     near = "; ".join(f"{name!r}: {config.nearest(name, present)}" for name in missing[:3])
-    raise SchemaError(f"columns {missing} are missing — the data has {present} — {near}")
+    raise SchemaError(f"columns {missing} are missing, got {present}. {near}")
 
 
 class Columns:
-    """The raw columns of one record batch; what transforms see as their context. Counts `missing`
-    ids by feature.
+    """The raw columns of one record batch: the context of transforms.
+
+    `missing`: the number of missing ids by feature.
     """
 
     def __init__(self, batch: pa.RecordBatch) -> None:
@@ -335,7 +319,9 @@ class Columns:
     def column(self, name: str) -> pa.Array:
         values = self._batch.column(self._places[name])
         kind = _VIEWS.get(values.type.id)
-        return values if kind is None else values.cast(kind)
+        if kind is None:
+            return values
+        return values.cast(kind)
 
     def hash(self, values: pa.Array, seed: int) -> pa.Array:
         if pa.types.is_dictionary(values.type):
@@ -347,20 +333,20 @@ class Columns:
             return pa.array(_hash_integers(ids_of(values, "hash"), seed), mask=null)
         if not is_bytes(values.type):
             raise SchemaError(
-                f"a column of {values.type} cannot be hashed — received {values.type} — Bucketize "
-                "it first"
+                f"hash: expected strings or integers, got a column of {values.type}. Bucketize it "
+                "first."
             )
         return pa.array(hash_strings(values, seed), mask=null)
 
 
 def ids_of(values: pa.Array, name: str) -> np.ndarray:
-    """Int64 [n] (a fresh array): integers unhashed (uint64 reinterpreted), strings as XXH64 of
-    their UTF-8 bytes; nulls read as 0.
+    """Return ids, int64 [n], as a fresh array.
 
-    Raises SchemaError for floats and other types that are no ids.
+    Integers are not hashed (uint64 is reinterpreted). Strings become the XXH64 of their UTF-8
+    bytes. Nulls become 0. Raises SchemaError for floats and other types that cannot be ids.
     """
     kind = values.type
-    if not len(values):  # of whatever type: NumPy's empty arrays are floats
+    if not len(values):  # of any type: NumPy's empty arrays are floats
         return np.zeros(0, np.int64)
     if pa.types.is_dictionary(kind):
         table = np.append(ids_of(values.dictionary, name), np.int64(0))
@@ -371,34 +357,35 @@ def ids_of(values: pa.Array, name: str) -> np.ndarray:
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         if values.null_count:
             values = values.fill_null(False if pa.types.is_boolean(kind) else 0)
-        whole: np.ndarray = values.to_numpy(zero_copy_only=False)
-        return whole.view(np.int64).copy() if kind.bit_width == 64 else whole.astype(np.int64)
+        integers: np.ndarray = values.to_numpy(zero_copy_only=False)
+        if kind.bit_width == 64:
+            return integers.view(np.int64).copy()
+        return integers.astype(np.int64)
     if is_bytes(kind):
         return hash_strings(values, 0)
     raise SchemaError(
-        f"id {name!r}: a column of {kind} holds no ids — received {kind} — declare it an integer "
-        "or string, or "
-        "Bucketize it"
+        f"id {name!r}: expected integers or strings, got a column of {kind}. Declare it an integer "
+        "or string, or Bucketize it."
     )
 
 
 def plain_columns(
     columns: dict[str, Any], names: list[str | None], kind: type
 ) -> tuple[np.ndarray, list[int]]:
-    """Columns that are NumPy arrays [n] of common numbers, as int64 (`kind` int) or as finite
-    float32 (`kind` float) one after the other, and the number of values of each name; -1 where a
-    column is something else.
+    """Return the values of plain columns one after the other, and the number of values by name.
+
+    A plain column is a NumPy array [n] of common numbers. The values are int64 (`kind` int) or
+    finite float32 (`kind` float). The number is -1 where a column is something else.
     """
     from hotbed import _core
 
-    found: tuple[np.ndarray, list[int]] = (_core.plain_ids if kind is int else _core.plain_numbers)(
-        columns, names, np.ndarray
-    )
-    return found
+    read = _core.plain_ids if kind is int else _core.plain_numbers
+    values: tuple[np.ndarray, list[int]] = read(columns, names, np.ndarray)
+    return values
 
 
 def hash_strings(values: pa.Array, seed: int) -> np.ndarray:
-    """XXH64 (seed) of each string's bytes, as int64 [n]; what stands for a null means nothing."""
+    """Return XXH64 (seed) of each string's bytes, int64 [n]; the value of a null is undefined."""
     from hotbed import _core
 
     offsets, data = _text(values)
@@ -407,15 +394,15 @@ def hash_strings(values: pa.Array, seed: int) -> np.ndarray:
 
 
 def _text(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Offsets [n + 1] and bytes of a string or binary column, no copy."""
+    """Return offsets [n + 1] and bytes of a string or binary column, without a copy."""
     if not len(values):
         return np.zeros(1, np.int64), np.zeros(0, np.uint8)
     _, offsets, data = values.buffers()
     width = np.dtype(np.int64 if values.type.id in _WIDE else np.int32)
-    found = np.frombuffer(offsets, width, len(values) + 1, values.offset * width.itemsize)
-    return found, np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(
-        0, np.uint8
-    )
+    bounds = np.frombuffer(offsets, width, len(values) + 1, values.offset * width.itemsize)
+    if data is None or not data.size:
+        return bounds, np.zeros(0, np.uint8)
+    return bounds, np.frombuffer(data, np.uint8)
 
 
 def _hash_integers(values: np.ndarray, seed: int) -> np.ndarray:
@@ -437,27 +424,26 @@ def _transformed(column: Dense | Id, context: Columns) -> pa.Array:
 
 
 def apply(transform: Transform, values: pa.Array, context: Any) -> pa.Array:
-    """`transform` on a column; on the items of a list column."""
+    """Return `transform` applied to a column, or to the items of a list column."""
     if not is_list(values.type):
         return transform.apply(values, context)
     if isinstance(transform, Split) or transform.inputs():
         raise SchemaError(
-            f"{type(transform).__name__}: cannot take a column of lists — received {values.type} "
-            "— apply it before "
-            "Split"
+            f"{type(transform).__name__}: expected single values, got a column of {values.type}. "
+            "Apply it before Split."
         )
     lengths = pc.list_value_length(values).fill_null(0).to_numpy(zero_copy_only=False)
     offsets = np.zeros(len(values) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     items = transform.apply(values.flatten(), context)
-    return pa.LargeListArray.from_arrays(
-        pa.array(offsets), items, mask=values.is_null() if values.null_count else None
-    )
+    missing = values.is_null() if values.null_count else None
+    return pa.LargeListArray.from_arrays(pa.array(offsets), items, mask=missing)
 
 
 def _plain_dictionary(values: pa.Array) -> pa.Array:
-    """A dictionary column as it is where each word is one id, else decoded (words that are null or
-    empty).
+    """Return a dictionary column unchanged if each word is one id, else decoded.
+
+    Words that are null or empty are not ids.
     """
     if not pa.types.is_dictionary(values.type):
         return values
@@ -467,18 +453,23 @@ def _plain_dictionary(values: pa.Array) -> pa.Array:
     return values
 
 
-def _kept(values: pa.Array, found: np.ndarray, padding: int | None) -> np.ndarray | None:
-    """Which ids stay: no nulls, no padding, no empty strings. None = all."""
-    keep = None
+def _ids_to_keep(values: pa.Array, ids: np.ndarray, padding: int | None) -> np.ndarray | None:
+    """Return bool [n], false for nulls, padding and empty strings; None if all ids are kept."""
+    masks: list[np.ndarray] = []
     if is_bytes(values.type):
-        keep = np.diff(_text(values)[0]) > 0
+        masks.append(np.diff(_text(values)[0]) > 0)
     if values.null_count:
-        valid = values.is_valid().to_numpy(zero_copy_only=False)
-        keep = valid if keep is None else keep & valid
+        masks.append(values.is_valid().to_numpy(zero_copy_only=False))
     if padding is not None:
-        real = found != padding
-        keep = real if keep is None else keep & real
-    return None if keep is None or keep.all() else keep
+        masks.append(ids != padding)
+    if not masks:
+        return None
+    keep = masks[0]
+    for mask in masks[1:]:
+        keep = keep & mask
+    if keep.all():
+        return None
+    return keep
 
 
 def _newest(ids: Ids, max_length: int) -> Ids:
@@ -489,11 +480,15 @@ def _newest(ids: Ids, max_length: int) -> Ids:
     keep = from_end <= max_length
     offsets = np.zeros_like(ids.offsets)
     np.cumsum(np.minimum(lengths, max_length), out=offsets[1:])
-    return Ids(ids.values[keep], offsets, None if ids.weights is None else ids.weights[keep])
+    weights = None if ids.weights is None else ids.weights[keep]
+    return Ids(ids.values[keep], offsets, weights)
 
 
 def _alike(weights: pa.Array, ids: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Weights and their ids, where all of one or of both are missing, as lists: they name no type."""
+    """Return weights and their ids as lists, where all values of one or of both are missing.
+
+    A column of missing values has the null type, which does not say whether it holds lists.
+    """
     lists = pa.list_(pa.null())
     if pa.types.is_null(ids.type) and (is_list(weights.type) or pa.types.is_null(weights.type)):
         ids = ids.cast(lists)
@@ -505,15 +500,17 @@ def _alike(weights: pa.Array, ids: pa.Array) -> tuple[pa.Array, pa.Array]:
 def _id_weights(column: Id, weights: pa.Array, lengths: np.ndarray) -> np.ndarray:
     if not is_list(weights.type):
         raise SchemaError(
-            f"id {column.name!r}: weights {column.weights!r} are {weights.type} — ids are lists — "
-            "give lists of numbers"
+            f"id {column.name!r}: weights {column.weights!r} must be lists, as the ids are, got "
+            f"{weights.type}. Give lists of numbers."
         )
-    found = pc.list_value_length(weights).fill_null(0).to_numpy(zero_copy_only=False)
-    if (found != lengths).any():
+    weight_lengths = pc.list_value_length(weights).fill_null(0).to_numpy(zero_copy_only=False)
+    wrong = weight_lengths != lengths
+    if wrong.any():
         raise BadRows(
             column.name,
-            found != lengths,
-            f"id {column.name!r}: {column.weights!r} has another number of items than its ids",
+            wrong,
+            f"id {column.name!r}: expected {lengths[wrong][0]} weights in {column.weights!r}, one "
+            f"for each id, got {weight_lengths[wrong][0]}. Correct the row.",
         )
     return numeric(column.weights or "", weights.flatten(), lengths)
 

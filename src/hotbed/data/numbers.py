@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Columns of numbers: dense values, labels, weights and times as NumPy arrays, every bad row known."""
+"""Columns of numbers as NumPy arrays: dense values, labels, weights and times."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BYTES = {kind.id for kind in (pa.string(), pa.large_string(), pa.binary(), pa.l
 
 
 class BadRows(Exception):
-    """Rows of a column that cannot be used; `mask` tells which."""
+    """Rows of a column that cannot be used: those where `mask`, bool [n], is true."""
 
     def __init__(self, column: str, mask: np.ndarray, message: str) -> None:
         super().__init__(message)
@@ -36,14 +36,14 @@ class BadRows(Exception):
 
 
 def dense(column: Dense, values: pa.Array) -> np.ndarray:
-    """Float32 [n], or [n, width] of lists."""
+    """Return float32 [n], or [n, width] for lists."""
     if pa.types.is_null(values.type) and column.width != 1:
         values = values.cast(pa.list_(pa.float32()))
     if not is_list(values.type):
         if column.width != 1:
             raise SchemaError(
-                f"dense {column.name!r}: width {column.width} but the column is {values.type} — "
-                "give lists or width=1"
+                f"dense {column.name!r}: expected lists of {column.width} numbers, "
+                f"got {values.type}. Give lists or width=1."
             )
         return numeric(column.name, values)
     lengths = pc.list_value_length(values).fill_null(0).to_numpy(zero_copy_only=False)
@@ -52,14 +52,17 @@ def dense(column: Dense, values: pa.Array) -> np.ndarray:
         raise BadRows(
             column.name,
             wrong,
-            f"dense {column.name!r}: a list of {lengths[wrong][0]} — width is {column.width}",
+            f"dense {column.name!r}: expected lists of {column.width} numbers, "
+            f"got a list of {lengths[wrong][0]}. Correct the row or the width.",
         )
     flat = numeric(column.name, values.flatten(), lengths)
-    return flat.reshape(-1, column.width) if column.width != 1 else flat
+    if column.width == 1:
+        return flat
+    return flat.reshape(-1, column.width)
 
 
 def label(column: Label, values: pa.Array, in_unit: bool = False) -> np.ndarray:
-    """Float32 [n]; `in_unit`: values outside [0, 1] are bad rows."""
+    """Return float32 [n]; with `in_unit`, values outside [0, 1] are bad rows."""
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
     if values.null_count:
@@ -75,7 +78,10 @@ def label(column: Label, values: pa.Array, in_unit: bool = False) -> np.ndarray:
             raise _missing_label(column, bad.mask) from None
         if not is_bytes(values.type):
             raise
-        message = f"label {column.name!r}: {word!r} is no number — text labels need positive={word!r} or the like"
+        message = (
+            f"label {column.name!r}: expected numbers, got {word!r}. "
+            f"For text labels, give positive={word!r} or another of the texts."
+        )
         raise BadRows(column.source, bad.mask, message) from None
     if column.threshold is not None:
         return (numbers >= column.threshold).astype(np.float32)
@@ -87,40 +93,43 @@ def label(column: Label, values: pa.Array, in_unit: bool = False) -> np.ndarray:
 
 
 def outside_unit(labels: np.ndarray) -> np.ndarray:
-    """Bool [n]: where a label is outside [0, 1]."""
+    """Return bool [n]: true where a label is outside [0, 1]."""
     return (labels < 0) | (labels > 1)
 
 
 def label_outside_unit(column: Label, value: float) -> str:
-    """The message for a label that a cross-entropy cannot take."""
+    """Return the message for a label that a cross-entropy cannot take."""
     source = "" if column.source == column.name else f" of column {column.source!r}"
     return (
         f"label {column.name!r}{source}: the loss is a cross-entropy and needs labels from 0 to 1, "
         f"got {value:g}. Give Label({column.name!r}, threshold=…), which makes 1 of values from "
-        "it on "
-        "and 0 of the others, or train with loss 'mse'"
+        "it on and 0 of the others, or train with loss 'mse'."
     )
 
 
 def _missing_label(column: Label, mask: np.ndarray) -> BadRows:
-    message = f"label {column.name!r}: a missing value — leave such rows out of the data"
+    message = (
+        f"label {column.name!r}: expected a value in every row, got a missing value. "
+        "Leave such rows out of the data."
+    )
     return BadRows(column.source, mask, message)
 
 
 def weight(column: Weight, values: pa.Array) -> np.ndarray:
-    """Float32 [n], none below 0."""
+    """Return float32 [n]; values below 0 are bad rows."""
     numbers = numeric(column.name, values)
     if (numbers < 0).any():
         raise BadRows(
             column.source,
             numbers < 0,
-            f"weight {column.name!r}: {numbers.min():g} — weights are >= 0",
+            f"weight {column.name!r}: expected weights >= 0, got {numbers.min():g}. "
+            "Correct the row.",
         )
     return numbers
 
 
 def time(column: Time, values: pa.Array, zones: set[str] | None = None) -> np.ndarray:
-    """Int64 [n], microseconds UTC. `zones`: as in `to_microseconds`."""
+    """Return int64 [n], microseconds UTC. `zones`: as in `to_microseconds`."""
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
     micros = to_microseconds(values, column.unit, zones)
@@ -129,14 +138,16 @@ def time(column: Time, values: pa.Array, zones: set[str] | None = None) -> np.nd
         raise BadRows(
             column.source,
             mask,
-            f"time {column.name!r}: {_first(values, mask)!r} is no time of unit {column.unit!r}",
+            f"time {column.name!r}: expected times of unit {column.unit!r}, "
+            f"got {_first(values, mask)!r}. Correct the row or the unit.",
         )
     return np.array(micros.to_numpy(zero_copy_only=False), dtype=np.int64)
 
 
 def check_times(column: Time, values: pa.Array, micros: np.ndarray) -> None:
-    """Raise SchemaError where the median time of a first batch lies after the year 2200: the unit
-    is wrong.
+    """Raise SchemaError if the median time of a first batch lies after the year 2200.
+
+    Then the unit is wrong.
     """
     median = int(np.median(micros))
     if median < _YEAR_2200:
@@ -145,13 +156,12 @@ def check_times(column: Time, values: pa.Array, micros: np.ndarray) -> None:
     first = with_readable_times(values)[0].as_py()
     raise SchemaError(
         f"time {column.name!r}: the median of the first {len(micros):,} rows is the year "
-        f"{year:,}, got "
-        f"{first!r} with unit {column.unit!r}. {_better_unit(column.unit, median)}"
+        f"{year:,}, got {first!r} with unit {column.unit!r}. {_better_unit(column.unit, median)}"
     )
 
 
 def _better_unit(unit: str, micros: int) -> str:
-    """What to do about times that are too far in the future."""
+    """Return the advice for times that are too far in the future."""
     factor = _MICROSECONDS.get(unit, 0.0)
     for finer, smaller in _MICROSECONDS.items():
         if smaller < factor and _YEAR_1980 <= micros / factor * smaller < _YEAR_2200:
@@ -160,12 +170,19 @@ def _better_unit(unit: str, micros: int) -> str:
 
 
 def numeric(name: str, values: pa.Array, lengths: np.ndarray | None = None) -> np.ndarray:
-    """Float32 [n], all finite, of numbers or of text that holds numbers.
+    """Return float32 [n], all finite, from numbers or from text that holds numbers.
 
-    `lengths`: the number of values of each row where they are items of lists.
+    Args:
+        name: the column in messages.
+        values: the column, or the flat items of a column of lists.
+        lengths: for lists, the number of items of each row.
+
+    Raises:
+        SchemaError: for a type that does not hold numbers.
+        BadRows: for values that are missing, not numbers or not finite.
     """
     kind = values.type
-    # the common case, and the only one that a request can wait for
+    # The common case is short, because requests wait for it.
     if kind.id in _PLAIN and not values.null_count:
         plain: np.ndarray = values.to_numpy().astype(np.float32)
         if np.isfinite(plain).all():
@@ -174,7 +191,7 @@ def numeric(name: str, values: pa.Array, lengths: np.ndarray | None = None) -> n
         return numeric(name, values.dictionary_decode(), lengths)
     if is_list(kind) or pa.types.is_temporal(kind):
         raise SchemaError(
-            f"column {name!r}: no number — received {kind} — transform it or give it another role"
+            f"column {name!r}: expected numbers, got {kind}. Transform it or give it another role."
         )
     if is_bytes(kind):
         numbers = pl.Series(values.cast(pa.string())).cast(pl.Float64, strict=False).to_arrow()
@@ -186,18 +203,14 @@ def numeric(name: str, values: pa.Array, lengths: np.ndarray | None = None) -> n
     if not wrong.any():
         return result
     first = _first(values, wrong)
-    missing = first is None or first != first
-    why = (
-        "a missing value — add FillMissing"
-        if missing
-        else f"{first!r} is no finite float32 number — correct or Clip it"
-    )
+    if first is None or first != first:
+        fault = "got a missing value. Add FillMissing."
+    else:
+        fault = f"got {first!r}. Correct or Clip it."
     if lengths is not None:
-        wrong = (
-            np.bincount(np.repeat(np.arange(len(lengths)), lengths)[wrong], minlength=len(lengths))
-            > 0
-        )
-    raise BadRows(name, wrong, f"column {name!r}: {why}")
+        owner = np.repeat(np.arange(len(lengths)), lengths)
+        wrong = np.bincount(owner[wrong], minlength=len(lengths)) > 0
+    raise BadRows(name, wrong, f"column {name!r}: expected finite float32 numbers, {fault}")
 
 
 def _first(values: pa.Array, mask: np.ndarray) -> Any:
@@ -206,15 +219,17 @@ def _first(values: pa.Array, mask: np.ndarray) -> Any:
 
 
 def with_readable_times(values: pa.Array) -> pa.Array:
-    """`values`, timestamps as text: Python has no object for one after the year 9999."""
-    return values.cast(pa.string()) if pa.types.is_timestamp(values.type) else values
+    """Return `values`, timestamps as text: Python has no object for times after the year 9999."""
+    if pa.types.is_timestamp(values.type):
+        return values.cast(pa.string())
+    return values
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Lists of any width."""
+    """Return whether an Arrow type is a list, of variable or fixed length."""
     return kind.id in _LISTS
 
 
 def is_bytes(kind: pa.DataType) -> bool:
-    """Text or binary, views apart."""
+    """Return whether an Arrow type is text or binary, except the view types."""
     return kind.id in _BYTES

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schema: which columns there are and what each is for."""
+"""Schema: the columns of a problem and their roles."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ POOLINGS = ("sum", "mean", "max", "none")
 
 
 class Column(ABC):
-    """A role that a raw column plays. `name` names it in the Batch; `column` is the raw column
-    where that differs.
+    """Base of the roles of raw columns.
+
+    `name`: the name in the Batch. `column`: the name of the raw column, if it differs from `name`.
     """
 
     name: str
@@ -32,14 +33,16 @@ class Column(ABC):
 
     @property
     def source(self) -> str:
-        """The raw column that it reads."""
+        """The raw column that is read."""
         return self.column or self.name
 
 
 @dataclass(frozen=True)
 class Label(Column):
-    """What is predicted, float32. `threshold`: 1 where the value is >= it, else 0. `positive`: 1
-    where the text equals it.
+    """A value to predict, float32.
+
+    `threshold`: the label is 1 where the value is >= `threshold`, else 0. `positive`: the label is
+    1 where the text equals `positive`, else 0.
 
     Examples: `Label("clicked")`, `Label("liked", column="rating", threshold=4)`, `Label("rich",
     column="income", positive="50000+.")`
@@ -53,16 +56,17 @@ class Label(Column):
     def __post_init__(self) -> None:
         if self.threshold is not None and self.positive is not None:
             raise ConfigError(
-                f"label {self.name!r}: both threshold and positive — received {self.threshold}, "
-                f"{self.positive!r} — "
-                "give one of them"
+                f"label {self.name!r}: threshold and positive exclude each other, got "
+                f"threshold={self.threshold} and positive={self.positive!r}. Give one of them."
             )
 
 
 @dataclass(frozen=True)
 class Time(Column):
-    """When the event happened. `unit`: "s", "ms", "us", "ns", "iso" (text), or a strptime format;
-    Arrow timestamps know theirs. Int64 microseconds UTC inside; text without a zone is UTC.
+    """The time of the event, int64 microseconds UTC in a Batch.
+
+    `unit`: "s", "ms", "us", "ns", "iso" (text), or a strptime format. Arrow timestamps bring their
+    own unit. Text without a time zone is UTC.
     """
 
     name: str
@@ -72,15 +76,14 @@ class Time(Column):
     def __post_init__(self) -> None:
         if self.unit not in (*times.UNITS, "ns", "iso") and "%" not in self.unit:
             raise ConfigError(
-                f"time {self.name!r}: unknown unit — received {self.unit!r} — use s, ms, us, ns, "
-                "iso or a format "
-                "such as '%y%m%d%H'"
+                f"time {self.name!r}: unknown unit, got {self.unit!r}. Use s, ms, us, ns, iso or a "
+                "format such as '%y%m%d%H'."
             )
 
 
 @dataclass(frozen=True)
 class Weight(Column):
-    """How much a sample counts in loss and metrics, float32 >= 0."""
+    """The weight of a sample in loss and metrics, float32 >= 0."""
 
     name: str
     column: str | None = None
@@ -88,8 +91,9 @@ class Weight(Column):
 
 @dataclass(frozen=True)
 class Dense(Column):
-    """A number (`width` 1) or a list of `width` numbers, float32. Missing values need
-    `FillMissing`.
+    """A number (`width` 1) or a list of `width` numbers, float32.
+
+    Missing values need the transform `FillMissing`.
     """
 
     name: str
@@ -101,19 +105,18 @@ class Dense(Column):
         object.__setattr__(self, "transforms", tuple(self.transforms))
         if self.width < 1:
             raise ConfigError(
-                f"dense {self.name!r}: width is at least 1 — received {self.width} — give the "
-                "length of its lists"
+                f"dense {self.name!r}: width must be at least 1, got {self.width}. Give the length "
+                "of its lists."
             )
 
 
 @dataclass(frozen=True)
 class Id(Column):
-    """One or many ids a sample: integers as they are, strings by hash, lists as bags. `table`: the
-    embedding table (default: `name`); several features may share one.
+    """One or more ids per sample: integers unchanged, strings hashed, lists as bags.
 
-    `pooling`: sum, mean, max, or none (a sequence). `padding`: an id that means "nothing here".
-    `max_length`: of longer bags the last (newest) ids are kept. `weights`: a raw list column with
-    one number an id.
+    `table`: the embedding table (default: `name`); several features may share a table. `pooling`:
+    sum, mean, max, or none (a sequence). `padding`: an id that means "nothing here". `max_length`:
+    longer bags keep their last (newest) ids. `weights`: a raw list column with one number per id.
 
     Example: `Id("genres", transforms=[Split("|")], pooling="mean")`
     """
@@ -132,29 +135,30 @@ class Id(Column):
         object.__setattr__(self, "table", self.table or self.name)
         if self.pooling not in POOLINGS:
             raise ConfigError(
-                f"id {self.name!r}: unknown pooling — received {self.pooling!r} — use one of "
-                f"{', '.join(POOLINGS)}"
+                f"id {self.name!r}: unknown pooling, got {self.pooling!r}. Use one of "
+                f"{', '.join(POOLINGS)}."
             )
         if self.max_length is not None and self.max_length < 1:
             raise ConfigError(
-                f"id {self.name!r}: max_length is at least 1 or None — received {self.max_length} "
-                "— correct it"
+                f"id {self.name!r}: max_length must be at least 1 or None, got {self.max_length}. "
+                "Correct it."
             )
 
 
 @dataclass(frozen=True)
 class Schema:
-    """The columns of a problem and their roles. A value: compare it, save it (`to_json`), build a
-    table set and models from it.
+    """The columns of a problem and their roles.
 
-    `types`: what raw columns held in training, "text", "integer", "number", or "mixed" where it was
-    several; training fills it in, and from then on text for a number, or a number for text, is
-    refused. `shapes`: whether a row of a raw column held one "value" or a "list"; training fills it
-    in as well, and from then on lists for single values are refused. Raises ConfigError for two
-    columns of one name, or more than one Time or Weight.
+    A schema is a value: compare it, save it (`to_json`), build a table set and models from it.
+
+    `types`: the type of each raw column in training: "text", "integer", "number", or "mixed" for
+    more than one. `shapes`: whether a row of each raw column held one "value" or a "list".
+    Training fills in both. From then on, text for numbers, numbers for text, and lists for single
+    values are rejected. Raises ConfigError for two columns of one name, or more than one Time or
+    Weight.
 
     Example:
-        >>> hb.Schema([hb.Label("clicked"), hb.Time("time"), hb.Id("user"), hb.Id("item"), hb.Dense("price")])
+        >>> hb.Schema([hb.Label("clicked"), hb.Time("time"), hb.Id("user"), hb.Dense("price")])
     """
 
     columns: Sequence[Column]
@@ -166,30 +170,28 @@ class Schema:
         for column in self.columns:
             if not isinstance(column, Column):
                 raise ConfigError(
-                    f"schema: {column!r} is no column — use Label, Time, Weight, Dense or Id"
+                    f"schema: expected columns, got {column!r}. Use Label, Time, Weight, Dense or "
+                    "Id."
                 )
         names = [column.name for column in self.columns]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ConfigError(
-                f"schema: names {twice} appear twice — received {names} — rename one and point "
-                "`column` at the raw "
-                "column"
+                f"schema: names {twice} appear twice, got {names}. Rename one and point `column` "
+                "at the raw column."
             )
         for role in (Time, Weight):
             if sum(isinstance(column, role) for column in self.columns) > 1:
                 raise ConfigError(
-                    f"schema: more than one {role.__name__} — received {names} — keep one"
+                    f"schema: more than one {role.__name__}, got columns {names}. Keep one."
                 )
 
     def __getitem__(self, name: str) -> Column:
         for column in self.columns:
             if column.name == name:
                 return column
-        raise SchemaError(
-            f"schema: no column {name!r} — "
-            f"{config.nearest(name, [column.name for column in self.columns])}"
-        )
+        names = [column.name for column in self.columns]
+        raise SchemaError(f"schema: there is no column {name!r}: {config.nearest(name, names)}")
 
     @property
     def labels(self) -> tuple[Label, ...]:
@@ -218,36 +220,38 @@ class Schema:
 
     @property
     def tables(self) -> dict[str, tuple[Id, ...]]:
-        """Table name -> the id features that read it, in schema order."""
-        found: dict[str, tuple[Id, ...]] = {}
+        """The id features of each table, by table name, in schema order."""
+        features: dict[str, tuple[Id, ...]] = {}
         for column in self.ids:
             assert column.table is not None
-            found[column.table] = (*found.get(column.table, ()), column)
-        return found
+            features[column.table] = (*features.get(column.table, ()), column)
+        return features
 
     @property
     def dense_width(self) -> int:
-        """Numbers in all dense columns of a sample together."""
+        """The sum of the widths of all dense columns."""
         return sum(column.width for column in self.dense)
 
     def raw_columns(self, labels: bool = True) -> list[str]:
-        """Raw columns that encoding reads, each once; without `labels` those that serving needs (no
-        label, weight or time).
+        """Return the raw columns that encoding reads, each once.
+
+        Without `labels`, return those that serving needs: no label, weight or time.
         """
-        found: dict[str, None] = {}
+        names: dict[str, None] = {}
         for column in self.columns:
             if not labels and isinstance(column, (Label, Time, Weight)):
                 continue
-            found[column.source] = None
+            names[column.source] = None
             for transform in getattr(column, "transforms", ()):
-                found.update(dict.fromkeys(transform.inputs()))
+                names.update(dict.fromkeys(transform.inputs()))
             if isinstance(column, Id) and column.weights:
-                found[column.weights] = None
-        return list(found)
+                names[column.weights] = None
+        return list(names)
 
     def number_types(self) -> dict[str, pa.DataType]:
-        """Raw columns that are read only as numbers: text sources parse them as floats whatever the
-        first rows look like.
+        """Return float64 for each raw column that is read only as numbers.
+
+        Text sources parse these columns as floats, regardless of their first rows.
         """
         numbers: dict[str, bool] = {}
         for column in self.columns:
@@ -264,8 +268,10 @@ class Schema:
         return {name: pa.float64() for name, fits in numbers.items() if fits}
 
     def fit(self, source: Source) -> Schema:
-        """A schema whose transforms have learned (means, quantiles, vocabularies) from `source`:
-        the training range only.
+        """Return a schema with fitted transforms: means, quantiles, vocabularies.
+
+        Args:
+            source: the training range only. It must not be endless.
         """
         from hotbed.data.fit import fit
 
@@ -273,7 +279,7 @@ class Schema:
         return fit(self, source)
 
     def with_transforms(self, name: str, transforms: Sequence[Transform]) -> Schema:
-        """This schema with other transforms on one column."""
+        """Return this schema with other transforms on the column `name`."""
         changed = [
             replace(column, transforms=tuple(transforms))
             if isinstance(column, (Dense, Id)) and column.name == name
@@ -283,7 +289,7 @@ class Schema:
         return Schema(changed, self.types, self.shapes)
 
     def with_types(self, types: Mapping[str, Type], shapes: Mapping[str, Shape]) -> Schema:
-        """This schema, knowing also that raw columns held `types`, in `shapes`."""
+        """Return this schema with `types` and `shapes` of raw columns added to its own."""
         all_types = dict(self.types)
         for name, kind in types.items():
             all_types[name] = joined(all_types.get(name), kind)
@@ -293,7 +299,7 @@ class Schema:
         return Schema(self.columns, all_types, all_shapes)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values, learned numbers included."""
+        """Return plain JSON values, including learned numbers."""
         columns = [config.describe(column) for column in self.columns]
         learned = {"types": dict(self.types), "shapes": dict(self.shapes)}
         learned = {name: entries for name, entries in learned.items() if entries}
@@ -302,8 +308,9 @@ class Schema:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any] | str) -> Schema:
-        """Inverse of `to_json`; takes the object or its text. Raises ConfigError with the path of a
-        wrong key.
+        """Return the schema that `to_json` described; takes the object or its text.
+
+        Raises ConfigError with the path of a wrong key.
         """
         spec = json.loads(value) if isinstance(value, str) else value
         columns: list[Column] = config.build(spec["columns"], Sequence[Column], "schema.columns")
@@ -313,8 +320,9 @@ class Schema:
 
 
 def type_of(kind: pa.DataType) -> Type | None:
-    """What a raw column of an Arrow type holds, or its lists do; None for what is neither text nor
-    numbers.
+    """Return the type of the values, or of the items of lists, in a raw column.
+
+    Returns None for an Arrow type that is neither text nor numbers.
     """
     while pa.types.is_nested(kind) and hasattr(kind, "value_type"):
         kind = kind.value_type
@@ -324,7 +332,7 @@ def type_of(kind: pa.DataType) -> Type | None:
         return "integer"
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         return "number"
-    text: Any = (
+    checks: Any = (
         pa.types.is_string,
         pa.types.is_large_string,
         pa.types.is_string_view,
@@ -332,30 +340,36 @@ def type_of(kind: pa.DataType) -> Type | None:
         pa.types.is_large_binary,
         pa.types.is_binary_view,
     )
-    return "text" if any(one(kind) for one in text) else None
+    if any(is_text(kind) for is_text in checks):
+        return "text"
+    return None
 
 
 def shape_of(kind: pa.DataType) -> Shape | None:
-    """Whether a row of an Arrow type is one value or a list; None where that is not known."""
+    """Return whether a row of an Arrow type is one value or a list; None for the null type."""
     if pa.types.is_null(kind):
         return None
     return "list" if pa.types.is_nested(kind) else "value"
 
 
-def joined_shape(one: Shape | None, other: Shape) -> Shape:
-    """The shape of a column that had both."""
-    return other if one is None or one == other else "mixed"
+def joined_shape(before: Shape | None, shape: Shape) -> Shape:
+    """Return the shape of a column that had the shape `before` and now has `shape`."""
+    if before is None or before == shape:
+        return shape
+    return "mixed"
 
 
-def joined(one: Type | None, other: Type) -> Type:
-    """What a column holds that held both."""
-    if one is None or one == other:
-        return other
-    return "number" if {one, other} == {"integer", "number"} else "mixed"
+def joined(before: Type | None, kind: Type) -> Type:
+    """Return the type of a column that held values of type `before` and now of type `kind`."""
+    if before is None or before == kind:
+        return kind
+    if {before, kind} == {"integer", "number"}:
+        return "number"
+    return "mixed"
 
 
 def check_schema(schema: Any) -> None:
     """Raise ConfigError for anything but a Schema."""
     if not isinstance(schema, Schema):
         kind = type(schema).__name__
-        raise ConfigError(f"dataset.schema: not a Schema — received {kind} — give hb.Schema([…])")
+        raise ConfigError(f"dataset.schema: expected a Schema, got {kind}. Give hb.Schema([…]).")

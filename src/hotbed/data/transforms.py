@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transforms of one column, the same code in training and in serving. All work on whole Arrow
-arrays; nulls stay nulls.
+"""Transforms of one column, the same code in training and in serving.
+
+All work on whole Arrow arrays; nulls stay nulls.
 """
 
 from __future__ import annotations
@@ -43,39 +44,41 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Context(Protocol):
-    """What a transform may ask of the encoder."""
+    """The part of the encoder that a transform may use."""
 
     def hash(self, values: pa.Array, seed: int) -> pa.Array:
-        """XXH64 of strings' UTF-8 bytes or of integers' 8 little-endian bytes, as int64."""
+        """Return XXH64 of strings' UTF-8 bytes or of integers' 8 little-endian bytes, int64."""
 
     def column(self, name: str) -> pa.Array:
-        """A raw column of the same rows."""
+        """Return a raw column of the same rows."""
 
 
 class Transform(ABC):
-    """A column in, a column of the same length out."""
+    """Base of the transforms: a column in, a column of the same length out."""
 
     @abstractmethod
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
-        """The transformed values; `values` is flat (lists are transformed item by item)."""
+        """Return the transformed values; `values` is flat (lists are transformed item by item)."""
 
     def inputs(self) -> Sequence[str]:
-        """Other raw columns that it reads."""
+        """Return the names of other raw columns that the transform reads."""
         return ()
 
     def expression(self, x: pl.Expr) -> pl.Expr | None:
-        """What to learn from its column `x` before use; None = nothing (left) to learn."""
+        """Return the expression of column `x` to learn; None if nothing is left to learn."""
         return None
 
     def learned(self, value: Any) -> Transform:
-        """This transform with the value of its `expression` filled in."""
+        """Return this transform with the value of its `expression` filled in."""
         return self
 
 
 @dataclass(frozen=True)
 class Hash(Transform):
-    """XXH64 of strings or integers; with `bins` ids fall into 0 .. bins - 1 (collisions share a
-    row), without they stay 64 bits.
+    """XXH64 of strings or integers.
+
+    With `bins`, ids lie in 0 .. bins - 1, and collisions share a row. Without `bins`, ids keep all
+    64 bits.
     """
 
     bins: int | None = None
@@ -90,11 +93,11 @@ class Hash(Transform):
 
 @dataclass(frozen=True)
 class Cross(Transform):
-    """One id for the combination of this column and the raw columns `with_` (no lists); null if any
-    part is null.
+    """One id for the combination of this column and the raw columns `with_` (not lists).
 
-    Order of the parts matters. Example: `Id("user_hour", column="user",
-    transforms=[Cross(["hour"])])`
+    The id is null if any part is null. The order of the parts matters.
+
+    Example: `Id("user_hour", column="user", transforms=[Cross(["hour"])])`
     """
 
     with_: Sequence[str]
@@ -102,13 +105,13 @@ class Cross(Transform):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "with_", (self.with_,) if isinstance(self.with_, str) else tuple(self.with_)
-        )
+        names = [self.with_] if isinstance(self.with_, str) else self.with_
+        object.__setattr__(self, "with_", tuple(names))
         _positive("cross.bins", self.bins)
         if not self.with_:
             raise ConfigError(
-                "cross.with_: names no column — received [] — name the columns to combine with"
+                "cross.with_: expected at least one column, got []. Name the columns to combine "
+                "with."
             )
 
     def inputs(self) -> Sequence[str]:
@@ -120,55 +123,53 @@ class Cross(Transform):
             other = context.column(name)
             if pa.types.is_nested(other.type) or len(other) != len(values):
                 raise SchemaError(
-                    f"cross: column {name!r} is {other.type} — only columns of single values "
-                    "combine — leave it out"
+                    f"cross: expected columns of single values, got {other.type} for column "
+                    f"{name!r}. Leave it out."
                 )
             parts.append(context.hash(other, self.seed))
         mixed = np.zeros(len(values), np.uint64)
         null = np.zeros(len(values), bool)
         for part in parts:
             null |= part.is_null().to_numpy(zero_copy_only=False)
-            mixed = (
-                mixed ^ part.fill_null(0).to_numpy(zero_copy_only=False).view(np.uint64)
-            ) * _GOLDEN
+            hashes = part.fill_null(0).to_numpy(zero_copy_only=False).view(np.uint64)
+            mixed = (mixed ^ hashes) * _GOLDEN
             mixed ^= mixed >> np.uint64(32)
         return _into_bins(pa.array(mixed.view(np.int64), mask=null), self.bins)
 
 
 @dataclass(frozen=True)
 class Bucketize(Transform):
-    """Number -> how many boundaries are <= it: 0 .. len(boundaries). `bins` instead of boundaries:
-    learn quantiles in `Schema.fit`.
+    """Replace a number by the number of boundaries that are <= it: 0 .. len(boundaries).
+
+    With `bins` instead of boundaries, `Schema.fit` learns quantiles as boundaries.
     """
 
     boundaries: Sequence[float] | None = None
     bins: int | None = None
 
     def __post_init__(self) -> None:
-        if (self.boundaries is None) == (self.bins is None) and self.boundaries is None:
+        if self.boundaries is None and self.bins is None:
             raise ConfigError(
-                "bucketize: neither boundaries nor bins — received None — give one of them"
+                "bucketize: expected boundaries or bins, got neither. Give one of them."
             )
         if self.boundaries is not None:
             object.__setattr__(self, "boundaries", tuple(float(edge) for edge in self.boundaries))
             if list(self.boundaries) != sorted(set(self.boundaries)):
                 raise ConfigError(
-                    f"bucketize.boundaries: must rise — received {self.boundaries} — sort them "
-                    "and drop repeats"
+                    f"bucketize.boundaries: boundaries must rise, got {self.boundaries}. Sort "
+                    "them and drop repeats."
                 )
         if self.bins is not None and self.bins < 2:
             raise ConfigError(
-                f"bucketize.bins: at least 2 — received {self.bins} — give the number of buckets"
+                f"bucketize.bins: expected at least 2, got {self.bins}. Give the number of buckets."
             )
 
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
         if self.boundaries is None:
             raise _not_fitted("bucketize")
         numbers, null = _numbers(values)
-        return pa.array(
-            np.searchsorted(np.array(self.boundaries), numbers, side="right").astype(np.int64),
-            mask=null,
-        )
+        buckets = np.searchsorted(np.array(self.boundaries), numbers, side="right")
+        return pa.array(buckets.astype(np.int64), mask=null)
 
     def expression(self, x: pl.Expr) -> pl.Expr | None:
         if self.boundaries is not None or self.bins is None:
@@ -181,7 +182,7 @@ class Bucketize(Transform):
 
 @dataclass(frozen=True)
 class Clip(Transform):
-    """Numbers below `low` become `low`, above `high` become `high`."""
+    """Replace numbers below `low` by `low` and numbers above `high` by `high`."""
 
     low: float | None = None
     high: float | None = None
@@ -193,21 +194,23 @@ class Clip(Transform):
 
 @dataclass(frozen=True)
 class Log(Transform):
-    """ln(offset + x). Values <= -offset have no logarithm and are bad input: clip them first."""
+    """ln(offset + x). Values <= -offset are bad rows, since they have no logarithm: clip them."""
 
     offset: float = 1.0
 
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
         numbers, null = _numbers(values)
         with np.errstate(divide="ignore", invalid="ignore"):
-            return pa.array(
-                np.log(np.maximum(self.offset + numbers, 0.0)), mask=null, from_pandas=False
-            )
+            logarithms = np.log(np.maximum(self.offset + numbers, 0.0))
+            return pa.array(logarithms, mask=null, from_pandas=False)
 
 
 @dataclass(frozen=True)
 class Normalize(Transform):
-    """(x - mean) / std; both are learned by `Schema.fit` unless given. A constant column becomes 0."""
+    """(x - mean) / std. A constant column becomes 0.
+
+    `Schema.fit` learns mean and std unless both are set.
+    """
 
     mean: float | None = None
     std: float | None = None
@@ -229,8 +232,9 @@ class Normalize(Transform):
 
 @dataclass(frozen=True)
 class FillMissing(Transform):
-    """Nulls (and NaN) become `value`, or the "mean" or "median" of the column (`statistic`),
-    learned by `Schema.fit`.
+    """Replace nulls (and NaN) by `value`, or by a `statistic` of the column.
+
+    `statistic`: "mean" or "median", learned by `Schema.fit`.
     """
 
     value: float | int | str | None = None
@@ -239,9 +243,8 @@ class FillMissing(Transform):
     def __post_init__(self) -> None:
         if self.value is None and self.statistic not in ("mean", "median"):
             raise ConfigError(
-                f"fill_missing: no value and statistic {self.statistic!r} — give value=... or "
-                "statistic='mean' or "
-                "'median'"
+                f"fill_missing: expected a value or a statistic, got statistic={self.statistic!r}. "
+                "Give value=..., statistic='mean' or statistic='median'."
             )
 
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
@@ -251,24 +254,24 @@ class FillMissing(Transform):
             values = values.cast(pa.scalar(self.value).type)
         if isinstance(self.value, str) != _is_text(values.type):
             raise SchemaError(
-                f"fill_missing: {self.value!r} does not fit a column of {values.type} — fill with "
-                "a value of that type"
+                f"fill_missing: the value does not fit a column of {values.type}, got "
+                f"{self.value!r}. Give a value of that type."
             )
         if isinstance(self.value, str) or (
             isinstance(self.value, int) and pa.types.is_integer(values.type)
         ):
-            return (
-                values.fill_null(pa.scalar(self.value).cast(values.type))
-                if values.null_count
-                else values
-            )
+            if not values.null_count:
+                return values
+            return values.fill_null(pa.scalar(self.value).cast(values.type))
         numbers, null = _numbers(values)
         return pa.array(np.where(null, self.value, numbers))
 
     def expression(self, x: pl.Expr) -> pl.Expr | None:
         if self.value is not None:
             return None
-        return x.mean() if self.statistic == "mean" else x.median()
+        if self.statistic == "mean":
+            return x.mean()
+        return x.median()
 
     def learned(self, value: Any) -> FillMissing:
         return replace(self, value=float(value or 0.0))
@@ -276,8 +279,9 @@ class FillMissing(Transform):
 
 @dataclass(frozen=True)
 class Split(Transform):
-    """Text -> list of texts at `delimiter`; empty parts are left out. `"Comedy|Drama"` -> Comedy,
-    Drama.
+    """Split text into a list of texts at `delimiter`; empty parts are left out.
+
+    Example: `"Comedy|Drama"` becomes Comedy and Drama.
     """
 
     delimiter: str = "|"
@@ -285,9 +289,8 @@ class Split(Transform):
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
         if not _is_text(values.type) and not pa.types.is_null(values.type):
             raise SchemaError(
-                f"split: needs a column of text — received {values.type} — drop the transform or "
-                "declare the column "
-                "a string"
+                f"split: expected a column of text, got {values.type}. Drop the transform or "
+                "declare the column a string."
             )
         parts = pc.split_pattern(values.cast(pa.large_string()), self.delimiter)
         items = parts.flatten()
@@ -305,9 +308,10 @@ class Split(Transform):
 
 @dataclass(frozen=True)
 class Map(Transform):
-    """Value -> 1 + its place in `vocabulary`; unknown values -> 0. Without a vocabulary
-    `Schema.fit` learns the values seen at least `min_count` times, most frequent first, at most
-    `max_size`.
+    """Replace a value by 1 + its place in `vocabulary`, and an unknown value by 0.
+
+    Without a vocabulary, `Schema.fit` learns the values that occur at least `min_count` times, most
+    frequent first, at most `max_size` of them.
     """
 
     vocabulary: Sequence[str | int] | None = None
@@ -323,25 +327,29 @@ class Map(Transform):
             raise _not_fitted("map")
         if pa.types.is_null(values.type):
             return pa.nulls(len(values), pa.int64())
-        known = pa.array(self.vocabulary, type=values.type)
-        found = pc.add(pc.index_in(values, value_set=known).cast(pa.int64()), 1).fill_null(0)
-        return pc.if_else(values.is_null(), pa.scalar(None, pa.int64()), found)
+        vocabulary = pa.array(self.vocabulary, type=values.type)
+        places = pc.index_in(values, value_set=vocabulary).cast(pa.int64())
+        ids = pc.add(places, 1).fill_null(0)
+        return pc.if_else(values.is_null(), pa.scalar(None, pa.int64()), ids)
 
     def expression(self, x: pl.Expr) -> pl.Expr | None:
-        return None if self.vocabulary is not None else x.drop_nulls().value_counts().implode()
+        if self.vocabulary is not None:
+            return None
+        return x.drop_nulls().value_counts().implode()
 
     def learned(self, value: Any) -> Map:
         counts = sorted(
             ((item["count"], item["x"]) for item in value if item["count"] >= self.min_count),
-            key=lambda c: (-c[0], c[1]),
+            key=lambda entry: (-entry[0], entry[1]),
         )
         return replace(self, vocabulary=[word for _, word in counts[: self.max_size]])
 
 
 @dataclass(frozen=True)
 class Extract(Transform):
-    r"""First group of the regular expression `pattern`; null where it does not match. `number`: the
-    group is an integer.
+    r"""The first group of the regular expression `pattern`; null where it does not match.
+
+    `number`: read the group as an integer.
 
     Example: `Id("year", column="title", transforms=[Extract(r"\((\d{4})\)\s*$", number=True)])`
     """
@@ -351,19 +359,19 @@ class Extract(Transform):
 
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
         text = pl.Series(values.cast(pa.string())).str.extract(self.pattern, 1)
-        return (
-            (text.cast(pl.Int64, strict=False) if self.number else text)
-            .to_arrow()
-            .cast(pa.int64() if self.number else pa.string())
-        )
+        if self.number:
+            return text.cast(pl.Int64, strict=False).to_arrow().cast(pa.int64())
+        return text.to_arrow().cast(pa.string())
 
 
 @dataclass(frozen=True)
 class TimeOfDay(Transform):
-    """Time -> an integer part of it, UTC: "hour" 0..23, "minute" of the day 0..1439, "weekday" 0
-    (Monday)..6, "hour_of_week" 0..167.
+    """An integer part of a time, UTC.
 
-    `unit` as in `Time`. Example: `Id("hour", column="timestamp", transforms=[TimeOfDay()])`
+    `part`: "hour" 0..23, "minute" of the day 0..1439, "weekday" 0 (Monday)..6, or "hour_of_week"
+    0..167. `unit`: as in `Time`.
+
+    Example: `Id("hour", column="timestamp", transforms=[TimeOfDay()])`
     """
 
     part: str = "hour"
@@ -372,8 +380,8 @@ class TimeOfDay(Transform):
     def __post_init__(self) -> None:
         if self.part not in ("hour", "minute", "weekday", "hour_of_week"):
             raise ConfigError(
-                f"time_of_day.part: {self.part!r} — use 'hour', 'minute', 'weekday' or "
-                "'hour_of_week'"
+                f"time_of_day.part: unknown part, got {self.part!r}. Use 'hour', 'minute', "
+                "'weekday' or 'hour_of_week'."
             )
 
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
@@ -398,7 +406,7 @@ def _into_bins(hashed: pa.Array, bins: int | None) -> pa.Array:
 
 
 def _numbers(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Float64 values and where they are null (NaN counts as null)."""
+    """Return float64 values, and where they are null (NaN counts as null)."""
     if not (
         pa.types.is_integer(values.type)
         or pa.types.is_floating(values.type)
@@ -406,9 +414,8 @@ def _numbers(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         or pa.types.is_null(values.type)
     ):
         raise SchemaError(
-            f"a transform of numbers meets a column of {values.type} — received text or lists — "
-            "cast it or Extract "
-            "the number"
+            f"a transform of numbers: expected numbers, got a column of {values.type}. Cast it or "
+            "Extract the number."
         )
     numbers = values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     return numbers, np.isnan(numbers)
@@ -423,13 +430,13 @@ def _is_text(kind: pa.DataType) -> bool:
 def _positive(name: str, value: int | None) -> None:
     if value is not None and value < 1:
         raise ConfigError(
-            f"{name}: at least 1 or None — received {value} — give the number of ids to fold into"
+            f"{name}: expected at least 1 or None, got {value}. Give the number of ids to fold "
+            "into."
         )
 
 
 def _not_fitted(kind: str) -> ConfigError:
     return ConfigError(
-        f"{kind}: not fitted — received no learned values — call schema.fit(training_source) "
-        "first and use what it "
-        "returns"
+        f"{kind}: the transform is not fitted, got no learned values. Call "
+        "schema.fit(training_source) first and use the schema that it returns."
     )

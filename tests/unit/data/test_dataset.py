@@ -145,13 +145,13 @@ def test_a_shuffle_moves_rows_no_further_than_its_buffer(source: Source) -> None
 def test_a_position_of_another_order_is_refused(source: Source) -> None:
     position = next(iter(make(source, shuffle=64))).position
     for other in ({"shuffle": 65}, {"shuffle": 64, "seed": 1}, {}, {"shuffle": 64, "cache": True}):
-        with pytest.raises(ConfigError, match="cannot resume — the position was written with"):
+        with pytest.raises(ConfigError, match="cannot resume a position of another order"):
             make(source, **other).resume(position)
 
 
 def test_an_empty_position_is_the_start_and_a_foreign_one_is_refused(source: Source) -> None:
     assert rows(make(source).resume({})) == list(range(ROWS))
-    with pytest.raises(ConfigError, match="not a dataset's position"):
+    with pytest.raises(ConfigError, match="expected the position of a dataset"):
         make(source).resume({"row": 3})
 
 
@@ -246,7 +246,8 @@ def test_a_bad_row_is_named_with_file_and_line(tmp_path: Path) -> None:
     for order in ({}, {"shuffle": 100}, {"batch_size": 7}):
         dataset = make(Csv([tmp_path / "good.csv", tmp_path / "wrong.csv"]), **order)
         with pytest.raises(
-            DecodeError, match=r"wrong\.csv, line 323: column 'x': a missing value"
+            DecodeError,
+            match=r"wrong\.csv, line 323: column 'x': expected finite float32 numbers, got a missing value",
         ) as caught:
             list(dataset)
         assert caught.value.row == 323
@@ -305,11 +306,11 @@ def test_a_missing_column_is_looked_for_among_all_columns_of_the_file(
     (pacsv.write_csv if ending == "csv" else pq.write_table)(table, path)
     source = Csv(path) if ending == "csv" else Parquet(path)
     schema = Schema([Label("click"), Id("usr"), Id("item")])
-    message = r"columns \['usr'\] are missing — the data has \['click', 'user', 'item', 'price'\] — 'usr': did you mean 'user'"
+    message = r"columns \['usr'\] are missing, got \['click', 'user', 'item', 'price'\]. 'usr': did you mean 'user'"
     with pytest.raises(SchemaError, match=message):
         list(Dataset(source, schema))
     normalized = Dense("prise", transforms=[Normalize()])
-    with pytest.raises(SchemaError, match=r"'price'\] — 'prise': did you mean 'price'"):
+    with pytest.raises(SchemaError, match=r"'price'\]. 'prise': did you mean 'price'"):
         Schema([Label("click"), normalized]).fit(source)
 
 
@@ -318,7 +319,7 @@ def test_a_file_with_another_delimiter_is_named(tmp_path: Path) -> None:
     schema = Schema([Label("click"), Id("user")])
     with pytest.raises(
         SchemaError,
-        match="the data has one column, 'click;user;price' — read the file with delimiter=';'",
+        match=r"got one column, 'click;user;price'\. Read the file with delimiter=';'",
     ):
         list(Dataset(Csv(tmp_path / "a.csv"), schema))
 

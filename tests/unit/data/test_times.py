@@ -98,7 +98,7 @@ def test_mixed_zones_are_an_error_in_one_batch_and_between_batches(values: list[
 
 
 def test_an_unknown_unit_is_named() -> None:
-    with pytest.raises(ConfigError, match="unknown unit — received 'minutes'"):
+    with pytest.raises(ConfigError, match="unknown unit, got 'minutes'"):
         Time("t", unit="minutes")
 
 

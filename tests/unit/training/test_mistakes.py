@@ -74,7 +74,7 @@ def empty(world: Any) -> hb.Dataset:
         ),
         (
             lambda net, world: hb.Dataset(hb.sources.Memory({"y": [1]}), [hb.Label("y")]),
-            "dataset.schema: not a Schema — received list — give hb.Schema",
+            "dataset.schema: expected a Schema, got list. Give hb.Schema",
         ),
     ],
 )
