@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 
 #include "arrays.h"
+#include "core/memory.h"
 #include "features.h"
 #include "layout.h"
 
@@ -100,6 +101,7 @@ void init_frozen(nb::module_& m) {
   m.def("frozen_rows", &rows, nb::arg("values"), nb::arg("dim"), nb::arg("dtype"));
   m.def("frozen_index", &index_of, nb::arg("ids"), nb::arg("removed"));
   m.def("frozen_footer", &footer, nb::arg("num_rows"), nb::arg("num_removed"), nb::arg("dim"), nb::arg("dtype"));
+  m.def("return_free_memory", &return_free_memory, nb::call_guard<nb::gil_scoped_release>());
   nb::class_<FrozenRows>(m, "FrozenRows")
       .def(nb::init<const std::string&>(), nb::arg("path"))
       .def("entries", &entries)

@@ -3,6 +3,9 @@
 
 #include <pthread.h>
 #include <sys/mman.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 #include <array>
 #include <atomic>
@@ -79,6 +82,12 @@ void collapse_pages([[maybe_unused]] void* pages, [[maybe_unused]] size_t bytes)
   madvise(pages, bytes, MADV_HUGEPAGE);
   constexpr int kCollapse = 25;  // MADV_COLLAPSE of Linux 6.1; older kernels answer EINVAL
   madvise(pages, bytes / kHugePage * kHugePage, kCollapse);
+#endif
+}
+
+void return_free_memory() noexcept {
+#ifdef __GLIBC__
+  malloc_trim(0);
 #endif
 }
 

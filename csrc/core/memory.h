@@ -19,6 +19,9 @@ void unmap_pages(void* pages, size_t bytes) noexcept;
 // Turns already touched small pages into huge ones where the kernel can; no effect elsewhere.
 void collapse_pages(void* pages, size_t bytes) noexcept;
 
+// Gives memory that is free but still held by malloc back to the system, where malloc can (glibc); takes milliseconds.
+void return_free_memory() noexcept;
+
 // For vectors that are resized and then written: resizing leaves new elements unset.
 template <class T>
 struct Unset : std::allocator<T> {

@@ -45,6 +45,7 @@ _NOT_BUILT = (
     TypeError,
     ValueError,
 )
+_ROWS_AT_ONCE = 1 << 16  # bounds the memory of a check, whatever the size of a batch
 _PLACE_TYPES = {"partition": pa.uint8(), "id": pa.int64()}
 _WAITING_TYPES = {**_PLACE_TYPES, "count": pa.uint32(), "last_seen": pa.int64()}
 
@@ -417,20 +418,29 @@ def checked_rows(
         if not batch.num_rows:
             continue
         _check_columns(batch, types, place)
-        partitions = batch.column("partition").to_numpy()
-        ids = batch.column("id").to_numpy()
-        if not np.array_equal(partitions, partition(ids)):
-            raise _bad(place, "an id lies in a partition that is not its own", int(ids[0]))
-        first = (int(partitions[0]), int(ids[0]))
-        if not _rise(partitions, ids) or (last is not None and first <= last):
-            raise _bad(place, "rows out of order, or two of one id", first)
-        last = (int(partitions[-1]), int(ids[-1]))
-        if first[0] < part["first"] or last[0] > part["last"]:
-            raise _bad(place, "rows of other partitions than the manifest says", first[0])
+        for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
+            last = _check_order(batch.slice(start, _ROWS_AT_ONCE), part, last, place)
         rows += batch.num_rows
         yield batch
     if rows != part["rows"]:
         raise _bad(place, f"it has {rows} rows, the manifest says otherwise", part["rows"])
+
+
+def _check_order(
+    rows: pa.RecordBatch, part: Mapping[str, Any], last: tuple[int, int] | None, place: str
+) -> tuple[int, int]:
+    """Check that rows follow `last`, the (partition, id) before them; return their own last."""
+    partitions = rows.column("partition").to_numpy()
+    ids = rows.column("id").to_numpy()
+    if not np.array_equal(partitions, partition(ids)):
+        raise _bad(place, "an id lies in a partition that is not its own", int(ids[0]))
+    first = (int(partitions[0]), int(ids[0]))
+    if not _rise(partitions, ids) or (last is not None and first <= last):
+        raise _bad(place, "rows out of order, or two of one id", first)
+    end = (int(partitions[-1]), int(ids[-1]))
+    if first[0] < part["first"] or end[0] > part["last"]:
+        raise _bad(place, "rows of other partitions than the manifest says", first[0])
+    return end
 
 
 def checked_candidates(

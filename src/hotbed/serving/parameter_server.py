@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from hotbed.errors import ConfigError, FormatError, StoreError
 from hotbed.files import Where, local_path
 from hotbed.persist.format import Reader, open_checkpoint
-from hotbed.serving.rows import RowDtype
+from hotbed.serving.rows import RowDtype, return_free_memory
 from hotbed.serving.stores.base import Store
 from hotbed.serving.stores.mapped import MappedVersion, ModelFolder
 from hotbed.serving.stores.writing import TemporaryFolder, Writer, make_newest, tidy, write_version
@@ -104,6 +104,7 @@ class ParameterServer(Store):
             self._keep(newest)
             self._loaded.add(name)
             tidy(folder, list(self._versions[name]))
+        return_free_memory()
         return newest
 
     def unload(self, name: str) -> None:

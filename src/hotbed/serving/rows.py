@@ -203,3 +203,11 @@ class Lookup:
         except ValueError as error:
             raise RowShapeError(f"{error} — encode the batch with the same schema") from error
         return Looked(flat, sequences)
+
+
+def return_free_memory() -> None:
+    """Give memory that malloc holds but nobody uses back to the system, where it can (glibc).
+
+    A version is written through memory of many times the size of what stays.
+    """
+    _core.return_free_memory()
