@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes in: sources of events as Arrow record batches with a resumable position."""
+"""Sources of events: Arrow record batches, each with a position to resume from."""
 
 from hotbed.connectors.base import Memory, Position, ReadPlan, Skips, Source
 from hotbed.connectors.delimited import Csv, Libsvm

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every source of events is: a value that yields Arrow record batches, each with the position
-after it.
+"""The base of every source of events.
+
+A source is a value that yields Arrow record batches, each with the position after it.
 """
 
 from __future__ import annotations
@@ -29,27 +30,27 @@ logger = logging.getLogger("hotbed.connectors")
 T = TypeVar("T")
 
 READ_ROWS = 65_536
-"""Rows that one `read` step hands out unless told otherwise."""
+"""Default of the rows that `read` yields at once."""
 
 PLACE = "\0place"
-"""Column of an endless source's batches: where each row came from (a struct), for dead letters and
-messages.
-"""
+"""Column of an endless source's batches: a struct that says where each row came from."""
 
 TICK = pa.RecordBatch.from_arrays([], schema=pa.schema([]))
-"""The empty batch of an endless source that has nothing new."""
+"""The empty batch that an endless source yields when it has nothing new."""
 
 OPENED = pa.RecordBatch.from_arrays([], schema=pa.schema([]))
-"""The empty batch before the rows of a block: its position knows what is in the block, also without
-the journal.
+"""The empty batch that an endless source yields before the rows of a block.
+
+Its position holds the decision about the block, so that reading resumes without the journal too.
 """
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where a reader is: a small JSON object whose keys are known only to what wrote it.
+    """The place that a reader has reached: a small JSON object.
 
-    Reading again from a position repeats nothing and loses nothing.
+    Only the source that wrote a position knows its keys. Reading that resumes from a position
+    repeats nothing and loses nothing.
 
     Example: `Position.from_json(json.loads(text))`, `json.dumps(position.to_json())`.
     """
@@ -57,20 +58,24 @@ class Position:
     state: Mapping[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        """This position as plain JSON values (dict, list, str, int, float, bool, None)."""
+        """Return this position as plain JSON values (dict, list, str, int, float, bool, None)."""
         value: dict[str, Any] = json.loads(json.dumps(dict(self.state)))
         return value
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any] | str | Position) -> Position:
-        """Inverse of `to_json`; takes the object or its text."""
+        """Return the position of a JSON object or its text, as `to_json` returns it.
+
+        Raises:
+            DataError: `value` is not a JSON object.
+        """
         if isinstance(value, Position):
             return value
         state = json.loads(value) if isinstance(value, str) else value
         if not isinstance(state, Mapping):
             raise DataError(
-                f"a position is a JSON object — received {value!r} — pass what Position.to_json() "
-                "returned"
+                f"position: a position is a JSON object, got {value!r}. Pass the value that "
+                "Position.to_json() returned."
             )
         return cls(dict(state))
 
@@ -80,53 +85,56 @@ class Position:
 
 @dataclass(frozen=True)
 class Place:
-    """A row of a file: "clicks.csv, line 12". `number` counts from 1."""
+    """A row of a file, such as "clicks.csv, line 12"; `number` counts from 1, None = unknown."""
 
     file: str
     number: int | None
     word: str = "row"
 
     def __str__(self) -> str:
-        return self.file if self.number is None else f"{self.file}, {self.word} {self.number}"
+        if self.number is None:
+            return self.file
+        return f"{self.file}, {self.word} {self.number}"
 
 
 @dataclass
 class Skips:
-    """Counts what a reader left out because the user asked for `on_error="skip"`; logs the first of
-    each kind.
+    """Counts of the bad rows and files that a reader skipped because of `on_error="skip"`.
+
+    The first of each kind is logged as a warning, later ones at debug level.
     """
 
     counts: dict[str, int] = field(default_factory=dict)
     last: str = ""
 
     def add(self, reason: str, message: str, count: int = 1) -> None:
-        """Counts `count` bad rows (or one torn file) under `reason`."""
-        first = reason not in self.counts
+        """Count `count` bad rows (or one torn file) under `reason`, and log `message`."""
+        level = logging.DEBUG if reason in self.counts else logging.WARNING
         self.counts[reason] = self.counts.get(reason, 0) + count
         self.last = printable(message)
-        logger.log(
-            logging.WARNING if first else logging.DEBUG, "skipped (%s): %s", reason, self.last
-        )
+        logger.log(level, "skipped (%s): %s", reason, self.last)
 
     @property
     def total(self) -> int:
-        """Everything left out so far."""
+        """All rows and files skipped so far."""
         return sum(self.counts.values())
 
 
 BadRow = tuple[int, str | bytes]
-"""Number of a row in its file, from 1, and what it holds."""
+"""Number of a row in its file, from 1, and its content."""
 
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """What the reader of a source wants from it.
+    """The reader's wishes for a source.
 
-    `columns`: only these are needed (None = all). `types`: types that text columns are to be read
-    as, where the source has no types of its own. `skips`: None = the first bad row or file raises;
-    else bad ones are counted there and left out. `live`: journal, dead letters and clock of an
-    endless source; None = it makes some of its own, in memory. `aside`: takes the rows of a file
-    that are left out because they cannot be read.
+    Args:
+        columns: The columns to read (None = all).
+        types: Types to read text columns as, where the source has no types of its own.
+        skips: Counts the bad rows and files, which are then skipped. None = the first one raises.
+        live: Journal, dead letters and clock of an endless source. None = the source makes its
+            own, in memory.
+        aside: Called with the rows of a file that are skipped because they cannot be read.
     """
 
     columns: tuple[str, ...] | None = None
@@ -136,7 +144,7 @@ class ReadPlan:
     aside: Callable[[Sequence[BadRow]], None] | None = None
 
     def leave_out(self, reason: str, message: str, rows: Sequence[BadRow]) -> None:
-        """Counts bad rows in `skips` and puts them aside."""
+        """Count bad rows in `skips`, and pass them to `aside`."""
         assert self.skips is not None
         self.skips.add(reason, message, len(rows))
         if self.aside is not None:
@@ -147,21 +155,27 @@ READ_ALL = ReadPlan()
 
 
 class Source(ABC):
-    """A readable, re-readable sequence of rows. Sources are values: they hold no open file and no
-    state.
+    """A sequence of rows that can be read any number of times.
 
-    An endless source (Kafka, a followed directory) hands out blocks. What is in a block was decided
-    by the clock, once, and stands in the journal of the plan before its rows are handed out, so
-    that a run after a crash reads the same blocks.
+    Sources are values: they hold no open file and no state.
+
+    An endless source (Kafka, a followed directory) yields blocks. The clock decides once which rows
+    are in a block. This decision is in the plan's journal before the rows are yielded, so that a
+    run after a crash reads the same blocks.
 
     Example:
-        >>> source = hb.sources.Csv("ratings.csv").join(hb.sources.Csv("movies.csv"), on="movieId").sort("timestamp")
+        >>> movies = hb.sources.Csv("movies.csv")
+        >>> source = hb.sources.Csv("ratings.csv").join(movies, on="movieId").sort("timestamp")
         >>> train, test = source.slice(0.0, 0.8), source.slice(0.8, 1.0)
     """
 
     @abstractmethod
     def schema(self) -> pa.Schema:
-        """Names and types of the raw columns. Raises DataError when nothing can be read."""
+        """Return names and types of the raw columns.
+
+        Raises:
+            DataError: Nothing can be read.
+        """
 
     @abstractmethod
     def read(
@@ -170,16 +184,18 @@ class Source(ABC):
         batch_rows: int = READ_ROWS,
         plan: ReadPlan = READ_ALL,
     ) -> Iterator[tuple[pa.RecordBatch, Position]]:
-        """Record batches of 1 to `batch_rows` rows, each with the position AFTER it.
+        """Yield record batches of 1 to `batch_rows` rows, each with the position AFTER it.
 
-        `position`: None = from the start. The sequence of rows does not depend on `batch_rows` or
-        on where reading began.
+        The sequence of rows does not depend on `batch_rows` or on where reading began.
 
         An endless source never ends, and yields at least every `plan.live.tick_seconds`: rows, or
-        `TICK`, an empty batch, with the position as it was. Before the rows of a block it yields
+        `TICK`, an empty batch, with an unchanged position. Before the rows of a block it yields
         `OPENED` with a position that holds the decision about the block. Its positions have
         "block", the number of the block that holds the next row, and "now", the clock in
-        microseconds at which the block of the last row was taken.
+        microseconds when the block of the last row was decided.
+
+        Args:
+            position: The position to resume from; None = the start.
         """
 
     @property
@@ -187,47 +203,51 @@ class Source(ABC):
         """Whether `read` never ends."""
         return False
 
-    def commit(self, position: Position) -> None:  # noqa: B027 - most sources have nobody to tell
-        """Told when a checkpoint with this position is safe on disk. Never raises for what goes
-        wrong elsewhere.
+    def commit(self, position: Position) -> None:  # noqa: B027 - most sources have nothing to do
+        """Note that a checkpoint with this position is safe on disk.
+
+        Failures elsewhere, such as in a broker, never raise.
         """
 
     def num_rows(self) -> int | None:
-        """Number of rows where that is known without reading them, else None."""
+        """Return the number of rows if it is known without reading them, else None."""
         return None
 
     def locate(self, position: Position, back: int) -> Place:
-        """Where the row is that lies `back` rows before `position`; for error messages."""
+        """Return the place of the row `back` rows before `position`, for error messages."""
         return Place("", None)
 
     def count_rows(self) -> int:
-        """Number of rows; reads the source through where nothing else tells."""
-        known = self.num_rows()
-        if known is not None:
-            return known
+        """Return the number of rows; read the whole source if `num_rows` does not know it."""
+        count = self.num_rows()
+        if count is not None:
+            return count
         not_endless(self, "a count of rows")
         first = tuple(self.schema().names[:1])
         return sum(batch.num_rows for batch, _ in self.read(plan=ReadPlan(columns=first)))
 
     def slice(self, start: int | float = 0, stop: int | float | None = None) -> Slice:
-        """Rows `start` to `stop` (exclusive). Floats are fractions of the whole: `slice(0.0, 0.8)`;
-        integers are row numbers.
+        """Return rows `start` to `stop` (exclusive) as a source.
+
+        Floats are fractions of the whole, as in `slice(0.0, 0.8)`; integers are row numbers.
         """
         from hotbed.connectors.derive import Slice
 
         return Slice(self, start, stop)
 
     def sort(self, by: str) -> Sort:
-        """The same rows in ascending order of column `by`, ties in their old order. Holds them all
-        in memory.
+        """Return the same rows in ascending order of column `by`, ties in their old order.
+
+        All rows are held in memory.
         """
         from hotbed.connectors.derive import Sort
 
         return Sort(self, by)
 
     def join(self, table: Source, on: str | Sequence[str]) -> Join:
-        """Adds the columns of a small side `table` to every row with the same key; rows without a
-        match get nulls.
+        """Return the rows with the columns of a small side `table`, matched by the key(s) `on`.
+
+        Rows without a match get nulls.
         """
         from hotbed.connectors.derive import Join
 
@@ -235,32 +255,32 @@ class Source(ABC):
 
 
 def cut(batch: pa.RecordBatch, batch_rows: int) -> Iterator[pa.RecordBatch]:
-    """`batch` in pieces of at most `batch_rows` rows (views, no copy); nothing for an empty batch."""
+    """Yield `batch` in views of at most `batch_rows` rows; nothing for an empty batch."""
     for start in range(0, batch.num_rows, batch_rows):
         yield batch.slice(start, batch_rows)
 
 
 def check_source(source: Any) -> None:
-    """Raise ConfigError, which says which source to give, for a path, columns or anything else."""
+    """Raise ConfigError, with the source to use instead, if `source` is not a Source."""
     if isinstance(source, Source):
         return
     if not isinstance(source, (str, os.PathLike)):
         kind = type(source).__name__
-        advice = "give a value of hb.sources, such as hb.sources.Memory(columns)"
-        raise ConfigError(f"dataset.source: not a source — received {kind} — {advice}")
+        advice = "Give a value of hb.sources, such as hb.sources.Memory(columns)."
+        raise ConfigError(f"dataset.source: not a source, got {kind}. {advice}")
     path = os.fspath(source)
     kinds = {".parquet": "Parquet", ".jsonl": "Jsonl", ".svm": "Libsvm", ".libsvm": "Libsvm"}
     kind = kinds.get(os.path.splitext(path)[1].lower(), "Csv")
     raise ConfigError(
-        f"dataset.source: not a source — received {path!r} — give hb.sources.{kind}({path!r})"
+        f"dataset.source: not a source, got {path!r}. Give hb.sources.{kind}({path!r})."
     )
 
 
 def run_ahead(items: Iterator[T], depth: int) -> Generator[T, None, None]:
-    """Yields `items`, at most `depth` of them made ahead on a thread. Closing the generator stops
-    the thread and waits for it.
+    """Yield `items`, of which a thread makes at most `depth` ahead.
 
-    `None` items are ticks: one is passed on only where nothing else waits.
+    Closing the generator stops the thread and waits for it. `None` items are ticks: one is passed
+    on only if nothing else waits.
     """
     ready: queue.Queue[T | _End] = queue.Queue(depth)
     stop = threading.Event()
@@ -300,44 +320,49 @@ def run_ahead(items: Iterator[T], depth: int) -> Generator[T, None, None]:
             yield item
     finally:
         stop.set()
-        while not ready.empty():  # a producer that waits for room sees the stop at once
+        while not ready.empty():  # so that a producer that waits for room stops at once
             ready.get_nowait()
         thread.join()
 
 
 class _End:
-    """The last thing in the queue: the iterator ended, by `error` or well."""
+    """The last item of the queue: the iterator ended, with `error` if it raised."""
 
     def __init__(self, error: BaseException | None = None) -> None:
         self.error = error
 
 
 def schema_to_text(schema: pa.Schema) -> str:
-    """Names and types as text for a position."""
+    """Return names and types as text for a position."""
     return base64.b64encode(schema.remove_metadata().serialize().to_pybytes()).decode()
 
 
 def schema_from_text(text: str) -> pa.Schema:
-    """Inverse of `schema_to_text`; no columns for an empty text."""
-    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text))) if text else pa.schema([])
+    """Return the schema that `schema_to_text` wrote; no columns for an empty text."""
+    if not text:
+        return pa.schema([])
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
 
 
 def not_endless(source: Source, what: str) -> None:
-    """Raises ConfigError where `what` needs a source that ends."""
+    """Raise ConfigError if `source` is endless; `what` names the operation that needs an end."""
     if source.endless:
         raise ConfigError(
-            f"source: {what} needs a source that ends — received {type(source).__name__} — use it "
-            "on what the endless "
-            "source is joined with, or read files"
+            f"source: {what} needs a source that ends, got {type(source).__name__}. Use it on the "
+            "table that the endless source is joined with, or read files."
         )
 
 
 @dataclass(frozen=True, eq=False)
 class Memory(Source):
-    """A pyarrow Table or RecordBatch, a DataFrame of Polars or pandas, or a mapping of column names
-    to lists or NumPy arrays of one length.
+    """Rows in memory.
 
-    Raises DataError when the columns differ in length or cannot become Arrow arrays.
+    Args:
+        columns: A pyarrow Table or RecordBatch, a DataFrame of Polars or pandas, or a mapping of
+            column names to lists or NumPy arrays of one length.
+
+    Raises:
+        DataError: The columns differ in length or cannot become Arrow arrays.
 
     Example: `hb.sources.Memory({"user": [1, 2], "genres": [["a", "b"], []], "label": [0, 1]})`
     """
@@ -388,8 +413,7 @@ def _as_table(columns: Any) -> pa.Table:
     if not isinstance(columns, Mapping):
         raise DataError(
             "memory source: neither a table nor a mapping of columns, got "
-            f"{type(columns).__name__}. Give an Arrow "
-            "table, a DataFrame or a dict of columns."
+            f"{type(columns).__name__}. Give an Arrow table, a DataFrame or a dict of columns."
         )
     arrays: dict[str, pa.Array] = {}
     for name, values in columns.items():
@@ -402,14 +426,14 @@ def _as_table(columns: Any) -> pa.Table:
             ) from error
         except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
             raise DataError(
-                f"memory source: column {name!r} is not one Arrow type — {error} — give each "
-                "column values of one type"
+                f"memory source: column {name!r} is not one Arrow type, got {error}. Give each "
+                "column values of one type."
             ) from error
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
         raise DataError(
-            f"memory source: columns differ in length — {lengths} — give every column the same "
-            "number of rows"
+            f"memory source: columns differ in length, got {lengths}. Give every column the same "
+            "number of rows."
         )
     return pa.table(arrays)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fields with something between them: csv, tsv and their relatives, and libsvm."""
+"""Text of delimited fields: csv, tsv and their relatives, and libsvm."""
 
 from __future__ import annotations
 
@@ -24,14 +24,12 @@ from hotbed.errors import ConfigError, DecodeError, SchemaError
 
 BLOCK_BYTES = 1 << 22
 SCAN_BYTES = 1 << 28
-"""In more bytes at once quotes are not looked for, and the last line end counts as the end of a
-row.
-"""
+"""Sections up to this size are searched for quotes; in larger ones each line end ends a row."""
 
 LINE_BYTES = BLOCK_BYTES // 2
-"""A line may not be longer: pyarrow needs a line end in each block."""
+"""Limit of a line: pyarrow needs a line end in each block."""
 
-# An integer is written without sign "+", leading zeros or point: "007" and hex hashes made of
+# An integer has no sign "+", no leading zeros and no point: "007" and hex hashes that consist of
 # digits stay strings.
 _INTEGER = r"^(0|-?[1-9][0-9]*)$"
 _TYPES: dict[str, pa.DataType] = {
@@ -45,21 +43,29 @@ _TYPES: dict[str, pa.DataType] = {
 
 @dataclass(frozen=True)
 class Csv(FileSource):
-    r"""Delimited text, a line a row; LF and CRLF, gzip/zstd/bz2 by file ending.
+    r"""Delimited text, one line per row; LF or CRLF, compressed with gzip/zstd/bz2 by file ending.
 
-    `delimiter`: one or more characters (`"\t"` for tsv, `"::"`). `header`: the first line holds the
-    names. `columns`: without header the names in order, as a list or as a mapping name -> type
-    ("int64", "uint64", "float64", "float32", "string"; None = infer); with header a list renames
-    all columns and a mapping declares types of some. `null_values`: texts that mean "missing".
-    `quote`: None where quotes are ordinary characters. Types are inferred from the first MiB: a
-    column is integer only if all its values there are plain integers, so hex hashes and "007" stay
-    strings.
+    Types are inferred from the first MiB. A column is integer only if all its values there are
+    plain integers, so hex hashes and "007" stay strings.
 
-    Raises DecodeError (file, row = 1-based line, column) at a bad number or a line with too few or
-    too many fields.
+    Args:
+        path: A file, a glob or a list of both.
+        delimiter: One or more characters (`"\t"` for tsv, `"::"`).
+        header: Whether the first line holds the names.
+        columns: Without header the names in order, as a list or as a mapping name -> type ("int64",
+            "uint64", "float64", "float32", "string"; None = infer). With header a list renames all
+            columns, and a mapping declares types of some.
+        null_values: Texts that mean "missing".
+        quote: The quote character; None = quotes are ordinary characters.
+        encoding: Of the text, as Python names it.
 
-    Example: `hb.sources.Csv("day_0.tsv", delimiter="\t", header=False, columns=["label", "I1",
-        "C1"])`
+    Raises:
+        DecodeError: A number is bad, or a line has too few or too many fields (file, row = 1-based
+            line, column).
+
+    Example:
+        >>> names = ["label", "I1", "C1"]
+        >>> source = hb.sources.Csv("day_0.tsv", delimiter="\t", header=False, columns=names)
     """
 
     path: Paths
@@ -73,18 +79,17 @@ class Csv(FileSource):
     def __post_init__(self) -> None:
         if not self.delimiter:
             raise ConfigError(
-                "delimiter: must not be empty — received '' — give the text between two fields, "
-                "such as ','"
+                "delimiter: must not be empty, got ''. Give the text between two fields, such "
+                "as ','."
             )
         if self.quote is not None and len(self.quote) != 1:
             raise ConfigError(
-                f"quote: one character or None — received {self.quote!r} — use '\"' or None"
+                f"quote: must be one character or None, got {self.quote!r}. Use '\"' or None."
             )
         for name, kind in self._declared().items():
             if kind is not None and kind not in _TYPES:
                 raise ConfigError(
-                    f"columns.{name}: unknown type — received {kind!r} — use one of "
-                    f"{', '.join(_TYPES)}"
+                    f"columns.{name}: unknown type, got {kind!r}. Use one of {', '.join(_TYPES)}."
                 )
 
     def schema(self) -> pa.Schema:
@@ -95,7 +100,7 @@ class Csv(FileSource):
         return cached
 
     def place(self, file: str, row: int) -> Place:
-        return Place(file, row + (2 if self.header else 1), "line")
+        return Place(file, row + 1 + int(self.header), "line")
 
     def read_file(
         self, section: Section, skip_rows: int, batch_rows: int, plan: ReadPlan
@@ -107,8 +112,7 @@ class Csv(FileSource):
             yield from _drop(_Reading(self, section, plan).rows(types), skip_rows)
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             if plan.skips is None:
-                # Only a single-threaded reader knows the line, so the slow reader runs on the way
-                # to an error.
+                # Only a reader with one thread knows the line: read again to name it.
                 try:
                     for _ in _Reading(self, section, plan, threads=False).rows(types):
                         pass
@@ -128,22 +132,22 @@ class Csv(FileSource):
 
     @property
     def _is_wide(self) -> bool:
-        """Whether a character takes several bytes always, so that a line end is not one byte."""
+        """Whether every character has several bytes, so that a line end is not one byte."""
         return codecs.lookup(self.encoding).name.startswith(("utf-16", "utf-32"))
 
     def _declared(self) -> dict[str, str | None]:
-        return dict(self.columns) if isinstance(self.columns, Mapping) else {}
+        if isinstance(self.columns, Mapping):
+            return dict(self.columns)
+        return {}
 
     def _options(
         self, threads: bool, leave_out: Callable[[Any], str], names: Sequence[str] | None = None
     ) -> dict[str, Any]:
-        """For pyarrow. `names`: of the columns of a section that holds no header."""
+        """Return the options for pyarrow; `names` are the columns of a section without a header."""
         skip_rows = 0
-        renamed = self.columns is not None and not (
-            self.header and isinstance(self.columns, Mapping)
-        )
-        if names is None and renamed:
-            names = list(self.columns or ())
+        only_types = self.header and isinstance(self.columns, Mapping)
+        if names is None and self.columns is not None and not only_types:
+            names = list(self.columns)
             skip_rows = int(self.header)
         return {
             "read_options": pacsv.ReadOptions(
@@ -165,11 +169,11 @@ class Csv(FileSource):
 
     @property
     def separator(self) -> str:
-        """What stands between two fields for pyarrow, which takes one byte."""
+        """The delimiter for pyarrow, which takes one byte."""
         return self.delimiter if len(self.delimiter) == 1 else "\x1f"
 
     def open(self, section: Section, replace: Callable[[int, bytes], bytes]) -> Any:
-        """The bytes for pyarrow. Lines that are too long are replaced."""
+        """Open the bytes for pyarrow, with `replace` in place of lines that are too long."""
         stream = section.open()
         if len(self.delimiter) > 1:
             # Long delimiters become the unit separator. The section passes through memory whole.
@@ -178,7 +182,7 @@ class Csv(FileSource):
         return stream if self._is_wide else ShortLines(stream, LINE_BYTES, replace)
 
     def names_of(self, file: str) -> list[str]:
-        """The names of the columns of a file, from its header."""
+        """Return the names of the columns of a file, from its header."""
         with Section(file).open() as stream:
             head = stream.read(SAMPLE_BYTES)
         if len(self.delimiter) > 1:
@@ -197,7 +201,7 @@ class Csv(FileSource):
             head = head[: head.rindex(b"\n") + 1]
         if len(self.delimiter) > 1:
             head = head.replace(self.delimiter.encode(), self.separator.encode())
-        options = self._options(threads=False, leave_out=lambda row: "skip")  # reading will name it
+        options = self._options(threads=False, leave_out=lambda row: "skip")  # reading reports it
         try:
             names = pacsv.read_csv(pa.BufferReader(head), **options).schema.names
             convert = pacsv.ConvertOptions(
@@ -208,32 +212,28 @@ class Csv(FileSource):
             table = pacsv.read_csv(pa.BufferReader(head), convert_options=convert, **options)
         except pa.ArrowException as error:
             raise _decode_error(error, Section(file), []) from error
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
+        duplicates = sorted({name for name in names if names.count(name) > 1})
+        if duplicates:
             raise SchemaError(
-                f"{file}: columns {twice} appear twice — received {names} — rename all with "
-                "columns=[...]"
+                f"{file}: columns {duplicates} appear twice, got {names}. Rename all with "
+                "columns=[...]."
             )
         declared = self._declared()
         unknown = [name for name in declared if name not in names]
         if unknown:
             raise SchemaError(
-                f"{file}: declared columns {unknown} are absent — the file has {names} — correct "
-                "`columns`"
+                f"{file}: declared columns {unknown} are absent; the file has {names}. Correct "
+                "`columns`."
             )
-        return pa.schema(
-            [
-                (
-                    name,
-                    _TYPES[declared.get(name) or ""] if declared.get(name) else _infer(table[name]),
-                )
-                for name in names
-            ]
-        )
+        types: list[tuple[str, pa.DataType]] = []
+        for name in names:
+            kind = declared.get(name)
+            types.append((name, _TYPES[kind] if kind else _infer(table[name])))
+        return pa.schema(types)
 
 
 def _infer(column: pa.ChunkedArray) -> pa.DataType:
-    """The narrowest of int64, uint64, float64 and string that loses nothing."""
+    """Return the narrowest of int64, uint64, float64 and string that loses nothing."""
     values = column.drop_null()
     if len(values) == 0:
         return pa.string()
@@ -255,7 +255,7 @@ def _infer(column: pa.ChunkedArray) -> pa.DataType:
 
 
 class _Reading:
-    """One reading of a section: its rows, and what was left out on the way."""
+    """One reading of a section: its rows, and the rows that were left out."""
 
     def __init__(
         self, source: Csv, section: Section, plan: ReadPlan, *, threads: bool = True
@@ -263,35 +263,37 @@ class _Reading:
         self.source = source
         self.section = section
         self.plan = plan
-        # else pyarrow does not know the number of a bad row
+        # with threads, pyarrow does not know the number of a bad row
         self._threads = threads and plan.skips is None
         self._headers = int(source.header and section.begin == 0)
-        self._next = section.rows + 1  # number of the row that comes next
-        self._left_out: list[int] = []  # numbers of rows that pyarrow left out, from `_next` on
-        self._long: list[bytes] = []  # lines that were too long, which pyarrow meets next
+        self._next = section.rows + 1  # number of the next row
+        self._left_out: list[int] = []  # numbers of rows from `_next` on that pyarrow left out
+        self._long: list[bytes] = []  # heads of long lines that pyarrow reads next
 
     def rows(self, types: Mapping[str, pa.DataType]) -> Iterator[Rows]:
-        """Batches of the columns of `types`."""
+        """Yield batches of the columns of `types`."""
         source = self.source
         file = self.section.file
         skips = self.plan.skips is not None
-        # Where bad values are to be skipped, pyarrow must not see them: bytes first, then a cast
-        # that forgives.
+        # To skip bad values, read all as bytes: pyarrow's own conversion stops at a bad value, the
+        # cast in `_forgive` gives null for it.
         convert = pacsv.ConvertOptions(
             column_types={name: pa.binary() if skips else kind for name, kind in types.items()},
             include_columns=list(types),
             null_values=list(source.null_values),
             strings_can_be_null=True,
         )
-        names = source.names_of(file) if source.header and self.section.begin else None
+        names = None
+        if source.header and self.section.begin:
+            names = source.names_of(file)
         options = source._options(self._threads, self._leave_out, names)
         stream = source.open(self.section, self._replace)
         try:
             reader = pacsv.open_csv(stream, convert_options=convert, **options)
         except pa.ArrowKeyError as error:
             raise SchemaError(
-                f"{file}: a column is absent — {error} — give all files the columns of the first: "
-                f"{source.schema().names}"
+                f"{file}: a column is absent, got {error}. Give all files the columns of the "
+                f"first: {source.schema().names}."
             ) from error
         except pa.ArrowInvalid as error:
             if "Empty CSV file" in str(error):
@@ -300,10 +302,13 @@ class _Reading:
         with reader:
             for batch in reader:
                 numbers = self._numbers(batch.num_rows)
-                yield self._forgive(batch, numbers, types) if skips else (batch, numbers)
+                if skips:
+                    yield self._forgive(batch, numbers, types)
+                else:
+                    yield batch, numbers
 
     def _numbers(self, count: int) -> np.ndarray:
-        """Numbers of the next `count` rows that pyarrow did not leave out."""
+        """Return the numbers of the next `count` rows that pyarrow did not leave out."""
         numbers = np.arange(self._next, self._next + count + len(self._left_out))
         if self._left_out:
             numbers = numbers[~np.isin(numbers, self._left_out)][:count]
@@ -313,7 +318,11 @@ class _Reading:
         return numbers
 
     def _replace(self, begin: int, head: bytes) -> bytes:
-        """What pyarrow gets for a line that is too long: one that has too many fields."""
+        """Return a line with too many fields, which pyarrow reads instead of one that is too long.
+
+        Raises:
+            DecodeError: The plan has no `skips`.
+        """
         if self.plan.skips is None:
             file = self.section.file
             line = self.section.rows + 1
@@ -322,8 +331,7 @@ class _Reading:
                     line += stream.read(min(BLOCK_BYTES, begin - position)).count(b"\n")
             raise DecodeError(
                 f"{file}, line {line}: longer than {LINE_BYTES} bytes, got {head[:80]!r}. Correct "
-                "it or use "
-                "on_error='skip'.",
+                "it or use on_error='skip'.",
                 file,
                 line,
             )
@@ -336,39 +344,39 @@ class _Reading:
         return self.source.separator.encode() * (len(self.source.names_of(self.section.file)) + 1)
 
     def _leave_out(self, row: Any) -> str:
-        """Called by pyarrow for a row with too few or too many fields."""
+        """Return pyarrow's action, "error" or "skip", for a row with too few or too many fields."""
         if self.plan.skips is None:
             return "error"
         number = self.section.rows + row.number - self._headers
         self._left_out.append(number)
         text: str | bytes = row.text
-        what = f"{row.actual_columns} fields instead of {row.expected_columns}"
+        cause = f"{row.actual_columns} fields instead of {row.expected_columns}"
         if self._long and row.text.encode() == self._too_many:
             text = self._long.pop(0)
-            what = f"longer than {LINE_BYTES} bytes"
+            cause = f"longer than {LINE_BYTES} bytes"
         where = self.source.place(self.section.file, number - 1)
-        self.plan.leave_out("fields", f"{where}: {what}: {text[:80]!r}", [(number, text)])
+        self.plan.leave_out("fields", f"{where}: {cause}: {text[:80]!r}", [(number, text)])
         return "skip"
 
     def _forgive(
         self, batch: pa.RecordBatch, numbers: np.ndarray, types: Mapping[str, pa.DataType]
     ) -> Rows:
-        """`batch` of bytes cast to `types`; rows with a value that does not fit are left out."""
+        """Return a `batch` of bytes cast to `types`, without the rows that have a bad value."""
         columns: dict[str, pa.Array] = {}
         good = np.ones(batch.num_rows, bool)
         for name, kind in types.items():
             cast = _cast(batch.column(name), kind)
-            wrong = pc.and_(cast.is_null(), batch.column(name).is_valid()).to_numpy(
-                zero_copy_only=False
-            )
+            failed = pc.and_(cast.is_null(), batch.column(name).is_valid())
+            wrong = failed.to_numpy(zero_copy_only=False)
             if wrong.any():
                 self._put_aside(batch, numbers, name, kind, np.flatnonzero(wrong & good))
                 good &= ~wrong
             columns[name] = cast
-        kept = pa.RecordBatch.from_arrays(
-            list(columns.values()), schema=pa.schema(list(types.items()))
-        )
-        return (kept, numbers) if good.all() else (kept.filter(pa.array(good)), numbers[good])
+        schema = pa.schema(list(types.items()))
+        rows = pa.RecordBatch.from_arrays(list(columns.values()), schema=schema)
+        if good.all():
+            return rows, numbers
+        return rows.filter(pa.array(good)), numbers[good]
 
     def _put_aside(
         self,
@@ -378,7 +386,7 @@ class _Reading:
         kind: pa.DataType,
         rows: np.ndarray,
     ) -> None:
-        """Rows of which column `name` does not hold a `kind`."""
+        """Leave out `rows`, whose values of column `name` are not of type `kind`."""
         if not len(rows):
             return
         letters = [
@@ -394,10 +402,10 @@ class _Reading:
 
 
 def _cast(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Bytes as `kind`; null where they do not hold one."""
+    """Return bytes as type `kind`, null where a value does not parse."""
     try:
         text = values.cast(pa.string())
-    except pa.ArrowInvalid:  # some of it is not UTF-8
+    except pa.ArrowInvalid:  # some values are not UTF-8
         text = pa.array([_decoded(value) for value in values.to_pylist()], pa.string())
     if pa.types.is_string(kind):
         return text
@@ -406,14 +414,16 @@ def _cast(values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _decoded(value: bytes | None) -> str | None:
+    if value is None:
+        return None
     try:
-        return None if value is None else value.decode()
+        return value.decode()
     except UnicodeDecodeError:
         return None
 
 
 def _shown(value: bytes) -> str:
-    """Text of any bytes, not more of it than a message can hold."""
+    """Return the first bytes of a value as text for a message, whether they are UTF-8 or not."""
     return value[:HEAD_BYTES].decode(errors="backslashreplace")
 
 
@@ -426,7 +436,10 @@ def _drop(batches: Iterator[Rows], rows: int) -> Iterator[Rows]:
 
 
 def _last_row_end(lines: Section, quote: str, delimiter: str) -> int:
-    """The offset after the last row of some whole lines; a line end between quotes ends no row."""
+    """Return the offset after the last row of some whole lines.
+
+    A line end between quotes does not end a row.
+    """
     begin = lines.begin
     end = begin if lines.end is None else lines.end
     size = SAMPLE_BYTES
@@ -444,17 +457,17 @@ def _last_row_end(lines: Section, quote: str, delimiter: str) -> int:
 
 
 def _rows_bytes(lines: bytes, quote: bytes, delimiter: bytes) -> int:
-    """How many bytes of some lines are whole rows."""
+    """Return how many bytes of some lines are whole rows."""
     if quote not in lines:
         return len(lines)
     mark = re.escape(quote)
     before = rb"(?:\A|(?<=\n)|(?<=%s))" % re.escape(delimiter)
     field = re.compile(before + mark + rb"(?:[^%s]|%s%s)*+" % (mark, mark, mark))
     row = 0
-    after = 0  # the quoted field before
+    after = 0  # offset after the previous quoted field
     for match in field.finditer(lines):
         row = max(row, lines.rfind(b"\n", after, match.start()) + 1)
-        if match.end() == len(lines):  # the quote that closes the field is still to come
+        if match.end() == len(lines):  # its closing quote is not in `lines`
             return row
         after = match.end()
     return len(lines)
@@ -467,15 +480,22 @@ def _decode_error(
     text = (str(error).splitlines() or [""])[0]
     row = re.search(r"Row #(\d+)", text)
     column = re.search(r"In CSV column #(\d+)", text)
-    before = section.rows + int(header) if section.begin else 0
-    line = before + int(row.group(1)) if row else None
-    name = names[int(column.group(1))] if column and int(column.group(1)) < len(names) else None
-    where = file + (f", line {line}" if line else "") + (f", column {name!r}" if name else "")
-    what = text.rsplit("Row #", 1)[-1].split(": ", 1)[-1] if row else text
+    where = file
+    cause = text
+    line = None
+    name = None
+    if row:
+        cause = text.rsplit("Row #", 1)[-1].split(": ", 1)[-1]
+        line = int(row.group(1))
+        if section.begin:
+            line += section.rows + int(header)
+        where += f", line {line}"
+    if column and int(column.group(1)) < len(names):
+        name = names[int(column.group(1))]
+        where += f", column {name!r}" if name else ""
     return DecodeError(
-        f"{where}: cannot be read — {what} — correct it, declare the column's type in `columns`, "
-        "or use "
-        "on_error='skip'",
+        f"{where}: cannot be read, got {cause}. Correct it, declare the column's type in "
+        "`columns`, or use on_error='skip'.",
         file,
         line,
         name,
@@ -484,14 +504,21 @@ def _decode_error(
 
 @dataclass(frozen=True)
 class Libsvm(LineSource):
-    """`label index:value index:value ...` lines, with columns `label` float64, `indices`
-    list<int64>, `values` list<float32>.
+    """Lines of `label index:value index:value ...`.
 
-    `binary`: labels are classes: 0/1, or -1/1 where -1 reads as 0; anything else is an error.
-    Otherwise they are numbers. Text after `#` is ignored. A schema takes it as `Id("features",
-    column="indices", weights="values")`.
+    The columns are `label` float64, `indices` list<int64> and `values` list<float32>. Text after
+    `#` is ignored. A schema names the features with
+    `Id("features", column="indices", weights="values")`.
 
-    Raises DecodeError (file, line). Format: https://www.csie.ntu.edu.tw/~cjlin/libsvm/
+    Args:
+        path: A file, a glob or a list of both.
+        binary: Labels are classes: 0/1, or -1/1, of which -1 is read as 0; any other label is an
+            error. If False, labels are numbers.
+
+    Raises:
+        DecodeError: A line is bad (file, line).
+
+    Format: https://www.csie.ntu.edu.tw/~cjlin/libsvm/
     """
 
     path: Paths
@@ -527,7 +554,7 @@ class Libsvm(LineSource):
 def _parse_libsvm(
     lines: list[bytes], read_labels: Callable[[np.ndarray], np.ndarray]
 ) -> list[pa.Array]:
-    """Every field of all lines at once: label, index:value, index:value ..."""
+    """Return labels, indices and values of all lines."""
     if any(b"#" in line for line in lines):
         lines = [line.partition(b"#")[0] for line in lines]
     fields = pc.ascii_split_whitespace(

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sources made from other sources: a range of rows, an order, a side table's columns; and labels
-from later events.
-"""
+"""Sources made from other sources: slices, sorts and joins; and labels from later events."""
 
 from __future__ import annotations
 
@@ -31,11 +29,11 @@ from hotbed.errors import ConfigError, DataError, SchemaError
 
 @dataclass(frozen=True)
 class Slice(Source):
-    """Rows `start` to `stop` (exclusive) of `source`: row numbers, or fractions of its length where
-    a float is given.
+    """Rows `start` to `stop` (exclusive) of `source`.
 
-    Splits by time: `events.sort("time").slice(0.0, 0.8)` trains, `.slice(0.8, 1.0)` tests;
-    neighbouring fractions share no row.
+    Integers are row numbers, floats are fractions of the length. Slices of neighbouring fractions
+    share no row, so that they split by time: `events.sort("time").slice(0.0, 0.8)` to train,
+    `.slice(0.8, 1.0)` to test.
     """
 
     source: Source
@@ -47,8 +45,8 @@ class Slice(Source):
         for name, value in (("start", self.start), ("stop", self.stop)):
             if value is not None and (value < 0 or (isinstance(value, float) and value > 1)):
                 raise ConfigError(
-                    f"{name}: a row number >= 0 or a fraction in [0, 1] — received {value!r} — "
-                    "correct it"
+                    f"{name}: must be a row number >= 0 or a fraction in [0, 1], got {value!r}. "
+                    "Correct it."
                 )
 
     def schema(self) -> pa.Schema:
@@ -59,16 +57,15 @@ class Slice(Source):
         if whole is None and not self._is_fraction():
             return None
         start, stop = self._rows()
-        return (
-            max(0, min(stop, whole if whole is not None else stop) - start)
-            if stop is not None
-            else max(0, (whole or 0) - start)
-        )
+        if stop is None:
+            return max(0, (whole or 0) - start)
+        if whole is not None:
+            stop = min(stop, whole)
+        return max(0, stop - start)
 
     def locate(self, position: Position, back: int) -> Place:
-        return self.source.locate(
-            Position.from_json(position["source"]), back + int(position["cut"])
-        )
+        inner = Position.from_json(position["source"])
+        return self.source.locate(inner, back + int(position["cut"]))
 
     def read(
         self,
@@ -77,12 +74,17 @@ class Slice(Source):
         plan: ReadPlan = READ_ALL,
     ) -> Iterator[tuple[pa.RecordBatch, Position]]:
         start, stop = self._rows()
-        row = int(position["row"]) if position else 0
-        if position and (stop is not None and row >= stop):
-            return
-        inner = Position.from_json(position["source"]) if position and not position["cut"] else None
-        row = row if inner else 0
-        begin = max(start, int(position["row"])) if position else start
+        inner = None
+        begin = start
+        row = 0
+        if position:
+            begin = max(start, int(position["row"]))
+            if stop is not None and int(position["row"]) >= stop:
+                return
+            # inside of a cut batch `source` has no position: read it from the start
+            if not position["cut"]:
+                inner = Position.from_json(position["source"])
+                row = int(position["row"])
         for batch, after in self.source.read(inner, batch_rows, plan):
             end = row + batch.num_rows
             last = end if stop is None else min(end, stop)
@@ -100,9 +102,10 @@ class Slice(Source):
         return isinstance(self.start, float) or isinstance(self.stop, float)
 
     def _rows(self) -> tuple[int, int | None]:
-        """Start and stop as row numbers."""
+        """Return start and stop as row numbers."""
         if not self._is_fraction():
-            return int(self.start), None if self.stop is None else int(self.stop)
+            stop_row = None if self.stop is None else int(self.stop)
+            return int(self.start), stop_row
         cached: tuple[int, int] | None = self.__dict__.get("_bounds")
         if cached is None:
             count = self.source.count_rows()
@@ -114,8 +117,12 @@ class Slice(Source):
 
 @dataclass(frozen=True)
 class Sort(Source):
-    """The rows of `source` in ascending order of column `by`, ties in their old order. Reads them
-    all into memory, once.
+    """The rows of `source` in ascending order of column `by`, ties in their old order.
+
+    All rows are read into memory, once.
+
+    Raises:
+        SchemaError: The source has no column `by`.
     """
 
     source: Source
@@ -147,8 +154,8 @@ class Sort(Source):
             table = _read_table(self.source)
             if self.by not in table.schema.names:
                 raise SchemaError(
-                    f"no column {self.by!r} to sort by — the source has {table.schema.names} — "
-                    "correct `by`"
+                    f"sort: no column {self.by!r} to sort by; the source has {table.schema.names}. "
+                    "Correct `by`."
                 )
             # ties keep their order by row
             keys = pa.table({"by": table[self.by], "row": np.arange(table.num_rows)})
@@ -160,14 +167,19 @@ class Sort(Source):
 
 @dataclass(frozen=True)
 class Join(Source):
-    """Every row of `source` with the columns of `table`'s row of the same key(s) `on`; nulls where
-    there is none (left join).
+    """Every row of `source` with the columns of the row of `table` that has the same key(s) `on`.
 
-    `table` is small: it is read into memory once. Its keys must be unique and its other columns
-    new. Order and positions are those of `source`.
+    Rows without a match get nulls (left join). Order and positions are those of `source`.
 
-    Raises SchemaError when a key column is absent or other columns clash, DataError when `table`
-    holds a key twice.
+    Args:
+        source: The rows.
+        table: A small table, which is read into memory once. Its keys must be unique, and its other
+            columns must not be in `source`.
+        on: The key column(s).
+
+    Raises:
+        SchemaError: A key column is absent, keys have two types, or other columns clash.
+        DataError: `table` holds a key twice.
 
     Example: `hb.sources.Csv("ratings.csv").join(hb.sources.Csv("movies.csv"), on="movieId")`
     """
@@ -193,14 +205,14 @@ class Join(Source):
             missing = [key for key in self._keys() if key not in schema.names]
             if missing:
                 raise SchemaError(
-                    f"join: the {side} has no key column {missing} — it has {schema.names} — "
-                    "correct `on`"
+                    f"join: the {side} has no key column {missing}; it has {schema.names}. "
+                    "Correct `on`."
                 )
         added = [column for column in right if column.name not in self._keys()]
         if clash := [column.name for column in added if column.name in left.names]:
             raise SchemaError(
-                f"join: both sides have a column {clash[0]!r} — left: {left.names} — rename one "
-                "of them"
+                f"join: both sides have a column {clash[0]!r}, got {left.names} on the left. "
+                "Rename one of them."
             )
         return pa.schema([*left, *added])
 
@@ -235,17 +247,17 @@ class Join(Source):
                 side[name].take(rows).combine_chunks() if name in added else batch.column(name)
                 for name in wanted
             ]
-            kept = [PLACE] if PLACE in batch.schema.names else []
-            arrays += [batch.column(name) for name in kept]
-            yield (
-                pa.RecordBatch.from_arrays(
-                    [_one_chunk(array) for array in arrays], names=[*wanted, *kept]
-                ),
-                after,
-            )
+            names = list(wanted)
+            if PLACE in batch.schema.names:
+                names.append(PLACE)
+                arrays.append(batch.column(PLACE))
+            chunks = [_one_chunk(array) for array in arrays]
+            yield pa.RecordBatch.from_arrays(chunks, names=names), after
 
     def _keys(self) -> list[str]:
-        return [self.on] if isinstance(self.on, str) else list(self.on)
+        if isinstance(self.on, str):
+            return [self.on]
+        return list(self.on)
 
     def _side(self) -> pa.Table:
         cached: pa.Table | None = self.__dict__.get("_table")
@@ -255,21 +267,20 @@ class Join(Source):
             if unique != cached.num_rows:
                 raise DataError(
                     f"join: {cached.num_rows - unique} rows of the side table repeat a key of "
-                    f"{self._keys()} — make "
-                    "the keys unique"
+                    f"{self._keys()}. Make the keys unique."
                 )
             object.__setattr__(self, "_table", cached)
         return cached
 
 
 def _match(batch: pa.RecordBatch, side_keys: pa.Table) -> pa.Array:
-    """For every row of `batch` the row number in `side_keys` with the same keys, or null."""
+    """Return for every row of `batch` the row number in `side_keys` with the same keys, or null."""
     names = [f"key{i}" for i in range(side_keys.num_columns)]
     try:
         keys = [batch.column(field.name).cast(field.type) for field in side_keys.schema]
     except pa.ArrowException as error:
         raise SchemaError(
-            f"join: keys of two types — {error} — declare one type for them in both sources"
+            f"join: keys of two types, got {error}. Declare one type for them in both sources."
         ) from error
     left = pa.table([*keys, np.arange(batch.num_rows)], names=[*names, "left"])
     right = pa.table([*side_keys.columns, np.arange(side_keys.num_rows)], names=[*names, "right"])
@@ -287,18 +298,23 @@ def _read_table(source: Source) -> pa.Table:
 
 @dataclass(frozen=True)
 class LateLabels:
-    """Labels that are events themselves: a view is positive when a purchase of the same keys
-    follows
-        in time.
+    """Labels from later events: a view is positive if a purchase with the same keys follows.
 
-    Rows whose `column` is `event` become samples with a column `label`: 1.0 where a row with
-    `positive` there and equal `on` follows within `within_seconds`, 0.0 where none did. A sample
-    comes at the moment its label is known: with the purchase, or when the events have passed the
-    end of its window. Samples whose window reaches beyond the last event are left out, for nobody
-    knows their labels.
+    A sample is yielded as soon as its label is known: with the purchase, or when the events have
+    passed the end of its window. Samples whose window reaches beyond the last event are left out,
+    because their labels are unknown.
 
-    Example: `LateLabels(on=("user_id", "product_id"), column="event_type", event="view",
-        positive="purchase")`
+    Args:
+        on: Key columns, which are equal in a sample and its positive event.
+        column: The column that holds the kind of an event.
+        event: The kind of the events that become samples.
+        positive: The kind of the events that make a sample positive.
+        within_seconds: The window: how long after a sample its positive event may follow.
+        label: The column to write: 1.0 for a positive event within the window, else 0.0.
+
+    Example:
+        >>> keys = ("user_id", "product_id")
+        >>> LateLabels(on=keys, column="event_type", event="view", positive="purchase")
     """
 
     on: Sequence[str]
@@ -311,15 +327,22 @@ class LateLabels:
     def __post_init__(self) -> None:
         if not self.on or not self.within_seconds > 0:
             raise ConfigError(
-                f"late labels: key columns and seconds > 0 — received on={self.on!r}, "
-                f"within_seconds={self.within_seconds!r} — correct them"
+                f"late labels: needs key columns and seconds > 0, got on={self.on!r}, "
+                f"within_seconds={self.within_seconds!r}. Correct them."
             )
 
 
 @dataclass
 class Run:
-    """Some events in their order. `keys`: when each is due, rising; `times`: when each happened;
-    `before`, `after`: where the sources are then; `place`: the position after so many of them.
+    """Some events in their order.
+
+    Args:
+        table: The events.
+        keys: The time at which each event is due, rising, in microseconds.
+        times: The time at which each event happened, in microseconds.
+        before: State of the sources before the events.
+        after: State of the sources after the events.
+        place: Returns the position after a number of these events.
     """
 
     table: pa.Table
@@ -331,11 +354,10 @@ class Run:
 
 
 class LabelJoin:
-    """Samples that wait for their labels, and what is needed to say where reading must begin to
-    have them again.
+    """Samples that wait for their labels, and the places from which reading yields them again.
 
-    Events are numbered from where reading began, so that which sample is decided when does not
-    depend on the runs.
+    Events are numbered from the place where reading began, so that the order of the labels does not
+    depend on how the events are cut into runs.
     """
 
     def __init__(self, late: LateLabels) -> None:
@@ -344,26 +366,25 @@ class LabelJoin:
         self.waiting: pa.Table | None = None
         self.numbers = self.times = np.zeros(0, np.int64)  # of the waiting samples
         self.num_events = 0
-        # number of a run's first event, and where it begins
+        # number of a run's first event, and the state of the sources before it
         self.starts: deque[tuple[int, Sequence[Any]]] = deque()
-        # numbers of the samples handed out, back to the first start
+        # numbers of the samples that were yielded, back to the first start
         self.emitted = np.zeros(0, np.int64)
 
     def __call__(self, run: Run) -> Run:
-        """The samples whose labels are known when these events have passed, in the order of
-        decision.
-        """
+        """Return the samples that these events decide, in the order of decision."""
         first = self.num_events
         count = len(run.keys)
         self.starts.append((first, run.before))
         self.num_events += count
-        new = self._are(run.table, self.late.event)
-        causes = self._are(run.table, self.late.positive)
+        new = self._rows_of(run.table, self.late.event)
+        causes = self._rows_of(run.table, self.late.positive)
         samples = run.table.take(pa.array(new))
-        samples = samples if self.waiting is None else pa.concat_tables([self.waiting, samples])
+        if self.waiting is not None:
+            samples = pa.concat_tables([self.waiting, samples])
         numbers = np.concatenate([self.numbers, first + new])
         times = np.concatenate([self.times, run.times[new]])
-        # The event at which each is decided: the first one past its window, or a cause before that.
+        # The event that decides a sample: the first past its window, or a cause before that.
         past = np.maximum(
             first + np.searchsorted(run.keys, times + self.window, "right"), numbers + 1
         )
@@ -374,11 +395,8 @@ class LabelJoin:
         order = order[when[order] < first + count]
         still = np.setdiff1d(np.arange(len(numbers)), order)
         table = samples.take(pa.array(order))
-        table = (
-            table.drop_columns([self.late.label])
-            if self.late.label in table.schema.names
-            else table
-        )
+        if self.late.label in table.schema.names:
+            table = table.drop_columns([self.late.label])
         table = table.append_column(self.late.label, pa.array(positive[order].astype(np.float64)))
         self.waiting = samples.take(pa.array(still))
         self.numbers = numbers[still]
@@ -386,17 +404,17 @@ class LabelJoin:
         place = self._places(numbers[order], run)
         return Run(table, run.keys[when[order] - first], times[order], run.before, run.after, place)
 
-    def _are(self, table: pa.Table, kind: str) -> np.ndarray:
-        """Which rows are of a kind."""
-        return np.flatnonzero(
-            pc.fill_null(pc.equal(table[self.late.column], kind), False).to_numpy()
-        )
+    def _rows_of(self, table: pa.Table, kind: str) -> np.ndarray:
+        """Return the row numbers of the events of a kind."""
+        matches = pc.fill_null(pc.equal(table[self.late.column], kind), False)
+        return np.flatnonzero(matches.to_numpy())
 
     def _next_cause(
-        self, samples: pa.Table, numbers: np.ndarray, causes: pa.Table, at: np.ndarray
+        self, samples: pa.Table, numbers: np.ndarray, causes: pa.Table, cause_numbers: np.ndarray
     ) -> np.ndarray:
-        """Number of the next positive event with the same keys after each sample; a huge one where
-        there is none.
+        """Return the number of the next positive event with the same keys after each sample.
+
+        Samples without one get the largest int64.
         """
         keys = list(self.late.on)
         left = pl.DataFrame(samples.select(keys)).with_columns(
@@ -404,7 +422,7 @@ class LabelJoin:
         )
         right = (
             pl.DataFrame(causes.select(keys))
-            .with_columns(event=pl.Series(at), cause=pl.Series(at))
+            .with_columns(event=pl.Series(cause_numbers), cause=pl.Series(cause_numbers))
             .drop_nulls()
         )
         joined = left.sort("event").join_asof(
@@ -418,8 +436,14 @@ class LabelJoin:
         return np.asarray(joined.sort("row")["cause"].fill_null(2**63 - 1).to_numpy())
 
     def _places(self, done: np.ndarray, run: Run) -> Callable[[int], dict[str, Any]]:
-        """The positions after each sample of a run: where to begin, and how many samples come again
-        from there.
+        """Return a function that gives the position after each sample of a run.
+
+        A position holds the state to resume reading from, and how many samples come again from
+        there.
+
+        Args:
+            done: Numbers of the samples that the run decides, in the order of decision.
+            run: The run.
         """
         history = self.emitted
         starts = list(self.starts)
@@ -431,11 +455,9 @@ class LabelJoin:
         def place(row: int) -> dict[str, Any]:
             if oldest[row] == events:
                 return {"at": after, "emitted": 0}
-            number, at = next(start for start in reversed(starts) if start[0] <= oldest[row])
-            return {
-                "at": at,
-                "emitted": int((history >= number).sum() + (done[:row] >= number).sum()),
-            }
+            number, state = next(start for start in reversed(starts) if start[0] <= oldest[row])
+            repeated = (history >= number).sum() + (done[:row] >= number).sum()
+            return {"at": state, "emitted": int(repeated)}
 
         while len(self.starts) > 1 and self.starts[1][0] <= waiting:
             self.starts.popleft()

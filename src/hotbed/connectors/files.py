@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paths and globs, sections of files, positions inside a list of files, and parquet."""
+"""Files: paths and globs, sections, positions in a list of files, and Parquet."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hotbed.connectors.base import READ_ALL, READ_ROWS, Place, Position, ReadPla
 from hotbed.errors import DataError, DecodeError, SchemaError
 
 SAMPLE_BYTES = 1 << 20
-"""Bytes of a file from which names and types of its columns are inferred."""
+"""Bytes of a file from which the names and types of its columns are inferred."""
 
 _BLANK_BYTES = 1 << 16
 _CODECS = {".bz2": "bz2", ".gz": "gzip", ".lz4": "lz4", ".zst": "zstd"}
@@ -26,35 +26,35 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 def expand(path: Paths) -> list[str]:
-    """Files named by `path`: a file, a glob (sorted; `**` recurses) or a list of both. Raises
-    DataError if one matches nothing.
+    """Return the files of `path`: a file, a glob (sorted; `**` recurses) or a list of both.
+
+    Raises:
+        DataError: A path or glob matches no file.
     """
     if isinstance(path, (str, os.PathLike)):
         path = [path]
-    found: list[str] = []
+    files: list[str] = []
     for item in path:
         text = os.fspath(item)
-        matches = (
-            [text]
-            if os.path.isfile(text)
-            else sorted(filter(os.path.isfile, glob.glob(text, recursive=True)))
-        )
+        matches = [text]
+        if not os.path.isfile(text):
+            matches = sorted(filter(os.path.isfile, glob.glob(text, recursive=True)))
         if not matches:
             raise DataError(
-                f"no file to read — {text!r} matches nothing — check the path (a folder needs a "
-                "glob: 'folder/*')"
+                f"path: no file to read, got {text!r}, which matches nothing. Check the path (a "
+                "folder needs a glob: 'folder/*')."
             )
-        found += matches
-    return found
+        files += matches
+    return files
 
 
 Rows = tuple[pa.RecordBatch, np.ndarray]
-"""Rows of a section, and the number of each among the rows of the file, good and bad, from 1."""
+"""Rows of a section, and for each its number among all rows of the file, good and bad, from 1."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """Bytes `begin` to `end` of a file; `end` None = all that follow. `rows`: rows before them."""
+    """Bytes `begin` to `end` of a file, None = to its end; `rows`: the rows before them."""
 
     file: str
     begin: int = 0
@@ -63,32 +63,42 @@ class Section:
 
     @property
     def compression(self) -> str | None:
-        """The codec that the ending of the name tells."""
+        """The codec that the ending of the name stands for; None = not compressed."""
         return _CODECS.get(os.path.splitext(self.file)[1])
 
     def open(self) -> pa.NativeFile:
-        """A stream of the bytes, decompressed. Raises OSError where the file cannot be read."""
+        """Return a stream of the decompressed bytes.
+
+        Raises:
+            OSError: The file cannot be read.
+        """
         stream = open_bytes(self.file)
         if self.begin or self.end is not None:
             end = stream.size() if self.end is None else self.end
             stream = stream.get_stream(self.begin, end - self.begin)
         codec = self.compression
-        return stream if codec is None else pa.CompressedInputStream(stream, codec)
+        if codec is None:
+            return stream
+        return pa.CompressedInputStream(stream, codec)
 
     def is_blank(self) -> bool:
-        """Whether there is nothing but white space in it."""
+        """Return whether it holds only white space, or nothing."""
         try:
             with self.open() as stream:
                 while data := stream.read(_BLANK_BYTES):
                     if data.strip():
                         return False
-        except (OSError, pa.ArrowException):  # reading it will name the damage
+        except (OSError, pa.ArrowException):  # reading the rows reports the damage
             return False
         return True
 
 
 def open_bytes(file: str) -> pa.NativeFile:
-    """The bytes of a file as they lie on the disk. Raises OSError where it cannot be read."""
+    """Open a file without decompressing it.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
     try:
         file.encode()
         return pa.OSFile(file)
@@ -101,18 +111,19 @@ def open_bytes(file: str) -> pa.NativeFile:
 
 
 class FileSource(Source):
-    """A list of files of one format, read one after another; the position is the file and the rows
-    of it already read.
+    """A list of files of one format, read one after another.
+
+    A position holds the file and the number of its rows that were read.
     """
 
     path: Paths
 
     def files(self) -> list[str]:
-        """The files in reading order."""
+        """Return the files in reading order."""
         return expand(self.path)
 
     def first_file(self) -> str:
-        """The first file that holds something; it tells the columns and types."""
+        """Return the first file that is not blank; columns and types come from it."""
         files = self.files()
         return next((file for file in files if not Section(file).is_blank()), files[0])
 
@@ -120,22 +131,26 @@ class FileSource(Source):
     def read_file(
         self, section: Section, skip_rows: int, batch_rows: int, plan: ReadPlan
     ) -> Iterator[Rows]:
-        """Batches of a section of a file after its first `skip_rows` rows, cast to `schema()`.
+        """Yield the rows of a section after its first `skip_rows` rows, cast to `schema()`.
 
-        Rows that cannot be read are left out where the plan says so, and do not count as skipped.
-        Raises DecodeError.
+        If the plan has `skips`, rows that cannot be read are left out; they do not count towards
+        `skip_rows`.
+
+        Raises:
+            DecodeError: The file is damaged, or a row cannot be read and the plan has no `skips`.
         """
 
     def holds_lines(self, file: str) -> bool:
-        """Whether it is plain lines, so that bytes after its end are more rows.
+        """Return whether a file holds plain lines, so that appended bytes are more rows.
 
-        Other files are whole or damaged as such.
+        Any other file can only be read as a whole.
         """
         return False
 
     def rows_end(self, section: Section) -> int:
-        """The offset after the last whole row of a section of plain lines; its begin if it holds
-        none.
+        """Return the offset after the last whole row of a section of plain lines.
+
+        If the section holds no whole row, this is its begin.
         """
         raise NotImplementedError
 
@@ -143,7 +158,7 @@ class FileSource(Source):
         return self.place(self.files()[int(position["file"])], int(position["row"]) - back)
 
     def place(self, file: str, row: int) -> Place:
-        """The row of a file that follows `row` others."""
+        """Return the place of the row that follows the first `row` rows of a file."""
         return Place(file, row + 1)
 
     def read(
@@ -173,22 +188,26 @@ class FileSource(Source):
         index = int(position["file"])
         name = position["name"]
         if index >= len(files) or os.path.basename(files[index]) != name:
+            current = os.path.basename(files[index]) if index < len(files) else "absent"
             raise DataError(
-                f"cannot resume — file {index} was {name!r} and is now "
-                f"{os.path.basename(files[index]) if index < len(files) else 'absent'!r} — put "
-                "the files back in "
-                "the same order"
+                f"position: file {index} was {name!r} and is now {current!r}. Put "
+                "the files back in the same order."
             )
         return index, int(position["row"])
 
 
 @dataclass(frozen=True)
 class Parquet(FileSource):
-    """Parquet files; `path` is a file, a glob or a list. Only the columns that a schema needs are
-    read.
+    """Parquet files.
 
-    Raises DecodeError (file) for a torn file, SchemaError when a file lacks a column of the first
-    one.
+    Only the columns that a schema needs are read.
+
+    Args:
+        path: A file, a glob or a list of both.
+
+    Raises:
+        DecodeError: A file is torn (file).
+        SchemaError: A file lacks a column of the first one, or has other types.
 
     Example: `hb.sources.Parquet("events/day=*/part-*.parquet")`
     """
@@ -197,7 +216,9 @@ class Parquet(FileSource):
 
     def schema(self) -> pa.Schema:
         cached: pa.Schema | None = self.__dict__.get("_schema")
-        return _open(self.files()[0]).schema_arrow.remove_metadata() if cached is None else cached
+        if cached is not None:
+            return cached
+        return _open(self.files()[0]).schema_arrow.remove_metadata()
 
     def num_rows(self) -> int:
         return sum(_open(file).metadata.num_rows for file in self.files())
@@ -229,9 +250,8 @@ class Parquet(FileSource):
                     yield _conform(rest, wanted, file), np.arange(done - rest.num_rows, done) + 1
         except (pa.ArrowException, OSError) as error:
             raise DecodeError(
-                f"{file}: torn or damaged parquet after row {done} — {first_line(error)} — write "
-                "the file again or "
-                "leave it out",
+                f"{file}: torn or damaged parquet after row {done}, got {first_line(error)}. Write "
+                "the file again or leave it out.",
                 file,
                 done + 1,
             ) from error
@@ -242,22 +262,21 @@ def _open(file: str) -> pq.ParquetFile:
         return pq.ParquetFile(open_bytes(file))
     except (pa.ArrowException, OSError) as error:
         raise DecodeError(
-            f"{file}: not a whole parquet file — {first_line(error)} — write the file again or "
-            "leave it out",
+            f"{file}: not a whole parquet file, got {first_line(error)}. Write the file again or "
+            "leave it out.",
             file,
         ) from error
 
 
 def _conform(batch: pa.RecordBatch, wanted: pa.Schema, file: str) -> pa.RecordBatch:
-    """`batch` with exactly the columns and types of `wanted` (those of the first file)."""
+    """Return `batch` with exactly the columns and types of `wanted` (those of the first file)."""
     if batch.schema.equals(wanted):
         return batch
     missing = [name for name in wanted.names if name not in batch.schema.names]
     if missing:
         raise SchemaError(
-            f"{file}: columns {missing} are absent — the first file has {wanted.names} — give all "
-            "files one set of "
-            "columns"
+            f"{file}: columns {missing} are absent; the first file has {wanted.names}. Give all "
+            "files one set of columns."
         )
     try:
         return pa.RecordBatch.from_arrays(
@@ -265,8 +284,8 @@ def _conform(batch: pa.RecordBatch, wanted: pa.Schema, file: str) -> pa.RecordBa
         )
     except pa.ArrowException as error:
         raise SchemaError(
-            f"{file}: its types differ from the first file's — {first_line(error)} — write all "
-            "files with one schema"
+            f"{file}: its types differ from the first file's, got {first_line(error)}. Write all "
+            "files with one schema."
         ) from error
 
 

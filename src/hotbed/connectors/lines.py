@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text with one record a line; and messages of a broker, which are the same without line ends."""
+"""Text with one record per line, and messages of a broker, which have no line ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hotbed.errors import ConfigError, DecodeError, SchemaError
 
 BLOCK_BYTES = 1 << 22
 HEAD_BYTES = 200
-"""Bytes of a line that is too long which messages and dead letters show."""
+"""Bytes that messages and dead letters show of a line that is too long."""
 _TYPES: dict[str, pa.DataType] = {
     "int64": pa.int64(),
     "uint64": pa.uint64(),
@@ -32,14 +32,17 @@ _TYPES: dict[str, pa.DataType] = {
 
 
 class LineSource(FileSource):
-    """Files cut into blocks of whole lines; a block that does not parse is read again line by line
-    to name or skip the bad one.
+    """Files that are read in blocks of whole lines.
+
+    A block that does not parse is read again line by line, to name or skip the bad line.
     """
 
     @abstractmethod
     def parse(self, lines: list[bytes], plan: ReadPlan) -> pa.RecordBatch:
-        """Rows of some lines (no line ends, none blank). Raises ValueError (or an Arrow error) if
-        any line is bad.
+        """Return the rows of some lines, which have no line ends and are not blank.
+
+        Raises:
+            ValueError: A line is bad (or an Arrow error).
         """
 
     def read_file(
@@ -69,7 +72,7 @@ class LineSource(FileSource):
                             yield batch.slice(skip), good[skip:]
         except (OSError, pa.ArrowException) as error:
             raise DecodeError(
-                f"{file}: cannot be read after line {line} — {error} — write the file again",
+                f"{file}: cannot be read after line {line}, got {error}. Write the file again.",
                 file,
                 line,
             ) from error
@@ -83,8 +86,13 @@ class LineSource(FileSource):
     def _parse(
         self, numbered: list[tuple[int, bytes]], numbers: np.ndarray, file: str, plan: ReadPlan
     ) -> Rows:
-        """The rows of some lines, each with its number in the file, and the numbers of the good
-        rows.
+        """Return the rows of the good lines, and their numbers among the rows of the file.
+
+        Args:
+            numbered: Lines, each with its line number in the file.
+            numbers: Their numbers among the rows of the file.
+            file: Its path, for messages.
+            plan: If it has no `skips`, the first bad line raises DecodeError.
         """
         try:
             return self.parse([line for _, line in numbered], plan), numbers
@@ -98,17 +106,17 @@ class LineSource(FileSource):
             except (ValueError, pa.ArrowException) as error:
                 cause = first_line(error)
                 start = line[:80].decode(errors="replace")
-                message = f"{file}, line {number}: cannot be read — {cause}: {start!r}"
+                message = f"{file}, line {number}: cannot be read ({cause}), got {start!r}"
                 if plan.skips is None:
                     raise DecodeError(
-                        f"{message} — correct it or use on_error='skip'", file, number
+                        f"{message}. Correct it or use on_error='skip'.", file, number
                     ) from error
                 plan.leave_out("value", message, [(int(numbers[index]), line)])
         return self.parse([numbered[index][1] for index in good], plan), numbers[good]
 
 
 def last_line_end(section: Section) -> int:
-    """The offset after the last line end of a section; where it begins if there is none."""
+    """Return the offset after the last line end of a section, or its begin if there is none."""
     with open(section.file, "rb") as file:
         stop = os.fstat(file.fileno()).st_size if section.end is None else section.end
         while stop > section.begin:
@@ -122,7 +130,7 @@ def last_line_end(section: Section) -> int:
 
 
 def blocks(stream: pa.NativeFile) -> Iterator[list[bytes]]:
-    """Lists of lines, CRLF and LF ends removed."""
+    """Yield lists of lines without their CRLF or LF ends."""
     rest = b""
     while block := stream.read(BLOCK_BYTES):
         head, newline, tail = block.rpartition(b"\n")
@@ -131,17 +139,19 @@ def blocks(stream: pa.NativeFile) -> Iterator[list[bytes]]:
             continue
         lines = (rest + head).split(b"\n")
         rest = tail
-        yield [line[:-1] if line.endswith(b"\r") else line for line in lines]
+        yield [line.removesuffix(b"\r") for line in lines]
     if rest:
         yield [rest.rstrip(b"\r")]
 
 
 @dataclass(frozen=True)
 class Jsonl(LineSource):
-    """One JSON object a line. Columns and types come from the first 4 MiB; lists become list
-    columns; an absent key is null.
+    """One JSON object per line.
 
-    Raises DecodeError (file, line) for a line that is not an object of those types.
+    Columns and types come from the first 4 MiB. Lists become list columns; an absent key is null.
+
+    Raises:
+        DecodeError: A line is not an object of those types (file, line).
 
     Example: `hb.sources.Jsonl("events/*.jsonl.gz")`
     """
@@ -157,9 +167,9 @@ class Jsonl(LineSource):
                     lines = [line for line in next(blocks(stream), []) if line.strip()]
             except OSError as error:
                 raise DecodeError(
-                    f"{file}: cannot be read — {error} — write the file again", file
+                    f"{file}: cannot be read, got {error}. Write the file again.", file
                 ) from error
-            # Arrow guesses times from strings; the Time role does that itself, zones included.
+            # Arrow reads some strings as times; the Time role parses them itself, with zones.
             cached = pa.schema(
                 [(column.name, _plain(column.type)) for column in _infer_json(lines, file)]
             )
@@ -170,23 +180,23 @@ class Jsonl(LineSource):
         end = last_line_end(section)
         with Section(section.file, end, section.end).open() as stream:
             rest = stream.read()
-        return end + len(rest) if _is_object(rest) else end
+        if _is_object(rest):
+            return end + len(rest)
+        return end
 
     def parse(self, lines: list[bytes], plan: ReadPlan) -> pa.RecordBatch:
         schema = self.schema()
         if plan.columns is not None:
-            schema = pa.schema([field for field in schema if field.name in plan.columns])
-        schema = pa.schema(
-            [
-                pa.field(f.name, plan.types.get(f.name, f.type) if _is_number(f.type) else f.type)
-                for f in schema
-            ]
-        )
+            schema = pa.schema([column for column in schema if column.name in plan.columns])
+        for index, column in enumerate(schema):
+            if _is_number(column.type) and column.name in plan.types:
+                kind = plan.types[column.name]
+                schema = schema.set(index, pa.field(column.name, kind))
         return read_json_lines(lines, schema)
 
 
 def _is_object(text: bytes) -> bool:
-    """Whether it is a whole JSON object; a part of one never is."""
+    """Return whether `text` is a whole JSON object."""
     try:
         return isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):
@@ -194,7 +204,7 @@ def _is_object(text: bytes) -> bool:
 
 
 def read_json_lines(lines: list[bytes], schema: pa.Schema) -> pa.RecordBatch:
-    """The columns of `schema` of some JSON objects, a line each; absent keys are null."""
+    """Return the columns of `schema` from JSON objects, one per line; absent keys are null."""
     if not lines:
         return pa.RecordBatch.from_arrays(
             [pa.array([], type=field.type) for field in schema], schema=schema
@@ -215,29 +225,36 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _infer_json(lines: list[bytes], file: str) -> pa.Schema:
-    """Types of the first lines. Bad ones among them are no reason to give up: reading names or
-    skips them.
+    """Return the types of the first lines.
+
+    Bad lines among them are passed over; reading them later names or skips them.
     """
-    found = None
+    schema = None
     count = len(lines)
     data = b""
-    while found is None and count:
+    while schema is None and count:
         try:
             data = b"\n".join(lines[:count])
-            found = pajson.read_json(io.BytesIO(data), read_options=_whole(data)).schema
+            schema = pajson.read_json(io.BytesIO(data), read_options=_whole(data)).schema
         except pa.ArrowException:
-            lines, count = (lines, count // 2) if count > 1 else (lines[1:], len(lines) - 1)
-    if found is None:
+            if count > 1:
+                count //= 2
+            else:
+                lines = lines[1:]
+                count = len(lines)
+    if schema is None:
         raise DecodeError(
-            f"{file}: holds no JSON object — no line of the first block is one — write one a line",
-            file,
+            f"{file}: the first block holds no JSON object. Write one object per line.", file
         )
-    return _with_big_ids(data, found)
+    return _with_big_ids(data, schema)
 
 
-def _with_big_ids(data: bytes, found: pa.Schema) -> pa.Schema:
-    """Arrow reads integers above int64 as floats, which lose digits: such columns become uint64."""
-    for place, column in enumerate(found):
+def _with_big_ids(data: bytes, schema: pa.Schema) -> pa.Schema:
+    """Return the schema with uint64 for columns of integers above int64.
+
+    Arrow reads such integers as floats, which lose digits.
+    """
+    for index, column in enumerate(schema):
         if pa.types.is_floating(column.type):
             wanted = pa.field(column.name, pa.uint64())
             options = pajson.ParseOptions(
@@ -245,19 +262,19 @@ def _with_big_ids(data: bytes, found: pa.Schema) -> pa.Schema:
             )
             try:
                 pajson.read_json(io.BytesIO(data), read_options=_whole(data), parse_options=options)
-                found = found.set(place, wanted)
+                schema = schema.set(index, wanted)
             except pa.ArrowException:
                 continue
-    return found
+    return schema
 
 
 def _whole(data: bytes) -> pajson.ReadOptions:
-    """One block, so that types do not depend on where blocks end."""
+    """Return options that read `data` as one block, so that block ends do not change types."""
     return pajson.ReadOptions(use_threads=False, block_size=max(len(data) + 1, 1 << 10))
 
 
 def has_nulls(kind: pa.DataType) -> bool:
-    """Whether nothing but nulls (or empty lists) was met, so that the type is not known yet."""
+    """Return whether only nulls (or empty lists) were read, so that the type is not known yet."""
     return bool(pa.types.is_null(kind) or (pa.types.is_list(kind) and has_nulls(kind.value_type)))
 
 
@@ -272,8 +289,13 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 class ShortLines(io.RawIOBase):
     """A stream of text whose lines of more than `limit` bytes are replaced.
 
-    `replace` gets where such a line begins and its first bytes, and returns what stands for it, or
-    raises. A read returns whole lines, so that it may be shorter than asked.
+    A read returns whole lines, so it may return fewer bytes than asked.
+
+    Args:
+        stream: The text.
+        limit: Bytes that a line may have.
+        replace: Called with the offset of a long line and its first bytes; returns the text to use
+            instead, or raises.
     """
 
     def __init__(
@@ -282,9 +304,9 @@ class ShortLines(io.RawIOBase):
         self._stream = stream
         self._limit = limit
         self._replace = replace
-        self._tail = b""  # a line whose end is not read yet
+        self._tail = b""  # a line whose end was not read yet
         self._read = 0  # bytes before the tail
-        # what follows, up to a line end, belongs to a line that was replaced
+        # the bytes up to the next line end belong to a line that was replaced
         self._dropping = False
 
     def readable(self) -> bool:
@@ -305,13 +327,14 @@ class ShortLines(io.RawIOBase):
                 return lines
 
     def _whole_lines(self, data: bytes) -> bytes:
-        """The lines of `data`, which begins with the tail; the last one becomes the new tail."""
+        """Return the whole lines of `data`, which begins with the tail; keep the rest as tail."""
         parts: list[bytes] = []
-        start = 0  # of what is not in `parts`
-        end = 0  # of lines that are short enough
+        start = 0  # of the bytes that are not in `parts`
+        end = 0  # of the lines that were checked
         while end < len(data):
             if self._dropping:
-                start = end = data.find(b"\n", end) + 1 or len(data)
+                end = data.find(b"\n", end) + 1 or len(data)
+                start = end
                 self._dropping = data[end - 1 : end] != b"\n"
             elif newline := data.rfind(b"\n", end, end + self._limit + 1) + 1:
                 end = newline
@@ -328,30 +351,35 @@ class ShortLines(io.RawIOBase):
 
 
 class Decoder(ABC):
-    """Turns the bytes of a broker's messages into rows. `many`: a message may hold any number of
-    rows (it is decoded alone), else exactly one.
-    """
+    """Decodes the messages of a broker into rows."""
 
     many: ClassVar[bool] = False
+    """A message holds any number of rows and is decoded alone; else it holds exactly one."""
 
     @abstractmethod
     def infer(self, values: Sequence[bytes]) -> pa.Schema:
-        """Names and types of the fields of some messages, and of those that are declared. Raises
-        ValueError where no message can be decoded, or there is none and nothing is declared.
+        """Return names and types of the declared fields and of the fields of some messages.
+
+        Raises:
+            ValueError: No message can be decoded, or there are no messages and no declared fields.
         """
 
     @abstractmethod
     def decode(self, values: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch:
-        """The columns of `schema`, absent ones null. Raises ValueError (or an Arrow error) if any
-        message is bad.
+        """Return the columns of `schema` from some messages; absent columns are null.
+
+        Raises:
+            ValueError: A message is bad (or an Arrow error).
         """
 
 
 @dataclass(frozen=True)
 class Json(Decoder):
-    """A JSON object a message. `columns`: names and types ("int64", "uint64", "float64", "string",
-    "bool", "list<int64>",
-    ...) where they are known; the others have the type with which they are first met, and keep it.
+    """One JSON object per message.
+
+    Args:
+        columns: Names and types ("int64", "uint64", "float64", "string", "bool", "list<int64>",
+            ...) of columns that are declared. Every other column keeps the type of its first value.
 
     Example: `hb.sources.Json({"user": "int64", "genres": "list<string>"})`
     """
@@ -371,28 +399,31 @@ class Json(Decoder):
             raise ValueError("no JSON object among them")
         if not lines:
             return declared
-        found = [
-            column
-            for column in _infer_json(lines, "a message")
-            if column.name not in declared.names
-        ]
-        return pa.schema(
-            [*declared, *((c.name, c.type if has_nulls(c.type) else _plain(c.type)) for c in found)]
-        )
+        columns = list(declared)
+        for column in _infer_json(lines, "a message"):
+            if column.name not in declared.names:
+                kind = column.type if has_nulls(column.type) else _plain(column.type)
+                columns.append(pa.field(column.name, kind))
+        return pa.schema(columns)
 
     def decode(self, values: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch:
         for value in values:
             if value[:1] != b"{" and value.lstrip()[:1] != b"{":
-                raise ValueError("no JSON object")
+                raise ValueError("not a JSON object")
         return read_json_lines([value.replace(b"\n", b" ") for value in values], schema)
 
 
 @dataclass(frozen=True)
 class Arrow(Decoder):
-    """An Arrow IPC stream a message, with any number of rows: a tenth of JSON's work.
+    """One Arrow IPC stream per message, with any number of rows.
 
-    Example of the writing side: `with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)`
+    Decoding takes about a tenth of the work of JSON.
+
+    Example:
+        A producer writes a message so:
+
+        >>> with pa.ipc.new_stream(sink, batch.schema) as writer:
+        ...     writer.write_batch(batch)
     """
 
     many: ClassVar[bool] = True
@@ -406,16 +437,15 @@ class Arrow(Decoder):
         raise ValueError("no Arrow stream among them")
 
     def decode(self, values: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch:
-        table = pa.concat_tables(
-            [pa.ipc.open_stream(value).read_all() for value in values]
-        ).combine_chunks()
-        columns = [
-            table[name].combine_chunks().cast(kind)
-            if name in table.schema.names
-            else pa.nulls(table.num_rows, kind)
-            for name, kind in zip(schema.names, schema.types, strict=True)
-        ]
-        return pa.RecordBatch.from_arrays([_flat(column) for column in columns], schema=schema)
+        table = pa.concat_tables([pa.ipc.open_stream(value).read_all() for value in values])
+        table = table.combine_chunks()
+        columns: list[pa.Array] = []
+        for name, kind in zip(schema.names, schema.types, strict=True):
+            if name in table.schema.names:
+                columns.append(_flat(table[name].combine_chunks().cast(kind)))
+            else:
+                columns.append(pa.nulls(table.num_rows, kind))
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _flat(column: pa.Array | pa.ChunkedArray) -> pa.Array:
@@ -423,12 +453,12 @@ def _flat(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def _declared(name: str, kind: str) -> pa.DataType:
-    """The type called `kind`."""
+    """Return the Arrow type that is written as `kind`."""
     inner = kind.removeprefix("list<").removesuffix(">")
     if inner not in _TYPES or kind not in (inner, f"list<{inner}>"):
         raise ConfigError(
-            f"columns.{name}: unknown type — received {kind!r} — use one of {', '.join(_TYPES)}, "
-            "or list<one of them>"
+            f"columns.{name}: unknown type, got {kind!r}. Use one of {', '.join(_TYPES)}, or "
+            "list<one of them>."
         )
     return _TYPES[inner] if kind == inner else pa.list_(_TYPES[inner])
 
@@ -436,55 +466,56 @@ def _declared(name: str, kind: str) -> pa.DataType:
 def wanted_types(
     decoder: Decoder, values: Sequence[bytes], plan: ReadPlan, types: str
 ) -> tuple[pa.Schema, str]:
-    """The columns to decode and their types; and, as text, the types met so far: a column keeps its
-    first one.
+    """Return the columns to decode with their types, and the new value of `types`.
 
-    Raises SchemaError for a column that is neither known nor in any of the messages.
+    Args:
+        decoder: Infers the types of new columns.
+        values: The messages.
+        plan: Its columns are decoded; None = all.
+        types: The types of the columns read so far, as text: a column keeps its first type.
+
+    Raises:
+        SchemaError: A column is not in `types`, not declared, and not in any of the messages.
     """
-    known = schema_from_text(types)
-    columns = list(known.names if plan.columns is None else plan.columns)
-    if plan.columns is None or not set(columns) <= set(known.names):
+    schema = schema_from_text(types)
+    columns = list(schema.names if plan.columns is None else plan.columns)
+    if plan.columns is None or not set(columns) <= set(schema.names):
         try:
-            found = decoder.infer(values)
-        except ValueError:  # no message can be decoded, so nothing is known about them either
-            found = pa.schema([(name, pa.null()) for name in columns])
-        columns += (
-            []
-            if plan.columns is not None
-            else [name for name in found.names if name not in columns]
-        )
-        if absent := [name for name in columns if name not in {*known.names, *found.names}]:
+            inferred = decoder.infer(values)
+        except ValueError:  # no message can be decoded, so all types stay unknown
+            inferred = pa.schema([(name, pa.null()) for name in columns])
+        if plan.columns is None:
+            columns += [name for name in inferred.names if name not in columns]
+        if absent := [name for name in columns if name not in {*schema.names, *inferred.names}]:
             raise SchemaError(
-                f"no message has columns {absent} — received {found.names} — correct the schema, "
-                "or declare columns "
-                "that may be absent: Json(columns={...})"
+                f"columns: no message has columns {absent}, got {inferred.names}. Correct the "
+                "schema, or declare columns that may be absent: Json(columns={...})."
             )
-        met = [
-            c
-            for c in found
-            if c.name in columns and c.name not in known.names and not has_nulls(c.type)
-        ]
-        known = pa.schema([*known, *met])
-        types = schema_to_text(known)
-    kinds = {name: known.field(name).type if name in known.names else pa.null() for name in columns}
-    numbers = {
-        name: kind for name, kind in plan.types.items() if name in kinds and _is_number(kinds[name])
-    }
-    return pa.schema(list({**kinds, **numbers}.items())), types
+        new = [c for c in inferred if c.name in columns and c.name not in schema.names]
+        schema = pa.schema([*schema, *(column for column in new if not has_nulls(column.type))])
+        types = schema_to_text(schema)
+    kinds = {name: pa.null() for name in columns}
+    for name in columns:
+        if name in schema.names:
+            kinds[name] = schema.field(name).type
+        if name in plan.types and _is_number(kinds[name]):
+            kinds[name] = plan.types[name]
+    return pa.schema(list(kinds.items())), types
 
 
 Decoded = tuple[list[pa.RecordBatch], list[int], dict[int, Exception]]
-"""Rows; how many of them each message gave; the messages that could not be decoded."""
+"""Rows; the number of rows of each message; the errors of the messages that cannot be decoded."""
 
 
 def decode(decoder: Decoder, values: Sequence[bytes], schema: pa.Schema, first: int = 0) -> Decoded:
-    """Messages (numbered from `first`) decoded at once; bad ones among them are found by halving."""
+    """Decode messages, numbered from `first`, at once; halve them to locate bad ones."""
     if not decoder.many or len(values) == 1:
         try:
             batch = decoder.decode(values, schema)
             if not decoder.many and batch.num_rows != len(values):
                 raise ValueError(f"{len(values)} messages gave {batch.num_rows} rows")
-            return [batch], [batch.num_rows] if decoder.many else [1] * len(values), {}
+            counts = [batch.num_rows] if decoder.many else [1] * len(values)
+            return [batch], counts, {}
         except (ValueError, TypeError, KeyError, OSError, pa.ArrowException) as error:
             if len(values) == 1:
                 return [], [0], {first: error}

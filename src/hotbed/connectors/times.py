@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times: any column of times to int64 microseconds UTC; and Replay, events in their order, with
-labels that come late.
-"""
+"""Times as int64 microseconds UTC; and Replay, which reads recorded events in their order."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ import time as clocks
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
@@ -38,14 +36,20 @@ _FORMATS = ("%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%dT%H:%M", "%Y-%m-%d")
 
 
 def to_microseconds(values: pa.Array, unit: str, zones: set[str] | None = None) -> pa.Array:
-    """Int64 microseconds UTC; nulls stay.
+    """Return a column of times as int64 microseconds UTC.
 
-    Text that is not a time becomes null, and so does a time that int64 microseconds cannot hold.
+    Nulls stay null. Text that is not a time becomes null, and so does a time that int64
+    microseconds cannot hold. Arrow timestamps and dates need no unit. Text without a zone is UTC.
 
-    `unit`: "s", "ms", "us", "ns" for numbers, "iso" for ISO 8601 text, or a strptime format such as
-    "%y%m%d%H". Arrow timestamps and dates need no unit. Text without a zone is UTC; text that mixes
-    zones raises DataError. `zones`: the zones of earlier batches, which this one may not mix with;
-    its own is added.
+    Args:
+        values: The times.
+        unit: "s", "ms", "us", "ns" for numbers, "iso" for ISO 8601 text, or a strptime format such
+            as "%y%m%d%H".
+        zones: The zones of earlier batches of the column; those of this batch are added.
+
+    Raises:
+        DataError: ISO text mixes zones, also with those of earlier batches.
+        SchemaError: The unit does not fit the type of the column.
     """
     kind = values.type
     if pa.types.is_null(kind):
@@ -65,8 +69,7 @@ def to_microseconds(values: pa.Array, unit: str, zones: set[str] | None = None) 
         return _from_format(values, unit)
     if unit == "iso" or not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
         raise SchemaError(
-            f"times: unit {unit!r} does not fit a column of {kind} — received {kind} — declare "
-            "the column's real unit"
+            f"times: unit {unit!r} does not fit a column of {kind}. Declare the column's real unit."
         )
     if pa.types.is_floating(kind):
         factor = float(UNITS.get(unit, 1e-3))
@@ -78,7 +81,7 @@ def to_microseconds(values: pa.Array, unit: str, zones: set[str] | None = None) 
 
 
 def _scale(whole: pa.Array, unit: str) -> pa.Array:
-    """Int64 counts of `unit` as microseconds; null where those do not fit int64."""
+    """Return int64 counts of `unit` as microseconds, null where they do not fit int64."""
     if unit != "ns":
         limit = _NEVER // UNITS[unit]
         return pc.multiply(_within(whole, -limit, limit), UNITS[unit])
@@ -88,7 +91,7 @@ def _scale(whole: pa.Array, unit: str) -> pa.Array:
 
 
 def _within(values: pa.Array, least: float, most: float) -> pa.Array:
-    """`values`, null where they lie outside `least` to `most`, or are NaN."""
+    """Return `values`, null where they are NaN or lie outside `least` to `most`."""
     kind = values.type
     above = pc.greater_equal(values, pa.scalar(least, kind))
     inside = pc.and_(above, pc.less_equal(values, pa.scalar(most, kind)))
@@ -96,35 +99,30 @@ def _within(values: pa.Array, least: float, most: float) -> pa.Array:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    )
+    checks = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    return any(check(kind) for check in checks)
 
 
 def _from_format(values: pa.Array, form: str) -> pa.Array:
     text = pl.Series(values.cast(pa.string())).str.strip_chars()
-    if ("%H" in form or "%I" in form) and "%M" not in form:  # Polars wants minutes with hours
+    if ("%H" in form or "%I" in form) and "%M" not in form:  # Polars needs minutes with hours
         text = text + " 00"
         form = f"{form} %M"
-    parsed = text.str.to_datetime(
-        form, time_unit="us", strict=False, time_zone="UTC" if "%z" in form else None
-    )
+    zone = "UTC" if "%z" in form else None
+    parsed = text.str.to_datetime(form, time_unit="us", strict=False, time_zone=zone)
     return parsed.to_physical().to_arrow().cast(pa.int64())
 
 
 def _from_iso(values: pa.Array, zones: set[str]) -> pa.Array:
     text = pl.Series(values.cast(pa.string())).str.strip_chars()
     # A date alone ends like an offset ("2014-10-21"), so a zone needs a time of day before it.
-    found = (
-        text.str.extract(r"\d:\d.*?(Z|UTC|GMT|[+-]\d{2}:?\d{2})$")
-        .fill_null("")
-        .filter(text.is_not_null())
-    )
-    zones.update(map(_one_name, found.unique().to_list()))
+    suffixes = text.str.extract(r"\d:\d.*?(Z|UTC|GMT|[+-]\d{2}:?\d{2})$").fill_null("")
+    suffixes = suffixes.filter(text.is_not_null()).unique()
+    zones.update(map(_canonical_zone, suffixes.to_list()))
     if len(zones) > 1:
         raise DataError(
-            f"times: a column mixes zones — received {sorted(zones)} ('' = none) — write all its "
-            "times with one zone"
+            f"times: a column mixes zones, got {sorted(zones)} ('' = none). Write all its times "
+            "with one zone."
         )
     zone = next(iter(zones), "")
     if zone:
@@ -139,31 +137,41 @@ def _from_iso(values: pa.Array, zones: set[str]) -> pa.Array:
     return pc.subtract(micros, shift) if shift else micros
 
 
-def _one_name(zone: str) -> str:
-    """UTC has many spellings."""
+def _canonical_zone(zone: str) -> str:
+    """Return one spelling of a zone: "Z" for UTC, "+02:00" for an offset, "" for no zone."""
     if zone in ("Z", "UTC", "GMT") or (zone and set(zone[1:]) <= {"0", ":"}):
         return "Z"
-    return zone if not zone or ":" in zone else f"{zone[:3]}:{zone[3:]}"
+    if not zone or ":" in zone:
+        return zone
+    return f"{zone[:3]}:{zone[3:]}"
 
 
 def _offset_microseconds(zone: str) -> int:
     if not zone or zone[0] not in "+-":
         return 0
-    return (1 if zone[0] == "+" else -1) * (int(zone[1:3]) * 3600 + int(zone[4:]) * 60) * 1_000_000
+    seconds = int(zone[1:3]) * 3600 + int(zone[4:]) * 60
+    if zone[0] == "-":
+        seconds = -seconds
+    return seconds * 1_000_000
 
 
 @dataclass(frozen=True)
 class Replay(Source):
-    """Recorded events of several sources in the order of their times, ties in the order of the
-    sources.
+    """Recorded events of several sources in the order of their times.
 
-    `time`: their column of times, `unit` as in a schema ("s", "ms", "us", "ns", "iso" or a format).
-    A source that is not in order keeps its own order; its events count as late. Columns that a
-    source lacks are null. `late`: labels from later events. `speed`: None = as fast as possible; 60
-    = a minute of data a second, as a stream that ends.
+    Ties are in the order of the sources. A source whose rows are not in order of time keeps its own
+    order; its events count as late. Columns that a source lacks are null.
 
-    Raises SchemaError when a column is absent or has two types, DataError for a time that cannot be
-    read.
+    Args:
+        sources: The sources.
+        time: Their column of times.
+        unit: Its unit, as in a schema ("s", "ms", "us", "ns", "iso" or a format).
+        speed: None = as fast as possible; 60 = a minute of data per second, as a stream that ends.
+        late: Labels from later events.
+
+    Raises:
+        SchemaError: A column is absent or has two types.
+        DataError: A time cannot be read.
 
     Example: `hb.sources.Replay([views, purchases], time="event_time", unit="iso", speed=600)`
     """
@@ -177,8 +185,8 @@ class Replay(Source):
     def __post_init__(self) -> None:
         if not self.sources or (self.speed is not None and not self.speed > 0):
             raise ConfigError(
-                f"replay: at least one source and a speed > 0 — received {self.speed!r} — correct "
-                "them"
+                f"replay: needs at least one source and a speed > 0, got {len(self.sources)} "
+                f"sources and speed {self.speed!r}. Correct them."
             )
         for source in self.sources:
             not_endless(source, "a replay")
@@ -192,19 +200,24 @@ class Replay(Source):
             whole = pa.unify_schemas([source.schema().remove_metadata() for source in self.sources])
         except pa.ArrowException as error:
             raise SchemaError(
-                f"replay: a column has two types — {error} — declare one type in both sources"
+                f"replay: a column has two types, got {error}. Declare one type in both sources."
             ) from error
-        needed = [self.time, *((*self.late.on, self.late.column) if self.late else ())]
-        if missing := [name for name in needed if name not in whole.names]:
+        if missing := [name for name in self._own_columns() if name not in whole.names]:
             raise SchemaError(
-                f"replay: columns {missing} are absent — the sources have {whole.names} — correct "
-                "them"
+                f"replay: columns {missing} are absent; the sources have {whole.names}. Correct "
+                "them."
             )
         if self.late is None:
             return whole
-        return pa.schema(
-            [*(c for c in whole if c.name != self.late.label), (self.late.label, pa.float64())]
-        )
+        label = self.late.label
+        others = [column for column in whole if column.name != label]
+        return pa.schema([*others, (label, pa.float64())])
+
+    def _own_columns(self) -> list[str]:
+        """Return the columns that order and label the events."""
+        if self.late is None:
+            return [self.time]
+        return [self.time, *self.late.on, self.late.column]
 
     def read(
         self,
@@ -215,7 +228,8 @@ class Replay(Source):
         schema = self.schema()
         columns = [name for name in schema.names if plan.columns is None or name in plan.columns]
         state: Mapping[str, Any] = {"at": [{}] * len(self.sources), "emitted": 0}
-        state = position.state if position else state
+        if position:
+            state = position.state
         runs = _merged(self, state["at"], plan, columns)
         labelled = _plain(runs) if self.late is None else map(LabelJoin(self.late), runs)
         pace = None if self.speed is None else _Pace(self.speed, plan.live or Live())
@@ -232,15 +246,18 @@ class Replay(Source):
                         continue
                 part = run.table.slice(row, count).combine_chunks()
                 row += count
-                part = part.select(columns if pace is None else [*columns, PLACE])
-                yield (
-                    part.to_batches()[0],
-                    Position(run.place(row)) if pace is None else pace.position(run, row),
-                )
+                if pace is None:
+                    yield part.select(columns).to_batches()[0], Position(run.place(row))
+                else:
+                    part = part.select([*columns, PLACE])
+                    yield part.to_batches()[0], pace.position(run, row)
 
 
 class _Reading:
-    """One source: the rows of it that come next. `keys` are their times, made rising."""
+    """One source of a replay, and its next rows.
+
+    `keys` are the times of these rows, each raised to the latest time before it.
+    """
 
     def __init__(
         self, replay: Replay, number: int, state: Mapping[str, Any], plan: ReadPlan
@@ -251,69 +268,77 @@ class _Reading:
         self.unit = replay.unit
         self.plan = plan
         self.zones = set[str]()
-        self._at = None if state.get("source") is None else Position.from_json(state["source"])
+        self._position: Position | None = None
+        if state.get("source") is not None:
+            self._position = Position.from_json(state["source"])
         self._skip = state.get("skip", 0)
         self._row = state.get("row", 0)
         self._high = state.get("time", _EARLIEST)
         self._used = self._skip
         self._size = 0
-        self._after = self._at
-        self._batches = self.source.read(self._at, READ_ROWS, plan)
+        self._after = self._position
+        self._batches = self.source.read(self._position, READ_ROWS, plan)
         self._ahead = next(self._batches, None)
         self.rows = TICK
         self.indices = np.zeros(0, np.int64)
-        self.times = self.keys = np.zeros(0, np.int64)
+        self.times = np.zeros(0, np.int64)
+        self.keys = np.zeros(0, np.int64)
 
     @property
     def ended(self) -> bool:
-        """Whether nothing comes after the rows at hand."""
+        """Whether no rows follow those at hand."""
         return self._ahead is None
 
     def state(self) -> dict[str, Any]:
-        """Before the rows at hand: a position, rows used after it, rows before it, and the newest
-        time.
+        """Return the state before the rows at hand.
+
+        "source": a position; "skip": the rows used after it; "row": the rows before it; "time": the
+        newest time so far.
         """
-        at = None if self._at is None else dict(self._at.state)
-        return {"source": at, "skip": self._used, "row": self._row, "time": self._high}
+        source = None if self._position is None else dict(self._position.state)
+        return {"source": source, "skip": self._used, "row": self._row, "time": self._high}
 
     def fill(self) -> None:
-        """Sees to it that rows are at hand, as long as there are any."""
+        """Read until rows are at hand or the source ends."""
         while not len(self.keys) and self._ahead is not None:
-            self._at = self._after
+            self._position = self._after
             self._row = self._row + self._size
             batch, self._after = self._ahead
             self._ahead = next(self._batches, None)
-            self._size, self._used = batch.num_rows, min(self._skip, batch.num_rows)
+            self._size = batch.num_rows
+            self._used = min(self._skip, batch.num_rows)
             self._skip -= self._used
             times = to_microseconds(batch.column(self.time), self.unit, self.zones)
             if times.null_count:
-                self._tell_bad(times.is_null().to_numpy(zero_copy_only=False))
-            self.indices = (
-                np.flatnonzero(times.is_valid().to_numpy(zero_copy_only=False)[self._used :])
-                + self._used
-            )
+                self._report_bad(times.is_null().to_numpy(zero_copy_only=False))
+            is_valid = times.is_valid().to_numpy(zero_copy_only=False)
+            self.indices = np.flatnonzero(is_valid[self._used :]) + self._used
             self.rows = batch.take(pa.array(self.indices))
             self.times = times.fill_null(0).to_numpy(zero_copy_only=False)[self.indices]
             self.keys = np.maximum.accumulate(np.concatenate([[self._high], self.times]))[1:]
 
     def take(self, count: int) -> tuple[pa.RecordBatch, np.ndarray, np.ndarray, np.ndarray]:
-        """The next rows, their keys, their times, and their numbers in the source (from 1)."""
+        """Return the next rows with keys, times and numbers in the source (from 1)."""
         numbers = self._row + self.indices[:count] + 1
-        taken = self.rows.slice(0, count), self.keys[:count], self.times[:count], numbers
-        self._used, self._high = int(self.indices[count - 1]) + 1, int(self.keys[count - 1])
+        rows = self.rows.slice(0, count)
+        keys = self.keys[:count]
+        times = self.times[:count]
+        self._used = int(self.indices[count - 1]) + 1
+        self._high = int(self.keys[count - 1])
         self.rows = self.rows.slice(count)
         self.keys = self.keys[count:]
         self.times = self.times[count:]
         self.indices = self.indices[count:]
-        return taken
+        return rows, keys, times, numbers
 
-    def _tell_bad(self, bad: np.ndarray) -> None:
+    def _report_bad(self, bad: np.ndarray) -> None:
+        """Count rows whose time cannot be read, or raise DecodeError if the plan has no `skips`."""
         assert self._after is not None
         place = self.source.locate(self._after, self._size - int(np.flatnonzero(bad)[0]))
-        message = f"{place}: column {self.time!r}: no time of unit {self.unit!r}"
+        message = f"{place}: column {self.time!r} does not hold a time of unit {self.unit!r}"
         if self.plan.skips is None:
             raise DecodeError(
-                f"{message} — correct it or use on_error='skip'",
+                f"{message}. Correct it or use on_error='skip'.",
                 place.file,
                 place.number,
                 self.time,
@@ -324,55 +349,55 @@ class _Reading:
 def _merged(
     replay: Replay, states: Sequence[Mapping[str, Any]], plan: ReadPlan, columns: list[str]
 ) -> Iterator[Run]:
-    """The events of all sources by time, ties by source."""
-    late = replay.late
+    """Yield the events of all sources by time, ties by source."""
     schema = pa.unify_schemas([source.schema().remove_metadata() for source in replay.sources])
-    own = [replay.time, *((*late.on, late.column) if late else ())]
-    needed = list(
-        dict.fromkeys([*(name for name in columns if late is None or name != late.label), *own])
-    )
+    own = replay._own_columns()
+    names = [name for name in columns if replay.late is None or name != replay.late.label]
+    needed = list(dict.fromkeys([*names, *own]))
     types = {
-        n: kind
-        for n, kind in plan.types.items()
-        if n not in own and n in needed and _is_number(schema, n)
+        name: kind
+        for name, kind in plan.types.items()
+        if name not in own and name in needed and _is_number(schema, name)
     }
     target = pa.schema([(name, types.get(name, schema.field(name).type)) for name in needed])
-    readings = [
-        _Reading(
-            replay,
-            number,
-            state,
-            replace(
-                plan, columns=tuple(n for n in needed if n in source.schema().names), types=types
-            ),
-        )
-        for number, (source, state) in enumerate(zip(replay.sources, states, strict=True))
-    ]
+    readings: list[_Reading] = []
+    for number, (source, state) in enumerate(zip(replay.sources, states, strict=True)):
+        present = source.schema().names
+        own_plan = replace(plan, columns=tuple(n for n in needed if n in present), types=types)
+        readings.append(_Reading(replay, number, state, own_plan))
     while True:
         for reading in readings:
             reading.fill()
-        held = [reading for reading in readings if len(reading.keys)]
-        if not held:
+        if not any(len(reading.keys) for reading in readings):
             return
-        before = [reading.state() for reading in readings]
-        # No row may pass one that a source has yet to show: the first source whose rows at hand end
-        # earliest is the limit.
-        limits = [(int(reading.keys[-1]), reading.number) for reading in held if not reading.ended]
-        latest, last = min(limits, default=(_NEVER, len(readings)))
-        taken = []
-        for reading in held:
-            count = int(
-                np.searchsorted(reading.keys, latest, "right" if reading.number <= last else "left")
-            )
-            if count:
-                rows, keys, times, numbers = reading.take(count)
-                taken.append((_as_wanted(rows, target, reading.number, numbers), keys, times))
-        parts, rising, event_times = zip(*taken, strict=True)
-        keys = np.concatenate(rising)
-        order = np.argsort(keys, kind="stable")
-        table = pa.Table.from_batches(parts).take(pa.array(order))
-        after = [reading.state() for reading in readings]
-        yield Run(table, keys[order], np.concatenate(event_times)[order], before, after)
+        yield _next_run(readings, target)
+
+
+def _next_run(readings: Sequence[_Reading], target: pa.Schema) -> Run:
+    """Return the events that no later row of any source can precede."""
+    before = [reading.state() for reading in readings]
+    filled = [reading for reading in readings if len(reading.keys)]
+    # Rows that were not read yet may not be overtaken: the limit is the source whose rows at hand
+    # end earliest, the first one of several.
+    limits = [(int(reading.keys[-1]), reading.number) for reading in filled if not reading.ended]
+    latest, last = min(limits, default=(_NEVER, len(readings)))
+    batches = []
+    all_keys = []
+    all_times = []
+    for reading in filled:
+        # ties are in the order of the sources
+        side: Literal["left", "right"] = "right" if reading.number <= last else "left"
+        count = int(np.searchsorted(reading.keys, latest, side))
+        if count:
+            rows, keys, times, numbers = reading.take(count)
+            batches.append(_as_wanted(rows, target, reading.number, numbers))
+            all_keys.append(keys)
+            all_times.append(times)
+    merged = np.concatenate(all_keys)
+    order = np.argsort(merged, kind="stable")
+    table = pa.Table.from_batches(batches).take(pa.array(order))
+    after = [reading.state() for reading in readings]
+    return Run(table, merged[order], np.concatenate(all_times)[order], before, after)
 
 
 def _is_number(schema: pa.Schema, name: str) -> bool:
@@ -383,31 +408,34 @@ def _is_number(schema: pa.Schema, name: str) -> bool:
 def _as_wanted(
     rows: pa.RecordBatch, target: pa.Schema, source: int, numbers: np.ndarray
 ) -> pa.RecordBatch:
-    """Exactly the columns of `target`, and where each row came from."""
-    there = set(rows.schema.names)
-    arrays = [
-        rows.column(c.name).cast(c.type) if c.name in there else pa.nulls(rows.num_rows, c.type)
-        for c in target
-    ]
+    """Return the rows with exactly the columns of `target`, and with the place of each row."""
+    arrays: list[pa.Array] = []
+    for column in target:
+        if column.name in rows.schema.names:
+            arrays.append(rows.column(column.name).cast(column.type))
+        else:
+            arrays.append(pa.nulls(rows.num_rows, column.type))
     origin = pa.array(np.full(rows.num_rows, source, np.int32))
     place = pa.StructArray.from_arrays([origin, pa.array(numbers)], ["source", "row"])
     return pa.RecordBatch.from_arrays([*arrays, place], names=[*target.names, PLACE])
 
 
 def _plain(runs: Iterator[Run]) -> Iterator[Run]:
-    """Runs as they are, each with its positions."""
+    """Yield runs unchanged but for their positions."""
     for run in runs:
         run.place = partial(_place_in, run)
         yield run
 
 
 def _place_in(run: Run, row: int) -> dict[str, Any]:
-    whole = row == len(run.keys)
-    return {"at": run.after if whole else run.before, "emitted": 0 if whole else row}
+    """Return the position after `row` rows of a run."""
+    if row == len(run.keys):
+        return {"at": run.after, "emitted": 0}
+    return {"at": run.before, "emitted": row}
 
 
 class _Pace:
-    """Lets events pass as fast as `speed` times their own time."""
+    """Releases events at `speed` times their own time."""
 
     def __init__(self, speed: float, live: Live) -> None:
         self.speed = speed
@@ -416,9 +444,7 @@ class _Pace:
         self.now = 0
 
     def due(self, times: np.ndarray) -> int:
-        """How many of the next events may pass now; where it is none, waits, but no longer than a
-        tick.
-        """
+        """Return how many of the next events are due now; if none, wait for at most a tick."""
         self._origin = self._origin or (int(times[0]), self.live.clock())
         begin, since = self._origin
         now = begin + (self.live.clock() - since) * self.speed * 1e6
@@ -426,9 +452,8 @@ class _Pace:
         if count:
             self.now = int(times[count - 1])
         else:
-            clocks.sleep(
-                min(self.live.tick_seconds, max(0.0, (int(times[0]) - now) / self.speed / 1e6))
-            )
+            remaining = (int(times[0]) - now) / self.speed / 1e6
+            clocks.sleep(min(self.live.tick_seconds, max(0.0, remaining)))
         return count
 
     def position(self, run: Run, row: int) -> Position:

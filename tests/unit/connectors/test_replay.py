@@ -273,7 +273,9 @@ def test_a_paced_replay_is_a_stream_that_ends_and_resumes() -> None:
 def test_a_time_that_cannot_be_read_is_named_or_left_out(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("at,n\n2024-01-01,0\nyesterday,1\n2024-01-02,2\n")
     source = Replay([Csv(tmp_path / "a.csv")], time="at", unit="iso")
-    with pytest.raises(DecodeError, match=r"a.csv, line 3: column 'at': no time of unit 'iso'"):
+    with pytest.raises(
+        DecodeError, match=r"a.csv, line 3: column 'at' does not hold a time of unit 'iso'"
+    ):
         read(source)
     skips = Skips()
     found = [
@@ -286,7 +288,7 @@ def test_a_time_that_cannot_be_read_is_named_or_left_out(tmp_path: Path) -> None
 def test_wrong_arguments_are_named() -> None:
     source = Memory({"at": [1], "n": [1]})
     with pytest.raises(
-        SchemaError, match=r"columns \['time'\] are absent — the sources have \['at', 'n'\]"
+        SchemaError, match=r"columns \['time'\] are absent; the sources have \['at', 'n'\]"
     ):
         read(Replay([source], time="time"))
     with pytest.raises(SchemaError, match="a column has two types"):
@@ -295,7 +297,7 @@ def test_wrong_arguments_are_named() -> None:
         Replay([source], time="at", speed=0)
     with pytest.raises(ConfigError, match="needs a source that ends"):
         Replay([FakeStream({"at": [1]})], time="at")
-    with pytest.raises(ConfigError, match="late labels: key columns and seconds > 0"):
+    with pytest.raises(ConfigError, match="late labels: needs key columns and seconds > 0"):
         LateLabels(("user",), "kind", "view", "buy", within_seconds=0)
 
 

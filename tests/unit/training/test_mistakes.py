@@ -62,15 +62,15 @@ def empty(world: Any) -> hb.Dataset:
         ),
         (
             lambda net, world: hb.Dataset("a/b.csv", world.schema),
-            "dataset.source: not a source — received 'a/b.csv' — give hb.sources.Csv('a/b.csv')",
+            "dataset.source: not a source, got 'a/b.csv'. Give hb.sources.Csv('a/b.csv').",
         ),
         (
             lambda net, world: hb.Dataset(Path("b.parquet"), world.schema),
-            "give hb.sources.Parquet('b.parquet')",
+            "Give hb.sources.Parquet('b.parquet').",
         ),
         (
             lambda net, world: hb.Dataset({"y": [1]}, world.schema),
-            "dataset.source: not a source — received dict — give a value of hb.sources",
+            "dataset.source: not a source, got dict. Give a value of hb.sources",
         ),
         (
             lambda net, world: hb.Dataset(hb.sources.Memory({"y": [1]}), [hb.Label("y")]),
