@@ -214,7 +214,11 @@ def check_descriptions(manifest: Mapping[str, Any], place: str) -> None:
     """Raise FormatError unless the schema and the configs of the tables can be built."""
     if manifest["schema"] is not None:
         _built("schema", lambda: Schema.from_json(manifest["schema"]), place)
+    given = (manifest["model"] or {}).get("given_tables") or {}
     for entry in manifest["tables"]:
+        name = entry["name"]
+        if isinstance(given, dict) and given.get(name, entry["config"]) != entry["config"]:
+            raise _bad(place, f"table {name!r}: the model describes another one", given[name])
         row_types(entry, "state", place)
         _check_config(entry, place)
 

@@ -252,6 +252,7 @@ CASES: dict[str, Change] = {
     "a dim that is too large": changed("tables", 1, "config", "dim", to=1 << 40),
     "another dim": changed("tables", 1, "config", "dim", to=9),
     "a count beyond the core's": changed("tables", 1, "config", "admit", "count", to=10**30),
+    "a table other than the model's": changed("tables", 1, "config", "default", to=0.75),
     "an unknown rule": changed("tables", 1, "config", "rule", to={"kind": "weird"}),
     "a negative counter": changed("tables", 1, "scalars", "step", to=-1),
     "a rate that is text": changed("tables", 1, "scalars", "rates", to=[["1", 0.1]]),
