@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors on their way into a lookup, checked and on the host, and the gradients that come back."""
+"""Check the tensors that enter a lookup, move them to the host, and keep the gradients it gets."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _INTEGERS = (torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, to
 class Pending:
     """Gradients that wait for the optimizer: the distinct ids (`step`), a tensor of sums a group.
 
-    `addresses`: where each table's sums start. `finite`: whether the sums were found finite, at
-    these `versions`.
+    `addresses`: the address of each table's first sum. `finite`: whether the sums were finite, at
+    these `versions` of the tensors.
     """
 
     step: Step
@@ -34,21 +34,21 @@ class Pending:
     finite: bool
 
     def known_finite(self, grads: Sequence[Tensor]) -> bool:
-        """True when the sums were found finite and nothing has changed them since."""
+        """Return True when the sums were finite and nothing has changed them since."""
         versions = [grad._version for grad in grads]
         return self.finite and self.holds(grads) and self.versions == versions
 
     def holds(self, grads: Sequence[Tensor]) -> bool:
-        """True when these are the tensors that backward left, whatever their values are now."""
+        """Return True when these are the tensors that backward left, whatever their values are."""
         return all(grad is own for grad, own in zip(grads, self.grads, strict=True))
 
 
 @dataclass(frozen=True)
 class Weighted:
-    """What the gradient of weights needs.
+    """The values that the gradient of weights needs.
 
-    `rows`: of each id [m, dim]; `results`: the number of the result that it went into [m];
-    `shares`: its share of that [m].
+    `rows`: the row of each id [m, dim]; `results`: the number of the result to which it was added
+    [m]; `shares`: its share of that result [m].
     """
 
     rows: Tensor
@@ -69,7 +69,7 @@ class Weighted:
         return Weighted(rows, results, shares, ids.weights.device)
 
     def gradient(self, grad: Tensor) -> Tensor:
-        """`grad`: of the results [n, dim]; returns that of the weights [m]."""
+        """Return the gradient of the weights [m] from `grad`, that of the results [n, dim]."""
         each = (self.rows * grad.detach().to("cpu", torch.float32)[self.results]).sum(1)
         return (each * self.shares).to(self.device)
 
@@ -79,7 +79,7 @@ def takes_gradient(weights: Any) -> bool:
 
 
 def int64(array: Any, feature: str) -> Tensor:
-    """Ids or offsets, int64 [n] on the host."""
+    """Return ids or offsets as int64 [n] on the host."""
     if isinstance(array, Tensor):
         tensor = array
     else:
@@ -93,11 +93,13 @@ def int64(array: Any, feature: str) -> Tensor:
             f"feature {feature!r}: expected ids and offsets as integers of shape [n], "
             f"got {tensor.dtype} {list(tensor.shape)}. Convert or flatten them."
         )
-    return tensor if tensor.is_cpu and tensor.is_contiguous() else tensor.cpu().contiguous()
+    if tensor.is_cpu and tensor.is_contiguous():
+        return tensor
+    return tensor.cpu().contiguous()
 
 
 def float32(array: Any, feature: str) -> Tensor:
-    """Weights, float32 [m] on the host."""
+    """Return weights as float32 [m] on the host."""
     tensor = array if isinstance(array, Tensor) else torch.from_numpy(np.ascontiguousarray(array))
     if tensor.dtype != torch.float32 or tensor.dim() != 1:
         raise RowShapeError(
@@ -108,8 +110,9 @@ def float32(array: Any, feature: str) -> Tensor:
 
 
 def dense_rows(grad: Tensor) -> Tensor:
-    """A gradient as float32 rows on the host; rows may lie apart, lanes may not."""
+    """Return a gradient as float32 rows on the host; rows may lie apart, lanes may not."""
     if grad.dtype != torch.float32 or not grad.is_cpu or grad.requires_grad:
         grad = grad.detach().to("cpu", torch.float32)
-    plain = grad.dim() == 2 and grad.stride(1) == 1 and grad.stride(0) >= grad.shape[1]
-    return grad if plain else grad.contiguous()
+    if grad.dim() == 2 and grad.stride(1) == 1 and grad.stride(0) >= grad.shape[1]:
+        return grad
+    return grad.contiguous()

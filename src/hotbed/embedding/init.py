@@ -2,11 +2,11 @@
 """Initial rows: a pure function of (seed, hash of the table's name, id).
 
 The order of arrival, threads, sharding and re-admission do not matter, and an id may be read before
-it has a row. This file is the slow, obvious reference; the native core gives the same bits. Both
-are pinned by `tests/golden`.
+it has a row. This file is the slow, obvious reference; the native core computes the same bits.
+`tests/golden` pins both.
 
-The generator is counter-based: one murmur3 finalizer (`mix64`) a pair of lanes. `Normal` uses its
-own logarithm, cosine and sine, since those of a C library differ between machines.
+The generator is counter-based: one murmur3 finalizer (`mix64`) for each pair of lanes. `Normal`
+uses its own logarithm, cosine and sine, since those of a C library differ between machines.
 """
 
 from __future__ import annotations
@@ -50,38 +50,38 @@ def check_number(
 
     `above=True` excludes the minimum itself. A bool is not a number here.
     """
-    ok = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-    if ok:
-        number = float(value)  # type: ignore[arg-type]
-        ok = (
-            math.isfinite(number)
-            and (number > minimum if above else number >= minimum)
-            and number <= maximum
-        )
-    if not ok:
-        low = "" if minimum == -math.inf else f" {'>' if above else '>='} {minimum:g}"
-        high = "" if maximum == math.inf else f"{' and' if low else ''} <= {maximum:g}"
-        raise ConfigError(
-            f"{where}: must be a finite number{low}{high} — received {value!r} — give such a number"
-        )
+    if isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool):
+        number = float(value)
+        at_bound = number == minimum and above
+        if math.isfinite(number) and minimum <= number <= maximum and not at_bound:
+            return
+    bounds = []
+    if minimum != -math.inf:
+        bounds.append(f"> {minimum:g}" if above else f">= {minimum:g}")
+    if maximum != math.inf:
+        bounds.append(f"<= {maximum:g}")
+    allowed = " ".join(["a finite number", " and ".join(bounds)]).strip()
+    raise ConfigError(f"{where}: must be {allowed}, got {value!r}. Give such a number.")
 
 
 def check_integer(where: str, value: object, minimum: int) -> None:
-    """Raise `ConfigError` naming `where` unless `value` is an integer >= minimum (bools are
-    refused).
-    """
+    """Raise `ConfigError` naming `where` unless `value` is an integer >= minimum, not a bool."""
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < minimum:
         raise ConfigError(
-            f"{where}: must be an integer >= {minimum} — received {value!r} — give such a number"
+            f"{where}: must be an integer >= {minimum}, got {value!r}. Give such a number."
         )
 
 
 def mix64(values: ArrayLike) -> Uint64Array:
-    """Murmur3's 64-bit finalizer of each value, as uint64; signed integers are reinterpreted. The
-    id hash.
+    """Return the id hash of each value: Murmur3's 64-bit finalizer, as uint64.
+
+    Signed integers are reinterpreted.
     """
     x = np.array(values, ndmin=1)
-    x = x.view(np.uint64) if x.dtype == np.int64 else x.astype(np.uint64)
+    if x.dtype == np.int64:
+        x = x.view(np.uint64)
+    else:
+        x = x.astype(np.uint64)
     x ^= x >> np.uint64(33)
     x *= np.uint64(0xFF51AFD7ED558CCD)
     x ^= x >> np.uint64(33)
@@ -91,7 +91,7 @@ def mix64(values: ArrayLike) -> Uint64Array:
 
 
 def mix64_int(value: int) -> int:
-    """`mix64` of one Python integer (taken modulo 2^64)."""
+    """Return `mix64` of one Python integer, taken modulo 2^64."""
     x = value & _MASK
     x ^= x >> 33
     x = x * 0xFF51AFD7ED558CCD & _MASK
@@ -101,15 +101,15 @@ def mix64_int(value: int) -> int:
 
 
 def partition(ids: ArrayLike) -> NDArray[np.uint8]:
-    """Partition (0..255) of each id: the top 8 bits of its hash."""
+    """Return the partition (0..255) of each id: the top 8 bits of its hash."""
     return (mix64(np.asarray(ids, np.int64)) >> np.uint64(56)).astype(np.uint8)
 
 
 def xxh64(data: bytes, seed: int = 0) -> int:
-    """XXH64 of `data` (Collet, xxHash specification 0.1.1), for names; slow."""
+    """Return the XXH64 of `data` (Collet, xxHash specification 0.1.1); slow, for names."""
     p1, p2, p3, p4, p5 = _XXH
     size = len(data)
-    at = 0
+    position = 0
 
     def rotate(x: int, bits: int) -> int:
         return ((x << bits) | (x >> (64 - bits))) & _MASK
@@ -122,9 +122,9 @@ def xxh64(data: bytes, seed: int = 0) -> int:
 
     if size >= 32:
         lanes = [(seed + p1 + p2) & _MASK, (seed + p2) & _MASK, seed & _MASK, (seed - p1) & _MASK]
-        while at + 32 <= size:
-            lanes = [one_round(lane, word(at + 8 * i, 8)) for i, lane in enumerate(lanes)]
-            at += 32
+        while position + 32 <= size:
+            lanes = [one_round(lane, word(position + 8 * i, 8)) for i, lane in enumerate(lanes)]
+            position += 32
         h = (
             sum(rotate(lane, bits) for lane, bits in zip(lanes, (1, 7, 12, 18), strict=True))
             & _MASK
@@ -134,13 +134,13 @@ def xxh64(data: bytes, seed: int = 0) -> int:
     else:
         h = (seed + p5) & _MASK
     h = (h + size) & _MASK
-    while at + 8 <= size:
-        h = (rotate(h ^ one_round(0, word(at, 8)), 27) * p1 + p4) & _MASK
-        at += 8
-    if at + 4 <= size:
-        h = (rotate(h ^ (word(at, 4) * p1 & _MASK), 23) * p2 + p3) & _MASK
-        at += 4
-    for byte in data[at:]:
+    while position + 8 <= size:
+        h = (rotate(h ^ one_round(0, word(position, 8)), 27) * p1 + p4) & _MASK
+        position += 8
+    if position + 4 <= size:
+        h = (rotate(h ^ (word(position, 4) * p1 & _MASK), 23) * p2 + p3) & _MASK
+        position += 4
+    for byte in data[position:]:
         h = (rotate(h ^ (byte * p5 & _MASK), 11) * p1) & _MASK
     h = ((h ^ (h >> 33)) * p2) & _MASK
     h = ((h ^ (h >> 29)) * p3) & _MASK
@@ -148,20 +148,22 @@ def xxh64(data: bytes, seed: int = 0) -> int:
 
 
 def name_hash(name: str) -> int:
-    """Hash of a table's name: XXH64 of its UTF-8 bytes, seed 0. Stored with a table, so that it may
-    be renamed.
+    """Return the hash of a table's name: XXH64 of its UTF-8 bytes, seed 0.
+
+    It is stored with a table, so that the table may be renamed.
     """
     return xxh64(name.encode("utf-8"))
 
 
 def table_key(seed: int, name: int) -> int:
-    """Key of a table's random streams from its seed and its name's hash, as uint64."""
+    """Return the uint64 key of a table's random streams, from its seed and its name's hash."""
     return mix64_int(mix64_int(seed + _GOLDEN) ^ name)
 
 
 def _bits(seed: int, name: int, ids: ArrayLike, dim: int) -> tuple[Uint64Array, Uint64Array]:
-    """24 random bits for the even and for the odd lane of each lane pair: two arrays [n, ceil(dim /
-    2)].
+    """Return 24 random bits for the even and for the odd lane of each lane pair.
+
+    Returns two arrays [n, ceil(dim / 2)].
     """
     shifted = np.asarray(ids, np.int64).reshape(-1).view(np.uint64) + np.uint64(_GOLDEN)
     k = mix64(np.uint64(table_key(seed, name)) ^ mix64(shifted)) if len(shifted) else shifted
@@ -177,7 +179,7 @@ def _lanes(even: Float32Array, odd: Float32Array, dim: int) -> Float32Array:
 
 
 def own_log(r: Float64Array) -> Float64Array:
-    """Natural logarithm of r in (0, 1], by the series of atanh; the same bits on every machine."""
+    """Return the logarithm of r in (0, 1] by the series of atanh, with equal bits everywhere."""
     m, e = np.frexp(r)
     low = m < _SQRT_HALF
     m = np.where(low, m * 2.0, m)
@@ -192,8 +194,9 @@ def own_log(r: Float64Array) -> Float64Array:
 
 
 def own_cos_sin(r: Float64Array) -> tuple[Float64Array, Float64Array]:
-    """(cos, sin) of 2 pi r for r in [0, 1), by Taylor series on [-pi/4, pi/4]; the same bits on
-    every machine.
+    """Return (cos, sin) of 2 pi r for r in [0, 1), with the same bits on every machine.
+
+    Both are Taylor series on [-pi/4, pi/4].
     """
     q = np.floor(4.0 * r + 0.5)
     x = (r - q * 0.25) * _TWO_PI
@@ -217,8 +220,9 @@ class Init(ABC):
 
     @abstractmethod
     def rows(self, seed: int, name: int, ids: ArrayLike, dim: int) -> Float32Array:
-        """Initial rows, float32 [n, dim], of int64 ids [n] in the table whose name's hash is `name`
-        (see `name_hash`).
+        """Return the initial rows, float32 [n, dim], of int64 ids [n].
+
+        `name`: the hash of the table's name, see `name_hash`.
 
         Example: `Uniform(0.05).rows(seed=0, name=name_hash("user"), ids=[7, -1], dim=16)`
         """
@@ -247,8 +251,9 @@ class Uniform(Init):
 
 @dataclass(frozen=True)
 class Normal(Init):
-    """Normal with mean 0 and deviation `std` (Box and Muller 1958, two lanes a draw). Raises
-    `ConfigError`.
+    """Normal with mean 0 and deviation `std` (Box and Muller 1958, two lanes a draw).
+
+    Raises `ConfigError` for a negative or non-finite `std`.
     """
 
     std: float = 0.01

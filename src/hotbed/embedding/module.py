@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables as torch modules: lookups that autograd, torch.compile and plain PyTorch loops understand.
+"""Tables as torch modules, for autograd, torch.compile and plain PyTorch loops.
 
-Each module holds one parameter, a `TableRows`, for each group of tables (tables of one dim and
-rule). After a backward pass its `.grad` holds the summed gradients of the batch's distinct ids,
+Each module has one parameter, a `TableRows`, for each group of tables (tables of one dim and rule).
+After a backward pass its `.grad` holds the summed gradients of the batch's distinct ids,
 [num unique ids, dim], so gradient clipping and GradScaler work as on any parameter; its shape
 changes with every batch. `hb.SparseOptimizer` takes these parameters, `hb.dense_parameters` all
 others.
@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,19 +34,46 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Feature:
-    """A feature of a collection: `name` in the batch, the `table` that holds its ids, and its
-    `pooling`.
-    """
+    """A feature: its `name` in the batch, the `table` of its ids, and its `pooling`."""
 
     name: str
     table: str
     pooling: str = "sum"
 
 
+class _Arrays(NamedTuple):
+    """The ids of a feature on the host: `values` [m], `offsets` [n + 1] and `weights` [m]."""
+
+    values: Tensor
+    offsets: Tensor | None
+    weights: Tensor | None
+    num_samples: int
+
+    @staticmethod
+    def of(ids: Ids, feature: str) -> _Arrays:
+        values = int64(ids.values, feature)
+        num_samples = len(values)
+        offsets = None
+        weights = None
+        if ids.offsets is not None:
+            offsets = int64(ids.offsets, feature)
+            num_samples = len(offsets) - 1
+        if ids.weights is not None:
+            weights = float32(ids.weights, feature)
+        return _Arrays(values, offsets, weights, num_samples)
+
+    def addresses(self) -> tuple[int, int, int, int, int]:
+        """Return the tuple that the native lookup takes; an address of 0 = absent."""
+        offsets = 0 if self.offsets is None else self.offsets.data_ptr()
+        weights = 0 if self.weights is None else self.weights.data_ptr()
+        return self.values.data_ptr(), len(self.values), offsets, weights, self.num_samples
+
+
 @dataclass(frozen=True)
 class Group:
-    """Tables of one dim and rule, whose gradients share one parameter. `tables`: their numbers in
-    the module.
+    """Tables of one dim and rule, whose gradients share one parameter.
+
+    `tables`: their numbers in the module.
     """
 
     dim: int
@@ -54,12 +81,10 @@ class Group:
 
 
 class TableModule(Carrier, ABC):
-    """Base of Embedding, EmbeddingBag and EmbeddingCollection: many features over many tables in
-    one
-        native call.
+    """Base of Embedding, EmbeddingBag and EmbeddingCollection.
 
-    `state_dict_limit`: bytes of rows up to which `state_dict()` carries those of a module; beyond
-    it raises PersistError.
+    One native call looks up all features in all tables. `state_dict_limit`: the most bytes of rows
+    that `state_dict()` takes from a module; above it, `state_dict()` raises PersistError.
     """
 
     def __init__(self, tables: Sequence[Table], features: Sequence[Feature]) -> None:
@@ -69,19 +94,19 @@ class TableModule(Carrier, ABC):
         numbers = {table.name: number for number, table in enumerate(self.tables)}
         if len(numbers) != len(self.tables):
             raise ConfigError(
-                f"embedding: table names must differ — received {[t.name for t in self.tables]} — "
-                "rename one"
+                f"embedding: table names must differ, got {[t.name for t in self.tables]}. "
+                "Rename one."
             )
         for feature in self.features:
             if feature.pooling not in POOLINGS:
                 raise ConfigError(
-                    f"feature {feature.name!r}: unknown pooling — received {feature.pooling!r} — "
-                    f"use one of {', '.join(POOLINGS)}"
+                    f"feature {feature.name!r}: unknown pooling, got {feature.pooling!r}. "
+                    f"Use one of {', '.join(POOLINGS)}."
                 )
             if feature.table not in numbers:
                 raise ConfigError(
-                    f"feature {feature.name!r}: no table {feature.table!r} — received "
-                    f"{sorted(numbers)} — give that table"
+                    f"feature {feature.name!r}: there is no table {feature.table!r}, got "
+                    f"{sorted(numbers)}. Give that table."
                 )
         self._table_of = [numbers[feature.table] for feature in self.features]
         self._layout = [
@@ -95,30 +120,33 @@ class TableModule(Carrier, ABC):
             dim for dim, pooled in zip(self.dims, self.pooled, strict=True) if pooled
         )
         self.groups = _group(self.tables)
-        # follows .to(device); results go there
+        # follows .to(device); results are moved to its device
         self.register_buffer("_device", torch.empty(0), persistent=False)
         self._begin()
 
     def _begin(self) -> None:
-        """What each module has for itself, a copy too."""
+        """Set the parameters and the number that each module, also a copy, has of its own."""
         for number, group in enumerate(self.groups):
             self.register_parameter(
                 f"rows_{number}", TableRows([self.tables[table] for table in group.tables])
             )
         self.pending: Pending | None = None
-        # ties the lookup into autograd; takes no gradient itself
+        # connects the lookup to autograd; takes no gradient itself
         self.anchor = torch.zeros((), requires_grad=True)
-        self.number = id(self)  # under which torch.compile's operators find this module
+        self.number = id(self)  # by which torch.compile's operators find this module
         alive[self.number] = self
 
     @property
     def rows(self) -> list[TableRows]:
-        """The parameter of each group."""
-        return [self._parameters[f"rows_{number}"] for number in range(len(self.groups))]  # type: ignore[misc]
+        """Return the parameter of each group."""
+        return [
+            self._parameters[f"rows_{number}"]  # type: ignore[misc]
+            for number in range(len(self.groups))
+        ]
 
     @property
     def learns(self) -> bool:
-        """Whether a table is not frozen."""
+        """Return True if a table is not frozen."""
         return not all(table.frozen for table in self.tables)
 
     def extra_repr(self) -> str:
@@ -129,18 +157,22 @@ class TableModule(Carrier, ABC):
         return "\n".join(lines)
 
     def pool(self, inputs: Sequence[Ids], time: Any = None) -> tuple[Tensor, list[Tensor]]:
-        """All features at once: pooled ones side by side [n, output_dim], and the rows [m, dim] of
-        each sequence feature.
+        """Return the pooled features side by side, and the rows of each sequence feature.
+
+        The shapes are [n, output_dim], and [m, dim] for each sequence feature.
         """
-        weights = [one.weights if takes_gradient(one.weights) else None for one in inputs]
-        weighted = any(one is not None for one in weights)
+        weights = [ids.weights if takes_gradient(ids.weights) else None for ids in inputs]
+        weighted = any(weight is not None for weight in weights)
+        if torch.compiler.is_compiling() and weighted:
+            results: tuple[Tensor, list[Tensor]] = _pool_eagerly(self, inputs, time)
+            return results
         if torch.compiler.is_compiling():
-            return (
-                _pool_eagerly(self, inputs, time) if weighted else pool_opaque(self, inputs, time)
-            )
+            return pool_opaque(self, inputs, time)
         if torch.is_grad_enabled() and (weighted or self.learns):
             anchor = self.anchor if self.learns else self.anchor.detach()
-            flat, *sequences = _Pool.apply(anchor, self, inputs, time, *weights)  # type: ignore[no-untyped-call]
+            flat, *sequences = _Pool.apply(  # type: ignore[no-untyped-call]
+                anchor, self, inputs, time, *weights
+            )
             return flat, sequences
         flat, sequences, _ = self.look_up(inputs, time, training=self.training, keeps=False)
         return flat, sequences
@@ -148,49 +180,44 @@ class TableModule(Carrier, ABC):
     def look_up(
         self, inputs: Sequence[Ids], time: Any, *, training: bool, keeps: bool
     ) -> tuple[Tensor, list[Tensor], Step]:
-        """The native lookup: maps ids (in training inserts, counts and touches) and pools rows;
-        `keeps`: a backward comes.
+        """Map ids to rows and pool the rows, in one native call.
+
+        In training, new ids are inserted, and ids are counted and timed.
+
+        Args:
+            inputs: the ids of each feature.
+            time: int64 microseconds, or None.
+            training: whether tables may change.
+            keeps: whether a backward pass follows.
         """
         num_samples = -1
-        held = []
+        arrays = []
         ids = []
-        for feature, one in zip(self.features, inputs, strict=True):
-            values = int64(one.values, feature.name)
-            offsets = None if one.offsets is None else int64(one.offsets, feature.name)
-            weights = None if one.weights is None else float32(one.weights, feature.name)
-            samples = len(values) if offsets is None else len(offsets) - 1
-            num_samples = samples if num_samples < 0 else num_samples
-            _check_samples(feature, samples, num_samples, values, weights)
-            held.append((values, offsets, weights))
-            starts = 0 if offsets is None else offsets.data_ptr()
-            ids.append(
-                (
-                    values.data_ptr(),
-                    len(values),
-                    starts,
-                    0 if weights is None else weights.data_ptr(),
-                    samples,
-                )
-            )
+        for feature, of_feature in zip(self.features, inputs, strict=True):
+            array = _Arrays.of(of_feature, feature.name)
+            num_samples = array.num_samples if num_samples < 0 else num_samples
+            _check_samples(feature, num_samples, array)
+            arrays.append(array)
+            ids.append(array.addresses())
         num_samples = max(num_samples, 0)
         times = self._times(time, num_samples) if training else None
         flat = torch.empty(num_samples, self.output_dim)
         base = flat.data_ptr()
-        at = 0
+        start = 0
         out = []
         sequences = []
-        for dim, pooled, (values, _, _) in zip(self.dims, self.pooled, held, strict=True):
+        for dim, pooled, array in zip(self.dims, self.pooled, arrays, strict=True):
             if pooled:
-                out.append((base + 4 * at, self.output_dim))
-                at += dim
+                out.append((base + 4 * start, self.output_dim))
+                start += dim
             else:
-                sequences.append(torch.empty(len(values), dim))
+                sequences.append(torch.empty(len(array.values), dim))
                 out.append((sequences[-1].data_ptr(), dim))
         step = Step(self._natives(), self._layout)
         try:
             step.lookup(ids, 0 if times is None else times.ctypes.data, training, keeps, out)
         except ValueError:
-            self._blame_offsets(held)
+            self._check_offsets(arrays)
             raise
         device = self._device.device
         if device.type != "cpu":
@@ -198,15 +225,18 @@ class TableModule(Carrier, ABC):
             sequences = [rows.to(device) for rows in sequences]
         return flat, sequences, step
 
-    def _blame_offsets(self, held: Sequence[tuple[Tensor, Tensor | None, Tensor | None]]) -> None:
-        for feature, (values, offsets, _) in zip(self.features, held, strict=True):
+    def _check_offsets(self, arrays: Sequence[_Arrays]) -> None:
+        """Raise RowShapeError that names the feature whose offsets are wrong."""
+        for feature, array in zip(self.features, arrays, strict=True):
+            values = array.values
+            offsets = array.offsets
             if offsets is not None and (
                 offsets[0] != 0 or offsets[-1] != len(values) or bool((offsets.diff() < 0).any())
             ):
                 raise RowShapeError(
-                    f"feature {feature.name!r}: offsets start at 0, never fall and end at the "
-                    f"number of ids, {len(values)} — "
-                    f"received {offsets[:3].tolist()} … {offsets[-1].item()} — check the batch"
+                    f"feature {feature.name!r}: offsets must start at 0, never fall and end at the "
+                    f"number of ids, {len(values)}, got {offsets[:3].tolist()} … "
+                    f"{offsets[-1].item()}. Check the batch."
                 ) from None
 
     def _times(self, time: Any, num_samples: int) -> np.ndarray | None:
@@ -218,30 +248,15 @@ class TableModule(Carrier, ABC):
         return times[0]
 
     def receive(self, step: Step, flat: Tensor | None, sequences: Sequence[Tensor | None]) -> None:
-        """Takes the gradients of a lookup's results: sums them an id and leaves them as `.grad` of
-        the group parameters.
+        """Sum the gradients of a lookup's results by id, as `.grad` of the group parameters.
 
-        Rows of a frozen table get sums of zero, so that they count for nothing when gradients are
-        clipped.
+        Rows of a frozen table get sums of zero, so that gradient clipping ignores them.
         """
-        flat = None if flat is None else dense_rows(flat)
-        held = [None if grad is None else dense_rows(grad) for grad in sequences]
-        rows: list[tuple[int, int]] = []
-        at = 0
-        rest = iter(held)
-        for table, dim, pooled in zip(self._table_of, self.dims, self.pooled, strict=True):
-            grad = flat if pooled else next(rest)
-            if self.tables[table].frozen:
-                grad = None
-            rows.append(
-                (0, 0)
-                if grad is None
-                else (
-                    grad.data_ptr() + (4 * at if pooled else 0),
-                    grad.stride(0) if len(grad) else 0,
-                )
-            )
-            at += dim if pooled else 0
+        if flat is not None:
+            flat = dense_rows(flat)
+        # the tensors of these gradients must live until the native call has read them
+        of_sequences = [None if grad is None else dense_rows(grad) for grad in sequences]
+        rows = self._gradient_rows(flat, of_sequences)
         uniques = step.num_uniques()
         grads = [
             torch.empty(sum(uniques[t] for t in group.tables), group.dim) for group in self.groups
@@ -250,11 +265,31 @@ class TableModule(Carrier, ABC):
         finite = step.sum_gradients(rows, addresses)
         if self.pending is not None and all(p.grad is not None for p in self.rows):
             step, grads = self._merge(self.pending, step, grads)
-            addresses = self.addresses(step, grads)  # sums of finite sums may overflow: look again
+            addresses = self.addresses(step, grads)
+            # sums of finite sums may overflow: they must be checked again
             finite = False
         for parameter, grad in zip(self.rows, grads, strict=True):
             parameter.grad = grad
         self.pending = Pending(step, grads, addresses, [grad._version for grad in grads], finite)
+
+    def _gradient_rows(
+        self, flat: Tensor | None, sequences: Sequence[Tensor | None]
+    ) -> list[tuple[int, int]]:
+        """Return the address and the stride of each feature's gradient; (0, 0) if it has none."""
+        rows = []
+        start = 0
+        rest = iter(sequences)
+        for table, dim, pooled in zip(self._table_of, self.dims, self.pooled, strict=True):
+            grad = flat if pooled else next(rest)
+            offset = 0
+            if pooled:
+                offset = 4 * start
+                start += dim
+            if grad is None or self.tables[table].frozen:
+                rows.append((0, 0))
+            else:
+                rows.append((grad.data_ptr() + offset, grad.stride(0) if len(grad) else 0))
+        return rows
 
     def _natives(self) -> list[Any]:
         return [table.native for table in self.tables]
@@ -262,7 +297,7 @@ class TableModule(Carrier, ABC):
     def split(
         self, flat: Tensor | None, sequences: Sequence[Tensor | None]
     ) -> Iterator[Tensor | None]:
-        """What each feature has of a result, or of its gradient."""
+        """Yield the part of each feature of a result, or of its gradient."""
         rest = iter(sequences)
         start = 0
         for dim, pooled in zip(self.dims, self.pooled, strict=True):
@@ -273,25 +308,25 @@ class TableModule(Carrier, ABC):
             start += dim
 
     def weighted(self, number: int, ids: Ids) -> Weighted:
-        """What the gradient of a feature's weights needs."""
+        """Return the values that the gradient of a feature's weights needs."""
         feature = self.features[number]
         return Weighted.of(self.tables[self._table_of[number]], feature.name, feature.pooling, ids)
 
     def addresses(self, step: Step, grads: Sequence[Tensor]) -> list[int]:
-        """Where each table's sums start in the groups' tensors."""
+        """Return the address of each table's first sum in the groups' tensors."""
         uniques = step.num_uniques()
         out = [0] * len(self.tables)
         for group, grad in zip(self.groups, grads, strict=True):
-            at = grad.data_ptr()
+            address = grad.data_ptr()
             for table in group.tables:
-                out[table] = at
-                at += 4 * group.dim * uniques[table]
+                out[table] = address
+                address += 4 * group.dim * uniques[table]
         return out
 
     def _merge(
         self, pending: Pending, step: Step, grads: list[Tensor]
     ) -> tuple[Step, list[Tensor]]:
-        """Adds a micro-batch to what waits already."""
+        """Add the gradients of a micro-batch to those that wait already."""
         earlier = [
             dense_rows(parameter.grad) for parameter in self.rows if parameter.grad is not None
         ]
@@ -305,8 +340,9 @@ class TableModule(Carrier, ABC):
 
 
 class Embedding(TableModule):
-    """A table as nn.Embedding: ids int64 [...] -> rows [..., dim]; Ids -> rows [m, dim] of all its
-    ids (a sequence lookup).
+    """A table as nn.Embedding: ids int64 [...] -> rows [..., dim].
+
+    `Ids` of m ids give rows [m, dim] (a sequence lookup).
 
     Example: `hb.Embedding(hb.Table("item", dim=16))(torch.tensor([[7, -1]]))` has shape [1, 2, 16].
     """
@@ -315,7 +351,9 @@ class Embedding(TableModule):
         super().__init__([table], [Feature(table.name, table.name, "none")])
 
     def forward(self, ids: Tensor | Ids, time: Any = None) -> Tensor:
-        """`time`: int64 microseconds, one an id (or one a sample of Ids), for tables whose eviction
+        """Return the rows of `ids`.
+
+        `time`: int64 microseconds, one an id (or one a sample of Ids), for tables whose eviction
         needs it.
         """
         if isinstance(ids, Ids):
@@ -324,18 +362,19 @@ class Embedding(TableModule):
 
 
 class EmbeddingBag(TableModule):
-    """A table as nn.EmbeddingBag: bags of ids -> pooled rows [n, dim]; `pooling`: sum, mean or max.
-    An empty bag reads as zeros.
+    """A table as nn.EmbeddingBag: bags of ids -> pooled rows [n, dim].
 
-    Example: `hb.EmbeddingBag(table, pooling="mean")(values, offsets)` with offsets [n + 1], as
-        hb.Ids has them.
+    `pooling`: sum, mean or max. An empty bag reads as zeros.
+
+    Example: `hb.EmbeddingBag(table, pooling="mean")(values, offsets)` with offsets [n + 1], as in
+        hb.Ids.
     """
 
     def __init__(self, table: Table, pooling: str = "sum") -> None:
         if pooling == "none":
             raise ConfigError(
-                "EmbeddingBag: pooling 'none' is no bag — received 'none' — use hb.Embedding for "
-                "sequences"
+                "EmbeddingBag: pooling must be sum, mean or max, got 'none'. "
+                "Use hb.Embedding for sequences."
             )
         super().__init__([table], [Feature(table.name, table.name, pooling)])
 
@@ -346,36 +385,43 @@ class EmbeddingBag(TableModule):
         weights: Tensor | None = None,
         time: Any = None,
     ) -> Tensor:
-        """`ids`: int64 [m] with `offsets` [n + 1], or [n, k] = n bags of k ids, or Ids. `weights`:
-        float32 like ids.
+        """Return the pooled rows of each bag, [n, dim].
 
         Rows are multiplied by their weights before they are pooled; mean divides by the number of
         ids, not by the sum of weights. Weights that require a gradient get one, as
         nn.EmbeddingBag's per_sample_weights.
+
+        Args:
+            ids: int64 [m] with `offsets`, or [n, k] = n bags of k ids, or Ids.
+            offsets: int64 [n + 1].
+            weights: float32, of the shape of `ids`.
+            time: int64 microseconds, for tables whose eviction needs it.
         """
         if isinstance(ids, Ids):
             return self.pool([ids], time)[0]
         if ids.dim() == 2 and offsets is None:
-            offsets = (
-                torch.arange(0, ids.numel() + 1, max(ids.shape[1], 1))
-                if ids.shape[1]
-                else torch.zeros(len(ids) + 1, dtype=torch.int64)
-            )
-            weights = None if weights is None else weights.reshape(-1)
+            if ids.shape[1]:
+                offsets = torch.arange(0, ids.numel() + 1, ids.shape[1])
+            else:
+                offsets = torch.zeros(len(ids) + 1, dtype=torch.int64)
+            if weights is not None:
+                weights = weights.reshape(-1)
             ids = ids.reshape(-1)
         return self.pool([Ids(ids, offsets, weights)], time)[0]
 
 
 class EmbeddingCollection(TableModule):
-    """All sparse features of a batch over their tables, in one native call; several features may
-    share a table.
+    """All sparse features of a batch over their tables, in one native call.
 
-    Tables have different names. Weights of ids are as for `EmbeddingBag`.
+    Several features may share a table. Tables have different names. Weights of ids are as for
+    `EmbeddingBag`. `collection(batch)` returns each feature's rows by name: [n, dim] pooled, [m,
+    dim] for pooling "none". `collection.flat(batch)` returns the pooled ones side by side, [n,
+    output_dim]. In train mode new ids are inserted, counted and timed (batch.time); in eval mode
+    nothing changes.
 
-    `features`: a Schema (its Id columns) or Features. `tables`: by name, or a list.
-    `collection(batch)` gives each feature's rows by name: [n, dim] pooled, [m, dim] for pooling
-    "none". `collection.flat(batch)`: the pooled ones side by side [n, output_dim]. In train mode
-    new ids are inserted, counted and timed (batch.time); in eval mode nothing changes.
+    Args:
+        features: a Schema (its Id columns) or Features.
+        tables: by name, or a list.
 
     Example: `hb.EmbeddingCollection(schema, hb.make_tables(schema, dim=16))`
     """
@@ -387,25 +433,19 @@ class EmbeddingCollection(TableModule):
             features = [
                 Feature(column.name, str(column.table), column.pooling) for column in features.ids
             ]
-        wanted = {feature.table for feature in features}
-        given = tables.values() if isinstance(tables, Mapping) else tables
-        super().__init__(
-            [table for table in given if table.name in wanted or not isinstance(tables, Mapping)],
-            features,
-        )
+        if isinstance(tables, Mapping):
+            wanted = {feature.table for feature in features}
+            tables = [table for table in tables.values() if table.name in wanted]
+        super().__init__(tables, features)
 
     def forward(self, batch: Any) -> dict[str, Tensor]:
-        """Each feature's rows by name. `batch`: a Batch, or a mapping of feature names to Ids or
-        int64 tensors [n].
+        """Return each feature's rows by name.
+
+        `batch`: a Batch, or a mapping of feature names to Ids or int64 tensors [n].
         """
         flat, sequences = self.pool(self._inputs(batch), getattr(batch, "time", None))
-        pooled = iter(
-            torch.split(
-                flat,
-                [dim for dim, pooled in zip(self.dims, self.pooled, strict=True) if pooled],
-                dim=1,
-            )
-        )
+        widths = [dim for dim, pooled in zip(self.dims, self.pooled, strict=True) if pooled]
+        pooled = iter(torch.split(flat, widths, dim=1))
         rest = iter(sequences)
         return {
             feature.name: next(pooled if is_pooled else rest)
@@ -413,28 +453,31 @@ class EmbeddingCollection(TableModule):
         }
 
     def flat(self, batch: Any) -> Tensor:
-        """The pooled features side by side, [n, output_dim], in the order of the schema."""
+        """Return the pooled features side by side, [n, output_dim], in the order of the schema."""
         return self.pool(self._inputs(batch), getattr(batch, "time", None))[0]
 
     def _inputs(self, batch: Any) -> list[Ids]:
         ids = batch.ids if hasattr(batch, "ids") else batch
         try:
-            found = [ids[feature.name] for feature in self.features]
+            inputs = [ids[feature.name] for feature in self.features]
         except KeyError as missing:
             raise RowShapeError(
-                f"embedding: the batch lacks feature {missing} — received {sorted(ids)} — encode "
-                "it with the same schema"
+                f"embedding: the batch lacks feature {missing}, got {sorted(ids)}. "
+                "Encode it with the same schema."
             ) from None
-        return [one if isinstance(one, Ids) else Ids(one) for one in found]
+        return [column if isinstance(column, Ids) else Ids(column) for column in inputs]
 
 
 def table_modules(model: nn.Module) -> list[TableModule]:
-    """The table modules inside a model, each once."""
+    """Return the table modules inside a model, each once."""
     return [module for module in model.modules() if isinstance(module, TableModule)]
 
 
 class _Pool(torch.autograd.Function):
-    """`weights`: those of each feature that require a gradient, else None."""
+    """The lookup as an autograd function.
+
+    `weights`: those of each feature if they require a gradient, else None.
+    """
 
     @staticmethod
     def forward(
@@ -481,26 +524,25 @@ def _group(tables: Sequence[Table]) -> list[Group]:
     return [Group(dim, tuple(members)) for (dim, _), members in numbers.items()]
 
 
-def _check_samples(
-    feature: Feature, samples: int, num_samples: int, values: Tensor, weights: Tensor | None
-) -> None:
-    """Raise RowShapeError where the ids of a feature do not fit the batch, or their weights them."""
-    if samples < 0:
+def _check_samples(feature: Feature, num_samples: int, arrays: _Arrays) -> None:
+    """Raise RowShapeError if the ids do not fit the batch, or the weights do not fit the ids."""
+    if arrays.num_samples < 0:
         raise RowShapeError(
-            f"feature {feature.name!r}: offsets are [samples + 1] — received none — check the batch"
+            f"feature {feature.name!r}: offsets must be [samples + 1], got none. Check the batch."
         )
-    if samples != num_samples:
+    if arrays.num_samples != num_samples:
         raise RowShapeError(
-            f"feature {feature.name!r}: samples differ between features — received "
-            f"{samples} beside {num_samples} — check the batch"
+            f"feature {feature.name!r}: all features must have the same number of samples, got "
+            f"{arrays.num_samples} here and {num_samples} before. Check the batch."
         )
-    if weights is not None and len(weights) != len(values):
+    if arrays.weights is None:
+        return
+    if len(arrays.weights) != len(arrays.values):
         raise RowShapeError(
-            f"feature {feature.name!r}: one weight an id — received {len(weights)} for "
-            f"{len(values)} ids — check the batch"
+            f"feature {feature.name!r}: each id must have one weight, got {len(arrays.weights)} "
+            f"weights for {len(arrays.values)} ids. Check the batch."
         )
-    if weights is not None and feature.pooling == "max":
+    if feature.pooling == "max":
         raise RowShapeError(
-            f"feature {feature.name!r}: max pooling takes no weights — received some — "
-            "use sum or mean"
+            f"feature {feature.name!r}: max pooling takes no weights, got some. Use sum or mean."
         )

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lookup as torch operators, so that torch.compile takes a model with tables as one graph.
 
-`hotbed::pool` runs TableModule.look_up, `hotbed::receive` hands the gradients back. To the compiler
-they are opaque: a module is a number, an absent tensor is an empty one, and the plan between
-forward and backward is a ticket.
+`hotbed::pool` runs TableModule.look_up, `hotbed::receive` returns the gradients to the module. The
+compiler does not look into them: a number stands for a module, an empty tensor for an absent one,
+and a ticket for the plan between forward and backward.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from .table import Step
 if TYPE_CHECKING:
     from .module import TableModule
 
-# Forward passes whose backward may still come; a pass without backward (a metric, an exception)
-# falls out at the end.
+# Forward passes whose backward may still come. A pass without backward (a metric, an exception) is
+# dropped when this many newer ones wait.
 _MAX_WAITING = 256
 # Modules by number, as the operators name them.
 alive: weakref.WeakValueDictionary[int, TableModule] = weakref.WeakValueDictionary()
 _waiting: OrderedDict[int, Step] = OrderedDict()
-_lost = -1  # the newest ticket that fell out
+_lost = -1  # the newest ticket that was dropped
 _tickets = itertools.count()
 
 
 def pool_opaque(
     module: TableModule, inputs: Sequence[Ids], time: Tensor | None
 ) -> tuple[Tensor, list[Tensor]]:
-    """TableModule.pool, as operators."""
+    """Run TableModule.pool as operators."""
     nothing = torch.empty(0, dtype=torch.int64)
-    values = [one.values for one in inputs]
-    offsets = [nothing if one.offsets is None else one.offsets for one in inputs]
-    weights = [torch.empty(0) if one.weights is None else one.weights for one in inputs]
+    values = [ids.values for ids in inputs]
+    offsets = [nothing if ids.offsets is None else ids.offsets for ids in inputs]
+    weights = [torch.empty(0) if ids.weights is None else ids.weights for ids in inputs]
     moment = nothing if time is None else time
     learns = torch.is_grad_enabled() and module.training
     results = pool(
@@ -69,7 +69,7 @@ def pool(
     training: bool,
     learns: bool,
 ) -> list[Tensor]:
-    """Pooled features side by side, the rows of each sequence feature, and the ticket of the plan."""
+    """Return the pooled features, the rows of each sequence feature, and the plan's ticket."""
     module = alive[number]
     inputs = [
         Ids(v, o if len(o) else None, w if len(w) else None)
@@ -104,19 +104,17 @@ def _(
     sequences = [
         anchor.new_empty(v.shape[0], dim) for v, dim in zip(values, module.dims, strict=True)
     ]
-    kept = [rows for rows, pooled in zip(sequences, module.pooled, strict=True) if not pooled]
+    unpooled = [rows for rows, pooled in zip(sequences, module.pooled, strict=True) if not pooled]
     return [
         anchor.new_empty(num_samples, module.output_dim),
-        *kept,
+        *unpooled,
         anchor.new_empty(1, dtype=torch.int64),
     ]
 
 
 @torch.library.custom_op("hotbed::receive", mutates_args=())
 def receive(ticket: Tensor, grads: Sequence[Tensor], number: int) -> Tensor:
-    """Hands the gradients of a pool's results to its module; returns the (zero) gradient of the
-    anchor.
-    """
+    """Give the gradients of a pool's results to its module; return the anchor's gradient, zero."""
     step = _waiting.pop(int(ticket), None)
     module = alive[number]
     if not module.learns:
@@ -132,18 +130,16 @@ def _no_plan(ticket: int) -> ConfigError:
     if ticket < 0:
         return ConfigError(
             "embedding: a compiled lookup in eval mode takes no gradient. Call model.train(), "
-            "freeze the tables "
-            "with requires_grad_(False), or do not compile the lookup."
+            "freeze the tables with requires_grad_(False), or do not compile the lookup."
         )
     if ticket <= _lost:
         return ConfigError(
-            f"embedding: backward came after {_MAX_WAITING} more forwards — received an old graph "
-            "— call backward before that"
+            f"embedding: backward must come before {_MAX_WAITING} more forward passes, got an old "
+            "graph. Call backward before that."
         )
     return ConfigError(
         "embedding: a compiled lookup takes one backward, got a second one (retain_graph=True). "
-        "Add the losses before "
-        "one backward, or do not compile the lookup."
+        "Add the losses before one backward, or do not compile the lookup."
     )
 
 
@@ -160,10 +156,10 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
 
 def _backward(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
     (ticket,) = ctx.saved_tensors
-    given = [torch.empty(0) if grad is None else grad for grad in grads[:-1]]
+    of_results = [torch.empty(0) if grad is None else grad for grad in grads[:-1]]
     # ids and offsets take no gradient; weights that do are not compiled
     none: list[None] = [None] * ctx.num_features
-    return receive(ticket, given, ctx.number), none, none, none, None, None, None, None
+    return receive(ticket, of_results, ctx.number), none, none, none, None, None, None, None
 
 
 pool.register_autograd(_backward, setup_context=_remember)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TableRows: the parameter by which torch knows tables; other optimizers may not step it."""
+"""TableRows: the parameter that stands for tables in torch; other optimizers may not step it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class StepsTables:
 
 
 class TableRows(nn.Parameter):
-    """The parameter of tables that share dim and rule. It holds no values: rows lie in the tables.
+    """The parameter of tables that share dim and rule; the tables hold the rows, it holds none.
 
     `grad`: after a backward pass the summed gradients of the batch's distinct ids, float32
     [num unique ids, dim], so that gradient clipping and GradScaler work; its shape changes with
@@ -64,7 +64,7 @@ class TableRows(nn.Parameter):
             table.requires_grad_(requires_grad)
 
     def requires_grad_(self, requires_grad: bool = True) -> TableRows:
-        """Freeze the tables (False), or let them learn again."""
+        """Freeze the tables (False), or let them learn again (True); return this parameter."""
         self.requires_grad = requires_grad
         return self
 
@@ -79,7 +79,7 @@ class TableRows(nn.Parameter):
 
 
 def _refuse_rows(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    """Reject the step of an optimizer that would write rows: their tables' rules step them."""
+    """Reject the step of an optimizer that would write rows: the rules of tables step them."""
     if isinstance(optimizer, StepsTables):
         return
     for group in optimizer.param_groups:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Policies: which ids get a row (admission) and which rows go (eviction).
+"""Policies: which ids get a row (admission) and which rows are removed (eviction).
 
-Thresholds: `None` and -1 mean off; 0 is stated at each; anything below -1 is a `ConfigError` that
-names the parameter. Times are data times in microseconds; a table that is given no times counts its
-`find_or_insert` calls instead.
+Thresholds: `None` and -1 mean off; each policy states the meaning of 0; anything below -1 raises a
+`ConfigError` that names the parameter. Times are data times in microseconds; a table without times
+counts its `find_or_insert` calls instead.
 """
 
 from __future__ import annotations
@@ -17,15 +17,13 @@ from .init import check_integer, check_number
 
 PARTITIONS = 256
 MIN_MAX_ROWS = 4 * PARTITIONS
-"""Least `max_rows` of Lru and Lfu: they keep max_rows / 256 rows a partition, and fewer than 4
-would thrash.
-"""
+"""Least `max_rows` of Lru and Lfu: 4 rows in each of 256 partitions; fewer would thrash."""
 MIN_SKETCH_BYTES = PARTITIONS * 4 * 4 * 16
 """Least `sketch_bytes`: 256 partitions, 4 rows of 16 counters of 4 bytes."""
 
 
 def is_off(threshold: float | None) -> bool:
-    """True when a threshold switches its policy off: `None` or -1."""
+    """Return True when a threshold switches its policy off: `None` or -1."""
     return threshold is None or threshold == -1
 
 
@@ -36,12 +34,13 @@ def _check_candidates(where: str, sketch_bytes: int | None, max_candidates: int)
 
 
 def _sketch_width(sketch_bytes: int | None) -> int:
-    """Counters in a row of one partition's sketch: a power of two, at least 16; 0 without a sketch."""
-    return (
-        0
-        if sketch_bytes is None
-        else max(16, 1 << ((sketch_bytes // PARTITIONS // 16).bit_length() - 1))
-    )
+    """Return the counters in a row of one partition's sketch: a power of two, at least 16.
+
+    Returns 0 without a sketch.
+    """
+    if sketch_bytes is None:
+        return 0
+    return max(16, 1 << ((sketch_bytes // PARTITIONS // 16).bit_length() - 1))
 
 
 @dataclass(frozen=True)
@@ -51,15 +50,21 @@ class Admission:
 
 @dataclass(frozen=True)
 class MinCount(Admission):
-    """An id gets a row once it was seen `count` times; an occurrence, also in the current batch,
-    counts `coefficient`.
+    """Give an id a row once its count reaches `count`.
 
-    `count`: None or -1 = off, 0 = admit all but keep counts and times. Memory: an exact map of at
-    most `max_candidates` refused ids (when full, counts are halved and zeros dropped), or one
-    count-min sketch a partition of together `sketch_bytes` (Cormode and Muthukrishnan 2005; may
-    admit early, never late, and an evicted id keeps its count). `expire_seconds`: a candidate not
-    seen for so long is forgotten at `evict` (exact map only). Raises `ConfigError` naming the
-    parameter.
+    Each occurrence of an id, also in the current batch, adds `coefficient` to its count. Bad values
+    raise `ConfigError` naming the parameter.
+
+    Args:
+        count: the least count that gets a row; None or -1 = off, 0 = admit all, but keep counts and
+            times.
+        coefficient: added to the count for each occurrence.
+        sketch_bytes: None counts candidates in an exact map. A number counts them in one count-min
+            sketch a partition, `sketch_bytes` together (Cormode and Muthukrishnan 2005). A sketch
+            may admit early, never late, and an evicted id keeps its count.
+        max_candidates: the most refused ids that the exact map holds. When it is full, counts are
+            halved and zeros dropped.
+        expire_seconds: `evict` removes candidates that were not seen for so long (exact map only).
 
     Example: `hb.Table("user", dim=16, admit=hb.MinCount(3))`
     """
@@ -78,9 +83,9 @@ class MinCount(Admission):
         _check_duration("MinCount.expire_seconds", self.expire_seconds)
         if self.sketch_bytes is not None and not is_off(self.expire_seconds):
             raise ConfigError(
-                "MinCount.expire_seconds: a sketch keeps no times — received "
+                "MinCount.expire_seconds: a sketch keeps no times, got "
                 f"expire_seconds={self.expire_seconds!r} "
-                f"with sketch_bytes={self.sketch_bytes!r} — drop one of the two"
+                f"with sketch_bytes={self.sketch_bytes!r}. Drop one of the two."
             )
 
     @property
@@ -94,20 +99,18 @@ class MinCount(Admission):
 
     @property
     def expire_microseconds(self) -> int | None:
-        return (
-            None
-            if is_off(self.expire_seconds)
-            else round(float(self.expire_seconds or 0) * 1_000_000)
-        )
+        if self.expire_seconds is None or is_off(self.expire_seconds):
+            return None
+        return round(float(self.expire_seconds) * 1_000_000)
 
 
 @dataclass(frozen=True)
 class Probability(Admission):
-    """Each occurrence of an id gets it a row with probability `p`, a pure function of (seed, table,
-    id, its count).
+    """Give an id a row with probability `p` at each of its occurrences.
 
-    `p` in [0, 1]; None or -1 = off. Memory as for `MinCount`. Raises `ConfigError` naming the
-    parameter.
+    The draw is a pure function of (seed, table, id, its count). `p` lies in [0, 1]; None or -1 =
+    off. `sketch_bytes` and `max_candidates` are those of `MinCount`. Bad values raise `ConfigError`
+    naming the parameter.
     """
 
     p: float | None
@@ -136,19 +139,17 @@ def _check_duration(where: str, value: float | None) -> None:
 
 @dataclass(frozen=True)
 class Eviction:
-    """Base of the eviction policies; use `Ttl`, `Lru` or `Lfu`, or a list of Ttl and one of the
-    others.
-    """
+    """Base of the eviction policies; use `Ttl`, `Lru` or `Lfu`, or a list of Ttl and another."""
 
 
 @dataclass(frozen=True)
 class Ttl(Eviction):
-    """A row not seen for the given time is gone from the next `evict` on: watermark - last seen >=
-        ttl, in data time.
+    """Remove rows that were not seen for the given time.
 
-    Give one of `seconds`, `days`, `hours`; None or -1 = off; 0 = everything not newer than the
-    watermark. The watermark is the largest time `evict` was called with. Raises `ConfigError`
-    naming the parameter.
+    From the next `evict` on, a row is absent if watermark - last seen >= ttl, in data time. The
+    watermark is the largest time that `evict` was called with. Give one of `seconds`, `days`,
+    `hours`; None or -1 = off; 0 = everything not newer than the watermark. Bad values raise
+    `ConfigError` naming the parameter.
     """
 
     seconds: float | None = None
@@ -156,18 +157,17 @@ class Ttl(Eviction):
     hours: float | None = None
 
     def __post_init__(self) -> None:
-        given = [name for name in ("seconds", "days", "hours") if getattr(self, name) is not None]
-        for name in given:
+        units = [name for name in ("seconds", "days", "hours") if getattr(self, name) is not None]
+        for name in units:
             _check_duration(f"Ttl.{name}", getattr(self, name))
-        if len(given) > 1:
+        if len(units) > 1:
             raise ConfigError(
-                f"Ttl.{given[1]}: one unit is enough — received {' and '.join(given)} — give one "
-                "of them"
+                f"Ttl.{units[1]}: one unit is enough, got {' and '.join(units)}. Give one of them."
             )
 
     @property
     def microseconds(self) -> int | None:
-        """The time to live in microseconds; None = off."""
+        """Return the time to live in microseconds; None = off."""
         for value, unit in ((self.seconds, 1), (self.days, 86_400), (self.hours, 3_600)):
             if value is not None and value != -1:
                 return round(value * unit * 1_000_000)
@@ -185,13 +185,16 @@ def _check_max_rows(where: str, max_rows: int | None) -> None:
 
 
 def _rows_a_partition(max_rows: int | None) -> int | None:
-    return None if max_rows is None or max_rows == -1 else -(-max_rows // PARTITIONS)
+    if max_rows is None or max_rows == -1:
+        return None
+    return -(-max_rows // PARTITIONS)
 
 
 @dataclass(frozen=True)
 class Lru(Eviction):
-    """Keeps at most ceil(max_rows / 256) rows a partition; the row seen longest ago goes, then the
-    smallest id.
+    """Keep at most ceil(max_rows / 256) rows a partition; remove the rows seen longest ago.
+
+    Among rows seen at the same time, the smallest id is removed first.
 
     `max_rows`: None or -1 = off, else at least 1,024; it is rounded up to a multiple of 256 (1,025
     keeps 1,280). A partition whose rows are all used by one batch exceeds its quota by that batch,
@@ -215,11 +218,10 @@ class Lru(Eviction):
 
 @dataclass(frozen=True)
 class Lfu(Eviction):
-    """Keeps at most ceil(max_rows / 256) rows a partition; the row with the least count goes, then
-    the smallest id.
+    """Keep at most ceil(max_rows / 256) rows a partition; remove the rows with the least count.
 
-    `max_rows` as for `Lru`. `half_life_seconds`: an occurrence counts half after so long; None or
-    -1 = counts do not age.
+    Among rows of the same count, the smallest id is removed first. `max_rows` as for `Lru`.
+    `half_life_seconds`: an occurrence counts half after so long; None or -1 = counts do not age.
     """
 
     max_rows: int | None
@@ -236,11 +238,9 @@ class Lfu(Eviction):
 
     @property
     def half_life_microseconds(self) -> float | None:
-        return (
-            None
-            if is_off(self.half_life_seconds)
-            else float(self.half_life_seconds or 0) * 1_000_000
-        )
+        if self.half_life_seconds is None or is_off(self.half_life_seconds):
+            return None
+        return float(self.half_life_seconds) * 1_000_000
 
     @property
     def is_on(self) -> bool:
@@ -248,31 +248,33 @@ class Lfu(Eviction):
 
 
 def evictions(evict: Eviction | Sequence[Eviction] | None) -> tuple[Eviction, ...]:
-    """The eviction policies of a table's `evict` keyword, checked: at most one Ttl, and one of Lru
-    and Lfu.
+    """Return the policies of a table's `evict` keyword as a tuple.
+
+    Raises ConfigError unless there are at most one Ttl, and at most one of Lru and Lfu.
     """
-    given = () if evict is None else tuple(evict) if isinstance(evict, (list, tuple)) else (evict,)
-    for policy in given:
+    policies: tuple[Eviction, ...]
+    if evict is None:
+        policies = ()
+    elif isinstance(evict, (list, tuple)):
+        policies = tuple(evict)
+    else:
+        policies = (evict,)  # type: ignore[assignment]
+    for policy in policies:
         if not isinstance(policy, (Ttl, Lru, Lfu)):
             raise ConfigError(
-                f"evict: must be Ttl, Lru, Lfu or a list of them — received {policy!r} — give a "
-                "policy"
+                f"evict: must be Ttl, Lru, Lfu or a list of them, got {policy!r}. Give a policy."
             )
-    if (
-        sum(isinstance(policy, Ttl) for policy in given) > 1
-        or sum(isinstance(p, (Lru, Lfu)) for p in given) > 1
-    ):
+    num_ages = sum(isinstance(policy, Ttl) for policy in policies)
+    num_bounds = sum(isinstance(policy, (Lru, Lfu)) for policy in policies)
+    if num_ages > 1 or num_bounds > 1:
         raise ConfigError(
-            f"evict: policies contend — received {list(given)!r} — give one Ttl and one of Lru "
-            "and Lfu"
+            f"evict: policies contend, got {list(policies)!r}. Give one Ttl and one of Lru and Lfu."
         )
-    return given
+    return policies
 
 
 def kept_columns(admit: Admission | None, policies: Sequence[Eviction]) -> list[str]:
-    """Return the columns that rows have for the sake of these policies: of last_seen, count and
-    score.
-    """
+    """Return the columns, of last_seen, count and score, that rows have for these policies."""
     counts_all = isinstance(admit, MinCount) and admit.count == 0
     lfu = [policy for policy in policies if isinstance(policy, Lfu) and policy.is_on]
     columns = []

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A table too simple to be wrong: the verbs of `hb.Table` over one dict, a row at a time.
+"""A table that is easy to check: the verbs of `hb.Table` over one dict, a row at a time.
 
-Users find it as `hotbed.testing.ReferenceTable`; the native core is tested against it.
+Its public name is `hotbed.testing.ReferenceTable`; tests compare the native core with it.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ class _Row:
 
 
 class ReferenceTable:
-    """`hb.Table` as one dict from id to row: same arguments, verbs and errors, far slower; float32
-    rows in `Ram` only.
+    """`hb.Table` as one dict from id to row: same arguments, verbs and errors, far slower.
 
-    `scope="catch_up"` is done as "all", whose bits it must have. Slots are never reused.
+    Rows are float32 and lie in `Ram`. `scope="catch_up"` is computed as "all", whose bits it must
+    have. Slots are never reused.
 
-    Example: `t = ReferenceTable("user", 4); t.update(t.find_or_insert([7, -1]), np.ones((2, 4),
-        np.float32))`
+    Example:
+        >>> table = ReferenceTable("user", 4)
+        >>> table.update(table.find_or_insert([7, -1]), np.ones((2, 4), np.float32))
     """
 
     def __init__(
@@ -68,7 +69,11 @@ class ReferenceTable:
         self.admit = admit
         self.init = init or Uniform(0.05)
         self.tier = tier or Ram()
-        self.policies = [policy for policy in evictions(evict) if policy.is_on]  # type: ignore[attr-defined]
+        self.policies = [
+            policy
+            for policy in evictions(evict)
+            if policy.is_on  # type: ignore[attr-defined]
+        ]
         self.ttl = next((p.microseconds for p in self.policies if isinstance(p, Ttl)), None)
         self.bound = next((p for p in self.policies if isinstance(p, (Lru, Lfu))), None)
         admits_all = isinstance(admit, MinCount) and admit.count == 0
@@ -82,7 +87,9 @@ class ReferenceTable:
         self.waiting: dict[int, dict[int, tuple[int, int]]] = {p: {} for p in range(PARTITIONS)}
         width = self.counting.sketch_width if self.counting else 0
         self.sketch = np.zeros((PARTITIONS, 4, width), np.uint32)
-        self.step = self.clock = self.next_slot = 0
+        self.step = 0
+        self.clock = 0
+        self.next_slot = 0
         self.watermark: int | None = None
         self.frozen: Frozen = False
 
@@ -90,12 +97,13 @@ class ReferenceTable:
         return len(self.rows)
 
     def find(self, ids: ArrayLike) -> NDArray[np.int64]:
-        """Slots int64 [n] of ids [n]; -1 without a row."""
+        """Return the slots int64 [n] of ids [n]; -1 without a row."""
         return np.array([self.rows[i].slot if i in self.rows else -1 for i in _ids(ids)], np.int64)
 
     def find_or_insert(self, ids: ArrayLike, time: ArrayLike | None = None) -> NDArray[np.int64]:
-        """Slots int64 [n]; new ids are counted and, if admitted, inserted. `time`: microseconds,
-        one or [n].
+        """Return the slots int64 [n] of ids; count new ids and insert those that are admitted.
+
+        `time`: microseconds, one or [n].
         """
         unique = self._occurrences(_ids(ids), time)
         if self.frozen:
@@ -130,63 +138,68 @@ class ReferenceTable:
         return self.find(ids)
 
     def lookup(self, ids: ArrayLike) -> NDArray[np.float32]:
-        """Rows float32 [n, dim]; an id without one reads as its initial row, or `default` where
-        admission is on.
+        """Return the rows of ids, float32 [n, dim].
+
+        An id without a row reads as its initial row, or as `default` if admission is on.
         """
         out = [self.rows[i].value if i in self.rows else self._absent(i) for i in _ids(ids)]
         return np.array(out, np.float32).reshape(len(out), self.dim)
 
     def gather(self, slots: ArrayLike) -> NDArray[np.float32]:
-        """Rows float32 [n, dim] of slots [n]; `default` where -1."""
+        """Return the rows float32 [n, dim] of slots [n]; `default` where -1."""
         empty = np.full(self.dim, self.default, np.float32)
-        at = [self.ids_of_slots.get(s) for s in _ids(slots)]
-        return np.array(
-            [empty if i is None else self.rows[i].value for i in at], np.float32
-        ).reshape(len(at), self.dim)
+        ids = [self.ids_of_slots.get(slot) for slot in _ids(slots)]
+        values = [empty if i is None else self.rows[i].value for i in ids]
+        return np.array(values, np.float32).reshape(len(ids), self.dim)
 
     def update(self, slots: ArrayLike, grads: ArrayLike, lr: float | None = None) -> None:
-        """Sums the gradients float32 [n, dim] of each row in order, then applies the rule once;
-        slot -1 is skipped.
+        """Sum the gradients float32 [n, dim] of each row in order, then apply the rule once a row.
+
+        Slot -1 is skipped.
         """
         if self.frozen:
-            raise TableError(f"table {self.name!r}: it is frozen")
-        given = np.asarray(grads)
-        at = _ids(slots)
-        if given.shape != (len(at), self.dim) or given.dtype.kind != "f":
+            raise TableError(
+                f"table {self.name!r}: a frozen table takes no update. Set frozen to False first."
+            )
+        gradients = np.asarray(grads)
+        numbers = _ids(slots)
+        if gradients.shape != (len(numbers), self.dim) or gradients.dtype.kind != "f":
             raise RowShapeError(
-                f"grads: {given.dtype} {given.shape} — give float32 [{len(at)}, {self.dim}]"
+                f"table {self.name!r}: gradients must be float32 [{len(numbers)}, {self.dim}], got "
+                f"{gradients.dtype} {list(gradients.shape)}. Convert them."
             )
         summed: dict[int, NDArray[np.float32]] = {}
-        for slot, grad in zip(at, given.astype(np.float32), strict=True):
+        for slot, grad in zip(numbers, gradients.astype(np.float32), strict=True):
             i = self.ids_of_slots.get(slot)
             if i is not None:
                 summed[i] = summed[i] + grad if i in summed else grad
         for i, grad in summed.items():
             if not np.isfinite(grad).all():
                 raise NonFiniteGradient(
-                    f"gradient of id {i} in table {self.name!r} is not finite", self.name, i
+                    f"table {self.name!r}: the gradient of id {i} is not finite; nothing was "
+                    "updated. Look at the loss.",
+                    self.name,
+                    i,
                 )
         self.step += 1
         zero = np.zeros(self.dim, np.float32)
-        for i in summed if self.rule.scope == "touched" else self.rows:
+        stepped: Iterable[int] = summed if self.rule.scope == "touched" else self.rows
+        for i in stepped:
             row = self.rows[i]
-            w, s = self.rule.reference(
-                row.value[None],
-                row.state[None],
-                summed.get(i, zero)[None],
-                self.step,
-                self.rule.lr if lr is None else lr,
-            )
+            grad = summed.get(i, zero)
+            w, s = self.rule.reference(row.value[None], row.state[None], grad[None], self.step, lr)
             row.value = w[0].astype(np.float32)
             row.state = s[0].astype(np.float32)
 
     def evict(self, now: int) -> int:
-        """Removes rows whose time to live is over and forgets candidates past theirs; number of
-        rows removed.
+        """Remove rows and candidates whose time to live is over; return the number of rows removed.
+
+        `now`: microseconds.
         """
         if self.frozen == "all":
             return 0
-        self.watermark = now if self.watermark is None else max(self.watermark, now)
+        if self.watermark is None or self.watermark < now:
+            self.watermark = now
         expired = [
             i
             for i, r in self.rows.items()
@@ -194,7 +207,9 @@ class ReferenceTable:
         ]
         for i in expired:
             self._remove(i)
-        expire = self.counting.expire_microseconds if isinstance(self.counting, MinCount) else None
+        expire = None
+        if isinstance(self.counting, MinCount):
+            expire = self.counting.expire_microseconds
         if expire is not None:
             for p, waiting in self.waiting.items():
                 self.waiting[p] = {
@@ -203,7 +218,7 @@ class ReferenceTable:
         return len(expired)
 
     def export(self, partitions: Iterable[int] | None = None) -> Iterator[pa.RecordBatch]:
-        """Rows as record batches ordered by (partition, id); see docs/format.md for the columns."""
+        """Yield rows as record batches ordered by (partition, id); columns as in docs/format.md."""
         members: dict[int, list[int]] = {}
         for i in sorted(self.rows):
             members.setdefault(_partition(i), []).append(i)
@@ -229,16 +244,15 @@ class ReferenceTable:
                 yield pa.RecordBatch.from_pydict(columns)
 
     def load(self, batches: Iterable[pa.RecordBatch]) -> None:
-        """Inserts or overwrites rows from `export`'s batches; a column that is missing changes
-        nothing.
-        """
+        """Insert or overwrite rows from `export`'s batches; a missing column changes nothing."""
         for batch in batches:
             for record in batch.to_pylist():
                 i = record["id"]
                 value = np.array(record["value"], np.float32)
                 if value.shape != (self.dim,):
                     raise RowShapeError(
-                        f"value: {value.shape} — table {self.name!r} takes [{self.dim}]"
+                        f"table {self.name!r}: column 'value' must hold float32 lists of "
+                        f"{self.dim}, got {list(value.shape)}. Give rows of the same dim."
                     )
                 if i not in self.rows:
                     self._new_row(i)
@@ -250,7 +264,7 @@ class ReferenceTable:
                 row.score = record.get("score", row.score)
 
     def scalars(self) -> dict[str, int | None]:
-        """What a table knows apart from its rows and candidates, as JSON."""
+        """Return the table's own state, apart from rows and candidates, as JSON values."""
         return {"step": self.step, "clock": self.clock, "watermark": self.watermark}
 
     def load_scalars(self, scalars: Mapping[str, Any]) -> None:
@@ -259,7 +273,7 @@ class ReferenceTable:
         self.watermark = scalars["watermark"]
 
     def candidates(self) -> Iterator[pa.RecordBatch]:
-        """State of the admission policy, for `load_candidates`."""
+        """Yield the state of the admission policy, for `load_candidates`."""
         flat = [
             (p, i, c, t) for p, waiting in self.waiting.items() for i, (c, t) in waiting.items()
         ]
@@ -284,36 +298,29 @@ class ReferenceTable:
         return row
 
     def _occurrences(self, ids: list[int], time: ArrayLike | None) -> dict[int, list[int]]:
-        """Times of each id's occurrences, ids in the order of their first."""
+        """Return the times of each id's occurrences, ids in the order of their first."""
         if time is None and self.ttl is not None:
             raise ConfigError(
-                f"time: table {self.name!r} has a Ttl — received none — give a time in microseconds"
+                f"time: table {self.name!r} has a Ttl, got none. Give a time in microseconds."
             )
-        times = np.broadcast_to(
-            np.asarray(self.clock + 1 if time is None else time, np.int64), (len(ids),)
-        )
+        if time is None:
+            time = self.clock + 1
+        times = np.broadcast_to(np.asarray(time, np.int64), (len(ids),))
         unique: dict[int, list[int]] = {}
-        for i, at in zip(ids, times.tolist(), strict=True):
-            unique.setdefault(i, []).append(at)
+        for i, moment in zip(ids, times.tolist(), strict=True):
+            unique.setdefault(i, []).append(moment)
         return unique
 
     def _count(self, i: int, times: list[int]) -> int:
-        """Occurrences of a new id so far, those of this batch included, times the coefficient."""
+        """Count the occurrences of a new id in this batch; return its count so far.
+
+        An occurrence counts `coefficient`.
+        """
         if self.counting is None:
             return len(times)
-        added = len(times) * (
-            self.counting.coefficient if isinstance(self.counting, MinCount) else 1
-        )
+        added = len(times) * self._coefficient()
         if self.counting.sketch_width:
-            h = mix64_int(i)
-            p = _partition(i)
-            at = [
-                mix64_int(h + (k + 1) * _GOLDEN) & (self.counting.sketch_width - 1)
-                for k in range(4)
-            ]
-            for k in range(4):
-                self.sketch[p, k, at[k]] = min(int(self.sketch[p, k, at[k]]) + added, _MAX_COUNT)
-            return min(int(self.sketch[p, k, at[k]]) for k in range(4))
+            return self._count_in_sketch(i, added, self.counting.sketch_width)
         waiting = self.waiting[_partition(i)]
         while i not in waiting and len(waiting) >= -(-self.counting.max_candidates // PARTITIONS):
             halved = {j: (c // 2, t) for j, (c, t) in waiting.items() if c >= 2}
@@ -325,6 +332,23 @@ class ReferenceTable:
         if self._is_admitted(i, count, len(times)):
             del waiting[i]
         return count
+
+    def _count_in_sketch(self, i: int, added: int, width: int) -> int:
+        h = mix64_int(i)
+        p = _partition(i)
+        counts = []
+        for k in range(4):
+            column = mix64_int(h + (k + 1) * _GOLDEN) & (width - 1)
+            count = min(int(self.sketch[p, k, column]) + added, _MAX_COUNT)
+            self.sketch[p, k, column] = count
+            counts.append(count)
+        return min(counts)
+
+    def _coefficient(self) -> int:
+        """Return how much an occurrence counts."""
+        if isinstance(self.counting, MinCount):
+            return self.counting.coefficient
+        return 1
 
     def _is_admitted(self, i: int, count: int, occurrences: int) -> bool:
         if isinstance(self.counting, MinCount):
@@ -342,20 +366,22 @@ class ReferenceTable:
         cap = self._cap()
         if cap is not None and len(ids) > cap * PARTITIONS:
             raise TableFull(
-                f"table {self.name!r}: a batch uses {len(ids)} rows, it may keep {cap * PARTITIONS}"
+                f"table {self.name!r}: a batch may use {cap * PARTITIONS} rows, got {len(ids)}. "
+                "Raise max_rows or make the batch smaller."
             )
 
     def _touch(self, row: _Row, times: list[int]) -> None:
         row.last_seen = max(row.last_seen, *times)
-        coefficient = self.counting.coefficient if isinstance(self.counting, MinCount) else 1
-        row.count = min(row.count + len(times) * coefficient, _MAX_COUNT)
+        row.count = min(row.count + len(times) * self._coefficient(), _MAX_COUNT)
         self._warm(row, times)
 
     def _warm(self, row: _Row, times: list[int]) -> None:
-        half_life = self.bound.half_life_microseconds if isinstance(self.bound, Lfu) else None
+        if not isinstance(self.bound, Lfu):
+            return
+        half_life = self.bound.half_life_microseconds
         if half_life is not None:
-            for at in times:
-                row.score = float(np.logaddexp2(row.score, at / half_life))
+            for time in times:
+                row.score = float(np.logaddexp2(row.score, time / half_life))
 
     def _insert(self, i: int, count: int, batch: Mapping[int, list[int]]) -> None:
         row = self._new_row(i)
@@ -364,31 +390,31 @@ class ReferenceTable:
         self._warm(row, batch[i])
 
     def _shrink(self, batch: Mapping[int, list[int]]) -> None:
-        """Take every partition back to its quota, as far as rows that the batch does not use allow."""
+        """Remove rows until every partition has its quota, or only rows that the batch uses."""
         cap = self._cap()
+        if cap is None:
+            return
         members: dict[int, list[int]] = {}
-        for i in self.rows if cap is not None else ():
+        for i in self.rows:
             members.setdefault(_partition(i), []).append(i)
-        for here in members.values():
-            idle = sorted(
-                (i for i in here if i not in batch), key=lambda i: (self._worth(self.rows[i]), i)
-            )
-            for i in idle[: max(0, len(here) - (cap or 0))]:
+        for ids in members.values():
+            idle = [i for i in ids if i not in batch]
+            idle.sort(key=lambda i: (self._worth(self.rows[i]), i))
+            for i in idle[: max(0, len(ids) - cap)]:
                 self._remove(i)
 
     def _worth(self, row: _Row) -> float:
         if isinstance(self.bound, Lru):
             return row.last_seen
-        return (
-            row.count
-            if isinstance(self.bound, Lfu) and self.bound.half_life_microseconds is None
-            else row.score
-        )
+        if isinstance(self.bound, Lfu) and self.bound.half_life_microseconds is None:
+            return row.count
+        return row.score
 
     def _new_row(self, i: int) -> _Row:
         value = self.init.rows(self.seed, name_hash(self.name), [i], self.dim)[0]
         row = _Row(self.next_slot, value, self.rule.initial_state(self.dim), 0, 0, -np.inf)
-        self.rows[i], self.ids_of_slots[row.slot] = row, i
+        self.rows[i] = row
+        self.ids_of_slots[row.slot] = i
         self.next_slot += 1
         return row
 
@@ -399,7 +425,10 @@ class ReferenceTable:
 def _ids(ids: ArrayLike) -> list[int]:
     array = np.asarray(ids)
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
-        raise RowShapeError(f"ids: {array.dtype} {array.shape} — give int64 [n]")
+        raise RowShapeError(
+            f"ids: must be integers of shape [n], got {array.dtype} {list(array.shape)}. "
+            "Give int64 [n]."
+        )
     return [int(i) for i in array.astype(np.int64)]
 
 

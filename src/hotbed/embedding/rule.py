@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules: how the gradient of a row changes its embedding and optimizer state.
 
-A rule is a value. Each has a slow, obvious NumPy step, `rule.reference`, which states the
-arithmetic, in its order, that the native core follows in float32 (elementwise, no fused
+A rule is a value. Each has a slow, obvious NumPy step, `rule.reference`, which defines the
+arithmetic and its order; the native core follows it in float32 (elementwise, no fused
 multiply-add). `step` is the table's global step, 1 for its first update; rules with bias correction
 use it for every row.
 
-The scope says which rows a step touches: "touched" = those with a gradient (lazy), "all" = every
-row of the table, "catch_up" = those with a gradient, each after replaying the steps it missed,
+The scope says which rows a step changes: "touched" = those with a gradient (lazy), "all" = every
+row of the table, "catch_up" = those with a gradient, each after replaying the steps that it missed,
 which gives the bits of "all".
 """
 
@@ -34,13 +34,16 @@ SCOPES = ("touched", "all", "catch_up")
 class Rule(ABC):
     """Base of the rules; use `Adagrad`, `Adam`, ….
 
-    Fields that every rule has: `lr` (at least 0; a schedule may change it later), `l2` (adds l2 * w
-    to the gradient, as torch's weight_decay), `l1` (adds l1 * sign(w)), `clip` (largest norm of a
-    row's summed gradient; None = off) and `scope`. Ftrl's own l1 and l2 are proximal instead. Bad
-    values raise `ConfigError` naming the parameter.
+    Bad values raise `ConfigError` naming the parameter. A step with rate 0 leaves the values and
+    changes the moments, as in torch; Ftrl skips it. Optimizer state is limited to the largest
+    float: it never becomes infinite.
 
-    A step with rate 0 leaves the values and moves the moments, as in torch; Ftrl skips it.
-    Optimizer state ends at the largest float: it never becomes infinite.
+    Args:
+        lr: learning rate, at least 0; a schedule may change it later.
+        l2: adds l2 * w to the gradient, as torch's weight_decay. Ftrl's is proximal instead.
+        l1: adds l1 * sign(w) to the gradient. Ftrl's is proximal instead.
+        clip: largest norm of a row's summed gradient; None = off.
+        scope: which rows a step changes: "touched", "all" or "catch_up".
     """
 
     lr: float
@@ -61,7 +64,7 @@ class Rule(ABC):
             check_number(f"{name}.clip", self.clip, 0.0, above=True)
         if self.scope not in SCOPES:
             raise ConfigError(
-                f"{name}.scope: unknown — received {self.scope!r} — give one of {', '.join(SCOPES)}"
+                f"{name}.scope: unknown scope, got {self.scope!r}. Give one of {', '.join(SCOPES)}."
             )
         self._check(name)
 
@@ -71,27 +74,29 @@ class Rule(ABC):
 
     @abstractmethod
     def _idles(self) -> bool:
-        """True when a step with gradient zero and no l1, l2 changes a row's values or state."""
+        """Return True when a step with zero gradient, l1 and l2 changes a row or its state."""
 
     @abstractmethod
     def _step(self, w: FloatArray, s: FloatArray, g: FloatArray, step: int, lr: float) -> None:
-        """Apply the rule in place to values [n, dim], state [n, width] and regularized gradients
-        [n, dim].
+        """Apply the rule in place to values [n, dim] and state [n, width].
+
+        `g`: regularized gradients [n, dim].
         """
 
     @property
     def moves_idle_rows(self) -> bool:
-        """True when an update changes rows that have no gradient; then a delta cannot say what
-        changed.
+        """Return True when an update changes rows that have no gradient.
+
+        A delta cannot record the changes of such a table.
         """
         return self.scope != "touched" and (self.l1 > 0 or self.l2 > 0 or self._idles())
 
     def state_width(self, dim: int) -> int:
-        """Floats of optimizer state a row, laid out [slot 0: dim][slot 1: dim]…"""
+        """Return the floats of optimizer state a row, laid out [slot 0: dim][slot 1: dim]…"""
         return self._num_slots * dim
 
     def initial_state(self, dim: int) -> NDArray[np.float32]:
-        """State of a new row, float32 [width]: zeros, but for accumulators that start elsewhere."""
+        """Return the state of a new row, float32 [width]: zeros, or the initial accumulators."""
         return np.zeros(self.state_width(dim), np.float32)
 
     def reference(
@@ -102,11 +107,16 @@ class Rule(ABC):
         step: int,
         lr: float | None = None,
     ) -> tuple[FloatArray, FloatArray]:
-        """One step in the dtype of `values` (float32 or float64); returns new (values, state),
-        changes nothing.
+        """Return (values, state) after one step, in the dtype of `values`, float32 or float64.
 
-        `values`, `grads`: [n, dim], a row each, gradients already summed; `state`: [n, width];
-        `step` >= 1.
+        The arguments are not changed.
+
+        Args:
+            values: [n, dim], a row each.
+            state: [n, width].
+            grads: [n, dim], already summed.
+            step: the number of this step, at least 1.
+            lr: the learning rate of this step (default: the rule's).
 
         Example: `w, s = Adagrad(lr=0.1).reference(w, s, g, step=1)`
         """
@@ -162,8 +172,9 @@ class Momentum(Rule):
 
 @dataclass(frozen=True)
 class Nesterov(Rule):
-    """m = momentum * m + g; w -= lr * (g + momentum * m) (Nesterov 1983, as
-    torch.optim.SGD(nesterov=True)).
+    """m = momentum * m + g; w -= lr * (g + momentum * m) (Nesterov 1983).
+
+    As torch.optim.SGD(nesterov=True).
     """
 
     lr: float = 0.01
@@ -210,8 +221,9 @@ class Adagrad(Rule):
 
 @dataclass(frozen=True)
 class RowwiseAdagrad(Rule):
-    """s += mean(g^2), one float a row; w -= lr / (sqrt(s) + eps) * g (as FBGEMM's
-    EXACT_ROWWISE_ADAGRAD).
+    """s += mean(g^2), one float a row; w -= lr / (sqrt(s) + eps) * g.
+
+    As FBGEMM's EXACT_ROWWISE_ADAGRAD.
     """
 
     lr: float = 0.05
@@ -238,8 +250,9 @@ class RowwiseAdagrad(Rule):
 
 @dataclass(frozen=True)
 class RmsProp(Rule):
-    """v = alpha * v + (1 - alpha) * g^2; w -= lr * g / (sqrt(v) + eps) (Hinton 2012, as
-    torch.optim.RMSprop).
+    """v = alpha * v + (1 - alpha) * g^2; w -= lr * g / (sqrt(v) + eps) (Hinton 2012).
+
+    As torch.optim.RMSprop.
     """
 
     lr: float = 0.01
@@ -263,8 +276,9 @@ class RmsProp(Rule):
 
 @dataclass(frozen=True)
 class Adam(Rule):
-    """Adam (Kingma and Ba 2015, as torch.optim.Adam); `decay` is AdamW's decoupled one (Loshchilov
-    and Hutter 2019).
+    """Adam (Kingma and Ba 2015, as torch.optim.Adam), with AdamW's decoupled `decay`.
+
+    Decay: Loshchilov and Hutter 2019.
 
     m = beta1 * m + (1 - beta1) * g; v = beta2 * v + (1 - beta2) * g^2;
     w -= lr / (1 - beta1^step) * m / (sqrt(v) / sqrt(1 - beta2^step) + eps). State: [m][v].
@@ -304,12 +318,12 @@ class Adam(Rule):
 
 @dataclass(frozen=True)
 class Ftrl(Rule):
-    """FTRL-Proximal (McMahan et al. 2013, algorithm 1), per coordinate; sparse with l1. State:
-    [n][z].
+    """FTRL-Proximal (McMahan et al. 2013, algorithm 1), per coordinate; sparse with l1.
 
     n' = n + g^2; z += g - (sqrt(n') - sqrt(n)) / lr * w; w = 0 where abs(z) <= l1, else -(z -
-    sign(z) * l1) / ((beta + sqrt(n')) / lr + l2). `l1` and `l2` are those of this formula. n starts
-    at `initial_accumulator` (0.1, as in TensorFlow). Only `power=-0.5`, the paper's, is built.
+    sign(z) * l1) / ((beta + sqrt(n')) / lr + l2). State: [n][z]. `l1` and `l2` are those of this
+    formula. n starts at `initial_accumulator` (0.1, as in TensorFlow). Only `power=-0.5`, the
+    paper's, is built.
 
     w is computed from the whole past of the row with the current rate: a change of `lr` rescales
     every row at its next step. Keep the rate constant; the first change is logged. A step with rate
@@ -328,18 +342,17 @@ class Ftrl(Rule):
         check_number(f"{name}.beta", self.beta, 0.0)
         if self.power != -0.5:
             raise ConfigError(
-                f"{name}.power: only -0.5 is built — received {self.power!r} — leave it out"
+                f"{name}.power: only -0.5 is built, got {self.power!r}. Leave it out."
             )
         check_number(f"{name}.initial_accumulator", self.initial_accumulator, 0.0)
         if self.beta == 0.0 and self.initial_accumulator == 0.0 and self.l2 == 0.0:
             raise ConfigError(
-                f"{name}.initial_accumulator: a zero gradient would divide by zero — received 0 "
-                "with beta=0 and l2=0 — "
-                "make one of the three positive"
+                f"{name}.initial_accumulator: a zero gradient would divide by zero, got 0 with "
+                "beta=0 and l2=0. Make one of the three positive."
             )
 
     def _idles(self) -> bool:
-        return True  # w is recomputed from z, so a row that was inserted but not yet learned moves
+        return True  # w is recomputed from z: a new row that was never updated changes
 
     def initial_state(self, dim: int) -> NDArray[np.float32]:
         return np.concatenate(
@@ -363,14 +376,15 @@ class Ftrl(Rule):
 
 
 def _within(state: FloatArray) -> FloatArray:
-    """Optimizer state, at most the largest float: an infinite one would stop its lane for ever."""
+    """Limit optimizer state to the largest float: an infinite one would stop its lane for ever."""
     largest = np.finfo(state.dtype).max
     return np.clip(state, -largest, largest)
 
 
 def _clip_norm(g: FloatArray, clip: np.floating) -> FloatArray:
-    """Rows [n, dim] scaled down to the norm `clip`. Where squares overflow, lanes are taken as
-    parts of the largest.
+    """Scale rows [n, dim] down to the norm `clip`.
+
+    Where squares overflow, lanes are divided by the largest before they are squared.
     """
     norm = np.sqrt(_sum_of_squares(g))
     overflows = np.isinf(norm)
@@ -383,8 +397,9 @@ def _clip_norm(g: FloatArray, clip: np.floating) -> FloatArray:
 
 
 def _sum_of_squares(g: FloatArray) -> FloatArray:
-    """Sum of squares of each row, [n, 1], in the native core's order: lane i of sixteen, then
-    folded in halves.
+    """Return the sum of squares of each row, [n, 1], in the native core's order.
+
+    Lanes i, i + 16, i + 32, … are added first; then the sixteen sums are folded in halves.
     """
     squares = np.zeros((len(g), -(-g.shape[1] // 16) * 16), g.dtype)
     squares[:, : g.shape[1]] = g * g
@@ -400,6 +415,4 @@ def _sum_of_squares(g: FloatArray) -> FloatArray:
 def _check_fraction(where: str, value: object) -> None:
     check_number(where, value, 0.0)
     if isinstance(value, (int, float)) and value >= 1.0:
-        raise ConfigError(
-            f"{where}: must be below 1 — received {value!r} — give a number in [0, 1)"
-        )
+        raise ConfigError(f"{where}: must be below 1, got {value!r}. Give a number in [0, 1).")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshot: a table as it was at one moment, read while training goes on."""
+"""Snapshot: a table as it was at one moment, read while training continues."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ COLUMN_TYPES = {
     "updated": pa.uint32(),
     "score": pa.float64(),
 }
-"""Columns of a row that are there only if the table keeps them."""
+"""Columns that rows have only if the table keeps them."""
 
 
 class Snapshot:
-    """What `Table.snapshot` gives: all rows of one moment, or with `changes` those changed since
-    the last snapshot.
+    """All rows of a table at one moment, or with `changes` those changed since the last snapshot.
 
-    `num_rows`: rows in it (changes: an upper bound). `scalars`: `Table.scalars()` of that moment.
-    Reading may happen on another thread; the first change to a row not read yet keeps its old
-    record, so memory grows by the rows that training touches meanwhile. A table has one snapshot at
-    a time; `close` ends it.
+    `Table.snapshot` makes it. `num_rows`: the number of its rows (with `changes`, an upper bound).
+    `scalars`: `Table.scalars()` of that moment. Another thread may read it. The first change to a
+    row that was not read yet saves its old record, so memory grows by the rows that training
+    touches in the meantime. A table has one snapshot at a time; `close` ends it.
 
     Example: `with table.snapshot() as rows: batches = list(rows.rows())`.
     """
@@ -46,7 +45,8 @@ class Snapshot:
         self._native = native
         self._state_width = state_width
         self.changes = changes
-        self.num_rows = int(native.begin_snapshot(changes))  # ends a sweep under way, which counts
+        # ends a sweep under way, which changes counters: take the scalars after it
+        self.num_rows = int(native.begin_snapshot(changes))
         self.scalars = dict(scalars())
 
     def __enter__(self) -> Snapshot:
@@ -61,29 +61,31 @@ class Snapshot:
         self.close(saved=kind is None)
 
     def rows(self, partitions: Iterable[int] = range(PARTITIONS)) -> Iterator[pa.RecordBatch]:
-        """Rows as `Table.export` gives them, small partitions together; each partition can be read
-        once.
+        """Yield rows as `Table.export` does, small partitions together in one batch.
+
+        Each partition can be read once.
         """
         waiting: list[Mapping[str, NDArray[Any]]] = []
         numbers: list[NDArray[np.uint8]] = []
-        held = 0
+        num_rows = 0
         for partition in partitions:
             rows = self._native.snapshot_rows(partition)
             if n := len(rows["id"]):
                 waiting.append(rows)
                 numbers.append(np.full(n, partition, np.uint8))
-                held += n
-            if held >= BATCH_ROWS:
+                num_rows += n
+            if num_rows >= BATCH_ROWS:
                 yield _together(numbers, waiting, self._state_width)
                 waiting = []
                 numbers = []
-                held = 0
+                num_rows = 0
         if waiting:
             yield _together(numbers, waiting, self._state_width)
 
     def removed(self, partitions: Iterable[int] = range(PARTITIONS)) -> Iterator[pa.RecordBatch]:
-        """Tombstones: partition, id of rows that went since the last snapshot; `rows` may hold some
-        of them anew.
+        """Yield tombstones: partition and id of rows removed since the last snapshot.
+
+        `rows` may contain some of these ids again.
         """
         for partition in partitions:
             ids = self._native.snapshot_removed(partition)
@@ -93,14 +95,15 @@ class Snapshot:
                 )
 
     def candidates(self) -> Iterator[pa.RecordBatch]:
-        """Admission's memory of that moment, as `Table.candidates` gives it."""
+        """Yield the candidates of that moment, as `Table.candidates` does."""
         for partition in range(PARTITIONS):
-            known = self._native.snapshot_candidates(partition)
-            yield from candidate_batch(partition, known, self._native.snapshot_sketch(partition))
+            columns = self._native.snapshot_candidates(partition)
+            yield from candidate_batch(partition, columns, self._native.snapshot_sketch(partition))
 
     def close(self, saved: bool) -> None:
-        """End the snapshot. Not `saved`: what it held as changed counts as changed still. Closing
-        again does nothing.
+        """End the snapshot. Closing it again does nothing.
+
+        `saved=False`: the rows that it contains as changed stay marked as changed.
         """
         native = self._native
         self._native = None
@@ -120,7 +123,7 @@ def _together(
 def row_batch(
     partitions: NDArray[np.uint8], rows: Mapping[str, NDArray[Any]], state_width: int
 ) -> pa.RecordBatch:
-    """Rows from flat arrays; `partitions` [n]."""
+    """Return n rows from flat arrays as one batch; `partitions`: [n]."""
     n = len(rows["id"])
     columns = {"partition": pa.array(partitions), "id": pa.array(rows["id"])}
     columns["value"] = pa.FixedSizeListArray.from_arrays(
@@ -135,7 +138,7 @@ def row_batch(
 
 
 def empty_batch(dim: int, state_width: int, columns: Iterable[str]) -> pa.RecordBatch:
-    """A batch without rows; `columns`: names of those that the table keeps."""
+    """Return a batch without rows; `columns`: the names of those that the table keeps."""
     types = {"partition": pa.uint8(), "id": pa.int64(), "value": pa.list_(pa.float32(), dim)}
     if state_width:
         types["state"] = pa.list_(pa.float32(), state_width)
@@ -144,18 +147,19 @@ def empty_batch(dim: int, state_width: int, columns: Iterable[str]) -> pa.Record
 
 
 def candidate_batch(
-    partition: int, known: Mapping[str, NDArray[Any]], sketch: NDArray[np.uint32]
+    partition: int, candidates: Mapping[str, NDArray[Any]], sketch: NDArray[np.uint32]
 ) -> Iterator[pa.RecordBatch]:
-    """Candidates of one partition, or the counters of its sketch, as one batch if there are any."""
+    """Yield one partition's candidates, or the counters of its sketch, if there are any."""
     if len(sketch):
-        known = {
+        candidates = {
             "id": np.arange(len(sketch)),
             "count": sketch,
             "last_seen": np.zeros(len(sketch), np.int64),
         }
-    if len(known["id"]):
-        columns = {name: pa.array(known[name]) for name in ("id", "count", "last_seen")}
-        yield pa.record_batch({"partition": _number(partition, len(known["id"])), **columns})
+    num_rows = len(candidates["id"])
+    if num_rows:
+        columns = {name: pa.array(candidates[name]) for name in ("id", "count", "last_seen")}
+        yield pa.record_batch({"partition": _number(partition, num_rows), **columns})
 
 
 def _number(partition: int, n: int) -> pa.Array:

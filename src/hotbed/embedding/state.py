@@ -29,19 +29,19 @@ from .snapshot import COLUMN_TYPES
 from .table import Table
 
 EXTRA = "_extra_state"
-"""The key under which torch carries what is neither parameter nor buffer."""
+"""The key under which torch stores state that is neither a parameter nor a buffer."""
 ADVICE = "Load the state_dict of a module with the same tables."
 
 
 class DenseState(OrderedDict[str, Any]):
-    """A destination for `module.state_dict(destination=…)` that takes no rows of tables."""
+    """A destination for `module.state_dict(destination=…)` that leaves out the rows of tables."""
 
 
 class Carrier(nn.Module, ABC):
     """A module over `tables`: how torch saves, loads, moves and copies it.
 
-    `state_dict_limit`: bytes of rows up to which `state_dict()` carries those of a module; beyond
-    it raises PersistError.
+    `state_dict_limit`: the most bytes of rows that `state_dict()` takes from a module; above it,
+    `state_dict()` raises PersistError.
     """
 
     tables: list[Table]
@@ -50,12 +50,12 @@ class Carrier(nn.Module, ABC):
 
     @abstractmethod
     def _begin(self) -> None:
-        """Set what each module, a copy too, has for itself: its parameters and its number."""
+        """Set the parameters and the number that each module, also a copy, has of its own."""
 
     def get_extra_state(self) -> dict[str, Any]:
         """Return ids, rows, optimizer and policy state of each table by name, for `state_dict`.
 
-        Raises PersistError beyond `state_dict_limit` bytes.
+        Raises PersistError above `state_dict_limit` bytes.
         """
         size = sum(state_bytes(table) for table in self.tables)
         if size > self.state_dict_limit:
@@ -67,10 +67,10 @@ class Carrier(nn.Module, ABC):
         return {"tables": {table.name: table_state(table) for table in self.tables}}
 
     def set_extra_state(self, state: Any) -> None:
-        """Replace all that the tables hold by what `get_extra_state` gave.
+        """Replace the contents of the tables by a state from `get_extra_state`.
 
-        A table that is frozen stays frozen. Raises PersistError or RowShapeError for a state of
-        other tables, before anything changes.
+        A frozen table stays frozen. Raises PersistError or RowShapeError for a state of other
+        tables, before anything changes.
         """
         names = {table.name for table in self.tables}
         states = state.get("tables") if isinstance(state, Mapping) else None
@@ -134,7 +134,7 @@ class Carrier(nn.Module, ABC):
             self._parameters = {**rows, **own}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Carrier:
-        """A second module over copies of the tables; modules that share a table share its copy."""
+        """Return a module over copies of the tables; modules sharing a table share its copy."""
         copied = self.__class__.__new__(self.__class__)
         memo[id(self)] = copied
         own = ("pending", "anchor", "number", "_parameters")
@@ -158,19 +158,19 @@ class Carrier(nn.Module, ABC):
 
 
 def dense_state(module: nn.Module) -> dict[str, Tensor]:
-    """The tensors of `module.state_dict()` without the rows of tables."""
+    """Return the tensors of `module.state_dict()` without the rows of tables."""
     state = module.state_dict(destination=DenseState())
     return {name: value for name, value in state.items() if torch.is_tensor(value)}
 
 
 def state_bytes(table: Table) -> int:
-    """About how many bytes `table_state` gives."""
+    """Return about how many bytes `table_state` takes."""
     stats = table.stats
     return int(stats["rows"]) * (8 + int(table.native.row_bytes)) + int(stats["candidate_bytes"])
 
 
 def table_state(table: Table) -> dict[str, Any]:
-    """Return all that a table holds: rows, candidates and scalars; not whether it is frozen."""
+    """Return the rows, candidates and scalars of a table, but not whether it is frozen."""
     scalars = {name: value for name, value in table.scalars().items() if name != "frozen"}
     return {
         "rows": _tensors(batch.drop_columns(["partition"]) for batch in table.export()),
@@ -181,7 +181,7 @@ def table_state(table: Table) -> dict[str, Any]:
 
 
 def check_state(table: Table, state: Any) -> None:
-    """Raise PersistError or RowShapeError where `load_state` would fail. Change nothing."""
+    """Raise PersistError or RowShapeError if `load_state` would fail. Change nothing."""
     where = f"table {table.name!r}"
     parts = {"rows", "candidates", "scalars", "rule"}
     if not isinstance(state, Mapping) or not parts <= set(state):
@@ -207,7 +207,7 @@ def check_state(table: Table, state: Any) -> None:
 
 
 def load_state(table: Table, state: Mapping[str, Any]) -> None:
-    """What `table_state` gave, in the place of all that the table holds."""
+    """Replace the contents of a table by a state from `table_state`."""
     check_state(table, state)
     table.clear()
     rows = dict(state["rows"])
@@ -233,7 +233,7 @@ def _equal(state: Any, other: Any) -> bool:
 
 
 def _tensors(batches: Iterable[pa.RecordBatch]) -> dict[str, Tensor]:
-    """Columns as tensors, float lists as [n, width]; uint32 becomes int64, which any torch has."""
+    """Return columns as tensors: float lists as [n, width], uint32 as int64 for older torch."""
     parts = list(batches)
     if not parts:
         return {}
@@ -241,7 +241,9 @@ def _tensors(batches: Iterable[pa.RecordBatch]) -> dict[str, Tensor]:
     for field in parts[0].schema:
         columns = [part.column(field.name) for part in parts]
         width = field.type.list_size if pa.types.is_fixed_size_list(field.type) else 0
-        values = np.concatenate([(one.flatten() if width else one).to_numpy() for one in columns])
+        if width:
+            columns = [column.flatten() for column in columns]
+        values = np.concatenate([column.to_numpy() for column in columns])
         if values.dtype == np.uint32:
             values = values.astype(np.int64)
         tensors[field.name] = torch.from_numpy(values.reshape(-1, width) if width else values)
@@ -261,7 +263,7 @@ def _columns(tensors: Mapping[str, Tensor]) -> dict[str, pa.Array]:
 
 
 def _by_partition(candidates: Mapping[str, Tensor]) -> Iterator[pa.RecordBatch]:
-    """Candidates again, a batch a partition."""
+    """Yield the candidates as batches, one a partition."""
     if not candidates:
         return
     batch = pa.record_batch(_columns(candidates))

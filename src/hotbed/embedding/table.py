@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Table: id -> slot -> row, with the rule that updates rows and the policies that say who lives in
-it.
-"""
+"""Table: id -> slot -> row, a rule that updates rows, and policies that admit and evict them."""
 
 from __future__ import annotations
 
@@ -53,28 +51,54 @@ FROZEN: tuple[Frozen, ...] = (False, "rows", "all")
 DTYPES = ("float32", "bfloat16", "float16")
 POOLINGS = ("sum", "mean", "max", "none")
 _RULE_KINDS = (Sgd, Momentum, Nesterov, Adagrad, RowwiseAdagrad, RmsProp, Adam, Ftrl)
+_RULE_FIELDS = {
+    "momentum": "beta1",
+    "alpha": "beta2",
+    "beta1": "beta1",
+    "beta2": "beta2",
+    "eps": "eps",
+    "decay": "decay",
+    "beta": "beta",
+    "initial_accumulator": "initial_accumulator",
+}
+"""The fields of rules, and their names in the native core."""
 _INIT_KINDS = (Uniform, Normal, Constant)
 log = logging.getLogger("hotbed")
 
 
 def set_num_threads(num_threads: int) -> None:
-    """Number of threads of the native core (default: all processors). Results never depend on it."""
+    """Set the number of threads of the native core (default: all processors).
+
+    Results never depend on it. Raises ConfigError unless it is an integer >= 1.
+    """
     check_integer("num_threads", num_threads, 1)
     _core.set_num_threads(num_threads)
 
 
 class Table:
-    """An embedding table that grows with new ids and forgets stale ones.
-
-    `name`: seeds the initial rows together with `seed` and the id. `dim`: lanes of a row. `rule`:
-    how a step changes a row. `admit`: who gets a row (default: every id). `evict`: who goes, a
-    policy or a list (default: nobody). `init`: the initial row. `default`: what an id without a row
-    reads as where admission is on (without admission it reads as its initial row). `dtype`: storage
-    of the values, float32, bfloat16 or float16 (state stays float32; rounding is stochastic).
+    """An embedding table that grows with new ids and removes stale ones.
 
     Ids are any int64 (a NumPy, Arrow or DLPack buffer of integers; uint64 is reinterpreted);
-    results are NumPy arrays. Raises ConfigError for bad values, RowShapeError for bad arrays,
-    TableFull where a batch needs more rows than `Lru` or `Lfu` keep in the whole table.
+    results are NumPy arrays.
+
+    Args:
+        name: seeds the initial rows together with `seed` and the id.
+        dim: lanes of a row.
+        rule: how a step changes a row (default: `Adagrad()`).
+        admit: which ids get a row (default: every id).
+        evict: which rows are removed, a policy or a list (default: none).
+        tier: where rows lie; `Ram()` is the only tier that is built.
+        init: the initial row (default: `Uniform()`).
+        default: the value of each lane of an id without a row if admission is on. Without
+            admission, such an id reads as its initial row.
+        seed: a 64-bit integer.
+        dtype: storage of the values, float32, bfloat16 or float16. State stays float32; rounding is
+            stochastic.
+
+    Raises:
+        ConfigError: a value is wrong.
+        RowShapeError: an array has a wrong shape or dtype.
+        TableFull: a batch needs more rows than `Lru` or `Lfu` keep in the whole table.
 
     Example:
         >>> table = hb.Table("user", dim=4, rule=hb.Adagrad(lr=0.1), admit=hb.MinCount(2))
@@ -108,26 +132,27 @@ class Table:
         self.init: Init = Uniform() if init is None else init
         self._check()
         self._timed: bool | None = None  # whether ids come with times; the two must not mix
-        # None: nobody has asked; then a checkpoint says nothing of it
+        # None: never set; then a checkpoint does not record it
         self._frozen: Frozen | None = None
-        self._rate: float | None = None  # of the last step, where a change of it matters
+        self._rate: float | None = None  # of the last step, if a change of it matters
         self.native = _core.Table(self._native_config())
 
     def _check(self) -> None:
         where = f"table {self.name!r}"
         if not isinstance(self.name, str) or not self.name:
             raise ConfigError(
-                f"table.name: must be a text — received {self.name!r} — give the table a name"
+                f"table.name: must be a string, not empty, got {self.name!r}. "
+                "Give the table a name."
             )
         check_integer(f"{where}: dim", self.dim, 1)
         check_number(f"{where}: default", self.default)
         if not isinstance(self.seed, int) or not -(2**63) <= self.seed < 2**64:
             raise ConfigError(
-                f"{where}: seed must be a 64-bit integer — received {self.seed!r} — correct it"
+                f"{where}: seed must be a 64-bit integer, got {self.seed!r}. Correct it."
             )
         if self.dtype not in DTYPES:
             raise ConfigError(
-                f"{where}: unknown dtype — received {self.dtype!r} — use one of {', '.join(DTYPES)}"
+                f"{where}: unknown dtype, got {self.dtype!r}. Use one of {', '.join(DTYPES)}."
             )
         expected: tuple[tuple[str, object, type], ...] = (
             ("rule", self.rule, Rule),
@@ -138,27 +163,26 @@ class Table:
         for keyword, value, kind in expected:
             if not isinstance(value, kind):
                 raise ConfigError(
-                    f"{where}: {keyword} takes a {kind.__name__.lower()} — received {value!r} — "
-                    f"see hotbed's {kind.__name__} values"
+                    f"{where}: {keyword} takes a value of {kind.__name__}, got {value!r}. "
+                    f"See hotbed's {kind.__name__} values."
                 )
 
     def _native_config(self) -> _core.TableConfig:
         config = _core.TableConfig()
-        config.name, config.name_hash, config.seed = (
-            self.name,
-            name_hash(self.name),
-            self.seed % 2**64,
-        )
-        config.dim, config.dtype, config.default_value = (
-            self.dim,
-            DTYPES.index(self.dtype),
-            self.default,
-        )
-        init = Constant(0.0) if isinstance(self.init, Zeros) else self.init
+        config.name = self.name
+        config.name_hash = name_hash(self.name)
+        config.seed = self.seed % 2**64
+        config.dim = self.dim
+        config.dtype = DTYPES.index(self.dtype)
+        config.default_value = self.default
+        init = self.init
+        if isinstance(init, Zeros):
+            init = Constant(0.0)
         config.init_kind = _INIT_KINDS.index(type(init))
         config.init_scale = next(iter(dataclasses.asdict(init).values()))
         config.rule = _native_rule(self.rule)
-        config.admission, config.eviction = self._native_admission(), self._native_eviction()
+        config.admission = self._native_admission()
+        config.eviction = self._native_eviction()
         columns = kept_columns(self.admit, self.evictions)
         config.keep_count = "count" in columns
         config.keep_seen = "last_seen" in columns
@@ -171,9 +195,8 @@ class Table:
             native.kind = 1
             native.min_count = policy.count
             native.coefficient = policy.coefficient
-            native.expire_after = (
-                -1 if policy.expire_microseconds is None else policy.expire_microseconds
-            )
+            expire = policy.expire_microseconds
+            native.expire_after = -1 if expire is None else expire
         elif isinstance(policy, Probability) and policy.is_on and policy.p is not None:
             native.kind = 2
             native.probability = policy.p
@@ -197,8 +220,10 @@ class Table:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The constructor's keywords, from which an equal empty table can be made."""
-        evict = self.evictions[0] if len(self.evictions) == 1 else list(self.evictions) or None
+        """Return the constructor's keywords, from which an equal empty table can be made."""
+        evict: Eviction | list[Eviction] | None = list(self.evictions) or None
+        if len(self.evictions) == 1:
+            evict = self.evictions[0]
         return {
             "name": self.name,
             "dim": self.dim,
@@ -213,7 +238,7 @@ class Table:
         }
 
     def like(self, name: str, dim: int) -> Table:
-        """A new, empty table with the same rule and policies, another name and dim."""
+        """Return an empty table with the same rule and policies, another name and dim."""
         return Table(**{**self.config, "name": name, "dim": dim})
 
     def __repr__(self) -> str:
@@ -221,8 +246,9 @@ class Table:
         return f"Table({self.name!r}, dim={self.dim}, rows={len(self)}, rule={self.rule}{frozen})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Table:
-        """A second table with the same rows, optimizer and policy state; tracking of changes starts
-        anew.
+        """Return a copy with the same rows, optimizer and policy state.
+
+        The copy does not inherit the record of changed rows.
         """
         copied = Table(**self.config)
         memo[id(self)] = copied
@@ -236,13 +262,11 @@ class Table:
 
     @property
     def frozen(self) -> Frozen:
-        """Whether the table learns: False = it does; "rows" or "all" = values and optimizer state
-        keep
-            their bits.
+        """False if the table learns; "rows" or "all" if values and optimizer state keep their bits.
 
-        A frozen table inserts nothing: an unknown id reads as in evaluation. With "rows", times,
-        counts and eviction go on; with "all", nothing changes. Updates pass over it: its step does
-        not rise, so that decay and catch-up stop too.
+        A frozen table inserts nothing: an unknown id reads as in evaluation. With "rows", times and
+        counts are still recorded and rows still evicted; with "all", nothing changes. Updates skip
+        the table: its step does not rise, so that decay and catch-up stop too.
         """
         return self._frozen or False
 
@@ -257,10 +281,9 @@ class Table:
         self.native.freeze(FROZEN.index(frozen))
 
     def requires_grad_(self, requires_grad: bool = True) -> Table:
-        """Freeze the table (False) or let it learn again (True), as torch does for parameters;
-        returns the table.
+        """Freeze the table (False) or let it learn again (True), and return it.
 
-        Example: `table.requires_grad_(False)`; with `table.frozen = "all"` nothing at all changes.
+        Example: `table.requires_grad_(False)`; with `table.frozen = "all"` nothing changes at all.
         """
         if requires_grad:
             self.frozen = False
@@ -270,19 +293,20 @@ class Table:
 
     @property
     def step(self) -> int:
-        """Number of updates so far: the step that bias correction counts."""
+        """Return the number of updates so far: the step of bias correction."""
         return int(self.native.step)
 
     @property
     def state_width(self) -> int:
-        """Floats of optimizer state a row."""
+        """Return the floats of optimizer state a row."""
         return int(self.native.state_width)
 
     @property
     def stats(self) -> dict[str, int]:
-        """`rows` in memory (expired ones until they are swept); ids ever `admitted`, `refused` (a
-        batch and id counts once), `evicted`; bytes of index, rows and candidates. Asking is cheap,
-        also while `len` must look at every row.
+        """Return counters of the table; cheap, also when `len` must look at every row.
+
+        `rows` in memory (expired ones until they are swept); ids ever `admitted`, `refused` (an id
+        counts once a batch), `evicted`; bytes of index, rows and candidates.
         """
         return dict(self.native.stats())
 
@@ -290,11 +314,14 @@ class Table:
     # ids and rows
 
     def find_or_insert(self, ids: Any, time: Any = None) -> NDArray[np.int64]:
-        """Slots of ids, int64 [n] -> int64 [n]; unknown ids that admission lets in get a row,
-        others are -1.
+        """Return the slots of ids, int64 [n] -> int64 [n]; insert the new ids that are admitted.
 
-        `time`: int64 microseconds, one for all or one an id; needed by Ttl. Slots hold until the
-        next find_or_insert or evict.
+        An id that is not admitted has the slot -1. Slots are valid until the next find_or_insert or
+        evict.
+
+        Args:
+            ids: int64 [n].
+            time: int64 microseconds, one for all or one an id; Ttl needs it.
         """
         ids = as_ids(ids)
         step = self._lookup(ids, self.check_times(time, len(ids)), training=True)
@@ -303,15 +330,16 @@ class Table:
         return slots
 
     def find(self, ids: Any) -> NDArray[np.int64]:
-        """Slots of ids, int64 [n] -> int64 [n]; -1 = no row. Changes nothing."""
+        """Return the slots of ids, int64 [n] -> int64 [n]; -1 = no row. Change nothing."""
         ids = as_ids(ids)
         slots = np.empty(len(ids), np.int64)
         self._lookup(ids, None, training=False).position_slots(0, _address(slots))
         return slots
 
     def lookup(self, ids: Any) -> NDArray[np.float32]:
-        """Rows of ids, int64 [n] -> float32 [n, dim], as evaluation and serving read them. Changes
-        nothing.
+        """Return the rows of ids, int64 [n] -> float32 [n, dim]. Change nothing.
+
+        Evaluation and serving read rows in the same way.
         """
         ids = as_ids(ids)
         rows = np.empty((len(ids), self.dim), np.float32)
@@ -339,32 +367,37 @@ class Table:
 
     @property
     def needs_times(self) -> bool:
-        """Whether find_or_insert must be given times."""
-        ttl = any(isinstance(policy, Ttl) and policy.is_on for policy in self.evictions)
-        return ttl or any(
-            isinstance(policy, Lfu) and policy.half_life_microseconds is not None
-            for policy in self.evictions
-        )
+        """Return True if find_or_insert needs times."""
+        for policy in self.evictions:
+            if isinstance(policy, Ttl) and policy.is_on:
+                return True
+            if isinstance(policy, Lfu) and policy.half_life_microseconds is not None:
+                return True
+        return False
 
     @property
     def keeps_times(self) -> bool:
-        """Whether rows or candidates remember when they were seen last."""
+        """Return True if rows or candidates record when they were last seen."""
         native = self._native_config()
         return bool(native.keep_seen or native.admission.expire_after >= 0)
 
     def check_times(self, time: Any, num_samples: int) -> NDArray[np.int64] | None:
-        """The times of a batch as int64 [num_samples], or None; ConfigError where the policies need
-        times and get none.
+        """Return the times of a batch as int64 [num_samples], or None.
+
+        Raises:
+            ConfigError: the policies need times and get none, or the table got batches with times
+                and without.
+            RowShapeError: the times are not int64, or not one or [num_samples].
         """
         if time is None and self.needs_times:
             raise ConfigError(
-                f"table {self.name!r}: its eviction needs times — received none — give the schema "
-                "a Time column, or `time`"
+                f"table {self.name!r}: its eviction needs times, got none. Give the schema a Time "
+                "column, or `time`."
             )
         if self._timed not in (None, time is not None):
             raise ConfigError(
-                f"table {self.name!r}: batches with and without times mix — received "
-                f"time={time!r} — give times always or never"
+                f"table {self.name!r}: batches with and without times cannot be mixed, got "
+                f"time={time!r}. Give times always or never."
             )
         self._timed = time is not None
         if time is None:
@@ -372,13 +405,13 @@ class Table:
         times = np.asarray(time)
         if times.dtype != np.int64 or times.shape not in ((), (num_samples,)):
             raise RowShapeError(
-                f"table {self.name!r}: times are int64 microseconds, one or [{num_samples}] — "
-                f"received {times.dtype} {list(times.shape)}"
+                f"table {self.name!r}: times must be int64 microseconds, one or [{num_samples}], "
+                f"got {times.dtype} {list(times.shape)}. Convert them."
             )
         return np.ascontiguousarray(np.broadcast_to(times, (num_samples,)))
 
     def gather(self, slots: Any) -> NDArray[np.float32]:
-        """Rows of slots, int64 [n] -> float32 [n, dim]; -1 reads as the table's default."""
+        """Return the rows of slots, int64 [n] -> float32 [n, dim]; -1 reads as `default`."""
         slots = self._check_slots(slots)
         rows = np.empty((len(slots), self.dim), np.float32)
         self.native.catch_up()
@@ -386,16 +419,21 @@ class Table:
         return rows
 
     def update(self, slots: Any, grads: Any, lr: float | None = None) -> None:
-        """One step of the rule: the gradients, float32 [n, dim], of each slot are summed in order,
-            then it is applied once a row.
+        """Sum the gradients of each slot in order, then apply one step of the rule once a row.
 
-        Slot -1 takes none. `lr`: this step's rate (default: the rule's). Raises NonFiniteGradient
-        before anything changes, TableError for a frozen table.
+        Args:
+            slots: int64 [n]; -1 is skipped.
+            grads: float32 [n, dim].
+            lr: the learning rate of this step (default: the rule's).
+
+        Raises:
+            NonFiniteGradient: a sum is not finite; nothing has changed.
+            TableError: the table is frozen.
         """
         if self.frozen:
             raise TableError(
-                f"table {self.name!r}: a frozen table takes no update. Call requires_grad_(True) "
-                "first."
+                f"table {self.name!r}: a frozen table takes no update. "
+                "Call requires_grad_(True) first."
             )
         slots = self._check_slots(slots)
         grads = np.asarray(grads)
@@ -404,8 +442,8 @@ class Table:
         self.watch_rate(rate)
         if grads.dtype != np.float32 or grads.shape != (len(slots), self.dim):
             raise RowShapeError(
-                f"table {self.name!r}: gradients are float32 [{len(slots)}, {self.dim}] — "
-                f"received {grads.dtype} {list(grads.shape)}"
+                f"table {self.name!r}: gradients must be float32 [{len(slots)}, {self.dim}], "
+                f"got {grads.dtype} {list(grads.shape)}. Convert them."
             )
         grads = np.ascontiguousarray(grads)
         step = _core.Step([self.native], [(0, POOLINGS.index("none"))])
@@ -414,43 +452,51 @@ class Table:
         if not step.sum_gradients([(_address(grads), self.dim)], [_address(sums)]):
             slot = step.find_nonfinite(0, _address(sums))
             raise NonFiniteGradient(
-                f"table {self.name!r}: the gradient of slot {slot} is not finite — nothing was "
-                "updated — look at the loss",
+                f"table {self.name!r}: the gradient of slot {slot} is not finite; nothing was "
+                "updated. Look at the loss.",
                 self.name,
             )
         step.apply([_address(sums)], [float(rate)])
 
     def watch_rate(self, rate: float) -> None:
-        """Log once that Ftrl is stepped with another rate, which rescales what it has learned."""
+        """Log once if the rate of an Ftrl table changes, which rescales its rows."""
         if not isinstance(self.rule, Ftrl) or not rate or self._rate == rate:
             return
         if self._rate is None:
             self._rate = rate
         elif self._rate:
-            advice = "keep its rate constant: a change rescales every row at its next step"
-            log.warning("table %r: Ftrl, rate %g after %g; %s", self.name, rate, self._rate, advice)
+            log.warning(
+                "table %r: Ftrl, rate %g after %g; keep its rate constant: a change rescales every "
+                "row at its next step",
+                self.name,
+                rate,
+                self._rate,
+            )
             self._rate = 0.0  # logged
 
     def _check_slots(self, slots: Any) -> NDArray[np.int64]:
         checked = as_ids(slots, "slots")
         if len(checked) and (checked.min() < -1 or checked.max() >= self.native.num_slots):
             raise RowShapeError(
-                f"table {self.name!r}: slots lie in -1..{self.native.num_slots - 1} — received "
-                f"{checked.min()}..{checked.max()}"
+                f"table {self.name!r}: slots must lie in -1..{self.native.num_slots - 1}, got "
+                f"{checked.min()}..{checked.max()}. Give slots that find_or_insert returned."
             )
         return checked
 
     def evict(self, now: int, partitions: range = range(PARTITIONS)) -> int:
-        """Moves the watermark to `now` (int64 microseconds; it never goes back) and removes expired
-        rows; returns how many.
+        """Move the watermark to `now`, remove expired rows and return their number.
 
-        Expiry is logical: an expired id is absent, swept or not. `partitions`: sweep only these, to
-        bound the pause. A table with frozen="all" stays as it is.
+        Expiry is logical: an expired id is absent, swept or not. A table with frozen="all" does not
+        change.
+
+        Args:
+            now: int64 microseconds; a time before the watermark leaves the watermark in place.
+            partitions: sweep only these, to bound the pause.
         """
         check_integer(f"table {self.name!r}: now (int64 microseconds)", now, -(2**63))
         if now >= 2**63:
             raise ConfigError(
-                f"table {self.name!r}: now is int64 microseconds — received {now} — convert it"
+                f"table {self.name!r}: now must be int64 microseconds, got {now}. Convert it."
             )
         if self.frozen == "all":
             return 0
@@ -460,11 +506,11 @@ class Table:
     # persistence
 
     def export(self, partitions: Iterable[int] | None = None) -> Iterator[pa.RecordBatch]:
-        """All rows, a record batch a partition that has any, by rising id: partition, id, value,
-            state, last_seen, count, ….
+        """Yield all rows, a record batch for each partition that has any, by rising id.
 
-        A column is there if the table keeps it. Rows are caught up first (scope "catch_up"). An
-        empty table gives one batch without rows; with `partitions`, empty ones give none.
+        Columns: partition, id, value, and of state, last_seen, count, … those that the table keeps.
+        Rows are caught up first (scope "catch_up"). An empty table yields one batch without rows;
+        with `partitions`, empty partitions yield none.
         """
         empty = partitions is None
         for partition in range(PARTITIONS) if partitions is None else partitions:
@@ -478,33 +524,38 @@ class Table:
             yield empty_batch(self.dim, self.state_width, self.native.export_partition(0))
 
     def track(self, on: bool = True) -> None:
-        """Remember which rows change or go, for `snapshot(changes=True)`. ConfigError where the
-        rule moves idle rows.
+        """Record which rows change or are removed, for `snapshot(changes=True)`.
+
+        Raises ConfigError unless the rule's scope is "touched".
         """
         if on and self.rule.scope != "touched":
             raise ConfigError(
-                f"table {self.name!r}: every step moves all its rows — received "
-                f"scope={self.rule.scope!r} — save fulls, or use touched"
+                f"table {self.name!r}: changes cannot be tracked where every step moves all rows, "
+                f"got scope={self.rule.scope!r}. Save full checkpoints, or use scope='touched'."
             )
         self.native.track(on)
 
     def snapshot(self, changes: bool = False) -> Snapshot:
-        """The table as it is now, to be read while it goes on; `changes`: only what changed since
-        the last one (see `track`).
+        """Return the table as it is now, to be read while training continues.
+
+        `changes`: only the rows that changed since the last snapshot (see `track`). Raises
+        PersistError while another snapshot is open.
         """
         if self.native.has_snapshot:
             raise PersistError(
-                f"table {self.name!r}: one snapshot at a time — received a second — close the first"
+                f"table {self.name!r}: one snapshot at a time, got a second. Close the first."
             )
         return Snapshot(self.native, self.scalars, self.state_width, changes=changes)
 
     def remove(self, ids: Any) -> int:
-        """Drops the rows of ids, int64 [n], as an eviction does; returns how many there were."""
+        """Remove the rows of ids, int64 [n], as an eviction does, and return their number."""
         return int(self.native.remove(as_ids(ids)))
 
     def load(self, batches: Iterable[pa.RecordBatch]) -> None:
-        """Rows from `export` (of any table of this dim): known ids are overwritten, new ones
-        inserted, without admission.
+        """Load rows from `export` of any table of this dim, without admission.
+
+        Ids that have a row are overwritten, others are inserted. Raises RowShapeError for columns
+        that do not fit dim and rule.
         """
         for batch in batches:
             rows: dict[str, NDArray[Any]] = {"id": batch.column("id").to_numpy()}
@@ -514,14 +565,14 @@ class Table:
                 kind = batch.schema.field(name).type
                 if kind != pa.list_(pa.float32(), width):
                     raise RowShapeError(
-                        f"table {self.name!r}: {name} holds float32 lists of {width} — received "
-                        f"{kind} — dim and rule must match"
+                        f"table {self.name!r}: column {name!r} must hold float32 lists of {width}, "
+                        f"got {kind}. Give rows of a table with the same dim and rule."
                     )
                 rows[name] = batch.column(name).flatten().to_numpy()
             if "value" not in rows:
                 raise RowShapeError(
-                    f"table {self.name!r}: rows need a column 'value' — received "
-                    f"{batch.schema.names} — load what export gave"
+                    f"table {self.name!r}: rows need a column 'value', got "
+                    f"{batch.schema.names}. Load batches from export."
                 )
             rows |= {
                 name: batch.column(name).to_numpy()
@@ -531,22 +582,25 @@ class Table:
             self.native.load_rows(rows)
 
     def scalars(self) -> dict[str, Any]:
-        """What belongs to the table but to no row, as JSON values: step, watermark, learning rates,
-        counters.
-        """
+        """Return the table's own state as JSON values: step, watermark, rates and counters."""
         stats = self.stats
-        return {
+        scalars: dict[str, Any] = {
             "step": self.native.step,
             "calls": self.native.calls,
             "watermark": self.native.watermark,
             "timed": self._timed,
             "rates": [list(run) for run in self.native.rates()],
             **{name: stats[name] for name in ("admitted", "refused", "evicted")},
-            **({} if self._frozen is None else {"frozen": self._frozen}),
         }
+        if self._frozen is not None:
+            scalars["frozen"] = self._frozen
+        return scalars
 
     def load_scalars(self, scalars: Mapping[str, Any]) -> None:
-        """What `scalars` gave, into a table just loaded; of freezing only where they speak of it."""
+        """Load `scalars` into a table whose rows were just loaded.
+
+        `frozen` stays as it is if they do not contain it.
+        """
         self._timed = scalars["timed"]
         rates = [(int(step), float(lr)) for step, lr in scalars["rates"]]
         self.native.load_scalars(scalars["step"], scalars["watermark"], scalars["calls"], rates)
@@ -563,24 +617,25 @@ class Table:
         self.frozen = scalars["frozen"]
 
     def clear(self) -> None:
-        """Forgets everything: rows, admission's memory, counters, watermark. What `load` then gives
-        is all there is.
-        """
+        """Remove all contents: rows, candidates, counters and watermark."""
         self._timed = None
         self.native = _core.Table(self._native_config())
         self.native.freeze(FROZEN.index(self.frozen))
 
     def candidates(self) -> Iterator[pa.RecordBatch]:
-        """Admission's memory of ids without a row: partition, id, count, last_seen; a sketch as
-        partition, counter number, count.
+        """Yield the ids without a row that admission counts: partition, id, count, last_seen.
+
+        A sketch is yielded in the same columns: `id` is the number of the counter.
         """
-        for partition in range(PARTITIONS) if self.native_admits else ():
+        if not self.native_admits:
+            return
+        for partition in range(PARTITIONS):
             yield from candidate_batch(
                 partition, self.native.candidates(partition), self.native.sketch(partition)
             )
 
     def load_candidates(self, batches: Iterable[pa.RecordBatch]) -> None:
-        """What `candidates` gave."""
+        """Load batches from `candidates`."""
         sketched = bool(getattr(self.admit, "sketch_bytes", None))
         for batch in batches:
             count = batch.column("count").to_numpy()
@@ -593,7 +648,7 @@ class Table:
 
     @property
     def native_admits(self) -> bool:
-        """Whether admission refuses anybody."""
+        """Return True if admission may refuse an id."""
         return self._native_admission().kind != 0
 
 
@@ -609,20 +664,7 @@ def _native_rule(rule: Rule) -> _core.Rule:
     native.l1 = rule.l1
     native.l2 = rule.l2
     native.clip = rule.clip or 0.0
-    for field in (
-        "momentum",
-        "alpha",
-        "beta1",
-        "beta2",
-        "eps",
-        "decay",
-        "beta",
-        "initial_accumulator",
-    ):
+    for field, native_field in _RULE_FIELDS.items():
         if hasattr(rule, field):
-            setattr(
-                native,
-                {"momentum": "beta1", "alpha": "beta2"}.get(field, field),
-                float(getattr(rule, field)),
-            )
+            setattr(native, native_field, float(getattr(rule, field)))
     return native

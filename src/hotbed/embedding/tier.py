@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tiers: where the rows of a table live.
 
-`Ram` is built. `Ssd` and `Gpu` have their place in the configuration; constructing one says that it
-is not built yet, so that a job never runs on a tier other than the one it names.
+`Ram` is built. `Ssd` and `Gpu` are reserved names in the configuration: constructing one raises
+`ConfigError`, so that a job never runs on a tier other than the one it names.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ class Ram(Tier):
 
 @dataclass(frozen=True)
 class Ssd(Tier):
-    """Rows on a disk behind a cache of `ram_rows` rows. Reserved: raises `ConfigError` until it is
-    built.
+    """Rows on a disk behind a cache of `ram_rows` rows.
+
+    Reserved: the constructor raises `ConfigError` until the tier is built.
     """
 
     path: str
@@ -36,23 +37,22 @@ class Ssd(Tier):
 
     def __post_init__(self) -> None:
         raise ConfigError(
-            f"tier: Ssd is reserved, not built yet — received Ssd(path={self.path!r}, "
-            f"ram_rows={self.ram_rows!r}) — "
-            "use tier=Ram()"
+            f"tier: Ssd is reserved, not built yet, got Ssd(path={self.path!r}, "
+            f"ram_rows={self.ram_rows!r}). Use tier=Ram()."
         )
 
 
 @dataclass(frozen=True)
 class Gpu(Tier):
-    """A fixed pool of `rows` rows in device memory. Reserved: raises `ConfigError` until it is
-    built.
+    """A fixed pool of `rows` rows in device memory.
+
+    Reserved: the constructor raises `ConfigError` until the tier is built.
     """
 
     rows: int
 
     def __post_init__(self) -> None:
         raise ConfigError(
-            f"tier: Gpu is reserved, not built yet — received Gpu(rows={self.rows!r}) — use "
-            "tier=Ram(); the dense "
-            "network may run on any torch device"
+            f"tier: Gpu is reserved, not built yet, got Gpu(rows={self.rows!r}). "
+            "Use tier=Ram(); the dense network may run on any torch device."
         )
