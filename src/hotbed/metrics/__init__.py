@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metrics of ranking models: clear, update batch by batch, eval.
 
-    metric = AUC() metric.update(prediction, label)     # NumPy arrays or tensors [n]; weight= and
-    group= where they apply metric.eval()                        # a float
+    metric = AUC()
+    metric.update(prediction, label)    # NumPy arrays or tensors [n]; also weight= and group=
+    metric.eval()                       # a float
 
 Predictions are probabilities; AUC, GAUC, HitRate and NDCG take any score. Labels above 0.5 are
-positive. A metric that is undefined for what it saw (one class only, no samples, no group) is nan
-and warns, saying why.
+positive. A metric that is undefined for its samples (one class only, no samples, no group) is nan
+and warns with the reason.
 
-`state()` gives what a metric has seen, as JSON values and NumPy arrays, and `load_state` takes it:
-checkpoints hold the windows of a stream. `bounded(metric)` is a metric like it for a stream that
-never ends.
+`state()` returns the accumulated samples or sums as JSON values and NumPy arrays, and `load_state`
+restores them: checkpoints hold the windows of a stream. `bounded(metric)` returns the form of a
+metric that needs bounded memory on an endless stream.
 """
 
 from __future__ import annotations
@@ -59,12 +60,14 @@ def get_metric(spec: str | Mapping[str, Any], path: str = "metric") -> Metric:
     """Build a metric from its name, or from its kind and keywords as in a job.
 
     Names: auc, gauc, log_loss, normalized_entropy, calibration, accuracy, precision, recall,
-    hit_rate, ndcg. "gauc@user" ranks within the groups of Id column `user`, as do "hit_rate@user"
-    and "ndcg@user". Raises ConfigError that starts with `path`.
+    hit_rate, ndcg. "gauc@user" ranks within the groups of the Id column `user`, as do
+    "hit_rate@user" and "ndcg@user". Raises a ConfigError that starts with `path`.
     """
-    keys = {"kind": spec} if isinstance(spec, str) else spec
-    kind, at, group = str(keys.get("kind", "") if isinstance(keys, Mapping) else "").partition("@")
-    if not at:
+    keys: Any = {"kind": spec} if isinstance(spec, str) else spec
+    if not isinstance(keys, Mapping):
+        return cast(Metric, config.build(spec, Metric, path))
+    kind, separator, group = str(keys.get("kind", "")).partition("@")
+    if not separator:
         return cast(Metric, config.build(spec, Metric, path))
     cls = config.kinds(Metric).get(kind)
     if not group or (cls is not None and "group" not in config.parameters(cls)):
@@ -72,6 +75,6 @@ def get_metric(spec: str | Mapping[str, Any], path: str = "metric") -> Metric:
         names = [kind for kind, cls in kinds if "group" in config.parameters(cls)]
         choices = ", ".join(f"{kind}@{group or 'user'}" for kind in sorted(names))
         raise ConfigError(
-            f"{path}: not a metric within groups — received {keys['kind']!r} — use one of {choices}"
+            f"{path}: not a metric within groups, got {keys['kind']!r}. Use one of {choices}."
         )
     return cast(Metric, config.build({**keys, "kind": kind, "group": group}, Metric, path))

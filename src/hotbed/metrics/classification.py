@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics of predicted probabilities: AUC, log loss, normalized entropy, calibration, shares at a
-threshold.
-"""
+"""Metrics of predicted probabilities: AUC, entropies, calibration and shares at a threshold."""
 
 from __future__ import annotations
 
@@ -22,16 +20,16 @@ from hotbed.metrics.score_counts import area_under, count_scores, join_counts
 
 @config.described
 class AUC(Metric):
-    """Area under the ROC curve: the probability that a positive outranks a negative; ties count one
-        half.
+    """Area under the ROC curve: the probability that a positive outranks a negative.
+
+    Ties count one half. Any score is allowed.
 
     Args:
         bins: None keeps all samples and is exact. With a number, memory grows only with the
             logarithm of the number of samples: blocks of `max(exact, bins)` samples are counted in
-            at most twice so many bins of equal mass, and equally many blocks are joined two by two.
-            Bins follow the scores, so it does not matter how close together they lie, or how they
-            drift. Any score will do.
-        exact: with bins, the AUC of up to so many samples is exact.
+            at most `2 * bins` bins of equal mass, and equally many blocks are joined in pairs. Bins
+            follow the scores, so it does not matter how close together they lie, or how they drift.
+        exact: with bins, the AUC of up to `exact` samples is exact.
 
     With bins, the error is below `8 * doublings / bins` for any order of any scores; `doublings` is
     the binary logarithm of the number of blocks. It is 0 where there are at most `bins` different
@@ -42,24 +40,25 @@ class AUC(Metric):
     def __init__(self, bins: int | None = None, exact: int = 0) -> None:
         if bins is not None and bins < 2:
             raise ConfigError(
-                f"AUC.bins: too few — received {bins} — give None (exact) or a number such as 8192"
+                f"AUC.bins: expected at least 2, got {bins}. Give None (exact) or a number such as "
+                "8192."
             )
         if exact < 0:
             raise ConfigError(
-                f"AUC.exact: a number of samples — received {exact} — give one from 0 on"
+                f"AUC.exact: expected a number of samples, got {exact}. Give a number from 0 on."
             )
         self.bins = bins
         self.exact = exact
         super().__init__()
 
     def clear(self) -> None:
-        """Forget all samples."""
+        """Remove all samples."""
         self._parts: list[Samples] = []
         self._rows = 0  # samples in parts
         self._levels: list[Array | None] = []  # counts of 2^level blocks each
 
     def add(self, samples: Samples) -> None:
-        """Take checked samples."""
+        """Add checked samples."""
         self._parts.append(replace(samples, group=None))
         self._rows += len(samples.label)
         if self.bins is None:
@@ -76,7 +75,7 @@ class AUC(Metric):
         self._rows -= full * block
 
     def state(self) -> dict[str, Any]:
-        """The samples; with bins, those that are not counted yet, and the counts by level."""
+        """Return the samples; with bins, those not counted yet, and the counts by level."""
         samples = Samples.concat(self._parts)
         self._parts = [samples]
         if not self._levels:
@@ -90,17 +89,17 @@ class AUC(Metric):
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state`.
+        """Restore `state`.
 
-        It also takes the state of an AUC with another number of bins, which the bins of this one
-        then replace, and the states of 0.1.0's first builds. Raises ConfigError for a state in bins
-        where this AUC keeps all samples.
+        The state of an AUC with another number of bins is accepted and joined into the bins of this
+        one, and so are the states of 0.1.0's first builds. Raises ConfigError for a state in bins
+        if this AUC keeps all samples.
         """
         self.clear()
         if "bins" in state and self.bins is None:
             raise ConfigError(
-                f"AUC.bins: the state is counted in bins — received bins={state['bins']} into "
-                "bins=None — give the number that it was saved with"
+                f"AUC.bins: the state is counted in bins, got bins={state['bins']} into bins=None. "
+                "Give the number that it was saved with."
             )
         if "place" in state:
             self._count(_fixed_bins(state))
@@ -115,7 +114,7 @@ class AUC(Metric):
         self.add(Samples.from_state(state))
 
     def eval(self) -> float:
-        """A number in [0, 1]; nan where one class is missing."""
+        """Return a number in [0, 1]; nan if one class is missing."""
         samples = Samples.concat(self._parts)
         self._parts = [samples]
         if self._levels:
@@ -128,12 +127,12 @@ class AUC(Metric):
             area, negatives, positives = (float(sums[0]) for sums in pair_areas(samples, codes, 1))
         if not (negatives > 0 and positives > 0):
             return self._undefined(
-                f"it needs both classes, it saw {positives:g} positive, {negatives:g} negative"
+                f"it needs both classes, got {positives:g} positive, {negatives:g} negative"
             )
         return float(area / (positives * negatives))
 
     def _count(self, counts: Array) -> None:
-        """Add the counts of a block: two of a level become one of the next."""
+        """Add the counts of a block: two blocks of a level become one of the next."""
         for number, level in enumerate(self._levels):
             if level is None:
                 self._levels[number] = counts
@@ -144,7 +143,7 @@ class AUC(Metric):
 
 
 def _fixed_bins(state: Mapping[str, Any]) -> Array:
-    """Counts of a state that has bins of equal width in logit between -16 and 16."""
+    """Return the counts of a state with bins of equal width in logit between -16 and 16."""
     places = np.asarray(state["place"], np.float64)
     logit = (places + 0.5) * (32.0 / state["bins"]) - 16.0
     return np.concatenate([1.0 / (1.0 + np.exp(-logit))[None], np.asarray(state["counts"])])
@@ -162,15 +161,18 @@ class LogLoss(SumsMetric):
         return _entropy_sums(self._name, samples, self.eps)
 
     def eval(self) -> float:
-        """Nats a sample; nan without samples."""
+        """Return nats per sample; nan without samples."""
         entropy, weight, _ = self._sums
-        return float(entropy / weight) if weight > 0 else self._undefined("no samples")
+        if not weight > 0:
+            return self._undefined("no samples")
+        return float(entropy / weight)
 
 
 @config.described
 class NormalizedEntropy(SumsMetric):
-    """Log loss divided by that of always predicting the mean label: below 1 is better than knowing
-        only the mean.
+    """Log loss divided by the log loss of always predicting the mean label.
+
+    Below 1, the predictions are better than knowing only the mean.
 
     Source: He et al., "Practical Lessons from Predicting Clicks on Ads at Facebook", ADKDD 2014.
     """
@@ -183,11 +185,11 @@ class NormalizedEntropy(SumsMetric):
         return _entropy_sums(self._name, samples, self.eps)
 
     def eval(self) -> float:
-        """A number from 0 on; nan where one class is missing."""
+        """Return a number from 0 on; nan if one class is missing."""
         entropy, weight, positives = self._sums
         if not 0 < positives < weight:
             return self._undefined(
-                f"it needs both classes, it saw {positives:g} positive of {weight:g}"
+                f"it needs both classes, got {positives:g} positive of {weight:g}"
             )
         rate = positives / weight
         return float(entropy / weight / -(rate * math.log(rate) + (1 - rate) * math.log(1 - rate)))
@@ -205,11 +207,11 @@ class Calibration(SumsMetric):
         )
 
     def eval(self) -> float:
-        """A number from 0 on; nan without positive labels."""
+        """Return a number from 0 on; nan without positive labels."""
         predicted, observed, _ = self._sums
-        return (
-            float(predicted / observed) if observed > 0 else self._undefined("no positive labels")
-        )
+        if not observed > 0:
+            return self._undefined("no positive labels")
+        return float(predicted / observed)
 
 
 class _Thresholded(SumsMetric):
@@ -221,28 +223,24 @@ class _Thresholded(SumsMetric):
 
     def _summands(self, samples: Samples) -> tuple[float, float, float]:
         chosen = samples.prediction >= self.threshold
-        hit, of = self._ratio(chosen, samples.label > 0.5)
-        return float(samples.weight[hit].sum()), float(samples.weight[of].sum()), 0.0
+        hits, base = self._ratio(chosen, samples.label > 0.5)
+        return float(samples.weight[hits].sum()), float(samples.weight[base].sum()), 0.0
 
     def eval(self) -> float:
-        """A number in [0, 1]; nan where nothing is there to divide by."""
-        hit, of, _ = self._sums
-        return (
-            float(hit / of)
-            if of > 0
-            else self._undefined(f"no samples to divide by at threshold {self.threshold}")
-        )
+        """Return a number in [0, 1]; nan without samples to divide by."""
+        hits, base, _ = self._sums
+        if not base > 0:
+            return self._undefined(f"no samples to divide by at threshold {self.threshold}")
+        return float(hits / base)
 
     @abstractmethod
     def _ratio(self, chosen: Array, positive: Array) -> tuple[Array, Array]:
-        """Which samples count above and below the line."""
+        """Return which samples count in the numerator and in the denominator."""
 
 
 @config.described
 class Accuracy(_Thresholded):
-    """Share of samples on the right side of `threshold` (prediction >= threshold reads as
-    positive).
-    """
+    """Share of samples on the right side of `threshold` (positive: prediction >= threshold)."""
 
     def _ratio(self, chosen: Array, positive: Array) -> tuple[Array, Array]:
         return chosen == positive, np.ones_like(chosen)
@@ -273,8 +271,7 @@ def _entropy_sums(metric: str, samples: Samples, eps: float) -> tuple[float, flo
     if len(labels) and not (labels.min() >= 0.0 and labels.max() <= 1.0):
         raise DataError(
             f"{metric}: labels lie outside 0 to 1, got {labels.min():g} to {labels.max():g}. Give "
-            "0 and 1, or "
-            "probabilities."
+            "0 and 1, or probabilities."
         )
     p = np.clip(samples.prediction, eps, 1.0 - eps)
     entropy = -(samples.label * np.log(p) + (1.0 - samples.label) * np.log1p(-p))
@@ -288,6 +285,6 @@ def _entropy_sums(metric: str, samples: Samples, eps: float) -> tuple[float, flo
 def _probabilities(metric: str, prediction: Array) -> None:
     if len(prediction) and not (prediction.min() >= 0.0 and prediction.max() <= 1.0):
         raise DataError(
-            f"{metric}: predictions are no probabilities — received {prediction.min():g} to "
-            f"{prediction.max():g} — give sigmoid(logits)"
+            f"{metric}: predictions lie outside 0 to 1, got {prediction.min():g} to "
+            f"{prediction.max():g}. Give sigmoid(logits)."
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a metric is: samples in, one number out. No torch; float64 throughout."""
+"""Base classes of the metrics: samples in, one number out, in float64 and without torch."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Samples:
-    """Checked inputs of one update, [n] each: float64 prediction, label and weight; group codes or
-    None.
+    """Checked inputs of one update, [n] each.
+
+    Prediction, label and weight are float64; group holds group codes or is None.
     """
 
     prediction: Array
@@ -35,48 +36,55 @@ class Samples:
 
     @staticmethod
     def concat(parts: Sequence[Samples]) -> Samples:
-        """All samples of `parts` in order."""
+        """Return all samples of `parts`, in order."""
+        if not parts:
+            return Samples(np.empty(0), np.empty(0), np.empty(0), None)
         groups = [part.group for part in parts if part.group is not None]
         return Samples(
-            np.concatenate([part.prediction for part in parts]) if parts else np.empty(0),
-            np.concatenate([part.label for part in parts]) if parts else np.empty(0),
-            np.concatenate([part.weight for part in parts]) if parts else np.empty(0),
+            np.concatenate([part.prediction for part in parts]),
+            np.concatenate([part.label for part in parts]),
+            np.concatenate([part.weight for part in parts]),
             np.concatenate(groups) if groups else None,
         )
 
     def state(self) -> dict[str, Any]:
-        """NumPy arrays and, for groups that are texts, a list; `from_state` gives these samples
-        back.
+        """Return NumPy arrays and, for groups that are texts, a list.
+
+        `from_state` restores the samples.
         """
-        group = (
-            self.group
-            if self.group is None or self.group.dtype.kind in "iufb"
-            else self.group.tolist()
-        )
-        state = {"prediction": self.prediction, "label": self.label, "weight": self.weight}
-        return state if group is None else {**state, "group": group}
+        state: dict[str, Any] = {
+            "prediction": self.prediction,
+            "label": self.label,
+            "weight": self.weight,
+        }
+        if self.group is None:
+            return state
+        if self.group.dtype.kind in "iufb":
+            state["group"] = self.group
+        else:
+            state["group"] = self.group.tolist()
+        return state
 
     @staticmethod
     def from_state(state: Mapping[str, Any]) -> Samples:
-        """The samples that `state` described."""
-        prediction, label, weight = (
-            np.asarray(state[name], np.float64) for name in ("prediction", "label", "weight")
-        )
-        return Samples(
-            prediction, label, weight, np.asarray(state["group"]) if "group" in state else None
-        )
+        """Return the samples that `state` described."""
+        prediction = np.asarray(state["prediction"], np.float64)
+        label = np.asarray(state["label"], np.float64)
+        weight = np.asarray(state["weight"], np.float64)
+        group = np.asarray(state["group"]) if "group" in state else None
+        return Samples(prediction, label, weight, group)
 
 
 class Metric(ABC):
-    """Base of the metrics. The verbs `clear`, `update` and `eval` are those of
-    `mindspore.train.Metric`.
+    """Base of the metrics.
 
+    The methods `clear`, `update` and `eval` are named after those of `mindspore.train.Metric`.
     A metric of your own defines `clear`, `add`, `eval`, `state` and `load_state`; `update` checks
     its inputs and calls `add`. docs/extending.md has a whole example.
     """
 
     needs_group = False
-    """Whether it ranks within groups, so that every update needs `group`."""
+    """Whether the metric ranks within groups, so that every update needs `group`."""
 
     def __init__(self) -> None:
         self._indexes: list[int] | None = None
@@ -88,42 +96,45 @@ class Metric(ABC):
 
     @abstractmethod
     def eval(self) -> float:
-        """The metric of all samples since `clear`; nan with a warning where it is undefined."""
+        """Return the metric of all samples since `clear`; nan with a warning if it is undefined."""
 
     @abstractmethod
     def add(self, samples: Samples) -> None:
-        """Take samples that `update` has checked."""
+        """Add samples that `update` has checked."""
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """What it has seen, as JSON values and NumPy arrays: after `load_state`, it goes on to the
-        same bits.
+        """Return the accumulated state as JSON values and NumPy arrays.
+
+        A metric that loads it continues with the same bits.
         """
 
     @abstractmethod
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take what `state` of a metric with the same settings gave, in place of what it has seen."""
+        """Replace the accumulated state by `state`, from a metric with the same settings."""
 
     def update(self, *inputs: Any, weight: Any = None, group: Any = None) -> None:
-        """Take a batch: prediction [n], label [n], then weight [n] and group [n] by position or by
-            name.
+        """Add a batch: prediction [n], label [n], optionally weight [n] and group [n].
 
-        Arrays are NumPy's or tensors; [n, 1] is read as [n]. `group` holds integers or strings (for
-        example user ids). After `set_indexes` the inputs may be more and in another order. Raises
-        DataError for lengths that differ, for nan, for negative weights, and where a metric within
-        groups gets no group.
+        Weight and group may come by position or by name. Inputs are NumPy arrays or tensors; [n, 1]
+        is read as [n]. `group` holds integers or strings (for example user ids). After
+        `set_indexes`, there may be more inputs, in another order.
+
+        Raises:
+            DataError: for lengths that differ, for nan, for negative weights, and for a missing
+                group if the metric ranks within groups.
         """
         if self._indexes is not None:
             if max(self._indexes) >= len(inputs):
                 raise DataError(
-                    f"{self._name}: set_indexes asks for input {max(self._indexes)} — "
-                    f"received {len(inputs)} inputs — give indexes below their number"
+                    f"{self._name}: set_indexes asks for input {max(self._indexes)}, got "
+                    f"{len(inputs)} inputs. Give indexes below their number."
                 )
             inputs = tuple(inputs[index] for index in self._indexes)
         if not 2 <= len(inputs) <= 4:
             raise DataError(
-                f"{self._name}: update takes prediction, label, weight, group — received "
-                f"{len(inputs)} inputs — choose them with set_indexes"
+                f"{self._name}: update takes prediction, label, weight and group, got "
+                f"{len(inputs)} inputs. Choose them with set_indexes."
             )
         prediction, label, *rest = inputs
         weight = rest[0] if rest else weight
@@ -131,34 +142,33 @@ class Metric(ABC):
         samples = _checked(self._name, prediction, label, weight, group)
         if self.needs_group and samples.group is None and len(samples.label):
             raise DataError(
-                f"{self._name}: it ranks within groups — received {len(samples.label)} samples "
-                "without "
-                "group — pass group=, for example user ids"
+                f"{self._name}: it ranks within groups, got {len(samples.label)} samples without "
+                "group. Pass group=, for example user ids."
             )
         self.add(samples)
 
     @property
     def indexes(self) -> list[int] | None:
-        """What `set_indexes` chose; None = nothing."""
+        """The indexes set by `set_indexes`; None = none."""
         return self._indexes
 
     def set_indexes(self, indexes: Sequence[int] | None) -> Metric:
-        """Choose which inputs of `update` are prediction, label, weight and group; None = as they
-        come; returns self.
+        """Choose which inputs of `update` are prediction, label, weight and group; return self.
 
-        As in MindSpore: a list of integers from 0 on; the same input may be chosen twice.
+        As in MindSpore: a list of integers from 0 on; an input may be chosen twice. None keeps the
+        order of the inputs.
         """
         if indexes is None:
             self._indexes = None
             return self
         if not all(isinstance(index, int) for index in indexes):
             raise ConfigError(
-                f"indexes: integers needed — received {indexes!r} — give positions such as [2, 0]"
+                f"indexes: expected integers, got {indexes!r}. Give positions such as [2, 0]."
             )
         if not 2 <= len(indexes) <= 4 or any(index < 0 for index in indexes):
             raise ConfigError(
-                f"indexes: 2 to 4 positions needed — received {list(indexes)} — give those of "
-                "prediction and label (weight, group)"
+                f"indexes: expected 2 to 4 positions, got {list(indexes)}. Give those of "
+                "prediction and label (weight, group)."
             )
         self._indexes = list(indexes)
         return self
@@ -175,7 +185,7 @@ class Metric(ABC):
 
 
 class StoredMetric(Metric):
-    """A metric that needs all samples at once: 24 to 32 bytes a sample."""
+    """Base of metrics that need all samples at once: 24 to 32 bytes per sample."""
 
     def clear(self) -> None:
         self._parts: list[Samples] = []
@@ -195,7 +205,7 @@ class StoredMetric(Metric):
 
 
 class SumsMetric(Metric):
-    """A metric that is a function of a few sums over samples."""
+    """Base of metrics that are a function of a few sums over samples."""
 
     def clear(self) -> None:
         self._sums = np.zeros(3)
@@ -211,36 +221,33 @@ class SumsMetric(Metric):
 
     @abstractmethod
     def _summands(self, samples: Samples) -> tuple[float, float, float]:
-        """Three sums over the given samples."""
+        """Return three sums over `samples`."""
 
 
 def _checked(metric: str, prediction: Any, label: Any, weight: Any, group: Any) -> Samples:
     scores = _floats(prediction)
     labels = _floats(label)
     weights = np.ones(len(labels)) if weight is None else _floats(weight)
-    groups = (
-        None
-        if group is None
-        else np.asarray(group.detach().cpu() if hasattr(group, "detach") else group).reshape(-1)
-    )
-    sizes = [len(scores), len(labels), len(weights), len(labels) if groups is None else len(groups)]
+    groups = None
+    if group is not None:
+        if hasattr(group, "detach"):
+            group = group.detach().cpu()
+        groups = np.asarray(group).reshape(-1)
+    num_groups = len(labels) if groups is None else len(groups)
+    sizes = [len(scores), len(labels), len(weights), num_groups]
     if len(set(sizes)) > 1:
         raise DataError(
-            f"{metric}: inputs differ in length — received prediction, label, weight, group of "
-            f"{sizes} — "
-            "give one of each a sample"
+            f"{metric}: inputs differ in length, got prediction, label, weight, group of "
+            f"{sizes}. Give one of each per sample."
         )
-    for what, values in (("prediction", scores), ("label", labels), ("weight", weights)):
+    for name, values in (("prediction", scores), ("label", labels), ("weight", weights)):
         if np.isnan(values).any():
             raise DataError(
-                f"{metric}: {what} is nan — received nan at sample "
-                f"{int(np.isnan(values).argmax())} — "
-                "check the model and the data"
+                f"{metric}: {name} is nan, got nan at sample {int(np.isnan(values).argmax())}. "
+                "Check the model and the data."
             )
     if (weights < 0).any():
-        raise DataError(
-            f"{metric}: weight below 0 — received {weights.min()} — give weights from 0 on"
-        )
+        raise DataError(f"{metric}: weight below 0, got {weights.min()}. Give weights from 0 on.")
     return Samples(scores, labels, weights, groups)
 
 
@@ -250,12 +257,14 @@ def _floats(values: Any) -> Array:
     return np.asarray(values, dtype=np.float64).reshape(-1)
 
 
-# --- what several metrics share -------------------------------------------------------------------
+# --- shared by several metrics -------------------------------------------------------------------
 
 
 def pair_areas(samples: Samples, codes: Array, num_groups: int) -> tuple[Array, Array, Array]:
-    """By group: weight of (negative, positive) pairs in order plus half of the ties, of negatives,
-    of positives.
+    """Return three weights by group, each [num_groups].
+
+    They are the weight of the (negative, positive) pairs in order plus half of the ties, the weight
+    of the negatives, and the weight of the positives.
     """
     order = np.lexsort((samples.prediction, codes))
     codes = codes[order]
@@ -274,7 +283,7 @@ def pair_areas(samples: Samples, codes: Array, num_groups: int) -> tuple[Array, 
 
 
 def starts(values: Array) -> Array:
-    """True where a value differs from the one before it; true at the first."""
+    """Return bool [n]: true at the first value and where a value differs from the one before it."""
     changed = np.ones(len(values), dtype=bool)
     changed[1:] = values[1:] != values[:-1]
     return changed
@@ -282,5 +291,5 @@ def starts(values: Array) -> Array:
 
 def at_least_one(name: str, value: int) -> int:
     if value < 1:
-        raise ConfigError(f"{name}: too small — received {value} — give a number from 1 on")
+        raise ConfigError(f"{name}: expected at least 1, got {value}. Give a number from 1 on.")
     return value

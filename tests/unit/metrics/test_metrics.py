@@ -314,9 +314,7 @@ def test_clear_forgets(cls: type[Metric]) -> None:
 def test_a_batch_without_group_is_an_error_of_that_batch(metric: Metric) -> None:
     half, one = np.array([0.5, 0.5]), np.array([0, 1])
     metric.update(half, one, group=one)
-    with pytest.raises(
-        DataError, match="it ranks within groups — received 2 samples without group"
-    ):
+    with pytest.raises(DataError, match="it ranks within groups, got 2 samples without group"):
         metric.update(half, one)
     metric.update(half[:0], one[:0])
 
@@ -346,22 +344,18 @@ def test_a_sample_without_weight_is_not_ranked() -> None:
 
 def test_bad_inputs_are_errors_that_name_the_metric() -> None:
     half, one = np.array([0.5, 0.5]), np.array([0, 1])
-    with pytest.raises(
-        DataError, match=r"AUC: inputs differ in length — received .*\[2, 1, 1, 1\]"
-    ):
+    with pytest.raises(DataError, match=r"AUC: inputs differ in length, got .*\[2, 1, 1, 1\]"):
         AUC().update(half, one[:1])
-    with pytest.raises(DataError, match="AUC: prediction is nan — received nan at sample 1"):
+    with pytest.raises(DataError, match="AUC: prediction is nan, got nan at sample 1"):
         AUC().update(np.array([0.5, np.nan]), one)
     with pytest.raises(DataError, match="weight below 0"):
         AUC().update(half, one, weight=np.array([1.0, -1.0]))
-    with pytest.raises(
-        DataError, match=r"LogLoss: predictions are no probabilities — received 0.5 to 3"
-    ):
+    with pytest.raises(DataError, match=r"LogLoss: predictions lie outside 0 to 1, got 0.5 to 3"):
         LogLoss().update(np.array([0.5, 3.0]), one)
     for kind in (LogLoss, NormalizedEntropy):
         with pytest.raises(DataError, match="labels lie outside 0 to 1, got -1 to 1"):
             kind().update(half, np.array([-1, 1]))
-    with pytest.raises(DataError, match="received 1 inputs"):
+    with pytest.raises(DataError, match="got 1 inputs"):
         AUC().update(half)
     for make in (
         lambda: AUC(bins=1),
@@ -369,7 +363,7 @@ def test_bad_inputs_are_errors_that_name_the_metric() -> None:
         lambda: NDCG(k=-1),
         lambda: Windowed(AUC(), samples=0),
     ):
-        with pytest.raises(ConfigError, match="received"):
+        with pytest.raises(ConfigError, match=r"expected at least \d, got"):
             make()
 
 

@@ -201,5 +201,5 @@ def test_indexes_that_cannot_work_are_refused(indexes: Any) -> None:
 
 
 def test_an_index_beyond_the_inputs_is_an_error_that_counts_them() -> None:
-    with pytest.raises(DataError, match="asks for input 5 — received 2 inputs"):
+    with pytest.raises(DataError, match="asks for input 5, got 2 inputs"):
         AUC().set_indexes([0, 5]).update(np.ones(1), np.ones(1))

@@ -253,7 +253,7 @@ def test_a_dict_with_one_label_in_the_data_is_by_name() -> None:
         ({"mine": object()}, "has no clear"),
         (7, "not a set of metrics"),
         ({"acu"}, "did you mean 'auc'"),
-        ({"auc@user"}, "not a metric within groups — received 'auc@user' — use one of gauc@user"),
+        ({"auc@user"}, r"not a metric within groups, got 'auc@user'\. Use one of gauc@user"),
     ],
 )
 def test_metrics_that_cannot_work_are_refused(metrics: Any, message: str) -> None:
