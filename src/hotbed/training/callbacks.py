@@ -6,9 +6,8 @@ eviction.
         Validate(every_steps=500), ReducePlateau("auc", patience=1), EarlyStopping("auc",
         patience=3), BestWeights("auc"), ClipGradients(10.0), Evict(step_interval=1000)])
 
-They run in the order given; validation goes first. Metrics of validation are named `valid.auc`; a
-callback that is told to watch `auc` looks for `valid.auc` first, then for `auc` (progressive
-training).
+They run in the order given; validation runs first. Metrics of validation are named `valid.auc`. A
+callback that watches `auc` looks for `valid.auc` first, then for `auc` (progressive training).
 """
 
 from __future__ import annotations
@@ -63,11 +62,10 @@ SMALLER_IS_BETTER = ("loss", "log_loss", "normalized_entropy")
 
 @described
 class Validate:
-    """Evaluates the model on `data` (default: `fit`'s `valid`) after each epoch, and every
-    `every_steps` steps.
+    """Evaluate the model after each epoch, and every `every_steps` steps.
 
-    The results are `run.metrics["valid.…"]`; `run.validated` tells the callbacks after it that they
-    are new.
+    The data are `data`, by default the `valid` of `fit`. The results are `run.metrics["valid.…"]`.
+    `run.validated` is true for the callbacks that run after this one when the results are new.
     """
 
     def __init__(self, every_steps: int | None = None, data: Iterable[Any] | None = None) -> None:
@@ -82,7 +80,8 @@ class Validate:
         run.validates = True
         if self._data is None and run.valid is None:
             raise ConfigError(
-                "Validate: no data — received fit() without valid — give fit(valid=…) or data=…"
+                "Validate: there are no data to evaluate, got fit() without valid. "
+                "Give fit(valid=…) or data=…."
             )
 
     def on_step_end(self, run: Run) -> None:
@@ -95,7 +94,7 @@ class Validate:
         run.validated = False
         if self._at != run.step:
             self._validate(run)
-        if run.online:  # only a look: a stream that is left here goes on as if it had not been
+        if run.online:  # a stream that resumes later must judge as if this call had not been
             run.validated = False
 
     def state(self) -> dict[str, Any]:
@@ -107,7 +106,8 @@ class Validate:
 
     def _validate(self, run: Run) -> None:
         curves = ReliabilityWatch()
-        results = run.model.evaluate(run.valid if self._data is None else self._data, curves)
+        data = run.valid if self._data is None else self._data
+        results = run.model.evaluate(data, curves)
         run.reliability = curves.curves
         run.metrics.update({VALID + name: value for name, value in results.items()})
         run.validated = True
@@ -115,18 +115,19 @@ class Validate:
 
 
 class Judge(ABC):
-    """Base of what watches a metric: judges after each validation, or after each epoch where
-    nothing
-        validates.
+    """Base of the callbacks that watch a metric.
 
-    `metric`: its name (None = the model's first); `mode`: whether "max" or "min" is better ("auto"
-    knows the metrics of `hb.metrics`); a change of at most `min_delta` is no progress. nan is never
-    better.
+    They judge after each validation, or after each epoch where nothing validates.
+
+    Args:
+        metric: its name; None = the first metric of the model.
+        mode: "max" or "min", whichever is better; "auto" knows the metrics of `hb.metrics`.
+        min_delta: only a change above this counts as progress. nan is never better.
     """
 
     def __init__(self, metric: str | None, mode: Mode, min_delta: float) -> None:
         if mode not in ("auto", "max", "min"):
-            raise ConfigError(f"mode: unknown — received {mode!r} — give 'max', 'min' or 'auto'")
+            raise ConfigError(f"mode: unknown, got {mode!r}. Give 'max', 'min' or 'auto'.")
         self._metric = metric
         self._mode = mode
         self._delta = min_delta
@@ -139,7 +140,7 @@ class Judge(ABC):
 
     @abstractmethod
     def judge(self, run: Run, better: bool) -> None:
-        """Act on a new value: `better` than the best so far, or not."""
+        """Act on a new value, which is `better` than the best so far or not."""
 
     def state(self) -> dict[str, Any]:
         return {"best": None if math.isnan(self.best) else self.best, "bad": self._bad}
@@ -159,26 +160,31 @@ class Judge(ABC):
     def _look(self, run: Run) -> None:
         name = self._name(run)
         value = run.metrics[name]
-        gain = self.best - value if self._smaller(name) else value - self.best
+        gain = value - self.best
+        if self._smaller(name):
+            gain = -gain
         better = gain > self._delta or (math.isnan(self.best) and not math.isnan(value))
         if better:
             self.best = value
         self.judge(run, better)
 
     def _name(self, run: Run) -> str:
-        names = [name for name in run.metrics if name.rpartition(".")[2] != "loss"] or list(
-            run.metrics
-        )
-        wanted = self._metric or next(
-            (name for name in names if name.startswith(VALID)), names[0] if names else "loss"
-        )
+        wanted = self._metric or self._first_name(run)
         for name in (VALID + wanted, wanted):
             if name in run.metrics:
                 return name
-        advice = nearest(wanted, run.metrics) if run.metrics else "give fit(valid=…) and metrics"
+        advice = "Give fit(valid=…) and metrics."
+        if run.metrics:
+            advice = nearest(wanted, run.metrics)
         raise ConfigError(
-            f"{type(self).__name__}.metric: nothing to watch — received {wanted!r} — {advice}"
+            f"{type(self).__name__}.metric: there is nothing to watch, got {wanted!r}. {advice}"
         )
+
+    def _first_name(self, run: Run) -> str:
+        """Return the model's first metric: one of validation before others, the loss last."""
+        names = [name for name in run.metrics if name.rpartition(".")[2] != "loss"]
+        names = names or list(run.metrics) or ["loss"]
+        return next((name for name in names if name.startswith(VALID)), names[0])
 
     def _smaller(self, name: str) -> bool:
         return self._mode == "min" or (
@@ -188,7 +194,7 @@ class Judge(ABC):
 
 @described
 class EarlyStopping(Judge):
-    """Ends training after `patience` judgements in a row without progress."""
+    """End training after `patience` judgements in a row without progress."""
 
     def __init__(
         self,
@@ -202,7 +208,7 @@ class EarlyStopping(Judge):
         self._patience = _positive("EarlyStopping.patience", patience)
 
     def on_epoch_begin(self, run: Run) -> None:
-        self._stop(run)  # a run that is resumed after it was over
+        self._stop(run)  # a run may be resumed after it had ended
 
     def judge(self, run: Run, better: bool) -> None:
         self._bad = 0 if better else self._bad + 1
@@ -210,15 +216,16 @@ class EarlyStopping(Judge):
 
     def _stop(self, run: Run) -> None:
         if self._bad >= (self._patience or 1):
-            what = self._metric or "metric"
-            run.stop(f"no better {what} than {self.best:.6g} in {self._bad} validations")
+            metric = self._metric or "metric"
+            run.stop(f"no better {metric} than {self.best:.6g} in {self._bad} validations")
 
 
 @described
 class ReducePlateau(Judge):
-    """Multiplies the learning rates, of dense parameters and of tables, by `factor` after
-    `patience` judgements in a row without progress; not below `min_lr`. It ends nothing: put
-    `EarlyStopping` beside it.
+    """Multiply the learning rates by `factor` when a metric makes no progress.
+
+    It acts after `patience` judgements in a row without progress, on the rates of dense parameters
+    and of tables, and sets none below `min_lr`. It does not end training: add `EarlyStopping`.
     """
 
     def __init__(
@@ -234,7 +241,7 @@ class ReducePlateau(Judge):
         super().__init__(metric, mode, min_delta)
         if not 0.0 < factor < 1.0:
             raise ConfigError(
-                f"ReducePlateau.factor: out of range — received {factor} — give a number in (0, 1)"
+                f"ReducePlateau.factor: out of range, got {factor}. Give a number in (0, 1)."
             )
         self._patience = _positive("ReducePlateau.patience", patience)
         self._factor = factor
@@ -246,9 +253,8 @@ class ReducePlateau(Judge):
             return
         self._bad = 0
         for group in groups_of(run):
-            group["lr"] = max(
-                float(group["lr"]) * self._factor, min(self._min_lr, float(group["lr"]))
-            )
+            rate = float(group["lr"])
+            group["lr"] = max(rate * self._factor, min(self._min_lr, rate))
         log.info(
             "step %d: no better %s, learning rates x %g", run.step, self._name(run), self._factor
         )
@@ -256,11 +262,10 @@ class ReducePlateau(Judge):
 
 @described
 class BestWeights(Judge):
-    """Keeps a checkpoint of the best judged state (network, tables, optimizer) and restores it when
-    training ends.
+    """Save the best state (network, tables, optimizer) and restore it when training ends.
 
-    It goes to `path`; else to the folder `best` in that of the run's `Checkpoint`; without one, to
-    a temporary folder that is removed afterwards.
+    The state is saved to `path`. Without a path it is saved to the folder `best` in the folder of
+    the run's `Checkpoint`; without a `Checkpoint`, to a temporary folder that is removed afterwards.
     """
 
     def __init__(
@@ -312,14 +317,15 @@ class BestWeights(Judge):
 
 @described
 class ClipGradients:
-    """Scales all gradients of a step so that their global norm, dense and rows together, is at most
-    `max_norm`.
+    """Scale the gradients of a step so that their global norm is at most `max_norm`.
+
+    The norm is that of all gradients together, of dense parameters and of rows.
     """
 
     def __init__(self, max_norm: float) -> None:
         if not max_norm > 0:
             raise ConfigError(
-                f"ClipGradients.max_norm: must be above 0 — received {max_norm} — give e.g. 10.0"
+                f"ClipGradients.max_norm: must be above 0, got {max_norm}. Give 10.0, for example."
             )
         self._max_norm = float(max_norm)
 
@@ -330,12 +336,12 @@ class ClipGradients:
 
 @described
 class LearningRate:
-    """Sets the learning rates before each step by a schedule, for dense parameters and tables
-    alike.
+    """Set the learning rates before each step by a schedule, for dense parameters and tables.
 
-    `schedule`: a value of `hotbed.optim.schedule`, such as `Warmup(1000)`, or a function that makes
-    a torch scheduler from an optimizer: `lambda optimizer:
-    torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10_000)`.
+    Args:
+        schedule: a value of `hotbed.optim.schedule`, such as `Warmup(1000)`, or a function that
+            makes a torch scheduler from an optimizer: `lambda optimizer:
+            torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10_000)`.
     """
 
     def __init__(self, schedule: Schedule | Chain | Callable[[torch.optim.Optimizer], Any]) -> None:
@@ -367,15 +373,13 @@ class LearningRate:
     def load_state(self, state: Mapping[str, Any]) -> None:
         self._step = state["step"]
         for scheduler, saved in zip(self._schedulers, state["schedulers"], strict=True):
-            # the rates that a schedule starts from are those it was built over: a resume may change
-            # them
-            scheduler.load_state_dict(
-                {key: value for key, value in saved.items() if key != "base_lrs"}
-            )
+            # a resume may change the rates that a schedule starts from
+            state_dict = {key: value for key, value in saved.items() if key != "base_lrs"}
+            scheduler.load_state_dict(state_dict)
 
 
 def groups_of(run: Run) -> list[dict[str, Any]]:
-    """Param groups of both optimizers."""
+    """Return the param groups of both optimizers."""
     optimizers = [
         optimizer for optimizer in (run.learner.dense, run.learner.sparse) if optimizer is not None
     ]
@@ -384,7 +388,5 @@ def groups_of(run: Run) -> list[dict[str, Any]]:
 
 def _positive(name: str, value: int | None) -> int | None:
     if value is not None and value < 1:
-        raise ConfigError(
-            f"{name}: must be at least 1 — received {value} — give a positive integer"
-        )
+        raise ConfigError(f"{name}: must be at least 1, got {value}. Give a positive integer.")
     return value

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Going through data epoch by epoch: what `RecModel.fit` adds to the loop."""
+"""Train epoch by epoch: the part of the loop that `RecModel.fit` adds."""
 
 from __future__ import annotations
 
@@ -21,41 +21,50 @@ def first_epoch(data: Iterable[Any], given: int | None, learned: int) -> int:
 
     Args:
         data: a Dataset that was resumed begins with the epoch of its position.
-        given: the number that the user asks for; None = after the epochs that are `learned`.
-        learned: the epochs that the model has learned.
+        given: the `initial_epoch` of the user; None = after the epochs that are `learned`.
+        learned: number of epochs that the model has learned.
 
-    Raises ConfigError for a number below 0, or another one than that of a resumed Dataset.
+    Raises:
+        ConfigError: `given` is below 0, or differs from the epoch of a resumed Dataset.
     """
     resumed = data.resumed_epoch if isinstance(data, Dataset) else None
     if given is None:
         return learned if resumed is None else resumed
     if not isinstance(given, int) or isinstance(given, bool) or given < 0:
-        raise ConfigError(f"initial_epoch: not an integer >= 0 — received {given!r} — count from 0")
+        raise ConfigError(f"initial_epoch: not an integer >= 0, got {given!r}. Count from 0.")
     if resumed not in (None, given):
         raise ConfigError(
-            f"initial_epoch: the dataset was resumed inside epoch {resumed} — received {given} — "
-            "leave initial_epoch out, or give a dataset that was not resumed"
+            f"initial_epoch: the dataset was resumed inside epoch {resumed}, got {given}. "
+            "Leave initial_epoch out, or give a dataset that was not resumed."
         )
     return given
 
 
 @contextmanager
 def epoch_of(data: Iterable[Any], number: int) -> Iterator[Iterable[Any]]:
-    """The batches of epoch `number` of a Dataset, or the rest of it after `resume`; other data."""
+    """Yield the batches of epoch `number` of a Dataset, the rest of it after `resume`.
+
+    Other data are yielded unchanged.
+    """
     if not isinstance(data, Dataset):
         yield data
         return
     batches: Any = data.epoch(number)
-    with closing(batches):  # which ends its reading thread
+    with closing(batches):  # ends the reading thread
         yield batches
 
 
 def fit_epochs(data: Iterable[Any], run: Run, learn: Learn) -> None:
-    """Learn the epochs `run.epoch` to `run.epochs` of `data`, until a callback stops it.
+    """Learn the epochs `run.epoch` to `run.epochs` of `data`, until a callback stops training.
 
-    `learn(batches, run)` is one pass; it returns False where it was stopped before the data
-    ended. The model's counter "epochs" is the number of the epoch under way, and moves to the next
-    one when an epoch is over. An error reaches `on_error` with `run.error` before it is raised.
+    The model's counter "epochs" is the number of the epoch under way, and is incremented when an
+    epoch is over. An error is passed to `on_error` as `run.error` before it is raised.
+
+    Args:
+        data: a Dataset, or other batches.
+        run: the run to continue.
+        learn: `learn(batches, run)` makes one pass; it returns False when it was stopped before
+            the end of the data.
     """
     called = run.callbacks
     run.model.counters["epochs"] = run.epoch
@@ -91,8 +100,8 @@ def _learn_epoch(data: Iterable[Any], run: Run, learn: Learn) -> None:
         over = learn(batches, run)
     learned = run.step - run.epoch_began
     if not learned and not resumed:
-        raise DataError("train: no batch — received an empty epoch — give data with rows")
-    if over or learned == run.total_steps:  # a stop after the last batch precedes the data's end
+        raise DataError("train: there is no batch, got an empty epoch. Give data with rows.")
+    if over or learned == run.total_steps:  # a stop after the last batch comes before `over`
         counters["epochs"] = run.epoch + 1
     try:
         run.callbacks("on_epoch_end", run)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report: one HTML file with what happened in training, that opens anywhere, without a network
-or a library.
+"""The training report: one HTML file that opens without a network or a library.
 
 write_report("report.html", {"train": model.fit(train, valid), "stream": stream_history})
 """
@@ -28,14 +27,12 @@ _MORE_CARDS = "<!-- more cards -->"  # where `add_serving` writes
 _MORE_SECTIONS = "<!-- more sections -->"
 STREAM_TEXT = (
     "Each batch was predicted before it was learned, as a server would have scored it. A window "
-    "compares the events of its "
-    "own time only; the line of the whole stream compares all events with each other, so it may "
-    "lie above or below them."
+    "compares the events of its own time only; the line of the whole stream compares all events "
+    "with each other, so it may lie above or below them."
 )
 RELIABILITY_TEXT = (
     "Share of positives among events of about the same predicted probability. On the diagonal, "
-    "predictions are probabilities; "
-    "below it the model promises too much, above it too little."
+    "predictions are probabilities; below it the model predicts too much, above it too little."
 )
 
 
@@ -49,21 +46,45 @@ def write_report(
     summary: str = "",
     about: Mapping[str, Any] | None = None,
 ) -> Where:
-    """Write a self-contained page about one or several calls of `fit`, in their order; return its
-    path.
+    """Write a self-contained page about one or several calls of `fit`, and return its path.
 
     Args:
         path: file to write, or its URL.
-        histories: by name, such as train and stream. Where the callback `Windows` cut a stream,
-            metrics, tables, freshness and lag are drawn over event time, and `history.compared`
-            beside them.
+        histories: by name, such as train and stream, in the order of the page. Where the callback
+            `Windows` cut a stream, metrics, tables, freshness and lag are drawn over event time,
+            together with `history.compared`.
         title: text of the head.
-        subtitle: text below it; the date and the versions are added.
+        subtitle: text below the title; the date and the versions are added.
         facts: more numbers for the cards on top.
-        summary: text for the end, such as what `model.summary()` returns.
-        about: what the run was made of, by name: seed, data, batch sizes. The number of samples and
-            the mean label of each history are added.
+        summary: text for the end, such as the result of `model.summary()`.
+        about: settings of the run by name: seed, data, batch sizes. The number of samples and the
+            mean label of each history are added.
     """
+    sections = _chart_sections(histories)
+    sections += [_MORE_SECTIONS, _tables(histories), _about(histories, about or {})]
+    if summary:
+        sections.append(f"<h2>Model</h2><div class='box'><pre>{html.escape(summary)}</pre></div>")
+    cards = {**number_texts(histories), **(facts or {})}
+    versions = (
+        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC · hotbed {version('hotbed')} · "
+        f"torch {version('torch')}"
+    )
+    template = Template(
+        resources.files("hotbed.training").joinpath("report.html").read_text(encoding="utf-8")
+    )
+    page = template.safe_substitute(
+        title=html.escape(title),
+        subtitle=html.escape(" · ".join(part for part in (subtitle, versions) if part)),
+        cards=_cards(cards),
+        sections="\n".join(sections),
+    )
+    with new_file(path) as file:
+        file.write(page.encode())
+    return resolve(path)
+
+
+def _chart_sections(histories: Mapping[str, History]) -> list[str]:
+    """Return the sections that have charts."""
     parts = [
         (
             "Learning",
@@ -80,44 +101,32 @@ def write_report(
             drawn.flows(histories),
         ),
     ]
-    sections = [
+    return [
         _section(name, text, charts, small=name.startswith("Adm"))
         for name, text, charts in parts
         if charts
     ]
-    sections += [_MORE_SECTIONS, _tables(histories), _about(histories, about or {})]
-    if summary:
-        sections.append(f"<h2>Model</h2><div class='box'><pre>{html.escape(summary)}</pre></div>")
-    cards = {**number_texts(histories), **(facts or {})}
-    versions = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC · hotbed {version('hotbed')} · torch {version('torch')}"
-    template = Template(
-        resources.files("hotbed.training").joinpath("report.html").read_text(encoding="utf-8")
-    )
-    page = template.safe_substitute(
-        title=html.escape(title),
-        subtitle=html.escape(" · ".join(part for part in (subtitle, versions) if part)),
-        cards=_cards(cards),
-        sections="\n".join(sections),
-    )
-    with new_file(path) as file:
-        file.write(page.encode())
-    return resolve(path)
 
 
 def add_serving(
     path: str | Path, served: Served, facts: Mapping[str, Any] | None = None, note: str = ""
 ) -> dict[str, float]:
-    """Add to a report how a server answered while it followed the training; returns the numbers on
-    its cards.
+    """Add the answers of a server to a report, and return the numbers on its cards.
 
-    `facts`: more numbers for the cards; `note`: a sentence or two about the scores that are drawn.
+    Args:
+        path: the report to add to.
+        served: answers of a server that followed the training.
+        facts: more numbers for the cards.
+        note: a sentence or two about the scores that are drawn.
     """
     page = Path(path).read_text(encoding="utf-8")
     numbers = served.numbers()
-    text = "A server followed the training and answered requests all the while. Each point of freshness is a version."
-    section = _section(
-        "Serving", " ".join(filter(None, [text, note])), served.charts(), small=False
+    text = (
+        "A server followed the training and answered requests all the while. "
+        "Each point of freshness is a version."
     )
+    text = " ".join(filter(None, [text, note]))
+    section = _section("Serving", text, served.charts(), small=False)
     additions = {_MORE_CARDS: _cards({**numbers, **(facts or {})}), _MORE_SECTIONS: section}
     for mark, addition in additions.items():
         page = page.replace(mark, addition + mark)
@@ -129,7 +138,7 @@ def add_serving(
 
 
 def number_texts(histories: Mapping[str, History]) -> dict[str, Any]:
-    """The numbers on the cards: newest metrics of each history, speed, rows."""
+    """Return the numbers on the cards: newest metrics of each history, speed, rows."""
     numbers: dict[str, Any] = {}
     for name, history in histories.items():
         for key, value in history.metrics.items():
@@ -139,13 +148,18 @@ def number_texts(histories: Mapping[str, History]) -> dict[str, Any]:
                 numbers[f"{kind} {plain.replace('_', ' ')}"] = value
         if history.epochs:
             numbers[f"samples/s, {name}"] = history.epochs[-1]["samples_per_second"]
-    last = next(
-        (history.points[-1] for history in reversed(list(histories.values())) if history.points),
-        None,
-    )
-    if last is not None and last.tables:
-        numbers["rows in all tables"] = sum(stats["rows"] for stats in last.tables.values())
+    tables = _last_tables(histories)
+    if tables:
+        numbers["rows in all tables"] = sum(stats["rows"] for stats in tables.values())
     return numbers
+
+
+def _last_tables(histories: Mapping[str, History]) -> Mapping[str, Mapping[str, Any]]:
+    """Return the statistics of the tables at the last point; empty where there are none."""
+    for history in reversed(list(histories.values())):
+        if history.points:
+            return history.points[-1].tables
+    return {}
 
 
 def _tables(histories: Mapping[str, History]) -> str:
@@ -154,41 +168,32 @@ def _tables(histories: Mapping[str, History]) -> str:
         keys = list(dict.fromkeys(key for epoch in history.epochs for key in epoch))
         rows = [[number_text(epoch.get(key, "")) for key in keys] for epoch in history.epochs]
         if rows:
-            blocks.append(
-                f"<h2>Epochs, {html.escape(name)}</h2>"
-                + _grid([key.replace("_", " ") for key in keys], rows)
-            )
-    last = next(
-        (history.points[-1] for history in reversed(list(histories.values())) if history.points),
-        None,
-    )
-    if last is not None and last.tables:
-        keys = list(next(iter(last.tables.values())))
+            head = [key.replace("_", " ") for key in keys]
+            blocks.append(f"<h2>Epochs, {html.escape(name)}</h2>" + _grid(head, rows))
+    tables = _last_tables(histories)
+    if tables:
+        keys = list(next(iter(tables.values())))
         rows = [
             [name, *(number_text(stats.get(key, "")) for key in keys)]
-            for name, stats in last.tables.items()
+            for name, stats in tables.items()
         ]
-        blocks.append(
-            "<h2>Tables at the end</h2>"
-            + _grid(["table", *(key.replace("_", " ") for key in keys)], rows)
-        )
+        head = ["table", *(key.replace("_", " ") for key in keys)]
+        blocks.append("<h2>Tables at the end</h2>" + _grid(head, rows))
     return "\n".join(blocks)
 
 
 def _about(histories: Mapping[str, History], about: Mapping[str, Any]) -> str:
-    """What the run was made of: what the caller says, and the samples and mean label of each
-    history.
-    """
+    """Return the section with `about`, and the samples and mean label of each history."""
     rows = [[name, str(value)] for name, value in about.items()]
     for name, history in histories.items():
         if history.points:
-            label = (
-                ""
-                if math.isnan(history.mean_label)
-                else f", mean label {number_text(history.mean_label)}"
-            )
-            rows.append([f"samples learned, {name}", f"{history.points[-1].samples:,}{label}"])
-    return "<h2>The run</h2>" + _grid(["", ""], rows, text=True) if rows else ""
+            text = f"{history.points[-1].samples:,}"
+            if not math.isnan(history.mean_label):
+                text += f", mean label {number_text(history.mean_label)}"
+            rows.append([f"samples learned, {name}", text])
+    if not rows:
+        return ""
+    return "<h2>The run</h2>" + _grid(["", ""], rows, text=True)
 
 
 # --- parts of the page ----------------------------------------------------------------------------
@@ -196,24 +201,25 @@ def _about(histories: Mapping[str, History], about: Mapping[str, Any]) -> str:
 
 def _cards(cards: Mapping[str, Any]) -> str:
     return "".join(
-        f"<div class='card'><b>{html.escape(number_text(value))}</b><span>{html.escape(name)}</span></div>"
+        f"<div class='card'><b>{html.escape(number_text(value))}</b>"
+        f"<span>{html.escape(name)}</span></div>"
         for name, value in cards.items()
     )
 
 
 def _section(name: str, text: str, charts: Sequence[Chart], small: bool) -> str:
     figures = "\n".join(figure(chart) for chart in charts)
-    return (
-        f"<h2>{name}</h2><p>{text}</p><div class='grid{' small' if small else ''}'>{figures}</div>"
-    )
+    style = "grid small" if small else "grid"
+    return f"<h2>{name}</h2><p>{text}</p><div class='{style}'>{figures}</div>"
 
 
 def _grid(head: Sequence[str], rows: Sequence[Sequence[str]], text: bool = False) -> str:
-    """A table; its cells hold numbers, or `text`."""
-    top = "".join(f"<th>{html.escape(cell)}</th>" for cell in head) if any(head) else ""
+    """Return a table; its cells hold numbers, or `text`."""
+    top = ""
+    if any(head):
+        top = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
     body = "".join(
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
     )
-    return (
-        f"<div class='box'><table{' class=text' if text else ''}><tr>{top}</tr>{body}</table></div>"
-    )
+    style = " class=text" if text else ""
+    return f"<div class='box'><table{style}><tr>{top}</tr>{body}</table></div>"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model is made of, in words: `RecModel.summary` and its `repr`."""
+"""The text of `RecModel.summary` and of the model's `repr`."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from hotbed.training.durable import brief
 
 
 class Summary(str):
-    """The text of a summary; a notebook does not show it again after it was printed."""
+    """The text of a summary, which a notebook does not show again after it was printed."""
 
     __slots__ = ()
 
     def _ipython_display_(self) -> None:
-        """Show nothing: IPython asks for this of the value of a cell."""
+        """Show nothing when IPython displays the value of a cell."""
 
 
 def summary_of(model: Any) -> Summary:
-    """Dense parameters, tables with their policies and sizes, and settings of a RecModel."""
+    """Describe dense parameters, tables with policies and sizes, and settings of a RecModel."""
     return Summary("\n".join(_lines(model)))
 
 
 def headline_of(model: Any) -> str:
-    """The same in one line."""
+    """Describe a RecModel in one line."""
     network = type(model.network).__name__
     rows = sum(len(table) for table in model.tables.values())
-    learned = model.counters
+    counters = model.counters
     return (
         f"RecModel({network}, {_num_dense(model):,} dense parameters, "
         f"{len(model.tables)} tables with {rows:,} rows, metrics {sorted(model.metrics)}, "
-        f"learned {learned['steps']:,} steps, {learned['epochs']} epochs)"
+        f"learned {counters['steps']:,} steps, {counters['epochs']} epochs)"
     )
 
 
