@@ -64,7 +64,7 @@ SMALLER_IS_BETTER = ("loss", "log_loss", "normalized_entropy")
 class Validate:
     """Evaluate the model after each epoch, and every `every_steps` steps.
 
-    The data are `data`, by default the `valid` of `fit`. The results are `run.metrics["valid.…"]`.
+    The data are `data`, by default the `valid` of `fit`. Results are in `run.metrics["valid.…"]`.
     `run.validated` is true for the callbacks that run after this one when the results are new.
     """
 
@@ -265,7 +265,7 @@ class BestWeights(Judge):
     """Save the best state (network, tables, optimizer) and restore it when training ends.
 
     The state is saved to `path`. Without a path it is saved to the folder `best` in the folder of
-    the run's `Checkpoint`; without a `Checkpoint`, to a temporary folder that is removed afterwards.
+    the run's `Checkpoint`; without one, to a temporary folder that is removed afterwards.
     """
 
     def __init__(

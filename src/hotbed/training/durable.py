@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoint: a stream that can be killed at any moment and started again, to the bits that an
-unbroken run gives.
-"""
+"""Checkpoint: resume a stream or a fit that was killed, to the bits of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -39,43 +37,51 @@ from hotbed.training.online import TOPIC
 log = logging.getLogger("hotbed")
 PATIENCE = 1000
 """Steps that a due checkpoint waits for an eviction under way, which a snapshot finishes at once.
-An idle stream has no steps that would finish it, and nothing that a pause would hold up: there a
-due checkpoint does not wait.
+
+An idle stream has no steps that would finish the eviction, so a due checkpoint does not wait there.
 """
 
 
 @described
 class Checkpoint:
-    """Keeps the state of a stream or a fit under `path`: the first call starts there, every later
-    one
-        resumes.
+    """Save the state of a stream or a fit under `path`; a later call with this path resumes it.
 
-    It saves when training begins, every `every_steps` steps and `every_seconds` seconds, whichever
-    is first, at the end of each epoch of a fit, and when training ends, is stopped or fails. The
-    moment is caught at once and written on a thread of its own; a save that falls due meanwhile is
-    made as soon as that one is written (`wait`: training waits for it). The first is a full, the
-    next ones hold what changed, every `full_every`-th is a full again; `keep` fulls stay, with what
-    rests on them. Tables whose rule moves idle rows are saved in full always. A save that fails is
-    logged and tried again when the next is due; only a last one that fails is an error.
+    It saves when training begins, every `every_steps` steps and every `every_seconds` seconds,
+    whichever is first, at the end of each epoch of a fit, and when training ends, is stopped or
+    fails. The state is captured at once and written on its own thread. A save that falls due
+    meanwhile is made as soon as that write is done. The first save is a full; the next ones hold
+    what changed. Tables whose rule moves idle rows are always saved in full. A save that fails is
+    logged and retried when the next is due; an error is raised only if the last save fails.
 
     A state holds model, optimizers, tables, callbacks, metrics, random state and the position in
-    the stream. Beside the states lie `journal` (what the clock decided) and `dead_letters.jsonl`
-    (rows that could not be used). After kill -9 at any moment the same call ends with the bits of a
-    run that was never killed. A batch that fails half learned is not saved: the state before it is
-    that of the newest checkpoint, and what lies between is learned again.
+    the data. The folder also holds `journal` (decisions that depend on the clock) and
+    `dead_letters.jsonl` (rows that could not be used). After kill -9 at any moment, the same call
+    ends with the bits of a run that was never killed. A batch that fails half learned is not saved:
+    training resumes from the newest checkpoint, and learns the batches after it again.
 
-    A resume compares what the state means with what it is given: another rule, column, label, unit,
-    order of ids, seed or dtype raises PersistError with its name; another learning rate, batch size
-    or policy is accepted and logged. `allow`: names of fields that may change all the same, such as
-    `"schema.clicked.threshold"`.
+    Needs a Dataset; a stream may be other data with `position` and `resume(position)`.
 
-    `path`: a local path; or a URL for fsspec, where decisions of the clock are not journalled.
-    `publish`: a `Publisher` that hands each saved version on, fulls with the network as a graph for
-    servers. Needs a Dataset; a stream may be other data with `position` and `resume(position)`.
+    Args:
+        path: a local path, or a URL for fsspec, where decisions of the clock are not journalled.
+        every_steps: steps between two saves.
+        every_seconds: seconds between two saves.
+        full_every: every `full_every`-th save is a full.
+        keep: number of fulls that are kept, with the deltas that build on them.
+        publish: a `Publisher` that receives each saved version; fulls come with the network as a
+            graph for servers.
+        wait: training waits for the write under way when a save falls due.
+        allow: names of fields that may change at a resume, such as `"schema.clicked.threshold"`.
+
+    Raises:
+        PersistError: at a resume, a rule, column, label, unit, order of ids, seed or dtype differs
+            from the state's; the message names it. Another learning rate, batch size or policy is
+            accepted and logged.
 
     Example:
-        >>> model.fit(train, valid, epochs=10, callbacks=[EarlyStopping("auc"), Checkpoint("runs/ranker")])
-        >>> model.online_train(dataset, [Evict(seconds_interval=3600), Checkpoint("runs/clicks", every_seconds=60)])
+        >>> callbacks = [EarlyStopping("auc"), Checkpoint("runs/ranker")]
+        >>> model.fit(train, valid, epochs=10, callbacks=callbacks)
+        >>> callbacks = [Evict(seconds_interval=3600), Checkpoint("runs/clicks", every_seconds=60)]
+        >>> model.online_train(dataset, callbacks)
     """
 
     runs_last = True
@@ -98,18 +104,16 @@ class Checkpoint:
         ):
             if value is not None and value < 1:
                 raise ConfigError(
-                    f"Checkpoint.{name}: must be at least 1 — received {value} — give a positive "
-                    "integer"
+                    f"Checkpoint.{name}: must be at least 1, got {value}. Give a positive integer."
                 )
         if every_seconds is not None and not every_seconds > 0:
             raise ConfigError(
-                f"Checkpoint.every_seconds: must be above 0 — received {every_seconds} — give "
-                "seconds"
+                f"Checkpoint.every_seconds: must be above 0, got {every_seconds}. Give a number of "
+                "seconds."
             )
         if isinstance(allow, str) or not all(isinstance(name, str) for name in allow):
             raise ConfigError(
-                f"Checkpoint.allow: takes names of fields — received {allow!r} — give a list of "
-                "texts"
+                f"Checkpoint.allow: must be names of fields, got {allow!r}. Give a list of strings."
             )
         self._allow = tuple(allow)
         self._path = path
@@ -126,12 +130,12 @@ class Checkpoint:
         self._at = 0.0
         self._saved_at: tuple[int, int] | None = None
         self._published_step = -1
-        self._caught: list[tuple[int, Position]] = []  # what is being written
+        self._caught: list[tuple[int, Position]] = []  # step and position of the write under way
         self._saver: Saver | None = None
         self._ready = False
-        # ... and what was in `live` before
+        # the dataset's `live`, with the journal and the dead letters that it had before
         self._own: tuple[Any, Journal, DeadLetters] | None = None
-        self._lock: Lock | None = None  # of the states, where the journal lies elsewhere
+        self._lock: Lock | None = None  # of the states, if the journal is in another folder
         self._thread: ThreadPoolExecutor | None = None
         self._published: list[Future[Any]] = []
 
@@ -144,13 +148,13 @@ class Checkpoint:
         if not resumable:
             kind = type(run.dataset).__name__
             raise ConfigError(
-                f"Checkpoint: the data cannot tell where they are — received {kind} — "
-                "give a hb.Dataset, or leave Checkpoint out"
+                f"Checkpoint: the data have no position to resume from, got {kind}. "
+                "Give a hb.Dataset, or leave Checkpoint out."
             )
         if any(isinstance(other, Checkpoint) and other is not self for other in run.callbacks.all):
             raise ConfigError(
-                "Checkpoint: a run has one — received several — keep one, and copy or publish its "
-                "states"
+                "Checkpoint: a run takes one, got several. "
+                "Keep one, and copy or publish its states."
             )
         run.folder = self._path
         self._open(run)
@@ -178,9 +182,10 @@ class Checkpoint:
             self._deltas = _tracks_changes(run)  # tables that were loaded begin anew
             self._saved_at = _moment(run)
         else:
-            begun = run.online or run.dataset.resumed_epoch is not None
-            run.position = run.dataset.position if begun else Position({})
-            # servers refuse other types from the first version on
+            run.position = Position({})
+            if run.online or run.dataset.resumed_epoch is not None:
+                run.position = run.dataset.position
+            # servers reject other types from the first version on
             if isinstance(run.dataset, Dataset):
                 run.model.schema = run.model.schema.with_types(*run.dataset.raw_types())
             self._deltas = _tracks_changes(run)
@@ -216,19 +221,20 @@ class Checkpoint:
         self._finish(run, whole=run.whole, raises=True)
 
     def on_error(self, run: Run) -> None:
-        if not self._ready:  # what is half resumed is no state
+        if not self._ready:  # a half resumed run cannot be saved
             return
         if not run.whole:
             log.error(
-                "step %d failed half learned and is not saved; a new start goes on from the "
-                "newest checkpoint in %s",
+                "step %d failed half learned and is not saved; a new start resumes from the newest "
+                "checkpoint in %s",
                 run.step + 1,
                 self._path,
             )
         self._finish(run, whole=run.whole, raises=False)
 
     def on_fit_end(self, run: Run) -> None:
-        (saver, self._saver) = (self._saver, None)
+        saver = self._saver
+        self._saver = None
         self._ready = False
         try:
             if saver is not None:
@@ -237,7 +243,7 @@ class Checkpoint:
             log.error("%s", error)
         if self._thread is not None:
             self._thread.shutdown()
-            self._hear_publisher()
+            self._log_publishing()
         if self._own is not None:
             live, journal, letters = self._own
             run.journal.close()
@@ -252,12 +258,12 @@ class Checkpoint:
     # --- saving
 
     def _look(self, run: Run, *, idle: bool = False) -> None:
-        """Save, if a save is due and can be made now."""
+        """Save if a save is due and can be made now."""
         assert self._saver is not None
         if self._caught and not self._saver.busy:
             self._settle(run, raises=False)
         now = run.clock()
-        self._at = min(self._at, now)  # a clock that goes back
+        self._at = min(self._at, now)  # the clock may be set back
         if not (self._due or (self._seconds is not None and now - self._at >= self._seconds)):
             return
         late = run.step - self._looked >= PATIENCE
@@ -275,9 +281,7 @@ class Checkpoint:
         self._at = now
 
     def _finish(self, run: Run, *, whole: bool, raises: bool) -> None:
-        """The last save: of this step, if it is `whole` and not saved yet; wait until it is on
-        disk.
-        """
+        """Save this step if it is `whole` and not saved yet, and wait until it is on disk."""
         try:
             self._settle(run, raises=False)
             if whole and _moment(run) != self._saved_at:
@@ -291,20 +295,19 @@ class Checkpoint:
     def _save(self, run: Run) -> None:
         assert self._saver is not None
         run.count()
-        changes = (
-            self._deltas and not self._saver.needs_full and self._since_full < self._full_every - 1
-        )
-        state = state_of(run)
-        self._saver.submit(capture(state, changes=changes))
-        self._since_full = self._since_full + 1 if changes else 0
+        full_due = self._saver.needs_full or self._since_full >= self._full_every - 1
+        changes = self._deltas and not full_due
+        self._saver.submit(capture(state_of(run), changes=changes))
+        if changes:
+            self._since_full += 1
+        else:
+            self._since_full = 0
         self._saved_at = _moment(run)
         assert run.position is not None
         self._caught.append((run.step, run.position))
 
     def _settle(self, run: Run, *, raises: bool) -> None:
-        """Wait for what is being written; then the source and the journal may forget what led
-        there.
-        """
+        """Wait for the write under way, then release the events and decisions before it."""
         if not self._caught or self._saver is None:
             return
         step, position = self._caught.pop()
@@ -314,35 +317,34 @@ class Checkpoint:
             self._saved_at = None
             if raises:
                 raise
-            log.error("not saved at step %d, the state before stays: %s", step, error)
+            log.error("not saved at step %d, the state before is kept: %s", step, error)
             return
         assert saved is not None
         run.model.parent = saved.digest
         if hasattr(run.dataset, "commit"):
             run.dataset.commit(position)
         run.journal.forget({TOPIC: step})
-        # versions rise: the end of an epoch is no version of its own
+        # versions increase: the end of an epoch at the same step is not another version
         if step != self._published_step:
             self._published_step = step
             self._publish(saved)
 
     def _publish(self, saved: Saved) -> None:
         if self._publisher is not None and self._thread is not None:
-            self._hear_publisher()
+            self._log_publishing()
             self._published.append(self._thread.submit(self._publisher.publish, saved))
 
-    def _hear_publisher(self) -> None:
-        """What became of publishing so far. A version that failed is a gap that readers close with
-        the next full.
-        """
+    def _log_publishing(self) -> None:
+        """Log the versions that could not be published; readers recover with the next full."""
         while self._published and self._published[0].done():
             error = self._published.pop(0).exception()
             if error is not None:
                 log.error("not published: %s", error)
 
     def _open(self, run: Run) -> None:
-        """Journal and dead letters beside the states, before anything is read; those that the user
-        gave stay.
+        """Open the journal and the dead letters next to the states, before data are read.
+
+        A journal that the user set is kept.
         """
         store = open_store(self._path)
         folder = store.root if isinstance(store, LocalStore) else None
@@ -350,29 +352,30 @@ class Checkpoint:
         if live is not None and live.journal.path is not None:
             run.journal = live.journal
             if folder is not None and not _same_file(live.journal.path, folder / JOURNAL):
-                self._lock = Lock(folder / JOURNAL)  # the states are written by one run, too
+                self._lock = Lock(folder / JOURNAL)  # only one run may write the states
             return
         if folder is None:
             log.warning(
-                "%s: no journal: after a kill the stream goes on without loss or repeat, but "
-                "decisions of the "
-                "clock may fall otherwise; put one on a local disk into dataset.live.journal",
+                "%s: there is no journal: after a kill the stream resumes without loss or repeat, "
+                "but decisions of the clock may differ; put one on a local disk into "
+                "dataset.live.journal",
                 self._path,
             )
-        run.journal = Journal(None if folder is None else folder / JOURNAL)
-        letters = DeadLetters(None if folder is None else folder / LETTERS)
-        self._own = (
-            live,
-            getattr(live, "journal", run.journal),
-            getattr(live, "dead_letters", letters),
-        )
-        if live is not None:
+            run.journal = Journal(None)
+            letters = DeadLetters(None)
+        else:
+            run.journal = Journal(folder / JOURNAL)
+            letters = DeadLetters(folder / LETTERS)
+        if live is None:
+            self._own = (None, run.journal, letters)
+        else:
+            self._own = (live, live.journal, getattr(live, "dead_letters", letters))
             live.journal = run.journal
             live.dead_letters = letters
 
 
 def _moment(run: Run) -> tuple[int, int]:
-    """The step, and the epochs that are over: an epoch ends after its last step."""
+    """Return the step and the number of epochs that are over: an epoch ends after its last step."""
     return run.step, run.model.counters["epochs"]
 
 
@@ -381,16 +384,16 @@ def _same_file(path: Path, other: Path) -> bool:
 
 
 def _graph(run: Run) -> Any:
-    """The network for servers; None where it cannot become a graph here."""
+    """Return the network as a graph for servers; None if it cannot be exported here."""
     try:
         return run.model.graph()
     except (ConfigError, PersistError, MissingExtra) as error:
-        log.warning("published versions bring no graph, servers need an export: %s", error)
+        log.warning("published versions contain no graph, servers need an export: %s", error)
         return None
 
 
 def _tracks_changes(run: Run) -> bool:
-    """Make every table remember what changes; False where a rule moves rows that nobody touched."""
+    """Make every table track its changes; return False if a rule moves rows without gradients."""
     try:
         for table in run.tables.values():
             table.track()
@@ -401,9 +404,10 @@ def _tracks_changes(run: Run) -> bool:
 
 
 def state_of(run: Run) -> State:
-    """Everything that makes `run` go on to the same bits."""
-    source = STREAM if run.online else EPOCHS
-    position = {} if run.position is None else {source: run.position.to_json()}
+    """Return everything from which `run` resumes to the same bits."""
+    positions = {}
+    if run.position is not None:
+        positions[_source(run)] = run.position.to_json()
     counts = {"step": run.step, "samples": run.samples, "skipped": run.skipped, "now": run.now}
     if not run.online:
         counts["epoch_began"] = run.epoch_began
@@ -422,13 +426,16 @@ def state_of(run: Run) -> State:
     if hasattr(run.observer, "state"):
         progress["observer"] = run.observer.state()
     state: State = run.model.state()
-    return replace(state, positions=position, progress=progress, random=_random_state())
+    return replace(state, positions=positions, progress=progress, random=_random_state())
+
+
+def _source(run: Run) -> str:
+    """Return the name of the position in a state."""
+    return STREAM if run.online else EPOCHS
 
 
 def setting_of(run: Run) -> dict[str, Any]:
-    """What a run has around its state: the results may depend on it, the meaning of the state does
-    not.
-    """
+    """Return settings that may change the results of a run, but not the meaning of its state."""
     return {
         "run.batch_size": getattr(run.dataset, "batch_size", None),
         "run.callbacks": run.callbacks.names(),
@@ -439,15 +446,14 @@ def setting_of(run: Run) -> dict[str, Any]:
 
 
 def resume(run: Run, reader: Reader, allow: Sequence[str] = ()) -> None:
-    """Make `run`, which has not begun, go on from a checkpoint of the same stream or fit."""
-    position = reader.manifest["positions"].get(STREAM if run.online else EPOCHS)
+    """Resume `run`, which has not begun, from a checkpoint of the same stream or fit."""
+    position = reader.manifest["positions"].get(_source(run))
     if position is None:
-        wanted = "stream" if run.online else "fit"
+        kind = "stream" if run.online else "fit"
         raise PersistError(
-            f"{reader.folder}: it holds a model, but no place in a {wanted} — received a "
-            "checkpoint of another kind "
-            "of training, or of save() — load it with hb.load(), and give Checkpoint a folder of "
-            "its own"
+            f"{reader.folder}: it holds a model, but no position in a {kind}, got a checkpoint of "
+            "another kind of training, or of save(). Load it with hb.load(), and give Checkpoint a "
+            "folder of its own."
         )
     progress: Mapping[str, Any] = reader.progress
     compare(reader.folder, progress.get("wall_setting", {}), setting_of(run), allow)
@@ -467,7 +473,7 @@ def resume(run: Run, reader: Reader, allow: Sequence[str] = ()) -> None:
         run.dataset.resume(run.position)
     for name, state in reader.random.items():
         _generator(name).set_state(torch.from_numpy(state))
-    log.info("going on at step %d, from %s", run.step, reader.folder)
+    log.info("resuming at step %d, from %s", run.step, reader.folder)
 
 
 def _random_state() -> dict[str, torch.Tensor]:
@@ -478,27 +484,27 @@ def _random_state() -> dict[str, torch.Tensor]:
 
 
 def _generator(name: str) -> torch.Generator:
-    return (
-        torch.default_generator
-        if name == "cpu"
-        else torch.cuda.default_generators[int(name.removeprefix("cuda:"))]
-    )
+    if name == "cpu":
+        return torch.default_generator
+    return torch.cuda.default_generators[int(name.removeprefix("cuda:"))]
 
 
-# --- what a checkpoint says of a model ------------------------------------------------------------
+# --- the description of a model in a checkpoint ---------------------------------------------------
 
 
 def described_argument(value: Any) -> Any:
-    """Plain values for the checkpoint; None for what only the user's own code can make."""
+    """Return an argument as plain values; None if only the user's own code can build it."""
     if isinstance(value, (set, frozenset)):
         value = sorted(value, key=str)
     if isinstance(value, torch.optim.Optimizer):
+        if type(value) not in NAMES.values():
+            return None
         plain = {
             key: item
             for key, item in value.defaults.items()
             if isinstance(item, (int, float, bool, tuple))
         }
-        return {"torch": type(value).__name__, **plain} if type(value) in NAMES.values() else None
+        return {"torch": type(value).__name__, **plain}
     try:
         return describe(value)
     except ConfigError:
@@ -506,8 +512,9 @@ def described_argument(value: Any) -> Any:
 
 
 def typed(schema: Any, before: Any, encoder: Any) -> Any:
-    """`schema`, knowing also what raw columns held that were learned from: by the schema `before`,
-    and as `encoder` met them.
+    """Return `schema` with the types of the raw columns that were learned from.
+
+    These are the types that the schema `before` recorded, and those that `encoder` read.
     """
     if not isinstance(schema, Schema):
         return schema
@@ -517,40 +524,45 @@ def typed(schema: Any, before: Any, encoder: Any) -> Any:
 
 
 def given_tables(network: nn.Module) -> dict[str, Any] | None:
+    """Return the descriptions of the tables that a model of `hb.models` was built from, by name."""
     tables = getattr(network, "_described", {}).get("tables")
-    return (
-        None if tables is None else {name: describe(table.config) for name, table in tables.items()}
-    )
+    if tables is None:
+        return None
+    return {name: describe(table.config) for name, table in tables.items()}
 
 
 def rebuilt_argument(name: str, value: Any) -> Any:
-    """The inverse of `described_argument`."""
+    """Build the argument `name` from its description: the inverse of `described_argument`."""
     if name == "metrics":
-        many = value.items() if isinstance(value, dict) and "kind" not in value else None
-        if many is not None:
-            return {key: rebuilt_argument(name, one) for key, one in many}
-        if isinstance(value, list):
-            return [rebuilt_argument(name, one) for one in value]
-        return value if isinstance(value, str) else build(value, Metric, "metrics")
-    if name == "optimizer" and isinstance(value, dict):
-        if "torch" in value:
-            return TorchOptimizer(
-                value["torch"], {key: item for key, item in value.items() if key != "torch"}
-            )
-        return build(value, Rule, "optimizer")
-    if name == "loss_fn" and isinstance(value, dict):
+        return _rebuilt_metrics(value)
+    if not isinstance(value, dict):
+        return value
+    if name == "optimizer":
+        if "torch" not in value:
+            return build(value, Rule, "optimizer")
+        settings = {key: item for key, item in value.items() if key != "torch"}
+        return TorchOptimizer(value["torch"], settings)
+    if name == "loss_fn":
         if "kind" not in value:
-            return {label: rebuilt_argument(name, one) for label, one in value.items()}
+            return {label: rebuilt_argument(name, loss) for label, loss in value.items()}
         return build(value, MultiTask if value["kind"] == "multi_task" else Loss, "loss_fn")
-    return (
-        build(value, Boost, "boost_level")
-        if name == "boost_level" and isinstance(value, dict)
-        else value
-    )
+    if name == "boost_level":
+        return build(value, Boost, "boost_level")
+    return value
+
+
+def _rebuilt_metrics(value: Any) -> Any:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return [_rebuilt_metrics(metric) for metric in value]
+    if isinstance(value, dict) and "kind" not in value:
+        return {name: _rebuilt_metrics(metric) for name, metric in value.items()}
+    return build(value, Metric, "metrics")
 
 
 def brief(value: Any) -> str:
-    """A value as its constructor would be called, without what is left at its default."""
+    """Return a value as a call of its constructor, without arguments that have their default."""
     try:
         plain = describe(value)
     except ConfigError:

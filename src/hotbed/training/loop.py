@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The only loop in Hotbed: training, evaluation, prediction and online learning are this loop with
-other parts.
+"""The only loop in Hotbed: training, evaluation, prediction and online learning all run it.
 
     read -> encode -> (predict) -> map ids -> forward -> loss -> backward -> check all gradients
          -> dense step -> sparse step -> callbacks
@@ -9,9 +8,8 @@ other parts.
 * predict, then learn: a stream, where each batch is scored as a server would have scored it before
   it is learned
 
-What varies comes in as objects: an `Observer` predicts, an `Update` learns, callbacks watch. A
-stream without end hands
-out None now and then, a tick: nothing new, but callbacks look whether it is time to act or to stop.
+The parts are objects: an `Observer` predicts, an `Update` learns, callbacks watch. A stream without
+end yields None now and then, a tick: there is nothing new, but callbacks may act or stop.
 """
 
 from __future__ import annotations
@@ -48,37 +46,43 @@ EVENTS = (
 
 
 class Observer(Protocol):
-    """Predicts a batch without learning from it and keeps what it needs: metrics, or the
-    predictions themselves.
-    """
+    """Predicts batches without learning from them, and keeps metrics or the predictions."""
 
     def observe(self, example: Example) -> None:
         """Score one example in eval mode; tables are read, never grown."""
 
     def settle(self) -> None:
-        """The example last observed is learned: from now on it counts. One whose step failed never
-        does.
+        """Count the example that was observed last: its step is done.
+
+        An example whose step failed is never counted.
         """
 
 
 @dataclass
 class Run:
-    """What callbacks see and may change: where training is, and the switch that ends it.
+    """The state of training, which callbacks read and may change.
 
-    `step` and `samples` count over all epochs of this fit, and of a stream over all its
-    resumptions; `metrics` holds the newest value of each name. `epoch` is the number of the epoch,
-    counted over all fits of the model; `initial_epoch` that of this fit's first, `epochs` that
-    after its last; `epoch_began` the step at which this epoch began. `folder` is where a
-    `Checkpoint` keeps the states of this run.
-
-    `now` is the watermark, the newest event time in microseconds, which never goes back (None
-    without a Time column); `reliability` how the last validation's probabilities compare with what
-    happened, by label; `window` the metrics of a stream's last window; `windows` what the callback
-    `Windows` has kept so far (None without one). `online`: this is a stream, not a fit. `position`:
-    where the dataset was after the last batch learned; `whole`: no step is half done; `sweeping`:
-    an eviction is under way, and `statistics` are the tables' as of when it began. `sink_size`:
-    batches learned between two `on_step_end`. `clock` tells seconds since the epoch; `journal`
-    keeps what it decided.
+    Attributes:
+        step, samples: counted over all epochs of this fit, and over all resumptions of a stream.
+        metrics: the newest value of each name.
+        epoch: number of the epoch, counted over all fits of the model.
+        initial_epoch: number of the first epoch of this fit.
+        epochs: number of its last epoch plus one.
+        epoch_began: the step at which this epoch began.
+        folder: where a `Checkpoint` writes the states of this run.
+        now: the watermark, the newest event time in microseconds, which never decreases; None
+            without a Time column.
+        reliability: how the probabilities of the last validation compare with the labels, by label.
+        window: metrics of a stream's last window.
+        windows: the callback `Windows`, whose `points` are the windows so far; None without one.
+        online: True for a stream, False for a fit.
+        position: position of the dataset after the last batch learned.
+        whole: no step is half done.
+        sweeping: an eviction is under way.
+        statistics: of the tables, at the time when the last eviction began.
+        sink_size: batches learned between two `on_step_end`.
+        clock: returns seconds since 1970.
+        journal: records the decisions that depend on the clock.
     """
 
     model: Any = None
@@ -131,16 +135,21 @@ class Run:
 
 
 class Callbacks:
-    """Calls each callback's methods at their events; what a callback does not define costs nothing.
+    """Calls the methods of each callback at their events.
 
     A callback is any object with some of these methods, each taking the `Run`: `on_fit_begin`,
     `on_stream_begin` (of a stream, after `on_fit_begin`), `on_epoch_begin`, `on_predicted` (a batch
-    was scored, by `run.observer`; it is not learned yet), `on_gradients` (after backward, before
-    any update), `on_step_end`, `on_idle` (a stream has nothing new), `on_stream_end` (it ended or
-    is left), `on_epoch_end`, `on_error` (`run.error` ends training), `on_fit_end`. One whose
-    `runs_last` is true is called after all others. What it must remember over a restart it gives as
-    `state()`, nested dicts and lists of plain values and NumPy arrays, and takes back by
-    `load_state`.
+    was scored by `run.observer`; it is not learned yet), `on_gradients` (after backward, before
+    any update), `on_step_end`, `on_idle` (a stream has nothing new), `on_stream_end` (the stream
+    ended or was stopped), `on_epoch_end`, `on_error` (`run.error` ends training), `on_fit_end`.
+    Methods that a callback does not define cost nothing.
+
+    A callback whose `runs_last` is true is called after all others. A callback that must survive a
+    restart returns its state from `state()`, as nested dicts and lists of plain values and NumPy
+    arrays, and takes it back in `load_state`.
+
+    Raises:
+        ConfigError: a callback has no such method, or one that starts with `on_` and is not listed.
     """
 
     def __init__(self, callbacks: Sequence[Any] = ()) -> None:
@@ -148,12 +157,12 @@ class Callbacks:
             callbacks, key=lambda callback: bool(getattr(callback, "runs_last", False))
         )
         for callback in self.all:
-            known = [name for name in dir(callback) if name.startswith("on_")]
-            wrong = [name for name in known if name not in EVENTS]
-            if wrong or not known:
+            names = [name for name in dir(callback) if name.startswith("on_")]
+            wrong = [name for name in names if name not in EVENTS]
+            if wrong or not names:
+                kind = type(callback).__name__
                 raise ConfigError(
-                    f"{type(callback).__name__} is no callback — received "
-                    f"{wrong or 'no on_… method'} — "
+                    f"callbacks: {kind} is not a callback, got {wrong or 'no on_… method'}. "
                     f"{nearest(wrong[0] if wrong else '', EVENTS)}"
                 )
         self._methods: Mapping[str, list[Callable[[Run], None]]] = {
@@ -166,17 +175,17 @@ class Callbacks:
             method(run)
 
     def state(self) -> dict[str, Any]:
-        """What callbacks remember, by kind and number: "evict.0" is the first of its kind."""
+        """Return the states of callbacks by kind and number: "evict.0" is the first of its kind."""
         return {
             name: callback.state() for name, callback in self._named() if hasattr(callback, "state")
         }
 
     def names(self) -> list[str]:
-        """Name the callbacks that remember something, as `state` does."""
+        """Return the names of the callbacks that have a state, as in `state`."""
         return [name for name, callback in self._named() if hasattr(callback, "state")]
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Give callbacks back what `state` gave; one that was not there then starts anew."""
+        """Restore what `state` returned; a callback without an entry starts anew."""
         for name, callback in self._named():
             if name in state and hasattr(callback, "load_state"):
                 callback.load_state(state[name])
@@ -190,9 +199,7 @@ class Callbacks:
 
 
 def check_batches(name: str, data: Any, passes: int = 1) -> None:
-    """Raises ConfigError where `data`, the argument `name`, cannot be read batch by batch, `passes`
-    times.
-    """
+    """Raise ConfigError if `data`, the argument `name`, cannot be read in `passes` passes."""
     of_columns = (
         isinstance(data, Mapping)
         or hasattr(data, "__arrow_c_stream__")
@@ -200,23 +207,24 @@ def check_batches(name: str, data: Any, passes: int = 1) -> None:
     )
     iterable = isinstance(data, Iterable) or hasattr(data, "__getitem__")
     if of_columns or isinstance(data, (str, Batch, Source)) or not iterable:
-        received = repr(data) if isinstance(data, (str, PathLike)) else type(data).__name__
+        text = repr(data) if isinstance(data, (str, PathLike)) else type(data).__name__
         raise ConfigError(
-            f"{name}: neither a Dataset nor an iterable of batches — received {received} — "
-            "give hb.Dataset(source, schema)"
+            f"{name}: neither a Dataset nor an iterable of batches, got {text}. "
+            "Give hb.Dataset(source, schema)."
         )
     if isinstance(data, Iterator) and passes > 1:  # iter() of a Dataset would begin an epoch
         raise ConfigError(
-            f"{name}: an iterator can be read once — received epochs > 1 — give a Dataset or a list"
+            f"{name}: an iterator can be read once, got epochs = {passes}. "
+            "Give a Dataset or a list."
         )
 
 
 def check_ends(data: Any) -> None:
-    """Raise ConfigError where `data` never end."""
+    """Raise ConfigError if `data` never end."""
     if getattr(data, "endless", False):
         raise ConfigError(
-            "the data never end — received an endless Dataset — follow it with online_train(), or "
-            "give a Dataset of what is there"
+            "data: the data never end, got an endless Dataset. Follow it with online_train(), or "
+            "give a Dataset that ends."
         )
 
 
@@ -230,27 +238,30 @@ def pass_over(
     device: torch.device,
     labelled: bool,
 ) -> bool:
-    """One pass over `data`, to its end or until a callback stops it; returns whether it came to the
-    end.
+    """Make one pass over `data`, to its end or until a callback stops it.
+
+    Returns:
+        Whether the pass reached the end of the data.
     """
-    held: list[Example] = []
+    examples: list[Example] = []  # of one call of `_step`
     ended = not run.stopped
     # a Dataset reads and encodes ahead, on its own thread
     for item in _items(data) if ended else ():
         if item is None:
             callbacks("on_idle", run)
         else:
-            held.append(prepare(item, device, labelled))
-            if len(held) >= run.sink_size:
-                _step(held, run, callbacks, update, observer)
-                held = []
+            examples.append(prepare(item, device, labelled))
+            if len(examples) >= run.sink_size:
+                _step(examples, run, callbacks, update, observer)
+                examples = []
         if run.stopped:
             ended = False
             break
     else:
-        if held:
-            _step(held, run, callbacks, update, observer)
-    run.example = run.loss = None
+        if examples:
+            _step(examples, run, callbacks, update, observer)
+    run.example = None
+    run.loss = None
     return ended
 
 
@@ -261,7 +272,7 @@ def _step(
     update: Update | None,
     observer: Observer | None,
 ) -> None:
-    """Predict and learn each of the examples, then tell the callbacks once."""
+    """Predict and learn each of the examples, then call `on_step_end` once."""
     run.whole = False
     for example in examples:
         run.example = example
@@ -288,13 +299,14 @@ def _step(
 
 
 def _items(data: Iterable[Any]) -> Generator[Any, None, None]:
-    """What `data` yields, ticks too; an iterator made here is closed here, which ends its reading
-    thread.
+    """Yield the items of `data`, ticks too.
+
+    An iterator that is made here is closed here, which ends its reading thread.
     """
     stream = getattr(data, "stream", None)
     items = stream() if callable(stream) else iter(data)
     try:
-        for item in items:  # noqa: UP028 - `yield from` would close an iterator of the user's own
+        for item in items:  # noqa: UP028 - `yield from` would close the user's own iterator
             yield item
     finally:
         if items is not data and hasattr(items, "close"):
@@ -302,7 +314,7 @@ def _items(data: Iterable[Any]) -> Generator[Any, None, None]:
 
 
 def newest(batch: Batch | None, now: int | None) -> int | None:
-    """The later of `now` and the newest event time of a batch, in microseconds."""
+    """Return the later of `now` and the newest event time of a batch, in microseconds."""
     if batch is None or batch.time is None or len(batch.time) == 0:
         return now
     latest = int(batch.time.max())
@@ -310,7 +322,8 @@ def newest(batch: Batch | None, now: int | None) -> int | None:
 
 
 def passed(step: int, before: int, every: int | None) -> bool:
-    """Whether a multiple of `every` lies in (before, step]; several steps may pass at once. None =
-    never.
+    """Return whether a multiple of `every` lies in (before, step]; False if `every` is None.
+
+    Several steps may pass at once.
     """
     return every is not None and step // every > before // every

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Following a stream: what `RecModel.online_train` adds to the loop. When it ends, how it sinks,
-what it forgets.
-"""
+"""Follow a stream: the limits, sink mode, eviction and signals of `RecModel.online_train`."""
 
 from __future__ import annotations
 
@@ -23,48 +21,49 @@ from hotbed.training.loop import Run, passed
 log = logging.getLogger("hotbed")
 TOPIC = "evict"
 SLICE_ROWS = 40_000
-"""Rows that an eviction looks at in one step, but at least one partition of one table."""
+"""Rows that an eviction sweeps in one step, but at least one partition of one table."""
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def batches_a_call(sink_mode: bool, sink_size: int, device_type: str) -> int:
-    """How many batches are learned between two `on_step_end`: `sink_size` where data sink into a
-        device, else 1.
+    """Return how many batches are learned between two `on_step_end`.
 
-    A CPU has nowhere to sink to: it learns batch by batch, and says so in one log line. Raises
-        ConfigError.
+    That is `sink_size` where batches are moved to a device before they are learned, else 1. A CPU
+    learns batch by batch; one line is logged then.
+
+    Raises:
+        ConfigError: `sink_mode` is not a bool; or it is True and `sink_size` not an integer >= 1.
     """
     if not isinstance(sink_mode, bool):
         raise ConfigError(
-            f"dataset_sink_mode: must be a bool — received {sink_mode!r} — give True or False"
+            f"dataset_sink_mode: must be a bool, got {sink_mode!r}. Give True or False."
         )
     if not sink_mode:
         return 1
     if not isinstance(sink_size, int) or isinstance(sink_size, bool) or sink_size < 1:
         raise ConfigError(
-            f"sink_size: must be an integer >= 1 — received {sink_size!r} — give the batches of "
-            "one call"
+            f"sink_size: must be an integer >= 1, got {sink_size!r}. Give the number of batches of "
+            "one call."
         )
     if device_type == "cpu":
-        log.info(
-            "dataset_sink_mode: a CPU has nowhere to sink data to; training goes batch by batch"
-        )
+        log.info("dataset_sink_mode: a CPU has nowhere to sink data to; training is batch by batch")
         return 1
     return sink_size
 
 
 class Limits:
-    """Ends a stream after `max_steps`, those before a resumption included, or after `max_seconds`
-    of this call.
+    """End training after `max_steps` steps or `max_seconds` seconds.
+
+    Steps before a resumption count. Seconds are those of this call.
     """
 
     def __init__(self, max_steps: int | None, max_seconds: float | None) -> None:
         for name, value in (("max_steps", max_steps), ("max_seconds", max_seconds)):
             if value is not None and not value >= 0:
                 raise ConfigError(
-                    f"{name}: must not be negative — received {value!r} — give a number, or None "
-                    "for ever"
+                    f"{name}: must not be negative, got {value!r}. Give a number, or None for no "
+                    "limit."
                 )
         self._steps = max_steps
         self._seconds = max_seconds
@@ -87,19 +86,26 @@ class Limits:
 
 @described
 class Evict:
-    """Removes stale rows, as the tables' eviction policies say, every `step_interval` steps and
-    every `seconds_interval` seconds, whichever is first (None or -1 = not by these), and at the end
-    of each epoch of a `fit`.
+    """Remove stale rows from the tables at intervals, by the tables' eviction policies.
 
-    What is stale is measured against the newest event time seen less `lateness_seconds`, so a table
-    with `Ttl` needs data with a Time column. `clock` says whose seconds the interval counts: "data"
-    = event time; "wall" = this machine's, whose decisions are journalled before they take effect,
-    so that a resumed run decides the same.
+    It evicts every `step_interval` steps and every `seconds_interval` seconds, whichever is first,
+    and at the end of each epoch of a `fit`.
 
-    From one step to the next stale rows are absent for every lookup; their memory is freed over the
-    following steps, about 40,000 rows a step, so that training never pauses for long. An eviction
-    that is due meanwhile begins when that is done. Which rows are swept at which step follows from
-    the steps alone.
+    A row's age is measured against the newest event time seen less `lateness_seconds`, so a table
+    with `Ttl` needs data with a Time column.
+
+    From one step to the next, stale rows are absent for every lookup. Their memory is freed over
+    the following steps, about 40,000 rows a step, so that training never pauses for long. An
+    eviction that falls due meanwhile begins when that is done. The steps alone determine which rows
+    are swept at which step.
+
+    Args:
+        step_interval: steps between two evictions; None or -1 = not by steps.
+        seconds_interval: seconds between two evictions; None or -1 = not by seconds.
+        clock: "data" counts seconds of event time; "wall" counts seconds of this machine's clock.
+            Decisions of the wall clock are journalled before they take effect, so that a resumed
+            run takes the same ones.
+        lateness_seconds: how late an event may be, in seconds.
     """
 
     def __init__(
@@ -110,31 +116,30 @@ class Evict:
         lateness_seconds: float = 0.0,
     ) -> None:
         if clock not in ("data", "wall"):
-            raise ConfigError(f"Evict.clock: unknown — received {clock!r} — give 'data' or 'wall'")
+            raise ConfigError(f"Evict.clock: unknown, got {clock!r}. Give 'data' or 'wall'.")
         if not lateness_seconds >= 0:
             raise ConfigError(
-                f"Evict.lateness_seconds: below 0 — received {lateness_seconds!r} — give 0 or "
-                "more seconds"
+                f"Evict.lateness_seconds: below 0, got {lateness_seconds!r}. "
+                "Give 0 or more seconds."
             )
         self._steps = _interval("Evict.step_interval", step_interval)
         self._seconds = _interval("Evict.seconds_interval", seconds_interval)
         self._wall = clock == "wall"
         self._lateness = int(lateness_seconds * 1e6)
-        self._at: float | None = None  # when the interval began, by the clock that counts
+        self._at: float | None = None  # begin of the interval, by the clock that counts
         self._step = 0
         self._begun = -1
         self._boundary = 0
         self._passed = False  # a multiple of step_interval, while a sweep was under way
         self._left = 0  # partitions still to be swept, of all tables one after another
         self._each: list[int] = []  # rows of a partition, by table, when the eviction began
-        self._statistics: Tables = {}  # of the tables, as of then
+        self._statistics: Tables = {}  # of the tables, when the eviction began
 
     def on_fit_begin(self, run: Run) -> None:
         if run.online and self._steps is None and self._seconds is None:
             raise ConfigError(
-                "Evict: a stream has no epochs — received neither step_interval nor "
-                "seconds_interval — "
-                "give one or both"
+                "Evict: a stream has no epochs, got neither step_interval nor seconds_interval. "
+                "Give one or both."
             )
         self._at = run.clock() if self._wall else None
         self._step = run.step
@@ -145,8 +150,7 @@ class Evict:
     def on_epoch_begin(self, run: Run) -> None:
         run.sweeping = self._left > 0
         run.statistics = self._statistics
-        # it began while the stream was idle, after the checkpoint that this run goes on
-        # from
+        # an eviction that began while the stream was idle, after the checkpoint that was resumed
         if self._on_record(run):
             self._begin(run)
 
@@ -157,7 +161,7 @@ class Evict:
         if free and (self._passed or self._seconds_due(run)):
             self._begin(run)
         self._sweep(run, SLICE_ROWS)
-        if self._on_record(run):  # it began after this step, while the stream was idle
+        if self._on_record(run):  # an eviction that began after this step, on an idle stream
             self._begin(run)
 
     def on_idle(self, run: Run) -> None:
@@ -182,7 +186,8 @@ class Evict:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        self._at = self._at if self._wall else state["at"]
+        if not self._wall:
+            self._at = state["at"]
         self._step = state["step"]
         self._begun = state["begun"]
         self._boundary = state["boundary"]
@@ -197,19 +202,23 @@ class Evict:
     def _data_due(self, run: Run) -> bool:
         if self._seconds is None or run.now is None:
             return False
-        self._at = run.now if self._at is None else self._at
+        if self._at is None:
+            self._at = run.now
         return bool(run.now - self._at >= self._seconds * 1e6)
 
     def _wall_due(self, run: Run, *, idle: bool = False) -> bool:
-        """What the journal says of this step, else what the clock says, which is journalled first."""
+        """Return whether the wall clock makes an eviction due at this step.
+
+        A decision in the journal is repeated. A new one is journalled first.
+        """
         if self._seconds is None:
             return False
         if run.journal is not None and run.journal.last(TOPIC) >= run.step:
             entry = run.journal.get(TOPIC, run.step)
             return entry is not None and not entry["idle"] and self._begun != run.step
         now = run.clock()
-        # a clock that goes back starts the interval anew
-        self._at = min(now, now if self._at is None else self._at)
+        if self._at is None or now < self._at:  # a clock set back starts the interval anew
+            self._at = now
         if now - self._at < self._seconds:
             return False
         if run.journal is not None:
@@ -217,19 +226,21 @@ class Evict:
         return True
 
     def _on_record(self, run: Run) -> bool:
-        """Whether an eviction began after this step, while the stream was idle, and is not repeated
-        yet.
+        """Return whether the journal has an eviction of an idle stream that is to be repeated.
+
+        It began after this step.
         """
-        entry = run.journal.get(TOPIC, run.step) if self._wall and run.journal is not None else None
+        if not self._wall or run.journal is None:
+            return False
+        entry = run.journal.get(TOPIC, run.step)
         return entry is not None and entry["idle"] and self._begun != run.step
 
     def _begin(self, run: Run) -> None:
-        """Expired rows are absent from here on; this step and those after it sweep them."""
+        """Make expired rows absent; this step and those after it sweep them."""
         tables = _evicting(run)
-        # counted before rows expire: a count while expired ones are among them looks at each
-        self._statistics = run.statistics = {
-            name: dict(table.stats) for name, table in run.tables.items()
-        }
+        # counted before rows expire: a count with expired rows among them visits each row
+        self._statistics = {name: dict(table.stats) for name, table in run.tables.items()}
+        run.statistics = self._statistics
         self._each = [max(1, table.stats["rows"] // PARTITIONS) for table in tables]
         # Lru and Lfu need no clock; 0 moves no watermark back
         self._boundary = 0 if run.now is None else run.now - self._lateness
@@ -242,8 +253,9 @@ class Evict:
         self._begun = run.step
 
     def _sweep(self, run: Run, rows: int | None) -> None:
-        """Free the memory of expired rows in the next partitions: all of them, or those of about
-        `rows` rows.
+        """Free the memory of expired rows in the next partitions.
+
+        `rows`: about how many rows to visit; None = sweep all partitions.
         """
         tables = _evicting(run)
         room = rows
@@ -265,23 +277,21 @@ def _evicting(run: Run) -> list[Table]:
 
 
 def _interval(name: str, value: Any) -> Any:
-    """None for off, else a positive number."""
+    """Return None if the interval is off, else the positive number."""
     if value is None or value == -1:
         return None
     if not value > 0:
         raise ConfigError(
-            f"{name}: must be above 0 — received {value!r} — give a positive number, or None for "
-            "off"
+            f"{name}: must be above 0, got {value!r}. Give a positive number, or None for off."
         )
     return value
 
 
 def follow(data: Iterable[Any], run: Run, learn: Callable[[Iterable[Any], Run], object]) -> None:
-    """Learn a stream by `learn(data, run)` until it ends, is stopped, or fails; callbacks hear of
-    each.
+    """Learn a stream by `learn(data, run)` until it ends, is stopped or fails.
 
-    SIGINT and SIGTERM end it after the step under way; a second one ends it at once. An error
-    reaches `on_error` with `run.error` before it is raised.
+    SIGINT and SIGTERM end it after the step under way; a second signal ends it at once. An error is
+    passed to `on_error` as `run.error` before it is raised.
     """
     called = run.callbacks
     called("on_fit_begin", run)
@@ -290,10 +300,10 @@ def follow(data: Iterable[Any], run: Run, learn: Callable[[Iterable[Any], Run], 
             called("on_stream_begin", run)
             called("on_epoch_begin", run)
             learn(data, run)
-            called("on_stream_end", run)  # what is to last is safe before anything looks back
+            called("on_stream_end", run)  # saves the last state before callbacks look back
             called("on_epoch_end", run)
         if run.stopped:
-            log.info("the stream was left at step %d: %s", run.step, run.stopped)
+            log.info("the stream was stopped at step %d: %s", run.step, run.stopped)
     except BaseException as error:
         run.error = error
         called("on_error", run)
@@ -314,9 +324,10 @@ def _ended_by_signals(run: Run) -> Iterator[None]:
         signal.signal(number, before[signal.Signals(number)])
 
     handlers = {number: signal.getsignal(number) or signal.SIG_DFL for number in SIGNALS}
+    # signals that are ignored stay ignored, as under nohup
     before = {
         number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN
-    }  # as under nohup
+    }
     for number in before:
         signal.signal(number, stop)
     try:

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scoring without learning: what evaluation, prediction and predict-then-learn put into the loop as
-observers.
-"""
+"""Scoring without learning: the observers of evaluation, prediction and predict-then-learn."""
 
 from __future__ import annotations
 
@@ -28,18 +26,22 @@ ALL = slice(None)
 
 
 class Watcher(Protocol):
-    """Hears of every batch that an observer scored, once it is learned."""
+    """Receives every batch that an observer scored, once it is learned."""
 
     def watch(self, outputs: tuple[Any, ...], example: Example) -> None:
-        """`outputs` are those of `Scorer.outputs` for the example."""
+        """Take the `outputs` of the example, those of `Scorer.outputs`."""
 
 
 def metric_set(metrics: Any) -> dict[str, Any]:
-    """Metrics by name from what `RecModel(metrics=…)` takes.
+    """Return the metrics of the argument `RecModel(metrics=…)` by name.
 
-    A set or list of names and `Metric` objects, a mapping of names to either, or a mapping of label
-    names to such sets. "gauc@user" is the metric within the groups of Id column `user`; so is a
-    metric object with an attribute `group`.
+    Args:
+        metrics: a set or list of names and `Metric` objects, a mapping of names to either, or a
+            mapping of label names to such sets. "gauc@user" is the metric within the groups of Id
+            column `user`; a metric object has an attribute `group` for this.
+
+    Raises:
+        ConfigError: the argument, or one of its metrics, is something else.
 
     >>> sorted(metric_set({"auc", "gauc@user"}))
     ['auc', 'gauc@user']
@@ -49,27 +51,29 @@ def metric_set(metrics: Any) -> dict[str, Any]:
     if isinstance(metrics, (str, Metric)):
         metrics = [metrics]
     if isinstance(metrics, Mapping):
-        several = (Mapping, set, frozenset, list, tuple)
-        return {
-            str(name): metric_set(metric)
-            if isinstance(metric, several)
-            else _metric(metric, str(name))
-            for name, metric in metrics.items()
-        }
+        return {str(name): _metrics_of(metric, str(name)) for name, metric in metrics.items()}
     if not isinstance(metrics, Iterable):
         raise ConfigError(
-            f"metrics: not a set of metrics — received {metrics!r:.80} — give names such as "
-            f"{{'auc'}}"
+            f"metrics: not a set of metrics, got {metrics!r:.80}. Give names such as {{'auc'}}."
         )
+    if isinstance(metrics, (set, frozenset)):
+        metrics = sorted(metrics, key=str)
     named: dict[str, Any] = {}
-    for metric in sorted(metrics, key=str) if isinstance(metrics, (set, frozenset)) else metrics:
+    for metric in metrics:
         name = metric if isinstance(metric, str) else kind_of(type(metric))
         named[name] = _metric(metric, name)
     return named
 
 
+def _metrics_of(metric: Any, name: str) -> Any:
+    """Return the set of metrics of a label, or the metric of a name."""
+    if isinstance(metric, (Mapping, set, frozenset, list, tuple)):
+        return metric_set(metric)
+    return _metric(metric, name)
+
+
 def check_groups(metrics: Mapping[str, Any]) -> None:
-    """Raise ConfigError where a metric within groups does not say which Id column holds them."""
+    """Raise ConfigError if a metric within groups does not name the Id column of the groups."""
     for name, metric in metrics.items():
         if isinstance(metric, Mapping):
             check_groups(metric)
@@ -79,23 +83,21 @@ def check_groups(metrics: Mapping[str, Any]) -> None:
             and metric.indexes is None
         ):
             raise ConfigError(
-                f"metrics.{name}: it ranks within groups — received no group — name their Id "
-                "column, "
-                f"as in '{kind_of(type(metric))}@user' or {type(metric).__name__}(group='user')"
+                f"metrics.{name}: it ranks within groups, got no group. Name their Id column, as "
+                f"in '{kind_of(type(metric))}@user' or {type(metric).__name__}(group='user')."
             )
 
 
 def _metric(metric: Any, name: str) -> Any:
-    """The metric of that name; `ndcg@user` gives a metric its group."""
+    """Return the metric; a name such as `ndcg@user` sets its group."""
     if isinstance(metric, str):
         metric = get_metric(metric)
-    missing = [
-        verb for verb in ("clear", "update", "eval") if not callable(getattr(metric, verb, None))
-    ]
-    if missing:
-        raise ConfigError(
-            f"metrics: {metric!r:.80} has no {missing[0]}() — give a name or a hb.metrics object"
-        )
+    for method in ("clear", "update", "eval"):
+        if not callable(getattr(metric, method, None)):
+            raise ConfigError(
+                f"metrics: {method}() is missing, got {metric!r:.80}. Give a name or a hb.metrics "
+                "object."
+            )
     group = name.partition("@")[2]
     if group and getattr(metric, "needs_group", False) and metric.group is None:
         metric = copy.copy(metric)
@@ -107,9 +109,9 @@ class Scorer:
     """Scores examples, with every module in eval mode, and feeds metrics.
 
     Without `eval_network`, outputs are (loss, prediction, label) of the network and its criterion.
-    With it, outputs are whatever it returns; it may share modules with the network. `indexes` =
-    positions of loss, prediction and label among them, None = all of them go to every metric (which
-    may pick with `Metric.set_indexes`).
+    With `eval_network`, outputs are the values that it returns; it may share modules with the
+    network. `indexes` are the positions of loss, prediction and label among them. Without `indexes`
+    every metric gets all outputs, and may pick with `Metric.set_indexes`.
     """
 
     def __init__(
@@ -137,8 +139,9 @@ class Scorer:
 
     @property
     def gives_probabilities(self) -> bool:
-        """Whether predictions are probabilities: the loss is a cross-entropy of logits. False where
-        that is not known.
+        """Whether predictions are probabilities, because the loss is a cross-entropy of logits.
+
+        False where that is not known.
         """
         if self.has_own_outputs or self.criterion is None:
             return False
@@ -149,8 +152,9 @@ class Scorer:
         )
 
     def outputs(self, example: Example) -> tuple[Any, ...]:
-        """Outputs for one example, as NumPy on the host: (loss, prediction, label), or what
-        `eval_network` returns.
+        """Return the outputs for one example, as NumPy arrays on the host.
+
+        They are (loss, prediction, label), or the values that `eval_network` returns.
         """
         with torch.no_grad(), in_eval_mode(self.network, self.eval_network):
             with self._precision.autocast(example.device):
@@ -159,15 +163,17 @@ class Scorer:
                 else:
                     raw = self.eval_network(*example.everything)
             if self.has_own_outputs:
-                return tuple(
-                    host(part) for part in (raw if isinstance(raw, (tuple, list)) else (raw,))
-                )
+                parts = raw if isinstance(raw, (tuple, list)) else (raw,)
+                return tuple(host(part) for part in parts)
         if self.criterion is None:
             return None, host(raw), host(example.labels)
         return self.outputs_of(self.criterion.shape(raw, example.labels), example)
 
     def outputs_of(self, raw: Any, example: Example) -> tuple[Any, ...]:
-        """The same from what the network gave for the example, in the criterion's shape."""
+        """Return (loss, prediction, label) from the network's outputs for the example.
+
+        `raw`: the outputs as `Criterion.shape` returns them.
+        """
         assert self.criterion is not None
         with torch.no_grad():
             loss = None
@@ -177,7 +183,7 @@ class Scorer:
 
     @property
     def has_own_outputs(self) -> bool:
-        """Whether outputs are those of an eval_network."""
+        """Whether outputs are those of an `eval_network`."""
         return self.eval_network is not None
 
     def observe(self, example: Example) -> None:
@@ -185,22 +191,22 @@ class Scorer:
         self._held = (self.outputs(example), example)
 
     def settle(self) -> None:
-        """Feed every metric and watcher with what was observed."""
+        """Feed every metric and watcher with the example that was observed."""
         if self._held is not None:
-            (outputs, example) = self._held
+            outputs, example = self._held
             self._held = None
             self.feed(outputs, example)
             for watcher in self.watchers:
                 watcher.watch(outputs, example)
 
     def feed(self, outputs: tuple[Any, ...], example: Example, rows: slice = ALL) -> None:
-        """Feed every metric with what `outputs` gave for an example, or for some of its rows."""
+        """Feed every metric with the `outputs` of an example, or of some of its rows."""
         weight = None if example.weight is None else host(example.weight)
         num_rows = example.num_samples
 
         def update(metric: Any, arguments: tuple[Any, ...], extras: Mapping[str, Any]) -> None:
-            chosen = {name: _part(value, rows, num_rows) for name, value in extras.items()}
-            metric.update(*(_part(value, rows, num_rows) for value in arguments), **chosen)
+            keywords = {name: _part(value, rows, num_rows) for name, value in extras.items()}
+            metric.update(*(_part(value, rows, num_rows) for value in arguments), **keywords)
 
         if self._indexes is None:
             for _, _, metric in self._fed or self._lay_out(None):
@@ -215,24 +221,25 @@ class Scorer:
             self._seen += mass
         if self.metrics and label is None:
             raise ConfigError(
-                "metrics need labels — received data without — use predict(), or add a Label column"
+                "metrics: they need labels, got data without labels. Use predict(), or add a Label "
+                "column."
             )
         for _, name, metric in self._fed or self._lay_out(prediction):
-            chooses = getattr(metric, "indexes", None) is not None
-            arguments = outputs if chooses else (prediction, label)
+            has_indexes = getattr(metric, "indexes", None) is not None
+            arguments = outputs if has_indexes else (prediction, label)
             if name is not None:
                 arguments = tuple(
                     value[name] if isinstance(value, Mapping) else value for value in arguments
                 )
-            update(
-                metric,
-                arguments,
-                {} if chooses and self.has_own_outputs else _extras(metric, weight, example),
-            )
+            extras: dict[str, Any] = {}
+            if not (has_indexes and self.has_own_outputs):
+                extras = _extras(metric, weight, example)
+            update(metric, arguments, extras)
 
     def state(self) -> dict[str, Any]:
-        """What has been fed, as JSON values and NumPy arrays; metrics of the user's own without
-        `state` begin anew.
+        """Return the sums and the metrics' states, as JSON values and NumPy arrays.
+
+        A user's metric without `state` starts anew after a resumption.
         """
         metrics = {
             name: metric.state() for name, _, metric in self._fed if hasattr(metric, "state")
@@ -240,7 +247,7 @@ class Scorer:
         return {"loss": self._loss, "seen": self._seen, "metrics": metrics or dict(self._saved)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take what `state` gave; a metric that was not there then begins anew."""
+        """Restore what `state` returned; a metric without an entry starts anew."""
         self._loss = float(state["loss"])
         self._seen = state["seen"]
         self._fed = []  # metrics are laid out by the first batch
@@ -248,9 +255,10 @@ class Scorer:
         self._held = None
 
     def again(self, metrics: Mapping[str, Any] | None = None) -> Scorer:
-        """A scorer of the same kind that has seen nothing yet; `metrics`: others than this one's."""
+        """Return a scorer of the same kind without data; `metrics` replaces this one's metrics."""
         fresh = copy.copy(self)
-        fresh.metrics = self.metrics if metrics is None else metrics
+        if metrics is not None:
+            fresh.metrics = metrics
         fresh._fed = []
         fresh._saved = {}
         fresh._loss = 0.0
@@ -260,80 +268,88 @@ class Scorer:
         return fresh
 
     def bounded(self) -> Scorer:
-        """A scorer that has seen nothing yet, whose metrics need memory that does not grow: see
-        `hb.metrics.bounded`.
+        """Return a scorer without data whose metrics need memory that does not grow.
+
+        See `hb.metrics.bounded`.
         """
 
         def each(metrics: Mapping[str, Any]) -> dict[str, Any]:
             return {
-                k: each(v) if isinstance(v, Mapping) else bounded(v) for k, v in metrics.items()
+                name: each(metric) if isinstance(metric, Mapping) else bounded(metric)
+                for name, metric in metrics.items()
             }
 
         return self.again(each(self.metrics))
 
     def results(self) -> dict[str, float]:
-        """Newest value of each metric, `label.metric` for several labels, and the mean loss where
-        one is computed.
+        """Return the value of each metric, and the mean loss where one is computed.
+
+        Metrics of several labels are named `label.metric`.
         """
-        found = {LOSS: self._loss / self._seen} if self._seen else {}
-        return found | {name: float(metric.eval()) for name, _, metric in self._fed}
+        values: dict[str, float] = {}
+        if self._seen:
+            values[LOSS] = self._loss / self._seen
+        return values | {name: float(metric.eval()) for name, _, metric in self._fed}
 
     def _lay_out(self, prediction: Any) -> list[tuple[str, str | None, Any]]:
-        """Fix which metric reads which label: a metric given once serves every label with a copy of
-        its own.
-        """
+        """Decide which metric reads which label: each label gets a copy of a metric for all."""
         labels = list(prediction) if isinstance(prediction, dict) else [None]
         for name, metric in self.metrics.items():
             if isinstance(metric, Mapping):
-                if name not in labels:
-                    known = (
-                        ", ".join(str(label) for label in labels)
-                        if labels != [None]
-                        else "one without a name"
-                    )
-                    raise ConfigError(
-                        f"metrics.{name}: no such label — the network's outputs are {known} — use "
-                        "those"
-                    )
-                self._fed += [
-                    (f"{name}.{inner}", name, _fresh(one)) for inner, one in metric.items()
-                ]
+                self._check_label(name, labels)
+                for inner_name, inner in metric.items():
+                    self._fed.append((f"{name}.{inner_name}", name, _fresh(inner)))
             else:
-                self._fed += [
-                    (name if label is None else f"{label}.{name}", label, _fresh(metric))
-                    for label in labels
-                ]
+                for label in labels:
+                    full_name = name if label is None else f"{label}.{name}"
+                    self._fed.append((full_name, label, _fresh(metric)))
         for name, _, metric in self._fed:
             if name in self._saved and hasattr(metric, "load_state"):
                 metric.load_state(self._saved[name])
         self._saved = {}
         return self._fed
 
+    def _check_label(self, name: str, labels: list[Any]) -> None:
+        if name in labels:
+            return
+        outputs = "one without a name"
+        if labels != [None]:
+            outputs = ", ".join(str(label) for label in labels)
+        raise ConfigError(
+            f"metrics.{name}: no such label, got a network with the outputs {outputs}. Use those."
+        )
+
     def _pick(self, outputs: tuple[Any, ...], place: int) -> Any:
         if -len(outputs) <= place < len(outputs):
             return outputs[place]
         raise ConfigError(
-            f"eval_indexes: no output {place} — eval_network returned {len(outputs)} — "
-            "give the positions of loss, prediction and label among its outputs"
+            f"eval_indexes: no output {place}, got {len(outputs)} outputs of eval_network. "
+            "Give the positions of loss, prediction and label among them."
         )
 
 
 class Progressive:
-    """Scores a stream batch by batch before it is learned: all of it, and the window since the last
-        `roll`.
+    """Scores a stream batch by batch before it is learned.
 
-    `endless`: the metrics take the form whose memory does not grow (`hb.metrics.bounded`).
-    `learner`: take the outputs of its training forward instead of a forward of their own: cheaper,
-    but with dropout, with the batch's own norms, and with rows for ids that are new in it. What it
-    has seen is a `state` for checkpoints, and of learned batches only.
+    Metrics are of the whole stream, and of the window since the last `roll`. `state` covers learned
+    batches only.
+
+    Args:
+        scorer: the network and the metrics.
+        endless: use the form of the metrics whose memory does not grow (`hb.metrics.bounded`).
+        learner: take the outputs of its training forward instead of another forward. This is
+            cheaper, but includes dropout, the batch's own norms, and rows for ids that are new in
+            the batch.
+
+    Raises:
+        ConfigError: with `learner`, the model has an eval_network or no loss_fn.
     """
 
     def __init__(self, scorer: Scorer, *, endless: bool = False, learner: Any = None) -> None:
         if learner is not None and (scorer.criterion is None or scorer.has_own_outputs):
             raise ConfigError(
-                "progressive='training': the training forward gives no prediction — received a "
-                "model with "
-                "eval_network or without loss_fn — give progressive=True"
+                "progressive='training': the training forward gives no prediction, got a model "
+                "with eval_network or without loss_fn. Give progressive=True."
             )
         self._learner = learner
         self.total = scorer.bounded() if endless else scorer
@@ -342,12 +358,15 @@ class Progressive:
         self.watchers: list[Watcher] = []
 
     def observe(self, example: Example) -> None:
-        self._held = (self.total.outputs(example) if self._learner is None else (), example)
+        outputs: tuple[Any, ...] = ()
+        if self._learner is None:
+            outputs = self.total.outputs(example)
+        self._held = (outputs, example)
 
     def settle(self) -> None:
         if self._held is None:
             return
-        (outputs, example) = self._held
+        outputs, example = self._held
         self._held = None
         if self._learner is not None:
             outputs = self.total.outputs_of(self._learner.outputs, example)
@@ -357,23 +376,23 @@ class Progressive:
             watcher.watch(outputs, example)
 
     def window(self) -> dict[str, float]:
-        """Metrics since the last `roll`; nan where there was one class only."""
+        """Return the metrics since the last `roll`; nan where there was one class only."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
             return self._window.results()
 
     def roll(self) -> dict[str, float]:
-        """Metrics of the window, which then starts anew."""
+        """Return the metrics of the window, and start a new one."""
         results = self.window()
         self._window = self.total.again()
         return results
 
     def state(self) -> dict[str, Any]:
-        """All of the stream and the window since the last `roll`, as JSON values and NumPy arrays."""
+        """Return the states of stream and window, as JSON values and NumPy arrays."""
         return {"total": self.total.state(), "window": self._window.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave: to the same bits."""
+        """Restore what `state` returned; later results have the same bits."""
         self.total.load_state(state["total"])
         self._window = self.total.again()
         self._window.load_state(state["window"])
@@ -381,14 +400,16 @@ class Progressive:
 
 
 def to_predict(data: Any) -> Any:
-    """What `predict` reads of its data: one Batch as batches, a Dataset without its labels."""
+    """Return the data that `predict` reads: a Dataset without its labels, one Batch as a list."""
     if isinstance(data, Dataset):
         return data.without_labels()
-    return [data] if isinstance(data, Batch) else data
+    if isinstance(data, Batch):
+        return [data]
+    return data
 
 
 class Collector:
-    """Keeps the predictions of every example, for `predict`."""
+    """Collects the predictions of every example, for `predict`."""
 
     def __init__(self, scorer: Scorer) -> None:
         self._scorer = scorer
@@ -400,26 +421,26 @@ class Collector:
     def settle(self) -> None: ...
 
     def predictions(self) -> Any:
-        """float32 [n] (or [n, k]); a dict of these for a network with several outputs."""
-        if self._parts and isinstance(self._parts[0], dict):
+        """Return float32 [n] (or [n, k]), or a dict of these for a network with several outputs."""
+        if not self._parts:
+            return np.empty(0, np.float32)
+        if isinstance(self._parts[0], dict):
             return {
                 name: np.concatenate([part[name] for part in self._parts])
                 for name in self._parts[0]
             }
-        return (
-            np.concatenate([np.atleast_1d(part) for part in self._parts])
-            if self._parts
-            else np.empty(0, np.float32)
-        )
+        return np.concatenate([np.atleast_1d(part) for part in self._parts])
 
 
 def host(value: Any) -> Any:
-    """Tensors as NumPy arrays on the host, in float32 where they are a shorter float; other values
-    as they are.
+    """Return tensors as NumPy arrays on the host, other values as they are.
+
+    bfloat16 and float16 become float32.
     """
     if torch.is_tensor(value):
         value = value.detach()
-        value = value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
+        if value.dtype in (torch.bfloat16, torch.float16):
+            value = value.float()
         return value.cpu().numpy()
     if isinstance(value, Mapping):
         return {name: host(part) for name, part in value.items()}
@@ -427,14 +448,14 @@ def host(value: Any) -> Any:
 
 
 def _part(value: Any, rows: slice, num_rows: int) -> Any:
-    """The given rows of an array that has one a sample; other values as they are."""
+    """Return `rows` of an array that has one row a sample; other values as they are."""
     if rows is ALL or getattr(value, "shape", ())[:1] != (num_rows,):
         return value
     return value[rows]
 
 
 def _with_mean_one(weight: torch.Tensor | None) -> torch.Tensor | None:
-    """Weights divided by their mean: the mean over samples is then the weighted mean."""
+    """Divide weights by their mean: the mean over samples is then the weighted mean."""
     if weight is None:
         return None
     mean = weight.mean()
@@ -448,24 +469,30 @@ def _fresh(metric: Any) -> Any:
 
 
 def _extras(metric: Any, weight: Any, example: Example) -> dict[str, Any]:
-    """Weight and group, for the metrics that use them."""
-    extras: dict[str, Any] = {} if weight is None else {"weight": weight}
+    """Return weight and group, for the metrics that use them."""
+    extras: dict[str, Any] = {}
+    if weight is not None:
+        extras["weight"] = weight
     name = getattr(metric, "group", None)
     if isinstance(name, str):
-        if example.batch is None or name not in example.batch.ids:
-            known = (
-                ", ".join(example.batch.ids)
-                if example.batch is not None
-                else "none, the data are tuples"
-            )
-            raise ConfigError(
-                f"metrics: no Id column {name!r} to group by — the batch has {known} — name one "
-                "of them"
-            )
-        ids = example.batch.ids[name]
-        if ids.offsets is not None:
-            raise ConfigError(
-                f"metrics: column {name!r} holds several ids a sample — group by a column with one"
-            )
-        extras["group"] = host(ids.values)
+        extras["group"] = _groups(name, example)
     return extras
+
+
+def _groups(name: str, example: Example) -> Any:
+    """Return the ids of the Id column `name`, one a sample."""
+    columns = "none, the data are tuples"
+    if example.batch is not None:
+        columns = ", ".join(example.batch.ids)
+    if example.batch is None or name not in example.batch.ids:
+        raise ConfigError(
+            f"metrics: there is no Id column {name!r} to group by, got the columns {columns}. "
+            "Name one of them."
+        )
+    ids = example.batch.ids[name]
+    if ids.offsets is not None:
+        raise ConfigError(
+            f"metrics: one id a sample is needed to group by, got column {name!r} with several. "
+            "Group by a column with one."
+        )
+    return host(ids.values)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callbacks that look on: windows, progress bars, TensorBoard, Prometheus. Those that act are in
-`callbacks`.
+"""Callbacks that only report: windows, progress bars, TensorBoard, Prometheus.
+
+Callbacks that change training are in `callbacks`.
 """
 
 from __future__ import annotations
@@ -45,25 +46,25 @@ FOUR = ("auc", "log_loss", "calibration", "normalized_entropy")
 
 @described
 class Windows:
-    """Progressive metrics in windows of a stream, with what its tables and the machine did
-    meanwhile.
+    """Compute metrics in windows of a stream, with statistics of its tables and of the machine.
+
+    A sample belongs to the window of the newest event time so far. Where batches are predicted
+    before they are learned, metrics are of these predictions, else of those of the training
+    forward. `points` are the windows, the open one last. They depend on the stream only and are
+    part of checkpoints. Freshness (the clock minus the event time of a batch), lag, bytes and
+    skipped rows are observations: they are saved in checkpoints, but no digest covers them.
 
     Args:
-        seconds: length of a window in event time; windows begin at its whole multiples (86400: days
-            of UTC).
-        samples: or their number of samples.
+        seconds: length of a window in event time, in seconds; windows begin at its whole multiples
+            (86400: days of UTC).
+        samples: length of a window in samples, instead of seconds.
         metrics: names; None = AUC, log loss, calibration and normalized entropy where predictions
             are probabilities, and the model's own metrics, each in the form whose memory does not
             grow (`hb.metrics.bounded`).
-        most: windows kept; when there are more, neighbours are joined.
+        most: number of windows that are kept; when there are more, neighbours are joined.
         baseline: name of an Id feature with one id a sample. In each window, `baselines` holds the
-            AUC of ranking by how many positives the id has had before: what the model has to beat.
-
-    A sample belongs to the window of the newest event time so far. Where batches are predicted
-    before they are learned, metrics are of these predictions, else of the training forward's.
-    `points` are the windows, the open one last. They follow from the stream alone and are part of
-    checkpoints. Freshness (the clock minus the event time of a batch), lag, bytes and rows left out
-    are observations: checkpoints keep them, and no digest covers them.
+            AUC of ranking by how many positives the id has had before, which the model should
+            exceed.
 
     Example: `model.online_train(stream, [hb.callbacks.Windows(seconds=3600)])`
     """
@@ -95,7 +96,7 @@ class Windows:
     def on_predicted(self, run: Run) -> None:
         self._begin(run)
         if run.observer is not None and self not in run.observer.watchers:
-            run.observer.watchers.append(self)  # it is told once the batch is learned
+            run.observer.watchers.append(self)  # `watch` is called once the batch is learned
 
     def on_gradients(self, run: Run) -> None:
         if run.observer is None and run.example is not None:
@@ -110,7 +111,9 @@ class Windows:
     @property
     def points(self) -> list[Window]:
         """The windows so far, oldest first; the last one may still be open."""
-        return [*self._log.windows, *([self._window()] if self._rows else [])]
+        if not self._rows:
+            return list(self._log.windows)
+        return [*self._log.windows, self._window()]
 
     @property
     def baselines(self) -> dict[str, list[Window]]:
@@ -118,9 +121,11 @@ class Windows:
         return {} if self._baseline is None else {self._baseline.name: self._baseline.windows}
 
     def watch(self, outputs: tuple[Any, ...], example: Example) -> None:
-        """Takes the scores of a batch: called by what made them."""
+        """Take the scores of a batch; the observer that made them calls this."""
         batch = example.batch
-        times = None if batch is None or batch.time is None else np.asarray(batch.time)
+        times = None
+        if batch is not None and batch.time is not None:
+            times = np.asarray(batch.time)
         if self._baseline is not None:
             self._baseline.score(example)
         for number, rows in self._cuts.pieces(times, example.num_samples):
@@ -130,13 +135,7 @@ class Windows:
             self._rows = self._rows + rows.stop - rows.start
             self._samples = self._samples + rows.stop - rows.start
             if times is not None:
-                first = int(times[rows][0])
-                last = int(times[rows].max())
-                self._span = (
-                    (first, last)
-                    if self._span is None
-                    else (self._span[0], max(self._span[1], last))
-                )
+                self._extend_span(times[rows])
             if self._scorer is not None and outputs:
                 self._scorer.feed(outputs, example, rows)
             if self._baseline is not None:
@@ -147,37 +146,47 @@ class Windows:
         if self._open is not None and self._cuts.is_full(self._open):
             self._close()
 
+    def _extend_span(self, times: Any) -> None:
+        """Extend the event times of the open window to those of further rows."""
+        first = int(times[0])
+        last = int(times.max())
+        if self._span is not None:
+            first = self._span[0]
+            last = max(self._span[1], last)
+        self._span = (first, last)
+
     def state(self) -> dict[str, Any]:
-        """Closed windows and the open one, as JSON values and NumPy arrays."""
-        scorer = (
-            self._saved["scorer"]
-            if self._saved
-            else None
-            if self._scorer is None
-            else self._scorer.state()
-        )
-        cuts = {"watermark": self._cuts.watermark, "seen": self._cuts.seen}
-        span = None if self._span is None else list(self._span)
-        open_ = {"number": self._open, "rows": self._rows, "samples": self._samples, "span": span}
-        fresh = np.array([self._fresh, self._weight], np.float64)
+        """Return the closed windows and the open one, as JSON values and NumPy arrays."""
+        scorer = None
+        if self._saved:
+            scorer = self._saved["scorer"]
+        elif self._scorer is not None:
+            scorer = self._scorer.state()
         state = {
-            "cuts": cuts,
-            "open": open_,
+            "cuts": {"watermark": self._cuts.watermark, "seen": self._cuts.seen},
+            "open": {
+                "number": self._open,
+                "rows": self._rows,
+                "samples": self._samples,
+                "span": None if self._span is None else list(self._span),
+            },
             "log": self._log.state(),
             "scorer": scorer,
-            "wall_fresh": fresh,
+            "wall_fresh": np.array([self._fresh, self._weight], np.float64),
         }
-        return state if self._baseline is None else state | {"baseline": self._baseline.state()}
+        if self._baseline is not None:
+            state["baseline"] = self._baseline.state()
+        return state
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave."""
+        """Restore what `state` returned."""
         self._cuts.watermark = state["cuts"]["watermark"]
         self._cuts.seen = int(state["cuts"]["seen"])
-        kept = state["open"]
-        span = state["open"]["span"]
-        self._open = kept["number"]
-        self._rows = int(kept["rows"])
-        self._samples = int(kept["samples"])
+        window = state["open"]
+        span = window["span"]
+        self._open = window["number"]
+        self._rows = int(window["rows"])
+        self._samples = int(window["samples"])
         self._span = None if span is None else (int(span[0]), int(span[1]))
         self._log.load_state(state["log"])
         self._fresh, self._weight = np.asarray(state["wall_fresh"]).tolist()
@@ -233,7 +242,7 @@ class Windows:
 
 
 class _Baseline:
-    """The AUC of ranking by the popularity of one feature's ids, in the windows of `Windows`."""
+    """Computes the AUC of ranking by the popularity of one feature's ids, in each window."""
 
     def __init__(self, feature: str, most: int) -> None:
         self.name = f"popularity of {feature}"
@@ -247,25 +256,24 @@ class _Baseline:
 
     @property
     def windows(self) -> list[Window]:
-        """The windows that are closed, oldest first."""
+        """The closed windows, oldest first."""
         return self._log.windows
 
     def score(self, example: Example) -> None:
-        """Take a batch and score it by what was learned before it."""
+        """Take a batch and score it by the counts before it."""
         batch = example.batch
         if batch is None or self._feature not in batch.ids:
             features = "none, the data are tuples" if batch is None else ", ".join(batch.ids)
             raise ConfigError(
-                f"Windows.baseline: no Id feature of this name — received {self._feature!r}, the "
-                f"batch has {features} — "
-                "name one of them"
+                f"Windows.baseline: no Id feature of this name, got {self._feature!r} and a batch "
+                f"with {features}. Name one of them."
             )
         ids = batch.ids[self._feature]
         if ids.offsets is not None or isinstance(example.labels, Mapping) or example.labels is None:
             raise ConfigError(
-                "Windows.baseline: one id a sample and one label needed — received "
-                f"{self._feature!r} with several of "
-                "them — name another feature, or leave the baseline out"
+                "Windows.baseline: one id a sample and one label needed, got "
+                f"{self._feature!r} with several ids a sample, or data with several labels or "
+                "none. Name another feature, or leave the baseline out."
             )
         self._ids = host(ids.values)
         self._labels = host(example.labels).reshape(-1)
@@ -276,11 +284,11 @@ class _Baseline:
         self._auc.update(self._scores[rows], self._labels[rows])
 
     def learn(self) -> None:
-        """Learn the batch."""
+        """Add the batch to the counts."""
         self._popularity.learn(self._ids, self._labels)
 
     def close(self, window: Window) -> None:
-        """Keep the AUC as that of `window`, and begin the next."""
+        """Record the AUC as that of `window`, and begin the next one."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
             values = {"auc": float(self._auc.eval())}
@@ -288,7 +296,7 @@ class _Baseline:
         self._auc.clear()
 
     def state(self) -> dict[str, Any]:
-        """Counts, the open window and the closed ones."""
+        """Return counts, the open window and the closed ones."""
         return {
             "popularity": self._popularity.state(),
             "auc": self._auc.state(),
@@ -296,15 +304,16 @@ class _Baseline:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state`."""
+        """Restore what `state` returned."""
         self._popularity.load_state(state["popularity"])
         self._auc.load_state(state["auc"])
         self._log.load_state(state["log"])
 
 
 def _window_scorer(run: Run, names: Sequence[str] | None) -> Scorer | None:
-    """A scorer for the metrics of windows; None where training computes its own loss and nothing
-    predicts.
+    """Return a scorer for the metrics of windows.
+
+    None where the network computes its own loss and nothing predicts.
     """
     scorer: Scorer | None = getattr(run.observer, "total", run.observer)
     if scorer is None:
@@ -316,15 +325,16 @@ def _window_scorer(run: Run, names: Sequence[str] | None) -> Scorer | None:
         return scorer.again(metric_set({name: name for name in names})).bounded()
     if not scorer.gives_probabilities:
         return scorer.bounded()
-    own = {
-        name: {k: v for k, v in one.items() if k not in FOUR} if isinstance(one, Mapping) else one
-        for name, one in scorer.metrics.items()
-    }
-    return scorer.again({**metric_set({name: name for name in FOUR}), **own}).bounded()
+    metrics = metric_set({name: name for name in FOUR})
+    for name, metric in scorer.metrics.items():
+        if isinstance(metric, Mapping):  # of a label
+            metric = {key: inner for key, inner in metric.items() if key not in FOUR}
+        metrics[name] = metric
+    return scorer.again(metrics).bounded()
 
 
 def _forward(run: Run) -> tuple[Any, ...]:
-    """What the training forward gave, as an observer's outputs."""
+    """Return the outputs of the training forward in the form of `Scorer.outputs`."""
     raw = getattr(run.learner, "outputs", None)
     criterion = getattr(run.learner, "criterion", None)
     example = run.example
@@ -334,9 +344,10 @@ def _forward(run: Run) -> tuple[Any, ...]:
 
 
 class ProgressBar:
-    """A bar an epoch with time left, samples/s, loss and newest metrics; plain lines where there is
-    no terminal: one an epoch, and one every `every_seconds` of a stream, with its event time,
-    freshness and lag.
+    """Show a progress bar for each epoch, with time left, samples/s, loss and newest metrics.
+
+    Without a terminal it prints lines: one an epoch, and one every `every_seconds` seconds of a
+    stream, with its event time, freshness and lag.
     """
 
     def __init__(self, console: Console | None = None, every_seconds: float = 60.0) -> None:
@@ -344,8 +355,10 @@ class ProgressBar:
         self._every = every_seconds
         self._bar: Progress | None = None
         self._task = TaskID(0)
-        self._shown = self._began = 0.0
-        self._samples = self._step = 0
+        self._shown = 0.0
+        self._began = 0.0
+        self._samples = 0
+        self._step = 0
 
     def on_epoch_begin(self, run: Run) -> None:
         self._began = time.perf_counter()
@@ -370,12 +383,11 @@ class ProgressBar:
 
     def on_step_end(self, run: Run) -> None:
         now = time.perf_counter()
-        if self._bar is not None and now - self._shown > 0.1:
-            self._shown = now
-            self._draw(self._bar, run)
-        elif (
-            self._bar is None and run.online and now - max(self._shown, self._began) >= self._every
-        ):
+        if self._bar is not None:
+            if now - self._shown > 0.1:
+                self._shown = now
+                self._draw(self._bar, run)
+        elif run.online and now - max(self._shown, self._began) >= self._every:
             self._shown = now
             self._print(run)
 
@@ -412,14 +424,15 @@ class ProgressBar:
         return f"{rate:,.0f} samples/s"
 
     def _values(self, run: Run) -> str:
-        values = {
-            f"{name} now": value for name, value in run.window.items() if name != "loss"
-        } | run.metrics
+        values = {f"{name} now": value for name, value in run.window.items() if name != "loss"}
+        values |= run.metrics
         if run.loss is not None:  # of this batch; at the end of an epoch, its mean
             values.pop("loss", None)
             values = {"loss": float(run.loss.detach())} | values
-        shown = [f"{name} {value:.4f}" for name, value in values.items()]
-        return "  ".join([*shown, *_stream_facts(run)] if run.online else shown)
+        parts = [f"{name} {value:.4f}" for name, value in values.items()]
+        if run.online:
+            parts += _stream_facts(run)
+        return "  ".join(parts)
 
 
 def _title(run: Run) -> str:
@@ -429,25 +442,28 @@ def _title(run: Run) -> str:
 
 
 def _stream_facts(run: Run) -> list[str]:
-    """Event time, and how far behind the world this is."""
-    seen = observations(run)
-    facts = (
-        []
-        if run.now is None
-        else [f"event time {datetime.fromtimestamp(run.now / 1e6, UTC):%Y-%m-%d %H:%M:%S}"]
-    )
-    if 0 <= seen.get("freshness_seconds", -1.0) < 86_400:
-        facts.append(f"fresh {seen['freshness_seconds']:.1f} s")
-    return facts + ([f"lag {seen['lag_rows']:,.0f} rows"] if "lag_rows" in seen else [])
+    """Return the event time of a stream, its freshness and its lag, as far as there are any."""
+    values = observations(run)
+    facts = []
+    if run.now is not None:
+        event_time = datetime.fromtimestamp(run.now / 1e6, UTC)
+        facts.append(f"event time {event_time:%Y-%m-%d %H:%M:%S}")
+    if 0 <= values.get("freshness_seconds", -1.0) < 86_400:
+        facts.append(f"fresh {values['freshness_seconds']:.1f} s")
+    if "lag_rows" in values:
+        facts.append(f"lag {values['lag_rows']:,.0f} rows")
+    return facts
 
 
 class TensorBoard:
-    """Writes loss, metrics, windows, learning rates, tables and the state of a stream as
-    TensorBoard event files every `every_steps` steps. A window is written when it closes, at the
-    time of its end: event time is TensorBoard's "wall".
+    """Write TensorBoard event files every `every_steps` steps.
 
-    Needs the extra: `pip install hotbed[tensorboard]`, else MissingExtra. Show them with
-        `tensorboard --logdir DIR`.
+    They hold loss, metrics, windows, learning rates, tables and the state of a stream. A window is
+    written when it closes, with the event time of its end as TensorBoard's "wall" time. Show the
+    files with `tensorboard --logdir DIR`.
+
+    Raises:
+        MissingExtra: TensorBoard is not installed; `pip install hotbed[tensorboard]`.
     """
 
     def __init__(self, log_dir: str | Path, every_steps: int = 50) -> None:
@@ -455,8 +471,8 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise MissingExtra(
-                "TensorBoard needs tensorboard — it is not installed — pip install "
-                "hotbed[tensorboard]"
+                "TensorBoard: the package tensorboard is not installed. Run pip install "
+                "hotbed[tensorboard]."
             ) from error
         self._writer: Any = SummaryWriter(str(log_dir))
         self._every = max(1, every_steps)
@@ -486,7 +502,7 @@ class TensorBoard:
 
 
 def _tag(reading: Reading) -> str:
-    """loss, valid.auc, lr/dense, tables/user/rows, stream/freshness_seconds."""
+    """Return a tag: loss, valid.auc, lr/dense, tables/user/rows, stream/freshness_seconds."""
     labels = reading.labels
     if reading.name == "metric":
         return {"loss": "epoch/loss"}.get(labels["metric"], labels["metric"])
@@ -498,14 +514,22 @@ def _tag(reading: Reading) -> str:
 
 @described
 class Prometheus:
-    """Serves what `readings` names at http://host:port/metrics while training goes on, renewed
-    every `every_seconds`.
+    """Serve the values of `readings` at http://host:port/metrics during training.
 
-    `port` 0 takes a free one; `address` says where. It is open to whoever reaches the host: the
-    default is this machine. Needs the extra: `pip install hotbed[prometheus]`, else MissingExtra.
+    The default host accepts requests of this machine only. On another host, everybody who can
+    reach it can read the values.
 
-    Example: `model.online_train(stream, [hb.callbacks.Windows(seconds=3600),
-        hb.callbacks.Prometheus(9109)])`
+    Args:
+        port: 0 takes a free one; `address` has it.
+        host: address to listen on.
+        every_seconds: seconds between two updates of the values.
+
+    Raises:
+        MissingExtra: at the begin of training, if the extra `hotbed[prometheus]` is not installed.
+
+    Example:
+        >>> callbacks = [hb.callbacks.Windows(seconds=3600), hb.callbacks.Prometheus(9109)]
+        >>> model.online_train(stream, callbacks)
     """
 
     def __init__(
@@ -513,9 +537,8 @@ class Prometheus:
     ) -> None:
         if not (0 <= port < 65_536 and every_seconds >= 0):
             raise ConfigError(
-                "Prometheus: port 0 to 65535 and every_seconds from 0 on — received "
-                f"port={port!r}, "
-                f"every_seconds={every_seconds!r} — correct them"
+                f"Prometheus: out of range, got port={port!r}, every_seconds={every_seconds!r}. "
+                "Give a port from 0 to 65535, and every_seconds of at least 0."
             )
         self._where = (port, host)
         self._every = every_seconds
@@ -524,12 +547,10 @@ class Prometheus:
 
     @property
     def address(self) -> str:
-        """Where it is served; empty while nothing is trained."""
-        return (
-            ""
-            if self._endpoint is None
-            else f"http://{self._where[1]}:{self._endpoint.port}/metrics"
-        )
+        """The URL of the values; empty while nothing is trained."""
+        if self._endpoint is None:
+            return ""
+        return f"http://{self._where[1]}:{self._endpoint.port}/metrics"
 
     def on_fit_begin(self, run: Run) -> None:
         if self._endpoint is None:

@@ -75,7 +75,7 @@ def test_1_network_and_2_loss_fn_get_data_and_label() -> None:
     history = online(hb.RecModel(network, "bce", "adam"))
     assert network.calls == [(1, False), (1, True)] * 6  # predicted in eval mode, then learned
     assert "loss" in history.metrics
-    with pytest.raises(DataError, match=r"must yield \(data, label\) — received 3 items"):
+    with pytest.raises(DataError, match=r"must yield \(data, label\), got 3 items"):
         online(hb.RecModel(Calls(), "bce", "adam"), [(*PAIRS[0], PAIRS[0][1])])
 
 
@@ -89,7 +89,7 @@ def test_2_without_a_loss_fn_every_item_goes_to_the_network_which_computes_the_l
     )
     assert network.calls == [(3, True)] * 6
     assert not torch.equal(before, network.linear.weight)
-    with pytest.raises(ConfigError, match="a network without loss_fn must return its loss"):
+    with pytest.raises(ConfigError, match="network: without loss_fn it must return its loss"):
         online(hb.RecModel(Calls(), None, "adam"), progressive=False)
 
 

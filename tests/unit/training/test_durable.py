@@ -493,13 +493,13 @@ def test_what_it_cannot_follow_is_refused(
 ) -> None:
     model = hb.RecModel(network(), "bce", "adam")
     with pytest.raises(
-        ConfigError, match="Checkpoint: the data cannot tell where they are — received list"
+        ConfigError, match="Checkpoint: the data have no position to resume from, got list"
     ):
         model.online_train(list(dataset(64)), Checkpoint(tmp_path), progress=False)
-    with pytest.raises(ConfigError, match="Checkpoint: a run has one — received several"):
+    with pytest.raises(ConfigError, match="Checkpoint: a run takes one, got several"):
         learn(Checkpoint(tmp_path / "other"))
     model.save(tmp_path)
-    with pytest.raises(PersistError, match="no place in a stream"):
+    with pytest.raises(PersistError, match="no position in a stream"):
         model.online_train(dataset(64), Checkpoint(tmp_path), progress=False)
     for wrong in ({"every_steps": 0}, {"every_seconds": 0.0}, {"full_every": 0}, {"keep": 0}):
         with pytest.raises(ConfigError, match=rf"Checkpoint\.{next(iter(wrong))}"):
@@ -539,7 +539,7 @@ def test_a_network_that_cannot_become_a_graph_is_published_without_one(
     monkeypatch.setattr(hb.RecModel, "graph", refuse)
     learn(save={"every_steps": 4, "publish": hb.PublishDirectory(tmp_path / "out"), "wait": True})
     assert (
-        "published versions bring no graph, servers need an export: export: it depends on values"
+        "published versions contain no graph, servers need an export: export: it depends on values"
         in caplog.text
     )
     manifest = open_checkpoint(tmp_path / "out").manifest

@@ -182,17 +182,17 @@ def test_states_of_a_stream_and_of_a_fit_are_not_mixed(
     model: Any, shuffled: Any, tmp_path: Path
 ) -> None:
     fit(model(), shuffled(), callbacks=Checkpoint(tmp_path / "fit"))
-    with pytest.raises(PersistError, match="no place in a stream"):
+    with pytest.raises(PersistError, match="no position in a stream"):
         model().online_train(shuffled(), Checkpoint(tmp_path / "fit"), progress=False)
     model().online_train(shuffled(), Checkpoint(tmp_path / "stream"), progress=False)
     for _ in range(2):  # the first leaves no lock behind
-        with pytest.raises(PersistError, match="no place in a fit"):
+        with pytest.raises(PersistError, match="no position in a fit"):
             fit(model(), shuffled(), callbacks=Checkpoint(tmp_path / "stream"))
 
 
 def test_fit_with_a_checkpoint_needs_a_dataset(model: Any, shuffled: Any, tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match="Checkpoint: the data cannot tell where they are — received list"
+        ConfigError, match="Checkpoint: the data have no position to resume from, got list"
     ):
         fit(model(), list(shuffled()), callbacks=Checkpoint(tmp_path))
 

@@ -155,7 +155,7 @@ def test_evaluation_before_training_is_logged(dataset: Any, network: Any, caplog
 
 def test_predict_of_none_says_what_to_give(network: Any) -> None:
     with pytest.raises(
-        ConfigError, match=r"data: neither a Dataset .* received NoneType — give hb\.Dataset"
+        ConfigError, match=r"data: neither a Dataset .* got NoneType\. Give hb\.Dataset"
     ):
         hb.RecModel(network(), "bce", "adam").predict(None)
 

@@ -134,7 +134,7 @@ def test_without_an_optimizer_the_network_updates_itself() -> None:
 
 def test_three_items_with_a_loss_function_are_an_error() -> None:
     model = hb.RecModel(Line(), "mse", "sgd")
-    with pytest.raises(DataError, match="received 3 items"):
+    with pytest.raises(DataError, match="got 3 items"):
         quiet(model, [(*pairs(1)[0], np.ones(32, np.float32))])
 
 
@@ -160,7 +160,7 @@ def test_an_iterator_cannot_be_trained_on_twice() -> None:
 def test_what_is_no_dataset_is_an_error_that_says_to_make_one(given: Any) -> None:
     model = hb.RecModel(Line(), "bce", "adam", {"auc"})
     received = repr(given) if isinstance(given, (str, Path)) else type(given).__name__
-    told = rf"received {re.escape(received)} — give hb\.Dataset\(source, schema\)"
+    told = rf"got {re.escape(received)}\. Give hb\.Dataset\(source, schema\)\."
     calls: list[Callable[[], Any]] = [
         lambda: quiet(model, given),
         lambda: quiet(model, given, epochs=2),
@@ -179,7 +179,7 @@ def test_what_is_no_dataset_is_an_error_that_says_to_make_one(given: Any) -> Non
 
 def test_one_batch_is_no_dataset_to_learn_from() -> None:
     with pytest.raises(
-        ConfigError, match="train: neither a Dataset nor an iterable of batches — received Batch"
+        ConfigError, match="train: neither a Dataset nor an iterable of batches, got Batch"
     ):
         quiet(
             hb.RecModel(_Dense(), "bce", "adam"),

@@ -215,5 +215,5 @@ def test_a_stream_is_not_resumed_with_another_rule_unless_it_is_allowed(tmp_path
 
 
 def test_allow_takes_a_list_of_names() -> None:
-    with pytest.raises(ConfigError, match=r"Checkpoint.allow: takes names"):
+    with pytest.raises(ConfigError, match=r"Checkpoint.allow: must be names"):
         hb.callbacks.Checkpoint("x", allow="tables.user.rule")
