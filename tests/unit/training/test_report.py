@@ -291,7 +291,7 @@ def test_windows_hold_the_auc_of_ranking_by_popularity(
     second.load_state(first.state())
     assert str(second.state()) == str(first.state())  # a resumed run goes on with the same counts
     with pytest.raises(
-        hb.errors.ConfigError, match=r"Windows.baseline: .* 'film', the batch has user, item"
+        hb.errors.ConfigError, match=r"Windows.baseline: .* 'film' and a batch with user, item"
     ):
         model.online_train(
             dataset(64), hb.callbacks.Windows(samples=9, baseline="film"), progress=False
