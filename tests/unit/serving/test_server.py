@@ -183,7 +183,7 @@ def test_what_a_server_cannot_start_with_is_named(
         serve([str(exported)], [], {"port": 0, "batch_row": 4})
     with pytest.raises(ConfigError, match="no model of that name"):
         serve([f"a={exported}"], ["b=published"], {"port": 0})
-    with pytest.raises(ConfigError, match="no name for a URL"):
+    with pytest.raises(ConfigError, match="expected a name for a URL"):
         models.add("a/b", exported)
 
 

@@ -57,14 +57,17 @@ _OPEN = (
     f"/{HEALTH_SERVICE}/Check",
     f"/{HEALTH_SERVICE}/Watch",
 )
-_STREAMS = 256  # calls of one connection that are under way
-_CALL_BYTES = 64 << 10  # of a call other than for predictions
-# of any message, unless an option or a model that is loaded takes longer ones
+_STREAMS = 256  # calls of one connection at the same time
+_CALL_BYTES = 64 << 10  # of a request other than for predictions
+# the longest message, unless an option or a loaded model allows longer ones
 _INFER_BYTES = 16 << 20
 
-# Message -> its fields by number: `*` repeated, `%` a map from strings, `|` one of the choice of
-# that name.
-_PARAMETERS = "bool bool_param | parameter_choice; int64 int64_param | parameter_choice; string string_param | parameter_choice"
+# Message -> its fields by number: `*` repeated, `%` a map from strings, `|` a member of the oneof
+# of that name.
+_PARAMETERS = (
+    "bool bool_param | parameter_choice; int64 int64_param | parameter_choice; "
+    "string string_param | parameter_choice"
+)
 _NAMED = "string name; string version"
 _CHANGE = "string repository_name; string model_name; % ModelRepositoryParameter parameters"
 _TENSOR = "string name; string datatype; * int64 shape"
@@ -128,7 +131,7 @@ MESSAGES = messages(
     {"DataType": DATA_TYPES},
 )
 
-# Datatype -> the field of InferTensorContents that holds its values. FP16 has none: it comes raw.
+# Datatype -> the field of InferTensorContents with its values. FP16 has none: it is always raw.
 _CONTENTS = {
     "BOOL": "bool_contents",
     "INT8": "int_contents",
@@ -147,7 +150,7 @@ _CONTENTS = {
 
 
 def code_of(error: Exception) -> grpc.StatusCode:
-    """The gRPC status that tells of an error."""
+    """Return the gRPC status of an error."""
     codes = grpc.StatusCode
     for kind, code in (
         (NotServed, codes.NOT_FOUND),
@@ -162,15 +165,16 @@ def code_of(error: Exception) -> grpc.StatusCode:
 
 
 class Service:
-    """The calls of the protocol; each takes and gives a message of `MESSAGES`, but for `_infer`,
-    which takes the bytes of one.
+    """The calls of the protocol.
+
+    Each takes and returns a message of `MESSAGES`; `_infer` takes the bytes of its message.
     """
 
     def __init__(self, models: Models) -> None:
         self._models = models
 
     def handlers(self) -> Any:
-        """What a gRPC server is given."""
+        """Return the handlers of the calls for a gRPC server."""
         calls: tuple[Callable[[Any], Awaitable[Any]], ...] = (
             self._live,
             self._ready,
@@ -184,7 +188,7 @@ class Service:
             self._load,
             self._unload,
         )
-        # Requests come as bytes, which are checked before they are decoded.
+        # Requests are received as bytes, which are checked before they are decoded.
         handlers = {}
         for name, call in zip(_CALLS, calls, strict=True):
             request = MESSAGES[f"{name}Request"]
@@ -253,27 +257,27 @@ class Service:
                 )
             for output in request.outputs:
                 check_tensor_parameters(f"output {output.name[:100]!r}", output.parameters)
-            given = current.inputs.columns(list(tensors(request, data, divided)), bounds)
-            return Reading(given, partial(_written, request))
+            columns = current.inputs.columns(list(tensors(request, data, divided)), bounds)
+            return Reading(columns, partial(_written, request))
 
         try:
-            found = await self._models.score(name, request.model_version, len(data), read)
+            response = await self._models.score(name, request.model_version, len(data), read)
         except BaseException as error:
             meters.ended(name, "grpc", started, error)
             raise
         meters.ended(name, "grpc", started)
-        return found
+        return response
 
 
 def _divided(data: bytes, bounds: Bounds) -> tuple[Divided, Any]:
-    """A ModelInferRequest, divided, and its head as a message."""
+    """Return a divided ModelInferRequest, and its head as a message."""
     divided = divide_message(data, bounds)
     return divided, MESSAGES["ModelInferRequest"].FromString(divided.head)
 
 
 def _written(request: Any, scores: Scores) -> Any:
-    """The answer to a ModelInferRequest."""
-    wanted = [one.name for one in request.outputs] or None
+    """Return the answer to a ModelInferRequest."""
+    wanted = [output.name for output in request.outputs] or None
     version = str(scores.version)
     response = MESSAGES["ModelInferResponse"](
         model_name=request.model_name, model_version=version, id=request.id
@@ -287,36 +291,44 @@ def _written(request: Any, scores: Scores) -> Any:
 
 
 def tensors(request: Any, data: bytes, divided: Divided) -> Iterator[Tensor]:
-    """The inputs of a ModelInferRequest: raw, or typed and not decoded yet.
+    """Yield the inputs of a ModelInferRequest: raw, or typed and not decoded yet.
 
-    `request`: the head of `data`. Raises DataError where both or neither come.
+    Args:
+        request: The head of `data`.
+        data: The bytes of the message.
+        divided: The places of its values.
+
+    Raises:
+        DataError: An input has raw and typed contents, or some inputs have no raw contents.
     """
     raw = divided.raw
     if raw and len(raw) != len(request.inputs):
         raise DataError(
-            f"raw_input_contents: one for each input — received {len(raw)} for "
-            f"{len(request.inputs)} — correct them"
+            f"raw_input_contents: expected {len(request.inputs)}, one for each input, got "
+            f"{len(raw)}. Send all inputs raw, or none."
         )
     typed: list[list[Part]] = [[] for _ in request.inputs]
     for part in divided.parts:
         typed[part.input].append(part)
-    for number, one in enumerate(request.inputs):
+    for number, tensor in enumerate(request.inputs):
         if raw and typed[number]:
             raise DataError(
-                f"input {one.name[:100]!r}: raw and typed contents — received both — give one"
+                f"input {tensor.name[:100]!r}: expected raw or typed contents, got both. "
+                "Send one of them."
             )
         values: Any
         if raw:
             values = data[raw[number].start : raw[number].end]
         else:
-            values = TypedValues(one.name, one.datatype, data, typed[number])
-        check_tensor_parameters(f"input {one.name[:100]!r}", one.parameters)
-        yield Tensor(one.name, one.datatype, one.shape, values)
+            values = TypedValues(tensor.name, tensor.datatype, data, typed[number])
+        check_tensor_parameters(f"input {tensor.name[:100]!r}", tensor.parameters)
+        yield Tensor(tensor.name, tensor.datatype, tensor.shape, values)
 
 
 class TypedValues(Undecoded):
-    """The `contents` of an input, which lie at `parts` of `data`; they must be those of its
-    datatype.
+    """The typed `contents` of an input, at `parts` of `data`.
+
+    Only the field of the input's datatype may be filled.
     """
 
     def __init__(self, name: str, datatype: str, data: bytes, parts: Sequence[Part]) -> None:
@@ -332,19 +344,20 @@ class TypedValues(Undecoded):
         if len(fields) > 1:
             names = [field.name for field, _ in fields]
             raise DataError(
-                f"input {self._name[:100]!r}: contents of several types — received {names} — give "
-                "one"
+                f"input {self._name[:100]!r}: expected contents of one type, got several types: "
+                f"{names}. Fill one field."
             )
         if not fields:
             yield []
             return
         field, values = fields[0]
-        expected = _CONTENTS.get(self._datatype, field.name)  # an unknown datatype is refused later
+        expected = _CONTENTS.get(
+            self._datatype, field.name
+        )  # an unknown datatype is rejected later
         if field.name != expected:
             raise DataError(
                 f"input {self._name[:100]!r}: expected {expected} for {self._datatype}, got "
-                f"{field.name}. "
-                "Fill the field of the tensor's datatype."
+                f"{field.name}. Fill the field of the tensor's datatype."
             )
         for start in range(0, len(values), SLICE):
             part = values[start : start + SLICE]
@@ -355,7 +368,7 @@ class TypedValues(Undecoded):
 
 
 def _decoded(message: Any, data: bytes) -> Any:
-    """A short message. Raises DataError for a long one."""
+    """Return the message in `data`. Raises DataError if it is longer than `_CALL_BYTES`."""
     if len(data) > _CALL_BYTES:
         raise DataError(
             f"the request: expected a {message.DESCRIPTOR.name} of at most {_CALL_BYTES} bytes, "
@@ -367,8 +380,9 @@ def _decoded(message: Any, data: bytes) -> Any:
 def told(
     call: Callable[[Any], Awaitable[Any]], message: Any, decode: Callable[[bytes], Any]
 ) -> Callable[[bytes, Any], Awaitable[Any]]:
-    """A call whose errors become a status with their reason; it takes what `decode` makes of the
-    bytes.
+    """Return a handler that decodes a request and awaits `call`.
+
+    Errors end the call with a status and their reason.
     """
 
     async def answer(data: bytes, context: Any) -> Any:
@@ -381,38 +395,38 @@ def told(
 
 
 async def refuse(error: Exception, message: Any, context: Any) -> None:
-    """End a call that began with a `message`, with a status and a reason."""
+    """End a call whose request is a `message`, with the status and the reason of `error`."""
     if isinstance(error, HotbedError):
         await context.abort(code_of(error), str(error))
     if isinstance(error, DecodeError):
         await context.abort(
             grpc.StatusCode.INVALID_ARGUMENT,
-            f"the request is no {message.DESCRIPTOR.name} — {error}",
+            f"the request is not a {message.DESCRIPTOR.name}: {error}",
         )
     log.error("a request failed", exc_info=error)
     await context.abort(grpc.StatusCode.INTERNAL, "an error of the server; its log has more")
 
 
 class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Refuses calls without a right token; health is open."""
+    """Rejects calls without a valid token, except those for health and readiness."""
 
     def __init__(self, admit: Callable[[str | None], bool]) -> None:
         async def refuse(requests: Any, context: Any) -> None:
             await context.abort(
                 grpc.StatusCode.UNAUTHENTICATED,
-                "no token, or a wrong one — send authorization: Bearer TOKEN",
+                "no token, or a wrong one. Send authorization: Bearer TOKEN.",
             )
 
-        # of a stream: else the whole message would be taken first
+        # a handler of streams rejects before the message is received
         self._admit = admit
         self._refused = grpc.stream_unary_rpc_method_handler(refuse)
 
-    async def intercept_service(self, go_on: Any, details: Any) -> Any:
-        given = next(
+    async def intercept_service(self, proceed: Any, details: Any) -> Any:
+        token = next(
             (value for name, value in details.invocation_metadata if name == "authorization"), None
         )
-        if details.method.endswith(_OPEN) or self._admit(given):
-            return await go_on(details)
+        if details.method.endswith(_OPEN) or self._admit(token):
+            return await proceed(details)
         return self._refused
 
 
@@ -424,9 +438,18 @@ async def start(
     shared: bool = False,
     idle_seconds: float = 60.0,
 ) -> GrpcServer:
-    """A gRPC server that listens. `tls`: key and certificate; `shared`: by several processes;
-    `idle_seconds`: when a connection without a call is closed. Raises ConfigError where it cannot
-    listen.
+    """Start a gRPC server.
+
+    Args:
+        models: The models to serve.
+        address: HOST:PORT to listen at.
+        admit: Returns whether the value of `authorization` is valid; None = all calls are.
+        tls: Key and certificate; None = no TLS.
+        shared: Whether several processes listen at the port.
+        idle_seconds: Connections without a call are closed after this time.
+
+    Raises:
+        ConfigError: It cannot listen.
     """
     longest = models.limits.body_bytes or max(_INFER_BYTES, models.bounds.body_bytes)
     options = {
@@ -441,9 +464,7 @@ async def start(
 
 @dataclass(frozen=True)
 class Listening:
-    """A service that listens: its full name, its handlers, its messages by name, and whether it is
-    ready.
-    """
+    """A service to listen for: full name, handlers, messages by name, and whether it is ready."""
 
     name: str
     handlers: Any
@@ -452,7 +473,7 @@ class Listening:
 
 
 class GrpcServer:
-    """A gRPC server that listens at `port`, with grpc.health.v1 and reflection beside its service."""
+    """A gRPC server at `port` with its service, grpc.health.v1 and reflection."""
 
     def __init__(self, server: Any, port: int, health: Health) -> None:
         self.port = port
@@ -460,7 +481,7 @@ class GrpcServer:
         self._health = health
 
     async def stop(self, seconds: float) -> None:
-        """Take no new calls, and wait so long for those under way."""
+        """Reject new calls, and wait at most `seconds` for those under way."""
         self._health.close()
         await self._server.stop(seconds)
 
@@ -473,7 +494,19 @@ async def listen(
     options: Mapping[str, int],
     calls: int | None = None,
 ) -> GrpcServer:
-    """As `start`, of any service. `calls`: answered at the same time; None = any number."""
+    """Start a gRPC server of any service; see `start`.
+
+    Args:
+        service: The service.
+        address: HOST:PORT to listen at.
+        admit: Returns whether the value of `authorization` is valid; None = all calls are.
+        tls: Key and certificate; None = no TLS.
+        options: Options of the gRPC channel.
+        calls: Calls that are answered at the same time; None = any number.
+
+    Raises:
+        ConfigError: It cannot listen.
+    """
     gates = [] if admit is None else [Gate(admit)]
     server = grpc.aio.server(
         interceptors=gates, options=list(options.items()), maximum_concurrent_rpcs=calls
@@ -488,7 +521,7 @@ async def listen(
             port = server.add_secure_port(address, grpc.ssl_server_credentials([tls]))
     except RuntimeError as error:
         raise ConfigError(
-            f"serve: cannot listen — received {address}, {error} — give a free port, or 0"
+            f"serve: cannot listen at {address}, got {error}. Give a free port, or 0."
         ) from error
     await server.start()
     return GrpcServer(server, port, health)

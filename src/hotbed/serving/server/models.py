@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models that a server answers for: which version each serves, and how it follows its trainer."""
+"""The models of a server: which version each serves, and how it follows its trainer."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from hotbed.serving.threads import DaemonThreads
 
 log = logging.getLogger("hotbed.serving")
 T = TypeVar("T")
-_LOADS = 8  # at the same time; they wait for each other anyway
+_LOADS = 8  # threads for loads and unloads, most of which wait for each other
 _READINGS = 512  # request times kept for the page
-_REMOTE_SECONDS = 1.0  # between looks at what a parameter server has
+_REMOTE_SECONDS = 1.0  # between polls of a parameter server
 
 
 @dataclass(frozen=True)
 class Reading(Generic[T]):
-    """Candidates of a request, and what makes an answer of their scores."""
+    """The candidates of a request, and a function that turns their scores into an answer."""
 
     given: Given
     write: Callable[[Scores], T]
@@ -45,7 +45,7 @@ class Reading(Generic[T]):
 
 @dataclass(frozen=True)
 class Current:
-    """The version that a model serves now: what requests need of it, swapped as one."""
+    """The version that a model serves now, with all that requests need; replaced as a whole."""
 
     session: InferenceSession
     inputs: Inputs
@@ -54,15 +54,17 @@ class Current:
 
     @property
     def version(self) -> ModelVersion:
-        """The rows and the graph."""
+        """The version: rows and graph."""
         return self.session.model
 
 
 @dataclass
 class Counts:
-    """Requests of a model since the start. `answered` and `refused`: how they ended, and the
-    seconds that they took from first to last; `scored`: those that were in a batch, the seconds
-    that they waited, and the seconds of their batches; `last_scored`: Unix seconds, 0 = never.
+    """Counts of a model's requests since the start.
+
+    `answered` and `refused`: requests by outcome, with the sum of their seconds. `scored`: requests
+    that were in a batch; `queue_seconds`: the time that they waited; `compute_seconds`: the time of
+    their batches. `last_scored`: Unix time, 0 = never.
     """
 
     answered: int = 0
@@ -75,7 +77,7 @@ class Counts:
     last_scored: float = 0.0
 
     def ended(self, seconds: float, well: bool) -> None:
-        """One request ended, with an answer or an error."""
+        """Count a request that ended with an answer (`well`) or an error."""
         if well:
             self.answered += 1
             self.answered_seconds += seconds
@@ -85,10 +87,11 @@ class Counts:
 
 
 class Model:
-    """One model: the version it serves, its queue, and what went wrong last. Made by `Models`.
+    """A model: the version that it serves, its queue and its last problem. Created by `Models`.
 
-    `find`: gives the newest version; `cache`: of the rows of a model whose versions do not hold
-    them.
+    `find` returns the newest version. `cache` caches rows that the versions do not hold. `look`
+    checks at once whether a watched model has a new version. `wanted` is False after an unload.
+    `outside` is the problem of the process that loads the model.
     """
 
     def __init__(self, name: str, find: Callable[[], ModelVersion], limits: Limits) -> None:
@@ -97,8 +100,8 @@ class Model:
         self._limits = limits
         self.cache: EmbeddingCache | None = None
         self.looking = threading.Lock()
-        self.look: Callable[[], None] = lambda: None  # of a model that is watched: once more, now
-        self.wanted = True  # `outside`: what went wrong where it is loaded
+        self.look: Callable[[], None] = lambda: None
+        self.wanted = True
         self.outside = ""
         self._current: Current | None = None
         self._batcher: Batcher | None = None
@@ -113,53 +116,47 @@ class Model:
 
     @property
     def current(self) -> Current:
-        """Raises NotServed where no version is loaded."""
+        """The version that is served. Raises NotServed if no version is loaded."""
         current = self._current
         if current is None:
-            raise NotServed(
-                f"model {self.name!r}: not loaded — received {self.problem or 'an unload'} — load "
-                "it"
-            )
+            raise self._not_loaded()
         return current
 
     @property
     def bounds(self) -> Bounds:
-        """How much a request may hold; the least of all models where no version is loaded."""
+        """The bounds of a request; if no version is loaded, those of a model without columns."""
         current = self._current
         return self._limits.bounds(0) if current is None else current.bounds
 
     @property
     def batcher(self) -> Batcher:
-        """Its queue. Raises NotServed where no version is loaded."""
+        """The queue. Raises NotServed if no version is loaded."""
         batcher = self._batcher
         if batcher is None:
-            raise NotServed(
-                f"model {self.name!r}: not loaded — received {self.problem or 'an unload'} — load "
-                "it"
-            )
+            raise self._not_loaded()
         return batcher
 
     @property
     def ready(self) -> bool:
-        """Whether it answers."""
+        """Whether a version is loaded."""
         return self._current is not None
 
     @property
     def waiting_rows(self) -> int:
-        """Candidates in its queue."""
+        """Number of candidates in the queue."""
         return 0 if self._batcher is None else self._batcher.waiting_rows
 
     def serve(self, loaded: ModelVersion, problem: str = "") -> None:
-        """From the next batch on, answer with this version; batches under way end with the one they
-        began with.
+        """Answer with this version from the next batch on.
 
-        `problem`: why it is not the one that was asked for.
+        A batch under way ends with the version that it began with. `problem`: why this is not the
+        version that was requested.
         """
         inputs = Inputs(loaded.schema)
         bounds = self._limits.bounds(len(inputs.allowed))
         current = Current(InferenceSession(loaded, self.cache), inputs, bounds)
         if self._batcher is None:
-            alone = self.cache is None  # else scoring may have to wait for rows
+            alone = self.cache is None  # with a cache, scoring may wait for rows
             self._batcher = Batcher(lambda: self.current.session, self._limits, self._scored, alone)
         before = self._current
         self._current = current
@@ -168,7 +165,7 @@ class Model:
         log.info("model %s serves version %d (%s)", self.name, loaded.version, loaded.digest[:12])
 
     def advance(self, newest: ModelVersion) -> None:
-        """Serve a version unless it is served, or the model is unloaded."""
+        """Serve a version, unless it is served already or the model is unloaded."""
         if not self.wanted:
             return
         if self._current is None or self._current.version.digest != newest.digest:
@@ -176,23 +173,26 @@ class Model:
         self.problem = self.outside
 
     def failed(self, error: Exception) -> None:
-        """Remember and say what went wrong; what is served stays."""
+        """Record and log a problem; the served version stays."""
         self.problem = str(error)
         self.problems = self.problems + 1
-        kept = (
-            f"version {self._current.version.version} stays"
-            if self._current
-            else "it is not served"
-        )
-        log.warning("model %s: %s; %s", self.name, error, kept)
+        consequence = "it is not served"
+        if self._current is not None:
+            consequence = f"version {self._current.version.version} stays"
+        log.warning("model %s: %s; %s", self.name, error, consequence)
 
     def close(self) -> None:
-        """Answer what waits, then stop."""
+        """Answer the requests that wait, then stop serving."""
         batcher = self._batcher
         self._batcher = None
         if batcher is not None:
             batcher.close()
         self._current = None
+
+    def _not_loaded(self) -> NotServed:
+        return NotServed(
+            f"model {self.name!r}: not loaded, got {self.problem or 'an unload'}. Load it."
+        )
 
     def _scored(self, batch: Sequence[Request], started: float, ended: float) -> None:
         self.batches += 1
@@ -205,13 +205,16 @@ class Model:
 
 
 class Models:
-    """The models of a server: named by who starts it, loaded and unloaded by who may, followed in
-    the
-        background.
+    """The models of a server.
 
-    `server`: loads what comes from folders. A model at grpc://HOST:PORT[/NAME] is that of a
-    parameter server: `reach` gives the store of such an address, and rows come through a cache with
-    the keywords `cache`.
+    They are named at the start, loaded and unloaded by clients, and followed in the background. A
+    model at grpc://HOST:PORT[/NAME] belongs to a parameter server elsewhere.
+
+    Args:
+        server: Loads models from folders.
+        limits: Bounds of requests and of the queues.
+        reach: Returns the store at the address of a parameter server.
+        cache: Keywords of the `EmbeddingCache` for the rows of a parameter server.
 
     Example:
         >>> models = Models(hb.ParameterServer("rows"))
@@ -229,13 +232,13 @@ class Models:
         self.limits = limits or Limits()
         self.stopping = False
         self.meters = Meters(self)
-        self.parent: Parent | None = None  # of a worker: who loads and unloads for all
+        self.parent: Parent | None = None  # in a worker: the process that loads and unloads for all
         self._server = server
         self._models = dict[str, Model]()
         self._lock = threading.Lock()
         self._reach = reach
         self._cache = dict(cache or {})
-        # where loads and unloads run that are asked for
+        # loads and unloads that clients request run here
         self.aside = DaemonThreads(_LOADS, "hotbed-load")
         self.readers = Readers()
         self._following = Following(lambda name, error: self.named(name).failed(error))
@@ -245,26 +248,30 @@ class Models:
 
     @property
     def bounds(self) -> Bounds:
-        """How much a request may hold whose model is not known yet."""
+        """The bounds of a request to an unknown model: those of the model with most columns."""
         bounds = [model.bounds for model in self]
-        return max(bounds, key=lambda one: one.inputs, default=self.limits.bounds(0))
+        return max(bounds, key=lambda each: each.inputs, default=self.limits.bounds(0))
 
     @property
     def ready(self) -> bool:
-        """Whether all models answer, and the server does not stop."""
+        """Whether all models are loaded, and the server does not stop."""
         return not self.stopping and all(model.ready for model in self)
 
     def add(self, name: str, source: Where) -> None:
-        """Name a model, and load it; where its rows cannot be written, serve those that the folder
-        holds.
+        """Add a model, and load it.
 
-        Raises what `ParameterServer.load` raises.
+        If its rows cannot be written, serve the version that the folder of rows holds.
+
+        Raises:
+            ConfigError: The name does not fit into a URL, or is reserved.
+            HotbedError: Whatever `ParameterServer.load` raises.
         """
         if not name or set(name) & set("/?#%"):
             raise ConfigError(
-                f"model {name!r}: no name for a URL — received {name!r} — leave out / ? # %"
+                f"model {name!r}: expected a name for a URL, without / ? # %, got {name!r}. "
+                "Give the model another: NAME=SOURCE."
             )
-        if name == "stats":  # /v2/models/stats is the statistics of all models
+        if name == "stats":  # /v2/models/stats returns the statistics of all models
             raise ConfigError(
                 "model 'stats': the protocol keeps this name. Give the model another: NAME=SOURCE."
             )
@@ -277,28 +284,29 @@ class Models:
             try:
                 self.load(name)
             except NotWritten:
-                held = self._server.find(name)
-                if held is None:
+                version = self._server.find(name)
+                if version is None:
                     raise
-                self._models[name].serve(held, self._models[name].problem)
+                self._models[name].serve(version, self._models[name].problem)
 
     def watch(self, name: str, find: Callable[[], ModelVersion], poll_seconds: float) -> None:
-        """Name a model that another process loads, and serve what `find` gives, now and whenever it
-        gives another.
+        """Add a model that another process loads, and serve the version that `find` returns.
+
+        `find` is called now and every `poll_seconds`.
         """
         model = self._models[name] = Model(name, find, self.limits)
         model.look = lambda: self._advance(model)
         try:
             model.look()
-        except HotbedError as error:  # it may come later
+        except HotbedError as error:  # a version may appear later
             model.failed(error)
         self._following.repeat(name, model.look, poll_seconds)
 
     def load(self, name: str) -> None:
-        """Load, or load again, the newest version of a model where it was exported to; on an error
-        what is served stays.
+        """Load the newest version of a model from the place that it was added with.
 
-        What a trainer that is followed published last comes after it.
+        On an error, the served version stays. If a trainer is followed, the version that it
+        published last is loaded afterwards.
         """
         model = self.named(name)
         if self.parent is not None:
@@ -316,7 +324,7 @@ class Models:
                     self._following.again(name)
 
     def unload(self, name: str) -> None:
-        """Stop serving a model once its requests are answered."""
+        """Answer the requests of a model that wait, then stop serving it."""
         model = self.named(name)
         if self.parent is not None:
             self.parent.unload(name)
@@ -329,32 +337,35 @@ class Models:
                     self._server.unload(name)
 
     def find(self, name: str) -> Model | None:
-        """The model of a name, if there is one."""
+        """Return the model of that name, or None."""
         return self._models.get(name)
 
     def named(self, name: str, version: str = "") -> Model:
-        """A model; raises NotServed for an unknown name, or a `version` other than the one that is
-        served.
+        """Return the model of that name.
+
+        Raises:
+            NotServed: The name is unknown, or another `version` is served.
         """
         model = self._models.get(name)
         if model is None:
             raise NotServed(
-                f"model {name[:100]!r}: unknown — received it for {sorted(self._models)} — name "
-                "one of them"
+                f"model: unknown name, got {name[:100]!r}. Use one of {sorted(self._models)}."
             )
-        if version and version != str(served := model.current.version.version):
-            raise NotServed(
-                f"model {name!r}: version {version[:40]!r} is not served — received it for "
-                f"{served} — "
-                "leave the version out for the newest"
-            )
+        if version:
+            served = str(model.current.version.version)
+            if version != served:
+                raise NotServed(
+                    f"model {name!r}: version {version[:40]!r} is not served, the server has "
+                    f"{served}. Leave the version out for the newest."
+                )
         return model
 
     def index(self, ready: bool = False) -> list[dict[str, str]]:
-        """Name, version, state (READY, UNAVAILABLE) and reason of each model; with `ready` only
-        those that answer.
+        """Return name, version, state (READY or UNAVAILABLE) and reason of each model.
+
+        If `ready`, only those that are loaded.
         """
-        found = []
+        entries = []
         for model in self:
             try:
                 entry = {
@@ -365,41 +376,42 @@ class Models:
             except NotServed:
                 entry = {"name": model.name, "version": "", "state": "UNAVAILABLE"}
             if model.ready or not ready:
-                found.append({**entry, "reason": model.problem})
-        return found
+                entries.append({**entry, "reason": model.problem})
+        return entries
 
     def metadata(self, name: str, version: str = "") -> dict[str, Any]:
-        """What the protocol tells of a model."""
+        """Return the model metadata of the protocol."""
         current = self.named(name, version).current
         outputs = [
-            {"name": one, "datatype": "FP32", "shape": [-1]}
-            for one in current.version.graph["outputs"]
+            {"name": output, "datatype": "FP32", "shape": [-1]}
+            for output in current.version.graph["outputs"]
         ]
-        found: Mapping[str, Any] = {
+        return {
             "name": name,
             "versions": [str(current.version.version)],
             "platform": "hotbed_onnx",
+            "inputs": current.inputs.metadata(),
+            "outputs": outputs,
         }
-        return {**found, "inputs": current.inputs.metadata(), "outputs": outputs}
 
     def status(self) -> list[dict[str, Any]]:
-        """What this process tells of each model; see `together`."""
-        return [
-            {**told, **status_of(model)} for model, told in zip(self, self.index(), strict=False)
-        ]
+        """Return the state of each model in this process; see `together`."""
+        entries = zip(self, self.index(), strict=False)
+        return [{**entry, **status_of(model)} for model, entry in entries]
 
     def follow(
         self, name: str, follower: Callable[[], Follower], poll_seconds: float = 1.0
     ) -> None:
-        """Serve what a trainer publishes from now on, on a thread. `follower` is called there,
-        again after an error.
+        """Serve the versions that a trainer publishes from now on; a thread follows it.
+
+        `follower` is called on the thread, and again after an error.
         """
         self._following.follow(
             name, follower, lambda reader: self._take(self.named(name), reader), poll_seconds
         )
 
     def close(self) -> None:
-        """Stop following, answer what waits, let go of all models."""
+        """Stop following, answer the requests that wait, and release all models."""
         self.stopping = True
         self._following.close()
         for model in self:
@@ -408,10 +420,12 @@ class Models:
     def score(
         self, name: str, version: str, size: int, read: Callable[[Current], Reading[T]]
     ) -> asyncio.Future[T]:
-        """The answer to a request of `size` bytes for the candidates that `read` finds in it;
-        called on a loop.
+        """Score the candidates that `read` decodes from a request of `size` bytes.
 
-        Raises DataError, NotServed or Overloaded, at once or as the future's error.
+        Called on a loop. Long requests are read on a thread.
+
+        Raises:
+            DataError, NotServed, Overloaded: At once, or as the error of the future.
         """
         model = self.named(name, version)
         if size <= ASIDE_BYTES:
@@ -428,8 +442,8 @@ class Models:
         def checked(scores: Scores) -> T:
             if version and version != str(scores.version):
                 raise NotServed(
-                    f"model {model.name!r}: version {version} has gone — received it for "
-                    f"{scores.version} — ask again"
+                    f"model {model.name!r}: version {version} was replaced, got {scores.version}. "
+                    "Send the request again."
                 )
             return reading.write(scores)
 
@@ -440,12 +454,12 @@ class Models:
     def _add_remote(self, name: str, source: str) -> None:
         parts = urlsplit(source)
         store = self._reach(f"{parts.scheme}://{parts.netloc}")
-        theirs = unquote(parts.path.strip("/")) or name
+        remote_name = unquote(parts.path.strip("/")) or name
 
         def find() -> ModelVersion:
-            newest = store.model(theirs)
+            newest = store.model(remote_name)
             model = self.named(name)
-            model.cache = model.cache or EmbeddingCache(store, theirs, **self._cache)
+            model.cache = model.cache or EmbeddingCache(store, remote_name, **self._cache)
             return newest
 
         self.watch(name, find, _REMOTE_SECONDS)
@@ -455,7 +469,7 @@ class Models:
             with self._lock:
                 model.close()
             return
-        with model.looking:  # of two looks the later one has the newer version
+        with model.looking:  # the later of two calls serves the newer version
             newest = model.find()
             with self._lock:
                 model.advance(newest)
@@ -469,7 +483,7 @@ class Models:
 
 
 class Parent(Protocol):
-    """The process that several servers at the same ports were started by."""
+    """The process that started several servers at the same ports."""
 
     def load(self, name: str) -> None: ...
     def unload(self, name: str) -> None: ...
@@ -478,7 +492,7 @@ class Parent(Protocol):
 
 
 class Loads(Protocol):
-    """What `Models` needs of a parameter server."""
+    """The part of a parameter server that `Models` uses."""
 
     def load(
         self, name: str, source: Where | Reader, accept: Callable[[Any], object]
@@ -488,5 +502,5 @@ class Loads(Protocol):
 
 
 def is_remote(source: Where) -> bool:
-    """Whether a model comes from a parameter server elsewhere."""
+    """Return whether a model belongs to a parameter server elsewhere."""
     return str(source).startswith(("grpc://", "grpcs://"))

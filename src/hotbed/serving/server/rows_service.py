@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parameter server as a process of its own: versions and rows over gRPC. Needs the extra
-`serve`.
+"""The parameter server as a separate process: versions and rows over gRPC.
+
+Needs the extra `serve`.
 """
 
 from __future__ import annotations
@@ -43,19 +44,25 @@ from hotbed.serving.stores.following import Following, collecting, open_follower
 from hotbed.serving.stores.messages import CALLS, MESSAGE_BYTES, MESSAGES, PART_BYTES, SERVICE
 
 log = logging.getLogger("hotbed.serving")
-_INLINE_IDS = 2048  # looked up without leaving the loop
+_INLINE_IDS = 2048  # the most that are looked up on the loop
 _LAST_SECONDS = 30
 
 
 @dataclass(frozen=True)
 class RowsOptions:
-    """Where a parameter server listens, and what it takes on.
+    """Where a parameter server listens, its rows and its load.
 
-    `port`: 0 = a free one. `token_file`: one token a line; who sends none of them is refused.
-    `tls_cert`, `tls_key`: PEM files. `rows`: folder of mapped rows (None: a temporary one);
-    `dtype`: float32, float16 or int8 rows. `calls`: answered at the same time; what comes on top is
-    refused at once. `drain_seconds`: on SIGTERM, for calls under way to end. `metrics_port`: where
-    Prometheus is answered, without TLS or token; 0 = a free one; None = nowhere.
+    Args:
+        host: Address to listen at.
+        port: Port of gRPC; 0 = a free port.
+        token_file: File with one token a line; calls without one of them are rejected.
+        tls_cert: PEM file of the certificate.
+        tls_key: PEM file of its key.
+        rows: Folder of mapped rows; None = a temporary folder.
+        dtype: float32, float16 or int8 rows.
+        calls: Calls that are answered at the same time; further calls are rejected at once.
+        drain_seconds: How long calls under way may take to end after SIGTERM.
+        metrics_port: Port for Prometheus, without TLS or token; 0 = a free port; None = no metrics.
     """
 
     host: str = "127.0.0.1"
@@ -77,7 +84,7 @@ class RowsOptions:
 
 
 class Service:
-    """The calls; each takes and gives messages of `hotbed.serving.stores.messages`."""
+    """The calls; each takes and returns messages of `hotbed.serving.stores.messages`."""
 
     def __init__(self, server: ParameterServer, names: Sequence[str]) -> None:
         self._server = server
@@ -86,20 +93,20 @@ class Service:
         self.stopping = False
 
     def handlers(self) -> Any:
-        """What a gRPC server is given."""
-        found = {}
+        """Return the handlers of the calls for a gRPC server."""
+        handlers = {}
         for name, (request, answer, streamed) in CALLS.items():
             call = getattr(self, f"_{name.lower()}")
-            written = MESSAGES[answer].SerializeToString
+            write = MESSAGES[answer].SerializeToString
             if streamed:
                 parts = self._timed_parts(name, _parts(call, MESSAGES[request]))
-                found[name] = grpc.unary_stream_rpc_method_handler(parts, None, written)
+                handlers[name] = grpc.unary_stream_rpc_method_handler(parts, None, write)
             else:
                 whole = self._timed(
                     name, told(call, MESSAGES[request], MESSAGES[request].FromString)
                 )
-                found[name] = grpc.unary_unary_rpc_method_handler(whole, None, written)
-        return grpc.method_handlers_generic_handler(SERVICE, found)
+                handlers[name] = grpc.unary_unary_rpc_method_handler(whole, None, write)
+        return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
     def _timed(
         self, name: str, call: Callable[[bytes, Any], Awaitable[Any]]
@@ -121,15 +128,15 @@ class Service:
         return answer
 
     def _newest(self) -> dict[str, ModelVersion]:
-        """The version of each model that has one."""
-        found = dict[str, ModelVersion]()
+        """Return the newest version of each model that has one."""
+        newest = dict[str, ModelVersion]()
         for name in self._names:
             with contextlib.suppress(ConfigError, PersistError):
-                found[name] = self._server.model(name)
-        return found
+                newest[name] = self._server.model(name)
+        return newest
 
     def is_ready(self) -> bool:
-        """Whether every model has a version, and the server does not stop."""
+        """Return whether every model has a version, and the server does not stop."""
         try:
             return not self.stopping and all(self._server.model(name) for name in self._names)
         except (ConfigError, PersistError):
@@ -149,15 +156,14 @@ class Service:
         if len(request.wanted) > len(version.tables):
             raise DataError(
                 f"wanted: expected at most {len(version.tables)} tables, got "
-                f"{len(request.wanted)}. "
-                "Ask for each table of the model once."
+                f"{len(request.wanted)}. Request each table of the model once."
             )
-        wanted = [(version.table(one.table), _ids(one.ids)) for one in request.wanted]
+        wanted = [(version.table(part.table), _ids(part.ids)) for part in request.wanted]
         size = sum(4 * table.dim * len(ids) for table, ids in wanted)
         if size > MESSAGE_BYTES // 2:
             raise DataError(
-                f"too many rows — received ids for {size} bytes — ask for at most "
-                f"{MESSAGE_BYTES // 2} at once"
+                f"too many rows: expected at most {MESSAGE_BYTES // 2} bytes, got ids for {size}. "
+                "Send several calls."
             )
 
         num_rows = sum(len(ids) for _, ids in wanted)
@@ -168,9 +174,11 @@ class Service:
                 np.ascontiguousarray(table.find(ids)[0], "<f4").tobytes() for table, ids in wanted
             ]
 
-        return MESSAGES["Rows"](
-            rows=find() if num_rows <= _INLINE_IDS else await asyncio.to_thread(find)
-        )
+        if num_rows <= _INLINE_IDS:
+            rows = find()
+        else:
+            rows = await asyncio.to_thread(find)
+        return MESSAGES["Rows"](rows=rows)
 
     def _graph(self, request: Any) -> Iterator[tuple[str, memoryview]]:
         yield "", self._version(request.model, request.digest).blobs["graph"]
@@ -180,9 +188,8 @@ class Service:
 
     def _changes(self, request: Any) -> Iterator[tuple[str, memoryview]]:
         self._model(request.model)
-        for table, ids in (
-            self._server.changes(request.model, request.since, request.to) or {}
-        ).items():
+        changes = self._server.changes(request.model, request.since, request.to) or {}
+        for table, ids in changes.items():
             yield table, _bytes(ids)
 
     def _hot(self, request: Any) -> Iterator[tuple[str, memoryview]]:
@@ -191,8 +198,7 @@ class Service:
     def _model(self, name: str) -> Any:
         if name not in self._names:
             raise NotServed(
-                f"model {name[:100]!r}: not here — received it for {sorted(self._names)} — name "
-                "one of them"
+                f"model: unknown name, got {name[:100]!r}. Use one of {sorted(self._names)}."
             )
         return self._server.model(name)
 
@@ -203,7 +209,7 @@ class Service:
 
 def _ids(data: bytes) -> NDArray[np.int64]:
     if len(data) % 8:
-        raise DataError(f"ids: no int64 values — received {len(data)} bytes — send 8 for each")
+        raise DataError(f"ids: expected 8 bytes for each id, got {len(data)} bytes. Send int64.")
     return np.frombuffer(data, "<i8")
 
 
@@ -214,15 +220,15 @@ def _bytes(ids: NDArray[np.int64]) -> memoryview:
 def _parts(
     call: Callable[[Any], Iterator[tuple[str, memoryview]]], message: Any
 ) -> Callable[[bytes, Any], AsyncIterator[Any]]:
-    """As `told`, for what is long: in parts, read from disk off the loop."""
+    """Return a handler as `told` does, for a long answer: in parts, read on a thread."""
 
     async def answer(data: bytes, context: Any) -> AsyncIterator[Any]:
         try:
-            for name, whole in await asyncio.to_thread(
-                lambda: list(call(message.FromString(data)))
-            ):
-                for at in range(0, len(whole), PART_BYTES) if len(whole) else (0,):
-                    yield MESSAGES["Part"](name=name, data=bytes(whole[at : at + PART_BYTES]))
+            answers = await asyncio.to_thread(lambda: list(call(message.FromString(data))))
+            for name, whole in answers:
+                for start in range(0, max(1, len(whole)), PART_BYTES):  # also of an empty answer
+                    part = bytes(whole[start : start + PART_BYTES])
+                    yield MESSAGES["Part"](name=name, data=part)
         except Exception as error:
             await refuse(error, message, context)
 
@@ -230,8 +236,10 @@ def _parts(
 
 
 class RowsServer(Stoppable):
-    """A parameter server that listens. `run` blocks; in the main thread it ends on SIGTERM and
-    SIGINT, once calls under way have ended. Raises ConfigError where it cannot listen.
+    """A parameter server that listens.
+
+    `run` blocks. In the main thread, SIGTERM and SIGINT end it, once calls under way have ended.
+    Raises ConfigError if it cannot listen.
     """
 
     def __init__(self, server: ParameterServer, names: Sequence[str], options: RowsOptions) -> None:
@@ -245,22 +253,20 @@ class RowsServer(Stoppable):
         self.metrics_port: int | None = None
 
     def load(self, name: str, source: str | Reader) -> None:
-        """Have the newest version under `source` as model `name`. Raises what
-        `ParameterServer.load` raises.
-        """
+        """Load the newest version under `source` as model `name`; see `ParameterServer.load`."""
         version = self._server.load(name, source)
         self._service.meters.since[name] = time.time()
         log.info("model %s has version %d (%s)", name, version.version, version.digest[:12])
 
     def start(self, name: str, source: str) -> None:
-        """As `load`; where rows cannot be written, keep the version that the folder holds."""
+        """Load a model; if its rows cannot be written, keep the version that the folder holds."""
         try:
             self.load(name, source)
         except NotWritten as error:
-            held = self._server.find(name)
-            if held is None:
+            version = self._server.find(name)
+            if version is None:
                 raise
-            log.warning("model %s: %s; version %d stays", name, error, held.version)
+            log.warning("model %s: %s; version %d stays", name, error, version.version)
 
     def run(self) -> None:
         with self._service.meters.listening(
@@ -290,9 +296,15 @@ class RowsServer(Stoppable):
 
 
 def serve_rows(sources: Sequence[str], watch: Sequence[str], settings: Mapping[str, Any]) -> None:
-    """What `hotbed parameter-server` does: hold exported models (`[NAME=]PATH`), each following
-    `[NAME=]SOURCE` of `watch` where given, until SIGTERM. `settings`: keys of `RowsOptions`. Raises
-    ConfigError for wrong ones.
+    """Serve the rows of exported models until SIGTERM; the command `hotbed parameter-server`.
+
+    Args:
+        sources: The models, each `[NAME=]PATH`.
+        watch: What models follow, each `[NAME=]SOURCE`.
+        settings: Keys of `RowsOptions`.
+
+    Raises:
+        ConfigError: A source or a setting is wrong.
     """
     options = config.build(dict(settings), RowsOptions, "parameter-server")
     logging.basicConfig(level=logging.INFO, handlers=[JsonLines()])
