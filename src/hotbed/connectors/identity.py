@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a file is: its name and the content that was read. Times and inodes do not matter."""
+"""The identity of a file: its name and the content that was read, not its times or inode."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 EDGE_BYTES = 1 << 16
-"""Bytes at the begin and at the end of what was read that a digest covers."""
+"""Bytes at the begin and at the end of the content that a digest covers."""
 
 _HALF = 16
 Content = Literal["same", "longer", "other", "gone"]
@@ -21,9 +21,11 @@ Content = Literal["same", "longer", "other", "gone"]
 class Identity:
     """The content that was read of a file.
 
-    `size`: the bytes that were read, from the begin of the file. `digest`: of their first 64 KiB
-    (16 digits) and of their last 64 KiB (16 more); "" = not known, as in old positions.
-    `rows`: how many rows those bytes held.
+    Args:
+        size: The bytes that were read, from the begin of the file.
+        digest: Of the first 64 KiB of these bytes (16 digits) and of the last 64 KiB (16 more
+            digits); "" = unknown, as in old positions.
+        rows: The rows in these bytes.
     """
 
     size: int
@@ -32,9 +34,10 @@ class Identity:
 
     @classmethod
     def of(cls, path: str, size: int, rows: int = 0) -> Identity:
-        """The identity of the first `size` bytes of a file; reads at most 128 KiB.
+        """Return the identity of the first `size` bytes of a file; read at most 128 KiB.
 
-        Raises OSError where the file cannot be read.
+        Raises:
+            OSError: The file cannot be read.
         """
         with open(path, "rb") as file:
             head = file.read(min(size, EDGE_BYTES))
@@ -43,12 +46,15 @@ class Identity:
         return cls(size, _digest(head) + _digest(tail), rows)
 
     def compare(self, path: str, size: int | None = None) -> Content:
-        """What a file holds now: the same bytes, more after them, other ones, or it is gone.
+        """Return whether a file has the same content, a longer one, another one, or is gone.
 
-        `size`: its bytes, where they are known already.
+        Args:
+            path: The file.
+            size: Its size; None = ask the file system.
         """
         try:
-            size = os.stat(path).st_size if size is None else size
+            if size is None:
+                size = os.stat(path).st_size
             if size < self.size or (size > self.size and not self.digest):
                 return "other"
             if self.digest and Identity.of(path, self.size).digest != self.digest:
@@ -58,18 +64,18 @@ class Identity:
         return "same" if size == self.size else "longer"
 
     def begins_as(self, other: Identity) -> bool:
-        """Whether the first 64 KiB are those of `other`."""
+        """Return whether both have the same first 64 KiB."""
         if min(self.size, other.size) < EDGE_BYTES:
             return False
         return self.digest[:_HALF] == other.digest[:_HALF]
 
     def to_json(self) -> list[Any]:
-        """As it stands in a position."""
+        """Return the identity as JSON for a position."""
         return [self.size, self.digest, self.rows]
 
     @classmethod
     def from_json(cls, value: Sequence[Any]) -> Identity:
-        """Inverse of `to_json`."""
+        """Return the identity that `to_json` wrote."""
         size, digest, rows = value
         return cls(size, digest, rows)
 
@@ -79,10 +85,10 @@ def _digest(data: bytes) -> str:
 
 
 def text_of(name: str) -> str:
-    """A file name as text for positions, messages and dead letters.
+    """Return a file name as text for positions, messages and dead letters.
 
-    That is the name itself; if it is not UTF-8, "/" (which no name holds) and its bytes in
-    percent-encoding.
+    This is the name itself. If it is not UTF-8, it is "/", which cannot be part of a name, and the
+    bytes in percent-encoding.
     """
     try:
         name.encode()
@@ -92,5 +98,7 @@ def text_of(name: str) -> str:
 
 
 def name_of(text: str) -> str:
-    """Inverse of `text_of`."""
-    return os.fsdecode(unquote_to_bytes(text[1:])) if text.startswith("/") else text
+    """Return the file name that `text_of` wrote."""
+    if not text.startswith("/"):
+        return text
+    return os.fsdecode(unquote_to_bytes(text[1:]))

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an endless source shares with its reader: the journal of the clock's decisions, and the rows
-nobody could use.
-"""
+"""The journal of an endless source's decisions, and dead letters: rows that could not be read."""
 
 from __future__ import annotations
 
@@ -24,25 +22,29 @@ from hotbed.files import Lock, local_path, sync_folder
 logger = logging.getLogger("hotbed.connectors")
 
 KEPT_ENTRIES = 100_000
-"""Decisions of a topic that a journal in memory keeps, the newest."""
+"""Decisions of each topic that a journal in memory keeps, the newest ones."""
 
 KEPT_LETTERS = 1_000_000
-"""Dead letters that are remembered (8 bytes each), so that reading them again after a crash writes
-none of them twice.
+"""Digests of dead letters (8 bytes each) in memory, so that a row that is read again after a crash
+is not written twice.
 """
 
 
 class Journal:
-    """Every decision of the clock, on disk before it takes effect, so that a run after a crash
-    decides the same.
+    """A log of the decisions that depend on the clock.
 
-    `path`: a file that one process writes; None = in memory only. Entries are numbered within a
-    topic ("block": what a source read at once; "cut": a batch that ended early; "evict": a step
-    with an eviction), rising, not always by one. A line is the CRC-32 of its JSON, a space and the
-    JSON `[topic, number, value]`. Safe for several threads.
+    Each decision is on disk before it takes effect, so that a run after a crash decides the same.
+    Entries are numbered within a topic, rising, not always by one. The topics are "block": the rows
+    that a source read at once; "cut": a batch that ended early; "evict": a step with an eviction. A
+    line is the CRC-32 of its JSON, a space and the JSON `[topic, number, value]`. A last line that
+    a crash tore is cut off. Safe for several threads.
 
-    A last line that a crash tore is cut off. Raises FormatError (file, line) for damage elsewhere,
-    PersistError when another journal has the file open or it cannot be written.
+    Args:
+        path: A file that one process writes; None = in memory only.
+
+    Raises:
+        FormatError: Another line is damaged (file, line).
+        PersistError: Another journal has the file open, or the file cannot be written.
 
     Example:
         >>> journal = Journal()
@@ -66,42 +68,44 @@ class Journal:
                 raise
 
     def get(self, topic: str, number: int) -> dict[str, Any] | None:
-        """The decision on record, or None."""
+        """Return a decision, or None."""
         with self._mutex:
             return self._entries.get(topic, {}).get(number)
 
     def last(self, topic: str) -> int:
-        """The highest number on record; -1 = none."""
+        """Return the highest number of a topic; -1 = no entries."""
         with self._mutex:
             return next(reversed(self._entries.get(topic, {})), -1)
 
     def append(self, topic: str, number: int, value: Mapping[str, Any]) -> None:
-        """Puts a decision on record: when this returns it is on disk. Raises PersistError when that
-        fails, or when a decision of this number or a later one stands already.
+        """Write a decision; it is on disk when this returns.
+
+        Raises:
+            PersistError: The journal already has a decision of this number or a later one, or it
+                cannot be written.
         """
         line = _line(topic, number, dict(value))
         with self._mutex:
             entries = self._entries.setdefault(topic, {})
-            if number <= next(reversed(entries), -1):
-                latest = next(reversed(entries))
+            latest = next(reversed(entries), -1)
+            if number <= latest:
                 raise PersistError(
                     f"{self._name()}: a decision on record stands, got {topic} {number} after "
-                    f"{latest}. "
-                    "Where the state is an older one than the journal's, go back to it with "
-                    "`hotbed restore`."
+                    f"{latest}. To resume from an older state, use `hotbed restore`."
                 )
             if self._file is not None:
                 self._write(line)
             elif len(entries) >= KEPT_ENTRIES:
                 del entries[next(iter(entries))]
-            entries[number] = json.loads(line[9:])[2]  # what a run after a crash would read
+            entries[number] = json.loads(line[9:])[2]  # as a run after a crash would read it
 
     def revise(self, topic: str, number: int, value: Mapping[str, Any]) -> None:
-        """Puts another decision in the place of a topic's last one, because what that one spoke of
-        has changed since.
+        """Replace the last decision of a topic, because its subject, such as a file, changed.
 
-        When this returns it is on disk. Raises PersistError when that fails, or when `number` is
-        not the last one.
+        The new decision is on disk when this returns.
+
+        Raises:
+            PersistError: `number` is not the last one, or the journal cannot be written.
         """
         revised = json.loads(json.dumps(dict(value)))
         with self._mutex:
@@ -116,38 +120,41 @@ class Journal:
             self._entries = changed
 
     def after(self, topic: str, number: int) -> Iterator[tuple[int, dict[str, Any]]]:
-        """(number, decision) on record with numbers above `number`, rising."""
+        """Yield (number, decision) of all entries with numbers above `number`, rising."""
         with self._mutex:
-            found = [(n, value) for n, value in self._entries.get(topic, {}).items() if n > number]
-        yield from found
+            entries = list(self._entries.get(topic, {}).items())
+        yield from (entry for entry in entries if entry[0] > number)
 
     def forget(self, before: Mapping[str, int]) -> None:
-        """Drops the entries of each topic whose number is below `before[topic]`; the file is
-        replaced at once.
+        """Drop the entries of each topic whose number is below `before[topic]`.
+
+        The file is replaced as a whole.
         """
         with self._mutex:
             self._keep(lambda topic, number: number >= before.get(topic, 0))
 
     def cut(self, after: Mapping[str, int]) -> None:
-        """Drops the entries of each topic whose number is above `after[topic]`: they are decided
-        anew.
+        """Drop the entries of each topic whose number is above `after[topic]`.
+
+        They are decided again.
         """
         with self._mutex:
             self._keep(lambda topic, number: topic not in after or number <= after[topic])
 
-    def _keep(self, stays: Callable[[str, int], bool]) -> None:
+    def _keep(self, is_needed: Callable[[str, int], bool]) -> None:
+        """Drop the entries for which `is_needed(topic, number)` is False."""
         old = self._entries
-        kept = {
-            topic: {n: value for n, value in entries.items() if stays(topic, n)}
+        rest = {
+            topic: {n: value for n, value in entries.items() if is_needed(topic, n)}
             for topic, entries in old.items()
         }
-        if all(len(kept[topic]) == len(old[topic]) for topic in old):
+        if all(len(rest[topic]) == len(old[topic]) for topic in old):
             return
-        self._write_all(kept)
-        self._entries = kept
+        self._write_all(rest)
+        self._entries = rest
 
     def close(self) -> None:
-        """Gives the file back; the entries can still be read."""
+        """Close and release the file; the entries can still be read."""
         with self._mutex:
             if self._file is not None:
                 os.close(self._file)
@@ -167,23 +174,22 @@ class Journal:
         data = path.read_bytes() if path.exists() else b""
         *lines, rest = data.split(b"\n")
         valid = 0
-        for place, line in enumerate(lines, 1):
+        for line_number, line in enumerate(lines, 1):
             entry = _parse(line)
             if entry is None:
-                # the blocks of a line may reach the disk out of order
-                if place == len(lines) and not rest:
+                # a crash may tear a last line that has its end: blocks reach the disk in any order
+                if line_number == len(lines) and not rest:
                     break
                 raise FormatError(
-                    f"{path}, line {place}: its digest does not match — received {line[:60]!r} — "
-                    "restore the file, or "
-                    "remove it together with the checkpoints beside it"
+                    f"{path}, line {line_number}: its digest does not match, got {line[:60]!r}. "
+                    "Restore the file, or remove it together with the checkpoints next to it."
                 )
             topic, number, value = entry
             self._entries.setdefault(topic, {})[number] = value
             valid += len(line) + 1
         self._file = _appended(path)
         if valid < len(data):
-            logger.warning("%s: the last line was torn by a crash and is cut off", path)
+            logger.warning("%s: a crash tore the last line, which is cut off", path)
             os.ftruncate(self._file, valid)
             os.fsync(self._file)
         sync_folder(path.parent)
@@ -193,16 +199,16 @@ class Journal:
         size = os.fstat(self._file).st_size
         try:
             if os.write(self._file, line) != len(line):
-                raise OSError("the disk took a part of the line only")
+                raise OSError("only a part of the line was written")
             os.fsync(self._file)
         except OSError as error:
-            os.ftruncate(self._file, size)  # half a line must not stand before the next one
+            os.ftruncate(self._file, size)  # remove a half line, which would join the next one
             raise PersistError(
-                f"{self._name()}: cannot be written — {error} — free space or mend the rights"
+                f"{self._name()}: cannot be written, got {error}. Free space or correct the rights."
             ) from error
 
     def _write_all(self, entries: Mapping[str, Mapping[int, dict[str, Any]]]) -> None:
-        """Makes the file, if there is one, hold these entries only."""
+        """Replace the content of the file, if there is one, with these entries."""
         if self.path is not None and self._file is not None:
             lines = [
                 _line(topic, n, value) for topic in entries for n, value in entries[topic].items()
@@ -220,7 +226,7 @@ class Journal:
             sync_folder(path.parent)
         except OSError as error:
             raise PersistError(
-                f"{path}: cannot be written — {error} — free space or mend the rights"
+                f"{path}: cannot be written, got {error}. Free space or correct the rights."
             ) from error
         assert self._file is not None
         os.close(self._file)
@@ -233,7 +239,7 @@ def _line(topic: str, number: int, value: Mapping[str, Any]) -> bytes:
 
 
 def _parse(line: bytes) -> tuple[str, int, dict[str, Any]] | None:
-    """What a line says; None = it is damaged."""
+    """Return topic, number and value of a line; None = it is damaged."""
     data = line[9:]
     if line[:9] != b"%08x " % zlib.crc32(data) or not data:
         return None
@@ -246,11 +252,14 @@ def _appended(path: Path) -> int:
 
 
 class DeadLetters:
-    """Rows that nobody could use, with the place they came from: JSON lines, one an event.
+    """Rows that could not be read, each with its place, as JSON lines.
 
-    `path` None = counted and logged only. A line is `{"place": {...}, "reason": "...", "payload":
-    "..."}`; a payload that is not UTF-8 stands as `payload_base64`. The same row is written once,
-    also after a crash and a second reading; other content at the same place is another row.
+    A line is `{"place": {...}, "reason": "...", "payload": "..."}`; a payload that is not UTF-8 is
+    written as `payload_base64`. The same row is written once, also if it is read again after a
+    crash; other content at the same place is another row.
+
+    Args:
+        path: The file; None = rows are only counted and logged.
 
     Example: `letters.add({"topic": "clicks", "partition": 0, "offset": 7}, "undecodable", b"{")`
     """
@@ -265,22 +274,26 @@ class DeadLetters:
 
     @property
     def total(self) -> int:
-        """All rows that were ever put aside."""
+        """Number of all rows, also of earlier runs."""
         return sum(self.counts.values())
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the file; 0 where there is none."""
-        return self.path.stat().st_size if self.path is not None and self.path.exists() else 0
+        """Size of the file; 0 if it does not exist."""
+        if self.path is None or not self.path.exists():
+            return 0
+        return self.path.stat().st_size
 
     def add(self, place: Mapping[str, Any], reason: str, payload: bytes | str) -> None:
-        """Puts one row aside; on disk when this returns. Raises PersistError when the file cannot
-        be written.
+        """Write one row; it is on disk when this returns.
+
+        Raises:
+            PersistError: The file cannot be written.
         """
         self.add_all([(place, reason, payload)])
 
     def add_all(self, letters: Iterable[tuple[Mapping[str, Any], str, bytes | str]]) -> None:
-        """Puts several rows aside with one write to disk."""
+        """Write several rows at once, as `add` does for one."""
         lines: list[bytes] = []
         with self._mutex:
             for place, reason, payload in letters:
@@ -298,7 +311,8 @@ class DeadLetters:
                     os.fsync(file.fileno())
             except OSError as error:
                 raise PersistError(
-                    f"{self.path}: cannot be written — {error} — free space or mend the rights"
+                    f"{self.path}: cannot be written, got {error}. Free space or correct "
+                    "the rights."
                 ) from error
 
     def _is_new(self, letter: Mapping[str, Any]) -> bool:
@@ -311,14 +325,16 @@ class DeadLetters:
         return True
 
     def _count(self, reason: str, place: Mapping[str, Any]) -> None:
-        self.counts[reason] = count = self.counts.get(reason, 0) + 1
-        # the 1st, 2nd, 4th, 8th ...: a flood of bad rows must not flood the log
+        count = self.counts.get(reason, 0) + 1
+        self.counts[reason] = count
+        # log the 1st, 2nd, 4th, 8th ...: many bad rows must not flood the log
         if count & (count - 1) == 0:
             logger.warning("dead letter (%s), %d so far: %s", reason, count, dict(place))
 
     def _recall(self, path: Path) -> None:
-        """Counts and places of earlier runs; a last line that a crash tore is cut off and comes
-        again.
+        """Read the counts and digests of earlier runs.
+
+        A last line that a crash tore is cut off; its row is written again when it is read again.
         """
         data = path.read_bytes()
         whole = data[: data.rfind(b"\n") + 1]
@@ -329,33 +345,39 @@ class DeadLetters:
                 self._is_new(letter)
             except (ValueError, KeyError, TypeError) as error:
                 raise FormatError(
-                    f"{path}, line {number}: no dead letter — {error} — move the file away"
+                    f"{path}, line {number}: not a dead letter, got {error}. Move the file away."
                 ) from error
         if len(whole) < len(data):
             os.truncate(path, len(whole))
 
 
 def _line_of(letter: Mapping[str, Any]) -> bytes:
-    # names of files may hold bytes that are not UTF-8: they stand as JSON's escapes
+    # file names may hold bytes that are not UTF-8: write them as escapes of JSON
     return json.dumps(letter, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
 
 
 def _letter(place: Mapping[str, Any], reason: str, payload: bytes | str) -> dict[str, Any]:
     letter: dict[str, Any] = {"place": dict(place), "reason": reason}
+    if isinstance(payload, str):
+        letter["payload"] = payload
+        return letter
     try:
-        letter["payload"] = payload if isinstance(payload, str) else payload.decode()
+        letter["payload"] = payload.decode()
     except UnicodeDecodeError:
-        letter["payload_base64"] = base64.b64encode(bytes(payload)).decode()  # type: ignore[arg-type]
+        letter["payload_base64"] = base64.b64encode(payload).decode()
     return letter
 
 
 @dataclass
 class Live:
-    """What an endless source shares with who reads it.
+    """The state that an endless source shares with its reader.
 
-    `tick_seconds`: it yields at least this often, so that its reader can stop. `lag`: rows that
-    wait at the source, None where it cannot tell. `clock`: seconds since 1970; tests put their own
-    here.
+    Args:
+        journal: The decisions.
+        dead_letters: The rows that could not be read.
+        tick_seconds: The source yields at least this often, so that its reader can stop.
+        lag: Rows that wait at the source; None = unknown.
+        clock: Returns seconds since 1970; tests replace it.
 
     Example: `dataset.live.journal = Journal("run/journal")` before the first batch is read.
     """
@@ -367,5 +389,5 @@ class Live:
     clock: Callable[[], float] = time.time
 
     def now(self) -> int:
-        """The clock in microseconds since 1970."""
+        """Return the clock in microseconds since 1970."""
         return int(self.clock() * 1e6)

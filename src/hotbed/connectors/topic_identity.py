@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which topic a position speaks of: its id, and the last message of each partition."""
+"""The identity of a topic: its id, and the last message that was read of each partition."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Mark:
-    """A message as it can be known again. `timestamp`: in milliseconds; `checksum`: CRC-32."""
+    """The identity of a message. `timestamp` is in milliseconds, `checksum` a CRC-32."""
 
     offset: int
     timestamp: int
@@ -19,7 +19,7 @@ class Mark:
 
     @classmethod
     def of(cls, message: Sequence[Any]) -> Mark:
-        """The mark of (timestamp, offset, payload)."""
+        """Return the mark of a message (timestamp, offset, payload)."""
         timestamp, offset, payload = message
         return cls(offset, timestamp, zlib.crc32(payload or b""))
 
@@ -29,17 +29,18 @@ class Mark:
 
 @dataclass
 class TopicIdentity:
-    """A topic as a position knows it; of older versions nothing is known.
+    """The topic that a position was written for; empty in positions of older versions.
 
-    `id`: what the broker calls it, None where it gives no id. `last`: the last message that was
-    read, by partition.
+    Args:
+        id: The broker's id of the topic; None if it gives no id.
+        last: The last message that was read, by partition.
     """
 
     id: str | None = None
     last: dict[int, Mark] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in a position."""
+        """Return the identity as JSON for a position."""
         last = {
             str(partition): [mark.offset, mark.timestamp, mark.checksum]
             for partition, mark in sorted(self.last.items())
@@ -48,6 +49,6 @@ class TopicIdentity:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> TopicIdentity:
-        """Inverse of `to_json`; nothing is known of an empty mapping."""
+        """Return the identity that `to_json` wrote; an empty mapping gives an empty one."""
         last = {int(partition): Mark(*mark) for partition, mark in value.get("last", {}).items()}
         return cls(value.get("id"), last)

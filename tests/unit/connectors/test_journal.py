@@ -198,5 +198,5 @@ def test_dead_letters_are_written_once_with_their_place_also_after_a_crash(tmp_p
 
 def test_a_foreign_file_of_dead_letters_is_named(tmp_path: Path) -> None:
     (tmp_path / "dead.jsonl").write_text("hello\n")
-    with pytest.raises(FormatError, match=r"dead.jsonl, line 1: no dead letter"):
+    with pytest.raises(FormatError, match=r"dead.jsonl, line 1: not a dead letter"):
         DeadLetters(tmp_path / "dead.jsonl")

@@ -68,7 +68,7 @@ def test_a_topic_made_anew_with_more_messages_is_named(
     fill(broker, topic, range(1000, 1200))
     for _ in range(2):
         with pytest.raises(
-            DataError, match=rf"kafka topic '{topic}': it is not the topic .* it was made anew"
+            DataError, match=rf"kafka topic '{topic}': it is not the topic .* it was recreated"
         ):
             read(source, 1, position)
     assert rows([read(source)]) == [list(range(1000, 1030))]
@@ -85,7 +85,7 @@ def test_a_broker_that_comes_back_with_another_topic_is_named(with_id: bool) -> 
         broker.start()
         broker.create("lost", 3)
         fill(broker, "lost", range(1000, 1200))
-        with pytest.raises(DataError, match="it was made anew"):
+        with pytest.raises(DataError, match="it was recreated"):
             within(items, 1)
 
 

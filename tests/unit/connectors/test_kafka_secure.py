@@ -55,7 +55,7 @@ def check(relay: Relay, options: dict[str, Any]) -> None:
 def refused(relay: Relay, options: dict[str, Any], reason: str) -> None:
     with pytest.raises(
         ConfigError,
-        match=rf"options: the broker refuses us — received .*{reason}.* — check user, password",
+        match=rf"options: the broker refuses the connection, got .*{reason}.*. Check user, password",
     ):
         within(make(Kafka(relay.address, "clicks", options=options)).stream(), 1)
 
