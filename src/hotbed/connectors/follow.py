@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Follow: a directory that files arrive in, as an endless source. Content tells what was read."""
+"""Follow: a directory that files arrive in, as an endless source."""
 
 from __future__ import annotations
 
@@ -40,31 +40,33 @@ from hotbed.errors import ConfigError, DataError, DecodeError, printable
 logger = logging.getLogger("hotbed.connectors")
 
 RACY_SECONDS = 1.0
-"""A file that changed so recently may change again without another time of change."""
+"""A file that changed this recently may change again and keep its time of change."""
 
 
 @dataclass(frozen=True)
 class Follow(Source):
-    """A directory that files arrive in, for ever: each is read once, whole, and then the next.
+    """A directory that files arrive in, as a source without end. Each file is read whole and once.
 
-    A file is there when it has its name: write it under one that begins with "." or ends in ".tmp"
-    or ".partial", and rename it. For writers that cannot, `settle_seconds` is how long a file must
-    not have changed. Which file is next is journalled before it is read. A file may be removed once
-    a checkpoint has passed it.
+    Write a file under a name that begins with "." or ends in ".tmp" or ".partial", and rename it
+    when it is complete. If the writer cannot do this, use `settle_seconds`. The choice of the next
+    file is in the journal before the file is read. A file may be removed once a checkpoint has
+    passed it.
 
-    A file that was read is known by its name, the bytes that were read and a digest of their first
-    and last 64 KiB: what was copied, touched or restored is not read again.
+    A file that was read is identified by its name, the number of bytes that were read and a digest
+    of their first and last 64 KiB. A copied, touched or restored file is not read again.
 
     Args:
         directory: Where the files arrive.
         pattern: Names, such as `*.parquet`.
-        order: Of files that wait, by "name" or by "time" of change.
+        order: Read waiting files by "name" or by "time" of change.
         settle_seconds: How long a file must not have changed before it is read.
-        format: A source that says how to read (its own path is not used). None = by the ending:
-            csv, tsv, jsonl, parquet, svm, also compressed. All files have the types of the first.
-        grows: Read whole lines that are added to a file of plain lines. Else they are an error.
-        replaced: What other content under a name that was read is: an error ("raise"), or new rows
-            ("read").
+        format: A source whose options are used to read (its path is not used). None = by the
+            ending: csv, tsv, jsonl, parquet, svm, also compressed. All files have the types of the
+            first.
+        grows: Read whole lines that are added to a file of plain lines. If False, they are an
+            error.
+        replaced: Other content under a name that was read raises an error ("raise"), or is read as
+            new rows ("read").
 
     Raises:
         DecodeError: A file is torn.
@@ -72,7 +74,7 @@ class Follow(Source):
         DataError: A file changed or vanished before it was read to its end; lines were added, or
             content was replaced, where that is not asked for; a last line has no line end.
 
-    With `on_error="skip"` all but SchemaError are logged, and are dead letters.
+    With `on_error="skip"` all but SchemaError are logged and become dead letters.
 
     Example: `hb.sources.Follow("/data/incoming", "*.jsonl.gz")`
     """
@@ -88,7 +90,7 @@ class Follow(Source):
 
     def __post_init__(self) -> None:
         if self.order not in ("name", "time"):
-            raise ConfigError(f"order: 'name' or 'time' — received {self.order!r} — correct it")
+            raise ConfigError(f"order: unknown, got {self.order!r}. Give 'name' or 'time'.")
         if self.replaced not in ("raise", "read"):
             raise ConfigError(f"replaced: unknown, got {self.replaced!r}. Give 'raise' or 'read'.")
         if self.format is not None and not isinstance(self.format, FileSource):
@@ -101,13 +103,14 @@ class Follow(Source):
         return True
 
     def schema(self) -> pa.Schema:
-        """That of the first file that holds something."""
+        """Return the schema of the first file that is not blank."""
         _, ready = self.listing(time.time())
         for entry in ready:
             if not Section(entry.path).is_blank():
                 return self.reader(entry.name, "").schema()
-        what = f"no file yet, got none that matches {self.pattern!r}"
-        raise DataError(f"{self.directory}: {what}. Put the first one there.")
+        raise DataError(
+            f"{self.directory}: no file yet that matches {self.pattern!r}. Put the first one there."
+        )
 
     def read(
         self,
@@ -125,7 +128,7 @@ class Follow(Source):
             yield from reading.rows(batch_rows)
 
     def listing(self, now: float) -> tuple[set[str], list[os.DirEntry[str]]]:
-        """The names of all files, and the files that do not change any more, in order."""
+        """Return the names of all files, and the files that are ready to be read, in order."""
         names: set[str] = set()
         ready: list[tuple[int, str, os.DirEntry[str]]] = []
         try:
@@ -150,11 +153,11 @@ class Follow(Source):
         return names, [entry for _, _, entry in sorted(ready, key=lambda item: item[:2])]
 
     def path(self, text: str) -> str:
-        """The path of a file, named as in a position."""
+        """Return the path of a file from its name in a position."""
         return os.path.join(self.directory, name_of(text))
 
     def reader(self, name: str, types: str) -> FileSource:
-        """What reads a file, with the types of the first one."""
+        """Return the source that reads a file, with the types of the first file."""
         path = os.path.join(self.directory, name)
         stem = re.sub(r"\.(gz|zst|bz2|lz4)$", "", name.lower())
         kinds: dict[str, FileSource] = {
@@ -170,7 +173,7 @@ class Follow(Source):
         kind = self.format or kinds.get(os.path.splitext(stem)[1])
         if kind is None:
             raise ConfigError(
-                f"format: the ending of a name in {self.directory} tells no format, got "
+                f"format: unknown ending of a file in {self.directory}, got "
                 f"{text_of(name)!r}. Give `format`, or a `pattern` that leaves it out."
             )
         source: Any = replace(kind, path=path)  # type: ignore[type-var]
@@ -181,12 +184,12 @@ class Follow(Source):
 
 
 class _Reading:
-    """One reading of a followed directory: what was read, and the block at hand.
+    """One reading of a followed directory: the files that were read, and the current block.
 
-    A block is a section of a file. Its decision on record is {file, begin, rows, size, digest,
-    now}: bytes `begin` to `size`, before which lie `rows` rows, and the digest of the bytes before
-    `size`. "failed": its rows could not be used, so that the file may be corrected. "left": the
-    rest of it is not read.
+    A block is a section of a file. Its decision in the journal is {file, begin, rows, size, digest,
+    now}: bytes `begin` to `size`, the number of rows before them, and the digest of the bytes
+    before `size`. "failed": its rows could not be used, so that the file may be corrected. "left":
+    the rest of it is not read.
     """
 
     def __init__(self, source: Follow, plan: ReadPlan, position: Position | None) -> None:
@@ -199,17 +202,17 @@ class _Reading:
         self.types: str = state.get("schema", "")
         self.seen = _identities(state.get("seen", {}))  # by name; replaced, never changed
         self._incomplete = {text for text, (_, digest, _) in self.seen.items() if not digest}
-        self.row: int = state.get("row", 0)  # rows of the block that were handed out
+        self.row: int = state.get("row", 0)  # rows of the block that were yielded
         self.block: dict[str, Any] | None = None
         if state.get("file") is not None:
             self.block = _decision(state)
         self._last_row = 0  # number of the last row that was read, in its file
-        self._ready: deque[os.DirEntry[str]] = deque()  # not looked at since they were listed
-        self._hints: dict[str, _Hint] = {}  # of files that hold nothing to read
-        self._refused: dict[str, str] = {}  # what was logged of files that changed
+        self._ready: deque[os.DirEntry[str]] = deque()  # listed, but not checked yet
+        self._hints: dict[str, _Hint] = {}  # of files without new rows
+        self._refused: dict[str, str] = {}  # the last message about a changed file
 
     def position(self) -> Position:
-        """After `row` rows of the block at hand."""
+        """Return the position after `row` rows of the current block."""
         return Position(
             {
                 "block": self.number,
@@ -222,13 +225,13 @@ class _Reading:
         )
 
     def next_block(self) -> bool:
-        """Whether there is a block to read. It is on record when this returns, and can be read."""
+        """Return whether there is a block to read; its decision is then in the journal."""
         while True:
             entry = self.live.journal.get("block", self.number)
             if entry is None and self.block is None:
                 entry = self._choose()
             elif entry is None and self.block is not None:
-                entry = {**self.block, "now": self.now}  # a position that came without its journal
+                entry = {**self.block, "now": self.now}  # the position has no journal
                 if self.live.journal.last("block") < self.number:
                     self.live.journal.append("block", self.number, entry)
             if entry is not None:
@@ -242,7 +245,7 @@ class _Reading:
             self._end_block()
 
     def rows(self, batch_rows: int) -> Iterator[tuple[pa.RecordBatch, Position]]:
-        """The rest of the block at hand; the last position is the one before the next block."""
+        """Yield the rest of the current block; the last position precedes the next block."""
         assert self.block is not None
         last = TICK
         for batch in self._batches(self.block, batch_rows):
@@ -260,10 +263,10 @@ class _Reading:
         self.block = None
         self.row = 0
 
-    # --- which file is next
+    # --- the choice of the next file
 
     def _choose(self) -> dict[str, Any] | None:
-        """The next section to read, put on record; None where there is none."""
+        """Write the next section to read to the journal; None if there is nothing to read."""
         if not self._ready:
             self._list()
         while self._ready:
@@ -276,17 +279,17 @@ class _Reading:
         return None
 
     def _list(self) -> None:
-        """The files that are there now, in order; they are listed anew when all were looked at."""
+        """List the files that are ready, in order, and drop the entries of removed files."""
         names, ready = self.source.listing(self.live.clock())
         present = {text_of(name) for name in names}
-        if not self.seen.keys() <= present:  # those that were removed need not be remembered
+        if not self.seen.keys() <= present:
             self.seen = {text: value for text, value in self.seen.items() if text in present}
             self._hints = {text: hint for text, hint in self._hints.items() if text in present}
         self._complete()
         self._ready = deque(ready)
 
     def _complete(self) -> None:
-        """Give names that come from a position of an older version the digest of what is there."""
+        """Add digests to names without one, which come from positions of older versions."""
         incomplete = self._incomplete & self.seen.keys()
         self._incomplete = set()
         for text in incomplete:
@@ -299,6 +302,7 @@ class _Reading:
             self.seen = {**self.seen, text: identity.to_json()}
 
     def _record(self, text: str, section: Section) -> dict[str, Any] | None:
+        """Write the decision for a section to the journal; None if its file is gone."""
         assert section.end is not None
         try:
             identity = Identity.of(section.file, section.end)
@@ -316,7 +320,7 @@ class _Reading:
         return decision
 
     def _new_section(self, entry: os.DirEntry[str]) -> Section | None:
-        """What is to be read of a file that is there; None for nothing."""
+        """Return the section of a listed file that is to be read; None if there is nothing new."""
         text = text_of(entry.name)
         changed = entry.stat()
         racy = 0 <= time.time() - changed.st_mtime < RACY_SECONDS
@@ -325,7 +329,7 @@ class _Reading:
             return None
         section = None
         try:
-            section = self._look(text, changed.st_size)
+            section = self._inspect(text, changed.st_size)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -334,7 +338,8 @@ class _Reading:
             self._hints[text] = hint
         return section
 
-    def _look(self, text: str, size: int) -> Section | None:
+    def _inspect(self, text: str, size: int) -> Section | None:
+        """Compare a file with the content that was read; return the section that is new."""
         path = self.source.path(text)
         reader = self.source.reader(name_of(text), self.types)
         begin = 0
@@ -354,8 +359,12 @@ class _Reading:
         return None if section.is_blank() else self._whole_rows(text, section, reader)
 
     def _may_read(self, text: str, identity: Identity, size: int, *, grown: bool) -> bool:
-        """Whether a change of a file that was read is to be read; an error if not, or left out."""
-        if self.source.grows if grown else self.source.replaced == "read":
+        """Return whether a change of a file that was read is to be read.
+
+        If not, it raises, or is left out where the plan has `skips`.
+        """
+        is_wanted = self.source.grows if grown else self.source.replaced == "read"
+        if is_wanted:
             return True
         if grown:
             what = f"it has {size} bytes, and {identity.size} of them were read before"
@@ -367,9 +376,11 @@ class _Reading:
         return False
 
     def _whole_rows(self, text: str, section: Section, reader: FileSource) -> Section | None:
-        """The whole rows of a section. A last line without its end may be torn, and is not read."""
-        end = reader.rows_end(section) if reader.holds_lines(section.file) else section.end
-        if end is None or end == section.end:
+        """Return the whole rows of a section, without a last line that has no line end."""
+        if not reader.holds_lines(section.file):
+            return section
+        end = reader.rows_end(section)
+        if end == section.end:
             return section
         if not self.source.grows and (self.plan.skips is None or end == section.begin):
             advice = (
@@ -377,10 +388,12 @@ class _Reading:
                 "on_error='skip' leaves it out."
             )
             self._refuse(text, "its last line has no line end and may be torn", advice, end)
-        return replace(section, end=end) if end > section.begin else None
+        if end <= section.begin:
+            return None
+        return replace(section, end=end)
 
     def _refuse(self, text: str, what: str, advice: str, begin: int) -> None:
-        """Rows from byte `begin` on are not read: an error, or left out where the plan says so."""
+        """Raise DataError, or leave out the bytes from `begin` on if the plan has `skips`."""
         message = f"{self.source.path(text)}: {what}"
         if self.plan.skips is None:
             raise DataError(f"{message}. {advice}")
@@ -390,13 +403,13 @@ class _Reading:
         self.plan.skips.add("file", f"{message}; the bytes from {begin} on are left out")
         self.live.dead_letters.add({"file": text, "byte": begin}, "changed", what)
 
-    # --- the block at hand
+    # --- the current block
 
     def _is_readable(self, block: dict[str, Any], entry: Mapping[str, Any]) -> bool:
-        """Whether the block can be read: its file holds what it held when the decision was taken.
+        """Return whether the file of the block has the same content as at the decision.
 
-        A file that failed may have been corrected or removed; then the decision is revised. Any
-        other change is a DataError, or the rest of the block is left out where the plan says so.
+        A file that failed may have been corrected or removed; the decision is then revised. Any
+        other change raises DataError, or the rest of the block is left out if the plan has `skips`.
         """
         path = self.source.path(block["file"])
         identity = Identity(block["size"], block["digest"])
@@ -422,7 +435,7 @@ class _Reading:
         return False
 
     def _content(self, block: Mapping[str, Any]) -> Content:
-        """What the file of a block holds now, as far as the block goes."""
+        """Compare the file of a block with its content at the decision, up to the block's end."""
         path = self.source.path(block["file"])
         content = Identity(block["size"], block["digest"]).compare(path)
         if content == "longer":
@@ -431,6 +444,7 @@ class _Reading:
         return content
 
     def _refuse_change(self, block: Mapping[str, Any], content: Content) -> None:
+        """Refuse the rows of a block whose file changed or was removed."""
         path = self.source.path(block["file"])
         now = "it was removed"
         if content != "gone":
@@ -443,7 +457,7 @@ class _Reading:
         self._refuse(block["file"], what, advice, block["begin"])
 
     def _batches(self, block: Mapping[str, Any], batch_rows: int) -> Iterator[pa.RecordBatch]:
-        """The rows of the block after `row`, each with its place."""
+        """Yield the rows of the block after `row`, each with its place."""
         text = block["file"]
         section = Section(self.source.path(text), block["begin"], block["size"], block["rows"])
         plan = replace(self.plan, aside=lambda bad: self._put_aside(text, bad))
@@ -467,13 +481,14 @@ class _Reading:
             self._refuse_change(block, content)
 
     def _put_aside(self, text: str, bad: Sequence[BadRow]) -> None:
+        """Write bad rows to the dead letters."""
         letters = [({"file": text, "row": number}, "value", payload) for number, payload in bad]
         self.live.dead_letters.add_all(letters)
 
 
 @dataclass(frozen=True)
 class _Hint:
-    """How a file was at the last look, without its content; `racy`: it had just changed then."""
+    """The state of a file at the last check, without its content; `racy`: it had just changed."""
 
     size: int
     time: int
@@ -485,17 +500,18 @@ _NO_BLOCK: dict[str, Any] = {"file": None, "begin": 0, "rows": 0, "size": 0, "di
 
 
 def _decision(state: Mapping[str, Any]) -> dict[str, Any]:
-    """What a position or the journal says of a block; those of older versions say less."""
+    """Return the decision about a block from a position or the journal, also of older versions."""
     return {key: state.get(key, default) for key, default in _NO_BLOCK.items()}
 
 
 def _identities(seen: Mapping[str, Any] | Sequence[str]) -> dict[str, list[Any]]:
-    """The files that were read; positions of older versions hold names only."""
+    """Return the files that were read; positions of older versions hold only names."""
     if isinstance(seen, Mapping):
         return dict(seen)
     return {text: Identity(0, "").to_json() for text in seen}
 
 
 def _places(text: str, numbers: np.ndarray) -> pa.Array:
+    """Return file and row number of each row."""
     file = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(numbers), np.int8)), [text])
     return pa.StructArray.from_arrays([file, pa.array(numbers)], ["file", "row"])
