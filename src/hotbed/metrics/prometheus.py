@@ -13,8 +13,8 @@ from hotbed.metrics.readings import Reading
 class Endpoint:
     """Serves the newest `readings` at http://host:port/metrics, from a thread of its own.
 
-    `port` 0 takes a free one; `self.port` is the one in use. Raises MissingExtra without
-    prometheus-client, ConfigError where the port is taken.
+    `port` 0 takes a free port; `self.port` is the port in use. Raises MissingExtra without
+    prometheus-client, and ConfigError if the port is taken.
     """
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
@@ -22,8 +22,8 @@ class Endpoint:
             from prometheus_client import CollectorRegistry, core, start_http_server
         except ImportError as error:
             raise MissingExtra(
-                "Prometheus needs prometheus-client — it is not installed — "
-                "pip install hotbed[prometheus]"
+                "Prometheus: prometheus-client is not installed. "
+                "Run `pip install hotbed[prometheus]`."
             ) from error
         self._families = core
         self._readings = tuple[Reading, ...]()
@@ -33,17 +33,17 @@ class Endpoint:
             self._server, self._thread = start_http_server(port, host, registry)
         except OSError as error:
             raise ConfigError(
-                f"Prometheus.port: cannot listen — received {host}:{port}, {error.strerror} — "
-                "give a free port, or 0"
+                f"Prometheus.port: cannot listen, got {host}:{port}, {error.strerror}. "
+                "Give a free port, or 0."
             ) from error
         self.port: int = self._server.server_port
 
     def show(self, readings: Iterable[Reading]) -> None:
-        """From now on, these are what a scrape sees."""
+        """Replace the readings that a scrape returns."""
         self._readings = tuple(readings)
 
     def collect(self) -> Iterator[Any]:
-        """Called by prometheus-client for each scrape, on its thread."""
+        """Yield the metric families; prometheus-client calls it for each scrape, on its thread."""
         families: dict[str, Any] = {}
         for reading in self._readings:
             labels = list(reading.labels)

@@ -25,13 +25,12 @@ class GroupMetric(StoredMetric):
 
 @config.described
 class GAUC(GroupMetric):
-    """AUC within each group (for example a user), averaged with the groups' weights; one-class
-    groups are left out.
+    """AUC within each group (for example a user), averaged with the groups' weights.
 
-    The weight of a group is the sum of its samples' weights.
+    Groups of one class are left out. The weight of a group is the sum of its samples' weights.
 
-    `group`: the Id column (one id a sample) that RecModel groups by; "gauc@user" as a name says the
-    same.
+    `group`: the Id column (one id per sample) that RecModel groups by; the name "gauc@user" sets it
+    to "user".
 
     Source: Zhu et al., "Optimized Cost per Click in Taobao Display Advertising", KDD 2017.
     """
@@ -41,7 +40,7 @@ class GAUC(GroupMetric):
         super().__init__()
 
     def eval(self) -> float:
-        """A number in [0, 1]; nan where no group has both classes."""
+        """Return a number in [0, 1]; nan if no group has both classes."""
         samples = self._all()
         codes, num_groups = _groups(samples)
         area, negatives, positives = pair_areas(samples, codes, num_groups)
@@ -54,11 +53,11 @@ class GAUC(GroupMetric):
 
 @config.described
 class HitRate(GroupMetric):
-    """Share of groups with a positive label among their k highest predictions, of the groups that
-    have a positive.
+    """Share of groups with a positive label among their k highest predictions.
 
+    Only groups that have a positive label count.
     A group counts with the mean weight of its samples; samples of weight 0 are left out. Among
-    equal predictions negatives come first, so that a constant prediction earns nothing by luck.
+    equal predictions, negatives come first, so that a constant prediction does not hit by chance.
     """
 
     def __init__(self, k: int = 10, group: str | None = None) -> None:
@@ -67,7 +66,7 @@ class HitRate(GroupMetric):
         super().__init__()
 
     def eval(self) -> float:
-        """A number in [0, 1]; nan where no group has a positive label."""
+        """Return a number in [0, 1]; nan if no group has a positive label."""
         samples = _weighted(self._all())
         codes, num_groups = _groups(samples)
         positive = samples.label > 0.5
@@ -104,13 +103,13 @@ class NDCG(GroupMetric):
         self.k = None if k is None else at_least_one("NDCG.k", k)
         if gain not in ("linear", "exponential"):
             raise ConfigError(
-                f"NDCG.gain: unknown — received {gain!r} — give 'linear' or 'exponential'"
+                f"NDCG.gain: unknown gain, got {gain!r}. Give 'linear' or 'exponential'."
             )
         self.gain = gain
         super().__init__()
 
     def eval(self) -> float:
-        """A number in [0, 1]; nan where no group has a positive gain."""
+        """Return a number in [0, 1]; nan if no group has a positive gain."""
         samples = _weighted(self._all())
         codes, num_groups = _groups(samples)
         gains = samples.label if self.gain == "linear" else np.exp2(samples.label) - 1.0
@@ -136,7 +135,7 @@ class NDCG(GroupMetric):
 
 
 def _groups(samples: Samples) -> tuple[Array, int]:
-    """The number of each sample's group, and how many groups there are."""
+    """Return the number of each sample's group, and the number of groups."""
     if samples.group is None:
         return np.empty(0, np.int64), 0
     names, codes = np.unique(samples.group, return_inverse=True)
@@ -144,17 +143,20 @@ def _groups(samples: Samples) -> tuple[Array, int]:
 
 
 def _weighted(samples: Samples) -> Samples:
-    """The samples that have a weight."""
-    return samples if (samples.weight > 0).all() else samples[samples.weight > 0]
+    """Return the samples of weight above 0."""
+    positive = samples.weight > 0
+    if positive.all():
+        return samples
+    return samples[positive]
 
 
 def _group_weights(samples: Samples, codes: Array, num_groups: int) -> Array:
-    """The mean weight of each group's samples."""
+    """Return the mean weight of each group's samples."""
     total = np.bincount(codes, samples.weight, num_groups)
     return np.asarray(total / np.bincount(codes, minlength=num_groups))
 
 
 def ranks(codes: Array) -> Array:
-    """Number of earlier elements of the same group, for sorted codes."""
+    """Return the number of earlier elements of the same group, for sorted codes."""
     first = np.flatnonzero(starts(codes))
     return np.arange(len(codes)) - np.repeat(first, np.diff(first, append=len(codes)))

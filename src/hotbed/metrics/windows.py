@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Windows of a stream: where it is cut, and a record of them that stays small however long the
-stream is.
-"""
+"""Windows of a stream: where it is cut, and a log of windows in bounded memory."""
 
 from __future__ import annotations
 
@@ -25,13 +23,13 @@ Tables = dict[str, dict[str, int]]
 
 @dataclass
 class Window:
-    """What a stream was like for a while.
+    """Metrics and counters of a part of a stream.
 
     `begin`, `end`: event time in microseconds: the bounds of a window of seconds, the first and the
     latest sample of a window of samples (None without times). `rows`: its samples; `samples`: those
     of the stream up to its end. `values`: metrics. `tables`: each table's counters at its end.
-    `observed`: what the wall clock and the machine had to do with: freshness, lag, bytes, rows left
-    out. `windows`: how many were joined into this one.
+    `observed`: values that depend on the wall clock and the machine: freshness, lag, bytes, rows
+    left out. `windows`: the number of windows joined into this one.
     """
 
     begin: int | None
@@ -44,8 +42,10 @@ class Window:
     windows: int = 1
 
     def joined(self, later: Window) -> Window:
-        """Both as one: values are means weighted by rows, an undefined one counts for nothing;
-        counters are the later.
+        """Return this window and the `later` one as one window.
+
+        Values are means weighted by rows, and undefined values are ignored; counters are the later
+        ones.
         """
         return Window(
             self.begin,
@@ -70,14 +70,13 @@ class Cuts:
     def __init__(self, seconds: float | None = None, samples: int | None = None) -> None:
         if (seconds is None) == (samples is None):
             raise ConfigError(
-                f"Windows: seconds or samples needed, one of them — received seconds={seconds!r}, "
-                f"samples={samples!r} — give for example seconds=3600"
+                f"Windows: expected either seconds or samples, got seconds={seconds!r}, "
+                f"samples={samples!r}. Give for example seconds=3600."
             )
         if not (seconds or samples or 0) > 0:
             raise ConfigError(
-                f"Windows: must be above 0 — received {seconds if samples is None else samples!r} "
-                "— "
-                "give a positive number"
+                f"Windows: expected a number above 0, got seconds={seconds!r}, "
+                f"samples={samples!r}. Give a positive number."
             )
         self._width = None if seconds is None else max(1, round(seconds * 1e6))
         self._rows = samples
@@ -92,8 +91,7 @@ class Cuts:
         """
         if self._width is not None and times is None and num_samples:
             raise DataError(
-                "Windows: seconds are event time — received data without a Time column — give "
-                "samples=…"
+                "Windows: seconds are event time, got data without a Time column. Give samples=…."
             )
         if times is not None and num_samples:
             before = np.int64(-(2**63)) if self.watermark is None else np.int64(self.watermark)
@@ -110,25 +108,25 @@ class Cuts:
                 yield int(numbers[start]), slice(start, stop)
 
     def bounds(self, number: int) -> tuple[int, int] | None:
-        """Begin and end of window `number` in event time; None for windows of samples."""
-        return None if self._width is None else (number * self._width, (number + 1) * self._width)
+        """Return begin and end of window `number` in event time; None for windows of samples."""
+        if self._width is None:
+            return None
+        return number * self._width, (number + 1) * self._width
 
     def is_full(self, number: int) -> bool:
-        """Whether window `number` can take no further sample."""
+        """Return whether window `number` has all its samples."""
         return self._rows is not None and self.seen >= (number + 1) * self._rows
 
 
 class WindowLog:
-    """Closed windows in order, at most `most`: when there are more, neighbours are joined, two by
-    two.
+    """Closed windows in order, at most `most`; beyond that, neighbours are joined in pairs.
 
-    All windows of the log are of about the same length in the end, and a stream without end needs
-    bounded memory.
+    All windows of the log have about the same length, and an endless stream needs bounded memory.
     """
 
     def __init__(self, most: int = 512) -> None:
         if most < 2:
-            raise ConfigError(f"Windows.most: too few — received {most} — give at least 2")
+            raise ConfigError(f"Windows.most: expected at least 2, got {most}. Give at least 2.")
         self.windows: list[Window] = []
         self._most = most
         self._stride = 1
@@ -140,15 +138,17 @@ class WindowLog:
         else:
             self.windows.append(window)
         if len(self.windows) > self._most:
-            pairs = [self.windows[at : at + 2] for at in range(0, len(self.windows), 2)]
-            self.windows = [
-                pair[0].joined(pair[1]) if len(pair) == 2 else pair[0] for pair in pairs
-            ]
+            windows = []
+            for first in range(0, len(self.windows), 2):
+                pair = self.windows[first : first + 2]
+                windows.append(pair[0].joined(pair[1]) if len(pair) == 2 else pair[0])
+            self.windows = windows
             self._stride *= 2
 
     def state(self) -> dict[str, Any]:
-        """The windows as columns; what was only observed is `wall_…`, which no content digest
-        covers.
+        """Return the windows as columns.
+
+        Observed values are in `wall_observed`; content digests do not cover `wall_…` keys.
         """
         numbers = [
             [w.begin is not None, w.begin or 0, w.end or 0, w.rows, w.samples, w.windows]
@@ -208,12 +208,12 @@ class Windowed(Metric):
         super().__init__()
 
     def clear(self) -> None:
-        """Forget all samples."""
+        """Remove all samples."""
         self._parts: deque[Samples] = deque()
         self._held = 0
 
     def add(self, samples: Samples) -> None:
-        """Take checked samples and drop the oldest beyond the window."""
+        """Add checked samples and drop the oldest beyond the window."""
         self._parts.append(samples)
         self._held += len(samples.label)
         while self._held > self.samples:
@@ -224,14 +224,14 @@ class Windowed(Metric):
             self._held -= min(spare, len(oldest.label))
 
     def eval(self) -> float:
-        """The inner metric of the samples in the window."""
+        """Return the inner metric of the samples in the window."""
         self.metric.clear()
         for part in self._parts:
             self.metric.add(part)
         return self.metric.eval()
 
     def state(self) -> dict[str, Any]:
-        """The samples in the window."""
+        """Return the samples in the window."""
         return Samples.concat(self._parts).state()
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -241,11 +241,11 @@ class Windowed(Metric):
 
 
 def bounded(metric: Any, samples: int = 100_000) -> Any:
-    """A fresh metric like the given one whose memory does not grow with the number of samples.
+    """Return a fresh form of `metric` whose memory does not grow with the number of samples.
 
     The AUC of more than 10,000 samples is counted in 8,192 bins of equal mass (memory grows with
     the logarithm); other metrics that keep their samples keep the last `samples`. Metrics that keep
-    none and metrics that are not of this package stay as they are.
+    none and metrics from outside this package are copied and cleared.
 
     Example: `bounded(GAUC("user"))` is `Windowed(GAUC("user"), samples=100_000)`.
     """
@@ -265,8 +265,9 @@ def bounded(metric: Any, samples: int = 100_000) -> Any:
 
 
 def columns(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """Dicts of floats as names and float64 [n, names]; what a row lacks is nan in `values` and
-    False in `held`.
+    """Return dicts of floats as names and float64 [n, names].
+
+    A missing name is nan in `values` and 0 in `held`.
     """
     names = list(dict.fromkeys(name for row in rows for name in row))
     values = np.array([[row.get(name, math.nan) for name in names] for row in rows], np.float64)
@@ -290,8 +291,9 @@ def rows_of(state: Mapping[str, Any]) -> list[dict[str, float]]:
 
 
 def counters(rows: Sequence[Tables]) -> dict[str, Any]:
-    """Counters of tables as pairs of names and int64 [n, pairs]; -1 where a row lacks one. Bytes
-    are left out: they are the machine's.
+    """Return counters of tables as pairs of names and int64 [n, pairs]; -1 where one is missing.
+
+    Bytes are left out, because they depend on the machine.
     """
     pairs = list(
         dict.fromkeys(
@@ -307,19 +309,20 @@ def counters(rows: Sequence[Tables]) -> dict[str, Any]:
 
 def tables_of(state: Mapping[str, Any]) -> list[Tables]:
     """Inverse of `counters`."""
-    found: list[Tables] = []
+    counters_by_row: list[Tables] = []
     for row in np.asarray(state["values"]).tolist():
         tables: Tables = {}
         for (table, key), value in zip(state["names"], row, strict=True):
             if value >= 0:
                 tables.setdefault(table, {})[key] = value
-        found.append(tables)
-    return found
+        counters_by_row.append(tables)
+    return counters_by_row
 
 
 def is_counter(key: str) -> bool:
-    """Whether a statistic of a table follows from the stream alone, as rows and admissions do and
-    bytes do not.
+    """Return whether a statistic of a table follows from the stream alone.
+
+    Rows and admissions do; bytes do not.
     """
     return "bytes" not in key
 

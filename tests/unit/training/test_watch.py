@@ -384,7 +384,7 @@ def test_the_endpoint_goes_with_an_error_and_comes_again(dataset: Any, network: 
 def test_a_port_that_is_taken_is_an_error_that_names_it(dataset: Any, network: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"cannot listen — received 127.0.0.1:{port}"):
+        with pytest.raises(ConfigError, match=f"cannot listen, got 127.0.0.1:{port}"):
             stream(model_of(network), dataset(64), hb.callbacks.Prometheus(port=port))
     for arguments in ({"port": -1}, {"port": 65_536}, {"port": 0, "every_seconds": -1}):
         with pytest.raises(
