@@ -54,7 +54,7 @@ log = logging.getLogger("hotbed")
 
 
 class RecModel:
-    """A network with what trains and judges it.
+    """A network with its loss, optimizers and metrics, which trains, evaluates, predicts and saves.
 
     Args:
         network: any `nn.Module`, with or without hotbed embeddings; `network(batch)` for a `Batch`,
@@ -73,7 +73,8 @@ class RecModel:
         boost_level: "O0", "O1", "O2" or `Boost(…)`: settings of torch.compile, see
             `hotbed.optim.precision`.
 
-    Raises ConfigError (a ValueError) for arguments that cannot work together.
+    Raises:
+        ConfigError: (a ValueError) arguments cannot work together.
 
     Example:
         >>> model = hb.RecModel(network, "bce", "adam", metrics={"auc"})
@@ -96,14 +97,13 @@ class RecModel:
         _check_network(network)
         if eval_indexes is not None and eval_network is None:
             raise ConfigError(
-                "eval_indexes: positions in the outputs of eval_network — received "
-                f"{eval_indexes!r} "
-                "without eval_network — give eval_network as well, or leave eval_indexes out"
+                f"eval_indexes: positions in the outputs of eval_network, got {eval_indexes!r} "
+                "without eval_network. Give eval_network as well, or leave eval_indexes out."
             )
         if eval_indexes is not None and len(eval_indexes) != 3:
             raise ConfigError(
-                f"eval_indexes: three positions needed — received {eval_indexes!r} — "
-                "give those of loss, prediction and label in eval_network's outputs"
+                f"eval_indexes: three positions needed, got {eval_indexes!r}. "
+                "Give those of loss, prediction and label in eval_network's outputs."
             )
         self.network = network
         self.eval_network = eval_network
@@ -122,15 +122,14 @@ class RecModel:
         self.schema: Any = getattr(network, "_described", {}).get("schema")
         self.parent: str | None = None
         self._encoder: Any = None
-        self._indexes = (
-            None if eval_indexes is None else (eval_indexes[0], eval_indexes[1], eval_indexes[2])
-        )
+        self._indexes: tuple[int, int, int] | None = None
+        if eval_indexes is not None:
+            self._indexes = (eval_indexes[0], eval_indexes[1], eval_indexes[2])
         self._criterion = None if loss_fn is None else Criterion(loss_fn)
         if self.metrics and eval_network is None and self._criterion is None:
             raise ConfigError(
-                "metrics: nothing to compute them from — received metrics without loss_fn and "
-                "without "
-                "eval_network — give one of the two"
+                "metrics: nothing to compute them from, got metrics without loss_fn and without "
+                "eval_network. Give one of the two."
             )
         self._precision = precision(amp_level, device_of(network))
         self._boost = boost(boost_level)
@@ -149,8 +148,7 @@ class RecModel:
         initial_epoch: int | None = None,
         max_steps: int | None = None,
     ) -> History:
-        """Train on `train` for `epochs` passes; validate on `valid` after each; returns the
-        history.
+        """Train on `train` for `epochs` passes, validate on `valid` after each, return the history.
 
         `callbacks`: one or several of `hb.callbacks`, or objects with some of the methods that
         `Callbacks` names. With `progressive`, each batch is predicted before it is learned, as a
@@ -165,7 +163,7 @@ class RecModel:
         """
         if epochs < 1:
             raise ConfigError(
-                f"epochs: must be at least 1 — received {epochs} — give the number of passes"
+                f"epochs: must be at least 1, got {epochs}. Give the number of passes."
             )
         check_batches("train", train, epochs)
         check_ends(train)
@@ -193,22 +191,22 @@ class RecModel:
         progress: bool = True,
         seed: int | None = None,
     ) -> History:
-        """Learn a stream batch by batch, in its order, until it ends, is stopped or fails; returns
-        the history.
+        """Learn a stream batch by batch, in its order, and return the history.
 
         `train_dataset`: a Dataset, endless or not, or any iterable of batches or tuples; its length
         is not asked for. With `progressive`, each batch is predicted before it is learned, as a
         server would have scored it ("training": cheaper, metrics are of the training forward's own
         outputs). It ends with the stream, after `max_steps` (those before a resumption included) or
         `max_seconds`, by `run.stop()` of a callback, or by SIGINT or SIGTERM, always after a whole
-        step. The callback `Checkpoint` makes it go on where it was left, however it was left.
+        step. With the callback `Checkpoint` a later call resumes where this one ended or failed.
 
-        `dataset_sink_mode` on a device that is no CPU: `sink_size` batches move there and are
-        learned in one call, after which `on_step_end` comes once. A CPU learns batch by batch
-        whatever it says. `valid` is what `Validate` evaluates.
+        With `dataset_sink_mode` on a device other than the CPU, `sink_size` batches are moved there
+        and learned in one call, after which `on_step_end` is called once. A CPU learns batch by
+        batch in either mode. `valid` is the data that `Validate` evaluates.
 
         Example:
-            >>> model.online_train(dataset, [hb.callbacks.Checkpoint("runs/clicks", every_seconds=60)])
+            >>> checkpoint = hb.callbacks.Checkpoint("runs/clicks", every_seconds=60)
+            >>> model.online_train(dataset, [checkpoint])
         """
         check_batches("train_dataset", train_dataset)
         size = batches_a_call(dataset_sink_mode, sink_size, self.learner.device.type)
@@ -218,10 +216,11 @@ class RecModel:
         )
         run.online = True
         run.sink_size = size
-        learner = self.learner if progressive == "training" else None
-        run.observer = (
-            Progressive(self._scorer(), endless=True, learner=learner) if progressive else None
-        )
+        if progressive:
+            learner = self.learner if progressive == "training" else None
+            run.observer = Progressive(self._scorer(), endless=True, learner=learner)
+        else:
+            run.observer = None
         try:
             follow(train_dataset, run, functools.partial(self._learn, history))
         finally:
@@ -229,21 +228,22 @@ class RecModel:
         return history
 
     def evaluate(self, data: Iterable[Any], callbacks: Any = ()) -> dict[str, float]:
-        """Metrics of `data`, by name (`label.metric` for several labels), and the mean loss;
-        nothing is learned.
+        """Return the metrics of `data` by name, and the mean loss; nothing is learned.
+
+        Metrics of several labels are named `label.metric`.
         """
         self._check_measurable("evaluate")
         scorer = self._scorer()
         if not self._observe(data, scorer, callbacks):
-            raise DataError("evaluate: no batch — received empty data — give data with rows")
+            raise DataError("evaluate: no batch, got empty data. Give data with rows.")
         return scorer.results()
 
     def predict(self, data: Any) -> Any:
-        """Predictions of a Dataset, of batches or of one Batch: float32 [n], a dict of them for
-            several labels.
+        """Return the predictions of a Dataset, of batches or of one Batch.
 
-        Probabilities where the loss is a cross-entropy of logits, else what the network returns.
-        Tables are only read, labels not even that: they and weights need not be there.
+        They are float32 [n], a dict of these for several labels: probabilities where the loss is a
+        cross-entropy of logits, else the outputs of the network. Tables are only read. Labels and
+        weights are not read and may be missing.
         """
         collector = Collector(Scorer(self.network, self._criterion, {}, precision=self._precision))
         self._observe(to_predict(data), collector, ())
@@ -258,17 +258,19 @@ class RecModel:
         return {**self._arguments, "metrics": sorted(self.metrics)}
 
     def summary(self) -> str:
-        """Print what the model is made of, and return the text: dense parameters, tables, settings."""
+        """Print dense parameters, tables and settings of the model, and return the text."""
         text = summary_of(self)
         print(text)
         return text
 
     def save(self, path: str | Path) -> str | Path:
-        """Write a checkpoint under `path` (see docs/format.md), a local path or URL; returns its
-        folder, now the newest.
+        """Write a checkpoint under `path`, a local path or URL, and return its folder.
 
-        Raises PersistError where the disk refuses, or `path` holds the states of a stream or
-        published versions.
+        The checkpoint is then the newest under `path`; see docs/format.md.
+
+        Raises:
+            PersistError: it cannot be written, or `path` holds the states of a stream or published
+                versions.
         """
         refuse_others(open_store(path))  # retention would remove them
         saved = checkpoint.save(path, self.state())
@@ -276,12 +278,17 @@ class RecModel:
         return saved.folder
 
     def restore(self, path: str | Path | Reader, allow: Sequence[str] = ()) -> RecModel:
-        """Take network, tables and optimizer state from a checkpoint of a model built alike;
-        returns self.
+        """Restore network, tables and optimizer state from a checkpoint, and return self.
 
-        `allow`: names of fields that may differ although the rows mean something else with them, as
-        of `Checkpoint`. Raises PersistError naming the first field that differs, before anything
-        changes.
+        The model must be built like the one that was saved.
+
+        Args:
+            path: the checkpoint.
+            allow: names of fields that may differ although the rows mean something else with them,
+                as in `Checkpoint`.
+
+        Raises:
+            PersistError: a field differs; the message names the first, and nothing has changed.
         """
         if not isinstance(path, Reader):
             return read_newest(path, lambda newest: self.restore(newest, allow))
@@ -305,16 +312,14 @@ class RecModel:
             return export(state or now, path, graph).folder
 
     def graph(self) -> Graph:
-        """What comes after the lookups as an ONNX graph, checked; raises what
-        `hotbed.persist.export.export_graph` raises.
+        """Return the part of the network after the lookups as an ONNX graph, checked.
+
+        Raises the errors of `hotbed.persist.export.export_graph`.
         """
         if self.schema is None:
-            raise ConfigError(
-                "export: the model knows no schema — received none — train it on a Dataset"
-            )
-        return export_graph(
-            self.network, self.schema, None if self._criterion is None else self._criterion.activate
-        )
+            raise ConfigError("export: the model has no schema, got none. Train it on a Dataset.")
+        activate = None if self._criterion is None else self._criterion.activate
+        return export_graph(self.network, self.schema, activate)
 
     def warm_start(
         self,
@@ -348,23 +353,24 @@ class RecModel:
 
     def state(self) -> checkpoint.State:
         """Everything that `save` writes, for `hotbed.persist`."""
-        known = {id(parameter) for parameter in dense_parameters(self.network)}
+        dense = {id(parameter) for parameter in dense_parameters(self.network)}
         described = {name: described_argument(value) for name, value in self._arguments.items()}
+        schema = None
+        if self.schema is not None:
+            schema = typed(self.schema, self.schema, self._encoder).to_json()
         return checkpoint.State(
             network=self.network,
             tables=self.tables,
             optimizers={"dense": self.learner.dense, "sparse": self.learner.sparse},
             rows=[
-                parameter for parameter in self.network.parameters() if id(parameter) not in known
+                parameter for parameter in self.network.parameters() if id(parameter) not in dense
             ],
             model={
                 "network": described_argument(self.network),
                 "given_tables": given_tables(self.network),
                 **described,
             },
-            schema=None
-            if self.schema is None
-            else typed(self.schema, self.schema, self._encoder).to_json(),
+            schema=schema,
             counters=self.counters,
             version=self.counters["steps"],
             parent=self.parent,
@@ -402,7 +408,7 @@ class RecModel:
                 given.insert(0, Validate())
             if getattr(valid, "num_batches", None) == 0:
                 raise DataError(
-                    "valid: no row to evaluate — received empty data — give data with rows, or None"
+                    "valid: no row to evaluate, got empty data. Give data with rows, or None."
                 )
         if any(isinstance(one, Validate) for one in given):
             self._check_measurable("valid")
@@ -447,10 +453,9 @@ class RecModel:
         """Raise ConfigError where evaluation would have nothing to compute."""
         if not self.metrics and self._criterion is None and self._indexes is None:
             raise ConfigError(
-                f"{where}: nothing to compute — received a model with neither metrics nor loss_fn "
-                "— give RecModel "
-                "loss_fn, or eval_network with metrics; a network that returns its loss cannot be "
-                "evaluated"
+                f"{where}: nothing to compute, got a model with neither metrics nor loss_fn. Give "
+                "RecModel loss_fn, or eval_network with metrics; a network that returns its loss "
+                "cannot be evaluated."
             )
 
     def _observe(self, data: Iterable[Any], observer: Any, callbacks: Any) -> int:
@@ -484,8 +489,8 @@ class RecModel:
         if optimizer is None:
             if self._precision.compute is not None:
                 raise ConfigError(
-                    "amp_level: without an optimizer the network updates itself — received "
-                    f"{self._arguments['amp_level']!r} — give an optimizer, or 'O0'"
+                    "amp_level: without an optimizer the network updates itself, got "
+                    f"{self._arguments['amp_level']!r}. Give an optimizer, or 'O0'."
                 )
             return SelfUpdating(self.network, self._criterion)
         dense = list(dense_parameters(self.network))
@@ -495,8 +500,7 @@ class RecModel:
         if any(id(parameter) not in known for parameter in parameters_of(made)):
             raise ConfigError(
                 "optimizer: it holds more than the network's dense parameters, such as rows of "
-                "tables — "
-                "received a torch optimizer — make it over hb.dense_parameters(network)"
+                "tables, got a torch optimizer. Make it over hb.dense_parameters(network)."
             )
         sparse = SparseOptimizer(self.network) if self.tables else None
         return Learner(
@@ -506,10 +510,11 @@ class RecModel:
     def _effective_boost(self, optimizer: Any) -> Boost | None:
         if self._boost is None:
             return None
-        missing = [] if optimizer is not None else ["optimizer"]
-        missing += (
-            [] if self.eval_network is not None or self.metrics else ["eval_network or metrics"]
-        )
+        missing = []
+        if optimizer is None:
+            missing.append("optimizer")
+        if self.eval_network is None and not self.metrics:
+            missing.append("eval_network or metrics")
         if missing:
             log.warning(
                 "boost_level=%r has no effect: no %s",
@@ -521,10 +526,13 @@ class RecModel:
 
 
 def load(path: str | Path, network: nn.Module | None = None) -> RecModel:
-    """The model in a checkpoint: rows, dense parameters and optimizer state as they were saved.
+    """Load a model from a checkpoint: rows, dense parameters and optimizer state as saved.
 
-    A network of `hb.models` is rebuilt from the checkpoint; pass `network`, built alike, for one of
-    your own. Raises FormatError naming the file that is missing, torn or changed.
+    A network of `hb.models` is rebuilt from the checkpoint. For your own network, pass `network`,
+    built as it was when it was saved.
+
+    Raises:
+        FormatError: a file is missing, torn or changed; the message names it.
 
     Example: `hb.load("model").predict(dataset)`.
     """
@@ -539,9 +547,8 @@ def _loaded(reader: Reader, network: nn.Module | None) -> RecModel:
     unknown = spec is None or manifest["schema"] is None or tables is None
     if network is None and unknown:
         raise ConfigError(
-            f"load: {reader.folder} holds a network that Hotbed cannot rebuild — received no "
-            "network — "
-            "pass network=, built as it was when it was saved"
+            f"load: {reader.folder} holds a network that Hotbed cannot rebuild, got no network. "
+            "Pass network=, built as it was when it was saved."
         )
     reader.verify()  # nothing is built from a description that is not whole
     given = network is not None
@@ -571,33 +578,30 @@ def _loaded(reader: Reader, network: nn.Module | None) -> RecModel:
         if given and isinstance(error, ConfigError):  # the network is the caller's
             raise
         raise FormatError(
-            f"{reader.folder}/MANIFEST.json: its model cannot be built — received {error} — "
-            "pass network=, or restore the checkpoint from a copy"
+            f"{reader.folder}/MANIFEST.json: its model cannot be built, got: {error} "
+            "Pass network=, or restore the checkpoint from a copy."
         ) from error
     model.schema = schema or model.schema
     return model.restore(reader)
 
 
 def _check_size(reader: Reader, network: nn.Module) -> None:
-    """Raise ConfigError where a described network is far larger than the tensors that were saved
-    with it.
-    """
+    """Raise ConfigError if a described network is far larger than its saved tensors."""
     wanted = sum(tensor.numel() for tensor in dense_state(network).values())
     saved = sum(math.prod(shape) for _, _, shape, _ in content.tensors(reader))
     if wanted > 2 * saved + _SPARE_NUMBERS:
         raise ConfigError(
-            f"network: too large — received {wanted} numbers for {saved} saved — correct its "
-            "arguments"
+            f"network: too large, got {wanted} numbers for {saved} saved. Correct its arguments."
         )
 
 
 def _check_network(network: Any) -> None:
     if isinstance(network, type):
         name = network.__name__
-        raise ConfigError(f"network: a class — received {name} — pass an instance, {name}(…)")
+        raise ConfigError(f"network: a class, got {name}. Pass an instance, {name}(…).")
     if not isinstance(network, nn.Module):
         kind = type(network).__name__
-        raise ConfigError(f"network: not an nn.Module — received {kind} — pass an instance of one")
+        raise ConfigError(f"network: not an nn.Module, got {kind}. Pass an instance of one.")
 
 
 def _tables(network: nn.Module) -> dict[str, Table]:
@@ -605,7 +609,7 @@ def _tables(network: nn.Module) -> dict[str, Table]:
     for table in (table for module in table_modules(network) for table in module.tables):
         if tables.setdefault(table.name, table) is not table:
             raise ConfigError(
-                f"network: two tables are called {table.name!r} — received both — rename one"
+                f"network: two tables have the same name, got {table.name!r} twice. Rename one."
             )
     return tables
 

@@ -49,15 +49,15 @@ def empty(world: Any) -> hb.Dataset:
     [
         (
             lambda net, world: hb.RecModel(type(net), "bce"),
-            "network: a class — received DCNv2 — pass an instance",
+            "network: a class, got DCNv2. Pass an instance",
         ),
         (
             lambda net, world: hb.RecModel(net.forward, "bce"),
-            "network: not an nn.Module — received method",
+            "network: not an nn.Module, got method",
         ),
         (
             lambda net, world: hb.RecModel(net, "bce", "adam", {"auc"}, eval_indexes=[0, 1, 2]),
-            "eval_indexes: positions in the outputs of eval_network — received [0, 1, 2] without "
+            "eval_indexes: positions in the outputs of eval_network, got [0, 1, 2] without "
             "eval_network",
         ),
         (
