@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranking models: `model(batch)` gives logits [n], or logits by label for several labels. One file
-a model.
+"""Ranking models, one file each.
+
+`model(batch)` returns logits [n], or logits by label for several labels.
 """
 
 from hotbed.models.dcn import DCN, DCNv2

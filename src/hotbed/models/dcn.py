@@ -59,26 +59,29 @@ class DCN(nn.Module):
         self.inputs = FeatureInputs(schema, tables)
         width = self.inputs.output_dim
         self.cross = CrossNet(width, num_cross_layers)
-        self.mlp = (
-            MLP(width, hidden, activation=activation, dropout=dropout, batch_norm=batch_norm)
-            if hidden
-            else None
-        )
+        self.mlp: MLP | None = None
+        if hidden:
+            self.mlp = MLP(
+                width, hidden, activation=activation, dropout=dropout, batch_norm=batch_norm
+            )
         self.head = LogitHead(width, *hidden[-1:])
         xavier_(self)
 
     def forward(self, batch: Batch) -> Tensor:
         """A batch of n samples -> logits [n]."""
         flat = self.inputs(batch)
-        parts = [self.cross(flat)] if self.mlp is None else [self.cross(flat), self.mlp(flat)]
+        parts = [self.cross(flat)]
+        if self.mlp is not None:
+            parts.append(self.mlp(flat))
         logits: Tensor = self.head(*parts)
         return logits
 
 
 @described
 class DCNv2(nn.Module):
-    """DCN-V2: a cross network with a matrix a layer (full, or a low-rank mixture) and a multi-layer
-    perceptron.
+    """DCN-V2: a cross network with one matrix a layer and a multi-layer perceptron.
+
+    The matrices are full, or a low-rank mixture of experts.
 
     Args:
         schema: the columns of the data.
@@ -87,7 +90,7 @@ class DCNv2(nn.Module):
             perceptron sees the crosses).
         num_cross_layers: cross layers; the degree of the crosses is one more.
         low_rank: rank of the cross matrices, None = full rank.
-        num_experts: experts a low-rank cross layer mixes.
+        num_experts: number of experts that a low-rank cross layer mixes.
         hidden: widths of the hidden layers; empty leaves the perceptron out.
         activation: of the hidden layers: relu, gelu, silu, tanh, sigmoid or leaky_relu.
         dropout: rate after each hidden layer, in [0, 1).
@@ -115,22 +118,27 @@ class DCNv2(nn.Module):
         super().__init__()
         if structure not in ("parallel", "stacked"):
             raise ConfigError(
-                f"structure: unknown — received {structure!r} — give 'parallel' or 'stacked'"
+                f"structure: unknown structure, got {structure!r}. Give 'parallel' or 'stacked'."
             )
         self.inputs = FeatureInputs(schema, tables)
         width = self.inputs.output_dim
-        self.cross: CrossNetV2 | CrossNetMix = (
-            CrossNetV2(width, num_cross_layers)
-            if low_rank is None
-            else CrossNetMix(width, num_cross_layers, rank=low_rank, num_experts=num_experts)
-        )
-        self.mlp = (
-            MLP(width, hidden, activation=activation, dropout=dropout, batch_norm=batch_norm)
-            if hidden
-            else None
-        )
+        self.cross: CrossNetV2 | CrossNetMix
+        if low_rank is None:
+            self.cross = CrossNetV2(width, num_cross_layers)
+        else:
+            self.cross = CrossNetMix(
+                width, num_cross_layers, rank=low_rank, num_experts=num_experts
+            )
+        self.mlp: MLP | None = None
+        if hidden:
+            self.mlp = MLP(
+                width, hidden, activation=activation, dropout=dropout, batch_norm=batch_norm
+            )
         self.stacked = structure == "stacked"
-        self.head = LogitHead(*([] if self.stacked and hidden else [width]), *hidden[-1:])
+        widths = [width, *hidden[-1:]]
+        if self.stacked:
+            widths = widths[-1:]
+        self.head = LogitHead(*widths)
         xavier_(self)
 
     def forward(self, batch: Batch) -> Tensor:

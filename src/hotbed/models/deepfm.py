@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 @described
 class DeepFM(nn.Module):
-    """DeepFM: a factorization machine and a multi-layer perceptron on the same embeddings, their
-        logits added.
+    """DeepFM: a factorization machine plus a multi-layer perceptron on the same embeddings.
 
-    Dense columns enter the linear term and the perceptron. All tables must have the same dim.
+    Their logits are added. Dense columns enter the linear term and the perceptron. All tables must
+    have the same dim.
 
     Args:
         schema: the columns of the data.
-        tables: tables by name; the linear weights live in tables of dim 1 like them.
+        tables: tables by name; the linear weights lie in tables of dim 1 like them.
         hidden: widths of the hidden layers.
         activation: of the hidden layers: relu, gelu, silu, tanh, sigmoid or leaky_relu.
         dropout: rate after each hidden layer, in [0, 1).

@@ -22,15 +22,16 @@ if TYPE_CHECKING:
 
 @described
 class DLRM(nn.Module):
-    """DLRM: a bottom perceptron turns dense columns into one more field, fields interact, a top
-        perceptron decides.
+    """DLRM: a bottom perceptron, interactions of fields, and a top perceptron.
 
-    Without dense columns there is no bottom perceptron. All tables must have the same dim.
+    The bottom perceptron turns the dense columns into one more field; without dense columns the
+    model does not have one. The top perceptron computes the logit from the interactions. All tables
+    must have the same dim.
 
     Args:
         schema: the columns of the data.
         tables: tables by name.
-        interaction: "dot" (inner products of all pairs of fields, beside the bottom's output) or
+        interaction: "dot" (the bottom's output and the inner products of all pairs of fields) or
             "cat" (fields side by side).
         bottom: widths of the bottom perceptron's hidden layers; its output has the tables' dim.
         hidden: widths of the top perceptron's hidden layers.
@@ -58,20 +59,20 @@ class DLRM(nn.Module):
         super().__init__()
         if interaction not in ("dot", "cat"):
             raise ConfigError(
-                f"interaction: unknown — received {interaction!r} — give 'dot' or 'cat'"
+                f"interaction: unknown interaction, got {interaction!r}. Give 'dot' or 'cat'."
             )
         self.inputs = FeatureInputs(schema, tables)
         dim = self.inputs.equal_dim("DLRM")
-        self.bottom = (
-            MLP(self.inputs.dense_dim, [*bottom, dim], activation=activation)
-            if self.inputs.dense_dim
-            else None
-        )
-        num_fields = len(self.inputs.field_dims) + (self.bottom is not None)
-        self.dot = DotInteraction(num_fields) if interaction == "dot" else None
-        if self.dot is None:
+        self.bottom: MLP | None = None
+        num_fields = len(self.inputs.field_dims)
+        if self.inputs.dense_dim:
+            self.bottom = MLP(self.inputs.dense_dim, [*bottom, dim], activation=activation)
+            num_fields += 1
+        self.dot: DotInteraction | None = None
+        if interaction == "cat":
             width = num_fields * dim
         else:
+            self.dot = DotInteraction(num_fields)
             width = self.dot.output_dim + dim * (self.bottom is not None)
         self.top = MLP(width, hidden, activation=activation, dropout=dropout, batch_norm=batch_norm)
         self.head = LogitHead(self.top.output_dim)

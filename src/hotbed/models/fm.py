@@ -26,7 +26,7 @@ class FM(nn.Module):
 
     Args:
         schema: the columns of the data.
-        tables: tables by name; the linear weights live in tables of dim 1 like them.
+        tables: tables by name; the linear weights lie in tables of dim 1 like them.
 
     Example: `hb.models.FM(schema, hb.make_tables(schema, dim=10, rule=hb.Adagrad(lr=0.05)))`.
     Source: Rendle, "Factorization Machines", ICDM 2010.

@@ -44,31 +44,38 @@ class Loss(ABC):
     """Base of the losses of one label; use `BCE`, `MSE`, …."""
 
     def __call__(self, prediction: Tensor, label: Tensor, weight: Tensor | None = None) -> Tensor:
-        """Logits [n], labels [n], weights [n] or None -> scalar float32; 0 for an empty batch.
+        """Return the loss of a batch, a float32 scalar; 0 for an empty batch.
 
-        Raises ConfigError when the shapes differ, since broadcasting [n, 1] against [n] would be n
-        * n losses.
+        Args:
+            prediction: logits [n].
+            label: labels [n].
+            weight: sample weights [n], or None.
+
+        Raises:
+            ConfigError: the shapes differ; broadcasting [n, 1] against [n] would be n * n losses.
         """
         if prediction.shape != label.shape or (weight is not None and weight.shape != label.shape):
-            shapes = f"{list(prediction.shape)}, {list(label.shape)}, {None if weight is None else list(weight.shape)}"
+            tensors = (prediction, label, weight)
+            shapes = [None if tensor is None else list(tensor.shape) for tensor in tensors]
             raise ConfigError(
-                f"{type(self).__name__}: prediction, label and weight differ in shape — received "
-                f"{shapes} — "
-                "give [n] each, for example network(batch).squeeze(-1)"
+                f"{type(self).__name__}: prediction, label and weight differ in shape, got "
+                f"{shapes[0]}, {shapes[1]}, {shapes[2]}. "
+                "Give [n] each, for example network(batch).squeeze(-1)."
             )
-        return self._mean(
-            prediction.float(), label.float(), None if weight is None else weight.float()
-        )
+        if weight is not None:
+            weight = weight.float()
+        return self._mean(prediction.float(), label.float(), weight)
 
     @abstractmethod
     def _mean(self, prediction: Tensor, label: Tensor, weight: Tensor | None) -> Tensor:
-        """The loss of checked float32 inputs."""
+        """Return the loss of checked float32 inputs."""
 
 
 @dataclass(frozen=True)
 class BCE(Loss):
-    """Binary cross-entropy of logits, mean over samples: -(p * y log s(x) + (1 - y) log(1 - s(x)))
-    * weight.
+    """Binary cross-entropy of logits, mean over samples.
+
+    A sample's loss is -(p * y log s(x) + (1 - y) log(1 - s(x))) * weight.
 
     Args:
         pos_weight: p above, weight of positive samples.
@@ -97,8 +104,9 @@ class BCE(Loss):
 
 @dataclass(frozen=True)
 class MSE(Loss):
-    """Squared error, mean over samples: weight * (prediction - label)^2. The prediction is used as
-    it is.
+    """Squared error, mean over samples: weight * (prediction - label)^2.
+
+    The prediction is used as it is.
     """
 
     def _mean(self, prediction: Tensor, label: Tensor, weight: Tensor | None) -> Tensor:
@@ -127,11 +135,11 @@ class Focal(Loss):
 
 @dataclass(frozen=True)
 class Pairwise(Loss):
-    """Pairwise logistic loss over all (positive, negative) pairs of the batch: log(1 + exp(x_neg -
-    x_pos)), mean.
+    """Pairwise logistic loss, mean over all (positive, negative) pairs of the batch.
 
-    A pair weighs the product of its two weights. Labels above 0.5 are positive; 0 where one class
-    is missing. It takes memory for positives x negatives floats.
+    A pair's loss is log(1 + exp(x_neg - x_pos)); its weight is the product of its two weights.
+    Labels above 0.5 are positive. The loss is 0 if one class is missing. It takes memory for
+    positives x negatives floats.
 
     Source: Burges et al., "Learning to Rank using Gradient Descent" (RankNet), ICML 2005.
     """
@@ -139,20 +147,18 @@ class Pairwise(Loss):
     def _mean(self, prediction: Tensor, label: Tensor, weight: Tensor | None) -> Tensor:
         positive = label > 0.5
         margin = prediction[positive].unsqueeze(1) - prediction[~positive].unsqueeze(0)
-        pairs = (
-            None
-            if weight is None
-            else weight[positive].unsqueeze(1) * weight[~positive].unsqueeze(0)
-        )
+        pairs = None
+        if weight is not None:
+            pairs = weight[positive].unsqueeze(1) * weight[~positive].unsqueeze(0)
         return _sum(F.softplus(-margin), pairs) / max(margin.numel(), 1)
 
 
 @dataclass(frozen=True)
 class Softmax(Loss):
-    """Listwise softmax cross-entropy, the batch as one list: -sum_i y_i log softmax(x /
-    temperature)_i / sum y.
+    """Listwise softmax cross-entropy, the batch as one list.
 
-    Weights multiply the labels; 0 where no label is positive.
+    The loss is -sum_i y_i log softmax(x / temperature)_i / sum y. Weights multiply the labels. It
+    is 0 if no label is positive.
 
     Source: Cao et al., "Learning to Rank: From Pairwise Approach to Listwise Approach", ICML 2007
         (top one).
@@ -164,7 +170,9 @@ class Softmax(Loss):
         _check("Softmax.temperature", self.temperature, 1e-6, math.inf)
 
     def _mean(self, prediction: Tensor, label: Tensor, weight: Tensor | None) -> Tensor:
-        gains = label if weight is None else label * weight
+        gains = label
+        if weight is not None:
+            gains = label * weight
         if not len(label):
             return prediction.sum()
         log_share = F.log_softmax(prediction / self.temperature, dim=0)
@@ -191,14 +199,13 @@ class MultiTask:
     def __post_init__(self) -> None:
         if not self.losses:
             raise ConfigError(
-                "MultiTask.losses: empty — received {} — give one loss for each label"
+                "MultiTask.losses: it is empty, got {}. Give one loss for each label."
             )
         for name in self.weights:
             if name not in self.losses:
                 raise ConfigError(
-                    f"MultiTask.weights.{name}: no loss of that name — received weights "
-                    f"{sorted(self.weights)} — "
-                    f"{config.nearest(name, self.losses)}"
+                    f"MultiTask.weights.{name}: there is no loss of that name, got weights "
+                    f"{sorted(self.weights)}: {config.nearest(name, self.losses)}"
                 )
         for name, weight in self.weights.items():
             _check(f"MultiTask.weights.{name}", weight, 0.0, math.inf)
@@ -209,7 +216,11 @@ class MultiTask:
         label: Mapping[str, Tensor],
         weight: Tensor | None = None,
     ) -> Tensor:
-        """Logits and labels [n] by label name, sample weights [n] or None -> scalar."""
+        """Return the sum of the weighted losses, a scalar.
+
+        `prediction`, `label`: logits and labels [n] by label name; `weight`: sample weights [n], or
+        None.
+        """
         return torch.stack([*self.parts(prediction, label, weight).values()]).sum()
 
     def parts(
@@ -218,13 +229,13 @@ class MultiTask:
         label: Mapping[str, Tensor],
         weight: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """The summands by label name, for logs."""
+        """Return the summands by label name, for logs."""
         for name in self.losses:
             if name not in prediction or name not in label:
                 raise ConfigError(
-                    f"MultiTask.losses.{name}: no such label — received predictions "
-                    f"{sorted(prediction)}, labels "
-                    f"{sorted(label)} — give a loss for each output of the network that has a label"
+                    f"MultiTask.losses.{name}: no such label, got predictions "
+                    f"{sorted(prediction)}, labels {sorted(label)}. "
+                    "Give a loss for each output of the network that has a label."
                 )
         return {
             name: loss(prediction[name], label[name], weight) * self.weights.get(name, 1.0)
@@ -233,33 +244,35 @@ class MultiTask:
 
 
 def get_loss(name: str) -> Loss:
-    """A loss by its name, with default settings: bce, mse, focal, pairwise, softmax."""
+    """Return a loss by name, with default settings: bce, mse, focal, pairwise or softmax."""
     loss: Loss = config.build(name, Loss, "loss")
     return loss
 
 
 def correct_sampling(logit: T, negative_rate: float) -> T:
-    """Logits of a model trained on a share `negative_rate` of the negatives -> logits on all
-    samples.
+    """Return the logits on all samples of a model trained on a share of the negatives.
 
-    Adds log(negative_rate), so that p becomes p / (p + (1 - p) / negative_rate).
+    `negative_rate` is that share. Its logarithm is added to the logit, so that p becomes p / (p +
+    (1 - p) / negative_rate).
 
     Source: He et al., "Practical Lessons from Predicting Clicks on Ads at Facebook", ADKDD 2014,
         section 6.3.
     """
     if not 0.0 < negative_rate <= 1.0:
         raise ConfigError(
-            f"negative_rate: not a rate — received {negative_rate} — give a number in (0, 1]"
+            f"negative_rate: not a rate, got {negative_rate}. Give a number in (0, 1]."
         )
     return logit + math.log(negative_rate)
 
 
 def _sum(values: Tensor, weight: Tensor | None) -> Tensor:
-    return values.sum() if weight is None else (values * weight).sum()
+    if weight is not None:
+        values = values * weight
+    return values.sum()
 
 
 def _check(name: str, value: float, lowest: float, highest: float) -> None:
     if not (lowest <= value <= highest and math.isfinite(value)):
         raise ConfigError(
-            f"{name}: out of range — received {value} — give a number from {lowest} to {highest}"
+            f"{name}: out of range, got {value}. Give a number from {lowest} to {highest}."
         )

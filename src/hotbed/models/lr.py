@@ -23,7 +23,7 @@ class LR(nn.Module):
 
     Args:
         schema: the columns of the data.
-        tables: tables by name; the weights live in tables of dim 1 like them.
+        tables: tables by name; the weights lie in tables of dim 1 like them.
 
     Example: `hb.models.LR(schema, hb.make_tables(schema, dim=1, rule=hb.Ftrl(lr=0.1)))`. Source:
     McMahan et al., "Ad Click Prediction: a View from the Trenches", KDD 2013.

@@ -22,17 +22,16 @@ if TYPE_CHECKING:
 
 @described
 class MMoE(nn.Module):
-    """MMoE: experts shared by all tasks; each task mixes them by its own gate and ends in its own
-        tower.
+    """MMoE: experts shared by all tasks; each task has its own gate and its own tower.
 
-    Train it with a loss for each label: `hb.losses.MultiTask({"income": BCE(), "never_married":
-        BCE()})`.
+    The gate mixes the experts, the tower computes the logit. Train it with a loss for each label:
+    `hb.losses.MultiTask({"income": BCE(), "never_married": BCE()})`.
 
     Args:
         schema: the columns of the data.
         tables: tables by name.
         tasks: names of Label columns; empty = all labels of the schema.
-        num_experts: experts.
+        num_experts: number of experts.
         expert_hidden: widths of an expert's hidden layers.
         tower_hidden: widths of a tower's hidden layers; may be empty.
         activation: of the hidden layers: relu, gelu, silu, tanh, sigmoid or leaky_relu.
@@ -61,9 +60,8 @@ class MMoE(nn.Module):
         self.tasks = _tasks(schema, tasks)
         if num_experts < 1 or not expert_hidden:
             raise ConfigError(
-                f"num_experts, expert_hidden: too small — received {num_experts}, "
-                f"{list(expert_hidden)} — "
-                "give at least one expert with one hidden layer"
+                f"num_experts, expert_hidden: too small, got {num_experts}, "
+                f"{list(expert_hidden)}. Give at least one expert with one hidden layer."
             )
         self.inputs = FeatureInputs(schema, tables)
 
@@ -99,7 +97,7 @@ def _tasks(schema: Schema, tasks: Sequence[str]) -> tuple[str, ...]:
     unknown = [task for task in tasks if task not in labels]
     if unknown or not labels:
         raise ConfigError(
-            f"tasks: not a label of the schema — received {unknown or list(tasks)} — give some of "
-            f"{', '.join(labels)}"
+            f"tasks: not a label of the schema, got {unknown or list(tasks)}. "
+            f"Give some of {', '.join(labels)}."
         )
     return tuple(tasks) or tuple(labels)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""make_tables: the tables that a schema names."""
+"""make_tables: build the tables that a schema names."""
 
 from __future__ import annotations
 
@@ -31,11 +31,15 @@ def make_tables(
     dtype: Dtype = "float32",
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Table]:
-    """One Table for every table name in the schema, all with these keywords; `overrides` gives a
-    table its own.
+    """Build one Table for every table name in the schema.
 
-    Example: `hb.make_tables(schema, dim=16, rule=hb.Adam(), overrides={"user": {"admit":
-        hb.MinCount(3)}})`
+    All tables get these keywords, see `hb.Table`. Raises ConfigError for an override of a table or
+    keyword that does not exist, and for an `evict` that needs times if the schema has no Time.
+
+    Args:
+        overrides: keywords of single tables by table name; they replace the others.
+
+    Example: `hb.make_tables(schema, dim=16, overrides={"user": {"admit": hb.MinCount(3)}})`
     """
     keywords = dict(
         dim=dim,
@@ -49,26 +53,27 @@ def make_tables(
         dtype=dtype,
     )
     names = dict.fromkeys(column.table for column in schema.ids)
-    given = overrides or {}
-    for name, own in given.items():
+    overrides = overrides or {}
+    for name, own in overrides.items():
         if name not in names:
             raise ConfigError(
-                f"tables.overrides.{name}: the schema names no such table — received {name!r} — "
-                f"use one of {', '.join(map(str, names))}"
+                f"tables.overrides.{name}: the schema does not name this table, got {name!r}. "
+                f"Use one of {', '.join(map(str, names))}."
             )
         for keyword in own:
             if keyword not in keywords:
                 raise ConfigError(
-                    f"tables.overrides.{name}.{keyword}: unknown keyword — received {keyword!r} — "
-                    f"use one of {', '.join(keywords)}"
+                    f"tables.overrides.{name}.{keyword}: unknown keyword, got {keyword!r}. "
+                    f"Use one of {', '.join(keywords)}."
                 )
     tables = {
-        str(name): Table(str(name), **{**keywords, **given.get(str(name), {})}) for name in names
+        str(name): Table(str(name), **{**keywords, **overrides.get(str(name), {})})
+        for name in names
     }
     untimed = [name for name, table in tables.items() if table.needs_times]
     if untimed and schema.time is None:
         raise ConfigError(
-            f"tables.{untimed[0]}.evict: it needs the time of each sample — received a schema "
-            "without a Time column — add hb.Time"
+            f"tables.{untimed[0]}.evict: it needs the time of each sample, got a schema without "
+            "a Time column. Add hb.Time."
         )
     return tables

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 @described
 class WideDeep(nn.Module):
-    """Wide & Deep: a linear model (memorizes) and a multi-layer perceptron (generalizes), their
-    logits added.
+    """Wide & Deep: a linear model (memorizes) plus a multi-layer perceptron (generalizes).
 
-    Crosses for the wide part are columns with a `Cross` transform in the schema.
+    Their logits are added. Crosses for the wide part are columns with a `Cross` transform in the
+    schema.
 
     Args:
         schema: the columns of the data.
-        tables: tables by name; the wide weights live in tables of dim 1 like them.
+        tables: tables by name; the wide weights lie in tables of dim 1 like them.
         hidden: widths of the hidden layers.
         activation: of the hidden layers: relu, gelu, silu, tanh, sigmoid or leaky_relu.
         dropout: rate after each hidden layer, in [0, 1).

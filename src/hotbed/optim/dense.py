@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The optimizer of the dense parameters: torch's own, made from a name or from a rule value."""
+"""The optimizer of the dense parameters: a torch optimizer, built from a name or a rule value."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ NAMES: dict[str, type[torch.optim.Optimizer]] = {
 
 @dataclass(frozen=True)
 class TorchOptimizer:
-    """A stock torch optimizer by class name and keywords: what a checkpoint says of one that the
-    user had made.
+    """A torch optimizer by class name and keywords.
+
+    A checkpoint describes an optimizer that the user built in this way.
     """
 
     name: str
@@ -41,51 +42,58 @@ def dense_optimizer(
     spec: str | rules.Rule | TorchOptimizer | torch.optim.Optimizer,
     parameters: Iterable[nn.Parameter],
 ) -> torch.optim.Optimizer | None:
-    """The torch optimizer that `spec` stands for, fused on a CPU; None where there is no dense
-    parameter to update.
+    """Return the torch optimizer that `spec` stands for, fused on a CPU.
 
-    `spec` is a torch optimizer (returned as it is), a name such as "adam" (torch's defaults), or a
-    rule value such as `hb.Adam(lr=1e-3)`, whose l2 becomes torch's weight_decay. ConfigError for a
-    name or rule that torch does not have.
+    Returns None if there are no dense parameters to update.
+
+    Args:
+        spec: a torch optimizer (returned as it is), a name such as "adam" (torch's defaults), or a
+            rule value such as `hb.Adam(lr=1e-3)`, whose l2 becomes torch's weight_decay.
+        parameters: the dense parameters; those that require no gradient are left out.
+
+    Raises:
+        ConfigError: torch does not have such a name or rule.
     """
     if isinstance(spec, torch.optim.Optimizer):
         return spec
-    held = [parameter for parameter in parameters if parameter.requires_grad]
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
     if isinstance(spec, TorchOptimizer):
-        made = next(cls for cls in NAMES.values() if cls.__name__ == spec.name)
-        accepted = inspect.signature(made).parameters
+        cls = next(cls for cls in NAMES.values() if cls.__name__ == spec.name)
+        accepted = inspect.signature(cls).parameters
         keywords = {key: value for key, value in spec.keywords.items() if key in accepted}
     elif isinstance(spec, rules.Rule):
-        made, keywords = _from_rule(spec)
+        cls, keywords = _from_rule(spec)
     elif spec in NAMES:
-        made = NAMES[spec]
+        cls = NAMES[spec]
         keywords = {}
     else:
         raise ConfigError(
-            f"optimizer: unknown — received {spec!r:.60} — give a torch optimizer over "
+            f"optimizer: unknown optimizer, got {spec!r:.60}. Give a torch optimizer over "
             f"hb.dense_parameters(network), a rule, or a name: {nearest(str(spec), NAMES)}"
         )
-    # one native call for all parameters; torch takes it by itself on a GPU only
-    if "fused" in inspect.signature(made).parameters and all(
-        p.is_cpu and p.is_floating_point() for p in held
+    # one native call for all parameters; by default torch fuses on a GPU only
+    if "fused" in inspect.signature(cls).parameters and all(
+        parameter.is_cpu and parameter.is_floating_point() for parameter in trained
     ):
         keywords = {"fused": True, **keywords}
-    return made(held, **keywords) if held else None
+    if not trained:
+        return None
+    return cls(trained, **keywords)
 
 
 def _from_rule(rule: rules.Rule) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
     common: dict[str, Any] = {"lr": rule.lr, "weight_decay": rule.l2}
     if rule.l1 or rule.clip is not None or rule.scope != "touched":
         raise ConfigError(
-            f"optimizer: l1, clip and scope belong to rows of tables — received {rule} — "
-            "leave them out for the dense parameters; ClipGradients clips both"
+            f"optimizer: l1, clip and scope apply to rows of tables only, got {rule}. "
+            "Leave them out for the dense parameters; ClipGradients clips both."
         )
     if isinstance(rule, rules.Adam):
         adam: dict[str, Any] = {"betas": (rule.beta1, rule.beta2), "eps": rule.eps}
         if rule.decay and rule.l2:
             raise ConfigError(
-                f"optimizer: decay and l2 together — received {rule} — choose one for dense "
-                "parameters"
+                f"optimizer: decay and l2 exclude each other, got {rule}. "
+                "Choose one for dense parameters."
             )
         if rule.decay:
             return torch.optim.AdamW, common | adam | {"weight_decay": rule.decay}
@@ -103,6 +111,6 @@ def _from_rule(rule: rules.Rule) -> tuple[type[torch.optim.Optimizer], dict[str,
     if isinstance(rule, rules.Sgd):
         return torch.optim.SGD, common
     raise ConfigError(
-        f"optimizer: {type(rule).__name__} updates rows of tables only — received {rule} — "
-        "use adam, adagrad, rms_prop, momentum, nesterov or sgd for the dense parameters"
+        f"optimizer: {type(rule).__name__} updates rows of tables only, got {rule}. "
+        "Use adam, adagrad, rms_prop, momentum, nesterov or sgd for the dense parameters."
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train and eval modes of networks, set for a while; then every module has its own flag again."""
+"""Set train and eval modes of networks for a while, then restore the flag of every module."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 
 @contextmanager
 def in_eval_mode(*networks: Any) -> Iterator[None]:
-    """Every module of `networks` is in eval mode within; other callables among them are left alone.
+    """Put every module of `networks` in eval mode within; ignore other callables among them.
 
     Only flags are set: `eval()` and `train()` of a module may do more, which could not be undone.
     """
@@ -25,9 +25,9 @@ def in_eval_mode(*networks: Any) -> Iterator[None]:
 
 @contextmanager
 def in_train_mode(network: nn.Module) -> Iterator[None]:
-    """A network that is in eval mode as a whole is in train mode within.
+    """Put a network in train mode within, if all of its modules are in eval mode.
 
-    Where one of its modules is in train mode, the flags are the user's choice and stay.
+    If one of its modules is in train mode, the flags are the user's choice and stay.
     """
     modules = list(network.modules())
     if any(module.training for module in modules):

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mixed precision and compilation: what `amp_level` and `boost_level` of a `RecModel` mean here.
+"""Mixed precision and compilation: the meaning of `amp_level` and `boost_level` of a `RecModel`.
 
-| amp_level | CPU                                               | CUDA                                          |
-|-----------|---------------------------------------------------|-----------------------------------------------|
-| O0        | float32                                           | float32                                       |
-| O1, O2    | bfloat16 autocast; norms, loss, rows in float32   | float16 autocast with dynamic loss scaling    |
-| O3        | dense parameters and arithmetic in bfloat16       | the same; no loss scaling                     |
-| auto      | O0, with one log line                             | O2                                            |
+| amp_level | CPU                                             | CUDA                                       |
+|-----------|-------------------------------------------------|--------------------------------------------|
+| O0        | float32                                         | float32                                    |
+| O1, O2    | bfloat16 autocast; norms, loss, rows in float32 | float16 autocast with dynamic loss scaling |
+| O3        | dense parameters and arithmetic in bfloat16     | the same; no loss scaling                  |
+| auto      | O0, with one log line                           | O2                                         |
 
-| boost_level | meaning                                                                                           |
-|-------------|---------------------------------------------------------------------------------------------------|
-| O0          | nothing                                                                                           |
-| O1          | `torch.compile(network, mode="default", dynamic=True)` for the training step                      |
-| O2          | `torch.compile(network, mode="max-autotune-no-cudagraphs", dynamic=True)` for the training step   |
+| boost_level | meaning                                                                                         |
+|-------------|-------------------------------------------------------------------------------------------------|
+| O0          | nothing                                                                                         |
+| O1          | `torch.compile(network, mode="default", dynamic=True)` for the training step                    |
+| O2          | `torch.compile(network, mode="max-autotune-no-cudagraphs", dynamic=True)` for the training step |
 
-Neither level promises a factor; `docs/training.md` has what was measured. Rows of tables are
-float32 in all of them.
+No level promises a speedup; `docs/training.md` gives the measurements. Rows of tables are float32
+at all levels.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ AMP_LEVELS = ("O0", "O1", "O2", "O3", "auto")
 
 @dataclass(frozen=True)
 class Precision:
-    """In which number format the dense network computes.
+    """The number format in which the dense network computes.
 
-    `compute` is the autocast dtype (None = no autocast), `scaled` asks for dynamic loss scaling,
-    `convert` for dense parameters in `compute` as well.
+    `compute`: the autocast dtype (None = no autocast). `scaled`: with dynamic loss scaling.
+    `convert`: dense parameters are stored in `compute`, too.
     """
 
     compute: torch.dtype | None = None
@@ -50,22 +50,20 @@ class Precision:
     convert: bool = False
 
     def autocast(self, device: torch.device) -> AbstractContextManager[Any]:
-        """The context in which the forward pass runs."""
+        """Return the context in which the forward pass runs."""
         if self.compute is None:
             return nullcontext()
         return torch.autocast(device.type, dtype=self.compute)
 
     def apply(self, network: nn.Module, parameters: Iterable[nn.Parameter]) -> None:
-        """Convert the dense parameters and float buffers of `network` in place, where the level
-        asks for it.
-        """
+        """Convert the dense parameters and float buffers of `network` in place, if `convert`."""
         if not self.convert or self.compute is None:
             return
         for tensor in [*parameters, *network.buffers()]:
             if tensor.is_floating_point():
                 tensor.data = tensor.data.to(self.compute)
         for module in network.modules():
-            # autocast leaves norms to the dtype of their input, which must then be that of their
+            # autocast lets norms compute in the dtype of their input, which must be that of their
             # weights
             own = next(module.parameters(recurse=False), None)
             if (
@@ -85,14 +83,14 @@ def _cast_inputs(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ..
 
 
 def precision(level: str, device: torch.device) -> Precision:
-    """The meaning of an `amp_level` on a device; ConfigError for an unknown level.
+    """Return the precision of an `amp_level` on a device; raise ConfigError for an unknown level.
 
     >>> precision("O2", torch.device("cpu"))
     Precision(compute=torch.bfloat16, scaled=False, convert=False)
     """
     if level not in AMP_LEVELS:
         raise ConfigError(
-            f"amp_level: unknown level — received {level!r} — {nearest(str(level), AMP_LEVELS)}"
+            f"amp_level: unknown level, got {level!r}: {nearest(str(level), AMP_LEVELS)}"
         )
     if level == "auto":
         level = "O2" if device.type == "cuda" else "O0"
@@ -112,9 +110,7 @@ def precision(level: str, device: torch.device) -> Precision:
 
 @dataclass(frozen=True)
 class Boost:
-    """Settings of `torch.compile` for the training step; give one as `boost_level` to choose them
-    yourself.
-    """
+    """Settings of `torch.compile` for the training step, for your own `boost_level`."""
 
     mode: str = "default"
     dynamic: bool | None = True
@@ -122,7 +118,7 @@ class Boost:
     backend: str = "inductor"
 
     def compile(self, network: nn.Module) -> nn.Module:
-        """`network`, compiled; it shares the parameters of the original."""
+        """Return the compiled `network`; it shares the parameters of the original."""
         compiled: nn.Module = torch.compile(  # type: ignore[assignment]
             network,
             mode=self.mode,
@@ -141,13 +137,14 @@ BOOST_LEVELS: dict[str, Boost | None] = {
 
 
 def boost(level: str | Boost) -> Boost | None:
-    """The meaning of a `boost_level`; None = leave the network as it is. ConfigError for an unknown
-    level.
+    """Return the settings of a `boost_level`; None = the network is not compiled.
+
+    Raises ConfigError for an unknown level.
     """
     if isinstance(level, Boost):
         return level
     if level not in BOOST_LEVELS:
         raise ConfigError(
-            f"boost_level: unknown level — received {level!r} — {nearest(str(level), BOOST_LEVELS)}"
+            f"boost_level: unknown level, got {level!r}: {nearest(str(level), BOOST_LEVELS)}"
         )
     return BOOST_LEVELS[level]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many processes train together; tables and optimizers here belong to a single process."""
+"""The number of processes that train together; tables and optimizers belong to one process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ INDEPENDENT = "HOTBED_INDEPENDENT_RANKS"
 
 
 def world_size() -> int:
-    """Ranks of the process group, else of the launcher (`torchrun` sets WORLD_SIZE), else 1."""
+    """Return the number of ranks.
+
+    It is that of the process group, else of the launcher (`torchrun` sets WORLD_SIZE), else 1.
+    """
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_world_size()
     size = os.environ.get("WORLD_SIZE", "")
@@ -22,9 +25,11 @@ def world_size() -> int:
 
 
 def check_single_rank(where: str) -> None:
-    """Raise ConfigError where several ranks train: each would train a separate copy."""
+    """Raise ConfigError if several ranks train: each would train a separate copy."""
     size = world_size()
     if size > 1 and os.environ.get(INDEPENDENT) != "1":
-        what = "each rank would train a separate copy of the model on all data"
-        advice = f"start one process; set {INDEPENDENT}=1 where copies are meant, as in a sweep"
-        raise ConfigError(f"{where}: {what} — received a world of {size} ranks — {advice}")
+        raise ConfigError(
+            f"{where}: each rank would train a separate copy of the model on all data, got a world "
+            f"of {size} ranks. Start one process, or set {INDEPENDENT}=1 for separate copies, as "
+            "in a sweep."
+        )

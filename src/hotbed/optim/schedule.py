@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learning-rate schedules as values: a factor on each group's own learning rate, for dense
-parameters and tables alike.
+"""Learning-rate schedules as values: a factor on each group's own learning rate.
 
-    schedule = Chain((Warmup(1000), Hold(20_000), Polynomial(10_000, power=2.0))) scheduler =
-    schedule.attach(optimizer)        # a torch LambdaLR; scheduler.step() after each training step
+They apply to dense parameters and to tables:
 
-torch.optim.lr_scheduler has these shapes, but as objects bound to one optimizer that count in their
-own way; a value can be written in a job and attached to both optimizers. Any torch scheduler works
-as well.
+    schedule = Chain((Warmup(1000), Hold(20_000), Polynomial(10_000, power=2.0)))
+    scheduler = schedule.attach(optimizer)  # a torch LambdaLR; step it after each training step
+
+The objects of torch.optim.lr_scheduler have the same shapes, but are bound to one optimizer and
+count steps by themselves. A value can be written in a job and attached to both optimizers. Any
+torch scheduler works as well.
 """
 
 from __future__ import annotations
@@ -23,9 +24,7 @@ from hotbed.errors import ConfigError
 
 @dataclass(frozen=True)
 class Schedule(ABC):
-    """A factor on the learning rate as a function of the step, over `steps` steps; after them the
-    last factor stays.
-    """
+    """A factor on the learning rate for each of `steps` steps; after them the last factor stays."""
 
     steps: int
 
@@ -33,26 +32,27 @@ class Schedule(ABC):
         if self.steps < 1:
             name = type(self).__name__
             raise ConfigError(
-                f"{name}.steps: must be at least 1 — received {self.steps} — give a number of steps"
+                f"{name}.steps: must be at least 1, got {self.steps}. Give a number of steps."
             )
 
     @abstractmethod
     def at(self, progress: float) -> float:
-        """The factor at `progress` in [0, 1] through the steps."""
+        """Return the factor at `progress` in [0, 1] through the steps."""
 
     def factor(self, step: int) -> float:
-        """The factor for step `step`, 0 for the first."""
+        """Return the factor for step `step`, 0 for the first."""
         return self.at(min(step, self.steps) / self.steps)
 
     def attach(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
-        """A torch scheduler on `optimizer`, whose current learning rates are the base."""
+        """Return a torch scheduler on `optimizer`, whose current learning rates are the base."""
         return torch.optim.lr_scheduler.LambdaLR(optimizer, self.factor)
 
 
 @dataclass(frozen=True)
 class Warmup(Schedule):
-    """Linear from `start` (of the base) to 1; the first step already learns at `start + (1 - start)
-    / steps`.
+    """Linear from `start` (of the base) to 1.
+
+    The factor of the first step is `start + (1 - start) / steps`.
     """
 
     start: float = 0.0
@@ -73,8 +73,9 @@ class Hold(Schedule):
 
 @dataclass(frozen=True)
 class Polynomial(Schedule):
-    """From 1 to `end` as (1 - progress) ** power. Source: HugeCTR's LearningRateScheduler
-    (decay_power, end_lr).
+    """From 1 to `end` as (1 - progress) ** power.
+
+    Source: HugeCTR's LearningRateScheduler (decay_power, end_lr).
     """
 
     power: float = 1.0
@@ -107,10 +108,10 @@ class Chain:
 
     def __post_init__(self) -> None:
         if not self.parts:
-            raise ConfigError("Chain.parts: empty — received () — give one schedule or more")
+            raise ConfigError("Chain.parts: it is empty, got (). Give one schedule or more.")
 
     def factor(self, step: int) -> float:
-        """The factor for step `step`, 0 for the first."""
+        """Return the factor for step `step`, 0 for the first."""
         for part in self.parts[:-1]:
             if step < part.steps:
                 return part.factor(step)
@@ -118,5 +119,5 @@ class Chain:
         return self.parts[-1].factor(step)
 
     def attach(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
-        """A torch scheduler on `optimizer`, whose current learning rates are the base."""
+        """Return a torch scheduler on `optimizer`, whose current learning rates are the base."""
         return torch.optim.lr_scheduler.LambdaLR(optimizer, self.factor)

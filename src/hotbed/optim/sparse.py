@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SparseOptimizer: applies each table's rule to the rows that the last backward passes gave
-gradients.
-"""
+"""SparseOptimizer: applies the rule of each table to its rows that have gradients."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from hotbed.optim.ranks import check_single_rank
 
 
 def dense_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters of `model` that a dense optimizer takes: all but the rows of its tables.
+    """Return the parameters of `model` for a dense optimizer: all but the rows of its tables.
 
     Example: `torch.optim.Adam(hb.dense_parameters(model), lr=1e-3)`
     """
@@ -28,15 +26,17 @@ def dense_parameters(model: nn.Module) -> list[nn.Parameter]:
 
 
 class SparseOptimizer(torch.optim.Optimizer, StepsTables):
-    """A torch optimizer over the tables of a model: schedulers, accumulation, clipping and
-    GradScaler
-        work as with any other.
+    """A torch optimizer over the tables of a model.
 
-    There is one parameter group for each set of tables that share dim and rule; its `lr` starts at
-    the rule's, its `tables` names them. `step()` sums what all lookups since the last step left
-    (once an id), and applies the rule once a row. A gradient that is not finite raises
-    NonFiniteGradient, naming table and id, before any row changes. Frozen tables are passed over.
-    Raises ConfigError for a model without tables, or with two tables of one name.
+    Schedulers, accumulation, clipping and GradScaler work as with any other. There is one parameter
+    group for each set of tables that share dim and rule; its `lr` starts at the rule's, its
+    `tables` names them. `step()` sums the gradients of all lookups since the last step by id, and
+    applies the rule once a row. Frozen tables are skipped.
+
+    Raises:
+        ConfigError: the model has no tables, or two tables of one name.
+        NonFiniteGradient: in `step()`, a gradient is not finite. It names table and id, and no row
+            has changed.
 
     Example:
         >>> dense, sparse = torch.optim.Adam(hb.dense_parameters(model)), hb.SparseOptimizer(model)
@@ -47,8 +47,8 @@ class SparseOptimizer(torch.optim.Optimizer, StepsTables):
         self._modules = table_modules(model)
         if not self._modules:
             raise ConfigError(
-                f"SparseOptimizer: the model holds no tables — received {type(model).__name__} — "
-                "use a dense optimizer alone"
+                f"SparseOptimizer: the model has no tables, got {type(model).__name__}. "
+                "Use a dense optimizer alone."
             )
         _check_names(self._modules)
         groups = [
@@ -72,14 +72,15 @@ class SparseOptimizer(torch.optim.Optimizer, StepsTables):
         return {"_modules": self._modules, "_shared": self._shared, **super().__getstate__()}
 
     def tables(self) -> list[Table]:
-        """The tables, each once."""
+        """Return the tables, each once."""
         return list(
             {id(table): table for module in self._modules for table in module.tables}.values()
         )
 
     def check_finite(self) -> None:
-        """Raises NonFiniteGradient, naming table and id, if a waiting gradient is not finite.
-        Changes nothing.
+        """Raise NonFiniteGradient, naming table and id, if a waiting gradient is not finite.
+
+        Nothing is changed.
         """
         for module, step, grads in self._waiting():
             if module.pending is None or module.pending.known_finite(grads):
@@ -90,16 +91,19 @@ class SparseOptimizer(torch.optim.Optimizer, StepsTables):
                 bad = step.find_nonfinite(number, address)
                 if bad is not None:
                     raise NonFiniteGradient(
-                        f"table {table.name!r}: the gradient of id {bad} is not finite — nothing "
-                        "was updated — look at the loss",
+                        f"table {table.name!r}: the gradient of id {bad} is not finite; nothing "
+                        "was updated. Look at the loss.",
                         table.name,
                         bad,
                     )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of every table that has a gradient waiting. Raises ConfigError where several
-        ranks train.
+        """Update every table whose gradients wait.
+
+        Raises:
+            ConfigError: several ranks train, or a learning rate is not a number >= 0.
+            NonFiniteGradient: a gradient is not finite; no row has changed.
         """
         check_single_rank("SparseOptimizer.step")
         loss = None
@@ -119,11 +123,11 @@ class SparseOptimizer(torch.optim.Optimizer, StepsTables):
         for module, step, grads in waiting:
             pending = module.pending
             lr = [0.0] * len(module.tables)
-            held = pending is not None and pending.holds(grads)
             steps.append(step)
-            sums.append(
-                pending.addresses if pending is not None and held else module.addresses(step, grads)
-            )
+            if pending is not None and pending.holds(grads):
+                sums.append(pending.addresses)
+            else:
+                sums.append(module.addresses(step, grads))
             for group, rows in zip(module.groups, module.rows, strict=True):
                 for table in group.tables:
                     lr[table] = rates[id(rows)]
@@ -131,9 +135,9 @@ class SparseOptimizer(torch.optim.Optimizer, StepsTables):
             module.pending = None
         if self._shared and len(steps) > 1:  # a table in two modules still steps once
             lr_of = {
-                id(t.native): one
+                id(table.native): rate
                 for (module, _, _), lr in zip(waiting, lrs, strict=True)
-                for t, one in zip(module.tables, lr, strict=True)
+                for table, rate in zip(module.tables, lr, strict=True)
             }
             merged, arrays = Step.merge(steps, sums)
             steps = [merged]
@@ -147,20 +151,13 @@ class SparseOptimizer(torch.optim.Optimizer, StepsTables):
         for module in self._modules:
             grads = [rows.grad for rows in module.rows]
             if module.pending is None or any(grad is None for grad in grads):
-                module.pending = None  # zero_grad() took the gradients: nothing waits
+                module.pending = None  # zero_grad() removed the gradients: nothing waits
                 continue
-            yield (
-                module,
-                module.pending.step,
-                [
-                    grad if grad.is_contiguous() else grad.contiguous()
-                    for grad in grads
-                    if grad is not None
-                ],
-            )
+            contiguous = [grad.contiguous() for grad in grads if grad is not None]
+            yield module, module.pending.step, contiguous
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forgets what waits."""
+        """Drop the gradients that wait."""
         for module in self._modules:
             module.pending = None
             for rows in module.rows:
@@ -173,6 +170,5 @@ def _check_names(modules: Sequence[TableModule]) -> None:
         if tables.setdefault(table.name, table) is not table:
             raise ConfigError(
                 "SparseOptimizer: expected one table of each name, got two called "
-                f"{table.name!r}. Rename one, or let "
-                "the modules share one."
+                f"{table.name!r}. Rename one, or let the modules share one."
             )

@@ -96,7 +96,7 @@ def test_losses_are_float32_also_for_bfloat16_logits(cls: type[Loss]) -> None:
 
 @pytest.mark.parametrize("cls", ALL)
 def test_shapes_that_would_broadcast_are_refused(cls: type[Loss]) -> None:
-    with pytest.raises(ConfigError, match=r"differ in shape — received \[4, 1\], \[4\], None"):
+    with pytest.raises(ConfigError, match=r"differ in shape, got \[4, 1\], \[4\], None"):
         cls()(torch.zeros(4, 1), torch.zeros(4))
     with pytest.raises(ConfigError, match="differ in shape"):
         cls()(torch.zeros(4), torch.zeros(4), torch.ones(1))
@@ -112,7 +112,7 @@ def test_multi_task_adds_weighted_losses_by_label() -> None:
     assert set(loss.parts({"a": a, "b": b}, {"a": ya, "b": yb})) == {"a", "b"}
     with pytest.raises(ConfigError, match=r"MultiTask\.losses\.b: no such label"):
         loss({"a": a}, {"a": ya})
-    with pytest.raises(ConfigError, match=r"weights\.aa: .* — did you mean 'a'\?"):
+    with pytest.raises(ConfigError, match=r"weights\.aa: .*: did you mean 'a'\?"):
         MultiTask({"a": BCE()}, {"aa": 1.0})
     with pytest.raises(ConfigError, match="empty"):
         MultiTask({})
@@ -132,7 +132,7 @@ def test_wrong_names_and_numbers_are_config_errors() -> None:
         lambda: BCE(label_smoothing=2.0),
         lambda: Focal(gamma=math.nan),
     ):
-        with pytest.raises(ConfigError, match="received"):
+        with pytest.raises(ConfigError, match=", got "):
             make()
     with pytest.raises(ConfigError, match="negative_rate"):
         correct_sampling(0.0, 0.0)

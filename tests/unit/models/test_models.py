@@ -274,18 +274,18 @@ def test_wrong_settings_are_config_errors_that_say_what_to_do() -> None:
         (lambda: hb.models.DLRM(SCHEMA, tables, interaction="sum"), "interaction: unknown"),  # type: ignore[arg-type]
         (
             lambda: hb.models.MMoE(SCHEMA, tables, tasks=("y", "income")),
-            r"tasks: .*received \['income'\]",
+            r"tasks: .*got \['income'\]",
         ),
         (lambda: hb.models.MMoE(SCHEMA, tables, num_experts=0), "num_experts"),
         (
             lambda: hb.models.FM(SCHEMA, mixed),
-            r"FM: fields of one dim needed — received dims \[4, 6\]",
+            r"FM: all fields must have the same dim, got dims \[4, 6\]",
         ),
         (lambda: hb.models.DNN(SCHEMA, {}), "no table for column 'user'"),
         (lambda: hb.models.LR(SCHEMA, {}), "no table for column 'user'"),
         (
             lambda: hb.models.DNN(sequence, {"item": tables["item"]}),
-            "history: a sequence feature has no place",
+            "history: this model takes no sequence features",
         ),
         (lambda: hb.models.DNN(empty, {}), "no features"),
         (lambda: hb.models.DNN(SCHEMA, tables, dropout=1.5), "dropout: not a rate"),

@@ -82,5 +82,5 @@ def test_torchrun_with_two_processes_is_rejected_by_both(tmp_path: Path) -> None
         command, env=environment, capture_output=True, text=True, timeout=240, check=False
     )
     assert result.returncode == 0, result.stderr
-    assert result.stdout.count("received a world of 2 ranks") == 2
+    assert result.stdout.count("got a world of 2 ranks") == 2
     assert "trained" not in result.stdout

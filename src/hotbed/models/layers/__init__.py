@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Building blocks of ranking models: ordinary `nn.Module`s that know nothing of tables, except
-`inputs`.
-"""
+"""Building blocks of ranking models: `nn.Module`s that, except `inputs`, do not use tables."""
 
 from hotbed.models.layers.cross import CrossNet, CrossNetMix, CrossNetV2
 from hotbed.models.layers.dropout import Dropout, ReLUDropout

@@ -33,8 +33,7 @@ class CrossNet(nn.Module):
 
 
 class CrossNetV2(nn.Module):
-    """Cross network of DCN-V2: x_{l+1} = x_0 * (W_l x_l + b_l) + x_l, with a full matrix W_l a
-    layer.
+    """Cross network of DCN-V2: x_{l+1} = x_0 * (W_l x_l + b_l) + x_l, with a full matrix a layer.
 
     Source: Wang et al., "DCN V2: Improved Deep & Cross Network", WWW 2021.
 
@@ -72,8 +71,8 @@ class CrossNetMix(nn.Module):
         _check(num_layers)
         if rank < 1 or num_experts < 1:
             raise ConfigError(
-                f"low_rank, num_experts: too small — received {rank}, {num_experts} — give "
-                "numbers from 1 on"
+                f"low_rank, num_experts: too small, got {rank}, {num_experts}. "
+                "Give numbers from 1 on."
             )
         self.num_layers = num_layers
         self.rank = rank
@@ -99,8 +98,8 @@ class CrossNetMix(nn.Module):
             inner = torch.tanh(self.down[layer](x)).view(-1, self.num_experts, self.rank)
             inner = torch.tanh(torch.einsum("ner,esr->nes", inner, self.core[layer]))
             gate = F.softmax(self.gates[layer](x), dim=-1)
-            # The gates sum to 1, so that gating before U and adding the bias once equals gating the
-            # finished experts.
+            # The gates sum to 1: gating before U and adding the bias once equals gating the outputs
+            # of the experts.
             mixed = self.up[layer]((inner * gate.unsqueeze(-1)).flatten(1)) + self.biases[layer]
             x = torch.addcmul(x, x0, mixed)
         return x
@@ -109,5 +108,5 @@ class CrossNetMix(nn.Module):
 def _check(num_layers: int) -> None:
     if num_layers < 1:
         raise ConfigError(
-            f"num_cross_layers: too small — received {num_layers} — give a number from 1 on"
+            f"num_cross_layers: too small, got {num_layers}. Give a number from 1 on."
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dropout that is cheap on a CPU."""
+"""Dropout that takes few random bits and few passes over memory on a CPU."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ _LOWEST = torch.iinfo(torch.int16).min
 
 
 class Dropout(nn.Module):
-    """Zero each element with probability `rate` while training and scale the rest by 1 / (1 -
-    rate).
+    """Zero each element with probability `rate` in training, scale the rest by 1 / (1 - rate).
 
-    As `nn.Dropout`, from the same seeded generator of torch, but on a CPU the mask takes 16 random
-    bits an element instead of one double: 2 ms instead of 22 ms for 4096 x 400 on two cores, where
-    masks were half of a DCNv2 training step. `rate` is therefore rounded to a multiple of 2^-16
-    there (error <= 7.7e-6), and the scale uses the rounded rate, so that the expectation is kept
-    exactly. Accelerators use torch's own dropout.
+    It draws from torch's seeded generator, as `nn.Dropout`. On a CPU the mask takes 16 random bits
+    an element instead of one double: 2 ms instead of 22 ms for 4096 x 400 on two cores, where masks
+    were half of a DCNv2 training step. There `rate` is rounded to a multiple of 2^-16 (error <=
+    7.7e-6), and the scale uses the rounded rate, so that the expectation stays exact. Accelerators
+    use torch's own dropout.
 
     Source: Srivastava et al., "Dropout: A Simple Way to Prevent Neural Networks from Overfitting",
         JMLR 2014.
@@ -36,7 +35,7 @@ class Dropout(nn.Module):
     def __init__(self, rate: float) -> None:
         super().__init__()
         if not 0.0 <= rate < 1.0:
-            raise ConfigError(f"dropout: not a rate — received {rate} — give a number in [0, 1)")
+            raise ConfigError(f"dropout: not a rate, got {rate}. Give a number in [0, 1).")
         self.rate = rate
 
     def forward(self, x: Tensor) -> Tensor:
@@ -48,15 +47,15 @@ class Dropout(nn.Module):
         return x * (_mask(x, self.rate) * _scale(self.rate))
 
     def extra_repr(self) -> str:
-        """The rate, for `repr`."""
+        """Return the rate, for `repr`."""
         return f"rate={self.rate}"
 
 
 class ReLUDropout(nn.Module):
-    """`Dropout(rate)(relu(x))` in fewer passes over memory: the mask is drawn into the output, and
-    only that is kept.
+    """`Dropout(rate)(relu(x))` in fewer passes over memory.
 
-    The backward needs no mask, since the output is positive exactly where the gradient passes.
+    The mask is drawn into the output, and only the output is saved for the backward pass: it is
+    positive exactly where the gradient passes.
     """
 
     def __init__(self, rate: float) -> None:
@@ -75,7 +74,7 @@ class ReLUDropout(nn.Module):
         return out
 
     def extra_repr(self) -> str:
-        """The rate, for `repr`."""
+        """Return the rate, for `repr`."""
         return f"rate={self.rate}"
 
 
@@ -106,7 +105,7 @@ def _scale(rate: float) -> float:
 
 
 def _draw(like: Tensor, rate: float) -> Tensor:
-    """A CPU tensor of the shape and dtype of `like`: 0 with probability `rate`, else 1."""
+    """Return a CPU tensor of the shape and dtype of `like`: 0 with probability `rate`, else 1."""
     bits = (
         torch.empty((like.numel() + 3) // 4, dtype=torch.int64)
         .random_(-(1 << 63), None)
@@ -124,12 +123,12 @@ def _mask(like: Tensor, rate: float) -> Tensor:
 
 
 def _register() -> None:
-    """An op that torch.compile does not look into: its own random numbers cost more than the
-    forward pass on a CPU.
+    """Register the mask as an operator that torch.compile does not look into.
 
-    The tag keeps it from merging two draws, or drawing again in the backward pass.
+    On a CPU, the compiler's own random numbers cost more than the forward pass. The tag keeps the
+    compiler from merging two draws, or drawing again in the backward pass.
     """
-    # this module was imported before under another name
+    # true if this module was imported before under another name
     if hasattr(torch.ops.hotbed, "dropout_mask"):
         return
     schema = "(Tensor like, float rate) -> Tensor"

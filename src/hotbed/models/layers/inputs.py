@@ -19,15 +19,16 @@ if TYPE_CHECKING:
 
 
 class FeatureInputs(nn.Module):
-    """All features of a schema as one matrix: pooled embeddings in schema order, then the dense
-        columns.
+    """All features of a schema as one matrix: pooled embeddings, then the dense columns.
+
+    Both are in the order of the schema.
 
     Args:
         schema: the columns of the data.
         tables: one table for each table name in the schema.
 
-    Raises ConfigError for a schema without features and for sequence features (pooling "none"), for
-    which these models have no place.
+    Raises ConfigError for a schema without features, and for sequence features (pooling "none"),
+    which these models do not take.
     """
 
     def __init__(self, schema: Schema, tables: Mapping[str, Table]) -> None:
@@ -42,48 +43,56 @@ class FeatureInputs(nn.Module):
         self.embedding_dim = sum(self.field_dims)
         self.output_dim = self.embedding_dim + self.dense_dim
         if not self.output_dim:
-            raise ConfigError("schema: no features — received no Id and no Dense column — add one")
+            raise ConfigError("schema: no features, got no Id and no Dense column. Add one.")
 
     def forward(self, batch: Batch) -> Tensor:
         """A batch of n samples -> float32 [n, output_dim]."""
         parts = [part for part in self.parts(batch) if part is not None]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        if len(parts) == 1:
+            return parts[0]
+        return torch.cat(parts, dim=1)
 
     def parts(self, batch: Batch) -> tuple[Tensor | None, Tensor | None]:
-        """Embeddings [n, embedding_dim] and dense columns [n, dense_dim] apart; None where there
-        are none.
+        """Return embeddings [n, embedding_dim] and dense columns [n, dense_dim].
+
+        Each is None if the schema has none.
         """
-        embeddings = None if self.collection is None else self.collection.flat(batch)
+        embeddings = None
+        if self.collection is not None:
+            embeddings = self.collection.flat(batch)
         if not self.dense_columns:
             return embeddings, None
         dense = _dense(batch, self.dense_columns)
-        return embeddings, dense if embeddings is None else dense.to(embeddings.device)
+        if embeddings is not None:
+            dense = dense.to(embeddings.device)
+        return embeddings, dense
 
     def fields(self, flat: Tensor) -> Tensor:
-        """The embeddings, alone or in the result of `forward`, as [n, fields, dim]; all tables must
-        have the same dim.
+        """Return the embeddings as [n, fields, dim]; all tables must have the same dim.
+
+        `flat`: the embeddings alone, or the result of `forward`.
         """
-        embeddings = flat if flat.shape[1] == self.embedding_dim else flat[:, : self.embedding_dim]
-        return embeddings.reshape(-1, len(self.field_dims), self.field_dims[0])
+        if flat.shape[1] != self.embedding_dim:
+            flat = flat[:, : self.embedding_dim]
+        return flat.reshape(-1, len(self.field_dims), self.field_dims[0])
 
     def equal_dim(self, model: str) -> int:
-        """The dim that all fields share, for models that multiply fields with each other; else
-        ConfigError.
+        """Return the dim that all fields share; raise ConfigError if they differ.
+
+        Models that multiply fields with each other need it. `model`: the name for the message.
         """
         if len(set(self.field_dims)) != 1:
             raise ConfigError(
-                f"{model}: fields of one dim needed — received dims "
-                f"{sorted(set(self.field_dims))} — "
-                "give the same dim to every table"
+                f"{model}: all fields must have the same dim, got dims "
+                f"{sorted(set(self.field_dims))}. Give the same dim to every table."
             )
         return self.field_dims[0]
 
 
 class LinearTerm(nn.Module):
-    """First-order term: one weight for every id (tables of dim 1 like the given ones) and dense
-    column, and a bias.
+    """First-order term: one weight for every id and every dense column, and a bias.
 
-    The weights of table "x" live in a table "x.linear" with the same rule and policies.
+    The weights of table "x" lie in a table "x.linear" of dim 1 with the same rule and policies.
     """
 
     def __init__(self, schema: Schema, tables: Mapping[str, Table]) -> None:
@@ -115,18 +124,19 @@ def _dense(batch: Batch, names: list[str]) -> Tensor:
     if isinstance(batch.dense, SideBySide) and list(batch.dense) == names:
         matrix: Tensor = batch.dense.matrix
         return matrix
-    columns = (torch.as_tensor(batch.dense[name], dtype=torch.float32) for name in names)
-    return torch.cat(
-        [column if column.dim() == 2 else column.unsqueeze(1) for column in columns], dim=1
-    )
+    columns = []
+    for name in names:
+        column = torch.as_tensor(batch.dense[name], dtype=torch.float32)
+        columns.append(column if column.dim() == 2 else column.unsqueeze(1))
+    return torch.cat(columns, dim=1)
 
 
 def _table(tables: Mapping[str, Table], column: Id) -> Table:
     name = column.table or column.name
     if name not in tables:
         raise ConfigError(
-            f"tables: no table for column {column.name!r} — received {sorted(tables)} — "
-            f"add {name!r}, for example with hb.make_tables(schema, dim=16)"
+            f"tables: no table for column {column.name!r}, got {sorted(tables)}. "
+            f"Add {name!r}, for example with hb.make_tables(schema, dim=16)."
         )
     return tables[name]
 
@@ -135,7 +145,6 @@ def _refuse_sequences(schema: Schema) -> None:
     for column in schema.ids:
         if column.pooling == "none":
             raise ConfigError(
-                f"{column.name}: a sequence feature has no place in this model — received pooling "
-                "'none' — "
-                "use sum, mean or max, or write your own network around hb.EmbeddingCollection"
+                f"{column.name}: this model takes no sequence features, got pooling 'none'. "
+                "Use sum, mean or max, or write your own network around hb.EmbeddingCollection."
             )

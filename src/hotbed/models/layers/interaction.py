@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 
 class FMInteraction(nn.Module):
-    """Sum of the inner products of all pairs of fields, in linear time: ((sum v)^2 - sum v^2) / 2,
-        summed over dim.
+    """Sum of the inner products of all pairs of fields, in linear time.
+
+    It is ((sum v)^2 - sum v^2) / 2, summed over dim.
 
     Source: Rendle, "Factorization Machines", ICDM 2010.
 

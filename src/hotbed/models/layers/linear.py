@@ -11,9 +11,9 @@ from torch.nn import functional as F
 class LogitHead(nn.Module):
     """The last linear layer: one logit from one or more inputs, float32 also under autocast.
 
-    Equals `nn.Linear(sum(widths), 1)` of the concatenated inputs without copying them together. It
-    leaves autocast, because logits rounded to bfloat16 (8 bits) tie with each other, which costs
-    AUC.
+    It equals `nn.Linear(sum(widths), 1)` of the concatenated inputs, but does not copy them. It
+    runs outside autocast, because logits rounded to bfloat16 (8 bits) tie with each other, which
+    costs AUC.
 
     >>> LogitHead(2, 3)(torch.ones(4, 2), torch.ones(4, 3)).shape
     torch.Size([4])
@@ -37,8 +37,9 @@ class LogitHead(nn.Module):
 
 
 def xavier_(module: nn.Module) -> None:
-    """Xavier-normal weights and zero biases for every `nn.Linear` inside `module`, as FuxiCTR and
-    BARS start from.
+    """Set Xavier-normal weights and zero biases for every `nn.Linear` inside `module`.
+
+    FuxiCTR and BARS start from the same weights.
 
     Source: Glorot and Bengio, "Understanding the difficulty of training deep feedforward neural
         networks", 2010.

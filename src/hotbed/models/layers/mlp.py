@@ -26,10 +26,10 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 class BatchNorm(nn.BatchNorm1d):
-    """`nn.BatchNorm1d` that takes batches of fewer than two samples: it normalizes those by the
-    running statistics.
+    """`nn.BatchNorm1d` that also takes batches of fewer than two samples.
 
-    The last batch of a stream may hold one sample, which has no variance; torch's raises there.
+    It normalizes those by the running statistics. The last batch of a stream may have one sample,
+    which has no variance; torch's layer raises an error there.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -42,8 +42,9 @@ class BatchNorm(nn.BatchNorm1d):
 
 
 class MLP(nn.Sequential):
-    """Hidden layers of Linear -> BatchNorm -> activation -> dropout (FuxiCTR's order), then a plain
-    linear output.
+    """Hidden layers of Linear -> BatchNorm -> activation -> dropout, then a linear output.
+
+    The order is that of FuxiCTR.
 
     Args:
         input_dim: width of the input.
@@ -69,15 +70,15 @@ class MLP(nn.Sequential):
         batch_norm: bool = False,
     ) -> None:
         if activation not in _ACTIVATIONS:
-            known = ", ".join(_ACTIVATIONS)
             raise ConfigError(
-                f"activation: unknown — received {activation!r} — give one of {known}"
+                f"activation: unknown activation, got {activation!r}. "
+                f"Give one of {', '.join(_ACTIVATIONS)}."
             )
         widths = [input_dim, *hidden]
         if any(width < 1 for width in (*widths, output_dim or 1)):
             raise ConfigError(
-                f"MLP: a width is below 1 — received {widths}, output {output_dim} — give widths "
-                "from 1 on"
+                f"MLP: a width is below 1, got {widths}, output {output_dim}. "
+                "Give widths from 1 on."
             )
         layers: list[nn.Module] = []
         for width, next_width in itertools.pairwise(widths):
