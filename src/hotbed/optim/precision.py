@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mixed precision and compilation: the meaning of `amp_level` and `boost_level` of a `RecModel`.
 
-| amp_level | CPU                                             | CUDA                                       |
-|-----------|-------------------------------------------------|--------------------------------------------|
-| O0        | float32                                         | float32                                    |
-| O1, O2    | bfloat16 autocast; norms, loss, rows in float32 | float16 autocast with dynamic loss scaling |
-| O3        | dense parameters and arithmetic in bfloat16     | the same; no loss scaling                  |
-| auto      | O0, with one log line                           | O2                                         |
+| amp_level | CPU                                          | CUDA                                 |
+|-----------|----------------------------------------------|--------------------------------------|
+| O0        | float32                                      | float32                              |
+| O1, O2    | bfloat16 autocast; norms, loss, rows float32 | float16 autocast, dynamic loss scale |
+| O3        | dense parameters and arithmetic in bfloat16  | the same; no loss scaling            |
+| auto      | O0, with one log line                        | O2                                   |
 
-| boost_level | meaning                                                                                         |
-|-------------|-------------------------------------------------------------------------------------------------|
-| O0          | nothing                                                                                         |
-| O1          | `torch.compile(network, mode="default", dynamic=True)` for the training step                    |
-| O2          | `torch.compile(network, mode="max-autotune-no-cudagraphs", dynamic=True)` for the training step |
+| boost_level | training step                                                              |
+|-------------|----------------------------------------------------------------------------|
+| O0          | not compiled                                                               |
+| O1          | `torch.compile(network, mode="default", dynamic=True)`                     |
+| O2          | `torch.compile(network, mode="max-autotune-no-cudagraphs", dynamic=True)`  |
 
 No level promises a speedup; `docs/training.md` gives the measurements. Rows of tables are float32
 at all levels.
