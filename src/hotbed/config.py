@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The codec between configuration and constructors.
+"""Translate between configuration and constructors.
 
 A configuration key is the keyword of the class that it builds: `{"kind": "adagrad", "lr": 0.05}` is
-`Adagrad(lr=0.05)`. There is no second tree of config classes. `build` turns a mapping into the
-object, `describe` turns the object back.
+`Adagrad(lr=0.05)`. The constructors are the only definition of the keys. `build` turns a mapping
+into the object, `describe` turns the object back into a mapping.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def __dir__() -> list[str]:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# : Constructor arguments of models that the job supplies; they are never keys of a model's own
+# Constructor arguments of models that the job supplies; they are never keys of a model's own
 # configuration.
 GIVEN = ("schema", "tables")
 
-# : Where the public variants of a folder's abstract classes live; imported when a kind of that
-# folder is looked up.
+# The modules with the public variants of a folder's abstract classes; imported when a kind of
+# that folder is looked up.
 _HOMES: Mapping[str, tuple[str, ...]] = {
     "connectors": ("hotbed.connectors",),
     "data": ("hotbed.data",),
@@ -63,7 +63,7 @@ _HOMES: Mapping[str, tuple[str, ...]] = {
 
 
 def kind_of(cls: type) -> str:
-    """Snake-case name of a class, as written under `kind`.
+    """Return the snake-case name of a class, as written under `kind`.
 
     >>> class MinCount: ...
     >>> class DCNv2: ...
@@ -74,18 +74,18 @@ def kind_of(cls: type) -> str:
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
-    """The end of an error message: the nearest choice if one is near, else all of them."""
+    """Return the last sentence of an error message: the nearest choice, or else all choices."""
     names = sorted(choices)
+    if not names:
+        return "It takes no keys."
     close = difflib.get_close_matches(word, names, n=5, cutoff=0.5)
-    if close:  # swapped letters are the commonest slip, and difflib thinks little of them
-        return f"did you mean {max(close, key=lambda name: sorted(name) == sorted(word))!r}?"
-    return f"use one of {', '.join(names)}" if names else "it takes no keys"
+    if close:  # swapped letters are the most common mistake, and difflib rates them low
+        return f"Did you mean {max(close, key=lambda name: sorted(name) == sorted(word))!r}?"
+    return f"Use one of {', '.join(names)}."
 
 
 def kinds(expected: type) -> dict[str, type]:
-    """Every public final class that may stand where `expected` is asked for, by kind; empty for a
-    final class.
-    """
+    """Return by kind every public final class below `expected`; empty for a final class."""
     package, _, rest = expected.__module__.partition(".")
     if package == "torch":  # only the listed models, not every nn.Module in the process
         return public_kinds("hotbed.models")
@@ -96,13 +96,12 @@ def kinds(expected: type) -> dict[str, type]:
 
 
 def public_kinds(module: str) -> dict[str, type]:
-    """The classes in the public list of `module`, by kind; MissingExtra where it needs torch and
-    there is none.
+    """Return the final classes in the public list of `module`, by kind.
+
+    Raises MissingExtra where the module needs torch and torch is not installed.
     """
-    found = _import(module)
-    classes = [
-        getattr(found, name) for name in found.__all__ if inspect.isclass(getattr(found, name))
-    ]
+    home = _import(module)
+    classes = [member for name in home.__all__ if inspect.isclass(member := getattr(home, name))]
     return {
         kind_of(cls): cls
         for cls in classes
@@ -113,15 +112,19 @@ def public_kinds(module: str) -> dict[str, type]:
 def build(
     spec: object, expected: Any, path: str = "job", given: Mapping[str, object] | None = None
 ) -> Any:
-    """Build what `expected` (a class or type hint) asks for from plain values.
+    """Build an object of `expected`, a class or a type hint, from plain values.
 
-    `spec` is a mapping of `kind` (may be left out where only one class fits) and the constructor's
-    keywords; a bare string stands for a kind without keywords; nested values are built from the
-    type hints. Objects that already fit are passed through. `given` holds arguments that the caller
-    supplies to the outermost constructor.
+    Args:
+        spec: A mapping of `kind` (optional where only one class fits) and the constructor's
+            keywords. A bare string stands for a kind without keywords; nested values are built
+            from the type hints. Objects that already fit are passed through.
+        expected: The class or the type hint.
+        path: Dotted path of `spec`, for messages.
+        given: Arguments that the caller supplies to the outermost constructor.
 
-    Raises ConfigError for an unknown key, kind, missing key or wrong type; the message starts with
-    the dotted path.
+    Raises:
+        ConfigError: A key or kind is unknown, a key is missing or a type is wrong; the message
+            starts with the dotted path.
 
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True)
@@ -131,7 +134,7 @@ def build(
     Sgd(lr=0.1)
     >>> build({"rl": 0.1}, Sgd, "rule")
     Traceback (most recent call last):
-    hotbed.errors.ConfigError: rule.rl: unknown key of sgd — received 0.1 — did you mean 'lr'?
+    hotbed.errors.ConfigError: rule.rl: unknown key of sgd, got 0.1. Did you mean 'lr'?
     """
     origin = typing.get_origin(expected)
     if expected is Any or expected is object:
@@ -156,11 +159,11 @@ def build(
 
 
 def describe(obj: object) -> Any:
-    """Plain values (dict, list, str, number, None) from which `build` makes an equal object.
+    """Return plain values (dict, list, str, number, None) from which `build` makes an equal object.
 
-    Dataclasses give `kind` and the fields that differ from their defaults; classes under
-    `@described` their constructor arguments, without those in `GIVEN`. Raises ConfigError for
-    anything else, naming its type.
+    A dataclass becomes its `kind` and the fields that differ from their defaults; an instance of
+    a class under `@described` its constructor arguments, without those in `GIVEN`. Raises
+    ConfigError for anything else, with its type.
     """
     if obj is None or isinstance(obj, (bool, int, float, str)):
         return obj
@@ -172,22 +175,19 @@ def describe(obj: object) -> Any:
         return [describe(value) for value in obj]
     if hasattr(obj, "_described"):
         arguments: Mapping[str, object] = obj._described
-        kept = {name: value for name, value in arguments.items() if name not in GIVEN}
-        return {"kind": kind_of(type(obj)), **_without_defaults(type(obj), kept)}
+        own = {name: value for name, value in arguments.items() if name not in GIVEN}
+        return {"kind": kind_of(type(obj)), **_without_defaults(type(obj), own)}
     if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
         values = {f.name: getattr(obj, f.name) for f in dataclasses.fields(obj) if f.init}
         return {"kind": kind_of(type(obj)), **_without_defaults(type(obj), values)}
     raise ConfigError(
-        f"{type(obj).__name__} cannot be written as configuration — received {obj!r:.80} — "
-        "pass a plain value, a frozen dataclass or an instance of a class decorated with "
-        "@config.described"
+        f"{type(obj).__name__} cannot be written as configuration, got {obj!r:.80}. Pass a plain "
+        "value, a frozen dataclass or an instance of a class decorated with @config.described."
     )
 
 
 def described(cls: type[T]) -> type[T]:
-    """Class decorator: remember the constructor's arguments in `self._described`, so that
-    `describe`
-        can write them.
+    """Store the constructor's arguments in `self._described`, for `describe`. A class decorator.
 
     >>> @described
     ... class Tower:
@@ -203,7 +203,7 @@ def described(cls: type[T]) -> type[T]:
         def __init__(*args: P.args, **kwargs: P.kwargs) -> None:
             bound = signature.bind(*args, **kwargs)
             self, *_ = bound.arguments.values()
-            # a described base class must not overwrite what its child was given
+            # a described base class must not overwrite the arguments of its child
             if "_described" not in vars(self):
                 first = next(iter(bound.arguments))
                 arguments = {
@@ -218,13 +218,15 @@ def described(cls: type[T]) -> type[T]:
     return cls
 
 
-# resolving hints takes a millisecond, and a server builds its tables again for every version
+# cached: hints take a millisecond to resolve, and a server builds its tables for every version
 @functools.cache
 def parameters(cls: type) -> Mapping[str, inspect.Parameter]:
-    """Keywords that configure `cls`, with resolved type hints; the underscore of `with_` is not
-    part of its key.
+    """Return the keywords that configure `cls`, with resolved type hints.
+
+    The trailing underscore of a name such as `with_` is not part of its key. Raises ConfigError
+    for a constructor with parameters that cannot be keywords.
     """
-    found: dict[str, inspect.Parameter] = {}
+    keywords: dict[str, inspect.Parameter] = {}
     for parameter in inspect.signature(cls).parameters.values():
         if parameter.kind in (
             parameter.VAR_POSITIONAL,
@@ -232,13 +234,13 @@ def parameters(cls: type) -> Mapping[str, inspect.Parameter]:
             parameter.POSITIONAL_ONLY,
         ):
             raise ConfigError(
-                f"{cls.__name__} cannot be configured — its parameter {parameter} has no key — "
-                "give the constructor named parameters only"
+                f"{cls.__name__}: expected named parameters only, got {parameter}. Give each "
+                "parameter of the constructor a name that can be a key."
             )
-        found[parameter.name] = parameter.replace(
+        keywords[parameter.name] = parameter.replace(
             annotation=_hint(cls, parameter.name, parameter.annotation)
         )
-    return found
+    return keywords
 
 
 # --- building -------------------------------------------------------------------------------------
@@ -262,45 +264,44 @@ def _build_object(
         kind = next(iter(choices))
     if kind is None:
         raise ConfigError(
-            f"{path}.kind: missing key — received {_short(spec)} — use one of "
-            f"{', '.join(sorted(choices))}"
+            f"{path}.kind: missing key, got {_short(spec)}. Use one of "
+            f"{', '.join(sorted(choices))}."
         )
     if kind not in choices:
-        raise ConfigError(
-            f"{path}.kind: unknown kind — received {kind!r} — {nearest(str(kind), choices)}"
-        )
+        raise ConfigError(f"{path}.kind: unknown kind, got {kind!r}. {nearest(str(kind), choices)}")
     return _construct(choices[kind], keys, path, given)
 
 
 def _construct(
     cls: type, keys: Mapping[str, object], path: str, given: Mapping[str, object]
 ) -> Any:
-    known = parameters(cls)
-    by_key = {name.rstrip("_"): name for name in known if name not in given}
-    arguments = {name: value for name, value in given.items() if name in known}
+    keywords = parameters(cls)
+    by_key = {name.rstrip("_"): name for name in keywords if name not in given}
+    arguments = {name: value for name, value in given.items() if name in keywords}
     for key, value in keys.items():
         name = key if key in by_key.values() else by_key.get(key)
         if name is None:
             raise ConfigError(
-                f"{path}.{key}: unknown key of {kind_of(cls)} — received {_short(value)} — "
+                f"{path}.{key}: unknown key of {kind_of(cls)}, got {_short(value)}. "
                 f"{nearest(key, by_key)}"
             )
-        arguments[name] = build(value, known[name].annotation, f"{path}.{key}")
-    for name, parameter in known.items():
+        arguments[name] = build(value, keywords[name].annotation, f"{path}.{key}")
+    for name, parameter in keywords.items():
         if name not in arguments and parameter.default is parameter.empty:
             raise ConfigError(
-                f"{path}.{name.rstrip('_')}: missing key of {kind_of(cls)} — "
-                f"received {', '.join(keys) or 'no keys'} — add it"
+                f"{path}.{name.rstrip('_')}: missing key of {kind_of(cls)}, "
+                f"got {', '.join(keys) or 'no keys'}. Add it."
             )
     try:
         return cls(**arguments)
     except ConfigError as error:
-        raise ConfigError(_located(str(error), cls, known, path)) from error
+        raise ConfigError(_located(str(error), cls, keywords, path)) from error
     except HotbedError:
         raise
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"{path}: {kind_of(cls)} refused its keys — {error} — see its documentation"
+            f"{path}: {kind_of(cls)} cannot be built from its keys, got {str(error)!r}. See its "
+            "documentation."
         ) from error
 
 
@@ -313,14 +314,10 @@ def _build_union(
     if len(members) == 1:
         return build(spec, members[0], path, given)
     classes = [member for member in members if inspect.isclass(member) and not _is_plain(member)]
-    if classes and (
-        isinstance(spec, tuple(classes)) or (isinstance(spec, Mapping) and "kind" in spec)
-    ):
-        return _build_object(spec, classes, path, given or {})
-    if classes and isinstance(spec, str) and not {str, Path} & set(members):
+    if classes and _names_object(spec, classes, members):
         return _build_object(spec, classes, path, given or {})
     errors: list[ConfigError] = []
-    # an int stays an int where both are allowed
+    # float last, so that an int stays an int where both are allowed
     for member in sorted(members, key=lambda member: member is float):
         try:
             return build(spec, member, path, given)
@@ -330,6 +327,15 @@ def _build_union(
     if len(str(deepest).split(":")[0]) > len(path):
         raise deepest
     raise _wrong(path, " | ".join(_name(member) for member in members), spec)
+
+
+def _names_object(spec: object, classes: list[type], members: tuple[Any, ...]) -> bool:
+    """Return whether `spec` is, or describes by its kind, an object of one of the classes."""
+    if isinstance(spec, tuple(classes)):
+        return True
+    if isinstance(spec, str):
+        return not {str, Path} & set(members)
+    return isinstance(spec, Mapping) and "kind" in spec
 
 
 def _build_sequence(spec: object, container: Any, hints: tuple[Any, ...], path: str) -> Any:
@@ -362,7 +368,7 @@ def _build_leaf(spec: object, expected: Any, path: str) -> Any:
     if expected is float and number:
         return float(typing.cast(float, spec))
     if expected is int and number and float(typing.cast(float, spec)).is_integer():
-        return int(typing.cast(float, spec))  # 1e6 is a fine way to write a count
+        return int(typing.cast(float, spec))  # a count may be written as 1e6
     if expected is Path and isinstance(spec, (str, Path)):
         return Path(spec)
     if expected in (None, type(None)) and spec is None:
@@ -372,7 +378,7 @@ def _build_leaf(spec: object, expected: Any, path: str) -> Any:
     raise _wrong(path, _name(expected), spec)
 
 
-# --- small questions ------------------------------------------------------------------------------
+# --- classes and messages -------------------------------------------------------------------------
 
 
 def _import(name: str) -> types.ModuleType:
@@ -381,30 +387,35 @@ def _import(name: str) -> types.ModuleType:
     except ModuleNotFoundError as error:
         if error.name == "torch":
             raise MissingExtra(
-                f"{name} needs PyTorch — it is not installed — pip install hotbed[train]"
+                f"{name}: PyTorch is not installed. Run pip install hotbed[train]."
             ) from error
         raise
 
 
 def _subclasses(cls: type) -> list[type]:
-    """The final classes below `cls`: a class is abstract or final in this house, so one with
-    children is no choice.
+    """Return the final classes below `cls`.
+
+    A class of Hotbed is abstract or final, so a class with children cannot be a choice.
     """
     children: list[type] = type.__subclasses__(cls)
     below: list[type] = []
     for child in children:
         deeper = _subclasses(child)
-        below += deeper or ([] if inspect.isabstract(child) else [child])
+        if deeper:
+            below += deeper
+        elif not inspect.isabstract(child):
+            below.append(child)
     return below
 
 
-def _located(message: str, cls: type, known: Iterable[str], path: str) -> str:
-    """A constructor's message under the path of what it built: `Ttl.days: ...` as
-    `job.tables.evict.days: ...`.
+def _located(message: str, cls: type, keywords: Iterable[str], path: str) -> str:
+    """Return a constructor's message with its path in the configuration.
+
+    `Ttl.days: ...` becomes `job.tables.evict.days: ...`.
     """
     name, colon, rest = message.partition(":")
     owner, dot, key = name.partition(".")
-    if colon and owner in known:
+    if colon and owner in keywords:
         return f"{path}.{message}"
     if colon and dot and owner in (cls.__name__, kind_of(cls)):
         return f"{path}.{key}:{rest}"
@@ -419,29 +430,29 @@ def _is_plain(member: Any) -> bool:
 
 
 def _without_defaults(cls: type, values: Mapping[str, object]) -> dict[str, Any]:
-    known = inspect.signature(cls).parameters
-    factories = (
-        {f.name: f.default_factory for f in dataclasses.fields(cls)}
-        if dataclasses.is_dataclass(cls)
-        else {}
-    )
-    kept: dict[str, Any] = {}
+    """Return the described values by key, without those that equal their defaults."""
+    defaults = {name: item.default for name, item in inspect.signature(cls).parameters.items()}
+    factories = dict[str, Any]()
+    if dataclasses.is_dataclass(cls):
+        factories = {field.name: field.default_factory for field in dataclasses.fields(cls)}
+    keys: dict[str, Any] = {}
     for name, value in values.items():
         factory = factories.get(name, dataclasses.MISSING)
-        default = factory() if callable(factory) else known[name].default
+        default = factory() if callable(factory) else defaults[name]
         if (
             default is not inspect.Parameter.empty
             and type(default) is type(value)
             and default == value
         ):
             continue
-        kept[name.rstrip("_")] = describe(value)
-    return kept
+        keys[name.rstrip("_")] = describe(value)
+    return keys
 
 
 def _hint(cls: type, name: str, annotation: Any) -> Any:
-    """Resolve one annotation where it was written; a name that only a type checker imports resolves
-    to Any.
+    """Resolve one annotation in the module that holds it.
+
+    A name that only a type checker imports resolves to Any.
     """
     if annotation is inspect.Parameter.empty:
         return Any
@@ -458,11 +469,9 @@ def _hint(cls: type, name: str, annotation: Any) -> Any:
 
 
 def _name(hint: Any) -> str:
-    return (
-        hint.__name__
-        if inspect.isclass(hint) and typing.get_origin(hint) is None
-        else str(hint).replace("typing.", "")
-    )
+    if inspect.isclass(hint) and typing.get_origin(hint) is None:
+        return hint.__name__
+    return str(hint).replace("typing.", "")
 
 
 def _short(value: object) -> str:
@@ -470,7 +479,7 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _wrong(path: str, wanted: str, spec: object) -> ConfigError:
+def _wrong(path: str, expected: str, spec: object) -> ConfigError:
     return ConfigError(
-        f"{path}: wrong value — received {_short(spec)} ({type(spec).__name__}) — give {wanted}"
+        f"{path}: wrong value, got {_short(spec)} ({type(spec).__name__}). Give {expected}."
     )

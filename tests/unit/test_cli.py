@@ -455,7 +455,7 @@ def test_a_job_of_a_stream_alone_is_followed_but_not_trained(
         ),
         (
             ["train", "job.yaml", "--set", "metrics=[acu]"],
-            "ConfigError job.metrics.0.kind: unknown kind — received 'acu'",
+            "ConfigError job.metrics.0.kind: unknown kind, got 'acu'",
         ),
         (
             ["train", "job.yaml", "--set", "callbacks=[evikt]"],
@@ -463,7 +463,7 @@ def test_a_job_of_a_stream_alone_is_followed_but_not_trained(
         ),
         (
             ["train", "job.yaml", "--set", "loss=bec"],
-            "ConfigError job.loss.kind: unknown kind — received 'bec'",
+            "ConfigError job.loss.kind: unknown kind, got 'bec'",
         ),
         (["train", "job.yaml", "--set", "fit.epochs"], "ConfigError --set: no '='"),
         (["online", "job.yaml", "--set", "stream=null"], "ConfigError job.stream: missing key"),

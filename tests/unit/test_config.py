@@ -96,41 +96,41 @@ def test_objects_that_already_fit_are_passed_through() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ({"shpaes": []}, "job.shpaes: unknown key of box — received [] — did you mean 'shapes'?"),
-        ({"qqq": 1}, "job.qqq: unknown key of box — received 1 — use one of"),
+        ({"shpaes": []}, "job.shpaes: unknown key of box, got []. Did you mean 'shapes'?"),
+        ({"qqq": 1}, "job.qqq: unknown key of box, got 1. Use one of"),
         (
             {"shapes": [{"kind": "sqare"}]},
-            "job.shapes.0.kind: unknown kind — received 'sqare' — did you mean 'square'?",
+            "job.shapes.0.kind: unknown kind, got 'sqare'. Did you mean 'square'?",
         ),
         (
             {"lid": {"kind": "square", "sid": 1}},
-            "job.lid.sid: unknown key of square — received 1 — did you mean 'side'?",
+            "job.lid.sid: unknown key of square, got 1. Did you mean 'side'?",
         ),
         ({"lid": [{"kind": "square", "sid": 1}]}, "job.lid.0.sid: unknown key of square"),
         (
             {"lid": {"side": 1}},
-            "job.lid.kind: missing key — received {'side': 1} — use one of round_hole, square",
+            "job.lid.kind: missing key, got {'side': 1}. Use one of round_hole, square",
         ),
         (
             {"lid": "round_hole"},
-            "job.lid.radius: missing key of round_hole — received no keys — add it",
+            "job.lid.radius: missing key of round_hole, got no keys. Add it",
         ),
         ({"lid": {"kind": "round_hole", "radius": -1}}, "job.lid.radius: must be >= 0"),
-        ({"lid": 3}, "job.lid: wrong value — received 3 (int)"),
-        ({"shapes": 3}, "job.shapes: wrong value — received 3 (int) — give a list"),
-        ({"size": [1]}, "job.size: wrong value — received [1] (list) — give a list of 2"),
-        ({"size": [1, "x"]}, "job.size.1: wrong value — received 'x' (str) — give int"),
+        ({"lid": 3}, "job.lid: wrong value, got 3 (int)"),
+        ({"shapes": 3}, "job.shapes: wrong value, got 3 (int). Give a list"),
+        ({"size": [1]}, "job.size: wrong value, got [1] (list). Give a list of 2"),
+        ({"size": [1, "x"]}, "job.size.1: wrong value, got 'x' (str). Give int"),
         (
             {"mode": "ajar"},
-            "job.mode: wrong value — received 'ajar' (str) — give one of 'open', 'shut'",
+            "job.mode: wrong value, got 'ajar' (str). Give one of 'open', 'shut'",
         ),
         (
             {"extras": {"x": {"kind": "square", "side": True}}},
-            "job.extras.x.side: wrong value — received True (bool)",
+            "job.extras.x.side: wrong value, got True (bool)",
         ),
-        ({"extras": []}, "job.extras: wrong value — received [] (list) — give a mapping"),
-        ({"count": "many"}, "job.count: wrong value — received 'many' (str) — give int | float"),
-        (None, "job: wrong value — received None (NoneType) — give a mapping"),
+        ({"extras": []}, "job.extras: wrong value, got [] (list). Give a mapping"),
+        ({"count": "many"}, "job.count: wrong value, got 'many' (str). Give int | float"),
+        (None, "job: wrong value, got None (NoneType). Give a mapping"),
     ],
 )
 def test_a_mistake_is_an_error_that_starts_with_its_dotted_path(spec: object, message: str) -> None:

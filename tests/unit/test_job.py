@@ -105,16 +105,16 @@ def test_set_changes_one_value(job_file: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("modl", 1, r"^job\.modl: unknown key of job — received 1 — did you mean 'model'\?"),
+        ("modl", 1, r"^job\.modl: unknown key of job, got 1\. Did you mean 'model'\?"),
         (
             "fit.epoch",
             1,
-            r"^job\.fit\.epoch: unknown key of fit — received 1 — did you mean 'epochs'\?",
+            r"^job\.fit\.epoch: unknown key of fit, got 1\. Did you mean 'epochs'\?",
         ),
         ("fit.epochs", 0, r"^job\.fit\.epochs: must be at least 1 — received 0"),
         ("tables.rule.rate", 1, r"^job\.tables\.rule\.rate: unknown key of adagrad"),
         ("tables.rule.lr", -1, r"^job\.tables\.rule\.lr: "),
-        ("tables.evict.0.day", 1, r"^job\.tables\.evict\.0\.day: unknown key of ttl — .*'days'"),
+        ("tables.evict.0.day", 1, r"^job\.tables\.evict\.0\.day: unknown key of ttl, .*'days'"),
         (
             "tables.overrides.genres.dmi",
             2,
@@ -128,17 +128,17 @@ def test_set_changes_one_value(job_file: Path) -> None:
         (
             "schema.columns.user.tabel",
             "x",
-            r"^job\.schema\.columns\.2\.tabel: unknown key of id — .*'table'",
+            r"^job\.schema\.columns\.2\.tabel: unknown key of id, .*'table'",
         ),
         (
             "train.source.delimeter",
             ";",
-            r"^job\.train\.source\.delimeter: unknown key of csv — .*'delimiter'",
+            r"^job\.train\.source\.delimeter: unknown key of csv, .*'delimiter'",
         ),
         (
             "train.kind",
             "slise",
-            r"^job\.train\.kind: unknown kind — received 'slise' — did you mean 'slice'",
+            r"^job\.train\.kind: unknown kind, got 'slise'\. Did you mean 'slice'",
         ),
     ],
 )

@@ -1,4 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serving: frozen rows, the parameter server, the cache, the session, the server. Nothing here can
-learn.
-"""
+"""Serve models: frozen rows, parameter server, cache, session and server. Nothing here trains."""

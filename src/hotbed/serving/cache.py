@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EmbeddingCache: rows that requests ask for often, in bounded memory; the others come from a
-store, within a deadline.
-"""
+"""Cache the rows that requests read often in bounded memory; fetch the others from a store."""
 
 from __future__ import annotations
 
@@ -25,30 +23,42 @@ from hotbed.serving.stores.base import ModelVersion, Store
 
 Policy = Literal["lru", "lfu"]
 POLICIES: tuple[Policy, ...] = ("lru", "lfu")
-FIRST_PAUSE = 0.1  # seconds until a store that did not answer is asked again; they double
+FIRST_PAUSE = 0.1  # seconds before the first retry of a store that failed; doubled each time
 LONGEST_PAUSE = 2.0
-PATIENT_SECONDS = 2.0  # that it has then, beside requests
-_PRELOADED_ROWS = 65_536  # asked for together
-_PAST = 2**64 - 1  # an epoch that no cache comes to: everything is missing, nothing is kept
+PATIENT_SECONDS = 2.0  # deadline of a retry, which runs in its own thread
+_PRELOADED_ROWS = 65_536  # rows fetched by one call of the preload
+_PAST = 2**64 - 1  # an epoch that no cache reaches: every row is missing, none is kept
 _PAST_BYTES = 1 << 20
 log = logging.getLogger("hotbed.serving")
 
 
 class EmbeddingCache:
-    """Rows of one model within `max_bytes`, index included, for requests of any number of threads.
+    """Cache rows of one model within `max_bytes`, index included. Safe to call from several threads.
 
-    A score never depends on what the cache holds: what is missing is fetched, all of a request at
-    once. `policy`: what stays, of all tables together; "lru": what was asked for last, "lfu": what
-    is asked for often. `preload`: share of `max_bytes` that is filled at the start, and after a
-    version of which it cannot be told what changed, with the rows that training counted most, where
-    it counted. `deadline_seconds`: a row that the store does not give within it reads as an id
-    without a row does, is not kept, and is counted in `late` and in the answer's `late`. Then no
-    request waits until the store has answered: it is asked beside them, after 0.1 s and then after
-    up to 2 s. None: requests wait as long as it takes, and StoreError is theirs.
+    A score never depends on the content of the cache: the missing rows of a request are fetched
+    together.
 
-    The cache holds one version. Opening a newer one drops the rows that changed; requests of any
-    other version read their own rows past the cache. Raises ConfigError for values that make no
-    sense, and what `parameter_server.model` raises.
+    The cache holds one version. Opening a newer version drops the rows that changed. Requests of
+    any other version bypass the cache and read their own rows.
+
+    Args:
+        parameter_server: The store that the rows come from.
+        model: Name of the model in that store.
+        max_bytes: Limit of the memory for rows, their index and the counts of the policy.
+        policy: Which rows stay, over all tables together. "lru" keeps the rows that were read
+            last, "lfu" those that are read often.
+        preload: Share of `max_bytes` that is filled with the rows that training counted most,
+            where it counted. This happens at the start, and after a version whose changes are
+            unknown.
+        deadline_seconds: A row that the store does not return within this time reads like an id
+            without a row, is not kept, and is counted in `late` and in the answer's `late`. From
+            then on requests do not wait until the store has answered: it is retried in a thread
+            of its own, after 0.1 s at first and after up to 2 s later. With None requests wait
+            for as long as the store takes, and they raise its StoreError.
+
+    Raises:
+        ConfigError: A value is out of its bounds.
+        NotServed, StoreError: As `parameter_server.model` raises them.
 
     Example:
         >>> cache = hb.EmbeddingCache(server, "ranker", max_bytes=1 << 30)
@@ -66,24 +76,23 @@ class EmbeddingCache:
     ) -> None:
         if not isinstance(max_bytes, int) or not 0 < max_bytes <= _memory():
             raise ConfigError(
-                f"EmbeddingCache.max_bytes: no size of a cache — received {max_bytes!r} — give 1 "
-                f"to {_memory()} bytes, "
-                "what this machine has"
+                "EmbeddingCache.max_bytes: expected a number of bytes that this machine has, "
+                f"got {max_bytes!r}. Give 1 to {_memory()}."
             )
         if policy not in POLICIES:
             raise ConfigError(
-                f"EmbeddingCache.policy: unknown — received {policy!r} — choose one of "
-                f"{list(POLICIES)}"
+                f"EmbeddingCache.policy: unknown policy, got {policy!r}. Choose one of "
+                f"{list(POLICIES)}."
             )
         if not 0 <= preload <= 1:
             raise ConfigError(
-                f"EmbeddingCache.preload: no share — received {preload!r} — give one from 0 to 1"
+                f"EmbeddingCache.preload: expected a share, got {preload!r}. Give a number from 0 "
+                "to 1."
             )
         if deadline_seconds is not None and deadline_seconds <= 0:
             raise ConfigError(
-                f"EmbeddingCache.deadline_seconds: no time — received {deadline_seconds!r} — give "
-                "more than 0, or "
-                "None to wait as long as it takes"
+                "EmbeddingCache.deadline_seconds: expected seconds above 0, "
+                f"got {deadline_seconds!r}. Give more than 0, or None to wait without a limit."
             )
         self.parameter_server = parameter_server
         self.model = model
@@ -97,106 +106,114 @@ class EmbeddingCache:
         self._late = 0
         self._fetches = 0
         self._fetch_seconds = 0.0
-        self._gone = (0, 0)  # hits and misses of a cache of other tables
+        self._earlier_hits = 0  # of caches with other tables
+        self._earlier_misses = 0
         self._start(parameter_server.model(model))
 
     def lookup(
         self, version: ModelVersion, features: Sequence[tuple[str, str, str]]
     ) -> Callable[[Mapping[str, Ids | NDArray[np.int64]], int], Looked]:
-        """The embedding half of `version` over this cache: called as a `Lookup` is. `features`:
-        (name,
-            table, pooling).
+        """Return the embedding half of `version` over this cache, called like a `Lookup`.
 
-        A version newer than the one held takes its place, without the rows that changed.
+        A version newer than the cached one replaces it, without the rows that changed.
+
+        Args:
+            version: The version to look rows up in.
+            features: (name, table, pooling) of each feature.
         """
         with self._lock:
-            if version.digest != self._held.digest and self._is_newer(version):
-                self._go_on(version)
-            if version.digest == self._held.digest:
+            if version.digest != self._version.digest and self._is_newer(version):
+                self._advance(version)
+            if version.digest == self._version.digest:
                 return _CachedLookup(self, self._rows, version, features, self._epoch)
-            past = (
-                self._rows
-                if _dims(version) == self._tables
-                else _native(_dims(version), _PAST_BYTES, self._policy)
-            )
-            return _CachedLookup(self, past, version, features, _PAST)
+            if _dims(version) == self._tables:
+                rows = self._rows
+            else:
+                rows = _native(_dims(version), _PAST_BYTES, self._policy)
+            return _CachedLookup(self, rows, version, features, _PAST)
 
     @property
     def hits(self) -> int:
-        """Distinct ids of requests whose row was there."""
-        return self._gone[0] + self._rows.hits
+        """Return how many distinct ids of requests had their row in the cache."""
+        return self._earlier_hits + self._rows.hits
 
     @property
     def misses(self) -> int:
-        """Distinct ids of requests whose row was not there."""
-        return self._gone[1] + self._rows.misses
+        """Return how many distinct ids of requests did not have their row in the cache."""
+        return self._earlier_misses + self._rows.misses
 
     @property
     def hit_rate(self) -> float:
-        """Share of hits, 0 before the first request."""
+        """Return the share of hits, 0 before the first request."""
         hits = self.hits
         misses = self.misses
         return hits / max(1, hits + misses)
 
     @property
     def late(self) -> int:
-        """Misses whose row did not come within the deadline."""
+        """Return the number of misses whose row did not arrive within the deadline."""
         return self._late
 
     @property
     def num_rows(self) -> int:
-        """Rows held."""
+        """Return the number of cached rows."""
         return self._rows.num_rows
 
     @property
     def num_bytes(self) -> int:
-        """Memory held, never above `max_bytes`: rows, their index, and what the policy counts."""
+        """Return the bytes of rows, their index and the policy's counts; at most `max_bytes`."""
         return self._rows.num_bytes
 
     @property
     def fetches(self) -> int:
-        """How often the store was asked."""
+        """Return the number of calls of the store."""
         return self._fetches
 
     @property
     def fetch_seconds(self) -> float:
-        """Seconds that requests waited for the store, in sum."""
+        """Return the sum of the seconds that requests waited for the store."""
         return self._fetch_seconds
 
     def _count(self, seconds: float | None, late: int = 0) -> None:
         with self._counting:
             self._late += late
             if seconds is not None:
-                self._fetches = self._fetches + 1
-                self._fetch_seconds = self._fetch_seconds + seconds
+                self._fetches += 1
+                self._fetch_seconds += seconds
 
     # --- versions ---------------------------------------------------------------------------------
 
     def _start(self, version: ModelVersion) -> None:
-        """An empty cache for the tables of `version`."""
+        """Begin an empty cache for the tables of `version`."""
         self._tables = _dims(version)
         self._rows = _native(self._tables, self._max_bytes, self._policy)
         self._enter(version, None)
 
     def _is_newer(self, version: ModelVersion) -> bool:
-        """By its number, or because the store says so: a run that began anew counts from the start."""
-        if version.version > self._held.version:
+        """Return whether `version` has a higher number or is the store's current version.
+
+        A run that started anew counts its versions from the start, so the number alone is not enough.
+        """
+        if version.version > self._version.version:
             return True
         try:
             return self.parameter_server.model(self.model).digest == version.digest
         except (StoreError, NotServed):
             return False
 
-    def _go_on(self, version: ModelVersion) -> None:
+    def _advance(self, version: ModelVersion) -> None:
         if self._tables != _dims(version):
-            self._gone = (self.hits, self.misses)
+            self._earlier_hits = self.hits
+            self._earlier_misses = self.misses
             self._start(version)
             return
         try:
-            changes = self.parameter_server.changes(self.model, self._held.digest, version.digest)
+            changes = self.parameter_server.changes(
+                self.model, self._version.digest, version.digest
+            )
         except StoreError as error:
             log.warning(
-                "model %s: what version %s changed is not known, all rows go: %s",
+                "model %s: the changes of version %s are unknown, all cached rows are dropped: %s",
                 self.model,
                 version.version,
                 error,
@@ -208,41 +225,38 @@ class EmbeddingCache:
         self, version: ModelVersion, changes: Mapping[str, NDArray[np.int64]] | None
     ) -> None:
         self._epoch += 1
-        nothing = np.empty(0, np.int64)
-        dropped = [
-            np.ascontiguousarray((changes or {}).get(name, nothing), np.int64)
+        no_ids = np.empty(0, np.int64)
+        changed = [
+            np.ascontiguousarray((changes or {}).get(name, no_ids), np.int64)
             for name in self._tables
         ]
-        self._rows.advance(self._epoch, dropped, changes is None)
-        self._held = version
+        self._rows.advance(self._epoch, changed, changes is None)
+        self._version = version
         if changes is None:
             self._fill(version)
 
     def _fill(self, version: ModelVersion) -> None:
-        """Hot rows, as many bytes of each table; what one does not need is left to those after it."""
-        left = self._preload * self._max_bytes
+        """Preload hot rows, an equal share of bytes a table; a table leaves its rest to the next."""
+        bytes_left = self._preload * self._max_bytes
         try:
             for number, name in enumerate(self._tables):
                 row_bytes = self._rows.row_bytes(number)
-                wanted = int(left / (len(self._tables) - number) / row_bytes)
-                hot = (
-                    self.parameter_server.hot(self.model, name, wanted)
-                    if wanted
-                    else np.empty(0, np.int64)
-                )
-                left -= len(hot) * row_bytes
-                # the hottest last: what came first goes first
+                num_rows = int(bytes_left / (len(self._tables) - number) / row_bytes)
+                if not num_rows:
+                    continue
+                hot = self.parameter_server.hot(self.model, name, num_rows)
+                bytes_left -= len(hot) * row_bytes
+                # the hottest rows last: the rows that entered first are evicted first
                 for end in range(len(hot), 0, -_PRELOADED_ROWS):
                     ids = np.ascontiguousarray(hot[max(0, end - _PRELOADED_ROWS) : end][::-1])
-                    self._rows.preload(
-                        self._epoch, number, ids, _flat(version.find({name: ids})[name])
-                    )
+                    rows = _flat(version.find({name: ids})[name])
+                    self._rows.preload(self._epoch, number, ids, rows)
         except (StoreError, NotServed) as error:
             log.warning("model %s: the cache starts with fewer hot rows: %s", self.model, error)
 
 
 class _CachedLookup:
-    """A lookup of one version through a cache."""
+    """Look rows of one version up through a cache."""
 
     def __init__(
         self,
@@ -267,39 +281,41 @@ class _CachedLookup:
 
     def __call__(self, ids: Mapping[str, Ids | NDArray[np.int64]], num_samples: int) -> Looked:
         try:
-            found = self._native(ids, num_samples)
+            lookup = self._native(ids, num_samples)
         except ValueError as error:
-            raise RowShapeError(f"{error} — encode the batch with the same schema") from error
-        if isinstance(found, tuple):
-            return Looked(*found)
-        wanted = {self._names[table]: missing for table, missing in found.missing()}
-        fetched = self._fetch(wanted)
-        if fetched is not None:
-            return Looked(*found.pool([_flat(fetched[name]) for name in wanted], True))
-        late = sum(map(len, wanted.values()))
+            raise RowShapeError(f"{error}. Encode the batch with the same schema.") from error
+        if isinstance(lookup, tuple):  # all rows were there, already pooled
+            return Looked(*lookup)
+        missing = {self._names[table]: table_ids for table, table_ids in lookup.missing()}
+        rows = self._fetch(missing)
+        if rows is not None:
+            return Looked(*lookup.pool([_flat(rows[name]) for name in missing], True))
+        late = sum(map(len, missing.values()))
         self._cache._count(None, late)
-        absent = [_flat(self._absent[name].find(missing)[0]) for name, missing in wanted.items()]
-        flat, sequences = found.pool(absent, False)
+        absent = [
+            _flat(self._absent[name].find(table_ids)[0]) for name, table_ids in missing.items()
+        ]
+        flat, sequences = lookup.pool(absent, False)
         return Looked(flat, sequences, late)
 
     def _fetch(
-        self, wanted: Mapping[str, NDArray[np.int64]]
+        self, missing: Mapping[str, NDArray[np.int64]]
     ) -> Mapping[str, NDArray[np.float32]] | None:
-        """Rows of what is missing; None where they are late."""
+        """Return the rows of the missing ids, None where they are late."""
         deadline = self._cache.deadline_seconds
         began = time.monotonic()
         if deadline is not None and self._patience.pausing:
-            if self._patience.asks(began):
+            if self._patience.starts_retry(began):
                 threading.Thread(
-                    target=self._ask_again,
-                    args=(wanted, deadline),
+                    target=self._retry,
+                    args=(missing, deadline),
                     daemon=True,
                     name="hotbed-cache",
                 ).start()
             return None
         try:
-            rows = self._version.find(wanted, deadline)
-        except (StoreError, NotServed) as error:  # not served: a store that has just started, say
+            rows = self._version.find(missing, deadline)
+        except (StoreError, NotServed) as error:  # NotServed: the store has just started, say
             if deadline is None:
                 raise
             self._patience.failed(began, error)
@@ -309,16 +325,17 @@ class _CachedLookup:
         self._patience.answered()
         return rows
 
-    def _ask_again(self, wanted: Mapping[str, NDArray[np.int64]], deadline: float) -> None:
-        """Beside requests, with more time than they have: a store too slow for an empty cache would
-        else leave it empty.
+    def _retry(self, missing: Mapping[str, NDArray[np.int64]], deadline: float) -> None:
+        """Fetch rows outside of any request, with more time than a request has.
+
+        A store that is too slow for an empty cache would otherwise leave the cache empty.
         """
         began = time.monotonic()
         self._cache._count(0.0)
         try:
-            rows = self._version.find(wanted, max(deadline, PATIENT_SECONDS))
-            for name, missing in wanted.items():
-                self._rows.preload(self._epoch, self._names.index(name), missing, _flat(rows[name]))
+            rows = self._version.find(missing, max(deadline, PATIENT_SECONDS))
+            for name, ids in missing.items():
+                self._rows.preload(self._epoch, self._names.index(name), ids, _flat(rows[name]))
             self._patience.answered()
         except HotbedError as error:
             self._patience.failed(began, error)
@@ -327,40 +344,41 @@ class _CachedLookup:
 
 
 class _Patience:
-    """When a store that did not answer for a version is asked again: once at a time, after longer
-    and
-        longer pauses.
+    """Decide when a store that failed for a version is retried: one call at a time, with back-off.
 
-    Each version has its own: one that the store has let go of says nothing of the next, which is
-        known because it answered.
+    Each version has its own instance: when the store has dropped a version, that says nothing
+    about the next one, which is known only because the store answered.
     """
 
     def __init__(self, version: ModelVersion) -> None:
         self._version = version
         self._lock = threading.Lock()
-        self._asking = False
-        self._pause = self._until = self._failed = 0.0
+        self._retrying = False
+        self._pause = 0.0
+        self._until = 0.0
+        self._failed = 0.0
 
     @property
     def pausing(self) -> bool:
-        """Whether requests do without what they miss."""
+        """Return whether requests do not wait for missing rows."""
         return self._pause > 0
 
-    def asks(self, now: float) -> bool:
-        """Whether it is time to ask again; then `ended` follows."""
+    def starts_retry(self, now: float) -> bool:
+        """Return whether it is time for a retry; if so, the caller calls `ended` after it."""
         with self._lock:
-            if now < self._until or self._asking:
+            if now < self._until or self._retrying:
                 return False
-            self._asking = True
+            self._retrying = True
             return True
 
     def ended(self) -> None:
         with self._lock:
-            self._asking = False
+            self._retrying = False
 
     def failed(self, began: float, error: HotbedError) -> None:
-        """`began`: when the store was asked; several that asked before it was known to fail are one
-        failure.
+        """Record a failure of a call that started at `began`.
+
+        Calls that started before the last failure was recorded count as the same failure.
         """
         with self._lock:
             if began < self._failed:
@@ -382,7 +400,9 @@ class _Patience:
             with self._lock:
                 self._pause = 0.0
             log.info(
-                "model %s, version %s: rows come again", self._version.name, self._version.version
+                "model %s, version %s: the store answers again",
+                self._version.name,
+                self._version.version,
             )
 
 
@@ -391,14 +411,13 @@ def _native(dims: Mapping[str, int], max_bytes: int, policy: Policy) -> _core.Ro
         return _core.RowCache(list(dims.values()), max_bytes, policy == "lfu")
     except ValueError as error:
         raise ConfigError(
-            f"EmbeddingCache.max_bytes: too few for one row — received {max_bytes} for tables of "
-            "dim "
-            f"{sorted(set(dims.values()))} — give more"
+            f"EmbeddingCache.max_bytes: too small for one row, got {max_bytes} for tables of dim "
+            f"{sorted(set(dims.values()))}. Give more bytes."
         ) from error
 
 
 def _memory() -> int:
-    """Bytes of memory of this machine, as far as it tells."""
+    """Return the bytes of memory of this machine, as far as the system reports them."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):

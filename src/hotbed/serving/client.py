@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Client: asks a server over HTTP."""
+"""Send requests to a server over HTTP."""
 
 from __future__ import annotations
 
@@ -34,11 +34,18 @@ from hotbed.serving.session import Scores
 
 
 class Client:
-    """Asks a server over HTTP, from any number of threads. Any client of the Open Inference
-    Protocol does as well.
+    """Send requests to a server over HTTP. Safe to call from several threads.
 
-    `url`: http:// or https://, with host and port. `token`: where the server wants one. `context`:
-    for https, as `ssl` has it.
+    Any other client of the Open Inference Protocol works as well.
+
+    Args:
+        url: http:// or https://, with host and port.
+        token: The token, where the server requires one.
+        timeout_seconds: Time limit of each operation on the connection, as in `http.client`.
+        context: The `ssl.SSLContext` of https.
+
+    Raises:
+        ConfigError: `url` is not the address of a server.
 
     Example:
         >>> with hb.Client("http://localhost:8000") as client:
@@ -55,7 +62,7 @@ class Client:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(
-                f"Client.url: no address of a server — received {url!r} — write http://HOST:PORT"
+                f"Client.url: expected the address of a server, got {url!r}. Write http://HOST:PORT."
             )
         self._parts = parts
         self._seconds = timeout_seconds
@@ -74,46 +81,54 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Let go of connections; the next request makes a new one."""
+        """Close all idle connections; the next request opens a new one."""
         while (connection := self._idled()) is not None:
             connection.close()
 
     def predict(
         self, model: str, columns: Mapping[str, Any], context: Mapping[str, Any] | None = None
     ) -> NDArray[np.float32] | dict[str, NDArray[np.float32]]:
-        """Predictions of n candidates, as `InferenceSession.predict` gives them, by the version
-        that is served now.
+        """Return predictions of n candidates by the version that is served now.
 
-        Raises DataError for what no tensor holds, lists of several lengths for one; DataError,
-        NotServed, Overloaded or Unauthorized (no token, or a wrong one) with the server's reason;
-        ServingError where it does not answer.
+        The arguments and the result are those of `InferenceSession.predict`.
+
+        Raises:
+            DataError: A tensor cannot hold a column, such as lists of several lengths.
+            DataError, NotServed, Overloaded, Unauthorized: The server's own reason; Unauthorized
+                for a missing or a wrong token.
+            ServingError: The server does not answer.
         """
         outputs = dict(self.ask(model, columns, context).outputs)
-        return next(iter(outputs.values())) if len(outputs) == 1 else outputs
+        if len(outputs) == 1:
+            return next(iter(outputs.values()))
+        return outputs
 
     def ask(
         self, model: str, columns: Mapping[str, Any], context: Mapping[str, Any] | None = None
     ) -> Scores:
-        """As `predict`, by output, and the version that answered; `late`: rows that did not reach
-        the server in time.
+        """Return predictions by output, the version that gave them, and the number of late rows.
+
+        Arguments and errors are those of `predict`. `late` counts the rows that did not reach the
+        server in time.
         """
         check_columns(columns)
         check_context(context)
-        tensors = sorted(_tensors(columns, context or {}), key=lambda one: -one.width)
+        tensors = sorted(_tensors(columns, context or {}), key=lambda tensor: -tensor.width)
+        specs = [tensor.spec for tensor in tensors]
         head = json.dumps(
-            {"inputs": [one.spec for one in tensors], "parameters": {"binary_data_output": True}}
+            {"inputs": specs, "parameters": {"binary_data_output": True}},
         ).encode()
         headers = {HEADER_LENGTH: str(len(head)), "Content-Type": "application/octet-stream"}
-        place = f"/v2/models/{quote(model, safe='')}/infer"
-        body, split = self._send(
-            "POST", place, b"".join([head, *(one.data for one in tensors)]), headers
-        )
-        answer = json.loads(body[: int(split or len(body))])
-        at = int(split or 0)
+        path = f"/v2/models/{quote(model, safe='')}/infer"
+        request_body = b"".join([head, *(tensor.data for tensor in tensors)])
+        body, head_bytes = self._send("POST", path, request_body, headers)
+        answer = json.loads(body[: int(head_bytes or len(body))])
+        start = int(head_bytes or 0)
         outputs = {}
-        for one in answer["outputs"]:
-            size = one["parameters"]["binary_data_size"]
-            outputs[one["name"]], at = np.frombuffer(body[at : at + size], "<f4"), at + size
+        for output in answer["outputs"]:
+            end = start + output["parameters"]["binary_data_size"]
+            outputs[output["name"]] = np.frombuffer(body[start:end], "<f4")
+            start = end
         return Scores(
             int(answer["model_version"]),
             outputs,
@@ -121,11 +136,10 @@ class Client:
         )
 
     def models(self) -> list[dict[str, str]]:
-        """Name, version, state and reason of each model of the server."""
-        found: list[dict[str, str]] = json.loads(
-            self._send("POST", "/v2/repository/index", b"", {})[0]
-        )
-        return found
+        """Return the name, version, state and reason of each model of the server."""
+        body, _ = self._send("POST", "/v2/repository/index", b"", {})
+        models: list[dict[str, str]] = json.loads(body)
+        return models
 
     def _send(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str]
@@ -142,10 +156,11 @@ class Client:
                 break
             except (OSError, HTTPException) as error:
                 connection.close()
-                # one that the server closed while it idled: try another
+                # the server may have closed a connection that idled: try another one
                 if idled is None or isinstance(error, TimeoutError):
                     raise ServingError(
-                        f"{self._parts.netloc}: no answer — received {error!r} — look at the server"
+                        f"{self._parts.netloc}: the server does not answer, got {error!r}. Look at "
+                        "the server's log."
                     ) from error
         self._idle.append(connection)
         if answer.status == 200:
@@ -153,7 +168,7 @@ class Client:
         raise _reason(answer.status, data)
 
     def _idled(self) -> HTTPConnection | None:
-        """A connection that no thread uses; another one may take the last at any time."""
+        """Take an idle connection, None where there is none; other threads take them as well."""
         try:
             return self._idle.pop()
         except IndexError:
@@ -171,7 +186,7 @@ def _reason(status: int, data: bytes) -> Exception:
     try:
         text = str(json.loads(data)["error"])
     except (ValueError, KeyError, TypeError):
-        text = f"the server refused — received status {status} — look at its log"
+        text = f"the server refused the request, got status {status}. Look at its log."
     kinds: dict[int, type[HotbedError]] = {
         400: DataError,
         401: Unauthorized,
@@ -182,8 +197,12 @@ def _reason(status: int, data: bytes) -> Exception:
 
 
 class _Tensor(NamedTuple):
-    """`data`: of a binary tensor, else empty. `width`: bytes of a number; wide ones go first, so
-    that all lie where numbers may lie.
+    """Hold a tensor of a request.
+
+    Attributes:
+        spec: Its entry in the JSON header.
+        data: The bytes of a binary tensor, else empty.
+        width: Bytes of one number. Wide tensors are sent first, so that all are aligned.
     """
 
     spec: dict[str, Any]
@@ -191,48 +210,51 @@ class _Tensor(NamedTuple):
     width: int
 
 
-# Arrow type -> tensor type; strings apart.
+# Arrow type -> tensor type; strings are handled apart.
 _KINDS = {pa.from_numpy_dtype(dtype): name for name, dtype in DTYPES.items()}
 _VIEWS = {pa.string_view().id, pa.binary_view().id}
 
 
 def _tensors(columns: Mapping[str, Any], context: Mapping[str, Any]) -> list[_Tensor]:
-    """What `InferenceSession.predict` takes, and nothing else: to the server a tensor of one value
-    is context.
+    """Return the tensors of columns and context that `InferenceSession.predict` would accept.
+
+    Anything else is rejected here, because the server reads a tensor of one value as context.
     """
     twice = columns.keys() & context.keys()
     if twice:
         raise DataError(
-            f"column {min(twice)!r}: given twice — received it for the candidates and as context "
-            "— give one"
+            f"column {min(twice)!r}: given twice, got it for the candidates and as context. Give "
+            "it once."
         )
-    found = [_tensor(name, values) for name, values in columns.items()]
-    lengths = {one.spec["shape"][0] for one in found}
+    tensors = [_tensor(name, values) for name, values in columns.items()]
+    lengths = {tensor.spec["shape"][0] for tensor in tensors}
     if len(lengths) != 1:
         raise DataError(
-            f"columns: not one length — received {sorted(lengths)} — give each candidate a value "
-            "in every column, and "
-            "as context what holds for all of them"
+            f"columns: expected one length, got {sorted(lengths)}. Give each candidate a value in "
+            "every column, and give values that hold for all candidates as context."
         )
-    return [*found, *(_tensor(name, _single(name, value)) for name, value in context.items())]
+    tensors.extend(_tensor(name, _single(name, value)) for name, value in context.items())
+    return tensors
 
 
 def _single(name: str, value: Any) -> Any:
-    """One value as a column of one."""
-    if isinstance(value, pa.Array) and len(value) != 1:
-        raise DataError(
-            f"column {name!r}: context is one value — received {len(value)} — give one, or a column"
-        )
-    return (
-        value
-        if isinstance(value, pa.Array) or (isinstance(value, np.ndarray) and value.shape == (1,))
-        else [value]
-    )
+    """Return one value as a column of one value."""
+    if isinstance(value, pa.Array):
+        if len(value) != 1:
+            raise DataError(
+                f"column {name!r}: context is one value, got {len(value)}. Give one value, or a "
+                "column."
+            )
+        return value
+    if isinstance(value, np.ndarray) and value.shape == (1,):
+        return value
+    return [value]
 
 
 def _tensor(name: str, values: Any) -> _Tensor:
-    """The values that an `InferenceSession` reads from a column. Raises DataError where no tensor
-    holds them.
+    """Return the values that an `InferenceSession` reads from a column.
+
+    Raises DataError where a tensor cannot hold them.
     """
     if type(values) is np.ndarray and values.ndim in (1, 2):
         for kind, dtype in DTYPES.items():
@@ -249,22 +271,31 @@ def _tensor(name: str, values: Any) -> _Tensor:
     kind = "BYTES" if _is_text(items.type) else _KINDS.get(items.type, "")
     if not kind:
         raise DataError(
-            f"column {name!r}: no tensor — received {items.type} — give numbers, booleans or "
-            "strings"
+            f"column {name!r}: a tensor cannot hold this type, got {items.type}. Give numbers, "
+            "booleans or strings."
         )
-    if items.null_count:  # JSON alone says that a value is missing
-        given = (items.cast(pa.float32()) if kind == "FP16" else items).to_pylist()
-        data = [text_of(name, value) if isinstance(value, bytes) else value for value in given]
+    if items.null_count:  # only JSON can mark a value as missing
+        if kind == "FP16":
+            items = items.cast(pa.float32())
+        data = [
+            text_of(name, value) if isinstance(value, bytes) else value
+            for value in items.to_pylist()
+        ]
         return _Tensor({"name": name, "datatype": kind, "shape": shape, "data": data}, b"", 0)
     if kind == "BYTES":
-        texts = [
-            value if isinstance(value, bytes) else value.encode() for value in items.to_pylist()
-        ]
-        return _binary(
-            name, kind, shape, b"".join(len(text).to_bytes(4, "little") + text for text in texts), 0
-        )
+        return _binary(name, kind, shape, _encoded(items.to_pylist()), 0)
     numbers = items.to_numpy(zero_copy_only=False)
     return _binary(name, kind, shape, numbers.tobytes(), numbers.itemsize)
+
+
+def _encoded(values: Sequence[str | bytes]) -> bytes:
+    """Return strings as the data of a BYTES tensor: each after its length in 4 bytes."""
+    parts = list[bytes]()
+    for value in values:
+        text = value.encode() if isinstance(value, str) else value
+        parts.append(len(text).to_bytes(4, "little"))
+        parts.append(text)
+    return b"".join(parts)
 
 
 def _binary(name: str, kind: str, shape: Sequence[int], data: bytes, width: int) -> _Tensor:
@@ -275,34 +306,32 @@ def _binary(name: str, kind: str, shape: Sequence[int], data: bytes, width: int)
 
 
 def _array(name: str, values: Any) -> pa.Array:
-    """A column as Arrow has it."""
+    """Return a column as an Arrow array."""
     try:
         if isinstance(values, list):
-            # the source says what is wrong, or knows another type
+            # on failure `Memory` names the problem, or finds another type
             with suppress(pa.ArrowException, OverflowError):
                 values = pa.array(values)
-        return (
-            values
-            if isinstance(values, pa.Array)
-            else Memory({name: values}).table.column(name).combine_chunks()
-        )
+        if isinstance(values, pa.Array):
+            return values
+        return Memory({name: values}).table.column(name).combine_chunks()
     except DataError:
         raise
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        reason = str(error).splitlines()[0][:200]
         raise DataError(
-            f"column {name!r}: no values of one type — {str(error).splitlines()[0][:200]} — give "
-            "numbers, booleans or "
-            "strings in a list or an array"
+            f"column {name!r}: expected values of one type, got {reason!r}. Give numbers, booleans "
+            "or strings in a list or an array."
         ) from error
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    """Whether its tensor is of BYTES; where all values are missing, any type does."""
+    """Return whether the tensor of this type is BYTES; so is a column of missing values alone."""
     return is_bytes(kind) or kind.id in _VIEWS or pa.types.is_null(kind)
 
 
 def _even(name: str, lists: pa.Array) -> tuple[pa.Array, list[int]]:
-    """Items of lists, and the shape of their tensor."""
+    """Return the items of lists, and the shape of their tensor."""
     lengths = pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False)
     if not len(lists):
         return lists.flatten(), [0]
@@ -311,9 +340,7 @@ def _even(name: str, lists: pa.Array) -> tuple[pa.Array, list[int]]:
     if shortest != longest:
         raise DataError(
             f"column {name!r}: a tensor holds lists of one length, got {shortest} to {longest} "
-            "values. "
-            "Fill shorter ones with the `padding` of the Id, ask for candidates of one length "
-            "together, "
-            "or train on text with Split."
+            "values. Fill shorter ones with the `padding` of the Id, ask for candidates of one "
+            "length together, or train on text with Split."
         )
     return lists.flatten(), [len(lists), longest]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Services that every gRPC server has: grpc.health.v1, and reflection for tools such as grpcurl."""
+"""Add the services of every gRPC server: grpc.health.v1, and reflection for tools like grpcurl."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _STATUS = health_pb2.HealthCheckResponse
 
 
 class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
-    """Tells whether the server is ready: the overall health, and that of each of `services`.
+    """Report whether the server is ready: the overall health, and that of each of `services`.
 
-    The library's own servicer is told each change; readiness here is asked for.
+    The library's own servicer has to be notified of each change; this one calls `ready`.
     """
 
     def __init__(self, services: Sequence[str], ready: Callable[[], bool]) -> None:
@@ -33,7 +33,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
 
     async def Check(self, request: Any, context: Any) -> Any:
         if request.service not in self._services:
-            reason = f"service {request.service[:100]!r}: unknown. Ask for one of {self._services}."
+            reason = f"service {request.service[:100]!r}: unknown. Choose one of {self._services}."
             await context.abort(grpc.StatusCode.NOT_FOUND, reason)
         return _STATUS(status=self._status(request.service))
 

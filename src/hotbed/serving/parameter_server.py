@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ParameterServer: owns the tables of several models and versions, mapped into memory."""
+"""Own the tables of several models and versions, mapped into memory."""
 
 from __future__ import annotations
 
@@ -26,16 +26,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("hotbed.serving")
 _TEMPORARY = "hotbed-rows-"
-# versions of a model that are answered for: the newest, and what requests under way began with
+# versions of a model that can be read: the newest, and the one that running requests began with
 _KEPT = 2
 
 
 class ParameterServer(Store):
-    """Loads exported models and gives rows by id; a version that is loaded never changes.
+    """Load exported models and return rows by id. A loaded version never changes.
 
-    `folder`: where versions are kept as files that processes map and share. One process loads; any
-    number may read what `model` finds there, at once and after a restart. None: a temporary folder.
-    `dtype`: float32, float16 or int8 (one scale a row).
+    Args:
+        folder: Folder of the version files, which processes map and share. One process loads; any
+            number of others may read what `model` finds there, at once and after a restart. None
+            makes a temporary folder.
+        dtype: Type of the rows: float32, float16 or int8 (one scale a row).
 
     Example:
         >>> server = hb.ParameterServer("rows")
@@ -58,8 +60,9 @@ class ParameterServer(Store):
     def connect(
         url: str, token: str | None = None, trusted: str | Path | None = None
     ) -> RemoteParameterServer:
-        """One that runs elsewhere, as `hotbed parameter-server`; see `RemoteParameterServer`. Needs
-        the extra `serve`.
+        """Connect to a `hotbed parameter-server` in another process; see `RemoteParameterServer`.
+
+        Needs the extra `serve`.
 
         Example: `hb.ParameterServer.connect("grpc://rows:8002").model("ranker")`
         """
@@ -73,22 +76,30 @@ class ParameterServer(Store):
         source: Where | Reader,
         accept: Callable[[MappedVersion], object] | None = None,
     ) -> MappedVersion:
-        """Load the newest version under `source` as model `name`; requests see the version before
-        until it is ready.
+        """Load the newest version under `source` as model `name`.
 
-        An exported model brings its graph. What a trainer publishes later (a path, or a Reader from
-        a `Follower`) brings rows and weights for it; of a delta only what changed is written. At a
-        start, a folder that holds what was followed from that very state on goes on from there.
-        Raises ConfigError for what does not fit, FormatError for bad files, PersistError where the
-        folder cannot be written or another process writes it, and what `accept` raises, which is
-        asked about it before it is the newest; the version before stays.
+        Requests use the version before until the new one is ready. An exported model contains its
+        graph. States that a trainer publishes later contain rows and weights for that graph; of a
+        delta only the changes are written. If the folder already holds versions followed from the
+        same state, the first load of the process resumes with the newest of them.
+
+        Args:
+            name: Name of the model.
+            source: A path, or a Reader from a `Follower`.
+            accept: Called with the new version before it becomes the newest. If it raises, the
+                version before stays, and the error is raised.
+
+        Raises:
+            ConfigError: The state does not fit the model.
+            FormatError: A file of the source is bad.
+            PersistError: The folder cannot be written, or another process writes it.
         """
         reader = source if isinstance(source, Reader) else open_checkpoint(source)
         with self._lock, self._writing():
             folder = ModelFolder(self.folder, name)
             before = self.find(name)
             try:
-                if before is not None and self._goes_on(name, reader, before):
+                if before is not None and self._resumes(name, reader, before):
                     newest = before
                 else:
                     follows = isinstance(source, Reader) or not reader.manifest.get("graph")
@@ -98,7 +109,7 @@ class ParameterServer(Store):
                         accept(newest)
                     make_newest(folder, newest.key)
             except BaseException:
-                if before is not None:  # what this left would take the room of the next try
+                if before is not None:  # the files of this attempt would fill the disk
                     tidy(folder, list(self._versions[name]))
                 raise
             self._keep(newest)
@@ -108,7 +119,7 @@ class ParameterServer(Store):
         return newest
 
     def unload(self, name: str) -> None:
-        """Forget a model; who still holds a version keeps it. Its files stay for the next `load`."""
+        """Unload a model. Versions in use stay valid, and the files stay for the next `load`."""
         with self._lock, self._writing():
             self.model(name)
             ModelFolder(self.folder, name).forget()
@@ -116,24 +127,25 @@ class ParameterServer(Store):
             del self._versions[name]
 
     def model(self, name: str) -> MappedVersion:
-        """The newest version, whichever process loaded it. Raises ConfigError where there is none,
-        FormatError where it is torn.
+        """Return the newest version, whichever process loaded it.
+
+        Raises ConfigError where the model is not loaded, FormatError where its file is torn.
         """
-        found = self._versions.get(name)
-        if found is not None and name in self._loaded:
-            return found[-1]
+        versions = self._versions.get(name)
+        if versions is not None and name in self._loaded:
+            return versions[-1]
         folder = ModelFolder(self.folder, name)
         pointer = folder.pointer()
         if pointer is None:
-            known = sorted(self._versions) or "no model"
-            raise ConfigError(f"model {name!r}: not loaded — received {known} — load it")
-        if found is not None and found[-1].key == pointer:
-            return found[-1]
+            names = sorted(self._versions) or "no model"
+            raise ConfigError(f"model {name!r}: not loaded, got {names}. Load it.")
+        if versions is not None and versions[-1].key == pointer:
+            return versions[-1]
         with self._lock:
             return self._take(name, folder)
 
     def find(self, name: str) -> MappedVersion | None:
-        """The newest version, or None where there is none; a torn one is as good as none."""
+        """Return the newest version; None where the model is not loaded or its file is torn."""
         try:
             return self.model(name)
         except ConfigError:
@@ -143,17 +155,17 @@ class ParameterServer(Store):
             return None
 
     def version(self, name: str, digest: str) -> MappedVersion:
-        """A version by its digest: the newest, or the one before. Raises StoreError where it has
-        gone.
+        """Return the newest version or the one before it, by digest.
+
+        Raises StoreError for any other version.
         """
         newest = self.model(name)
-        for one in (newest, *self._versions.get(name, ())):
-            if one.digest == digest:
-                return one
+        for version in (newest, *self._versions.get(name, ())):
+            if version.digest == digest:
+                return version
         raise StoreError(
-            f"model {name!r}: version {digest[:12]} has gone — received it while "
-            f"{newest.digest[:12]} is the newest — "
-            "take that one"
+            f"model {name!r}: version {digest[:12]} is no longer available, the newest is "
+            f"{newest.digest[:12]}. Use the newest."
         )
 
     def changes(self, name: str, since: str, to: str) -> Mapping[str, NDArray[np.int64]] | None:
@@ -165,7 +177,7 @@ class ParameterServer(Store):
     def lookup(
         self, model: str, table: str, ids: Any
     ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """Rows of ids, int64 [n] -> float32 [n, dim], and whether each has one.
+        """Return the rows of ids, int64 [n] -> float32 [n, dim], and which ids have one, bool [n].
 
         Raises RowShapeError for anything but whole numbers, as `Table.find` does.
         """
@@ -175,7 +187,8 @@ class ParameterServer(Store):
         self._writer = Writer.of(self.folder)
         return self._writer.busy
 
-    def _goes_on(self, name: str, reader: Reader, before: MappedVersion) -> bool:
+    def _resumes(self, name: str, reader: Reader, before: MappedVersion) -> bool:
+        """Return whether `before` was followed from the state of `reader` by an earlier process."""
         if name in self._loaded or before.spec["dtype"] != self._dtype:
             return False
         return bool(before.spec["origin"] == reader.manifest["digest"])
@@ -183,12 +196,11 @@ class ParameterServer(Store):
     def _take(self, name: str, folder: ModelFolder) -> MappedVersion:
         newest = folder.newest()
         if newest is None:
-            raise ConfigError(
-                f"model {name!r}: not loaded — received an unload meanwhile — load it"
-            )
+            raise ConfigError(f"model {name!r}: not loaded, got an unload meanwhile. Load it.")
         self._keep(newest)
         return newest
 
     def _keep(self, newest: MappedVersion) -> None:
-        kept = [one for one in self._versions.get(newest.name, ()) if one.digest != newest.digest]
-        self._versions[newest.name] = (*kept[1 - _KEPT :], newest)
+        versions = self._versions.get(newest.name, ())
+        others = [version for version in versions if version.digest != newest.digest]
+        self._versions[newest.name] = (*others[1 - _KEPT :], newest)

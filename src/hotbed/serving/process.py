@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every server process needs: who may ask, TLS, names of models, logs as lines of JSON, a loop
-and its end.
-"""
+"""Provide what every server process needs: tokens, TLS, model names, JSON logs and an event loop."""
 
 from __future__ import annotations
 
@@ -36,10 +34,15 @@ DAY = 86_400
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """How models at grpc://HOST:PORT are reached, and which of their rows are kept here.
+    """Settings for models at grpc://HOST:PORT and for the cache of their rows.
 
-    `store_token_file`: a file whose first line is the token to send; `store_trusted`: a PEM file of
-    authorities for grpcs://. The rest as in `EmbeddingCache`.
+    Attributes:
+        store_token_file: A file whose first line is the token to send.
+        store_trusted: A PEM file of certificate authorities for grpcs://.
+        cache_bytes: `max_bytes` of `EmbeddingCache`.
+        cache_policy: `policy` of `EmbeddingCache`.
+        cache_preload: `preload` of `EmbeddingCache`.
+        cache_deadline_seconds: `deadline_seconds` of `EmbeddingCache`.
     """
 
     store_token_file: str | None = None
@@ -50,12 +53,12 @@ class Elsewhere:
     cache_deadline_seconds: float | None = 0.1
 
     def reach(self, url: str) -> Store:
-        """The parameter server at an address."""
+        """Connect to the parameter server at an address."""
         token = None if self.store_token_file is None else tokens_of(self.store_token_file)[0]
         return ParameterServer.connect(url, token, self.store_trusted)
 
     def cache(self) -> dict[str, Any]:
-        """Keywords of `EmbeddingCache`."""
+        """Return the keywords of `EmbeddingCache`."""
         return {
             "max_bytes": self.cache_bytes,
             "policy": self.cache_policy,
@@ -65,14 +68,17 @@ class Elsewhere:
 
 
 class Tokens:
-    """The tokens of a file, compared in constant time."""
+    """Check tokens against those of a file, in constant time."""
 
     def __init__(self, path: str) -> None:
         lines = tokens_of(path)
         self._digests = [hashlib.sha256(line.encode()).digest() for line in lines]
 
     def admit(self, authorization: str | None) -> bool:
-        """Whether `Bearer TOKEN`, or `Basic` with any user and the token as password, is right."""
+        """Return whether an Authorization header holds one of the tokens.
+
+        It is `Bearer TOKEN`, or `Basic` with any user and the token as password.
+        """
         kind, _, token = (authorization or "").partition(" ")
         if kind.lower() == "basic":
             try:
@@ -82,7 +88,8 @@ class Tokens:
         elif kind.lower() != "bearer":
             return False
         digest = hashlib.sha256(token.strip().encode("utf-8", "surrogateescape")).digest()
-        return any([hmac.compare_digest(digest, one) for one in self._digests])
+        # a list, so that every digest is compared
+        return any([hmac.compare_digest(digest, expected) for expected in self._digests])
 
 
 def tokens_of(path: str) -> list[str]:
@@ -95,11 +102,14 @@ def tokens_of(path: str) -> list[str]:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        problem = f"token_file: cannot be read — received {path}: {error}"
-        raise ConfigError(f"{problem} — give a file of tokens") from error
+        raise ConfigError(
+            f"token_file: cannot be read, got {path}: {error}. Give a file of tokens."
+        ) from error
     if not text.strip():
-        problem = f"token_file: no token — received {path}, an empty file"
-        raise ConfigError(f"{problem} — write one a line")
+        raise ConfigError(
+            f"token_file: the file holds no token, got {path}, an empty file. Write one token a "
+            "line."
+        )
     lines = text.removesuffix("\n").split("\n")
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -112,75 +122,77 @@ def tokens_of(path: str) -> list[str]:
             problem = "a character outside ASCII, such as a byte order mark"
         else:
             continue
-        where = f"token_file: not a token — received {problem}, {path} line {number}"
-        raise ConfigError(f"{where} — write one token a line and nothing else")
+        raise ConfigError(
+            f"token_file: not a token, got {problem}, {path} line {number}. Write one token a line "
+            "and nothing else."
+        )
     return lines
 
 
 def tls(
     cert: str | None, key: str | None
 ) -> tuple[tuple[bytes, bytes] | None, ssl.SSLContext | None]:
-    """Key and certificate of PEM files, as gRPC and as Python take them, where both are given and
-    fit.
+    """Return key and certificate of PEM files, in the forms of gRPC and of Python's `ssl`.
+
+    Both are None where neither file is set. Raises ConfigError where only one is set, or where
+    the two cannot be read or do not fit together.
     """
     if cert is None and key is None:
         return None, None
     if cert is None or key is None:
-        raise ConfigError(
-            "serve: TLS needs tls_cert and tls_key — received one of them — give both"
-        )
+        raise ConfigError("serve: TLS needs tls_cert and tls_key, got only one of them. Give both.")
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(cert, key)
         return (Path(key).read_bytes(), Path(cert).read_bytes()), context
     except OSError as error:
         raise ConfigError(
-            f"serve: TLS cannot start — received {cert}, {key}: {error} — give a certificate and "
-            "its key as PEM files"
+            f"serve: TLS cannot start, got {cert}, {key}: {error}. Give a certificate and its key "
+            "as PEM files."
         ) from error
 
 
 def within(key: str, value: float | None, low: float, high: float = math.inf) -> None:
-    """Raises ConfigError for a setting outside its bounds; one that is None has none."""
+    """Raise ConfigError for a setting outside its bounds; None is always allowed."""
     if value is not None and not low <= value <= high:
         bounds = f"at least {low}" if high == math.inf else f"{low} to {high}"
-        raise ConfigError(f"{key}: out of bounds — received {value!r} — give {bounds}")
+        raise ConfigError(f"{key}: out of bounds, got {value!r}. Give {bounds}.")
 
 
 def models_of(sources: Sequence[str]) -> dict[str, str]:
-    """`[NAME=]SOURCE` of a command line, by name; a source without one has the name of its folder.
-    Raises ConfigError for two of one name.
+    """Return the sources of `[NAME=]SOURCE` arguments by name.
+
+    A source without a name takes that of its folder. Raises ConfigError for two of one name.
     """
-    found = dict[str, str]()
-    for name, source in (_named(one, "") for one in sources):
-        if name in found:
+    models = dict[str, str]()
+    for argument in sources:
+        name, source = _named(argument, "")
+        if name in models:
             raise ConfigError(
-                f"models: two of one name — received {name!r} for {found[name]} and {source} — "
-                "name them apart: "
-                "NAME=SOURCE"
+                f"models: two models have one name, got {name!r} for {models[name]} and {source}. "
+                "Give each its own name: NAME=SOURCE."
             )
-        found[name] = source
-    return found
+        models[name] = source
+    return models
 
 
 def followed_of(watch: Sequence[str], models: Mapping[str, str]) -> list[tuple[str, str]]:
-    """(model, source) of `--watch [NAME=]SOURCE`; without a name the first model. Raises
-    ConfigError for an unknown one.
+    """Return (model, source) of each `--watch [NAME=]SOURCE`; without a name, of the first model.
+
+    Raises ConfigError for an unknown model, and for one that a parameter server serves.
     """
-    found = [_named(one, next(iter(models))) for one in watch]
-    for name, _ in found:
+    followed = [_named(argument, next(iter(models))) for argument in watch]
+    for name, _ in followed:
         if name not in models:
             raise ConfigError(
-                f"--watch: no model of that name — received {name!r} — "
-                f"{config.nearest(name, models)}"
+                f"--watch: unknown model, got {name!r}. {config.nearest(name, models)}"
             )
         if models[name].startswith(("grpc://", "grpcs://")):
             raise ConfigError(
-                f"--watch: model {name!r} follows its parameter server — received {models[name]} "
-                "— give --watch to "
-                "hotbed parameter-server"
+                f"--watch: model {name!r} follows its parameter server, got {models[name]}. Give "
+                "--watch to hotbed parameter-server."
             )
-    return found
+    return followed
 
 
 def _named(text: str, default: str) -> tuple[str, str]:
@@ -191,10 +203,10 @@ def _named(text: str, default: str) -> tuple[str, str]:
 
 
 class Stoppable(ABC):
-    """A server on a loop of its own. `run` blocks until `stop`; in the main thread also until
-    SIGTERM or SIGINT.
+    """Run a server on its own event loop.
 
-    `started`: set once it listens.
+    `run` blocks until `stop`; in the main thread also until SIGTERM or SIGINT. `started` is set
+    once the server listens.
     """
 
     def __init__(self) -> None:
@@ -210,13 +222,13 @@ class Stoppable(ABC):
             runner.run(self._run())
 
     def stop(self) -> None:
-        """From any thread: end what is under way, then stop."""
+        """Finish the running requests, then stop. Any thread may call this."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._stopped.set)
 
     @abstractmethod
     async def _serve(self, stopped: asyncio.Event) -> None:
-        """Listen, set `started`, wait until `stopped`, and end."""
+        """Listen, set `started`, wait for `stopped`, and shut down."""
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -227,13 +239,14 @@ class Stoppable(ABC):
 
 
 def address(host: str, port: int) -> str:
-    """As gRPC takes it."""
+    """Return HOST:PORT as gRPC accepts it, with an IPv6 host in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class JsonLines(logging.Handler):
-    """Log records on stderr, each a line of JSON; with the number of the worker, where there are
-    several.
+    """Write log records to stderr, each as a line of JSON.
+
+    A line holds the number of the worker where there are several.
     """
 
     def __init__(self, worker: int | None = None) -> None:
@@ -241,9 +254,7 @@ class JsonLines(logging.Handler):
         self._worker = {} if worker is None else {"worker": worker}
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Never raises: what cannot be written, to a full disk say, must not end the thread that
-        tells of it.
-        """
+        """Write a record. Never raises: a full disk, say, must not end the thread that logs."""
         try:
             self._write(record)
         except Exception:

@@ -248,7 +248,7 @@ def test_a_wrong_column_is_one_clear_error(
 
 
 def test_a_missing_column_names_the_nearest() -> None:
-    with pytest.raises(SchemaError, match="did you mean 'movieId'"):
+    with pytest.raises(SchemaError, match="Did you mean 'movieId'"):
         encode({"movieId": [1]}, Id("movie_id"))
 
 

@@ -412,7 +412,7 @@ def test_every_metric_is_found_by_name_and_describes_itself(cls: type[Metric]) -
 
 
 def test_an_unknown_name_gets_the_nearest_right_one() -> None:
-    with pytest.raises(ConfigError, match="did you mean 'log_loss'"):
+    with pytest.raises(ConfigError, match="Did you mean 'log_loss'"):
         get_metric("logloss")
     spec = {"kind": "windowed", "metric": {"kind": "auc", "bins": 64}, "samples": 10}
     assert config.describe(config.build(spec, Metric)) == spec

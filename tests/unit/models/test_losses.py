@@ -125,7 +125,7 @@ def test_every_loss_is_found_by_name_and_describes_itself(cls: type[Loss]) -> No
 
 
 def test_wrong_names_and_numbers_are_config_errors() -> None:
-    with pytest.raises(ConfigError, match="did you mean 'focal'"):
+    with pytest.raises(ConfigError, match="Did you mean 'focal'"):
         get_loss("focl")
     for make in (
         lambda: BCE(pos_weight=-1.0),

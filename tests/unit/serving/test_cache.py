@@ -339,7 +339,7 @@ def test_it_counts_what_it_did() -> None:
     ],
 )
 def test_values_that_make_no_sense_are_refused_by_name(keywords: dict[str, Any], name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^EmbeddingCache\.{name}: .* — received .* — "):
+    with pytest.raises(ConfigError, match=rf"^EmbeddingCache\.{name}: .*, got .*\. "):
         hb.EmbeddingCache(one_table({}), "fake", **keywords)
 
 

@@ -52,7 +52,7 @@ def test_a_misspelt_hook_is_an_error_that_suggests_the_right_one(
     class Wrong:
         def on_step_ends(self, run: Any) -> None: ...
 
-    with pytest.raises(ConfigError, match="did you mean 'on_step_end'"):
+    with pytest.raises(ConfigError, match="Did you mean 'on_step_end'"):
         hb.RecModel(network(), "bce", "adam").fit(dataset(64), callbacks=Wrong(), progress=False)
 
 
@@ -136,7 +136,7 @@ def test_a_smaller_loss_is_better_and_nan_never_is(dataset: Any, network: Any) -
 
 def test_an_unknown_metric_to_watch_lists_those_there_are(dataset: Any, network: Any) -> None:
     model = hb.RecModel(network(), "bce", "adam", {"auc"})
-    with pytest.raises(ConfigError, match=r"did you mean 'valid\.auc'"):
+    with pytest.raises(ConfigError, match=r"Did you mean 'valid\.auc'"):
         model.fit(dataset(64), dataset(64), callbacks=EarlyStopping("valid.acu"), progress=False)
 
 

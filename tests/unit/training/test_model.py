@@ -59,7 +59,7 @@ def test_metrics_need_a_loss_or_an_evaluation_network() -> None:
 
 
 def test_an_unknown_optimizer_name_suggests_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="did you mean 'adam'"):
+    with pytest.raises(ConfigError, match="Did you mean 'adam'"):
         hb.RecModel(Line(), "bce", "adm")
 
 

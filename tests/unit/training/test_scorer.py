@@ -252,7 +252,7 @@ def test_a_dict_with_one_label_in_the_data_is_by_name() -> None:
         ({"clck": {"auc"}}, "metrics.clck: no such label"),
         ({"mine": object()}, r"clear\(\) is missing"),
         (7, "not a set of metrics"),
-        ({"acu"}, "did you mean 'auc'"),
+        ({"acu"}, "Did you mean 'auc'"),
         ({"auc@user"}, r"not a metric within groups, got 'auc@user'\. Use one of gauc@user"),
     ],
 )

@@ -99,7 +99,7 @@ def test_metrics_of_windows_can_be_chosen(dataset: Any, network: Any) -> None:
     windows = hb.callbacks.Windows(samples=512, metrics=["accuracy", "gauc@user"])
     stream(model_of(network), dataset(1024), windows)
     assert set(windows.points[0].values) == {"loss", "accuracy", "gauc@user"}
-    with pytest.raises(ConfigError, match="did you mean 'auc'"):
+    with pytest.raises(ConfigError, match="Did you mean 'auc'"):
         hb.callbacks.Windows(samples=5, metrics=["acu"])
 
 
