@@ -198,7 +198,7 @@ def test_what_cannot_be_served_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not loaded"):
         server.model("m")
     server.load("m", path)
-    with pytest.raises(ConfigError, match="no table 'x'"):
+    with pytest.raises(ConfigError, match="unknown table, got 'x'"):
         server.lookup("m", "x", [1])
     graph = next(path.rglob("graph.onnx"))
     graph.write_bytes(graph.read_bytes()[:-5])

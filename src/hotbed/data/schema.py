@@ -191,7 +191,7 @@ class Schema:
             if column.name == name:
                 return column
         names = [column.name for column in self.columns]
-        raise SchemaError(f"schema: there is no column {name!r}: {config.nearest(name, names)}")
+        raise SchemaError(f"schema: there is no column {name!r}. {config.nearest(name, names)}")
 
     @property
     def labels(self) -> tuple[Label, ...]:

@@ -33,7 +33,7 @@ log = logging.getLogger("hotbed.serving")
 
 
 class EmbeddingCache:
-    """Cache rows of one model within `max_bytes`, index included. Safe to call from several threads.
+    """Cache rows of one model within `max_bytes`, index included. Safe to use from several threads.
 
     A score never depends on the content of the cache: the missing rows of a request are fetched
     together.
@@ -192,7 +192,7 @@ class EmbeddingCache:
     def _is_newer(self, version: ModelVersion) -> bool:
         """Return whether `version` has a higher number or is the store's current version.
 
-        A run that started anew counts its versions from the start, so the number alone is not enough.
+        A run that started anew counts versions from the start, so the number alone is not enough.
         """
         if version.version > self._version.version:
             return True
@@ -236,7 +236,7 @@ class EmbeddingCache:
             self._fill(version)
 
     def _fill(self, version: ModelVersion) -> None:
-        """Preload hot rows, an equal share of bytes a table; a table leaves its rest to the next."""
+        """Preload hot rows, an equal share of bytes a table; unused bytes go to later tables."""
         bytes_left = self._preload * self._max_bytes
         try:
             for number, name in enumerate(self._tables):

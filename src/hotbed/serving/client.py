@@ -62,7 +62,8 @@ class Client:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(
-                f"Client.url: expected the address of a server, got {url!r}. Write http://HOST:PORT."
+                f"Client.url: expected the address of a server, got {url!r}. "
+                "Write http://HOST:PORT."
             )
         self._parts = parts
         self._seconds = timeout_seconds

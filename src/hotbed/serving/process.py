@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Provide what every server process needs: tokens, TLS, model names, JSON logs and an event loop."""
+"""Provide tokens, TLS, model names, JSON logs and an event loop to every server process."""
 
 from __future__ import annotations
 

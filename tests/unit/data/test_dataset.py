@@ -306,11 +306,11 @@ def test_a_missing_column_is_looked_for_among_all_columns_of_the_file(
     (pacsv.write_csv if ending == "csv" else pq.write_table)(table, path)
     source = Csv(path) if ending == "csv" else Parquet(path)
     schema = Schema([Label("click"), Id("usr"), Id("item")])
-    message = r"columns \['usr'\] are missing, got \['click', 'user', 'item', 'price'\]. 'usr': did you mean 'user'"
+    message = r"columns \['usr'\] are missing, got \['click', 'user', 'item', 'price'\]. 'usr': Did you mean 'user'"
     with pytest.raises(SchemaError, match=message):
         list(Dataset(source, schema))
     normalized = Dense("prise", transforms=[Normalize()])
-    with pytest.raises(SchemaError, match=r"'price'\]. 'prise': did you mean 'price'"):
+    with pytest.raises(SchemaError, match=r"'price'\]. 'prise': Did you mean 'price'"):
         Schema([Label("click"), normalized]).fit(source)
 
 

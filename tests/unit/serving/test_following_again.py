@@ -188,7 +188,7 @@ def test_sigterm_ends_a_server_whose_published_versions_hang(trainer: Trainer) -
     os.mkfifo(manifest)  # an open of it waits for ever
     server = Process(f"m={trainer.folder / 'export'}", "--watch", trainer.folder / "published")
     assert server.stop() == 0
-    assert any("they are left" in line for line in server.lines)
+    assert any("they are abandoned" in line for line in server.lines)
 
 
 class Side(dict[str, list[Any]]):

@@ -177,7 +177,7 @@ def told_by(client: hb.Client, session: Any, columns: dict[str, Any]) -> None:
         (user("INT65", [3], [1, 2, 3]), {}, 400, "expected a datatype"),
         (user("INT64", [-1], []), {}, 400, "expected a shape"),
         (user("FP32", [3], [1, 2, 3]), {}, 400, "expected integers or strings"),
-        (body(outputs=[{"name": "predicton"}]), {}, 400, "did you mean 'prediction'"),
+        (body(outputs=[{"name": "predicton"}]), {}, 400, "Did you mean 'prediction'"),
         (body(5000), {}, 400, "too many candidates"),
         (body(), {"Content-Encoding": "gzip"}, 415, "Send the body as it is"),
         (

@@ -459,7 +459,7 @@ class Inputs:
             if tensor.name not in self.allowed:
                 name = tensor.name[:100]
                 raise DataError(
-                    f"input {name!r}: the model has no such input; {nearest(name, self.names)}"
+                    f"input {name!r}: the model has no such input. {nearest(name, self.names)}"
                 )
             if tensor.name in names:
                 raise DataError(
@@ -506,7 +506,7 @@ def choose(
     unknown = [name for name in wanted or () if name not in outputs]
     if unknown:
         raise DataError(
-            f"output {unknown[0][:100]!r}: the model has no such output; "
+            f"output {unknown[0][:100]!r}: the model has no such output. "
             f"{nearest(unknown[0][:100], list(outputs))}"
         )
     if wanted is None:

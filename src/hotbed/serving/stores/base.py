@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every store of rows gives: versions of models that never change, and what differs between
-them.
-"""
+"""Define stores of rows: they return versions of models, which never change, and their changes."""
 
 from __future__ import annotations
 
@@ -25,10 +23,16 @@ _FIELDS = ("name", "version", "digest", "schema", "graph", "configs", "published
 class ModelVersion(ABC):
     """One version of a model; it never changes.
 
-    `graph`: what the graph is fed with, as `hotbed.persist.export.Graph` describes it. `configs`:
-    by table, the keywords of its constructor; what an id without a row reads as follows from them.
-    `published`: unix seconds at which it was published; `learned`: unix seconds of the newest event
-    that it learned; None where that is not known.
+    Attributes:
+        name: Name of the model.
+        version: Number of the version.
+        digest: Digest of the state, which identifies the version.
+        schema: The columns of the model.
+        graph: The inputs of the graph, as `hotbed.persist.export.Graph` describes them.
+        configs: By table, the keywords of its constructor. They determine the row that is read
+            for an id without one.
+        published: Unix seconds of the publication; None where unknown.
+        learned: Unix seconds of the newest learned event; None where unknown.
     """
 
     name: str
@@ -42,56 +46,60 @@ class ModelVersion(ABC):
 
     @abstractmethod
     def graph_bytes(self) -> bytes:
-        """The ONNX graph."""
+        """Return the ONNX graph."""
 
     @abstractmethod
     def weights(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
-        """Parameters that the graph knows by name, with this version's values."""
+        """Yield the parameters of the graph by name, with the values of this version."""
 
     @abstractmethod
     def find(
         self, wanted: Mapping[str, NDArray[np.int64]], seconds: float | None = None
     ) -> dict[str, NDArray[np.float32]]:
-        """Rows by table: ids [n] -> float32 [n, dim]; an id without a row reads as in training.
+        """Return rows by table: ids [n] -> float32 [n, dim].
 
-        Raises ConfigError for an unknown table, StoreError where rows do not come within `seconds`
-        (None: the store's own patience).
+        An id without a row reads as in training.
+
+        Raises ConfigError for an unknown table, StoreError where rows do not arrive within
+        `seconds` (None: the store's own limit).
         """
 
 
 class Store(ABC):
-    """Where versions and their rows come from. Safe to call from several threads."""
+    """A source of versions and their rows. Safe to call from several threads."""
 
     @abstractmethod
     def model(self, name: str) -> ModelVersion:
-        """The newest version. Raises ConfigError where the model is not there, StoreError where the
-        store cannot be asked.
+        """Return the newest version.
+
+        Raises ConfigError where the model is missing, StoreError where the store does not answer.
         """
 
     @abstractmethod
     def changes(self, name: str, since: str, to: str) -> Mapping[str, NDArray[np.int64]] | None:
-        """Ids by table whose row differs between two versions, given by digest, and maybe some
-        more; None: it cannot be told.
+        """Return by table the ids whose row differs between two versions, and maybe some more.
+
+        The versions are named by digest. None means that the changes are unknown.
         """
 
     @abstractmethod
     def hot(self, name: str, table: str, n: int) -> NDArray[np.int64]:
-        """Up to `n` ids of the newest version, the most frequent first by what training counted;
-        none where it did not count.
+        """Return up to `n` ids of the newest version, the most frequent in training first.
+
+        The result is empty where training did not count.
         """
 
 
 def described(version: ModelVersion) -> dict[str, Any]:
-    """What a version is but for its graph, weights and rows, as JSON values: what stores keep and
-    hand on.
-    """
+    """Return a version without graph, weights and rows, as JSON values for files and messages."""
     plain = {name: getattr(version, name) for name in _FIELDS if name != "schema"}
     return {**plain, "schema": version.schema.to_json()}
 
 
 def undescribed(spec: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """The fields of a ModelVersion of which `described` told. Raises FormatError naming `place` for
-    anything else.
+    """Return the fields of a ModelVersion from the result of `described`.
+
+    Raises FormatError, which names `place`, for anything else.
     """
     try:
         return {
@@ -100,13 +108,15 @@ def undescribed(spec: Mapping[str, Any], place: str) -> dict[str, Any]:
         }
     except (KeyError, TypeError, ValueError) as error:
         raise FormatError(
-            f"{place}: no description of a version — {error!r} — load the model again"
+            f"{place}: expected the description of a version, got {error!r}. Load the model again."
         ) from error
 
 
 def read_weights(data: bytes | memoryview, place: str) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """The tensors of a safetensors file. Raises FormatError naming `place` for other bytes."""
+    """Yield the tensors of a safetensors file; FormatError, with `place`, for other bytes."""
     try:
         yield from load(bytes(data)).items()
     except (SafetensorError, KeyError, ValueError) as error:
-        raise FormatError(f"{place}: no weights — {error} — load the model again") from error
+        raise FormatError(
+            f"{place}: the weights cannot be read, got {str(error)!r}. Load the model again."
+        ) from error

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A parameter server over dicts: too simple to be wrong, for tests of what reads rows."""
+"""Serve rows from dicts, for tests of the code that reads rows."""
 
 from __future__ import annotations
 
@@ -37,19 +37,22 @@ class FakeVersion(ModelVersion):
     ) -> dict[str, NDArray[np.float32]]:
         self.store.asked.append({name: ids.tolist() for name, ids in wanted.items()})
         if self.store.silent:
-            raise StoreError("the store is silent — received nothing — wait")
-        found = {}
+            raise StoreError("the store is silent, got no answer. Wait.")
+        rows = {}
         for name, ids in wanted.items():
-            found[name] = self.absent[name].find(ids)[0]
-            for place, one in enumerate(ids.tolist()):
-                if one in self.rows[name]:
-                    found[name][place] = self.rows[name][one]
-        return found
+            rows[name] = self.absent[name].find(ids)[0]
+            for place, row_id in enumerate(ids.tolist()):
+                if row_id in self.rows[name]:
+                    rows[name][place] = self.rows[name][row_id]
+        return rows
 
 
 class FakeStore(Store):
-    """A parameter server of one model over dicts. `silent`: it does not answer. `asked`: what it
-    was asked for.
+    """A parameter server of one model over dicts.
+
+    Attributes:
+        silent: Whether it raises StoreError instead of an answer.
+        asked: The ids by table of each call of `find`.
     """
 
     def __init__(self, configs: Mapping[str, Mapping[str, Any]]) -> None:
@@ -60,32 +63,36 @@ class FakeStore(Store):
         self.asked = list[dict[str, list[int]]]()
 
     def publish(self, rows: _Tables) -> FakeVersion:
-        """A version of these rows, by table and id."""
+        """Add a version of these rows, by table and id, and return it."""
         number = len(self.versions) + 1
-        nothing = Schema([])
-        absent = {name: ServedTable(config, ()) for name, config in self.configs.items()}
-        made = FakeVersion(
-            "fake", number, f"{number}", nothing, {}, self.configs, None, None, rows, absent, self
+        version = FakeVersion(
+            name="fake",
+            version=number,
+            digest=f"{number}",
+            schema=Schema([]),
+            graph={},
+            configs=self.configs,
+            published=None,
+            learned=None,
+            rows=rows,
+            absent={name: ServedTable(config, ()) for name, config in self.configs.items()},
+            store=self,
         )
-        self.versions.append(made)
-        return made
+        self.versions.append(version)
+        return version
 
     def model(self, name: str) -> FakeVersion:
         return self.versions[-1]
 
     def changes(self, name: str, since: str, to: str) -> Mapping[str, NDArray[np.int64]] | None:
-        old, new = (self.versions[int(digest) - 1].rows for digest in (since, to))
-        return {
-            table: np.array(
-                [
-                    one
-                    for one in {*old[table], *new[table]}
-                    if old[table].get(one) != new[table].get(one)
-                ],
-                np.int64,
-            )
-            for table in self.configs
-        }
+        old = self.versions[int(since) - 1].rows
+        new = self.versions[int(to) - 1].rows
+        changes = {}
+        for table in self.configs:
+            ids = {*old[table], *new[table]}
+            changed = [row_id for row_id in ids if old[table].get(row_id) != new[table].get(row_id)]
+            changes[table] = np.array(changed, np.int64)
+        return changes
 
     def hot(self, name: str, table: str, n: int) -> NDArray[np.int64]:
         return np.array(self.hottest.get(table, [])[:n], np.int64)

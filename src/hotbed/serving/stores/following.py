@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads that look for new versions: where trainers publish them, or where another process loads
-them.
-"""
+"""Poll for new versions that trainers publish or that another process loads, in threads."""
 
 from __future__ import annotations
 
@@ -21,14 +19,15 @@ from hotbed.serving.stores.writing import TemporaryFolder
 log = logging.getLogger("hotbed.serving")
 _CLOSE_SECONDS = 5.0
 _KAFKA = "kafka://"
-_LONGEST_PAUSE = 32  # polls between tries of a version that cannot be taken
+_LONGEST_PAUSE = 32  # polls between two attempts to load a version
 
 
 class Following:
-    """What is new of each model, handed on until `close`.
+    """Deliver new versions of each model until `close`.
 
-    `failed`: told, by model, of what could not be read or taken; of the same several times running
-    once.
+    Args:
+        failed: Called with the model and the error when a version cannot be read or taken; once
+            for an error that repeats.
     """
 
     def __init__(self, failed: Callable[[str, Exception], None]) -> None:
@@ -44,38 +43,45 @@ class Following:
         take: Callable[[Reader], None],
         poll_seconds: float = 1.0,
     ) -> None:
-        """Hand on what a trainer publishes. `make` is called on the thread, again after an error.
+        """Deliver the versions that a trainer publishes to `take`.
 
-        What `take` raises for is tried again, after pauses that double up to 32 polls, until
-        something newer comes.
+        A version for which `take` raises is retried, after pauses that double up to 32 polls,
+        until a newer one arrives.
+
+        Args:
+            name: Name of the model.
+            make: Opens the follower. It is called in the thread, and again after an error.
+            take: Takes a version, for example loads it.
+            poll_seconds: Time between polls.
         """
-        followed = self._followed[name] = _Followed(
-            make, take, lambda error: self._failed(name, error)
-        )
+        followed = _Followed(make, take, lambda error: self._failed(name, error))
+        self._followed[name] = followed
         self._start(self._follow, followed, poll_seconds)
 
     def again(self, name: str) -> None:
-        """Hand on at the next poll what came last, where the model of this name follows a trainer."""
+        """Deliver the last version again at the next poll, if this model follows a trainer."""
         if name in self._followed:
             self._followed[name].again.set()
 
     def repeat(self, name: str, step: Callable[[], None], poll_seconds: float = 1.0) -> None:
-        """Call `step` again and again; an error that it raises several times running is told once."""
+        """Call `step` at every poll; an error that repeats is reported once."""
         self._start(self._repeat, name, step, poll_seconds)
 
     def close(self, seconds: float = _CLOSE_SECONDS) -> None:
-        """Stop, and wait so long for what is being taken; what hangs is left to its thread, which
-        ends with the process.
+        """Stop, and wait up to `seconds` for versions that are being taken.
+
+        A thread that hangs is abandoned; it ends with the process.
         """
         self._stop.set()
-        until = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         for thread in self._threads:
-            thread.join(max(0.0, until - time.monotonic()))
-        if left := sum(thread.is_alive() for thread in self._threads):
-            log.warning("%d threads still wait for what they follow; they are left", left)
+            thread.join(max(0.0, deadline - time.monotonic()))
+        num_alive = sum(thread.is_alive() for thread in self._threads)
+        if num_alive:
+            log.warning("%d threads still wait for their sources; they are abandoned", num_alive)
 
-    def _start(self, work: Callable[..., None], *given: object) -> None:
-        thread = threading.Thread(target=work, args=given, daemon=True, name="hotbed-follow")
+    def _start(self, work: Callable[..., None], *arguments: object) -> None:
+        thread = threading.Thread(target=work, args=arguments, daemon=True, name="hotbed-follow")
         self._threads.append(thread)
         thread.start()
 
@@ -86,120 +92,126 @@ class Following:
         followed.close()
 
     def _repeat(self, name: str, step: Callable[[], None], poll_seconds: float) -> None:
-        once = _Once(lambda error: self._failed(name, error))
+        reports = _RepeatFilter(lambda error: self._failed(name, error))
         while not self._stop.is_set():
             try:
                 step()
-                once.passed()
+                reports.reset()
             except Exception as error:
-                once.tell(error)
+                reports.report(error)
             self._stop.wait(poll_seconds)
 
 
-class _Once:
-    """Tells an error that comes several times running once."""
+class _RepeatFilter:
+    """Report an error once while it repeats."""
 
-    def __init__(self, tell: Callable[[Exception], None]) -> None:
-        self._tell = tell
-        self._told = ""
+    def __init__(self, report: Callable[[Exception], None]) -> None:
+        self._report = report
+        self._last = ""
 
-    def tell(self, error: Exception) -> None:
-        if str(error) != self._told:
-            self._tell(error)
-        self._told = str(error)
+    def report(self, error: Exception) -> None:
+        if str(error) != self._last:
+            self._report(error)
+        self._last = str(error)
 
-    def passed(self) -> None:
-        self._told = ""
+    def reset(self) -> None:
+        self._last = ""
 
 
 class _Followed:
-    """What one trainer published last, until it is taken. `again`: set to have it taken once more."""
+    """Hold the newest version of one trainer until it is taken.
+
+    Setting `again` has the newest version taken once more.
+    """
 
     def __init__(
         self,
         make: Callable[[], Follower],
         take: Callable[[Reader], None],
-        tell: Callable[[Exception], None],
+        report: Callable[[Exception], None],
     ) -> None:
         self.again = threading.Event()
         self._make = make
         self._take = take
-        self._tell = tell
-        self._polling = _Once(tell)
-        self._taking = _Once(tell)
+        self._report = report
+        self._poll_errors = _RepeatFilter(report)
+        self._take_errors = _RepeatFilter(report)
         self._follower: Follower | None = None
         self._newest: Reader | None = None
-        self._told: Exception | None = None
-        self._polls = math.inf  # until the newest is to be taken; between tries
-        self._pause = 1
+        self._reported: Exception | None = None
+        self._polls_left = math.inf  # until the next attempt to take the newest version
+        self._pause = 1  # polls between that attempt and the one after it
 
     def step(self) -> None:
-        """Look for versions, and take the newest of those that came, or the one that could not be
-        taken before.
-        """
+        """Poll once, and take the newest version that arrived or that could not be taken before."""
         readers = list[Reader]()
-        wrong = self._poll(readers)
+        error = self._poll(readers)
         again = self.again.is_set()
         if again:
             self.again.clear()
-            self._polling.passed()
-            self._taking.passed()
+            self._poll_errors.reset()
+            self._take_errors.reset()
         if readers or again:
-            self._polls = 0
+            self._polls_left = 0
             self._pause = 1
         if readers:
             self._newest = readers[-1]
-        if self._polls <= 0 and self._newest is not None:
-            self._hand_on(readers or [self._newest])
-        self._polls -= 1
-        if wrong is None:
-            self._polling.passed()
+        if self._polls_left <= 0 and self._newest is not None:
+            self._deliver(readers or [self._newest])
+        self._polls_left -= 1
+        if error is None:
+            self._poll_errors.reset()
         else:
-            self._polling.tell(wrong)
+            self._poll_errors.report(error)
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections of the follower."""
         if self._follower is not None:
             self._follower.close()
 
     def _poll(self, readers: list[Reader]) -> Exception | None:
-        """Gather what came; returns what went wrong then."""
-        wrong: Exception | None = None
+        """Append the versions that arrived to `readers`; return the error that ended the poll."""
+        failure: Exception | None = None
         try:
             self._follower = self._follower or self._make()
             for reader in self._follower.poll():
                 readers.append(reader)
         except Exception as error:
-            wrong = error
+            failure = error
         if (
             self._follower is not None
             and self._follower.told
-            and self._follower.told[-1] is not self._told
+            and self._follower.told[-1] is not self._reported
         ):
-            self._told = self._follower.told[-1]
-            self._tell(self._told)
-        return wrong
+            self._reported = self._follower.told[-1]
+            self._report(self._reported)
+        return failure
 
-    def _hand_on(self, readers: list[Reader]) -> None:
-        """The newest that can be taken; the newest of all is tried again later if that is another."""
-        failed: Exception | None = None
+    def _deliver(self, readers: list[Reader]) -> None:
+        """Take the newest version that can be taken.
+
+        If a newer one failed, the newest of all is retried later.
+        """
+        failure: Exception | None = None
         for reader in reversed(readers):
             try:
                 self._take(reader)
                 break
             except Exception as error:
-                failed = failed or error
-        if failed is None:
-            self._polls = math.inf
-            self._taking.passed()
+                failure = failure or error
+        if failure is None:
+            self._polls_left = math.inf
+            self._take_errors.reset()
         else:
-            self._polls, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE)
-            self._taking.tell(failed)
+            self._polls_left = self._pause
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+            self._take_errors.report(failure)
 
 
 def collecting(sources: Iterable[str]) -> AbstractContextManager[Path]:
-    """A folder for what followers of topics collect, until it is left; none where no source is a
-    topic.
+    """Make a temporary folder for the messages of topics; nothing where no source is a topic.
+
+    The folder is removed on exit.
     """
     if any(source.startswith(_KAFKA) for source in sources):
         return TemporaryFolder("hotbed-follow-")
@@ -207,12 +219,13 @@ def collecting(sources: Iterable[str]) -> AbstractContextManager[Path]:
 
 
 def open_follower(source: str, cache: Path) -> Follower:
-    """Of a directory, a URL, or kafka://HOST:PORT[,…]/TOPIC, which is collected in `cache`."""
+    """Open a follower of a directory, a URL or kafka://HOST:PORT[,…]/TOPIC, collected in `cache`."""
     if not source.startswith(_KAFKA):
         return Follower(source)
     servers, _, topic = source.removeprefix(_KAFKA).partition("/")
     if not servers or not topic:
         raise ConfigError(
-            f"--watch: no topic — received {source!r} — write kafka://HOST:PORT/TOPIC"
+            f"--watch: expected a server and a topic, got {source!r}. "
+            "Write kafka://HOST:PORT/TOPIC."
         )
     return Follower(Topic(servers, topic, cache))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The served folder, read: versions as files that are mapped into memory and shared. docs/format.md
-describes the files.
+"""Read the served folder: versions are files that are mapped into memory and shared.
+
+docs/format.md describes the files.
 """
 
 from __future__ import annotations
@@ -28,16 +29,22 @@ log = logging.getLogger("hotbed.serving")
 CURRENT = "CURRENT"
 FORMAT = "hotbed.served"
 FORMAT_VERSION = 1
-_ADVICE = "load the model again"
+_ADVICE = "Load the model again."
 _POINTER = re.compile(rb"[0-9a-f]{64}\n")
-_FILE = re.compile(r"[0-9a-f]{32}[.-][^/\\\0]+")  # of the folder itself: never a way out
-_AGAIN = 5
+_FILE = re.compile(r"[0-9a-f]{32}[.-][^/\\\0]+")  # a file of the folder itself, no path out of it
+_ATTEMPTS = 5
 
 
 @dataclass(frozen=True, eq=False)
 class MappedVersion(ModelVersion):
-    """A version in mapped files. `tables` by name; `spec`: its own file in the served folder,
-    `key`: that file's SHA-256.
+    """A version in mapped files.
+
+    Attributes:
+        tables: The tables by name.
+        key: SHA-256 of the version's own file in the served folder.
+        spec: Content of that file.
+        folder: The folder of the model.
+        blobs: The bytes of the graph and the weights.
     """
 
     tables: Mapping[str, ServedTable]
@@ -60,25 +67,28 @@ class MappedVersion(ModelVersion):
         return {table: self.table(table).find(ids)[0] for table, ids in wanted.items()}
 
     def table(self, name: str) -> ServedTable:
-        """Raises ConfigError for an unknown one."""
+        """Return a table by name. Raises ConfigError for an unknown one."""
         if name not in self.tables:
             raise ConfigError(
-                f"model {self.name!r}: no table {name!r} — received {sorted(self.tables)} — name "
-                "one of them"
+                f"model {self.name!r}: unknown table, got {name!r}. Choose one of "
+                f"{sorted(self.tables)}."
             )
         return self.tables[name]
 
     def files(self) -> set[str]:
-        """Names of all its files in its folder."""
-        found = {file_of(self.key), *(entry["file"] for entry in self.spec["files"].values())}
-        for entry in self.spec["tables"].values():
-            lists = [one for one in (entry["hot"],) if one is not None]
-            found |= {one["file"] for one in [*entry["layers"], *lists, *entry["changed"]]}
-        return found
+        """Return the names of all its files in its folder."""
+        names = {file_of(self.key)}
+        names.update(entry["file"] for entry in self.spec["files"].values())
+        for table in self.spec["tables"].values():
+            names.update(entry["file"] for entry in (*table["layers"], *table["changed"]))
+            if table["hot"] is not None:
+                names.add(table["hot"]["file"])
+        return names
 
     def changed(self, since: str) -> Mapping[str, NDArray[np.int64]] | None:
-        """Ids by table whose row differs from that in version `since`, and maybe some more; None
-        where it cannot be told.
+        """Return by table the ids whose row differs from version `since`, and maybe some more.
+
+        None means that the changes are unknown.
         """
         chain: list[str] = self.spec["chain"]
         if since not in chain:
@@ -86,7 +96,7 @@ class MappedVersion(ModelVersion):
         later = chain[chain.index(since) + 1 :]
         try:
             return {name: self._changed(name, later) for name in self.tables}
-        except FileNotFoundError:  # a version after this one took it away
+        except FileNotFoundError:  # a later version removed the file
             return None
         except FormatError as error:
             log.warning("%s", error)
@@ -94,85 +104,97 @@ class MappedVersion(ModelVersion):
 
     def _changed(self, table: str, links: list[str]) -> NDArray[np.int64]:
         entry = self.spec["tables"][table]
-        known = {one["digest"]: one for one in entry["changed"]}
-        nothing = np.empty(0, np.int64)
-        if all(link in known for link in links):
-            return np.unique(np.concatenate([nothing, *(self._ids(known[link]) for link in links)]))
-        overlay = self.tables[table].layers[0]  # all that changed since the full
+        changes = {change["digest"]: change for change in entry["changed"]}
+        if all(link in changes for link in links):
+            parts = [self._ids(changes[link]) for link in links]
+            return np.unique(np.concatenate([np.empty(0, np.int64), *parts]))
+        overlay = self.tables[table].layers[0]  # all changes since the full
         return np.concatenate(overlay.entries())
 
     def hot(self, table: str, n: int) -> NDArray[np.int64]:
-        """Up to n ids, the most frequent first."""
+        """Return up to n ids, the most frequent first."""
         entry = self.spec["tables"][self.table(table).name]["hot"]
-        with contextlib.suppress(FileNotFoundError):  # a version after this one took it away
-            return np.empty(0, np.int64) if entry is None else self._ids(entry)[:n]
-        return np.empty(0, np.int64)
+        if entry is None:
+            return np.empty(0, np.int64)
+        try:
+            return self._ids(entry)[:n]
+        except FileNotFoundError:  # a later version removed the file
+            return np.empty(0, np.int64)
 
     def _ids(self, entry: Mapping[str, Any]) -> NDArray[np.int64]:
         return np.frombuffer(_read(self.folder, entry), "<i8").astype(np.int64)
 
 
 class ModelFolder:
-    """The files of one model in a served folder, as any process may read them."""
+    """The files of one model in a served folder, which any process may read."""
 
     def __init__(self, root: Path, name: str) -> None:
         if name in ("", ".", ".."):
             raise ConfigError(
-                f"model {name!r}: no name for a folder — received {name!r} — choose another"
+                f"model {name!r}: expected a name that a folder can have, got {name!r}. Choose "
+                "another name."
             )
         self.name = name
         self.path = root / quote(name, safe="")
 
     def pointer(self) -> str | None:
-        """What CURRENT says: the SHA-256 of the newest version's file; None where there is none."""
+        """Return the content of CURRENT, the SHA-256 of the newest version's file.
+
+        None without a CURRENT. Raises FormatError where it is torn or unreadable.
+        """
         try:
             text = (self.path / CURRENT).read_bytes()
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise FormatError(f"{self.path / CURRENT}: unreadable — {error} — {_ADVICE}") from error
+            raise FormatError(
+                f"{self.path / CURRENT}: unreadable, got {str(error)!r}. {_ADVICE}"
+            ) from error
         if not _POINTER.fullmatch(text):
             raise FormatError(
-                f"{self.path / CURRENT}: torn or changed — received {text[:80]!r} — {_ADVICE}"
+                f"{self.path / CURRENT}: torn or changed, got {text[:80]!r}. {_ADVICE}"
             )
         return text[:64].decode()
 
     def newest(self) -> MappedVersion | None:
-        """The version that CURRENT names. Raises FormatError naming what is torn, changed or
-        foreign.
+        """Return the version that CURRENT names, None without a CURRENT.
+
+        Raises FormatError, which names the file, where one is torn, changed or foreign.
         """
-        for attempt in range(_AGAIN):
+        for attempt in range(_ATTEMPTS):
             pointer = self.pointer()
             if pointer is None:
                 return None
             try:
                 return self.open(pointer)
             except FormatError:
-                # else a writer moved on while we read
-                if attempt == _AGAIN - 1 or self.pointer() == pointer:
+                # otherwise a writer published a newer version during the read
+                if attempt == _ATTEMPTS - 1 or self.pointer() == pointer:
                     raise
         return None
 
     def forget(self) -> None:
-        """Take CURRENT away: there is no newest version any more."""
+        """Remove CURRENT; the model then has no newest version."""
         (self.path / CURRENT).unlink(missing_ok=True)
 
     def open(self, key: str) -> MappedVersion:
-        """The version whose file has this SHA-256. Raises FormatError naming what is torn, changed
-        or foreign.
+        """Open the version whose file has this SHA-256.
+
+        Raises FormatError, which names the file, where one is torn, changed or foreign.
         """
         place = self.path / file_of(key)
         try:
             data = place.read_bytes()
             if hashlib.sha256(data).hexdigest() != key:
                 raise FormatError(
-                    f"{place}: not the file that {CURRENT} names — its SHA-256 differs — {_ADVICE}"
+                    f"{place}: expected the file that {CURRENT} names, got another SHA-256. "
+                    f"{_ADVICE}"
                 )
             spec = json.loads(data)
             if (spec["format"], spec["format_version"]) != (FORMAT, FORMAT_VERSION):
                 raise FormatError(
-                    f"{place}: of another format — received {spec['format']} "
-                    f"{spec['format_version']} — {_ADVICE}"
+                    f"{place}: unknown format, got {spec['format']} {spec['format_version']}. "
+                    f"{_ADVICE}"
                 )
             fields = undescribed(spec, str(place))
             blobs = {name: _read(self.path, spec["files"][name]) for name in ("graph", "weights")}
@@ -186,44 +208,43 @@ class ModelFolder:
             for name in version.files():
                 _inside(self.path, name)
             if not {"origin", "dtype", "chain"} <= spec.keys():
-                raise FormatError(
-                    f"{place}: not a whole version — received {sorted(spec)} — {_ADVICE}"
-                )
+                raise FormatError(f"{place}: not a whole version, got {sorted(spec)}. {_ADVICE}")
         except FormatError:
             raise
         except (OSError, KeyError, TypeError, ValueError, AttributeError, HotbedError) as error:
             raise FormatError(
-                f"{place}: not a whole version — {type(error).__name__}: {error} — {_ADVICE}"
+                f"{place}: not a whole version, got {type(error).__name__}: {error}. {_ADVICE}"
             ) from error
         return version
 
     def _table(self, config: Mapping[str, Any], entry: Mapping[str, Any]) -> ServedTable:
         layers = []
-        for one in entry["layers"]:
-            path = _inside(self.path, one["file"])
-            if path.stat().st_size != one["bytes"]:
+        for layer in entry["layers"]:
+            path = _inside(self.path, layer["file"])
+            num_bytes = path.stat().st_size
+            if num_bytes != layer["bytes"]:
                 raise FormatError(
-                    f"{path}: torn — received {path.stat().st_size} bytes instead of "
-                    f"{one['bytes']} — {_ADVICE}"
+                    f"{path}: torn, got {num_bytes} bytes instead of {layer['bytes']}. {_ADVICE}"
                 )
             layers.append(Rows(path))
         return ServedTable(config, layers)
 
 
 def file_of(key: str) -> str:
-    """The file of a version, by its SHA-256."""
+    """Return the name of a version's file by its SHA-256."""
     return f"{key[:32]}.json"
 
 
 def _inside(folder: Path, name: str) -> Path:
     if not _FILE.fullmatch(name):
-        raise FormatError(f"{folder}: a file outside of the folder — received {name!r} — {_ADVICE}")
+        raise FormatError(f"{folder}: a file lies outside of the folder, got {name!r}. {_ADVICE}")
     return folder / name
 
 
 def _read(folder: Path, entry: Mapping[str, Any]) -> memoryview:
-    """A small file, whole, as it was written; mapped, so that it stays when a later version takes
-    it away.
+    """Return a small file, checked by its digest.
+
+    The file is mapped, so that its bytes stay valid when a later version removes it.
     """
     path = _inside(folder, entry["file"])
     with open(path, "rb") as file:
@@ -232,7 +253,7 @@ def _read(folder: Path, entry: Mapping[str, Any]) -> memoryview:
             data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     if len(data) != entry["bytes"] or hashlib.sha256(data).hexdigest() != entry["sha256"]:
         raise FormatError(
-            f"{path}: torn or changed since it was written — its length or SHA-256 differs — "
+            f"{path}: torn or changed since it was written, got another length or SHA-256. "
             f"{_ADVICE}"
         )
     return data

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages of gRPC services, described field by field and registered in a pool of their own; and
-those of the parameter server.
+"""Build the messages of gRPC services from descriptions; describe those of the parameter server.
 
-So there is no generated code to keep in step with the protobuf that is installed, nor a clash with
-other stubs in one process. Needs the extra `serve`.
+The messages are registered in a pool of their own. Generated code would have to match the
+installed protobuf, and could clash with other stubs in the process. Needs the extra `serve`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _FIELD = descriptor_pb2.FieldDescriptorProto
 
 
 Calls: TypeAlias = Mapping[str, tuple[str, str, bool]]
-"""Call of a service -> its request, its answer, and whether that comes as a stream."""
+"""Call of a service -> its request, its answer, and whether the answer is a stream."""
 
 
 def messages(
@@ -26,11 +25,15 @@ def messages(
     calls: Calls,
     enums: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, Any]:
-    """Classes of messages by name, and the description of the service that takes and gives them.
+    """Return the classes of messages by name, in a pool that also describes their service.
 
-    `service`: its full name, package first. `specs`: message -> its fields, `; ` between them: `*`
-    repeated, `%` a map from strings, `|` one of the choice of that name, `= N` its number where
-    that is not its place. `enums`: the names of the values, from 0 on.
+    Args:
+        service: Full name of the service, package first.
+        specs: Message -> its fields, separated by `; `. A field is `TYPE name` with optional
+            marks: `*` before it for repeated, `%` for a map from strings, `| NAME` after it for
+            a member of that oneof, `= N` for its number where that is not its position.
+        calls: The calls of the service.
+        enums: Enum -> the names of its values, from 0 on.
     """
     package, _, service_name = service.rpartition(".")
     file = descriptor_pb2.FileDescriptorProto(
@@ -42,12 +45,12 @@ def messages(
             enum.value.add(name=value, number=number)
     for name, fields in specs.items():
         message = file.message_type.add(name=name)
-        for place, spec in enumerate(filter(None, fields.split("; ")), 1):
-            field, _, own_place = spec.partition(" = ")
-            _add_field(package, message, int(own_place or place), field, enums or {})
-    described = file.service.add(name=service_name)
+        for position, spec in enumerate(filter(None, fields.split("; ")), 1):
+            field, _, own_number = spec.partition(" = ")
+            _add_field(package, message, int(own_number or position), field, enums or {})
+    descriptor = file.service.add(name=service_name)
     for name, (request, answer, streamed) in calls.items():
-        described.method.add(
+        descriptor.method.add(
             name=name,
             input_type=f".{package}.{request}",
             output_type=f".{package}.{answer}",
@@ -55,19 +58,18 @@ def messages(
         )
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
-    found = pool.FindFileByName(file.name).message_types_by_name
-    return {name: message_factory.GetMessageClass(found[name]) for name in specs}
+    types = pool.FindFileByName(file.name).message_types_by_name
+    return {name: message_factory.GetMessageClass(types[name]) for name in specs}
 
 
 def _add_field(
     package: str, message: Any, number: int, spec: str, enums: Mapping[str, Sequence[str]]
 ) -> None:
     spec, _, choice = spec.partition(" | ")
-    *mark, kind, name = spec.split()
-    field = message.field.add(
-        name=name, number=number, label=_FIELD.LABEL_REPEATED if mark else _FIELD.LABEL_OPTIONAL
-    )
-    if mark == ["%"]:
+    *marks, kind, name = spec.split()
+    label = _FIELD.LABEL_REPEATED if marks else _FIELD.LABEL_OPTIONAL
+    field = message.field.add(name=name, number=number, label=label)
+    if marks == ["%"]:
         entry = message.nested_type.add(
             name="".join(part.title() for part in name.split("_")) + "Entry"
         )
@@ -101,7 +103,7 @@ CALLS: Calls = {
     "Graph": ("VersionRequest", "Part", True),
     "Weights": ("VersionRequest", "Part", True),
     "Rows": ("RowsRequest", "Rows", False),
-    "Changes": ("ChangesRequest", "Part", True),  # without a part: it cannot be told
+    "Changes": ("ChangesRequest", "Part", True),  # no part: the changes are unknown
     "Hot": ("HotRequest", "Part", True),
 }
 # Ids and rows are raw little-endian int64 and float32. A version is named by its digest.
@@ -110,8 +112,8 @@ MESSAGES = messages(
     {
         "Empty": "",
         "Readiness": "bool ready",
-        "DescribeRequest": "string model; string known",  # `known`: the digest that the client has
-        # `same`: the newest is the one that is known; there is no json then
+        "DescribeRequest": "string model; string known",  # `known`: digest of the client's version
+        # `same`: the client's version is the newest; json is empty then
         "Description": "bool same; bytes json",
         "VersionRequest": "string model; string digest",
         "Wanted": "string table; bytes ids",

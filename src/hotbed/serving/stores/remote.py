@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A parameter server in another process, over gRPC. Needs the extra `serve`."""
+"""Read a parameter server in another process over gRPC. Needs the extra `serve`."""
 
 from __future__ import annotations
 
@@ -25,12 +25,11 @@ try:
     from hotbed.serving.stores.messages import CALLS, MESSAGE_BYTES, MESSAGES, SERVICE
 except ImportError as error:
     raise MissingExtra(
-        f"a parameter server elsewhere needs {error.name} — it is not installed — pip install "
-        "hotbed[serve]"
+        f"RemoteParameterServer: {error.name} is not installed. Run pip install hotbed[serve]."
     ) from error
 
-_ANSWER_BYTES = 16 << 20  # of rows in one call; more is asked for in several
-_LOOK_SECONDS = 5.0  # for a look at what is newest: who looks again and again gives up early
+_ANSWER_BYTES = 16 << 20  # limit of the rows of one call; more rows take several calls
+_DESCRIBE_SECONDS = 5.0  # limit of a call for the newest version: it is polled, so it fails early
 _OPTIONS = [
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
     ("grpc.max_send_message_length", MESSAGE_BYTES),
@@ -43,12 +42,19 @@ _OPTIONS = [
 
 
 class RemoteParameterServer(Store):
-    """What `hotbed parameter-server` holds, asked over the network. Safe to call from several
-    threads; reconnects by itself.
+    """Read the models of a `hotbed parameter-server` over the network.
 
-    `url`: grpc://HOST:PORT, or grpcs:// for TLS; `token`: where the server wants one; `trusted`: a
-    PEM file of authorities for TLS, where those of the system do not do. `deadline_seconds`: for
-    what has no deadline of its own. Raises StoreError, naming the server, where it does not answer.
+    Safe to call from several threads. Reconnects by itself. Its methods raise StoreError, which
+    names the server, where the server does not answer.
+
+    Args:
+        url: grpc://HOST:PORT, or grpcs:// for TLS.
+        token: The token, where the server requires one.
+        trusted: A PEM file of certificate authorities for TLS, instead of those of the system.
+        deadline_seconds: Limit of the calls without a deadline of their own.
+
+    Raises:
+        ConfigError: `url` is not an address, or `trusted` cannot be read.
 
     Example:
         >>> store = hb.ParameterServer.connect("grpc://rows:8002")
@@ -77,23 +83,25 @@ class RemoteParameterServer(Store):
         self._calls = {name: self._call(name, *rest) for name, rest in CALLS.items()}
 
     def close(self) -> None:
-        """Let go of the connection; nothing can be asked any more."""
+        """Close the connection; later calls raise StoreError."""
         self._channel.close()
 
     def model(self, name: str) -> RemoteVersion:
-        """The newest version, graph and weights included. Raises NotServed where the server has no
-        such model.
+        """Return the newest version with its graph and weights.
+
+        Raises NotServed where the server does not have this model.
         """
-        known = self._versions.get(name)
-        request = {"model": name, "known": known.digest if known else ""}
-        found = self.ask("Describe", request, min(_LOOK_SECONDS, self._seconds))
-        if found.same and known is not None:
-            return known
+        cached = self._versions.get(name)
+        request = {"model": name, "known": cached.digest if cached else ""}
+        answer = self.ask("Describe", request, min(_DESCRIBE_SECONDS, self._seconds))
+        if answer.same and cached is not None:
+            return cached
         try:
-            spec = json.loads(found.json)
+            spec = json.loads(answer.json)
         except ValueError as error:
             raise StoreError(
-                f"{self._place}: no description — received {found.json[:60]!r} — look at the server"
+                f"{self._place}: expected the description of a version, got {answer.json[:60]!r}. "
+                "Look at the server."
             ) from error
         fields = undescribed(spec, self._place)
         blobs = {call: self._whole(call, name, fields["digest"]) for call in ("Graph", "Weights")}
@@ -106,27 +114,24 @@ class RemoteParameterServer(Store):
         parts = dict[str, list[bytes]]()
         for part in self.stream("Changes", {"model": name, "since": since, "to": to}):
             parts.setdefault(part.name, []).append(part.data)
-        return {table: _ids(b"".join(found)) for table, found in parts.items()} or None
+        return {table: _ids(b"".join(data)) for table, data in parts.items()} or None
 
     def hot(self, name: str, table: str, n: int) -> NDArray[np.int64]:
-        return _ids(
-            b"".join(
-                part.data for part in self.stream("Hot", {"model": name, "table": table, "n": n})
-            )
-        )
+        parts = self.stream("Hot", {"model": name, "table": table, "n": n})
+        return _ids(b"".join(part.data for part in parts))
 
     def ask(self, call: str, request: Mapping[str, Any], seconds: float | None = None) -> Any:
-        """One call, one answer, within `seconds`."""
+        """Call the server and return its one answer, within `seconds`."""
         message = MESSAGES[CALLS[call][0]](**request)
         try:
             return self._calls[call](
                 message, timeout=seconds or self._seconds, metadata=self._metadata
             )
-        except (grpc.RpcError, ValueError) as error:  # ValueError: closed
+        except (grpc.RpcError, ValueError) as error:  # ValueError: the channel is closed
             raise self._error(error) from error
 
     def stream(self, call: str, request: Mapping[str, Any]) -> Iterator[Any]:
-        """The parts of an answer."""
+        """Call the server and yield the parts of its answer."""
         message = MESSAGES[CALLS[call][0]](**request)
         try:
             yield from self._calls[call](message, timeout=self._seconds, metadata=self._metadata)
@@ -138,15 +143,15 @@ class RemoteParameterServer(Store):
 
     def _call(self, name: str, request: str, answer: str, streamed: bool) -> Callable[..., Any]:
         make = self._channel.unary_stream if streamed else self._channel.unary_unary
-        found: Callable[..., Any] = make(
+        call: Callable[..., Any] = make(
             f"/{SERVICE}/{name}", MESSAGES[request].SerializeToString, MESSAGES[answer].FromString
         )
-        return found
+        return call
 
     def _error(self, error: Exception) -> Exception:
         if not isinstance(error, grpc.RpcError):
             return StoreError(
-                f"{self._place}: closed — received a call after close() — connect again"
+                f"{self._place}: the connection is closed, got a call after close(). Connect again."
             )
         code = error.code()
         details = error.details() or ""
@@ -158,15 +163,16 @@ class RemoteParameterServer(Store):
         if code == codes.FAILED_PRECONDITION:
             return StoreError(details)
         return StoreError(
-            f"{self._place}: no rows — received {code.name}, {details[:200]} — look at the "
-            "parameter server"
+            f"{self._place}: the rows did not arrive, got {code.name}, {details[:200]!r}. Look at "
+            "the parameter server."
         )
 
 
 @dataclass(frozen=True, eq=False)
 class RemoteVersion(ModelVersion):
-    """A version whose rows another process holds. `find` raises StoreError, naming it, once that
-    has let go of it.
+    """A version whose rows another process holds.
+
+    `find` raises StoreError, which names the version, once that process no longer keeps it.
     """
 
     store: RemoteParameterServer = field(repr=False)
@@ -181,57 +187,55 @@ class RemoteVersion(ModelVersion):
     def find(
         self, wanted: Mapping[str, NDArray[np.int64]], seconds: float | None = None
     ) -> dict[str, NDArray[np.float32]]:
-        until = None if seconds is None else time.monotonic() + seconds
-        found: dict[str, list[bytes]] = {table: [] for table in wanted}
+        deadline = None if seconds is None else time.monotonic() + seconds
+        data: dict[str, list[bytes]] = {table: [] for table in wanted}
         for tables in self._calls(wanted):
-            left = None if until is None else until - time.monotonic()
-            if left is not None and left <= 0:
+            seconds_left = None if deadline is None else deadline - time.monotonic()
+            if seconds_left is not None and seconds_left <= 0:
                 raise StoreError(
-                    f"model {self.name!r}: rows came too late — received {seconds} seconds — ask "
-                    "for fewer, or allow more"
+                    f"model {self.name!r}: the rows did not arrive in time, got {seconds} seconds. "
+                    "Ask for fewer rows, or allow more time."
                 )
-            asked = [MESSAGES["Wanted"](table=table, ids=ids.tobytes()) for table, ids in tables]
-            answer = self.store.ask(
-                "Rows", {"model": self.name, "digest": self.digest, "wanted": asked}, left
-            )
+            specs = [MESSAGES["Wanted"](table=table, ids=ids.tobytes()) for table, ids in tables]
+            request = {"model": self.name, "digest": self.digest, "wanted": specs}
+            answer = self.store.ask("Rows", request, seconds_left)
             for number, (table, ids) in enumerate(tables):
                 rows = answer.rows[number] if number < len(answer.rows) else b""
                 if len(rows) != 4 * len(ids) * self._dim(table):
                     raise StoreError(
-                        f"model {self.name!r}: rows of table {table!r} — received {len(rows)} "
-                        f"bytes for {len(ids)} ids "
-                        "— look at the parameter server"
+                        f"model {self.name!r}: rows of table {table!r} have another size, got "
+                        f"{len(rows)} bytes for {len(ids)} ids. Look at the parameter server."
                     )
-                found[table].append(rows)
-        return {table: _rows(parts, self._dim(table)) for table, parts in found.items()}
+                data[table].append(rows)
+        return {table: _rows(parts, self._dim(table)) for table, parts in data.items()}
 
     def _calls(
         self, wanted: Mapping[str, NDArray[np.int64]]
     ) -> Iterator[list[tuple[str, NDArray[np.int64]]]]:
-        """What is asked for in one call, and the next."""
+        """Yield the tables and ids of each call, so that an answer stays within its limit."""
         call = list[tuple[str, NDArray[np.int64]]]()
-        held = 0
+        call_bytes = 0
         for table, ids in wanted.items():
             ids = as_ids(ids).astype("<i8", copy=False)
-            at = 0
+            start = 0
             row_bytes = 4 * self._dim(table)
-            while at < len(ids):
-                n = max(1, min(len(ids) - at, (_ANSWER_BYTES - held) // row_bytes))
-                call.append((table, ids[at : at + n]))
-                at = at + n
-                held = held + n * row_bytes
-                if held + row_bytes > _ANSWER_BYTES:
+            while start < len(ids):
+                n = max(1, min(len(ids) - start, (_ANSWER_BYTES - call_bytes) // row_bytes))
+                call.append((table, ids[start : start + n]))
+                start += n
+                call_bytes += n * row_bytes
+                if call_bytes + row_bytes > _ANSWER_BYTES:
                     yield call
                     call = []
-                    held = 0
+                    call_bytes = 0
         if call:
             yield call
 
     def _dim(self, table: str) -> int:
         if table not in self.configs:
             raise ConfigError(
-                f"model {self.name!r}: no table {table!r} — received {sorted(self.configs)} — "
-                "name one of them"
+                f"model {self.name!r}: unknown table, got {table!r}. Choose one of "
+                f"{sorted(self.configs)}."
             )
         return int(self.configs[table]["dim"])
 
@@ -253,8 +257,8 @@ def _address(url: str) -> tuple[str, bool]:
         port = None
     if parts.scheme not in ("grpc", "grpcs") or not parts.hostname or port is None:
         raise ConfigError(
-            f"ParameterServer.connect: no address — received {url!r} — write grpc://HOST:PORT, or "
-            "grpcs:// for TLS"
+            f"ParameterServer.connect: expected an address, got {url!r}. Write grpc://HOST:PORT, "
+            "or grpcs:// for TLS."
         )
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     return f"{host}:{port}", parts.scheme == "grpcs"
@@ -265,5 +269,6 @@ def _pem(path: str | Path) -> bytes:
         return Path(path).read_bytes()
     except OSError as error:
         raise ConfigError(
-            f"ParameterServer.connect: trusted — received {path}, {error} — give a PEM file"
+            f"ParameterServer.connect: trusted cannot be read, got {path}, {error}. Give a PEM "
+            "file."
         ) from error
