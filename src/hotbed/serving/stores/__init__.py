@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where versions of models and their rows come from: mapped files in process, or another process."""
+"""Stores of versions of models and their rows: mapped files, or a server elsewhere."""
