@@ -64,11 +64,16 @@ def check_number(
     raise ConfigError(f"{where}: must be {allowed}, got {value!r}. Give such a number.")
 
 
-def check_integer(where: str, value: object, minimum: int) -> None:
-    """Raise `ConfigError` naming `where` unless `value` is an integer >= minimum, not a bool."""
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < minimum:
+def check_integer(where: str, value: object, minimum: int, maximum: float = math.inf) -> None:
+    """Raise `ConfigError` naming `where` unless `value` is an integer in [minimum, maximum].
+
+    A bool is not an integer here.
+    """
+    ok = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not ok or not minimum <= value <= maximum:  # type: ignore[operator]
+        bounds = f">= {minimum}" if maximum == math.inf else f"from {minimum} to {maximum}"
         raise ConfigError(
-            f"{where}: must be an integer >= {minimum}, got {value!r}. Give such a number."
+            f"{where}: must be an integer {bounds}, got {value!r}. Give such a number."
         )
 
 

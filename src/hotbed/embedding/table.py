@@ -49,6 +49,7 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 Frozen = Literal[False, "rows", "all"]
 FROZEN: tuple[Frozen, ...] = (False, "rows", "all")
 DTYPES = ("float32", "bfloat16", "float16")
+MAX_DIM = 2**20
 POOLINGS = ("sum", "mean", "max", "none")
 _RULE_KINDS = (Sgd, Momentum, Nesterov, Adagrad, RowwiseAdagrad, RmsProp, Adam, Ftrl)
 _RULE_FIELDS = {
@@ -83,7 +84,7 @@ class Table:
 
     Args:
         name: seeds the initial rows together with `seed` and the id.
-        dim: lanes of a row.
+        dim: lanes of a row, 1 to 2**20.
         rule: how a step changes a row (default: `Adagrad()`).
         admit: which ids get a row (default: every id).
         evict: which rows are removed, a policy or a list (default: none).
@@ -144,7 +145,7 @@ class Table:
                 f"table.name: must be a string, not empty, got {self.name!r}. "
                 "Give the table a name."
             )
-        check_integer(f"{where}: dim", self.dim, 1)
+        check_integer(f"{where}: dim", self.dim, 1, MAX_DIM)
         check_number(f"{where}: default", self.default)
         if not isinstance(self.seed, int) or not -(2**63) <= self.seed < 2**64:
             raise ConfigError(

@@ -25,12 +25,11 @@ from hotbed.embedding.init import partition
 from hotbed.embedding.policy import PARTITIONS, evictions, kept_columns
 from hotbed.embedding.rule import Adagrad
 from hotbed.embedding.snapshot import COLUMN_TYPES
-from hotbed.embedding.table import Table
+from hotbed.embedding.table import MAX_DIM, Table
 from hotbed.errors import FormatError, HotbedError
 from hotbed.persist.store import ADVICE, number_of
 
 MAX_DEPTH = 100
-MAX_DIM = 1 << 20
 _MAGIC = b"ARROW1\0\0"
 _HEADER = 2  # number of the field `header` in Arrow's flatbuffer table Message
 _COMPRESSION = 3  # number of the field `compression` in its table RecordBatch

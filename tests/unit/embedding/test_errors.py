@@ -21,6 +21,8 @@ NAN, INF = float("nan"), float("inf")
 BAD_VALUES: list[tuple[Callable[[], Any], str]] = [
     (lambda: hb.Table("user", dim=0), "dim"),
     (lambda: hb.Table("user", dim=-3), "dim"),
+    (lambda: hb.Table("user", dim=2**20 + 1), "dim"),  # no checkpoint would hold it
+    (lambda: hb.Table("user", dim=2**33), "dim"),
     (lambda: hb.Table("user", dim=1.5), "dim"),  # type: ignore[arg-type]
     (lambda: hb.Table("", dim=1), "name"),
     (lambda: hb.Table("user", dim=1, default=NAN), "default"),
