@@ -118,7 +118,7 @@ def test_set_changes_one_value(job_file: Path) -> None:
         (
             "tables.overrides.genres.dmi",
             2,
-            r"^job\.tables\.overrides\.genres\.dmi: unknown key — .*'dim'",
+            r"^job\.tables\.overrides\.genres\.dmi: unknown key, .*'dim'",
         ),
         (
             "tables.overrides.genres.rule",

@@ -69,7 +69,7 @@ def dense_optimizer(
     else:
         raise ConfigError(
             f"optimizer: unknown optimizer, got {spec!r:.60}. Give a torch optimizer over "
-            f"hb.dense_parameters(network), a rule, or a name: {nearest(str(spec), NAMES)}"
+            f"hb.dense_parameters(network), a rule, or a name. {nearest(str(spec), NAMES)}"
         )
     # one native call for all parameters; by default torch fuses on a GPU only
     if "fused" in inspect.signature(cls).parameters and all(

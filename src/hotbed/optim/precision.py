@@ -90,7 +90,7 @@ def precision(level: str, device: torch.device) -> Precision:
     """
     if level not in AMP_LEVELS:
         raise ConfigError(
-            f"amp_level: unknown level, got {level!r}: {nearest(str(level), AMP_LEVELS)}"
+            f"amp_level: unknown level, got {level!r}. {nearest(str(level), AMP_LEVELS)}"
         )
     if level == "auto":
         level = "O2" if device.type == "cuda" else "O0"
@@ -145,6 +145,6 @@ def boost(level: str | Boost) -> Boost | None:
         return level
     if level not in BOOST_LEVELS:
         raise ConfigError(
-            f"boost_level: unknown level, got {level!r}: {nearest(str(level), BOOST_LEVELS)}"
+            f"boost_level: unknown level, got {level!r}. {nearest(str(level), BOOST_LEVELS)}"
         )
     return BOOST_LEVELS[level]

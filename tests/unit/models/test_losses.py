@@ -112,7 +112,7 @@ def test_multi_task_adds_weighted_losses_by_label() -> None:
     assert set(loss.parts({"a": a, "b": b}, {"a": ya, "b": yb})) == {"a", "b"}
     with pytest.raises(ConfigError, match=r"MultiTask\.losses\.b: no such label"):
         loss({"a": a}, {"a": ya})
-    with pytest.raises(ConfigError, match=r"weights\.aa: .*: Did you mean 'a'\?"):
+    with pytest.raises(ConfigError, match=r"weights\.aa: .*Did you mean 'a'\?"):
         MultiTask({"a": BCE()}, {"aa": 1.0})
     with pytest.raises(ConfigError, match="empty"):
         MultiTask({})
