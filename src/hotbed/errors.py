@@ -76,9 +76,7 @@ class HotbedError(Exception):
         )
 
     def _render_traceback_(self) -> list[str]:
-        """Return the lines that IPython and Jupyter show: where the user's code called Hotbed, and
-        the
-            message.
+        """Return the lines that IPython and Jupyter show: the user's call, and the message.
 
         With the environment variable HOTBED_TRACEBACK all frames are shown.
         """

@@ -189,11 +189,9 @@ TABLE_CHECKS: tuple[Callable[[MakeTable], None], ...] = (
 
 
 def check_table(make_table: MakeTable) -> None:
-    """Check the promises of every table on `make_table(name, dim, **keywords)`; raises
-    `AssertionError`.
+    """Check the promises of every table; raises `AssertionError`.
 
-    Example: `check_table(hb.Table)`; for another tier `check_table(functools.partial(hb.Table,
-        tier=my_tier))`.
+    `make_table(name, dim, **keywords)` makes a table. Example: `check_table(hb.Table)`.
     """
     for check in TABLE_CHECKS:
         check(make_table)
@@ -201,8 +199,7 @@ def check_table(make_table: MakeTable) -> None:
 
 @dataclass(frozen=True, eq=False)
 class FakeStream(Source):
-    """An endless source over rows in memory, whose clock is a script: what Kafka is to a journal,
-        without a broker.
+    """An endless source over rows in memory, whose clock is a script: Kafka without a broker.
 
     `rows`: as for `hb.sources.Memory`. `takes`: what this life's clock decides: each number is a
     block of so many rows, 0 is a tick; after the script `then` is repeated (0 = ticks for ever).
@@ -210,8 +207,9 @@ class FakeStream(Source):
     only after them. `ends`: stop after the last row, which a real stream never does. `fails`:
     raised when this many rows were handed out. `commits`: what `commit` was told.
 
-    Example: `hb.Dataset(FakeStream({"user": [1, 2, 3], "label": [0, 1, 0]}, takes=[2, 0], then=1),
-        schema, 2)`
+    Example:
+        >>> stream = FakeStream({"user": [1, 2, 3], "label": [0, 1, 0]}, takes=[2, 0], then=1)
+        >>> dataset = hb.Dataset(stream, schema, 2)
     """
 
     rows: Mapping[str, Any] | pa.Table

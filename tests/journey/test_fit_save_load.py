@@ -157,7 +157,7 @@ def test_a_network_of_the_users_own_is_asked_for(tmp_path: Path) -> None:
     )
     model.fit(data, progress=False)
     model.save(tmp_path / "model")
-    with pytest.raises(ConfigError, match="pass network="):
+    with pytest.raises(ConfigError, match="Pass network="):
         hb.load(tmp_path / "model")
     loaded = hb.load(tmp_path / "model", network())
     np.testing.assert_array_equal(model.predict(data), loaded.predict(data))

@@ -79,9 +79,9 @@ class ReliabilityWatch:
 
 
 class History:
-    """What happened: `epochs` holds one dict an epoch, `points` at most 512 moments, thinned evenly
-    as
-        they grow.
+    """What happened in training, in bounded memory.
+
+    `epochs` holds one dict an epoch, `points` at most 512 moments, thinned evenly as they grow.
 
     The first points are `every_steps` apart; the distance doubles whenever 512 are reached, so that
     a stream without end needs bounded memory. Windows of progressive metrics hold at least

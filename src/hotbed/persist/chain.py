@@ -324,9 +324,7 @@ def _verified(reader: Reader) -> dict[str, Any]:
 
 
 def describe(where: Where) -> dict[str, Any]:
-    """What a checkpoint holds, as plain values: tables with sizes and histograms, positions,
-    digests,
-        its chain.
+    """Describe a checkpoint by plain values: tables, sizes, histograms, positions, digests, chain.
 
     Histograms are `{"from", "to", "rows"}` lists: of the Euclidean norms of rows, and of counts
     where they are kept.

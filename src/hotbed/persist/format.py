@@ -67,9 +67,9 @@ class Saved:
 
 
 class Writer:
-    """Writes one checkpoint under `root`: nothing is visible before `commit`, and leaving without
-    it
-        removes the files.
+    """Writes one checkpoint under `root`.
+
+    Nothing is visible before `commit`. Leaving without it removes the files.
 
     Example:
         >>> with Writer(root) as writer:

@@ -35,9 +35,7 @@ _UNSYNCED = 32
 
 
 class Workers:
-    """The threads of one draft: pieces are hashed, written and synced beside each other, each
-    file's
-        in order.
+    """The threads of one draft: they hash, write and sync pieces in parallel, a file's in order.
 
     `pace` keeps a save in the background: while other threads of the process are at work, as in
     training, it stands back for BACKGROUND times what the last pieces cost, so that a save takes a

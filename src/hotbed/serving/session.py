@@ -141,9 +141,9 @@ class InferenceSession:
         return Scores(self.model.version, dict(zip(self._outputs, outputs, strict=True)), late)
 
     def predict_source(self, source: Source, batch_size: int = 4096) -> Iterator[pa.RecordBatch]:
-        """Predictions of every row of a source, in its order: record batches of a float32 column
-        for
-            each output.
+        """Yield the predictions of every row of a source, in its order.
+
+        A record batch has a float32 column for each output.
 
         Labels need not be there; text files are read with the types of training. Raises ConfigError
         for a source that never ends, DataError for rows that do not fit.

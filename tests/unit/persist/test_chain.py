@@ -161,7 +161,7 @@ def test_bounded_tables_have_deltas_too(tmp_path: Path, evict: Any) -> None:
 
 
 def test_tables_whose_rule_moves_idle_rows_have_fulls_only() -> None:
-    with pytest.raises(hb.errors.ConfigError, match="save fulls"):
+    with pytest.raises(hb.errors.ConfigError, match="Save full checkpoints"):
         hb.Table("t", 2, rule=hb.Adam(scope="catch_up")).track()
 
 

@@ -128,7 +128,7 @@ def test_our_client_gets_the_scores_of_the_session(running: Running, session: An
         told_by(client, session, draw(40, 3))
     with pytest.raises(ConfigError, match=r"Client\.url"):
         hb.Client("localhost:8000")
-    with pytest.raises(ServingError, match="no answer"):
+    with pytest.raises(ServingError, match="does not answer"):
         hb.Client("http://127.0.0.1:1").models()
 
 

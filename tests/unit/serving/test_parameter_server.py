@@ -89,7 +89,7 @@ def test_more_rows_than_fit_a_message_come_whole_and_in_order(
     assert {name: rows.tolist() for name, rows in found.items()} == {
         name: rows.tolist() for name, rows in expected.items()
     }
-    with pytest.raises(StoreError, match=r"too late|DEADLINE"):
+    with pytest.raises(StoreError, match=r"did not arrive in time|DEADLINE"):
         there.find(wanted, seconds=0.001)
 
 

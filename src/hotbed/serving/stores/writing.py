@@ -42,9 +42,9 @@ _REMEMBERED = 16  # deltas whose ids are kept apart
 
 
 class Writer:
-    """The one process that writes a served folder: it holds a lock on it until it ends, or nobody
-    here
-        writes any more.
+    """The lock of the one process that writes a served folder.
+
+    It is held until the process ends, or until nothing in it writes any more.
 
     `busy`: held around each change, by whichever thread.
     """
