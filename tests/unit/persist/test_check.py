@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from safetensors import SafetensorError, safe_open
 
 pytest.importorskip("torch", reason="torch absent")
 
@@ -382,7 +383,9 @@ def fuzzed_manifest(crafted: Crafted, draw: random.Random) -> tuple[Any, ...]:
 
 
 def fuzzed_file(crafted: Crafted, draw: random.Random) -> tuple[Any, ...]:
-    """Bytes of one file changed, cut, repeated or taken from another file."""
+    """Bytes of one file changed, cut, repeated or taken from another file; returns ("dense",)
+    where the dense part can still be read and describes other tensors.
+    """
     paths = sorted(
         path
         for folder in crafted.folders
@@ -404,8 +407,24 @@ def fuzzed_file(crafted: Crafted, draw: random.Random) -> tuple[Any, ...]:
             data[at : at + 16] = data[(start := draw.randrange(len(data))) : start + 16]
         elif len(data) > 100:
             del data[at : at + draw.randint(1, 64)]
+    shapes = dense_shapes(path)
     path.write_bytes(data)
-    return ()
+    return ("dense",) if dense_shapes(path) not in (shapes, None) else ()
+
+
+def dense_shapes(path: Path) -> dict[str, Any] | None:
+    """Names, types and shapes of a safetensors file; None for other and for unreadable files.
+
+    Only a network can reject a readable file whose tensors have other names or shapes.
+    """
+    if path.suffix != ".safetensors":
+        return None
+    try:
+        with safe_open(path, "np") as tensors:
+            slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118
+            return {name: (part.get_dtype(), part.get_shape()) for name, part in slices.items()}
+    except SafetensorError:
+        return None
 
 
 def fuzz(good: Path, root: Path, seed: int) -> None:
