@@ -242,7 +242,7 @@ def run(a: argparse.Namespace, folder: str) -> list[dict[str, Any]]:
     import grpc
 
     export(folder, a.columns)
-    code = "from hotbed.cli import main; main()"
+    code = "from hotbed.cli.commands import main; main()"
     words = ["serve", f"m={folder}", "--http-port", "0", "--grpc-port", "0"]
     server = subprocess.Popen(
         [sys.executable, "-c", code, *words], stderr=subprocess.PIPE, text=True

@@ -28,8 +28,8 @@ import polars as pl
 from serve_and_ask import ask, hotbed, server
 
 import hotbed as hb
-from hotbed.metrics.served import Served
-from hotbed.training.report import add_serving
+from hotbed.training.watching.report import add_serving
+from hotbed.training.watching.served import Served
 
 ROOT = Path(__file__).resolve().parent.parent
 JOB = "examples/movielens.yaml"

@@ -22,7 +22,7 @@ import numpy as np
 import polars as pl
 from tritonclient import grpc as triton
 
-from hotbed.metrics.served import Answer
+from hotbed.training.watching.served import Answer
 
 DATA = Path(__file__).resolve().parent.parent / "data/ml_latest_small"
 

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from .embedding.tier import Gpu as Gpu
     from .embedding.tier import Ram as Ram
     from .embedding.tier import Ssd as Ssd
-    from .job import Job as Job
+    from .job.job import Job as Job
     from .models import losses as losses
     from .models.tables import make_tables as make_tables
     from .optim.precision import Boost as Boost
@@ -97,7 +97,7 @@ _HOMES: dict[str, str] = {
     "Id": "data.schema:Id",
     "Ids": "data.batch:Ids",
     "InferenceSession": "serving.session:InferenceSession",
-    "Job": "job:Job",
+    "Job": "job.job:Job",
     "Label": "data.schema:Label",
     "Lfu": "embedding.policy:Lfu",
     "Lru": "embedding.policy:Lru",

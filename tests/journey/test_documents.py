@@ -22,8 +22,8 @@ import typer
 import yaml
 
 import hotbed as hb
-from hotbed import cli
-from hotbed.jobfile import parse_value
+from hotbed.cli import commands as cli
+from hotbed.job.file import parse_value
 from hotbed.serving.process import Elsewhere
 from hotbed.serving.server.batching import Limits
 from hotbed.serving.server.http import Options

@@ -339,7 +339,9 @@ class Serve:
     """`hotbed serve` where torch is not installed, as far as Python can tell; gives its address."""
 
     def __init__(self, model: Path) -> None:
-        code = "import sys; sys.modules['torch'] = None; from hotbed.cli import main; main()"
+        code = (
+            "import sys; sys.modules['torch'] = None; from hotbed.cli.commands import main; main()"
+        )
         command = [
             sys.executable,
             "-c",

@@ -20,12 +20,12 @@ import yaml
 from typer.testing import CliRunner
 
 import hotbed as hb
-from hotbed import cli
-from hotbed.draft import draft
+from hotbed.cli import commands as cli
 from hotbed.errors import ConfigError, SchemaError
 from hotbed.files import Lock
-from hotbed.job import Job
-from hotbed.jobfile import parse_value
+from hotbed.job.draft import draft
+from hotbed.job.file import parse_value
+from hotbed.job.job import Job
 from hotbed.persist import checkpoint
 
 ROOT = Path(__file__).parents[2]

@@ -13,8 +13,8 @@ import pytest
 
 import hotbed as hb
 from hotbed.errors import ConfigError
-from hotbed.job import Fit, Job, Tables, json_schema
-from hotbed.jobfile import override, parse_value, read_mapping
+from hotbed.job.file import override, parse_value, read_mapping
+from hotbed.job.job import Fit, Job, Tables, json_schema
 
 REPOSITORY = Path(__file__).parents[2]
 

@@ -25,13 +25,13 @@ import torch
 
 from hotbed.config import described, nearest
 from hotbed.errors import ConfigError
-from hotbed.metrics.history import ReliabilityWatch
 from hotbed.optim.schedule import Chain, Schedule
 from hotbed.persist import checkpoint
 from hotbed.training.durable import Checkpoint
 from hotbed.training.loop import Run, passed
 from hotbed.training.online import Evict
-from hotbed.training.watch import History, ProgressBar, Prometheus, TensorBoard, Windows
+from hotbed.training.watching.history import ReliabilityWatch
+from hotbed.training.watching.watch import History, ProgressBar, Prometheus, TensorBoard, Windows
 
 __all__ = [
     "BestWeights",

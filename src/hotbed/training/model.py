@@ -47,7 +47,7 @@ from hotbed.training.scorer import (
     to_predict,
 )
 from hotbed.training.summary import headline_of, summary_of
-from hotbed.training.watch import History, ProgressBar
+from hotbed.training.watching.watch import History, ProgressBar
 
 _SPARE_NUMBERS = 1 << 20
 log = logging.getLogger("hotbed")

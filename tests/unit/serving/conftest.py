@@ -244,7 +244,9 @@ class Spawned:
     started: ClassVar = list["Spawned"]()
 
     def __init__(self, *arguments: Any) -> None:
-        code = "import sys; sys.modules['torch'] = None; from hotbed.cli import main; main()"
+        code = (
+            "import sys; sys.modules['torch'] = None; from hotbed.cli.commands import main; main()"
+        )
         self.process = subprocess.Popen(
             [sys.executable, "-c", code, *map(str, arguments)],
             stderr=subprocess.PIPE,

@@ -18,7 +18,7 @@ import pytest
 import typer
 import yaml
 
-from hotbed import cli
+from hotbed.cli import commands as cli
 from hotbed.serving.server.batching import Limits
 from hotbed.serving.server.http import Options
 

@@ -16,7 +16,7 @@ import pytest
 
 import hotbed as hb
 from hotbed.errors import ConfigError, FormatError, PersistError
-from hotbed.jobfile import parse_value
+from hotbed.job.file import parse_value
 from hotbed.persist.format import _sealed
 
 ROOT = Path(__file__).resolve().parents[3]

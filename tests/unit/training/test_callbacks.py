@@ -28,7 +28,7 @@ from hotbed.training.callbacks import (
     Validate,
 )
 from hotbed.training.loop import EVENTS
-from hotbed.training.watch import History, ProgressBar
+from hotbed.training.watching.watch import History, ProgressBar
 
 
 class Script:
@@ -241,7 +241,7 @@ def test_eviction_happens_by_steps_in_event_time(dataset: Any, network: Any) -> 
 def test_history_keeps_a_bounded_number_of_points(
     network: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hotbed.metrics.history.MAX_POINTS", 32)
+    monkeypatch.setattr("hotbed.training.watching.history.MAX_POINTS", 32)
     model = hb.RecModel(network(), "bce", "adam")
     batch = hb.Batch(
         {"user": hb.Ids(np.arange(2)), "item": hb.Ids(np.arange(2))},

@@ -266,7 +266,7 @@ def test_what_is_swept_when_follows_from_the_steps_also_after_a_restart(
 
 
 def test_statistics_stand_still_while_a_sweep_is_under_way() -> None:
-    from hotbed.metrics.readings import statistics
+    from hotbed.training.watching.readings import statistics
 
     script = Script(Evict(step_interval=2))
     script.spy.stats = {"rows": 10_000_000, "row_bytes": 5}

@@ -20,7 +20,7 @@ pytest.importorskip("torch", reason="torch absent")
 
 import hotbed as hb
 from hotbed.errors import ConfigError, DataError, MissingExtra
-from hotbed.metrics.history import History
+from hotbed.training.watching.history import History
 
 SECOND = 1_000_000  # microseconds
 FOUR = {"auc", "log_loss", "calibration", "normalized_entropy"}
@@ -250,7 +250,7 @@ def test_a_stream_that_is_stopped_leaves_the_state_that_it_had(
     moved by it.
     """
     # points are 4 steps apart at the end
-    monkeypatch.setattr("hotbed.metrics.history.MAX_POINTS", 8)
+    monkeypatch.setattr("hotbed.training.watching.history.MAX_POINTS", 8)
     batches = list(dataset(2048))
     seen: list[Any] = []
 

@@ -15,19 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 from rich.progress import MofNCompleteColumn, Progress
 
-from hotbed import config, show
+from hotbed import config
+from hotbed.cli import show
+from hotbed.cli.show import console
 from hotbed.connectors import DeadLetters, Journal, Live
-from hotbed.draft import source_of
 from hotbed.errors import ConfigError, DataError
 from hotbed.files import Lock, Where, resolve, sync_folder
-from hotbed.job import Job
+from hotbed.job.draft import source_of
+from hotbed.job.job import Job
 from hotbed.persist.recover import finish_first
 from hotbed.persist.store import JOURNAL, LETTERS, new_file, open_store
-from hotbed.show import console
 
 if TYPE_CHECKING:
     from hotbed.training.model import RecModel
-    from hotbed.training.watch import History
+    from hotbed.training.watching.watch import History
 
 
 def run_job(job: Job, *, restart: bool = False) -> RecModel:
@@ -286,8 +287,8 @@ def trained(job: Job) -> str:
 
 def print_report(job: Job, model: RecModel, histories: Mapping[str, History]) -> None:
     """Write the report, and say where."""
-    from hotbed.training.report import write_report
     from hotbed.training.summary import summary_of
+    from hotbed.training.watching.report import write_report
 
     title = f"{config.kind_of(type(model.network))}: {Path(job.output).name}"
     parts = {"train": job.train, "valid": job.valid, "stream": job.stream}

@@ -30,15 +30,15 @@ from rich.progress import (
 from hotbed.config import described
 from hotbed.errors import ConfigError, MissingExtra
 from hotbed.metrics import AUC, bounded, get_metric
-from hotbed.metrics.history import History as History
-from hotbed.metrics.history import Point as Point
 from hotbed.metrics.popularity import Popularity
-from hotbed.metrics.prometheus import Endpoint
-from hotbed.metrics.readings import Reading, observations, readings, statistics
 from hotbed.metrics.windows import Cuts, Window, WindowLog
 from hotbed.training.learner import Example
 from hotbed.training.loop import Run
 from hotbed.training.scorer import Scorer, host, metric_set
+from hotbed.training.watching.history import History as History
+from hotbed.training.watching.history import Point as Point
+from hotbed.training.watching.prometheus import Endpoint
+from hotbed.training.watching.readings import Reading, observations, readings, statistics
 
 log = logging.getLogger("hotbed")
 FOUR = ("auc", "log_loss", "calibration", "normalized_entropy")

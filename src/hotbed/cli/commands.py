@@ -15,14 +15,14 @@ import yaml
 from rich.console import Console
 from rich.markup import escape
 
-from hotbed import show, verbs
-from hotbed.draft import draft
+from hotbed.cli import show, verbs
+from hotbed.cli.show import console
 from hotbed.errors import ConfigError, HotbedError
 from hotbed.files import resolve
-from hotbed.job import Job, json_schema
-from hotbed.jobfile import parse_value
+from hotbed.job.draft import draft
+from hotbed.job.file import parse_value
+from hotbed.job.job import Job, json_schema
 from hotbed.persist.store import MANIFEST
-from hotbed.show import console
 
 HELP = "Train, follow, evaluate and inspect recommendation models that a job file describes; see docs/jobs.md."
 

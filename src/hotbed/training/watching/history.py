@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from hotbed.metrics.readings import statistics
 from hotbed.metrics.reliability import Reliability
 from hotbed.metrics.windows import Tables, Window, columns, counters, rows_of, tables_of
+from hotbed.training.watching.readings import statistics
 
 MAX_POINTS = 512
 WALL = ("seconds", "samples_per_second")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from hotbed.metrics.chart import Chart, Series
+from hotbed.training.watching.chart import Chart, Series
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Served:
-    """What a client saw, for `hotbed.training.report.add_serving`.
+    """What a client saw, for `hotbed.training.watching.report.add_serving`.
 
     `answers`: in the order that they came, at least one. `versions`: manifests of what was
     published; `version`, `caught` and `published` are read. A version is served from the first

@@ -17,11 +17,11 @@ from string import Template
 from typing import Any
 
 from hotbed.files import Where, resolve
-from hotbed.metrics.chart import Chart, figure, number_text
-from hotbed.metrics.history import History
-from hotbed.metrics.served import Served
 from hotbed.persist.store import new_file
-from hotbed.training import drawn
+from hotbed.training.watching import drawn
+from hotbed.training.watching.chart import Chart, figure, number_text
+from hotbed.training.watching.history import History
+from hotbed.training.watching.served import Served
 
 _MORE_CARDS = "<!-- more cards -->"  # where `add_serving` writes
 _MORE_SECTIONS = "<!-- more sections -->"
@@ -70,7 +70,9 @@ def write_report(
         f"torch {version('torch')}"
     )
     template = Template(
-        resources.files("hotbed.training").joinpath("report.html").read_text(encoding="utf-8")
+        resources.files("hotbed.training.watching")
+        .joinpath("report.html")
+        .read_text(encoding="utf-8")
     )
     page = template.safe_substitute(
         title=html.escape(title),

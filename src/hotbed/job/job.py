@@ -29,7 +29,7 @@ from hotbed.embedding.policy import Admission, Eviction
 from hotbed.embedding.rule import Adagrad, Adam, Rule
 from hotbed.embedding.tier import Ram, Tier
 from hotbed.errors import ConfigError
-from hotbed.jobfile import override, read_mapping
+from hotbed.job.file import override, read_mapping
 
 #: A kind and its keywords, or the bare kind; built only when the job runs, since it needs torch.
 Spec = Mapping[str, Any] | str

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from hotbed.errors import ConfigError, MissingExtra
-from hotbed.metrics.readings import Reading
+from hotbed.training.watching.readings import Reading
 
 
 class Endpoint:

@@ -20,9 +20,9 @@ from hotbed import config
 
 if TYPE_CHECKING:
     from hotbed.embedding.table import Table
-    from hotbed.job import Job
+    from hotbed.job.job import Job
     from hotbed.training.model import RecModel
-    from hotbed.training.watch import History
+    from hotbed.training.watching.watch import History
 
 console = Console()
 
