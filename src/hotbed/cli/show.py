@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hotbed.embedding.table import Table
     from hotbed.job.job import Job
     from hotbed.training.model import RecModel
-    from hotbed.training.watching.watch import History
+    from hotbed.training.watching.history import History
 
 console = Console()
 

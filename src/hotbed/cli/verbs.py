@@ -28,7 +28,7 @@ from hotbed.persist.store import JOURNAL, LETTERS, new_file, open_store
 
 if TYPE_CHECKING:
     from hotbed.training.model import RecModel
-    from hotbed.training.watching.watch import History
+    from hotbed.training.watching.history import History
 
 
 def run_job(job: Job, *, restart: bool = False) -> RecModel:

@@ -21,6 +21,7 @@ from typing import Any, cast
 
 from hotbed import config
 from hotbed.errors import ConfigError
+from hotbed.metrics.bounded import Windowed, bounded
 from hotbed.metrics.classification import (
     AUC,
     Accuracy,
@@ -32,7 +33,6 @@ from hotbed.metrics.classification import (
 )
 from hotbed.metrics.metric import Metric
 from hotbed.metrics.ranking import GAUC, NDCG, HitRate
-from hotbed.metrics.windows import Windowed, bounded
 
 __all__ = [
     "AUC",

@@ -30,8 +30,11 @@ from hotbed.persist import checkpoint
 from hotbed.training.durable import Checkpoint
 from hotbed.training.loop import Run, passed
 from hotbed.training.online import Evict
-from hotbed.training.watching.history import ReliabilityWatch
-from hotbed.training.watching.watch import History, ProgressBar, Prometheus, TensorBoard, Windows
+from hotbed.training.watching.history import History, ReliabilityWatch
+from hotbed.training.watching.progress import ProgressBar
+from hotbed.training.watching.prometheus import Prometheus
+from hotbed.training.watching.tensorboard import TensorBoard
+from hotbed.training.watching.windows import Windows
 
 __all__ = [
     "BestWeights",

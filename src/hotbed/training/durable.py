@@ -21,7 +21,6 @@ from hotbed.embedding.rule import Rule
 from hotbed.errors import ConfigError, MissingExtra, PersistError
 from hotbed.files import Lock
 from hotbed.metrics import Metric
-from hotbed.metrics.windows import columns, rows_of
 from hotbed.models.losses import Loss, MultiTask
 from hotbed.optim.dense import NAMES, TorchOptimizer
 from hotbed.optim.precision import Boost
@@ -33,6 +32,7 @@ from hotbed.persist.resume import compare
 from hotbed.persist.store import JOURNAL, LETTERS, LocalStore, open_store
 from hotbed.training.loop import Run, passed
 from hotbed.training.online import TOPIC
+from hotbed.training.watching.columns import columns, rows_of
 
 log = logging.getLogger("hotbed")
 PATIENCE = 1000

@@ -47,7 +47,8 @@ from hotbed.training.scorer import (
     to_predict,
 )
 from hotbed.training.summary import headline_of, summary_of
-from hotbed.training.watching.watch import History, ProgressBar
+from hotbed.training.watching.history import History
+from hotbed.training.watching.progress import ProgressBar
 
 _SPARE_NUMBERS = 1 << 20
 log = logging.getLogger("hotbed")

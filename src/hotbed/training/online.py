@@ -15,8 +15,8 @@ from hotbed.config import described
 from hotbed.embedding.policy import PARTITIONS
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
-from hotbed.metrics.windows import Tables, counters, tables_of
 from hotbed.training.loop import Run, passed
+from hotbed.training.watching.columns import Tables, counters, tables_of
 
 log = logging.getLogger("hotbed")
 TOPIC = "evict"

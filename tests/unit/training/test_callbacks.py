@@ -28,7 +28,8 @@ from hotbed.training.callbacks import (
     Validate,
 )
 from hotbed.training.loop import EVENTS
-from hotbed.training.watching.watch import History, ProgressBar
+from hotbed.training.watching.history import History
+from hotbed.training.watching.progress import ProgressBar
 
 
 class Script:

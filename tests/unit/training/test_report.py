@@ -15,12 +15,11 @@ import pytest
 pytest.importorskip("torch", reason="torch absent")
 
 import hotbed as hb
-from hotbed.metrics.windows import Window
 from hotbed.training.watching.chart import Chart, Series, figure, number_text, ticks
-from hotbed.training.watching.history import Point
+from hotbed.training.watching.history import History, Point
 from hotbed.training.watching.report import add_serving, write_report
 from hotbed.training.watching.served import Answer, Served
-from hotbed.training.watching.watch import History
+from hotbed.training.watching.window_log import Window
 
 
 def test_the_report_shows_loss_stream_tables_and_flows_and_fetches_nothing(

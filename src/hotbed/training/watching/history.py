@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from hotbed.metrics.reliability import Reliability
-from hotbed.metrics.windows import Tables, Window, columns, counters, rows_of, tables_of
+from hotbed.training.watching.columns import Tables, columns, counters, rows_of, tables_of
 from hotbed.training.watching.readings import statistics
+from hotbed.training.watching.window_log import Window
 
 MAX_POINTS = 512
 WALL = ("seconds", "samples_per_second")

@@ -1,13 +1,87 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An HTTP endpoint that Prometheus scrapes. Needs the extra: `pip install hotbed[prometheus]`."""
+"""Prometheus: the values of a run at an HTTP address. Needs `pip install hotbed[prometheus]`."""
 
 from __future__ import annotations
 
+import logging
+import math
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from hotbed.config import described
 from hotbed.errors import ConfigError, MissingExtra
-from hotbed.training.watching.readings import Reading
+from hotbed.training.loop import Run
+from hotbed.training.watching.readings import Reading, readings
+
+log = logging.getLogger("hotbed")
+
+
+@described
+class Prometheus:
+    """Serve the values of `readings` at http://host:port/metrics during training.
+
+    The default host accepts requests of this machine only. On another host, everybody who can
+    reach it can read the values.
+
+    Args:
+        port: 0 takes a free one; `address` has it.
+        host: address to listen on.
+        every_seconds: seconds between two updates of the values.
+
+    Raises:
+        MissingExtra: at the begin of training, if the extra `hotbed[prometheus]` is not installed.
+
+    Example:
+        >>> callbacks = [hb.callbacks.Windows(seconds=3600), hb.callbacks.Prometheus(9109)]
+        >>> model.online_train(stream, callbacks)
+    """
+
+    def __init__(
+        self, port: int = 9109, host: str = "127.0.0.1", every_seconds: float = 1.0
+    ) -> None:
+        if not (0 <= port < 65_536 and every_seconds >= 0):
+            raise ConfigError(
+                f"Prometheus: out of range, got port={port!r}, every_seconds={every_seconds!r}. "
+                "Give a port from 0 to 65535, and every_seconds of at least 0."
+            )
+        self._where = (port, host)
+        self._every = every_seconds
+        self._endpoint: Endpoint | None = None
+        self._shown = -math.inf
+
+    @property
+    def address(self) -> str:
+        """The URL of the values; empty while nothing is trained."""
+        if self._endpoint is None:
+            return ""
+        return f"http://{self._where[1]}:{self._endpoint.port}/metrics"
+
+    def on_fit_begin(self, run: Run) -> None:
+        if self._endpoint is None:
+            self._endpoint = Endpoint(*self._where)
+        log.info("Prometheus: %s", self.address)
+        self._show(run)
+
+    def on_step_end(self, run: Run) -> None:
+        if time.monotonic() - self._shown >= self._every:
+            self._show(run)
+
+    def on_idle(self, run: Run) -> None:
+        self.on_step_end(run)
+
+    def on_epoch_end(self, run: Run) -> None:
+        self._show(run)
+
+    def on_fit_end(self, run: Run) -> None:
+        if self._endpoint is not None:
+            self._endpoint.close()
+            self._endpoint = None
+
+    def _show(self, run: Run) -> None:
+        if self._endpoint is not None:
+            self._endpoint.show(readings(run))
+        self._shown = time.monotonic()
 
 
 class Endpoint:

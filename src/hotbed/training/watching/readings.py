@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hotbed.metrics.windows import Tables
+from hotbed.training.watching.columns import Tables
 
 TOTALS = ("skipped_rows", "skipped_batches", "dead_letters")
 

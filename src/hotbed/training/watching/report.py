@@ -18,7 +18,7 @@ from typing import Any
 
 from hotbed.files import Where, resolve
 from hotbed.persist.store import new_file
-from hotbed.training.watching import drawn
+from hotbed.training.watching import report_charts
 from hotbed.training.watching.chart import Chart, figure, number_text
 from hotbed.training.watching.history import History
 from hotbed.training.watching.served import Served
@@ -91,16 +91,20 @@ def _chart_sections(histories: Mapping[str, History]) -> list[str]:
         (
             "Learning",
             "Mean loss of the batches since the point before, and metrics of each epoch.",
-            drawn.learning(histories),
+            report_charts.learning(histories),
         ),
-        ("The stream", STREAM_TEXT, drawn.stream(histories)),
-        ("Reliability", RELIABILITY_TEXT, drawn.reliability(histories)),
-        ("What came and went", "In each window of the stream.", drawn.flow_of_windows(histories)),
-        ("Tables", "Rows that each table holds.", drawn.sizes(histories)),
+        ("The stream", STREAM_TEXT, report_charts.stream(histories)),
+        ("Reliability", RELIABILITY_TEXT, report_charts.reliability(histories)),
+        (
+            "What came and went",
+            "In each window of the stream.",
+            report_charts.flow_of_windows(histories),
+        ),
+        ("Tables", "Rows that each table holds.", report_charts.sizes(histories)),
         (
             "Admission and eviction",
             "Ids admitted, refused (once a batch) and evicted, in total so far.",
-            drawn.flows(histories),
+            report_charts.flows(histories),
         ),
     ]
     return [
@@ -119,7 +123,7 @@ def add_serving(
         path: the report to add to.
         served: answers of a server that followed the training.
         facts: more numbers for the cards.
-        note: a sentence or two about the scores that are drawn.
+        note: a sentence or two about the scores that are report_charts.
     """
     page = Path(path).read_text(encoding="utf-8")
     numbers = served.numbers()

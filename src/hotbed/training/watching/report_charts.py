@@ -7,9 +7,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
-from hotbed.metrics.windows import Window
 from hotbed.training.watching.chart import COLORS, Chart, Series
 from hotbed.training.watching.history import History, Point
+from hotbed.training.watching.window_log import Window
 
 VALID = "valid."
 VALID_LOSS = VALID + "loss"

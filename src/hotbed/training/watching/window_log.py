@@ -1,24 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Windows of a stream: where it is cut, and a log of windows in bounded memory."""
+"""Where a stream is cut into windows, and a log of windows in bounded memory."""
 
 from __future__ import annotations
 
-import copy
 import math
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from hotbed import config
 from hotbed.errors import ConfigError, DataError
-from hotbed.metrics.classification import AUC
-from hotbed.metrics.metric import Array, Metric, Samples, StoredMetric, at_least_one
-
-Tables = dict[str, dict[str, int]]
+from hotbed.metrics.metric import Array
+from hotbed.training.watching.columns import Tables, columns, counters, rows_of, tables_of
 
 
 @dataclass
@@ -59,7 +54,7 @@ class Window:
         )
 
 
-class Cuts:
+class WindowCuts:
     """Where a stream is cut: at whole multiples of `seconds` of event time, or every `samples`.
 
     A sample belongs to the window of the newest event time up to and with itself, so that late ones
@@ -186,145 +181,6 @@ class WindowLog:
                 numbers, *parts, strict=True
             )
         ]
-
-
-# --- metrics of bounded memory --------------------------------------------------------------------
-
-
-@config.described
-class Windowed(Metric):
-    """A metric of the last `samples` samples only, such as progressive AUC over event time.
-
-    Within groups where `metric` is: its `group` counts.
-
-    Example: `Windowed(AUC(), samples=100_000)`.
-    """
-
-    def __init__(self, metric: Metric, samples: int) -> None:
-        self.metric = metric
-        self.samples = at_least_one("Windowed.samples", samples)
-        self.group = getattr(metric, "group", None)
-        self.needs_group = metric.needs_group
-        super().__init__()
-
-    def clear(self) -> None:
-        """Remove all samples."""
-        self._parts: deque[Samples] = deque()
-        self._held = 0
-
-    def add(self, samples: Samples) -> None:
-        """Add checked samples and drop the oldest beyond the window."""
-        self._parts.append(samples)
-        self._held += len(samples.label)
-        while self._held > self.samples:
-            oldest = self._parts.popleft()
-            spare = self._held - self.samples
-            if len(oldest.label) > spare:
-                self._parts.appendleft(oldest[spare:])
-            self._held -= min(spare, len(oldest.label))
-
-    def eval(self) -> float:
-        """Return the inner metric of the samples in the window."""
-        self.metric.clear()
-        for part in self._parts:
-            self.metric.add(part)
-        return self.metric.eval()
-
-    def state(self) -> dict[str, Any]:
-        """Return the samples in the window."""
-        return Samples.concat(self._parts).state()
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state`."""
-        self.clear()
-        self.add(Samples.from_state(state))
-
-
-def bounded(metric: Any, samples: int = 100_000) -> Any:
-    """Return a fresh form of `metric` whose memory does not grow with the number of samples.
-
-    The AUC of more than 10,000 samples is counted in 8,192 bins of equal mass (memory grows with
-    the logarithm); other metrics that keep their samples keep the last `samples`. Metrics that keep
-    none and metrics from outside this package are copied and cleared.
-
-    Example: `bounded(GAUC("user"))` is `Windowed(GAUC("user"), samples=100_000)`.
-    """
-    made = copy.deepcopy(metric)
-    if isinstance(metric, AUC) and metric.bins is None:
-        made = AUC(bins=8192, exact=10_000)
-    elif isinstance(metric, StoredMetric):
-        made.set_indexes(None)
-        made = Windowed(made, samples)
-    if isinstance(metric, Metric):
-        made.set_indexes(metric.indexes)
-    made.clear()
-    return made
-
-
-# --- many small dicts as a few arrays -------------------------------------------------------------
-
-
-def columns(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """Return dicts of floats as names and float64 [n, names].
-
-    A missing name is nan in `values` and 0 in `held`.
-    """
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    values = np.array([[row.get(name, math.nan) for name in names] for row in rows], np.float64)
-    held = np.array([[name in row for name in names] for row in rows], np.bool_)
-    shape = (len(rows), len(names))
-    return {
-        "names": names,
-        "values": values.reshape(shape),
-        "held": held.reshape(shape).astype(np.uint8),
-    }
-
-
-def rows_of(state: Mapping[str, Any]) -> list[dict[str, float]]:
-    """Inverse of `columns`."""
-    values = np.asarray(state["values"]).tolist()
-    held = np.asarray(state["held"]).tolist()
-    return [
-        {name: value for name, value, there in zip(state["names"], row, mask, strict=True) if there}
-        for row, mask in zip(values, held, strict=True)
-    ]
-
-
-def counters(rows: Sequence[Tables]) -> dict[str, Any]:
-    """Return counters of tables as pairs of names and int64 [n, pairs]; -1 where one is missing.
-
-    Bytes are left out, because they depend on the machine.
-    """
-    pairs = list(
-        dict.fromkeys(
-            (t, key) for row in rows for t, stats in row.items() for key in stats if is_counter(key)
-        )
-    )
-    values = [[row.get(table, {}).get(key, -1) for table, key in pairs] for row in rows]
-    return {
-        "names": [list(pair) for pair in pairs],
-        "values": np.array(values, np.int64).reshape(len(rows), len(pairs)),
-    }
-
-
-def tables_of(state: Mapping[str, Any]) -> list[Tables]:
-    """Inverse of `counters`."""
-    counters_by_row: list[Tables] = []
-    for row in np.asarray(state["values"]).tolist():
-        tables: Tables = {}
-        for (table, key), value in zip(state["names"], row, strict=True):
-            if value >= 0:
-                tables.setdefault(table, {})[key] = value
-        counters_by_row.append(tables)
-    return counters_by_row
-
-
-def is_counter(key: str) -> bool:
-    """Return whether a statistic of a table follows from the stream alone.
-
-    Rows and admissions do; bytes do not.
-    """
-    return "bytes" not in key
 
 
 def _mean(

@@ -1,46 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callbacks that only report: windows, progress bars, TensorBoard, Prometheus.
-
-Callbacks that change training are in `callbacks`.
-"""
+"""Windows: metrics of a stream in windows of event time or samples."""
 
 from __future__ import annotations
 
 import logging
-import math
-import time
 import warnings
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
 
 from hotbed.config import described
-from hotbed.errors import ConfigError, MissingExtra
+from hotbed.errors import ConfigError
 from hotbed.metrics import AUC, bounded, get_metric
 from hotbed.metrics.popularity import Popularity
-from hotbed.metrics.windows import Cuts, Window, WindowLog
 from hotbed.training.learner import Example
 from hotbed.training.loop import Run
 from hotbed.training.scorer import Scorer, host, metric_set
-from hotbed.training.watching.history import History as History
-from hotbed.training.watching.history import Point as Point
-from hotbed.training.watching.prometheus import Endpoint
-from hotbed.training.watching.readings import Reading, observations, readings, statistics
+from hotbed.training.watching.readings import observations, statistics
+from hotbed.training.watching.window_log import Window, WindowCuts, WindowLog
 
 log = logging.getLogger("hotbed")
+
+
 FOUR = ("auc", "log_loss", "calibration", "normalized_entropy")
 
 
@@ -77,7 +59,7 @@ class Windows:
         most: int = 512,
         baseline: str | None = None,
     ) -> None:
-        self._cuts = Cuts(seconds, samples)
+        self._cuts = WindowCuts(seconds, samples)
         self._log = WindowLog(most)
         self._baseline = None if baseline is None else _Baseline(baseline, most)
         self._names = None if metrics is None else tuple(metrics)
@@ -341,239 +323,3 @@ def _forward(run: Run) -> tuple[Any, ...]:
     if raw is None or criterion is None or example is None:
         return ()
     return host(run.loss), host(criterion.activate(raw)), host(example.labels)
-
-
-class ProgressBar:
-    """Show a progress bar for each epoch, with time left, samples/s, loss and newest metrics.
-
-    Without a terminal it prints lines: one an epoch, and one every `every_seconds` seconds of a
-    stream, with its event time, freshness and lag.
-    """
-
-    def __init__(self, console: Console | None = None, every_seconds: float = 60.0) -> None:
-        self._console = console or Console()
-        self._every = every_seconds
-        self._bar: Progress | None = None
-        self._task = TaskID(0)
-        self._shown = 0.0
-        self._began = 0.0
-        self._samples = 0
-        self._step = 0
-
-    def on_epoch_begin(self, run: Run) -> None:
-        self._began = time.perf_counter()
-        self._samples = run.samples
-        self._step = run.step
-        self._shown = 0.0
-        if not self._console.is_terminal:
-            return
-        self._bar = Progress(
-            SpinnerColumn(),
-            TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=None),
-            MofNCompleteColumn(),
-            TextColumn("[cyan]{task.fields[rate]}"),
-            TextColumn("{task.fields[values]}"),
-            TimeRemainingColumn(),
-            console=self._console,
-            expand=True,
-        )
-        self._task = self._bar.add_task(_title(run), total=run.total_steps, rate="", values="")
-        self._bar.start()
-
-    def on_step_end(self, run: Run) -> None:
-        now = time.perf_counter()
-        if self._bar is not None:
-            if now - self._shown > 0.1:
-                self._shown = now
-                self._draw(self._bar, run)
-        elif run.online and now - max(self._shown, self._began) >= self._every:
-            self._shown = now
-            self._print(run)
-
-    def on_idle(self, run: Run) -> None:
-        self.on_step_end(run)
-
-    def on_epoch_end(self, run: Run) -> None:
-        if self._bar is not None:
-            self._draw(self._bar, run)
-            self._bar.stop()
-            self._bar = None
-        else:
-            self._print(run)
-
-    def on_fit_end(self, run: Run) -> None:
-        if self._bar is not None:  # training ended by an error
-            self._bar.stop()
-            self._bar = None
-
-    def _print(self, run: Run) -> None:
-        parts = [_title(run), self._rate(run), self._values(run)]
-        if run.online:
-            parts.insert(1, f"step {run.step:,}")
-        self._console.print(
-            "  ".join(part for part in parts if part), highlight=False, soft_wrap=True
-        )
-
-    def _draw(self, bar: Progress, run: Run) -> None:
-        done = run.step - self._step
-        bar.update(self._task, completed=done, rate=self._rate(run), values=self._values(run))
-
-    def _rate(self, run: Run) -> str:
-        rate = (run.samples - self._samples) / max(time.perf_counter() - self._began, 1e-9)
-        return f"{rate:,.0f} samples/s"
-
-    def _values(self, run: Run) -> str:
-        values = {f"{name} now": value for name, value in run.window.items() if name != "loss"}
-        values |= run.metrics
-        if run.loss is not None:  # of this batch; at the end of an epoch, its mean
-            values.pop("loss", None)
-            values = {"loss": float(run.loss.detach())} | values
-        parts = [f"{name} {value:.4f}" for name, value in values.items()]
-        if run.online:
-            parts += _stream_facts(run)
-        return "  ".join(parts)
-
-
-def _title(run: Run) -> str:
-    single = run.epochs - run.initial_epoch == 1
-    streamed = run.online or (single and run.observer is not None)
-    return "stream" if streamed else f"epoch {run.epoch + 1}/{run.epochs}"
-
-
-def _stream_facts(run: Run) -> list[str]:
-    """Return the event time of a stream, its freshness and its lag, as far as there are any."""
-    values = observations(run)
-    facts = []
-    if run.now is not None:
-        event_time = datetime.fromtimestamp(run.now / 1e6, UTC)
-        facts.append(f"event time {event_time:%Y-%m-%d %H:%M:%S}")
-    if 0 <= values.get("freshness_seconds", -1.0) < 86_400:
-        facts.append(f"fresh {values['freshness_seconds']:.1f} s")
-    if "lag_rows" in values:
-        facts.append(f"lag {values['lag_rows']:,.0f} rows")
-    return facts
-
-
-class TensorBoard:
-    """Write TensorBoard event files every `every_steps` steps.
-
-    They hold loss, metrics, windows, learning rates, tables and the state of a stream. A window is
-    written when it closes, with the event time of its end as TensorBoard's "wall" time. Show the
-    files with `tensorboard --logdir DIR`.
-
-    Raises:
-        MissingExtra: TensorBoard is not installed; `pip install hotbed[tensorboard]`.
-    """
-
-    def __init__(self, log_dir: str | Path, every_steps: int = 50) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise MissingExtra(
-                "TensorBoard: the package tensorboard is not installed. Run pip install "
-                "hotbed[tensorboard]."
-            ) from error
-        self._writer: Any = SummaryWriter(str(log_dir))
-        self._every = max(1, every_steps)
-        self._window = -1
-
-    def on_step_end(self, run: Run) -> None:
-        if run.step // self._every != (run.step - run.sink_size) // self._every:
-            self._write(run)
-
-    def on_epoch_end(self, run: Run) -> None:
-        self._write(run)
-
-    def on_fit_end(self, run: Run) -> None:
-        self._writer.close()
-
-    def _write(self, run: Run) -> None:
-        for reading in readings(run):
-            if reading.name != "window_metric" and math.isfinite(reading.value):
-                self._writer.add_scalar(_tag(reading), reading.value, run.step)
-        newest = None if run.windows is None else run.windows.newest
-        if newest is not None and newest.samples > self._window:
-            self._window = newest.samples
-            when = None if newest.end is None else newest.end / 1e6
-            for name, value in newest.values.items():
-                if math.isfinite(value):
-                    self._writer.add_scalar(f"window/{name}", value, run.step, walltime=when)
-
-
-def _tag(reading: Reading) -> str:
-    """Return a tag: loss, valid.auc, lr/dense, tables/user/rows, stream/freshness_seconds."""
-    labels = reading.labels
-    if reading.name == "metric":
-        return {"loss": "epoch/loss"}.get(labels["metric"], labels["metric"])
-    if "table" in labels:
-        return f"tables/{labels['table']}/{reading.name.removeprefix('table_')}"
-    name = {"learning_rate": "lr", "loss": "loss"}.get(reading.name, f"stream/{reading.name}")
-    return "/".join([name, *labels.values()])
-
-
-@described
-class Prometheus:
-    """Serve the values of `readings` at http://host:port/metrics during training.
-
-    The default host accepts requests of this machine only. On another host, everybody who can
-    reach it can read the values.
-
-    Args:
-        port: 0 takes a free one; `address` has it.
-        host: address to listen on.
-        every_seconds: seconds between two updates of the values.
-
-    Raises:
-        MissingExtra: at the begin of training, if the extra `hotbed[prometheus]` is not installed.
-
-    Example:
-        >>> callbacks = [hb.callbacks.Windows(seconds=3600), hb.callbacks.Prometheus(9109)]
-        >>> model.online_train(stream, callbacks)
-    """
-
-    def __init__(
-        self, port: int = 9109, host: str = "127.0.0.1", every_seconds: float = 1.0
-    ) -> None:
-        if not (0 <= port < 65_536 and every_seconds >= 0):
-            raise ConfigError(
-                f"Prometheus: out of range, got port={port!r}, every_seconds={every_seconds!r}. "
-                "Give a port from 0 to 65535, and every_seconds of at least 0."
-            )
-        self._where = (port, host)
-        self._every = every_seconds
-        self._endpoint: Endpoint | None = None
-        self._shown = -math.inf
-
-    @property
-    def address(self) -> str:
-        """The URL of the values; empty while nothing is trained."""
-        if self._endpoint is None:
-            return ""
-        return f"http://{self._where[1]}:{self._endpoint.port}/metrics"
-
-    def on_fit_begin(self, run: Run) -> None:
-        if self._endpoint is None:
-            self._endpoint = Endpoint(*self._where)
-        log.info("Prometheus: %s", self.address)
-        self._show(run)
-
-    def on_step_end(self, run: Run) -> None:
-        if time.monotonic() - self._shown >= self._every:
-            self._show(run)
-
-    def on_idle(self, run: Run) -> None:
-        self.on_step_end(run)
-
-    def on_epoch_end(self, run: Run) -> None:
-        self._show(run)
-
-    def on_fit_end(self, run: Run) -> None:
-        if self._endpoint is not None:
-            self._endpoint.close()
-            self._endpoint = None
-
-    def _show(self, run: Run) -> None:
-        if self._endpoint is not None:
-            self._endpoint.show(readings(run))
-        self._shown = time.monotonic()

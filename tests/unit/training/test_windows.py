@@ -15,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotbed.errors import ConfigError, DataError
-from hotbed.metrics.windows import Cuts, Window, WindowLog, columns, counters, rows_of, tables_of
+from hotbed.training.watching.columns import columns, counters, rows_of, tables_of
+from hotbed.training.watching.window_log import Window, WindowCuts, WindowLog
 
 
-def numbers(cuts: Cuts, times: Any, sizes: list[int]) -> list[int]:
+def numbers(cuts: WindowCuts, times: Any, sizes: list[int]) -> list[int]:
     """The window number of each sample, when the stream comes in batches of the given sizes."""
     found: list[int] = []
     for size in sizes:
@@ -36,29 +37,33 @@ def test_the_window_of_a_sample_does_not_depend_on_batches(
     times: list[int], data: st.DataObject
 ) -> None:
     array = np.array(times, np.int64)
-    at_once = numbers(Cuts(seconds=100.0), array, [len(times)])
+    at_once = numbers(WindowCuts(seconds=100.0), array, [len(times)])
     left, sizes = len(times), []
     while left:
         sizes.append(data.draw(st.integers(1, left)))
         left -= sizes[-1]
-    assert numbers(Cuts(seconds=100.0), array, sizes) == at_once
+    assert numbers(WindowCuts(seconds=100.0), array, sizes) == at_once
     # of the newest time so far
     assert at_once == [max(times[: i + 1]) // 100_000_000 for i in range(len(times))]
 
 
 def test_a_late_sample_falls_into_the_open_window() -> None:
     times = np.array([10, 25, 3, 31, 12], np.int64) * 1_000_000
-    assert numbers(Cuts(seconds=10), times, [5]) == [1, 2, 2, 3, 3]
-    assert Cuts(seconds=10).bounds(2) == (20_000_000, 30_000_000)
+    assert numbers(WindowCuts(seconds=10), times, [5]) == [1, 2, 2, 3, 3]
+    assert WindowCuts(seconds=10).bounds(2) == (20_000_000, 30_000_000)
 
 
 def test_times_before_1970_are_times() -> None:
-    assert numbers(Cuts(seconds=1), np.array([-2_500_000, -1, 0], np.int64), [3]) == [-3, -1, 0]
+    assert numbers(WindowCuts(seconds=1), np.array([-2_500_000, -1, 0], np.int64), [3]) == [
+        -3,
+        -1,
+        0,
+    ]
 
 
 @given(st.lists(st.integers(0, 9), max_size=20))
 def test_windows_of_samples_hold_exactly_so_many(sizes: list[int]) -> None:
-    cuts = Cuts(samples=7)
+    cuts = WindowCuts(samples=7)
     assert numbers(cuts, None, sizes) == [i // 7 for i in range(sum(sizes))]
     assert cuts.is_full(sum(sizes) // 7) is False
     assert sum(sizes) < 7 or cuts.is_full(sum(sizes) // 7 - 1)
@@ -69,12 +74,12 @@ def test_windows_of_samples_hold_exactly_so_many(sizes: list[int]) -> None:
 )
 def test_settings_that_cannot_work_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="Windows: "):
-        Cuts(**arguments)
+        WindowCuts(**arguments)
 
 
 def test_windows_of_seconds_need_times() -> None:
     with pytest.raises(DataError, match="without a Time column"):
-        list(Cuts(seconds=1).pieces(None, 3))
+        list(WindowCuts(seconds=1).pieces(None, 3))
 
 
 def window(number: int, rows: int = 10, **values: float) -> Window:

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TensorBoard: event files of a run."""
+
+from __future__ import annotations
+
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+from hotbed.errors import MissingExtra
+from hotbed.training.loop import Run
+from hotbed.training.watching.readings import Reading, readings
+
+log = logging.getLogger("hotbed")
+
+
+class TensorBoard:
+    """Write TensorBoard event files every `every_steps` steps.
+
+    They hold loss, metrics, windows, learning rates, tables and the state of a stream. A window is
+    written when it closes, with the event time of its end as TensorBoard's "wall" time. Show the
+    files with `tensorboard --logdir DIR`.
+
+    Raises:
+        MissingExtra: TensorBoard is not installed; `pip install hotbed[tensorboard]`.
+    """
+
+    def __init__(self, log_dir: str | Path, every_steps: int = 50) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise MissingExtra(
+                "TensorBoard: the package tensorboard is not installed. Run pip install "
+                "hotbed[tensorboard]."
+            ) from error
+        self._writer: Any = SummaryWriter(str(log_dir))
+        self._every = max(1, every_steps)
+        self._window = -1
+
+    def on_step_end(self, run: Run) -> None:
+        if run.step // self._every != (run.step - run.sink_size) // self._every:
+            self._write(run)
+
+    def on_epoch_end(self, run: Run) -> None:
+        self._write(run)
+
+    def on_fit_end(self, run: Run) -> None:
+        self._writer.close()
+
+    def _write(self, run: Run) -> None:
+        for reading in readings(run):
+            if reading.name != "window_metric" and math.isfinite(reading.value):
+                self._writer.add_scalar(_tag(reading), reading.value, run.step)
+        newest = None if run.windows is None else run.windows.newest
+        if newest is not None and newest.samples > self._window:
+            self._window = newest.samples
+            when = None if newest.end is None else newest.end / 1e6
+            for name, value in newest.values.items():
+                if math.isfinite(value):
+                    self._writer.add_scalar(f"window/{name}", value, run.step, walltime=when)
+
+
+def _tag(reading: Reading) -> str:
+    """Return a tag: loss, valid.auc, lr/dense, tables/user/rows, stream/freshness_seconds."""
+    labels = reading.labels
+    if reading.name == "metric":
+        return {"loss": "epoch/loss"}.get(labels["metric"], labels["metric"])
+    if "table" in labels:
+        return f"tables/{labels['table']}/{reading.name.removeprefix('table_')}"
+    name = {"learning_rate": "lr", "loss": "loss"}.get(reading.name, f"stream/{reading.name}")
+    return "/".join([name, *labels.values()])
