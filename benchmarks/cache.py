@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 import hotbed as hb
 from hotbed.config import describe
 from hotbed.serving.cache import POLICIES, Policy
-from hotbed.serving.rows import Lookup, Rows, ServedTable, write_rows
+from hotbed.serving.rows import FrozenRows, Lookup, ServedTable, write_rows
 from hotbed.testing import FakeStore
 
 FEATURES, SAMPLES, DIM, REQUEST = 26, 100, 16, 50
@@ -72,7 +72,7 @@ def lookup_cost(rows: int, folder: Path) -> dict[str, float]:
     for number in range(FEATURES):
         write_rows(folder / f"{number}.rows", DIM, table.export())
         tables[f"t{number:02}"] = ServedTable(
-            describe(table.config), [Rows(folder / f"{number}.rows")]
+            describe(table.config), [FrozenRows(folder / f"{number}.rows")]
         )
     features = [(f"f{number}", name, "sum") for number, name in enumerate(tables)]
     rng = np.random.default_rng(0)

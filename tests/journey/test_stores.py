@@ -22,7 +22,7 @@ from hotbed.persist.format import Writer, open_checkpoint
 from hotbed.persist.publish import Follower, PublishDirectory
 from hotbed.serving.server.models import Models
 from hotbed.serving.server.rows_service import RowsOptions, RowsServer
-from hotbed.serving.stores.base import Store
+from hotbed.serving.stores.base import RowStore
 
 from .test_serve import columns, frozen, trained
 
@@ -30,7 +30,7 @@ ASKED = {name: value for name, value in columns(300, 9).items() if name not in (
 
 
 @contextmanager
-def reached(server: hb.ParameterServer, how: str) -> Iterator[Store]:
+def reached(server: hb.ParameterServer, how: str) -> Iterator[RowStore]:
     """The store itself, or over gRPC."""
     if how == "mapped":
         yield server

@@ -20,7 +20,7 @@ from hotbed.connectors.base import Memory
 from hotbed.data.encode import Encoder
 from hotbed.errors import DataError
 from hotbed.serving.request import RequestEncoder
-from hotbed.serving.rows import ROW_DTYPES, Lookup, Rows, ServedTable, write_rows
+from hotbed.serving.rows import ROW_DTYPES, FrozenRows, Lookup, ServedTable, write_rows
 
 pytestmark = pytest.mark.core
 t = hb.transforms
@@ -148,7 +148,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ServedTable]:
     for table in TABLES.values():
         write_rows(home / table.name, table.dim, table.export())
     return {
-        name: ServedTable(describe(table.config), [Rows(home / name)])
+        name: ServedTable(describe(table.config), [FrozenRows(home / name)])
         for name, table in TABLES.items()
     }
 
@@ -243,7 +243,7 @@ def test_one_sample_stands_for_all_whatever_the_rows_are_kept_in(
 ) -> None:
     table = TABLES["a"]
     write_rows(tmp_path / "a", table.dim, table.export(), dtype=dtype)
-    served = {"a": ServedTable(describe(table.config), [Rows(tmp_path / "a")])}
+    served = {"a": ServedTable(describe(table.config), [FrozenRows(tmp_path / "a")])}
     look = Lookup([("once", "a", "mean"), ("each", "a", "sum")], served)
     each = hb.Ids(np.array([3, 99, -10, 4]))
     once = hb.Ids(np.array([1, 2, 77]), np.array([0, 3]))

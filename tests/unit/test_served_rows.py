@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import hotbed as hb
 from hotbed.config import describe
 from hotbed.errors import FormatError, RowShapeError
-from hotbed.serving.rows import Lookup, RowDtype, Rows, ServedTable, write_rows
+from hotbed.serving.rows import FrozenRows, Lookup, RowDtype, ServedTable, write_rows
 
 pytestmark = pytest.mark.core
 DIM = 3
@@ -68,7 +68,7 @@ def test_layers_read_like_a_dict_that_was_updated_in_their_order(
         known.update(filled)
         path = tmp_path / f"{number}.rows"
         assert write_rows(path, DIM, [batch(filled)], gone(removed)) == len(filled)
-        files.insert(0, Rows(path))
+        files.insert(0, FrozenRows(path))
     keywords = {"admit": hb.MinCount(2), "default": 0.25} if admit else {}
     table = ServedTable(config(**keywords), files)
     asked = [*asked, *known]
@@ -98,7 +98,7 @@ def test_narrow_rows_are_within_their_rounding(
     ids = np.arange(-500, 500)
     table.find_or_insert(ids)
     write_rows(tmp_path / "rows", DIM, table.export(), dtype=dtype)
-    rows, found = ServedTable(config(), [Rows(tmp_path / "rows")]).find(ids)
+    rows, found = ServedTable(config(), [FrozenRows(tmp_path / "rows")]).find(ids)
     assert found.all()
     assert np.abs(rows - table.lookup(ids)).max() <= error
 
@@ -119,7 +119,9 @@ def test_a_lookup_gives_the_bits_of_evaluation(tmp_path: Path) -> None:
         offsets = np.concatenate([[0], np.cumsum(length)])
         weights = draw.random(int(offsets[-1]), np.float32) if name in "xy" else None
         ids[name] = hb.Ids(draw.integers(0, 600, int(offsets[-1])), offsets, weights)
-    served = {t.name: ServedTable(describe(t.config), [Rows(tmp_path / t.name)]) for t in tables}
+    served = {
+        t.name: ServedTable(describe(t.config), [FrozenRows(tmp_path / t.name)]) for t in tables
+    }
     flat, sequences, late = Lookup(features, served)(ids, 20)
     assert late == 0
     collection = hb.EmbeddingCollection([Feature(*one) for one in features], tables).eval()
@@ -136,17 +138,19 @@ def test_torn_foreign_and_absent_files_are_refused_by_name(tmp_path: Path) -> No
     for size in [0, 1, 63, 64, 128, len(whole) // 2 // 64 * 64, len(whole) - 64, len(whole) - 1]:
         path.write_bytes(whole[:size])
         with pytest.raises(FormatError, match=r"user\.rows"):
-            Rows(path)
+            FrozenRows(path)
     for place in range(len(whole) - 64, len(whole)):  # the footer, bit by bit
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x40]) + whole[place + 1 :])
         with pytest.raises(FormatError, match=r"user\.rows"):
-            Rows(path)
+            FrozenRows(path)
     with pytest.raises(FormatError, match="nothing"):
-        Rows(tmp_path / "nothing")
+        FrozenRows(tmp_path / "nothing")
 
 
 def test_a_lookup_of_ragged_features_says_which(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows", DIM, [batch({1: [1.0, 2.0, 3.0]})])
-    lookup = Lookup([("x", "t", "sum")], {"t": ServedTable(config(), [Rows(tmp_path / "rows")])})
+    lookup = Lookup(
+        [("x", "t", "sum")], {"t": ServedTable(config(), [FrozenRows(tmp_path / "rows")])}
+    )
     with pytest.raises(RowShapeError, match="'x'"):
         lookup({"x": hb.Ids(np.array([1, 2]))}, 3)

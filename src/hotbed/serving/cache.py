@@ -18,8 +18,8 @@ from hotbed import _core
 from hotbed.data.batch import Ids
 from hotbed.embedding.table import POOLINGS
 from hotbed.errors import ConfigError, HotbedError, NotServed, RowShapeError, StoreError
-from hotbed.serving.rows import Looked, ServedTable
-from hotbed.serving.stores.base import ModelVersion, Store
+from hotbed.serving.rows import LookupResult, ServedTable
+from hotbed.serving.stores.base import ModelVersion, RowStore
 
 Policy = Literal["lru", "lfu"]
 POLICIES: tuple[Policy, ...] = ("lru", "lfu")
@@ -67,7 +67,7 @@ class EmbeddingCache:
 
     def __init__(
         self,
-        parameter_server: Store,
+        parameter_server: RowStore,
         model: str,
         max_bytes: int = 256 << 20,
         policy: Policy = "lfu",
@@ -112,7 +112,7 @@ class EmbeddingCache:
 
     def lookup(
         self, version: ModelVersion, features: Sequence[tuple[str, str, str]]
-    ) -> Callable[[Mapping[str, Ids | NDArray[np.int64]], int], Looked]:
+    ) -> Callable[[Mapping[str, Ids | NDArray[np.int64]], int], LookupResult]:
         """Return the embedding half of `version` over this cache, called like a `Lookup`.
 
         A version newer than the cached one replaces it, without the rows that changed.
@@ -279,24 +279,26 @@ class _CachedLookup:
         self._native = _core.CachedLookup(rows, layout, epoch)
         self._absent = {name: ServedTable(version.configs[name], ()) for _, name, _ in features}
 
-    def __call__(self, ids: Mapping[str, Ids | NDArray[np.int64]], num_samples: int) -> Looked:
+    def __call__(
+        self, ids: Mapping[str, Ids | NDArray[np.int64]], num_samples: int
+    ) -> LookupResult:
         try:
             lookup = self._native(ids, num_samples)
         except ValueError as error:
             raise RowShapeError(f"{error}. Encode the batch with the same schema.") from error
         if isinstance(lookup, tuple):  # all rows were there, already pooled
-            return Looked(*lookup)
+            return LookupResult(*lookup)
         missing = {self._names[table]: table_ids for table, table_ids in lookup.missing()}
         rows = self._fetch(missing)
         if rows is not None:
-            return Looked(*lookup.pool([_flat(rows[name]) for name in missing], True))
+            return LookupResult(*lookup.pool([_flat(rows[name]) for name in missing], True))
         late = sum(map(len, missing.values()))
         self._cache._count(None, late)
         absent = [
             _flat(self._absent[name].find(table_ids)[0]) for name, table_ids in missing.items()
         ]
         flat, sequences = lookup.pool(absent, False)
-        return Looked(flat, sequences, late)
+        return LookupResult(flat, sequences, late)
 
     def _fetch(
         self, missing: Mapping[str, NDArray[np.int64]]

@@ -17,9 +17,9 @@ from hotbed.errors import ConfigError, FormatError, StoreError
 from hotbed.files import Where, local_path
 from hotbed.persist.format import Reader, open_checkpoint
 from hotbed.serving.rows import RowDtype, return_free_memory
-from hotbed.serving.stores.base import Store
+from hotbed.serving.stores.base import RowStore
 from hotbed.serving.stores.mapped import MappedVersion, ModelFolder
-from hotbed.serving.stores.writing import TemporaryFolder, Writer, make_newest, tidy, write_version
+from hotbed.serving.stores.writing import TemporaryFolder, Writer, make_newest, tidy, write_served
 
 if TYPE_CHECKING:
     from hotbed.serving.stores.remote import RemoteParameterServer
@@ -30,7 +30,7 @@ _TEMPORARY = "hotbed-rows-"
 _KEPT = 2
 
 
-class ParameterServer(Store):
+class ParameterServer(RowStore):
     """Load exported models and return rows by id. A loaded version never changes.
 
     Args:
@@ -104,7 +104,7 @@ class ParameterServer(Store):
                 else:
                     follows = isinstance(source, Reader) or not reader.manifest.get("graph")
                     origin = before.spec["origin"] if before and follows else None
-                    newest = folder.open(write_version(folder, reader, before, self._dtype, origin))
+                    newest = folder.open(write_served(folder, reader, before, self._dtype, origin))
                     if accept:
                         accept(newest)
                     make_newest(folder, newest.key)

@@ -26,7 +26,7 @@ from hotbed import config
 from hotbed.errors import ConfigError
 from hotbed.serving.cache import Policy
 from hotbed.serving.parameter_server import ParameterServer
-from hotbed.serving.stores.base import Store
+from hotbed.serving.stores.base import RowStore
 
 LAST_PORT = 65_535  # bounds of settings; a day in seconds
 DAY = 86_400
@@ -52,7 +52,7 @@ class Elsewhere:
     cache_preload: float = 0.5
     cache_deadline_seconds: float | None = 0.1
 
-    def reach(self, url: str) -> Store:
+    def reach(self, url: str) -> RowStore:
         """Connect to the parameter server at an address."""
         token = None if self.store_token_file is None else tokens_of(self.store_token_file)[0]
         return ParameterServer.connect(url, token, self.store_trusted)

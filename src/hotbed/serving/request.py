@@ -40,7 +40,7 @@ _ARROW = {
 
 
 @dataclass(frozen=True)
-class Request:
+class ScoreRequest:
     """What `num_samples` candidates hold, as a Batch does; but ids and numbers of one sample hold
     for all of them, and ids of which each sample has one may be an array.
     """
@@ -77,7 +77,7 @@ class RequestEncoder:
         self._raw = frozenset().union(*(feature.raw for feature in (*self._ids, *self._dense)))
         self._encoders: dict[tuple[str, ...], Encoder] = {}
 
-    def __call__(self, columns: Columns, context: Mapping[str, Any] | None = None) -> Request:
+    def __call__(self, columns: Columns, context: Mapping[str, Any] | None = None) -> ScoreRequest:
         """Raises DataError for columns that do not fit, as `Encoder` does."""
         given, num_samples = _given(columns)
         check_context(context)
@@ -107,7 +107,7 @@ class RequestEncoder:
                 batch = self._encoder(features)(Memory(table).table, labels=False)
                 ids.update(batch.ids)
                 dense.update(batch.dense)
-        return Request(ids, dense, num_samples)
+        return ScoreRequest(ids, dense, num_samples)
 
     def _plain(
         self, given: dict[str, Any]

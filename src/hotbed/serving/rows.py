@@ -106,7 +106,7 @@ def _ids(batches: Iterable[pa.RecordBatch]) -> NDArray[np.int64]:
     )
 
 
-class Rows:
+class FrozenRows:
     """One mapped file of rows."""
 
     def __init__(self, path: str | Path) -> None:
@@ -134,8 +134,8 @@ class ServedTable:
     unknown id reads as `default`, without it as its initial row, exactly as in training.
     """
 
-    def __init__(self, config: Mapping[str, Any], layers: Sequence[Rows]) -> None:
-        self.name, self.dim, native = _described(json.dumps(config, sort_keys=True))
+    def __init__(self, config: Mapping[str, Any], layers: Sequence[FrozenRows]) -> None:
+        self.name, self.dim, native = _native_table(json.dumps(config, sort_keys=True))
         self.layers = tuple(layers)
         try:
             self.native = _core.FrozenTable([layer.native for layer in layers], native)
@@ -163,12 +163,12 @@ class ServedTable:
 
 
 @lru_cache(1024)  # each version of a model has the same tables
-def _described(config: str) -> tuple[str, int, _core.TableConfig]:
+def _native_table(config: str) -> tuple[str, int, _core.TableConfig]:
     table: Table = build(json.loads(config), Table, "table")
     return table.name, table.dim, table._native_config()
 
 
-class Looked(NamedTuple):
+class LookupResult(NamedTuple):
     """Pooled features side by side, float32 [n, width]; the rows [m, dim] of each sequence feature,
     in order; and how many rows read as the table's default because they came too late.
     """
@@ -196,13 +196,15 @@ class Lookup:
         ]
         self._native = _core.FrozenLookup([tables[name].native for name in names], layout)
 
-    def __call__(self, ids: Mapping[str, Ids | NDArray[np.int64]], num_samples: int) -> Looked:
+    def __call__(
+        self, ids: Mapping[str, Ids | NDArray[np.int64]], num_samples: int
+    ) -> LookupResult:
         """Ids by feature; an array where each sample has one."""
         try:
             flat, sequences = self._native(ids, num_samples)
         except ValueError as error:
             raise RowShapeError(f"{error} — encode the batch with the same schema") from error
-        return Looked(flat, sequences)
+        return LookupResult(flat, sequences)
 
 
 def return_free_memory() -> None:

@@ -19,15 +19,15 @@ from hotbed.errors import ConfigError, DataError, DecodeError, FormatError, Miss
 from hotbed.persist.format import open_checkpoint
 from hotbed.persist.store import MANIFEST, split
 from hotbed.serving.parameter_server import ParameterServer
-from hotbed.serving.request import Columns, Request, RequestEncoder
-from hotbed.serving.rows import Looked, Lookup
+from hotbed.serving.request import Columns, RequestEncoder, ScoreRequest
+from hotbed.serving.rows import Lookup, LookupResult
 from hotbed.serving.stores.base import ModelVersion
 from hotbed.serving.stores.mapped import MappedVersion
 
 if TYPE_CHECKING:
     from hotbed.serving.cache import EmbeddingCache
 
-Look = Callable[[Mapping[str, Ids | NDArray[np.int64]], int], Looked]
+Look = Callable[[Mapping[str, Ids | NDArray[np.int64]], int], LookupResult]
 Predictions = NDArray[np.float32] | dict[str, NDArray[np.float32]]
 
 
@@ -201,7 +201,7 @@ def _lookup(
     return Lookup(features, model.tables)
 
 
-def _side_by_side(request: Request, columns: Sequence[tuple[str, int]]) -> NDArray[np.float32]:
+def _side_by_side(request: ScoreRequest, columns: Sequence[tuple[str, int]]) -> NDArray[np.float32]:
     """Dense columns as one matrix [n, sum of widths]."""
     matrix = np.empty((request.num_samples, sum(width for _, width in columns)), np.float32)
     first = 0

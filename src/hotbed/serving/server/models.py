@@ -24,7 +24,7 @@ from hotbed.serving.server.bodies import ASIDE_BYTES, Bounds, Readers
 from hotbed.serving.server.meters import Meters, status_of
 from hotbed.serving.server.protocol import Given, Inputs
 from hotbed.serving.session import InferenceSession, Scores
-from hotbed.serving.stores.base import ModelVersion, Store
+from hotbed.serving.stores.base import ModelVersion, RowStore
 from hotbed.serving.stores.following import Following
 from hotbed.serving.threads import DaemonThreads
 
@@ -226,7 +226,7 @@ class Models:
         self,
         server: Loads,
         limits: Limits | None = None,
-        reach: Callable[[str], Store] = ParameterServer.connect,
+        reach: Callable[[str], RowStore] = ParameterServer.connect,
         cache: Mapping[str, Any] | None = None,
     ) -> None:
         self.limits = limits or Limits()

@@ -39,7 +39,7 @@ from hotbed.serving.process import (
 from hotbed.serving.rows import RowDtype
 from hotbed.serving.server.grpc import Listening, listen, refuse, told
 from hotbed.serving.server.meters import CallMeters
-from hotbed.serving.stores.base import ModelVersion, described
+from hotbed.serving.stores.base import ModelVersion
 from hotbed.serving.stores.following import Following, collecting, open_follower
 from hotbed.serving.stores.messages import CALLS, MESSAGE_BYTES, MESSAGES, PART_BYTES, SERVICE
 
@@ -149,7 +149,7 @@ class Service:
         newest = self._model(request.model)
         if newest.digest == request.known:
             return MESSAGES["Description"](same=True)
-        return MESSAGES["Description"](json=json.dumps(described(newest)).encode())
+        return MESSAGES["Description"](json=json.dumps(newest.to_json()).encode())
 
     async def _rows(self, request: Any) -> Any:
         version = self._version(request.model, request.digest)

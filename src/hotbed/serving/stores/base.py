@@ -44,6 +44,11 @@ class ModelVersion(ABC):
     published: float | None
     learned: float | None
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the version without graph, weights and rows, for files and messages."""
+        plain = {name: getattr(self, name) for name in _FIELDS if name != "schema"}
+        return {**plain, "schema": self.schema.to_json()}
+
     @abstractmethod
     def graph_bytes(self) -> bytes:
         """Return the ONNX graph."""
@@ -65,7 +70,7 @@ class ModelVersion(ABC):
         """
 
 
-class Store(ABC):
+class RowStore(ABC):
     """A source of versions and their rows. Safe to call from several threads."""
 
     @abstractmethod
@@ -90,14 +95,8 @@ class Store(ABC):
         """
 
 
-def described(version: ModelVersion) -> dict[str, Any]:
-    """Return a version without graph, weights and rows, as JSON values for files and messages."""
-    plain = {name: getattr(version, name) for name in _FIELDS if name != "schema"}
-    return {**plain, "schema": version.schema.to_json()}
-
-
-def undescribed(spec: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Return the fields of a ModelVersion from the result of `described`.
+def version_fields(spec: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Return the fields of a ModelVersion from the result of its `to_json`.
 
     Raises FormatError, which names `place`, for anything else.
     """

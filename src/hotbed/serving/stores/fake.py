@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hotbed.data.schema import Schema
 from hotbed.errors import StoreError
 from hotbed.serving.rows import ServedTable
-from hotbed.serving.stores.base import ModelVersion, Store
+from hotbed.serving.stores.base import ModelVersion, RowStore
 
 _Tables = Mapping[str, Mapping[int, Sequence[float]]]
 
@@ -47,7 +47,7 @@ class FakeVersion(ModelVersion):
         return rows
 
 
-class FakeStore(Store):
+class FakeStore(RowStore):
     """A parameter server of one model over dicts.
 
     Attributes:

@@ -22,11 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotbed.errors import ConfigError, FormatError, HotbedError
-from hotbed.serving.rows import Rows, ServedTable
-from hotbed.serving.stores.base import ModelVersion, read_weights, undescribed
+from hotbed.serving.rows import FrozenRows, ServedTable
+from hotbed.serving.stores.base import ModelVersion, read_weights, version_fields
 
 log = logging.getLogger("hotbed.serving")
-CURRENT = "CURRENT"
+POINTER_FILE = "CURRENT"
 FORMAT = "hotbed.served"
 FORMAT_VERSION = 1
 _ADVICE = "Load the model again."
@@ -143,16 +143,16 @@ class ModelFolder:
         None without a CURRENT. Raises FormatError where it is torn or unreadable.
         """
         try:
-            text = (self.path / CURRENT).read_bytes()
+            text = (self.path / POINTER_FILE).read_bytes()
         except FileNotFoundError:
             return None
         except OSError as error:
             raise FormatError(
-                f"{self.path / CURRENT}: unreadable, got {str(error)!r}. {_ADVICE}"
+                f"{self.path / POINTER_FILE}: unreadable, got {str(error)!r}. {_ADVICE}"
             ) from error
         if not _POINTER.fullmatch(text):
             raise FormatError(
-                f"{self.path / CURRENT}: torn or changed, got {text[:80]!r}. {_ADVICE}"
+                f"{self.path / POINTER_FILE}: torn or changed, got {text[:80]!r}. {_ADVICE}"
             )
         return text[:64].decode()
 
@@ -175,7 +175,7 @@ class ModelFolder:
 
     def forget(self) -> None:
         """Remove CURRENT; the model then has no newest version."""
-        (self.path / CURRENT).unlink(missing_ok=True)
+        (self.path / POINTER_FILE).unlink(missing_ok=True)
 
     def open(self, key: str) -> MappedVersion:
         """Open the version whose file has this SHA-256.
@@ -187,7 +187,7 @@ class ModelFolder:
             data = place.read_bytes()
             if hashlib.sha256(data).hexdigest() != key:
                 raise FormatError(
-                    f"{place}: expected the file that {CURRENT} names, got another SHA-256. "
+                    f"{place}: expected the file that {POINTER_FILE} names, got another SHA-256. "
                     f"{_ADVICE}"
                 )
             spec = json.loads(data)
@@ -196,7 +196,7 @@ class ModelFolder:
                     f"{place}: unknown format, got {spec['format']} {spec['format_version']}. "
                     f"{_ADVICE}"
                 )
-            fields = undescribed(spec, str(place))
+            fields = version_fields(spec, str(place))
             blobs = {name: _read(self.path, spec["files"][name]) for name in ("graph", "weights")}
             tables = {
                 name: self._table(config, spec["tables"][name])
@@ -226,7 +226,7 @@ class ModelFolder:
                 raise FormatError(
                     f"{path}: torn, got {num_bytes} bytes instead of {layer['bytes']}. {_ADVICE}"
                 )
-            layers.append(Rows(path))
+            layers.append(FrozenRows(path))
         return ServedTable(config, layers)
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from hotbed.data.batch import as_ids
 from hotbed.errors import ConfigError, MissingExtra, NotServed, StoreError
-from hotbed.serving.stores.base import ModelVersion, Store, read_weights, undescribed
+from hotbed.serving.stores.base import ModelVersion, RowStore, read_weights, version_fields
 
 try:
     import grpc
@@ -41,7 +41,7 @@ _OPTIONS = [
 ]
 
 
-class RemoteParameterServer(Store):
+class RemoteParameterServer(RowStore):
     """Read the models of a `hotbed parameter-server` over the network.
 
     Safe to call from several threads. Reconnects by itself. Its methods raise StoreError, which
@@ -103,7 +103,7 @@ class RemoteParameterServer(Store):
                 f"{self._place}: expected the description of a version, got {answer.json[:60]!r}. "
                 "Look at the server."
             ) from error
-        fields = undescribed(spec, self._place)
+        fields = version_fields(spec, self._place)
         blobs = {call: self._whole(call, name, fields["digest"]) for call in ("Graph", "Weights")}
         version = RemoteVersion(**fields, store=self, blobs=blobs)
         with self._lock:

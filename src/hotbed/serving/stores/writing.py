@@ -26,11 +26,11 @@ from hotbed.errors import ConfigError, FormatError, NotWritten, PersistError
 from hotbed.persist.content import table_folder, table_names, tensors
 from hotbed.persist.format import Link, Reader
 from hotbed.persist.store import MANIFEST, LocalStore
-from hotbed.serving.rows import RowDtype, Rows, ServedTable, write_rows
+from hotbed.serving.rows import FrozenRows, RowDtype, ServedTable, write_rows
 from hotbed.serving.stores.mapped import (
-    CURRENT,
     FORMAT,
     FORMAT_VERSION,
+    POINTER_FILE,
     MappedVersion,
     ModelFolder,
     file_of,
@@ -141,7 +141,7 @@ def remove_abandoned(folders: Iterable[Path]) -> None:
                 os.close(file)
 
 
-def write_version(
+def write_served(
     folder: ModelFolder,
     reader: Reader,
     before: MappedVersion | None,
@@ -192,7 +192,7 @@ def write_version(
 def make_newest(folder: ModelFolder, key: str) -> None:
     """Have CURRENT name a version. Raises PersistError where the disk refuses."""
     try:
-        _write(folder.path / CURRENT, f"{key}\n".encode())
+        _write(folder.path / POINTER_FILE, f"{key}\n".encode())
     except OSError as error:
         raise _refused(folder, error) from error
 
@@ -207,7 +207,7 @@ def tidy(folder: ModelFolder, versions: list[MappedVersion]) -> None:
     """Remove files of all but these versions; who still has one mapped keeps it. What cannot be
     removed stays, and is told.
     """
-    needed = {CURRENT}.union(*(version.files() for version in versions))
+    needed = {POINTER_FILE}.union(*(version.files() for version in versions))
     try:
         left = [path for path in folder.path.iterdir() if path.name not in needed]
     except FileNotFoundError:
@@ -357,7 +357,7 @@ class _Table:
         path = self._rows(self._last)
         if not _whole(path):
             known = next((n for n in range(self._last - 1, 0, -1) if _whole(self._rows(n))), 0)
-            old = ServedTable(self._config, [Rows(self._rows(known))]) if known else None
+            old = ServedTable(self._config, [FrozenRows(self._rows(known))]) if known else None
             merged = _Merged([self._delta(n) for n in range(known + 1, self._last + 1)], old)
             write_rows(path, int(self._config["dim"]), merged.rows(), merged.removed(), self._dtype)
         return path
@@ -443,7 +443,7 @@ def _ids(batches: Iterable[pa.RecordBatch]) -> NDArray[np.int64]:
 def _whole(path: Path) -> bool:
     """Whether a file of rows is there; one that is torn, by whatever hand, is written again."""
     try:
-        Rows(path)
+        FrozenRows(path)
     except FormatError:
         return False
     return True
