@@ -201,6 +201,11 @@ def test_what_a_server_answered_meanwhile_is_added_to_the_report(tmp_path: Path)
     assert seconds == {(0.0, 0.99)}  # every chart of the server has the same axis, from 0
 
 
+def test_a_single_answer_is_drawn_without_a_line_of_versions() -> None:
+    charts = Served([Answer(at=5.0, seconds=0.25, version=3)], versions=[]).charts()
+    assert [figure(chart).count("<polyline") for chart in charts] == [2]
+
+
 def test_report_says_when_with_what_and_on_which_data_it_ran(
     tmp_path: Path, dataset: Any, network: Any, world: Any
 ) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plots as SVG inside one HTML page, without a plotting library: axes, lines, legends, and data for
-the page's script.
+"""Draw plots as SVG for one HTML page, without a plotting library.
+
+A plot has axes, lines and a legend, and holds its data for the script of the page.
 """
 
 from __future__ import annotations
@@ -24,8 +25,14 @@ COLORS = 8
 
 @dataclass
 class Series:
-    """One line: `x` ascending. `color`: number of a colour, -1 = thin and faint, behind its
-    smoothed self.
+    """One line of a plot.
+
+    Attributes:
+        name: text in the legend.
+        x: ascending.
+        y: one value for each of `x`.
+        color: number of a colour from 0 to 7; -1 draws a thin, faint line.
+        dots: draw a dot at each point.
     """
 
     name: str
@@ -39,9 +46,15 @@ class Series:
 class Chart:
     """One plot.
 
-    `time`: x is in microseconds UTC. `marks`, `levels`: names of x and y positions that get a
-    dashed line. `from_zero`: the y axis begins at 0. `x_bounds`: where the x axis begins and ends;
-    by default it spans the series.
+    Attributes:
+        title: text above the plot.
+        x_label: text below the x axis.
+        series: the lines, at least one.
+        time: x is in microseconds UTC.
+        marks: x positions that get a dashed line, by name.
+        levels: y positions that get a dashed line, by name.
+        from_zero: the y axis begins at 0.
+        x_bounds: begin and end of the x axis; None = those of the series.
     """
 
     title: str
@@ -56,13 +69,13 @@ class Chart:
 
 @dataclass(frozen=True)
 class _Axes:
-    """Where values lie in the picture."""
+    """Map values to places in the picture."""
 
     x0: float
     x1: float
     low: float
     high: float
-    steps: list[float]
+    steps: list[float]  # the numbers on the y axis
 
     @classmethod
     def of(cls, chart: Chart) -> _Axes:
@@ -74,10 +87,14 @@ class _Axes:
         return cls(x0, x1, min(low, steps[0]), max(*ys, steps[-1]), steps)
 
     def x(self, x: float) -> float:
-        return LEFT + (x - self.x0) / ((self.x1 - self.x0) or 1.0) * (RIGHT - LEFT)
+        """Return the place of a value of the x axis."""
+        span = (self.x1 - self.x0) or 1.0
+        return LEFT + (x - self.x0) / span * (RIGHT - LEFT)
 
     def y(self, y: float) -> float:
-        return BOTTOM - (y - self.low) / ((self.high - self.low) or 1.0) * (BOTTOM - TOP)
+        """Return the place of a value of the y axis."""
+        span = (self.high - self.low) or 1.0
+        return BOTTOM - (y - self.low) / span * (BOTTOM - TOP)
 
 
 def figure(chart: Chart) -> str:
@@ -95,21 +112,24 @@ def figure(chart: Chart) -> str:
     return (
         f'<figure data-chart="{data}"><figcaption>{title}</figcaption>'
         f"<div class='legend'>{_legend(chart)}</div>"
-        f"<svg viewBox='0 0 {WIDTH} {HEIGHT}' role='img' aria-label='{title}'>{''.join(shapes)}</svg>"
+        f"<svg viewBox='0 0 {WIDTH} {HEIGHT}' role='img' aria-label='{title}'>"
+        f"{''.join(shapes)}</svg>"
         "<div class='tip'></div></figure>"
     )
 
 
 def _scales(chart: Chart, axes: _Axes) -> list[str]:
-    """Lines and numbers of the y axis, and the labels of the x axis."""
-    shapes = [
-        f"{_level_line('axis', axes.y(y))}"
-        f"<text x='{LEFT - 8}' y='{axes.y(y) + 4:.1f}' text-anchor='end'>{number_text(y)}</text>"
-        for y in axes.steps
-    ]
-    for x, label in _x_ticks(axes.x0, axes.x1, chart):
-        anchor = "end" if axes.x(x) > RIGHT - 30 else "middle"
-        place = f"x='{axes.x(x):.1f}' y='{BOTTOM + 18}' text-anchor='{anchor}'"
+    """Return lines and numbers of the y axis, and the labels of the x axis."""
+    shapes = []
+    for step in axes.steps:
+        y = axes.y(step)
+        shapes.append(_level_line("axis", y))
+        place = f"x='{LEFT - 8}' y='{y + 4:.1f}' text-anchor='end'"
+        shapes.append(f"<text {place}>{number_text(step)}</text>")
+    for tick, label in _x_ticks(axes.x0, axes.x1, chart):
+        x = axes.x(tick)
+        anchor = "end" if x > RIGHT - 30 else "middle"
+        place = f"x='{x:.1f}' y='{BOTTOM + 18}' text-anchor='{anchor}'"
         shapes.append(f"<text {place}>{label}</text>")
     label = html.escape(chart.x_label)
     shapes.append(f"<text x='{RIGHT}' y='{BOTTOM + 32}' text-anchor='end'>{label}</text>")
@@ -117,7 +137,7 @@ def _scales(chart: Chart, axes: _Axes) -> list[str]:
 
 
 def _marks(chart: Chart, axes: _Axes) -> list[str]:
-    """Dashed lines at named places of both axes."""
+    """Return dashed lines at named places of both axes."""
     shapes = []
     for name, mark in chart.marks.items():
         x = axes.x(mark)
@@ -133,13 +153,15 @@ def _level_line(kind: str, y: float) -> str:
 
 
 def _line(line: Series, axes: _Axes) -> list[str]:
+    """Return a line, and its dots."""
     places = [(axes.x(x), axes.y(y)) for x, y in zip(line.x, line.y, strict=True)]
     points = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     kind = "plot faint" if line.color < 0 else "plot"
     color = _color(line)
     shapes = [f"<polyline class='{kind}' stroke='{color}' points='{points}'/>"]
     if line.dots:
-        shapes += [f"<circle cx='{x:.1f}' cy='{y:.1f}' r='2.6' fill='{color}'/>" for x, y in places]
+        for x, y in places:
+            shapes.append(f"<circle cx='{x:.1f}' cy='{y:.1f}' r='2.6' fill='{color}'/>")
     return shapes
 
 
@@ -149,12 +171,13 @@ def _legend(chart: Chart) -> str:
         kind = "faint" if line.color < 0 else ""
         swatch = f"<i class='{kind}' style='background:{_color(line)}'></i>"
         entries.append(f"<span>{swatch}{html.escape(line.name)}</span>")
-    entries += [f"<span><i class='level'></i>{html.escape(name)}</span>" for name in chart.levels]
+    for name in chart.levels:
+        entries.append(f"<span><i class='level'></i>{html.escape(name)}</span>")
     return "".join(entries)
 
 
 def _data(chart: Chart, axes: _Axes) -> dict[str, Any]:
-    """What the script of the page shows at the pointer."""
+    """Return the values that the script of the page shows at the pointer."""
     series = []
     for line in chart.series:
         y = [float(f"{value:.6g}") for value in line.y]
@@ -176,37 +199,51 @@ def _color(line: Series) -> str:
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """About five round numbers that enclose low..high."""
+    """Return about five round numbers that enclose low..high."""
     if not high > low:
         low = low - (abs(low) * 0.1 or 1.0)
         high = high + (abs(high) * 0.1 or 1.0)
-    raw = (high - low) / 4
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= raw * 0.999)
+    distance = (high - low) / 4
+    power = 10.0 ** math.floor(math.log10(distance))
+    steps = [power * factor for factor in (1, 2, 2.5, 5, 10)]
+    step = next(step for step in steps if step >= distance * 0.999)
     first = math.floor(low / step + 1e-9)
     last = math.ceil(high / step - 1e-9)
     return [round(step * number, 10) for number in range(first, last + 1)]
 
 
 def _x_ticks(x0: float, x1: float, chart: Chart) -> list[tuple[float, str]]:
-    if not chart.time:
-        if chart.x_label == "epoch":
-            width = max(1, math.ceil((x1 - x0) / 8))
-            return [(float(x), str(x)) for x in range(int(x0), int(x1) + 1, width)]
-        return (
-            [(x, number_text(x)) for x in ticks(x0, x1) if x0 <= x <= x1]
-            if x1 > x0
-            else [(x0, number_text(x0))]
-        )
+    """Return places on the x axis and their labels."""
+    if chart.time:
+        return _time_ticks(x0, x1)
+    if chart.x_label == "epoch":
+        width = max(1, math.ceil((x1 - x0) / 8))
+        return [(float(x), str(x)) for x in range(int(x0), int(x1) + 1, width)]
+    if not x1 > x0:
+        return [(x0, number_text(x0))]
+    return [(x, number_text(x)) for x in ticks(x0, x1) if x0 <= x <= x1]
+
+
+def _time_ticks(x0: float, x1: float) -> list[tuple[float, str]]:
+    """Return five moments and their texts, as exact as the span asks for."""
     days = (x1 - x0) / 86_400e6
-    shape = (
-        "%Y" if days > 1500 else "%b %Y" if days > 120 else "%d %b" if days > 4 else "%d %b %H:%M"
-    )
-    places = [x0 + (x1 - x0) * part / 4 for part in range(5)] if x1 > x0 else [x0]
-    return [(x, datetime.fromtimestamp(x / 1e6, UTC).strftime(shape)) for x in places]
+    if days > 1500:
+        layout = "%Y"
+    elif days > 120:
+        layout = "%b %Y"
+    elif days > 4:
+        layout = "%d %b"
+    else:
+        layout = "%d %b %H:%M"
+    places = [x0]
+    if x1 > x0:
+        places = [x0 + (x1 - x0) * part / 4 for part in range(5)]
+    labels = [datetime.fromtimestamp(x / 1e6, UTC).strftime(layout) for x in places]
+    return list(zip(places, labels, strict=True))
 
 
 def number_text(value: Any) -> str:
+    """Return a number as people write it: 1.2 M, 1,234, 0.5; other values as text."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return str(value)
     if not math.isfinite(value):
@@ -215,4 +252,6 @@ def number_text(value: Any) -> str:
         return f"{value / 1e6:,.4g} M"
     if float(value).is_integer() or abs(value) >= 1000:
         return f"{value:,.0f}"
-    return f"{value:.4f}".rstrip("0").rstrip(".") if abs(value) >= 1e-3 else f"{value:.2g}"
+    if abs(value) < 1e-3:
+        return f"{value:.2g}"
+    return f"{value:.4f}".rstrip("0").rstrip(".")

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""History: what happened in training, in bounded memory. It is a callback that looks on; the report
-draws it.
-"""
+"""History: the course of a training in bounded memory, as a callback; the report draws it."""
 
 from __future__ import annotations
 
@@ -14,21 +12,27 @@ from typing import Any
 import numpy as np
 
 from hotbed.metrics.reliability import Reliability
+from hotbed.training.loop import Run
 from hotbed.training.watching.columns import Tables, columns, counters, rows_of, tables_of
 from hotbed.training.watching.readings import statistics
 from hotbed.training.watching.window_log import Window
 
 MAX_POINTS = 512
 WALL = ("seconds", "samples_per_second")
-"""What the clock measured of an epoch; no content digest covers it."""
+"""The values of an epoch that the clock measures; no content digest covers them."""
 
 
 @dataclass
 class Point:
-    """State of training at one moment; `window` holds metrics since the last window, `tables` their
-    statistics.
+    """The state of training at one moment.
 
-    `seconds`: since training began, or since the restart before it.
+    Attributes:
+        step, epoch, samples: counters of the run.
+        seconds: since training began, or since the last restart.
+        time: the watermark in microseconds; None without event times.
+        loss: mean training loss since the point before.
+        window: progressive metrics since the window before; empty between windows.
+        tables: statistics of each table.
     """
 
     step: int
@@ -42,16 +46,16 @@ class Point:
 
 
 class ReliabilityWatch:
-    """Keeps a `Reliability` of each label, by name, while an observer predicts probabilities; a
-    callback that looks on.
+    """Compare predicted probabilities with labels while a stream is predicted.
 
-    A single label has the name "".
+    Attributes:
+        curves: a `Reliability` for each label; a single label has the name "".
     """
 
     def __init__(self) -> None:
         self.curves: dict[str, Reliability] = {}
 
-    def on_predicted(self, run: Any) -> None:
+    def on_predicted(self, run: Run) -> None:
         scorer = getattr(run.observer, "total", run.observer)
         if self not in run.observer.watchers and getattr(scorer, "gives_probabilities", False):
             run.observer.watchers.append(self)
@@ -61,18 +65,21 @@ class ReliabilityWatch:
         _, prediction, label = outputs
         if label is None:
             return
-        weight = None if example.weight is None else np.asarray(example.weight.cpu())
+        weight = None
+        if example.weight is not None:
+            weight = np.asarray(example.weight.cpu())
         labels = label if isinstance(label, Mapping) else {"": label}
         for name, values in labels.items():
             probability = prediction[name] if isinstance(prediction, Mapping) else prediction
-            self.curves.setdefault(name, Reliability()).update(probability, values, weight)
+            curve = self.curves.setdefault(name, Reliability())
+            curve.update(probability, values, weight)
 
     def state(self) -> dict[str, Any]:
-        """The curve of each label."""
+        """Return the curve of each label."""
         return {name: curve.state() for name, curve in self.curves.items()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state`."""
+        """Restore what `state` returned."""
         self.curves = {}
         for name, curve in state.items():
             self.curves[name] = Reliability()
@@ -80,18 +87,23 @@ class ReliabilityWatch:
 
 
 class History:
-    """What happened in training, in bounded memory.
+    """The course of a training, in bounded memory; `fit` and `online_train` return it.
 
-    `epochs` holds one dict an epoch, `points` at most 512 moments, thinned evenly as they grow.
+    Args:
+        every_steps: distance of the first points. It doubles whenever there are 512 points, so that
+            an endless stream needs bounded memory.
+        window_samples: least number of samples of a window of progressive metrics. Windows of a
+            stream of known length hold about a sixtieth of it.
 
-    The first points are `every_steps` apart; the distance doubles whenever 512 are reached, so that
-    a stream without end needs bounded memory. Windows of progressive metrics hold at least
-    `window_samples`, and about a sixtieth of a stream of known length. Where the callback `Windows`
-    cuts the stream, `windows` holds its windows, and `compared` those of its baseline; add others
-    by name, and they are drawn beside them. `reliability` holds a
-    `hotbed.metrics.reliability.Reliability` of the predictions before learning ("") and of the last
-    validation ("valid"), followed by the label's name where there are several. `fit` and
-    `online_train` return the history, and the report draws it.
+    Attributes:
+        epochs: one dict for each epoch.
+        points: at most 512 moments, thinned evenly as they grow.
+        metrics: the newest value of each metric.
+        windows: the windows of the callback `Windows`.
+        compared: windows of its baseline by name; windows that you add are drawn with them.
+        reliability: a `hotbed.metrics.reliability.Reliability` of the predictions before learning
+            ("") and of the last validation ("valid"), followed by the label's name if there are
+            several labels.
     """
 
     def __init__(self, every_steps: int = 1, window_samples: int = 1000) -> None:
@@ -113,7 +125,7 @@ class History:
         self._epoch_steps = 0
         self._epoch_began = (0.0, 0)
         self._ended = False
-        self._whole_epochs = 0  # rows of `epochs` that are no mere look at a stream
+        self._whole_epochs = 0  # rows of `epochs` that ended; a stream adds a preliminary one
 
     def __repr__(self) -> str:
         steps = self.points[-1].step if self.points else 0
@@ -122,21 +134,23 @@ class History:
 
     @property
     def epoch_loss(self) -> float | None:
-        """Mean training loss of the epoch under way; None before its first step."""
+        """Mean training loss of the current epoch; None before its first step."""
         steps = self._epoch_steps + self._steps
-        return (self._epoch_sum + float(self._sum)) / steps if steps else None
+        if not steps:
+            return None
+        return (self._epoch_sum + float(self._sum)) / steps
 
-    def on_fit_begin(self, run: Any) -> None:
+    def on_fit_begin(self, run: Run) -> None:
         self._epoch_sum = 0.0
         self._epoch_steps = 0
 
-    def on_epoch_begin(self, run: Any) -> None:
+    def on_epoch_begin(self, run: Run) -> None:
         self._epoch_began = (time.perf_counter(), run.samples)
 
-    def on_predicted(self, run: Any) -> None:
+    def on_predicted(self, run: Run) -> None:
         self._watch.on_predicted(run)
 
-    def on_step_end(self, run: Any) -> None:
+    def on_step_end(self, run: Run) -> None:
         if run.loss is not None:
             self._sum = self._sum + run.loss.detach()
             self._steps = self._steps + 1
@@ -146,61 +160,79 @@ class History:
         if run.step % self._every == 0:
             self._record(run)
 
-    def on_epoch_end(self, run: Any) -> None:
+    def on_epoch_end(self, run: Run) -> None:
         if run.windows is not None:
             self.windows = run.windows.points
             self.compared |= run.windows.baselines
-        if run.online:  # only a look: a stream that is stopped here goes on as if it had not been
-            if self._steps:
-                self.points.append(
-                    self._point(
-                        run, dict(run.observer.window()) if run.observer is not None else {}
-                    )
-                )
-                self._ended = True
+        if run.online:
+            self._add_preliminary_point(run)
         else:
             if self._steps:
                 self._record(run)
             run.window = {}
             if self.points:  # callbacks before this one may have evicted
                 self.points[-1].tables = statistics(run)
-        began, samples = self._epoch_began
-        seconds = time.perf_counter() - began
-        row: dict[str, float] = {"epoch": run.epoch + 1, "seconds": seconds}
-        row["samples_per_second"] = (run.samples - samples) / max(seconds, 1e-9)
-        if self.epoch_loss is not None:
-            row["loss"] = self.epoch_loss
-        self.epochs.append(row | run.metrics)
+        self.epochs.append(self._epoch_row(run))
         if not run.online:
             self._whole_epochs = len(self.epochs)
             self._epoch_sum = 0.0
             self._epoch_steps = 0
 
-    def on_fit_end(self, run: Any) -> None:
+    def _add_preliminary_point(self, run: Run) -> None:
+        """Add a point that no state holds: a stream that stops here must resume as if unbroken."""
+        if not self._steps:
+            return
+        window = {}
+        if run.observer is not None:
+            window = dict(run.observer.window())
+        self.points.append(self._point(run, window))
+        self._ended = True
+
+    def _epoch_row(self, run: Run) -> dict[str, float]:
+        began, samples = self._epoch_began
+        seconds = time.perf_counter() - began
+        row: dict[str, float] = {
+            "epoch": run.epoch + 1,
+            "seconds": seconds,
+            "samples_per_second": (run.samples - samples) / max(seconds, 1e-9),
+        }
+        if self.epoch_loss is not None:
+            row["loss"] = self.epoch_loss
+        return row | run.metrics
+
+    def on_fit_end(self, run: Run) -> None:
         self.metrics = dict(run.metrics)
         valid = {f"valid.{name}".rstrip("."): curve for name, curve in run.reliability.items()}
         self.reliability = self._watch.curves | valid
 
     @property
     def mean_label(self) -> float:
-        """Mean of the labels since training began, or since the restart before it; nan for several
-        labels or none.
+        """Mean of the labels since training began, or since the last restart.
+
+        It is nan if there are several labels or none.
         """
-        return float(self._label_sum) / self._labels if self._labels else math.nan
+        if not self._labels:
+            return math.nan
+        return float(self._label_sum) / self._labels
 
     def state(self) -> dict[str, Any]:
-        """Points and sums, as JSON values and NumPy arrays; `wall_…` is what no content digest
-        covers.
+        """Return points and sums, as JSON values and NumPy arrays.
+
+        Content digests do not cover keys that begin with `wall_`.
         """
         points = self.points[:-1] if self._ended else self.points
-        numbers = [[p.step, p.epoch, p.samples, p.time is not None, p.time or 0] for p in points]
-        epochs = self.epochs[: self._whole_epochs]
-        wall = [{key: row[key] for key in WALL if key in row} for row in epochs]
+        numbers = []
+        for point in points:
+            timed = point.time is not None
+            numbers.append([point.step, point.epoch, point.samples, timed, point.time or 0])
+        epochs = []
+        wall = []
+        for row in self.epochs[: self._whole_epochs]:
+            epochs.append({key: row[key] for key in row if key not in WALL})
+            wall.append({key: row[key] for key in WALL if key in row})
         return {
             "epoch": np.array([self._epoch_sum, self._epoch_steps], np.float64),
-            "epochs": columns(
-                [{key: row[key] for key in row if key not in WALL} for row in epochs]
-            ),
+            "epochs": columns(epochs),
             "wall_epochs": columns(wall),
             "every": self._every,
             "steps": self._steps,
@@ -215,7 +247,7 @@ class History:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave."""
+        """Restore what `state` returned."""
         self._every = int(state["every"])
         self._steps = int(state["steps"])
         self._sum = float(np.asarray(state["sum"])[0])
@@ -229,16 +261,21 @@ class History:
             self.epochs = [row | wall for row, wall in pairs]
             self._whole_epochs = len(self.epochs)
         self._watch.load_state(state.get("reliability", {}))
-        columns_ = (
-            np.asarray(state[name]).tolist() for name in ("numbers", "loss", "wall_seconds")
+        parts = zip(
+            np.asarray(state["numbers"]).tolist(),
+            np.asarray(state["loss"]).tolist(),
+            np.asarray(state["wall_seconds"]).tolist(),
+            rows_of(state["windows"]),
+            tables_of(state["tables"]),
+            strict=True,
         )
-        rows = zip(*columns_, rows_of(state["windows"]), tables_of(state["tables"]), strict=True)
-        self.points = [
-            Point(step, epoch, samples, seconds, when if timed else None, loss, window, tables)
-            for (step, epoch, samples, timed, when), loss, seconds, window, tables in rows
-        ]
+        self.points = []
+        for (step, epoch, samples, timed, when), loss, seconds, window, tables in parts:
+            event_time = when if timed else None
+            point = Point(step, epoch, samples, seconds, event_time, loss, window, tables)
+            self.points.append(point)
 
-    def _record(self, run: Any) -> None:
+    def _record(self, run: Run) -> None:
         self.points.append(self._point(run, self._roll(run)))
         self._epoch_sum = self._epoch_sum + float(self._sum)
         self._epoch_steps = self._epoch_steps + self._steps
@@ -248,20 +285,28 @@ class History:
             self.points = _halve(self.points)
             self._every *= 2
 
-    def _point(self, run: Any, window: dict[str, float]) -> Point:
-        loss = float(self._sum) / self._steps if self._steps else float("nan")
-        seconds = time.perf_counter() - run.began
+    def _point(self, run: Run, window: dict[str, float]) -> Point:
+        loss = math.nan
+        if self._steps:
+            loss = float(self._sum) / self._steps
         return Point(
-            run.step, run.epoch, run.samples, seconds, run.now, loss, window, statistics(run)
+            run.step,
+            run.epoch,
+            run.samples,
+            time.perf_counter() - run.began,
+            run.now,
+            loss,
+            window,
+            statistics(run),
         )
 
-    def _roll(self, run: Any) -> dict[str, float]:
+    def _roll(self, run: Run) -> dict[str, float]:
+        """Return the metrics of the window if it is long enough, and begin the next one."""
         roll = getattr(run.observer, "roll", None)
-        held = run.samples - self._window_began
-        wanted = max(
-            self._window_samples, run.samples // max(run.step, 1) * (run.total_steps or 0) // 60
-        )
-        if roll is None or held < wanted:
+        samples = run.samples - self._window_began
+        samples_a_step = run.samples // max(run.step, 1)
+        sixtieth = samples_a_step * (run.total_steps or 0) // 60
+        if roll is None or samples < max(self._window_samples, sixtieth):
             return {}
         self._window_began = run.samples
         values: dict[str, float] = dict(roll())
@@ -271,10 +316,11 @@ class History:
 
 
 def _halve(points: list[Point]) -> list[Point]:
-    """Every second point; the loss of the one before is averaged into it, and its window kept where
-    it has none.
+    """Return every second point, joined with the one before it.
+
+    Losses are averaged; a point without a window takes the window of the one before.
     """
-    for before, kept in zip(points[::2], points[1::2], strict=False):
-        kept.loss = (before.loss + kept.loss) / 2
-        kept.window = kept.window or before.window
+    for before, point in zip(points[::2], points[1::2], strict=False):
+        point.loss = (before.loss + point.loss) / 2
+        point.window = point.window or before.window
     return points[1::2]

@@ -1,24 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The numbers of a run that are worth watching, under one name each; TensorBoard and Prometheus
-show them.
-"""
+"""Readings: the numbers of a run, under one name each, for TensorBoard and Prometheus."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
+from hotbed.training.loop import Run
 from hotbed.training.watching.columns import Tables
 
 TOTALS = ("skipped_rows", "skipped_batches", "dead_letters")
+TABLE_TOTALS = ("admitted", "refused", "evicted")
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One number to watch: `name` as Prometheus wants it, `labels` that tell it from its like.
+    """One number to watch.
 
-    `total`: it only rises while a process lives: a counter, whose rate is of interest.
+    Attributes:
+        name: in the form of Prometheus, without `hotbed_`.
+        value: the number.
+        labels: what distinguishes readings of the same name, such as the table.
+        total: True for a counter, which only rises while a process lives.
     """
 
     name: str
@@ -27,65 +30,69 @@ class Reading:
     total: bool = False
 
 
-def statistics(run: Any) -> Tables:
-    """Statistics of each table, now; while an eviction is under way, as of when it began: how far a
-    sweep has come at a moment may depend on checkpoints and is of no interest.
+def statistics(run: Run) -> Tables:
+    """Return the statistics of each table.
+
+    While an eviction is under way they are those of its begin: how far a sweep has come at a moment
+    may depend on checkpoints.
     """
-    return {
-        name: dict(run.statistics.get(name) or table.stats) if run.sweeping else dict(table.stats)
-        for name, table in run.tables.items()
-    }
+    before = run.statistics if run.sweeping else {}
+    tables = {}
+    for name, table in run.tables.items():
+        tables[name] = dict(before.get(name) or table.stats)
+    return tables
 
 
-def readings(run: Any) -> list[Reading]:
-    """Every number to watch at this moment; names are Prometheus', after `hotbed_`."""
-    found = [Reading("steps", run.step, total=True), Reading("samples", run.samples, total=True)]
+def readings(run: Run) -> list[Reading]:
+    """Return every number to watch at this moment."""
+    values = [
+        Reading("steps", run.step, total=True),
+        Reading("samples", run.samples, total=True),
+    ]
     if run.loss is not None:
-        found.append(Reading("loss", float(run.loss.detach())))
-    found += [Reading("metric", value, {"metric": name}) for name, value in run.metrics.items()]
-    found += [
-        Reading("window_metric", value, {"metric": name}) for name, value in run.window.items()
-    ]
-    for name, optimizer in (("dense", run.learner.dense), ("tables", run.learner.sparse)):
+        values.append(Reading("loss", float(run.loss.detach())))
+    for name, value in run.metrics.items():
+        values.append(Reading("metric", value, {"metric": name}))
+    for name, value in run.window.items():
+        values.append(Reading("window_metric", value, {"metric": name}))
+    for part, optimizer in (("dense", run.learner.dense), ("tables", run.learner.sparse)):
         if optimizer is not None and optimizer.param_groups:
-            found.append(
-                Reading("learning_rate", float(optimizer.param_groups[0]["lr"]), {"of": name})
-            )
-    for table, stats in ((name, table.stats) for name, table in run.tables.items()):
-        totals = ("admitted", "refused", "evicted")
-        found += [
-            Reading(f"table_{key}", value, {"table": table}, key in totals)
-            for key, value in stats.items()
-        ]
+            rate = float(optimizer.param_groups[0]["lr"])
+            values.append(Reading("learning_rate", rate, {"of": part}))
+    for name, table in run.tables.items():
+        for key, value in table.stats.items():
+            values.append(Reading(f"table_{key}", value, {"table": name}, key in TABLE_TOTALS))
     if run.now is not None:
-        found.append(Reading("watermark_seconds", run.now / 1e6))
-    found += [
-        Reading(name, value, total=name in TOTALS) for name, value in observations(run).items()
-    ]
-    return found
+        values.append(Reading("watermark_seconds", run.now / 1e6))
+    for name, value in observations(run).items():
+        values.append(Reading(name, value, total=name in TOTALS))
+    return values
 
 
-def observations(run: Any) -> dict[str, float]:
-    """What the clock and the machine have to do with; never part of a state. What cannot be told is
-    left out.
+def observations(run: Run) -> dict[str, float]:
+    """Return the values that depend on the clock and the machine; they are never part of a state.
 
-    `freshness_seconds`: the clock minus the newest event time learned; `lag_rows`: rows that wait
-    at the source; `bytes`: of all tables; `skipped_rows`, `dead_letters`: left out by the reader,
-    which is ahead of training; `skipped_batches`: left out by loss scaling.
+    Values that are not known are left out.
+
+    * `bytes`: of all tables.
+    * `skipped_batches`: left out by loss scaling.
+    * `freshness_seconds`: the clock minus the newest event time that was learned.
+    * `lag_rows`: rows that wait at the source.
+    * `skipped_rows`, `dead_letters`: left out by the reader, which reads ahead of training.
     """
-    stats = [table.stats for table in run.tables.values()]
-    found: dict[str, float] = {
-        "bytes": sum(value for one in stats for key, value in one.items() if "bytes" in key)
-    }
-    found["skipped_batches"] = run.skipped
+    num_bytes = 0
+    for table in run.tables.values():
+        num_bytes += sum(value for key, value in table.stats.items() if "bytes" in key)
+    values: dict[str, float] = {"bytes": num_bytes, "skipped_batches": run.skipped}
     if run.now is not None:
-        found["freshness_seconds"] = run.clock() - run.now / 1e6
-    if getattr(run.dataset, "lag", None) is not None:
-        found["lag_rows"] = run.dataset.lag
+        values["freshness_seconds"] = run.clock() - run.now / 1e6
+    lag = getattr(run.dataset, "lag", None)
+    if lag is not None:
+        values["lag_rows"] = lag
     skips = getattr(run.dataset, "skips", None)
-    live = getattr(run.dataset, "live", None)
     if skips is not None:
-        found["skipped_rows"] = skips.total
+        values["skipped_rows"] = skips.total
+    live = getattr(run.dataset, "live", None)
     if live is not None:
-        found["dead_letters"] = live.dead_letters.total
-    return found
+        values["dead_letters"] = live.dead_letters.total
+    return values
