@@ -287,7 +287,7 @@ def trained(job: Job) -> str:
 
 def print_report(job: Job, model: RecModel, histories: Mapping[str, History]) -> None:
     """Write the report, and say where."""
-    from hotbed.training.summary import summary_of
+    from hotbed.training.described import summary_of
     from hotbed.training.watching.report import write_report
 
     title = f"{config.kind_of(type(model.network))}: {Path(job.output).name}"

@@ -31,12 +31,19 @@ from hotbed.persist import checkpoint, content
 from hotbed.persist.export import Graph, export, export_graph
 from hotbed.persist.format import Reader, read_newest, refuse_others
 from hotbed.persist.store import open_store
-from hotbed.training.callbacks import Validate
-from hotbed.training.durable import described_argument, given_tables, rebuilt_argument, typed
+from hotbed.training.callbacks.validation import Validate
+from hotbed.training.criterion import Criterion
+from hotbed.training.described import (
+    described_argument,
+    given_tables,
+    headline_of,
+    rebuilt_argument,
+    summary_of,
+)
 from hotbed.training.epochs import epoch_of, first_epoch, fit_epochs
-from hotbed.training.learner import Criterion, Learner, SelfUpdating, device_of, parameters_of
+from hotbed.training.learner import Learner, SelfUpdating, device_of, parameters_of
 from hotbed.training.loop import Callbacks, Run, check_batches, check_ends, pass_over
-from hotbed.training.online import Limits, batches_a_call, follow
+from hotbed.training.online import StreamLimits, batches_a_call, follow
 from hotbed.training.scorer import (
     LOSS,
     Collector,
@@ -46,7 +53,6 @@ from hotbed.training.scorer import (
     metric_set,
     to_predict,
 )
-from hotbed.training.summary import headline_of, summary_of
 from hotbed.training.watching.history import History
 from hotbed.training.watching.progress import ProgressBar
 
@@ -169,7 +175,7 @@ class RecModel:
         check_batches("train", train, epochs)
         check_ends(train)
         first = first_epoch(train, initial_epoch, self.counters["epochs"])
-        given = [*_listed(callbacks), Limits(max_steps, None)]
+        given = [*_listed(callbacks), StreamLimits(max_steps, None)]
         run, history = self._run(
             train, valid, given, progressive=progressive, progress=progress, seed=seed
         )
@@ -211,7 +217,7 @@ class RecModel:
         """
         check_batches("train_dataset", train_dataset)
         size = batches_a_call(dataset_sink_mode, sink_size, self.learner.device.type)
-        given = [*_listed(callbacks), Limits(max_steps, max_seconds)]
+        given = [*_listed(callbacks), StreamLimits(max_steps, max_seconds)]
         run, history = self._run(
             train_dataset, valid, given, progressive=False, progress=progress, seed=seed
         )
@@ -358,7 +364,7 @@ class RecModel:
         described = {name: described_argument(value) for name, value in self._arguments.items()}
         schema = None
         if self.schema is not None:
-            schema = typed(self.schema, self.schema, self._encoder).to_json()
+            schema = _typed(self.schema, self.schema, self._encoder).to_json()
         return checkpoint.State(
             network=self.network,
             tables=self.tables,
@@ -415,7 +421,7 @@ class RecModel:
             self._check_measurable("valid")
         called = Callbacks([*given, history, *([ProgressBar()] if progress else [])])
         observer = Progressive(self._scorer()) if progressive else None
-        self.schema = typed(
+        self.schema = _typed(
             getattr(data, "schema", None) or self.schema, self.schema, self._encoder
         )
         self._encoder = getattr(data, "encoder", None)
@@ -584,6 +590,18 @@ def _loaded(reader: Reader, network: nn.Module | None) -> RecModel:
         ) from error
     model.schema = schema or model.schema
     return model.restore(reader)
+
+
+def _typed(schema: Any, before: Any, encoder: Any) -> Any:
+    """Return `schema` with the types of the raw columns that were learned from.
+
+    These are the types that the schema `before` recorded, and those that `encoder` read.
+    """
+    if not isinstance(schema, Schema):
+        return schema
+    for learned in (before, encoder):
+        schema = schema.with_types(getattr(learned, "types", {}), getattr(learned, "shapes", {}))
+    return schema
 
 
 def _check_size(reader: Reader, network: nn.Module) -> None:

@@ -19,7 +19,8 @@ from hotbed.errors import ConfigError
 from hotbed.metrics import Metric, bounded, get_metric
 from hotbed.optim.modes import in_eval_mode
 from hotbed.optim.precision import Precision
-from hotbed.training.learner import Criterion, Example
+from hotbed.training.criterion import Criterion
+from hotbed.training.learner import Example
 
 LOSS = "loss"
 ALL = slice(None)

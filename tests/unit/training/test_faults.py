@@ -17,7 +17,8 @@ from torch import nn
 import hotbed as hb
 from hotbed.errors import NonFiniteGradient
 from hotbed.optim.precision import Precision
-from hotbed.training.learner import Criterion, Learner, prepare
+from hotbed.training.criterion import Criterion
+from hotbed.training.learner import Learner, prepare
 
 
 def poisoned(batch: hb.Batch, value: float) -> hb.Batch:

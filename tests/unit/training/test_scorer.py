@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 import hotbed as hb
 from hotbed.errors import ConfigError, NonFiniteGradient
-from hotbed.training.learner import Criterion, prepare
+from hotbed.training.criterion import Criterion
+from hotbed.training.learner import prepare
 from hotbed.training.scorer import Progressive, Scorer, metric_set
 
 CPU = torch.device("cpu")

@@ -11,27 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
-from hotbed.config import build, describe, described
+from hotbed.config import described
 from hotbed.connectors import DeadLetters, Journal, Position
 from hotbed.data.dataset import Dataset
-from hotbed.data.schema import Schema
-from hotbed.embedding.rule import Rule
 from hotbed.errors import ConfigError, MissingExtra, PersistError
 from hotbed.files import Lock
-from hotbed.metrics import Metric
-from hotbed.models.losses import Loss, MultiTask
-from hotbed.optim.dense import NAMES, TorchOptimizer
-from hotbed.optim.precision import Boost
 from hotbed.persist.checkpoint import Saved, Saver, State, capture, open_checkpoint
 from hotbed.persist.format import Reader
 from hotbed.persist.publish import Publisher
 from hotbed.persist.recover import DEAD_LETTER_BYTES, EPOCHS, STREAM, finish_first
 from hotbed.persist.resume import compare
 from hotbed.persist.store import JOURNAL, LETTERS, LocalStore, open_store
+from hotbed.training.evict import TOPIC
 from hotbed.training.loop import Run, passed
-from hotbed.training.online import TOPIC
 from hotbed.training.watching.columns import columns, rows_of
 
 log = logging.getLogger("hotbed")
@@ -487,88 +480,3 @@ def _generator(name: str) -> torch.Generator:
     if name == "cpu":
         return torch.default_generator
     return torch.cuda.default_generators[int(name.removeprefix("cuda:"))]
-
-
-# --- the description of a model in a checkpoint ---------------------------------------------------
-
-
-def described_argument(value: Any) -> Any:
-    """Return an argument as plain values; None if only the user's own code can build it."""
-    if isinstance(value, (set, frozenset)):
-        value = sorted(value, key=str)
-    if isinstance(value, torch.optim.Optimizer):
-        if type(value) not in NAMES.values():
-            return None
-        plain = {
-            key: item
-            for key, item in value.defaults.items()
-            if isinstance(item, (int, float, bool, tuple))
-        }
-        return {"torch": type(value).__name__, **plain}
-    try:
-        return describe(value)
-    except ConfigError:
-        return None
-
-
-def typed(schema: Any, before: Any, encoder: Any) -> Any:
-    """Return `schema` with the types of the raw columns that were learned from.
-
-    These are the types that the schema `before` recorded, and those that `encoder` read.
-    """
-    if not isinstance(schema, Schema):
-        return schema
-    for learned in (before, encoder):
-        schema = schema.with_types(getattr(learned, "types", {}), getattr(learned, "shapes", {}))
-    return schema
-
-
-def given_tables(network: nn.Module) -> dict[str, Any] | None:
-    """Return the descriptions of the tables that a model of `hb.models` was built from, by name."""
-    tables = getattr(network, "_described", {}).get("tables")
-    if tables is None:
-        return None
-    return {name: describe(table.config) for name, table in tables.items()}
-
-
-def rebuilt_argument(name: str, value: Any) -> Any:
-    """Build the argument `name` from its description: the inverse of `described_argument`."""
-    if name == "metrics":
-        return _rebuilt_metrics(value)
-    if not isinstance(value, dict):
-        return value
-    if name == "optimizer":
-        if "torch" not in value:
-            return build(value, Rule, "optimizer")
-        settings = {key: item for key, item in value.items() if key != "torch"}
-        return TorchOptimizer(value["torch"], settings)
-    if name == "loss_fn":
-        if "kind" not in value:
-            return {label: rebuilt_argument(name, loss) for label, loss in value.items()}
-        return build(value, MultiTask if value["kind"] == "multi_task" else Loss, "loss_fn")
-    if name == "boost_level":
-        return build(value, Boost, "boost_level")
-    return value
-
-
-def _rebuilt_metrics(value: Any) -> Any:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list):
-        return [_rebuilt_metrics(metric) for metric in value]
-    if isinstance(value, dict) and "kind" not in value:
-        return {name: _rebuilt_metrics(metric) for name, metric in value.items()}
-    return build(value, Metric, "metrics")
-
-
-def brief(value: Any) -> str:
-    """Return a value as a call of its constructor, without arguments that have their default."""
-    try:
-        plain = describe(value)
-    except ConfigError:
-        plain = repr(value).replace("\n", " ")
-    if isinstance(plain, dict) and "kind" in plain:
-        keywords = ", ".join(f"{key}={item}" for key, item in plain.items() if key != "kind")
-        return f"{plain['kind']}({keywords})" if keywords else str(plain["kind"])
-    text = str(plain)
-    return text if len(text) <= 100 else text[:97] + "..."

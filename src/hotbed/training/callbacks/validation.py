@@ -1,14 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callbacks that act on training: validation, stopping, learning rates, best weights, clipping,
-eviction.
-
-    model.fit(train, valid, epochs=20, callbacks=[
-        Validate(every_steps=500), ReducePlateau("auc", patience=1), EarlyStopping("auc",
-        patience=3), BestWeights("auc"), ClipGradients(10.0), Evict(step_interval=1000)])
-
-They run in the order given; validation runs first. Metrics of validation are named `valid.auc`. A
-callback that watches `auc` looks for `valid.auc` first, then for `auc` (progressive training).
-"""
+"""Callbacks that act on the results of validation."""
 
 from __future__ import annotations
 
@@ -17,45 +8,15 @@ import math
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from hotbed.config import described, nearest
 from hotbed.errors import ConfigError
-from hotbed.optim.schedule import Chain, Schedule
 from hotbed.persist import checkpoint
-from hotbed.training.durable import Checkpoint
 from hotbed.training.loop import Run, passed
-from hotbed.training.online import Evict
-from hotbed.training.watching.history import History, ReliabilityWatch
-from hotbed.training.watching.progress import ProgressBar
-from hotbed.training.watching.prometheus import Prometheus
-from hotbed.training.watching.tensorboard import TensorBoard
-from hotbed.training.watching.windows import Windows
-
-__all__ = [
-    "BestWeights",
-    "Checkpoint",
-    "ClipGradients",
-    "EarlyStopping",
-    "Evict",
-    "History",
-    "LearningRate",
-    "ProgressBar",
-    "Prometheus",
-    "ReducePlateau",
-    "TensorBoard",
-    "Validate",
-    "Windows",
-]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
-
+from hotbed.training.watching.history import ReliabilityWatch
 
 log = logging.getLogger("hotbed")
 VALID = "valid."
@@ -316,69 +277,6 @@ class BestWeights(Judge):
             return f"{str(run.folder).rstrip('/')}/best"
         self._temporary = self._temporary or tempfile.mkdtemp(prefix="hotbed-best-")
         return self._temporary
-
-
-@described
-class ClipGradients:
-    """Scale the gradients of a step so that their global norm is at most `max_norm`.
-
-    The norm is that of all gradients together, of dense parameters and of rows.
-    """
-
-    def __init__(self, max_norm: float) -> None:
-        if not max_norm > 0:
-            raise ConfigError(
-                f"ClipGradients.max_norm: must be above 0, got {max_norm}. Give 10.0, for example."
-            )
-        self._max_norm = float(max_norm)
-
-    def on_gradients(self, run: Run) -> None:
-        parameters = [p for p in run.learner.parameters() if p.grad is not None and p.grad.numel()]
-        torch.nn.utils.clip_grad_norm_(parameters, self._max_norm)
-
-
-@described
-class LearningRate:
-    """Set the learning rates before each step by a schedule, for dense parameters and tables.
-
-    Args:
-        schedule: a value of `hotbed.optim.schedule`, such as `Warmup(1000)`, or a function that
-            makes a torch scheduler from an optimizer: `lambda optimizer:
-            torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10_000)`.
-    """
-
-    def __init__(self, schedule: Schedule | Chain | Callable[[torch.optim.Optimizer], Any]) -> None:
-        self._make = schedule.attach if isinstance(schedule, (Schedule, Chain)) else schedule
-        self._schedulers: list[Any] = []
-        self._step = 0
-
-    def on_fit_begin(self, run: Run) -> None:
-        self._schedulers = [
-            self._make(optimizer)
-            for optimizer in (run.learner.dense, run.learner.sparse)
-            if optimizer
-        ]
-        self._step = run.step
-
-    def on_step_end(self, run: Run) -> None:
-        for _ in range(run.step - self._step):
-            for scheduler in self._schedulers:
-                scheduler.step()
-        self._step = run.step
-
-    def state(self) -> dict[str, Any]:
-        states = [scheduler.state_dict() for scheduler in self._schedulers]
-        for state in states:
-            if "lr_lambdas" in state:  # functions belong to the code, not to a state
-                state["lr_lambdas"] = [None] * len(state["lr_lambdas"])
-        return {"step": self._step, "schedulers": states}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        self._step = state["step"]
-        for scheduler, saved in zip(self._schedulers, state["schedulers"], strict=True):
-            # a resume may change the rates that a schedule starts from
-            state_dict = {key: value for key, value in saved.items() if key != "base_lrs"}
-            scheduler.load_state_dict(state_dict)
 
 
 def groups_of(run: Run) -> list[dict[str, Any]]:

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The callbacks of `hb.callbacks`: those that act on training, and those that only watch it.
+
+    model.fit(train, valid, epochs=20, callbacks=[
+        Validate(every_steps=500), ReducePlateau("auc", patience=1), EarlyStopping("auc",
+        patience=3), BestWeights("auc"), ClipGradients(10.0), Evict(step_interval=1000)])
+
+They run in the order given; validation runs first. Metrics of validation are named `valid.auc`. A
+callback that watches `auc` looks for `valid.auc` first, then for `auc` (progressive training).
+"""
+
+from hotbed.training.callbacks.updates import ClipGradients, LearningRate
+from hotbed.training.callbacks.validation import (
+    BestWeights,
+    EarlyStopping,
+    ReducePlateau,
+    Validate,
+)
+from hotbed.training.checkpoint import Checkpoint
+from hotbed.training.evict import Evict
+from hotbed.training.watching.history import History
+from hotbed.training.watching.progress import ProgressBar
+from hotbed.training.watching.prometheus import Prometheus
+from hotbed.training.watching.tensorboard import TensorBoard
+from hotbed.training.watching.windows import Windows
+
+__all__ = [
+    "BestWeights",
+    "Checkpoint",
+    "ClipGradients",
+    "EarlyStopping",
+    "Evict",
+    "History",
+    "LearningRate",
+    "ProgressBar",
+    "Prometheus",
+    "ReducePlateau",
+    "TensorBoard",
+    "Validate",
+    "Windows",
+]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

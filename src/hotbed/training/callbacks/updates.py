@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Callbacks that change how a step updates: learning rates and clipped gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from hotbed.config import described
+from hotbed.errors import ConfigError
+from hotbed.optim.schedule import Chain, Schedule
+from hotbed.training.loop import Run
+
+
+@described
+class ClipGradients:
+    """Scale the gradients of a step so that their global norm is at most `max_norm`.
+
+    The norm is that of all gradients together, of dense parameters and of rows.
+    """
+
+    def __init__(self, max_norm: float) -> None:
+        if not max_norm > 0:
+            raise ConfigError(
+                f"ClipGradients.max_norm: must be above 0, got {max_norm}. Give 10.0, for example."
+            )
+        self._max_norm = float(max_norm)
+
+    def on_gradients(self, run: Run) -> None:
+        parameters = [p for p in run.learner.parameters() if p.grad is not None and p.grad.numel()]
+        torch.nn.utils.clip_grad_norm_(parameters, self._max_norm)
+
+
+@described
+class LearningRate:
+    """Set the learning rates before each step by a schedule, for dense parameters and tables.
+
+    Args:
+        schedule: a value of `hotbed.optim.schedule`, such as `Warmup(1000)`, or a function that
+            makes a torch scheduler from an optimizer: `lambda optimizer:
+            torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10_000)`.
+    """
+
+    def __init__(self, schedule: Schedule | Chain | Callable[[torch.optim.Optimizer], Any]) -> None:
+        self._make = schedule.attach if isinstance(schedule, (Schedule, Chain)) else schedule
+        self._schedulers: list[Any] = []
+        self._step = 0
+
+    def on_fit_begin(self, run: Run) -> None:
+        self._schedulers = [
+            self._make(optimizer)
+            for optimizer in (run.learner.dense, run.learner.sparse)
+            if optimizer
+        ]
+        self._step = run.step
+
+    def on_step_end(self, run: Run) -> None:
+        for _ in range(run.step - self._step):
+            for scheduler in self._schedulers:
+                scheduler.step()
+        self._step = run.step
+
+    def state(self) -> dict[str, Any]:
+        states = [scheduler.state_dict() for scheduler in self._schedulers]
+        for state in states:
+            if "lr_lambdas" in state:  # functions belong to the code, not to a state
+                state["lr_lambdas"] = [None] * len(state["lr_lambdas"])
+        return {"step": self._step, "schedulers": states}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self._step = state["step"]
+        for scheduler, saved in zip(self._schedulers, state["schedulers"], strict=True):
+            # a resume may change the rates that a schedule starts from
+            state_dict = {key: value for key, value in saved.items() if key != "base_lrs"}
+            scheduler.load_state_dict(state_dict)
