@@ -21,7 +21,7 @@ SOURCE = ROOT / "src" / "hotbed"
 
 # The path of the data is the order of imports: a folder imports only folders to its left, plus the
 # ground
-# floor: `errors`, `config` and `files`.
+# floor: `errors`, `config`, `checks` and `files`.
 FOLDERS = [
     "connectors",
     "data",
@@ -37,7 +37,7 @@ FOLDERS = [
     "compat",
     "cli",
 ]
-BASE = {"errors", "config", "files"}
+BASE = {"errors", "config", "checks", "files"}
 NEVER = {"serving": {"optim", "parallel", "training"}, "training": {"serving"}}
 NATIVE = {
     "data/encode",

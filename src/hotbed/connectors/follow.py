@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
+from hotbed import checks
 from hotbed.connectors.base import (
     OPENED,
     PLACE,
@@ -89,10 +90,8 @@ class Follow(Source):
     replaced: Literal["raise", "read"] = "raise"
 
     def __post_init__(self) -> None:
-        if self.order not in ("name", "time"):
-            raise ConfigError(f"order: unknown, got {self.order!r}. Give 'name' or 'time'.")
-        if self.replaced not in ("raise", "read"):
-            raise ConfigError(f"replaced: unknown, got {self.replaced!r}. Give 'raise' or 'read'.")
+        checks.one_of("order", self.order, ("name", "time"))
+        checks.one_of("replaced", self.replaced, ("raise", "read"))
         if self.format is not None and not isinstance(self.format, FileSource):
             kind = type(self.format).__name__
             choice = "Csv, Jsonl, Libsvm or Parquet"

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
+from hotbed import checks
 from hotbed.connectors.base import (
     OPENED,
     PLACE,
@@ -90,18 +91,14 @@ class Kafka(Source):
     linger_seconds: float = 0.1
 
     def __post_init__(self) -> None:
-        if self.start not in ("earliest", "latest"):
-            raise ConfigError(f"start: unknown, got {self.start!r}. Give 'earliest' or 'latest'.")
+        checks.one_of("start", self.start, ("earliest", "latest"))
         if not (0 <= self.shard[0] < self.shard[1]):
             raise ConfigError(
                 f"shard: must be (rank, ranks) with 0 <= rank < ranks, got {self.shard!r}. "
                 "Correct it."
             )
-        if self.block_rows < 1 or self.linger_seconds < 0:
-            wrong = self.block_rows if self.block_rows < 1 else self.linger_seconds
-            raise ConfigError(
-                f"source: needs block_rows >= 1 and linger_seconds >= 0, got {wrong!r}. Correct it."
-            )
+        checks.at_least("block_rows", self.block_rows, 1)
+        checks.at_least("linger_seconds", self.linger_seconds, 0)
         if own := [name for name in self.options if name in _OWN]:
             raise ConfigError(
                 f"options.{own[0]}: Hotbed sets it itself, got {own[0]!r}. Leave it out."

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from hotbed import checks
 from hotbed.connectors.base import (
     OPENED,
     PLACE,
@@ -76,28 +77,19 @@ class Dataset:
     ) -> None:
         check_source(source)
         check_schema(schema)
-        for name, value, least in (
-            ("batch_size", batch_size, 1),
-            ("shuffle", shuffle, 0),
-            ("prefetch", prefetch, 0),
-        ):
-            if not isinstance(value, int) or value < least:
-                raise ConfigError(
-                    f"dataset.{name}: expected an integer >= {least}, got {value!r}. Correct it."
-                )
-        if on_error not in ("raise", "skip"):
-            raise ConfigError(
-                f"dataset.on_error: expected 'raise' or 'skip', got {on_error!r}. Correct it."
-            )
+        checks.whole_number("dataset.batch_size", batch_size, 1)
+        checks.whole_number("dataset.shuffle", shuffle, 0)
+        checks.whole_number("dataset.prefetch", prefetch, 0)
+        checks.one_of("dataset.on_error", on_error, ("raise", "skip"))
         _check_stream_arguments(source, schema, shuffle, cache, flush_seconds, max_ahead_seconds)
         self.source = source
         self.schema = schema
-        self.batch_size = batch_size
-        self.shuffle = shuffle
+        self.batch_size = int(batch_size)
+        self.shuffle = int(shuffle)
         self.seed = seed
         self.drop_last = drop_last
         self.on_error = on_error
-        self.prefetch = prefetch
+        self.prefetch = int(prefetch)
         self.cache = cache
         self.flush_seconds = flush_seconds
         self.max_ahead_seconds = max_ahead_seconds

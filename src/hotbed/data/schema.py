@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from hotbed import config
+from hotbed import checks, config
 from hotbed.connectors import times
 from hotbed.connectors.base import Source, not_endless
 from hotbed.data.transforms import Extract, Map, Transform
@@ -103,11 +103,8 @@ class Dense(Column):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "transforms", tuple(self.transforms))
-        if self.width < 1:
-            raise ConfigError(
-                f"dense {self.name!r}: width must be at least 1, got {self.width}. Give the length "
-                "of its lists."
-            )
+        where = f"dense {self.name!r}: width"
+        checks.at_least(where, self.width, 1, "Give the length of its lists.")
 
 
 @dataclass(frozen=True)
@@ -133,16 +130,9 @@ class Id(Column):
     def __post_init__(self) -> None:
         object.__setattr__(self, "transforms", tuple(self.transforms))
         object.__setattr__(self, "table", self.table or self.name)
-        if self.pooling not in POOLINGS:
-            raise ConfigError(
-                f"id {self.name!r}: unknown pooling, got {self.pooling!r}. Use one of "
-                f"{', '.join(POOLINGS)}."
-            )
-        if self.max_length is not None and self.max_length < 1:
-            raise ConfigError(
-                f"id {self.name!r}: max_length must be at least 1 or None, got {self.max_length}. "
-                "Correct it."
-            )
+        checks.one_of(f"id {self.name!r}: pooling", self.pooling, POOLINGS)
+        advice = "Give a length, or None for no limit."
+        checks.at_least(f"id {self.name!r}: max_length", self.max_length, 1, advice)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from hotbed import checks
 from hotbed.connectors.times import to_microseconds
 from hotbed.errors import ConfigError, SchemaError
 
@@ -34,6 +35,8 @@ __all__ = [
     "TimeOfDay",
     "Transform",
 ]
+
+_BINS_ADVICE = "Give the number of ids to fold into, or None for no folding."
 
 
 def __dir__() -> list[str]:
@@ -85,7 +88,7 @@ class Hash(Transform):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _positive("hash.bins", self.bins)
+        checks.at_least("hash.bins", self.bins, 1, _BINS_ADVICE)
 
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
         return _into_bins(context.hash(values, self.seed), self.bins)
@@ -107,7 +110,7 @@ class Cross(Transform):
     def __post_init__(self) -> None:
         names = [self.with_] if isinstance(self.with_, str) else self.with_
         object.__setattr__(self, "with_", tuple(names))
-        _positive("cross.bins", self.bins)
+        checks.at_least("cross.bins", self.bins, 1, _BINS_ADVICE)
         if not self.with_:
             raise ConfigError(
                 "cross.with_: expected at least one column, got []. Name the columns to combine "
@@ -159,10 +162,7 @@ class Bucketize(Transform):
                     f"bucketize.boundaries: boundaries must rise, got {self.boundaries}. Sort "
                     "them and drop repeats."
                 )
-        if self.bins is not None and self.bins < 2:
-            raise ConfigError(
-                f"bucketize.bins: expected at least 2, got {self.bins}. Give the number of buckets."
-            )
+        checks.at_least("bucketize.bins", self.bins, 2, "Give the number of buckets.")
 
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
         if self.boundaries is None:
@@ -378,11 +378,8 @@ class TimeOfDay(Transform):
     unit: str = "s"
 
     def __post_init__(self) -> None:
-        if self.part not in ("hour", "minute", "weekday", "hour_of_week"):
-            raise ConfigError(
-                f"time_of_day.part: unknown part, got {self.part!r}. Use 'hour', 'minute', "
-                "'weekday' or 'hour_of_week'."
-            )
+        parts = ("hour", "minute", "weekday", "hour_of_week")
+        checks.one_of("time_of_day.part", self.part, parts)
 
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
         micros = to_microseconds(values, self.unit)
@@ -425,14 +422,6 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(
         pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
     )
-
-
-def _positive(name: str, value: int | None) -> None:
-    if value is not None and value < 1:
-        raise ConfigError(
-            f"{name}: expected at least 1 or None, got {value}. Give the number of ids to fold "
-            "into."
-        )
 
 
 def _not_fitted(kind: str) -> ConfigError:

@@ -11,14 +11,13 @@ uses its own logarithm, cosine and sine, since those of a C library differ betwe
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hotbed.errors import ConfigError
+from hotbed import checks
 
 Float32Array = NDArray[np.float32]
 Float64Array = NDArray[np.float64]
@@ -36,45 +35,6 @@ _XXH = (
     9650029242287828579,
     2870177450012600261,
 )
-
-
-def check_number(
-    where: str,
-    value: object,
-    minimum: float = -math.inf,
-    *,
-    above: bool = False,
-    maximum: float = math.inf,
-) -> None:
-    """Raise `ConfigError` naming `where` unless `value` is a finite number in [minimum, maximum].
-
-    `above=True` excludes the minimum itself. A bool is not a number here.
-    """
-    if isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool):
-        number = float(value)
-        at_bound = number == minimum and above
-        if math.isfinite(number) and minimum <= number <= maximum and not at_bound:
-            return
-    bounds = []
-    if minimum != -math.inf:
-        bounds.append(f"> {minimum:g}" if above else f">= {minimum:g}")
-    if maximum != math.inf:
-        bounds.append(f"<= {maximum:g}")
-    allowed = " ".join(["a finite number", " and ".join(bounds)]).strip()
-    raise ConfigError(f"{where}: must be {allowed}, got {value!r}. Give such a number.")
-
-
-def check_integer(where: str, value: object, minimum: int, maximum: float = math.inf) -> None:
-    """Raise `ConfigError` naming `where` unless `value` is an integer in [minimum, maximum].
-
-    A bool is not an integer here.
-    """
-    ok = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not ok or not minimum <= value <= maximum:  # type: ignore[operator]
-        bounds = f">= {minimum}" if maximum == math.inf else f"from {minimum} to {maximum}"
-        raise ConfigError(
-            f"{where}: must be an integer {bounds}, got {value!r}. Give such a number."
-        )
 
 
 def mix64(values: ArrayLike) -> Uint64Array:
@@ -240,7 +200,7 @@ class Uniform(Init):
     scale: float = 0.05
 
     def __post_init__(self) -> None:
-        check_number("Uniform.scale", self.scale, 0.0)
+        checks.finite_number("Uniform.scale", self.scale, least=0)
 
     def rows(self, seed: int, name: int, ids: ArrayLike, dim: int) -> Float32Array:
         scale = np.float32(self.scale)
@@ -264,7 +224,7 @@ class Normal(Init):
     std: float = 0.01
 
     def __post_init__(self) -> None:
-        check_number("Normal.std", self.std, 0.0)
+        checks.finite_number("Normal.std", self.std, least=0)
 
     def rows(self, seed: int, name: int, ids: ArrayLike, dim: int) -> Float32Array:
         even, odd = _bits(seed, name, ids, dim)
@@ -291,7 +251,7 @@ class Constant(Init):
     value: float
 
     def __post_init__(self) -> None:
-        check_number("Constant.value", self.value)
+        checks.finite_number("Constant.value", self.value)
 
     def rows(self, seed: int, name: int, ids: ArrayLike, dim: int) -> Float32Array:
         return np.full((np.size(np.asarray(ids)), dim), self.value, np.float32)

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hotbed import checks
 from hotbed.errors import ConfigError
-
-from .init import check_integer, check_number
 
 PARTITIONS = 256
 MIN_MAX_ROWS = 4 * PARTITIONS
@@ -29,8 +28,8 @@ def is_off(threshold: float | None) -> bool:
 
 def _check_candidates(where: str, sketch_bytes: int | None, max_candidates: int) -> None:
     if sketch_bytes is not None:
-        check_integer(f"{where}.sketch_bytes", sketch_bytes, MIN_SKETCH_BYTES)
-    check_integer(f"{where}.max_candidates", max_candidates, PARTITIONS)
+        checks.whole_number(f"{where}.sketch_bytes", sketch_bytes, MIN_SKETCH_BYTES)
+    checks.whole_number(f"{where}.max_candidates", max_candidates, PARTITIONS)
 
 
 def _sketch_width(sketch_bytes: int | None) -> int:
@@ -77,8 +76,8 @@ class MinCount(Admission):
 
     def __post_init__(self) -> None:
         if self.count is not None:
-            check_integer("MinCount.count", self.count, -1)
-        check_integer("MinCount.coefficient", self.coefficient, 1)
+            checks.whole_number("MinCount.count", self.count, -1)
+        checks.whole_number("MinCount.coefficient", self.coefficient, 1)
         _check_candidates("MinCount", self.sketch_bytes, self.max_candidates)
         _check_duration("MinCount.expire_seconds", self.expire_seconds)
         if self.sketch_bytes is not None and not is_off(self.expire_seconds):
@@ -119,7 +118,7 @@ class Probability(Admission):
 
     def __post_init__(self) -> None:
         if not is_off(self.p):
-            check_number("Probability.p", self.p, 0.0, maximum=1.0)
+            checks.finite_number("Probability.p", self.p, least=0, most=1)
         _check_candidates("Probability", self.sketch_bytes, self.max_candidates)
 
     @property
@@ -134,7 +133,7 @@ class Probability(Admission):
 
 def _check_duration(where: str, value: float | None) -> None:
     if not is_off(value):
-        check_number(where, value, 0.0)
+        checks.finite_number(where, value, least=0)
 
 
 @dataclass(frozen=True)
@@ -181,7 +180,7 @@ class Ttl(Eviction):
 def _check_max_rows(where: str, max_rows: int | None) -> None:
     if is_off(max_rows):
         return
-    check_integer(where, max_rows, MIN_MAX_ROWS)
+    checks.whole_number(where, max_rows, MIN_MAX_ROWS)
 
 
 def _rows_a_partition(max_rows: int | None) -> int | None:
@@ -230,7 +229,7 @@ class Lfu(Eviction):
     def __post_init__(self) -> None:
         _check_max_rows("Lfu.max_rows", self.max_rows)
         if not is_off(self.half_life_seconds):
-            check_number("Lfu.half_life_seconds", self.half_life_seconds, 0.0, above=True)
+            checks.finite_number("Lfu.half_life_seconds", self.half_life_seconds, above=0)
 
     @property
     def rows_a_partition(self) -> int | None:

@@ -21,9 +21,8 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from hotbed import checks
 from hotbed.errors import ConfigError
-
-from .init import check_number
 
 FloatArray = NDArray[np.floating]
 Scope = Literal["touched", "all", "catch_up"]
@@ -57,15 +56,12 @@ class Rule(ABC):
 
     def __post_init__(self) -> None:
         name = type(self).__name__
-        check_number(f"{name}.lr", self.lr, 0.0)
-        check_number(f"{name}.l2", self.l2, 0.0)
-        check_number(f"{name}.l1", self.l1, 0.0)
+        checks.finite_number(f"{name}.lr", self.lr, least=0)
+        checks.finite_number(f"{name}.l2", self.l2, least=0)
+        checks.finite_number(f"{name}.l1", self.l1, least=0)
         if self.clip is not None:
-            check_number(f"{name}.clip", self.clip, 0.0, above=True)
-        if self.scope not in SCOPES:
-            raise ConfigError(
-                f"{name}.scope: unknown scope, got {self.scope!r}. Give one of {', '.join(SCOPES)}."
-            )
+            checks.finite_number(f"{name}.clip", self.clip, above=0)
+        checks.one_of(f"{name}.scope", self.scope, SCOPES)
         self._check(name)
 
     @abstractmethod
@@ -160,7 +156,7 @@ class Momentum(Rule):
     _num_slots: ClassVar[int] = 1
 
     def _check(self, name: str) -> None:
-        _check_fraction(f"{name}.momentum", self.momentum)
+        checks.finite_number(f"{name}.momentum", self.momentum, least=0, below=1)
 
     def _idles(self) -> bool:
         return True
@@ -183,7 +179,7 @@ class Nesterov(Rule):
     _num_slots: ClassVar[int] = 1
 
     def _check(self, name: str) -> None:
-        _check_fraction(f"{name}.momentum", self.momentum)
+        checks.finite_number(f"{name}.momentum", self.momentum, least=0, below=1)
 
     def _idles(self) -> bool:
         return True
@@ -205,8 +201,8 @@ class Adagrad(Rule):
     _num_slots: ClassVar[int] = 1
 
     def _check(self, name: str) -> None:
-        check_number(f"{name}.eps", self.eps, 0.0, above=True)
-        check_number(f"{name}.initial_accumulator", self.initial_accumulator, 0.0)
+        checks.finite_number(f"{name}.eps", self.eps, above=0)
+        checks.finite_number(f"{name}.initial_accumulator", self.initial_accumulator, least=0)
 
     def _idles(self) -> bool:
         return False
@@ -231,8 +227,8 @@ class RowwiseAdagrad(Rule):
     initial_accumulator: float = 0.0
 
     def _check(self, name: str) -> None:
-        check_number(f"{name}.eps", self.eps, 0.0, above=True)
-        check_number(f"{name}.initial_accumulator", self.initial_accumulator, 0.0)
+        checks.finite_number(f"{name}.eps", self.eps, above=0)
+        checks.finite_number(f"{name}.initial_accumulator", self.initial_accumulator, least=0)
 
     def _idles(self) -> bool:
         return False
@@ -262,8 +258,8 @@ class RmsProp(Rule):
     _num_slots: ClassVar[int] = 1
 
     def _check(self, name: str) -> None:
-        _check_fraction(f"{name}.alpha", self.alpha)
-        check_number(f"{name}.eps", self.eps, 0.0, above=True)
+        checks.finite_number(f"{name}.alpha", self.alpha, least=0, below=1)
+        checks.finite_number(f"{name}.eps", self.eps, above=0)
 
     def _idles(self) -> bool:
         return True
@@ -293,10 +289,10 @@ class Adam(Rule):
     _num_slots: ClassVar[int] = 2
 
     def _check(self, name: str) -> None:
-        _check_fraction(f"{name}.beta1", self.beta1)
-        _check_fraction(f"{name}.beta2", self.beta2)
-        check_number(f"{name}.eps", self.eps, 0.0, above=True)
-        check_number(f"{name}.decay", self.decay, 0.0)
+        checks.finite_number(f"{name}.beta1", self.beta1, least=0, below=1)
+        checks.finite_number(f"{name}.beta2", self.beta2, least=0, below=1)
+        checks.finite_number(f"{name}.eps", self.eps, above=0)
+        checks.finite_number(f"{name}.decay", self.decay, least=0)
 
     def _idles(self) -> bool:
         return True
@@ -339,12 +335,12 @@ class Ftrl(Rule):
     _proximal: ClassVar[bool] = True
 
     def _check(self, name: str) -> None:
-        check_number(f"{name}.beta", self.beta, 0.0)
+        checks.finite_number(f"{name}.beta", self.beta, least=0)
         if self.power != -0.5:
             raise ConfigError(
                 f"{name}.power: only -0.5 is built, got {self.power!r}. Leave it out."
             )
-        check_number(f"{name}.initial_accumulator", self.initial_accumulator, 0.0)
+        checks.finite_number(f"{name}.initial_accumulator", self.initial_accumulator, least=0)
         if self.beta == 0.0 and self.initial_accumulator == 0.0 and self.l2 == 0.0:
             raise ConfigError(
                 f"{name}.initial_accumulator: a zero gradient would divide by zero, got 0 with "
@@ -410,9 +406,3 @@ def _sum_of_squares(g: FloatArray) -> FloatArray:
         half = lanes.shape[1] // 2
         lanes = lanes[:, :half] + lanes[:, half:]
     return lanes
-
-
-def _check_fraction(where: str, value: object) -> None:
-    check_number(where, value, 0.0)
-    if isinstance(value, (int, float)) and value >= 1.0:
-        raise ConfigError(f"{where}: must be below 1, got {value!r}. Give a number in [0, 1).")

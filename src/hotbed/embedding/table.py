@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from hotbed import _core
+from hotbed import _core, checks
 from hotbed._core import Step as Step
 from hotbed.data.batch import as_ids
 from hotbed.errors import ConfigError, NonFiniteGradient, PersistError, RowShapeError, TableError
 
-from .init import Constant, Init, Normal, Uniform, Zeros, check_integer, check_number, name_hash
+from .init import Constant, Init, Normal, Uniform, Zeros, name_hash
 from .policy import (
     PARTITIONS,
     Admission,
@@ -72,7 +72,7 @@ def set_num_threads(num_threads: int) -> None:
 
     Results never depend on it. Raises ConfigError unless it is an integer >= 1.
     """
-    check_integer("num_threads", num_threads, 1)
+    checks.whole_number("num_threads", num_threads, 1)
     _core.set_num_threads(num_threads)
 
 
@@ -145,16 +145,13 @@ class Table:
                 f"table.name: must be a string, not empty, got {self.name!r}. "
                 "Give the table a name."
             )
-        check_integer(f"{where}: dim", self.dim, 1, MAX_DIM)
-        check_number(f"{where}: default", self.default)
+        checks.whole_number(f"{where}: dim", self.dim, 1, MAX_DIM)
+        checks.finite_number(f"{where}: default", self.default)
         if not isinstance(self.seed, int) or not -(2**63) <= self.seed < 2**64:
             raise ConfigError(
                 f"{where}: seed must be a 64-bit integer, got {self.seed!r}. Correct it."
             )
-        if self.dtype not in DTYPES:
-            raise ConfigError(
-                f"{where}: unknown dtype, got {self.dtype!r}. Use one of {', '.join(DTYPES)}."
-            )
+        checks.one_of(f"{where}: dtype", self.dtype, DTYPES)
         expected: tuple[tuple[str, object, type], ...] = (
             ("rule", self.rule, Rule),
             ("tier", self.tier, Tier),
@@ -439,7 +436,7 @@ class Table:
         slots = self._check_slots(slots)
         grads = np.asarray(grads)
         rate = self.rule.lr if lr is None else lr
-        check_number(f"table {self.name!r}: lr", rate, 0.0)
+        checks.finite_number(f"table {self.name!r}: lr", rate, least=0)
         self.watch_rate(rate)
         if grads.dtype != np.float32 or grads.shape != (len(slots), self.dim):
             raise RowShapeError(
@@ -494,11 +491,8 @@ class Table:
             now: int64 microseconds; a time before the watermark leaves the watermark in place.
             partitions: sweep only these, to bound the pause.
         """
-        check_integer(f"table {self.name!r}: now (int64 microseconds)", now, -(2**63))
-        if now >= 2**63:
-            raise ConfigError(
-                f"table {self.name!r}: now must be int64 microseconds, got {now}. Convert it."
-            )
+        where = f"table {self.name!r}: now (int64 microseconds)"
+        checks.whole_number(where, now, -(2**63), 2**63 - 1)
         if self.frozen == "all":
             return 0
         return int(self.native.evict(int(now), partitions.start, partitions.stop))

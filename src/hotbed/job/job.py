@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hotbed import config
+from hotbed import checks, config
 from hotbed.connectors import Slice, Source
 from hotbed.data.schema import Schema
 from hotbed.embedding.init import Init, Uniform
@@ -118,11 +118,7 @@ class Fit:
             ("shuffle", 0),
             ("torch_threads", 1),
         ):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(
-                    f"{name}: must be at least {least} — received {value} — give such a number"
-                )
+            checks.at_least(name, getattr(self, name), least)
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from hotbed import config
+from hotbed import checks, config
 from hotbed.metrics.classification import AUC
-from hotbed.metrics.metric import Metric, Samples, StoredMetric, at_least_one
+from hotbed.metrics.metric import Metric, Samples, StoredMetric
 
 
 @config.described
@@ -24,7 +24,8 @@ class Windowed(Metric):
 
     def __init__(self, metric: Metric, samples: int) -> None:
         self.metric = metric
-        self.samples = at_least_one("Windowed.samples", samples)
+        checks.at_least("Windowed.samples", samples, 1)
+        self.samples = samples
         self.group = getattr(metric, "group", None)
         self.needs_group = metric.needs_group
         super().__init__()

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hotbed import config
+from hotbed import checks, config
 from hotbed.errors import ConfigError, DataError
 from hotbed.metrics.metric import Array, Metric, Samples, SumsMetric, pair_areas
 from hotbed.metrics.score_counts import area_under, count_scores, join_counts
@@ -38,15 +38,8 @@ class AUC(Metric):
     """
 
     def __init__(self, bins: int | None = None, exact: int = 0) -> None:
-        if bins is not None and bins < 2:
-            raise ConfigError(
-                f"AUC.bins: expected at least 2, got {bins}. Give None (exact) or a number such as "
-                "8192."
-            )
-        if exact < 0:
-            raise ConfigError(
-                f"AUC.exact: expected a number of samples, got {exact}. Give a number from 0 on."
-            )
+        checks.at_least("AUC.bins", bins, 2, "Give None (exact) or a number such as 8192.")
+        checks.at_least("AUC.exact", exact, 0)
         self.bins = bins
         self.exact = exact
         super().__init__()

@@ -287,9 +287,3 @@ def starts(values: Array) -> Array:
     changed = np.ones(len(values), dtype=bool)
     changed[1:] = values[1:] != values[:-1]
     return changed
-
-
-def at_least_one(name: str, value: int) -> int:
-    if value < 1:
-        raise ConfigError(f"{name}: expected at least 1, got {value}. Give a number from 1 on.")
-    return value

@@ -11,9 +11,8 @@ from typing import Literal
 
 import numpy as np
 
-from hotbed import config
-from hotbed.errors import ConfigError
-from hotbed.metrics.metric import Array, Samples, StoredMetric, at_least_one, pair_areas, starts
+from hotbed import checks, config
+from hotbed.metrics.metric import Array, Samples, StoredMetric, pair_areas, starts
 
 
 class GroupMetric(StoredMetric):
@@ -61,7 +60,8 @@ class HitRate(GroupMetric):
     """
 
     def __init__(self, k: int = 10, group: str | None = None) -> None:
-        self.k = at_least_one("HitRate.k", k)
+        checks.at_least("HitRate.k", k, 1)
+        self.k = k
         self.group = group
         super().__init__()
 
@@ -100,11 +100,9 @@ class NDCG(GroupMetric):
         group: str | None = None,
     ) -> None:
         self.group = group
-        self.k = None if k is None else at_least_one("NDCG.k", k)
-        if gain not in ("linear", "exponential"):
-            raise ConfigError(
-                f"NDCG.gain: unknown gain, got {gain!r}. Give 'linear' or 'exponential'."
-            )
+        checks.at_least("NDCG.k", k, 1)
+        checks.one_of("NDCG.gain", gain, ("linear", "exponential"))
+        self.k = k
         self.gain = gain
         super().__init__()
 

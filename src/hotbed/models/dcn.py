@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor, nn
 
+from hotbed import checks
 from hotbed.config import described
 from hotbed.data.batch import Batch
 from hotbed.data.schema import Schema
-from hotbed.errors import ConfigError
 from hotbed.models.layers import (
     MLP,
     CrossNet,
@@ -116,10 +116,7 @@ class DCNv2(nn.Module):
         batch_norm: bool = False,
     ) -> None:
         super().__init__()
-        if structure not in ("parallel", "stacked"):
-            raise ConfigError(
-                f"structure: unknown structure, got {structure!r}. Give 'parallel' or 'stacked'."
-            )
+        checks.one_of("structure", structure, ("parallel", "stacked"))
         self.inputs = FeatureInputs(schema, tables)
         width = self.inputs.output_dim
         self.cross: CrossNetV2 | CrossNetMix

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
+from hotbed import checks
 from hotbed.config import described
 from hotbed.data.batch import Batch
 from hotbed.data.schema import Schema
-from hotbed.errors import ConfigError
 from hotbed.models.layers import MLP, DotInteraction, FeatureInputs, LogitHead, xavier_
 from hotbed.models.layers.mlp import Activation
 
@@ -57,10 +57,7 @@ class DLRM(nn.Module):
         batch_norm: bool = False,
     ) -> None:
         super().__init__()
-        if interaction not in ("dot", "cat"):
-            raise ConfigError(
-                f"interaction: unknown interaction, got {interaction!r}. Give 'dot' or 'cat'."
-            )
+        checks.one_of("interaction", interaction, ("dot", "cat"))
         self.inputs = FeatureInputs(schema, tables)
         dim = self.inputs.equal_dim("DLRM")
         self.bottom: MLP | None = None

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hotbed import config
+from hotbed import checks, config
 from hotbed.errors import ConfigError
 
 __all__ = [
@@ -89,8 +89,8 @@ class BCE(Loss):
     label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
-        _check("BCE.pos_weight", self.pos_weight, 0.0, math.inf)
-        _check("BCE.label_smoothing", self.label_smoothing, 0.0, 1.0)
+        checks.finite_number("BCE.pos_weight", self.pos_weight, least=0)
+        checks.finite_number("BCE.label_smoothing", self.label_smoothing, least=0, most=1)
 
     def _mean(self, prediction: Tensor, label: Tensor, weight: Tensor | None) -> Tensor:
         if self.label_smoothing:
@@ -124,7 +124,7 @@ class Focal(Loss):
     gamma: float = 2.0
 
     def __post_init__(self) -> None:
-        _check("Focal.gamma", self.gamma, 0.0, math.inf)
+        checks.finite_number("Focal.gamma", self.gamma, least=0)
 
     def _mean(self, prediction: Tensor, label: Tensor, weight: Tensor | None) -> Tensor:
         entropy = F.binary_cross_entropy_with_logits(prediction, label, reduction="none")
@@ -167,7 +167,7 @@ class Softmax(Loss):
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        _check("Softmax.temperature", self.temperature, 1e-6, math.inf)
+        checks.finite_number("Softmax.temperature", self.temperature, least=1e-6)
 
     def _mean(self, prediction: Tensor, label: Tensor, weight: Tensor | None) -> Tensor:
         gains = label
@@ -208,7 +208,7 @@ class MultiTask:
                     f"{sorted(self.weights)}. {config.nearest(name, self.losses)}"
                 )
         for name, weight in self.weights.items():
-            _check(f"MultiTask.weights.{name}", weight, 0.0, math.inf)
+            checks.finite_number(f"MultiTask.weights.{name}", weight, least=0)
 
     def __call__(
         self,
@@ -258,10 +258,7 @@ def correct_sampling(logit: T, negative_rate: float) -> T:
     Source: He et al., "Practical Lessons from Predicting Clicks on Ads at Facebook", ADKDD 2014,
         section 6.3.
     """
-    if not 0.0 < negative_rate <= 1.0:
-        raise ConfigError(
-            f"negative_rate: not a rate, got {negative_rate}. Give a number in (0, 1]."
-        )
+    checks.finite_number("negative_rate", negative_rate, above=0, most=1)
     return logit + math.log(negative_rate)
 
 
@@ -269,10 +266,3 @@ def _sum(values: Tensor, weight: Tensor | None) -> Tensor:
     if weight is not None:
         values = values * weight
     return values.sum()
-
-
-def _check(name: str, value: float, lowest: float, highest: float) -> None:
-    if not (lowest <= value <= highest and math.isfinite(value)):
-        raise ConfigError(
-            f"{name}: out of range, got {value}. Give a number from {lowest} to {highest}."
-        )

@@ -29,8 +29,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from hotbed import checks
 from hotbed.config import nearest
-from hotbed.errors import ConfigError
 
 log = logging.getLogger("hotbed")
 
@@ -88,10 +88,7 @@ def precision(level: str, device: torch.device) -> Precision:
     >>> precision("O2", torch.device("cpu"))
     Precision(compute=torch.bfloat16, scaled=False, convert=False)
     """
-    if level not in AMP_LEVELS:
-        raise ConfigError(
-            f"amp_level: unknown level, got {level!r}. {nearest(str(level), AMP_LEVELS)}"
-        )
+    checks.one_of("amp_level", level, AMP_LEVELS, nearest(str(level), AMP_LEVELS))
     if level == "auto":
         level = "O2" if device.type == "cuda" else "O0"
         if level == "O0":
@@ -143,8 +140,5 @@ def boost(level: str | Boost) -> Boost | None:
     """
     if isinstance(level, Boost):
         return level
-    if level not in BOOST_LEVELS:
-        raise ConfigError(
-            f"boost_level: unknown level, got {level!r}. {nearest(str(level), BOOST_LEVELS)}"
-        )
+    checks.one_of("boost_level", level, BOOST_LEVELS, nearest(str(level), BOOST_LEVELS))
     return BOOST_LEVELS[level]

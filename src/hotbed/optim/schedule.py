@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
+from hotbed import checks
 from hotbed.errors import ConfigError
 
 
@@ -29,11 +30,8 @@ class Schedule(ABC):
     steps: int
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            name = type(self).__name__
-            raise ConfigError(
-                f"{name}.steps: must be at least 1, got {self.steps}. Give a number of steps."
-            )
+        where = f"{type(self).__name__}.steps"
+        checks.at_least(where, self.steps, 1, "Give a number of steps.")
 
     @abstractmethod
     def at(self, progress: float) -> float:

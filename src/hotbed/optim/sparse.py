@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hotbed.embedding.init import check_number
+from hotbed import checks
 from hotbed.embedding.module import TableModule, table_modules
 from hotbed.embedding.parameter import StepsTables, TableRows
 from hotbed.embedding.table import Step, Table
@@ -112,7 +112,8 @@ class SparseOptimizer(torch.optim.Optimizer, StepsTables):
                 loss = closure()
         self.check_finite()
         for own in self.param_groups:
-            check_number(f"SparseOptimizer: lr of tables {own['tables']}", own["lr"], 0.0)
+            where = f"SparseOptimizer: lr of tables {own['tables']}"
+            checks.finite_number(where, own["lr"], least=0)
             for table in own["params"][0].tables:
                 table.watch_rate(own["lr"])
         rates = {id(rows): float(own["lr"]) for own in self.param_groups for rows in own["params"]}

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hotbed import _core
+from hotbed import _core, checks
 from hotbed.data.batch import Ids
 from hotbed.embedding.table import POOLINGS
 from hotbed.errors import ConfigError, HotbedError, NotServed, RowShapeError, StoreError
@@ -74,26 +74,13 @@ class EmbeddingCache:
         preload: float = 0.5,
         deadline_seconds: float | None = 0.1,
     ) -> None:
-        if not isinstance(max_bytes, int) or not 0 < max_bytes <= _memory():
-            raise ConfigError(
-                "EmbeddingCache.max_bytes: expected a number of bytes that this machine has, "
-                f"got {max_bytes!r}. Give 1 to {_memory()}."
-            )
-        if policy not in POLICIES:
-            raise ConfigError(
-                f"EmbeddingCache.policy: unknown policy, got {policy!r}. Choose one of "
-                f"{list(POLICIES)}."
-            )
-        if not 0 <= preload <= 1:
-            raise ConfigError(
-                f"EmbeddingCache.preload: expected a share, got {preload!r}. Give a number from 0 "
-                "to 1."
-            )
-        if deadline_seconds is not None and deadline_seconds <= 0:
-            raise ConfigError(
-                "EmbeddingCache.deadline_seconds: expected seconds above 0, "
-                f"got {deadline_seconds!r}. Give more than 0, or None to wait without a limit."
-            )
+        memory_bytes = _memory()
+        advice = f"Give 1 to {memory_bytes}, the bytes that this machine has."
+        checks.whole_number("EmbeddingCache.max_bytes", max_bytes, 1, memory_bytes, advice)
+        checks.one_of("EmbeddingCache.policy", policy, POLICIES)
+        checks.between("EmbeddingCache.preload", preload, 0, 1)
+        advice = "Give more than 0, or None to wait without a limit."
+        checks.above("EmbeddingCache.deadline_seconds", deadline_seconds, 0, advice)
         self.parameter_server = parameter_server
         self.model = model
         self._max_bytes = max_bytes

@@ -9,7 +9,6 @@ import hashlib
 import hmac
 import json
 import logging
-import math
 import signal
 import ssl
 import sys
@@ -150,13 +149,6 @@ def tls(
             f"serve: TLS cannot start, got {cert}, {key}: {error}. Give a certificate and its key "
             "as PEM files."
         ) from error
-
-
-def within(key: str, value: float | None, low: float, high: float = math.inf) -> None:
-    """Raise ConfigError for a setting outside its bounds; None is always allowed."""
-    if value is not None and not low <= value <= high:
-        bounds = f"at least {low}" if high == math.inf else f"{low} to {high}"
-        raise ConfigError(f"{key}: out of bounds, got {value!r}. Give {bounds}.")
 
 
 def models_of(sources: Sequence[str]) -> dict[str, str]:

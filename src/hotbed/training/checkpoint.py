@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from hotbed import checks
 from hotbed.config import described
 from hotbed.connectors import DeadLetters, Journal, Position
 from hotbed.data.dataset import Dataset
@@ -95,15 +96,8 @@ class Checkpoint:
             ("full_every", full_every),
             ("keep", keep),
         ):
-            if value is not None and value < 1:
-                raise ConfigError(
-                    f"Checkpoint.{name}: must be at least 1, got {value}. Give a positive integer."
-                )
-        if every_seconds is not None and not every_seconds > 0:
-            raise ConfigError(
-                f"Checkpoint.every_seconds: must be above 0, got {every_seconds}. Give a number of "
-                "seconds."
-            )
+            checks.at_least(f"Checkpoint.{name}", value, 1, "Give a positive integer.")
+        checks.above("Checkpoint.every_seconds", every_seconds, 0, "Give a number of seconds.")
         if isinstance(allow, str) or not all(isinstance(name, str) for name in allow):
             raise ConfigError(
                 f"Checkpoint.allow: must be names of fields, got {allow!r}. Give a list of strings."

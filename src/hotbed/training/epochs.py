@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
+from hotbed import checks
 from hotbed.data.dataset import Dataset
 from hotbed.errors import ConfigError, DataError
 from hotbed.training.loop import Run
@@ -30,8 +31,7 @@ def first_epoch(data: Iterable[Any], given: int | None, learned: int) -> int:
     resumed = data.resumed_epoch if isinstance(data, Dataset) else None
     if given is None:
         return learned if resumed is None else resumed
-    if not isinstance(given, int) or isinstance(given, bool) or given < 0:
-        raise ConfigError(f"initial_epoch: not an integer >= 0, got {given!r}. Count from 0.")
+    checks.whole_number("initial_epoch", given, 0, advice="Count from 0.")
     if resumed not in (None, given):
         raise ConfigError(
             f"initial_epoch: the dataset was resumed inside epoch {resumed}, got {given}. "

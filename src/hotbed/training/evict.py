@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from hotbed import checks
 from hotbed.config import described
 from hotbed.embedding.policy import PARTITIONS
 from hotbed.embedding.table import Table
@@ -49,13 +50,8 @@ class Evict:
         clock: Literal["data", "wall"] = "data",
         lateness_seconds: float = 0.0,
     ) -> None:
-        if clock not in ("data", "wall"):
-            raise ConfigError(f"Evict.clock: unknown, got {clock!r}. Give 'data' or 'wall'.")
-        if not lateness_seconds >= 0:
-            raise ConfigError(
-                f"Evict.lateness_seconds: below 0, got {lateness_seconds!r}. "
-                "Give 0 or more seconds."
-            )
+        checks.one_of("Evict.clock", clock, ("data", "wall"))
+        checks.at_least("Evict.lateness_seconds", lateness_seconds, 0, "Give 0 or more seconds.")
         self._steps = _interval("Evict.step_interval", step_interval)
         self._seconds = _interval("Evict.seconds_interval", seconds_interval)
         self._wall = clock == "wall"
@@ -214,8 +210,5 @@ def _interval(name: str, value: Any) -> Any:
     """Return None if the interval is off, else the positive number."""
     if value is None or value == -1:
         return None
-    if not value > 0:
-        raise ConfigError(
-            f"{name}: must be above 0, got {value!r}. Give a positive number, or None for off."
-        )
+    checks.above(name, value, 0, "Give a positive number, or None for off.")
     return value

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from hotbed import checks
 from hotbed.config import build
 from hotbed.data.dataset import Dataset
 from hotbed.data.schema import Schema
@@ -168,10 +169,7 @@ class RecModel:
         epoch, which then does not count as learned. With the callback `Checkpoint`, the same call
         resumes where a killed one was, to the same bits; steps and epochs before it count.
         """
-        if epochs < 1:
-            raise ConfigError(
-                f"epochs: must be at least 1, got {epochs}. Give the number of passes."
-            )
+        checks.at_least("epochs", epochs, 1, "Give the number of passes.")
         check_batches("train", train, epochs)
         check_ends(train)
         first = first_epoch(train, initial_epoch, self.counters["epochs"])

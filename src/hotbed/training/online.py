@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from hotbed import checks
 from hotbed.errors import ConfigError
 from hotbed.training.loop import Run
 
@@ -33,11 +34,8 @@ def batches_a_call(sink_mode: bool, sink_size: int, device_type: str) -> int:
         )
     if not sink_mode:
         return 1
-    if not isinstance(sink_size, int) or isinstance(sink_size, bool) or sink_size < 1:
-        raise ConfigError(
-            f"sink_size: must be an integer >= 1, got {sink_size!r}. Give the number of batches of "
-            "one call."
-        )
+    advice = "Give the number of batches of one call."
+    checks.whole_number("sink_size", sink_size, 1, advice=advice)
     if device_type == "cpu":
         log.info("dataset_sink_mode: a CPU has nowhere to sink data to; training is batch by batch")
         return 1
@@ -52,11 +50,7 @@ class StreamLimits:
 
     def __init__(self, max_steps: int | None, max_seconds: float | None) -> None:
         for name, value in (("max_steps", max_steps), ("max_seconds", max_seconds)):
-            if value is not None and not value >= 0:
-                raise ConfigError(
-                    f"{name}: must not be negative, got {value!r}. Give a number, or None for no "
-                    "limit."
-                )
+            checks.at_least(name, value, 0, "Give a number, or None for no limit.")
         self._steps = max_steps
         self._seconds = max_seconds
         self._until = 0.0

@@ -151,14 +151,14 @@ def test_text_where_numbers_are_needed_is_one_clear_error() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Hash(bins=0), r"hash\.bins: expected at least 1"),
+        (lambda: Hash(bins=0), r"hash\.bins: must be at least 1"),
         (lambda: Cross([]), r"cross\.with_: expected at least one column"),
         (lambda: Bucketize(), "expected boundaries or bins, got neither"),
         (lambda: Bucketize([2, 1]), "must rise"),
-        (lambda: Bucketize(bins=1), r"bucketize\.bins: expected at least 2, got 1"),
+        (lambda: Bucketize(bins=1), r"bucketize\.bins: must be at least 2, got 1"),
         (lambda: FillMissing(), "expected a value or a statistic, got statistic=None"),
         (lambda: FillMissing(statistic="mode"), "got statistic='mode'"),
-        (lambda: TimeOfDay("year"), r"time_of_day\.part: unknown part, got 'year'"),
+        (lambda: TimeOfDay("year"), r"time_of_day\.part: unknown value, got 'year'"),
     ],
 )
 def test_wrong_arguments_are_named(make: Any, message: str) -> None:

@@ -363,7 +363,7 @@ def test_bad_inputs_are_errors_that_name_the_metric() -> None:
         lambda: NDCG(k=-1),
         lambda: Windowed(AUC(), samples=0),
     ):
-        with pytest.raises(ConfigError, match=r"expected at least \d, got"):
+        with pytest.raises(ConfigError, match=r"must be at least \d, got"):
             make()
 
 

@@ -270,8 +270,8 @@ def test_wrong_settings_are_config_errors_that_say_what_to_do() -> None:
     sequence = hb.Schema([hb.Label("y"), hb.Id("history", table="item", pooling="none")])
     empty = hb.Schema([hb.Label("y")])
     cases = [
-        (lambda: hb.models.DCNv2(SCHEMA, tables, structure="serial"), "structure: unknown"),  # type: ignore[arg-type]
-        (lambda: hb.models.DLRM(SCHEMA, tables, interaction="sum"), "interaction: unknown"),  # type: ignore[arg-type]
+        (lambda: hb.models.DCNv2(SCHEMA, tables, structure="serial"), "structure: unknown value"),  # type: ignore[arg-type]
+        (lambda: hb.models.DLRM(SCHEMA, tables, interaction="sum"), "interaction: unknown value"),  # type: ignore[arg-type]
         (
             lambda: hb.models.MMoE(SCHEMA, tables, tasks=("y", "income")),
             r"tasks: .*got \['income'\]",
@@ -288,8 +288,14 @@ def test_wrong_settings_are_config_errors_that_say_what_to_do() -> None:
             "history: this model takes no sequence features",
         ),
         (lambda: hb.models.DNN(empty, {}), "no features"),
-        (lambda: hb.models.DNN(SCHEMA, tables, dropout=1.5), "dropout: not a rate"),
-        (lambda: hb.models.DCN(SCHEMA, tables, num_cross_layers=0), "num_cross_layers: too small"),
+        (
+            lambda: hb.models.DNN(SCHEMA, tables, dropout=1.5),
+            "dropout: must be a finite number >= 0 and < 1",
+        ),
+        (
+            lambda: hb.models.DCN(SCHEMA, tables, num_cross_layers=0),
+            "num_cross_layers: must be at least 1",
+        ),
     ]
     for build, message in cases:
         with pytest.raises(ConfigError, match=message):

@@ -71,7 +71,7 @@ def test_an_optimizer_that_holds_rows_is_refused(network: Any) -> None:
 
 @pytest.mark.parametrize(("keyword", "value"), [("amp_level", "O4"), ("boost_level", "O9")])
 def test_an_unknown_level_is_an_error_that_names_the_levels(keyword: str, value: str) -> None:
-    with pytest.raises(ConfigError, match=f"{keyword}: unknown level"):
+    with pytest.raises(ConfigError, match=f"{keyword}: unknown value"):
         hb.RecModel(Line(), "bce", "adam", **{keyword: value})
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hotbed.errors import ConfigError
+from hotbed import checks
 
 
 class CrossNet(nn.Module):
@@ -20,7 +20,7 @@ class CrossNet(nn.Module):
 
     def __init__(self, width: int, num_layers: int) -> None:
         super().__init__()
-        _check(num_layers)
+        checks.at_least("num_cross_layers", num_layers, 1)
         self.weights = nn.ModuleList(nn.Linear(width, 1, bias=False) for _ in range(num_layers))
         self.biases = nn.ParameterList(nn.Parameter(torch.zeros(width)) for _ in range(num_layers))
 
@@ -43,7 +43,7 @@ class CrossNetV2(nn.Module):
 
     def __init__(self, width: int, num_layers: int) -> None:
         super().__init__()
-        _check(num_layers)
+        checks.at_least("num_cross_layers", num_layers, 1)
         self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(num_layers))
 
     def forward(self, x0: Tensor) -> Tensor:
@@ -68,12 +68,9 @@ class CrossNetMix(nn.Module):
         self, width: int, num_layers: int, *, rank: int = 32, num_experts: int = 4
     ) -> None:
         super().__init__()
-        _check(num_layers)
-        if rank < 1 or num_experts < 1:
-            raise ConfigError(
-                f"low_rank, num_experts: too small, got {rank}, {num_experts}. "
-                "Give numbers from 1 on."
-            )
+        checks.at_least("num_cross_layers", num_layers, 1)
+        checks.at_least("low_rank", rank, 1)
+        checks.at_least("num_experts", num_experts, 1)
         self.num_layers = num_layers
         self.rank = rank
         self.num_experts = num_experts
@@ -103,10 +100,3 @@ class CrossNetMix(nn.Module):
             mixed = self.up[layer]((inner * gate.unsqueeze(-1)).flatten(1)) + self.biases[layer]
             x = torch.addcmul(x, x0, mixed)
         return x
-
-
-def _check(num_layers: int) -> None:
-    if num_layers < 1:
-        raise ConfigError(
-            f"num_cross_layers: too small, got {num_layers}. Give a number from 1 on."
-        )

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from hotbed.errors import ConfigError
+from hotbed import checks
 
 _LEVELS = 1 << 16  # a mask element is drawn from 16 random bits
 _LOWEST = torch.iinfo(torch.int16).min
@@ -34,8 +34,7 @@ class Dropout(nn.Module):
 
     def __init__(self, rate: float) -> None:
         super().__init__()
-        if not 0.0 <= rate < 1.0:
-            raise ConfigError(f"dropout: not a rate, got {rate}. Give a number in [0, 1).")
+        checks.finite_number("dropout", rate, least=0, below=1)
         self.rate = rate
 
     def forward(self, x: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hotbed import checks
 from hotbed.errors import ConfigError
 from hotbed.models.layers.dropout import Dropout, ReLUDropout
 
@@ -69,11 +70,7 @@ class MLP(nn.Sequential):
         dropout: float = 0.0,
         batch_norm: bool = False,
     ) -> None:
-        if activation not in _ACTIVATIONS:
-            raise ConfigError(
-                f"activation: unknown activation, got {activation!r}. "
-                f"Give one of {', '.join(_ACTIVATIONS)}."
-            )
+        checks.one_of("activation", activation, _ACTIVATIONS)
         widths = [input_dim, *hidden]
         if any(width < 1 for width in (*widths, output_dim or 1)):
             raise ConfigError(

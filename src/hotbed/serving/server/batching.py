@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from hotbed import checks
 from hotbed.errors import HotbedError, Overloaded
-from hotbed.serving.process import DAY, within
+from hotbed.serving.process import DAY
 from hotbed.serving.server.bodies import Bounds
 from hotbed.serving.server.protocol import Column
 from hotbed.serving.session import InferenceSession, Scores
@@ -50,11 +51,11 @@ class Limits:
     list_length: int = 1024
 
     def __post_init__(self) -> None:
-        within("Limits.batch_rows", self.batch_rows, 1)
-        within("Limits.batch_seconds", self.batch_seconds, 0, DAY)
-        within("Limits.queue_rows", self.queue_rows, 0)
-        within("Limits.body_bytes", self.body_bytes, 1)
-        within("Limits.list_length", self.list_length, 1)
+        checks.at_least("Limits.batch_rows", self.batch_rows, 1)
+        checks.between("Limits.batch_seconds", self.batch_seconds, 0, DAY)
+        checks.at_least("Limits.queue_rows", self.queue_rows, 0)
+        checks.at_least("Limits.body_bytes", self.body_bytes, 1)
+        checks.at_least("Limits.list_length", self.list_length, 1)
 
     def bounds(self, num_columns: int) -> Bounds:
         """Return the bounds of a request to a model of `num_columns` columns."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import unquote
 
-from hotbed import config
+from hotbed import checks, config
 from hotbed.errors import (
     ConfigError,
     DataError,
@@ -46,7 +46,6 @@ from hotbed.serving.process import (
     followed_of,
     models_of,
     tls,
-    within,
 )
 from hotbed.serving.rows import RowDtype
 from hotbed.serving.server.asks import HEADER_LENGTH, Ask, Asks, read_object
@@ -112,12 +111,12 @@ class Options:
     workers: int = 1
 
     def __post_init__(self) -> None:
-        within("Options.port", self.port, 0, LAST_PORT)
-        within("Options.grpc_port", self.grpc_port, 0, LAST_PORT)
-        within("Options.workers", self.workers, 1)
-        within("Options.drain_seconds", self.drain_seconds, 0, DAY)
-        within("Options.request_seconds", self.request_seconds, 0.001, DAY)
-        within("Options.idle_seconds", self.idle_seconds, 0.001, DAY)
+        checks.between("Options.port", self.port, 0, LAST_PORT)
+        checks.between("Options.grpc_port", self.grpc_port, 0, LAST_PORT)
+        checks.at_least("Options.workers", self.workers, 1)
+        checks.between("Options.drain_seconds", self.drain_seconds, 0, DAY)
+        checks.between("Options.request_seconds", self.request_seconds, 0.001, DAY)
+        checks.between("Options.idle_seconds", self.idle_seconds, 0.001, DAY)
 
 
 def status_of(error: Exception) -> int:

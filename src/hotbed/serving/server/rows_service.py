@@ -20,7 +20,7 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from hotbed import config
+from hotbed import checks, config
 from hotbed.errors import ConfigError, DataError, NotServed, NotWritten, PersistError
 from hotbed.persist.format import Reader
 from hotbed.serving.parameter_server import ParameterServer
@@ -34,7 +34,6 @@ from hotbed.serving.process import (
     followed_of,
     models_of,
     tls,
-    within,
 )
 from hotbed.serving.rows import RowDtype
 from hotbed.serving.server.grpc import Listening, listen, refuse, told
@@ -77,10 +76,10 @@ class RowsOptions:
     metrics_port: int | None = None
 
     def __post_init__(self) -> None:
-        within("RowsOptions.port", self.port, 0, LAST_PORT)
-        within("RowsOptions.calls", self.calls, 1)
-        within("RowsOptions.drain_seconds", self.drain_seconds, 0, DAY)
-        within("RowsOptions.metrics_port", self.metrics_port, 0, LAST_PORT)
+        checks.between("RowsOptions.port", self.port, 0, LAST_PORT)
+        checks.at_least("RowsOptions.calls", self.calls, 1)
+        checks.between("RowsOptions.drain_seconds", self.drain_seconds, 0, DAY)
+        checks.between("RowsOptions.metrics_port", self.metrics_port, 0, LAST_PORT)
 
 
 class Service:

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from hotbed import checks
 from hotbed.config import described
-from hotbed.errors import ConfigError
 from hotbed.optim.schedule import Chain, Schedule
 from hotbed.training.loop import Run
 
@@ -22,10 +22,7 @@ class ClipGradients:
     """
 
     def __init__(self, max_norm: float) -> None:
-        if not max_norm > 0:
-            raise ConfigError(
-                f"ClipGradients.max_norm: must be above 0, got {max_norm}. Give 10.0, for example."
-            )
+        checks.above("ClipGradients.max_norm", max_norm, 0, "Give 10.0, for example.")
         self._max_norm = float(max_norm)
 
     def on_gradients(self, run: Run) -> None:

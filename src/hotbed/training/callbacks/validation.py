@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from hotbed import checks
 from hotbed.config import described, nearest
 from hotbed.errors import ConfigError
 from hotbed.persist import checkpoint
@@ -33,7 +34,8 @@ class Validate:
     """
 
     def __init__(self, every_steps: int | None = None, data: Iterable[Any] | None = None) -> None:
-        self._every = _positive("Validate.every_steps", every_steps)
+        checks.at_least("Validate.every_steps", every_steps, 1, "Give a positive integer.")
+        self._every = every_steps
         self._data = data
         self._at = -1
         self._step = 0
@@ -90,8 +92,7 @@ class Judge(ABC):
     """
 
     def __init__(self, metric: str | None, mode: Mode, min_delta: float) -> None:
-        if mode not in ("auto", "max", "min"):
-            raise ConfigError(f"mode: unknown, got {mode!r}. Give 'max', 'min' or 'auto'.")
+        checks.one_of("mode", mode, ("auto", "max", "min"))
         self._metric = metric
         self._mode = mode
         self._delta = min_delta
@@ -169,7 +170,8 @@ class EarlyStopping(Judge):
         min_delta: float = 0.0,
     ) -> None:
         super().__init__(metric, mode, min_delta)
-        self._patience = _positive("EarlyStopping.patience", patience)
+        checks.at_least("EarlyStopping.patience", patience, 1, "Give a positive integer.")
+        self._patience = patience
 
     def on_epoch_begin(self, run: Run) -> None:
         self._stop(run)  # a run may be resumed after it had ended
@@ -203,11 +205,9 @@ class ReducePlateau(Judge):
         min_delta: float = 0.0,
     ) -> None:
         super().__init__(metric, mode, min_delta)
-        if not 0.0 < factor < 1.0:
-            raise ConfigError(
-                f"ReducePlateau.factor: out of range, got {factor}. Give a number in (0, 1)."
-            )
-        self._patience = _positive("ReducePlateau.patience", patience)
+        checks.finite_number("ReducePlateau.factor", factor, above=0, below=1)
+        checks.at_least("ReducePlateau.patience", patience, 1, "Give a positive integer.")
+        self._patience = patience
         self._factor = factor
         self._min_lr = min_lr
 
@@ -285,9 +285,3 @@ def groups_of(run: Run) -> list[dict[str, Any]]:
         optimizer for optimizer in (run.learner.dense, run.learner.sparse) if optimizer is not None
     ]
     return [group for optimizer in optimizers for group in optimizer.param_groups]
-
-
-def _positive(name: str, value: int | None) -> int | None:
-    if value is not None and value < 1:
-        raise ConfigError(f"{name}: must be at least 1, got {value}. Give a positive integer.")
-    return value

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from hotbed import checks
 from hotbed.config import described
 from hotbed.errors import ConfigError, MissingExtra
 from hotbed.training.loop import Run
@@ -40,11 +41,8 @@ class Prometheus:
     def __init__(
         self, port: int = 9109, host: str = "127.0.0.1", every_seconds: float = 1.0
     ) -> None:
-        if not (0 <= port < 65_536 and every_seconds >= 0):
-            raise ConfigError(
-                f"Prometheus: out of range, got port={port!r}, every_seconds={every_seconds!r}. "
-                "Give a port from 0 to 65535, and every_seconds of at least 0."
-            )
+        checks.between("Prometheus.port", port, 0, 65_535)
+        checks.at_least("Prometheus.every_seconds", every_seconds, 0)
         self._where = (port, host)
         self._every = every_seconds
         self._endpoint: Endpoint | None = None

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from hotbed import checks
 from hotbed.errors import ConfigError, DataError
 from hotbed.metrics.metric import Array
 from hotbed.training.watching.columns import Tables, columns, counters, rows_of, tables_of
@@ -68,11 +69,8 @@ class WindowCuts:
                 f"Windows: expected either seconds or samples, got seconds={seconds!r}, "
                 f"samples={samples!r}. Give for example seconds=3600."
             )
-        if not (seconds or samples or 0) > 0:
-            raise ConfigError(
-                f"Windows: expected a number above 0, got seconds={seconds!r}, "
-                f"samples={samples!r}. Give a positive number."
-            )
+        checks.above("Windows.seconds", seconds, 0)
+        checks.above("Windows.samples", samples, 0)
         self._width = None if seconds is None else max(1, round(seconds * 1e6))
         self._rows = samples
         self.watermark: int | None = None
@@ -120,8 +118,7 @@ class WindowLog:
     """
 
     def __init__(self, most: int = 512) -> None:
-        if most < 2:
-            raise ConfigError(f"Windows.most: expected at least 2, got {most}. Give at least 2.")
+        checks.at_least("Windows.most", most, 2)
         self.windows: list[Window] = []
         self._most = most
         self._stride = 1

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of arguments, once for the whole tree.
+
+Each function raises ConfigError with a message of one form: where, what the value must be, the
+value, what to do. `where` is the place that users know: `AUC.bins`, `serve.port`. None passes the
+three comparisons, because it switches a limit off; it is neither a whole number nor a finite one.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Iterable
+
+from hotbed.errors import ConfigError
+
+__all__ = ["above", "at_least", "between", "finite_number", "one_of", "whole_number"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+def at_least(where: str, value: float | None, least: float, advice: str = "") -> None:
+    """Raise ConfigError if `value` is below `least`."""
+    if value is not None and not value >= least:
+        problem = f"must be at least {least}"
+        raise _error(where, problem, value, advice or f"Give a number from {least} on.")
+
+
+def above(where: str, value: float | None, bound: float, advice: str = "") -> None:
+    """Raise ConfigError if `value` is not above `bound`."""
+    if value is not None and not value > bound:
+        problem = f"must be above {bound}"
+        raise _error(where, problem, value, advice or f"Give a number above {bound}.")
+
+
+def between(
+    where: str,
+    value: float | None,
+    least: float,
+    most: float,
+    advice: str = "",
+) -> None:
+    """Raise ConfigError if `value` is not in [least, most]."""
+    if value is not None and not least <= value <= most:
+        problem = f"must be from {least} to {most}"
+        raise _error(where, problem, value, advice or f"Give a number from {least} to {most}.")
+
+
+def whole_number(
+    where: str,
+    value: object,
+    least: int,
+    most: float = math.inf,
+    advice: str = "Give such a number.",
+) -> None:
+    """Raise ConfigError if `value` is not an integer in [least, most]; a bool is not an integer."""
+    is_integer = not isinstance(value, bool) and isinstance(value, numbers.Integral)
+    if is_integer and least <= value <= most:  # type: ignore[operator]
+        return
+    bounds = f">= {least}" if most == math.inf else f"from {least} to {most}"
+    raise _error(where, f"must be an integer {bounds}", value, advice)
+
+
+def finite_number(
+    where: str,
+    value: object,
+    *,
+    least: float = -math.inf,
+    above: float = -math.inf,
+    most: float = math.inf,
+    below: float = math.inf,
+    advice: str = "Give such a number.",
+) -> None:
+    """Raise ConfigError if `value` is not a finite number within the bounds that are given.
+
+    `least` and `most` are allowed themselves, `above` and `below` are not. A bool is not a number.
+    """
+    if not isinstance(value, bool) and isinstance(value, numbers.Real):
+        number = float(value)
+        if math.isfinite(number) and least <= number <= most and above < number < below:
+            return
+    bounds = (">=", least), (">", above), ("<=", most), ("<", below)
+    given = [f"{sign} {bound:g}" for sign, bound in bounds if math.isfinite(bound)]
+    problem = " ".join(["must be a finite number", " and ".join(given)])
+    raise _error(where, problem.strip(), value, advice)
+
+
+def one_of(where: str, value: object, choices: Iterable[object], advice: str = "") -> None:
+    """Raise ConfigError if `value` is not among `choices`."""
+    if value not in choices:
+        names = ", ".join(repr(choice) for choice in choices)
+        raise _error(where, "unknown value", value, advice or f"Give one of {names}.")
+
+
+def _error(where: str, problem: str, value: object, advice: str) -> ConfigError:
+    return ConfigError(f"{where}: {problem}, got {value!r}. {advice}")

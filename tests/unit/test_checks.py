@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of arguments: which values pass, and the messages for the others."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from hotbed import checks
+from hotbed.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("check", "message"),
+    [
+        (
+            lambda: checks.at_least("AUC.bins", 1, 2),
+            "AUC.bins: must be at least 2, got 1. Give a number from 2 on.",
+        ),
+        (
+            lambda: checks.at_least("AUC.bins", math.nan, 2, "Give 8192."),
+            "AUC.bins: must be at least 2, got nan. Give 8192.",
+        ),
+        (
+            lambda: checks.above("speed", 0, 0),
+            "speed: must be above 0, got 0. Give a number above 0.",
+        ),
+        (
+            lambda: checks.between("serve.port", 70_000, 0, 65_535),
+            "serve.port: must be from 0 to 65535, got 70000. Give a number from 0 to 65535.",
+        ),
+        (
+            lambda: checks.whole_number("epochs", 1.0, 1),
+            "epochs: must be an integer >= 1, got 1.0. Give such a number.",
+        ),
+        (
+            lambda: checks.whole_number("table 'x': dim", True, 1, 4096),
+            "table 'x': dim: must be an integer from 1 to 4096, got True. Give such a number.",
+        ),
+        (
+            lambda: checks.finite_number("Sgd.momentum", 1.0, least=0, below=1),
+            "Sgd.momentum: must be a finite number >= 0 and < 1, got 1.0. Give such a number.",
+        ),
+        (
+            lambda: checks.finite_number("Constant.value", "1"),
+            "Constant.value: must be a finite number, got '1'. Give such a number.",
+        ),
+        (
+            lambda: checks.finite_number("Adam.eps", 0, above=0, advice="Give 1e-8."),
+            "Adam.eps: must be a finite number > 0, got 0. Give 1e-8.",
+        ),
+        (
+            lambda: checks.one_of("mode", "mid", ("max", "min")),
+            "mode: unknown value, got 'mid'. Give one of 'max', 'min'.",
+        ),
+    ],
+)
+def test_check_names_place_value_and_advice(check: Callable[[], None], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+        check()
+
+
+def test_bounds_themselves_pass() -> None:
+    checks.at_least("x", 2, 2)
+    checks.between("x", 0, 0, 1)
+    checks.between("x", 1, 0, 1)
+    checks.whole_number("x", 4, 1, 4)
+    checks.finite_number("x", 1, least=1, most=1)
+
+
+def test_none_passes_a_comparison_and_is_not_a_number() -> None:
+    checks.at_least("x", None, 1)
+    checks.above("x", None, 0)
+    checks.between("x", None, 0, 1)
+    with pytest.raises(ConfigError, match="must be an integer"):
+        checks.whole_number("x", None, 1)
+    with pytest.raises(ConfigError, match="must be a finite number"):
+        checks.finite_number("x", None)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    checks.whole_number("x", np.int64(3), 1)
+    checks.finite_number("x", np.float32(0.5), least=0, below=1)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, True, None, "1"])
+def test_finite_number_rejects_what_is_not_one(value: object) -> None:
+    with pytest.raises(ConfigError, match="x: must be a finite number, got"):
+        checks.finite_number("x", value)
