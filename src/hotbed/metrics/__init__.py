@@ -49,11 +49,23 @@ __all__ = [
     "Windowed",
     "bounded",
     "get_metric",
+    "smaller_is_better",
 ]
 
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+def smaller_is_better(name: str) -> bool:
+    """Return whether a smaller value of the metric `name` is a better one.
+
+    Losses are named `loss`; `name` may begin with labels, as in `valid.click.log_loss`.
+    """
+    kind = name.rpartition(".")[2].partition("@")[0]
+    if kind == "loss":
+        return True
+    return bool(getattr(config.kinds(Metric).get(kind), "smaller_is_better", False))
 
 
 def get_metric(spec: str | Mapping[str, Any], path: str = "metric") -> Metric:

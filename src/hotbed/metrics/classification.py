@@ -146,6 +146,8 @@ def _fixed_bins(state: Mapping[str, Any]) -> Array:
 class LogLoss(SumsMetric):
     """Mean binary cross-entropy (natural log) of probabilities, clipped to [eps, 1 - eps]."""
 
+    smaller_is_better = True
+
     def __init__(self, eps: float = 1e-7) -> None:
         self.eps = eps
         super().__init__()
@@ -169,6 +171,8 @@ class NormalizedEntropy(SumsMetric):
 
     Source: He et al., "Practical Lessons from Predicting Clicks on Ads at Facebook", ADKDD 2014.
     """
+
+    smaller_is_better = True
 
     def __init__(self, eps: float = 1e-7) -> None:
         self.eps = eps

@@ -86,6 +86,9 @@ class Metric(ABC):
     needs_group = False
     """Whether the metric ranks within groups, so that every update needs `group`."""
 
+    smaller_is_better = False
+    """Whether a smaller value is a better one, as for a loss."""
+
     def __init__(self) -> None:
         self._indexes: list[int] | None = None
         self.clear()

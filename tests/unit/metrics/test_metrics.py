@@ -25,6 +25,7 @@ from hotbed.metrics import (
     Recall,
     Windowed,
     get_metric,
+    smaller_is_better,
 )
 from hotbed.metrics.metric import Metric
 
@@ -416,3 +417,18 @@ def test_an_unknown_name_gets_the_nearest_right_one() -> None:
         get_metric("logloss")
     spec = {"kind": "windowed", "metric": {"kind": "auc", "bins": 64}, "samples": 10}
     assert config.describe(config.build(spec, Metric)) == spec
+
+
+@pytest.mark.parametrize(
+    ("name", "smaller"),
+    [
+        ("loss", True),
+        ("valid.click.log_loss", True),
+        ("normalized_entropy", True),
+        ("valid.auc", False),
+        ("gauc@user", False),
+        ("of_my_own", False),
+    ],
+)
+def test_losses_are_better_when_smaller(name: str, smaller: bool) -> None:
+    assert smaller_is_better(name) == smaller

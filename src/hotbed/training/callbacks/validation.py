@@ -15,6 +15,7 @@ from typing import Any, Literal
 from hotbed import checks
 from hotbed.config import described, nearest
 from hotbed.errors import ConfigError
+from hotbed.metrics import smaller_is_better
 from hotbed.persist import checkpoint
 from hotbed.training.loop import Run, passed
 from hotbed.training.watching.history import ReliabilityWatch
@@ -22,7 +23,6 @@ from hotbed.training.watching.history import ReliabilityWatch
 log = logging.getLogger("hotbed")
 VALID = "valid."
 Mode = Literal["auto", "max", "min"]
-SMALLER_IS_BETTER = ("loss", "log_loss", "normalized_entropy")
 
 
 @described
@@ -152,9 +152,9 @@ class Judge(ABC):
         return next((name for name in names if name.startswith(VALID)), names[0])
 
     def _smaller(self, name: str) -> bool:
-        return self._mode == "min" or (
-            self._mode == "auto" and name.rpartition(".")[2] in SMALLER_IS_BETTER
-        )
+        if self._mode == "auto":
+            return smaller_is_better(name)
+        return self._mode == "min"
 
 
 @described

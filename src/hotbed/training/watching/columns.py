@@ -18,24 +18,24 @@ def columns(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     A missing name is nan in `values` and 0 in `held`.
     """
     names = list(dict.fromkeys(name for row in rows for name in row))
-    values = np.array([[row.get(name, math.nan) for name in names] for row in rows], np.float64)
-    held = np.array([[name in row for name in names] for row in rows], np.bool_)
-    shape = (len(rows), len(names))
-    return {
-        "names": names,
-        "values": values.reshape(shape),
-        "held": held.reshape(shape).astype(np.uint8),
-    }
+    values = np.full((len(rows), len(names)), math.nan)
+    present = np.zeros((len(rows), len(names)), np.uint8)
+    for number, row in enumerate(rows):
+        for column, name in enumerate(names):
+            if name in row:
+                values[number, column] = row[name]
+                present[number, column] = 1
+    return {"names": names, "values": values, "held": present}
 
 
 def rows_of(state: Mapping[str, Any]) -> list[dict[str, float]]:
-    """Inverse of `columns`."""
+    """Return the dicts that `columns` described."""
+    rows = []
     values = np.asarray(state["values"]).tolist()
-    held = np.asarray(state["held"]).tolist()
-    return [
-        {name: value for name, value, there in zip(state["names"], row, mask, strict=True) if there}
-        for row, mask in zip(values, held, strict=True)
-    ]
+    for row, present in zip(values, np.asarray(state["held"]).tolist(), strict=True):
+        named = zip(state["names"], row, present, strict=True)
+        rows.append({name: value for name, value, is_present in named if is_present})
+    return rows
 
 
 def counters(rows: Sequence[Tables]) -> dict[str, Any]:
@@ -43,20 +43,19 @@ def counters(rows: Sequence[Tables]) -> dict[str, Any]:
 
     Bytes are left out, because they depend on the machine.
     """
-    pairs = list(
-        dict.fromkeys(
-            (t, key) for row in rows for t, stats in row.items() for key in stats if is_counter(key)
-        )
-    )
-    values = [[row.get(table, {}).get(key, -1) for table, key in pairs] for row in rows]
-    return {
-        "names": [list(pair) for pair in pairs],
-        "values": np.array(values, np.int64).reshape(len(rows), len(pairs)),
-    }
+    pairs: dict[tuple[str, str], None] = {}  # ordered
+    for row in rows:
+        for table, stats in row.items():
+            pairs |= dict.fromkeys((table, key) for key in stats if is_counter(key))
+    values = np.full((len(rows), len(pairs)), -1, np.int64)
+    for number, row in enumerate(rows):
+        for column, (table, key) in enumerate(pairs):
+            values[number, column] = row.get(table, {}).get(key, -1)
+    return {"names": [list(pair) for pair in pairs], "values": values}
 
 
 def tables_of(state: Mapping[str, Any]) -> list[Tables]:
-    """Inverse of `counters`."""
+    """Return the counters that `counters` described."""
     counters_by_row: list[Tables] = []
     for row in np.asarray(state["values"]).tolist():
         tables: Tables = {}

@@ -21,11 +21,16 @@ from hotbed.training.watching.columns import Tables, columns, counters, rows_of,
 class Window:
     """Metrics and counters of a part of a stream.
 
-    `begin`, `end`: event time in microseconds: the bounds of a window of seconds, the first and the
-    latest sample of a window of samples (None without times). `rows`: its samples; `samples`: those
-    of the stream up to its end. `values`: metrics. `tables`: each table's counters at its end.
-    `observed`: values that depend on the wall clock and the machine: freshness, lag, bytes, rows
-    left out. `windows`: the number of windows joined into this one.
+    Attributes:
+        begin, end: event time in microseconds; None without times. They are the bounds of a window
+            of seconds, and the first and the latest sample of a window of samples.
+        rows: number of samples in the window.
+        samples: number of samples of the stream up to the end of the window.
+        values: metrics by name.
+        tables: counters of each table at the end of the window.
+        observed: values that depend on the clock and the machine: freshness, lag, bytes, skipped
+            rows.
+        windows: number of windows that were joined into this one.
     """
 
     begin: int | None
@@ -56,11 +61,11 @@ class Window:
 
 
 class WindowCuts:
-    """Where a stream is cut: at whole multiples of `seconds` of event time, or every `samples`.
+    """Cut a stream at whole multiples of `seconds` of event time, or after every `samples`.
 
-    A sample belongs to the window of the newest event time up to and with itself, so that late ones
-    fall into the window that is open and windows never go back. It depends on the sequence of
-    samples alone: not on batches, not on the clock.
+    A sample belongs to the window of the newest event time so far, its own included. Late samples
+    therefore fall into the open window, and windows never go back. The cut depends on the sequence
+    of samples alone, not on batches or the clock.
     """
 
     def __init__(self, seconds: float | None = None, samples: int | None = None) -> None:
@@ -77,10 +82,14 @@ class WindowCuts:
         self.seen = 0
 
     def pieces(self, times: Array | None, num_samples: int) -> Iterator[tuple[int, slice]]:
-        """The next samples as (number of their window, rows), by rising number; `times`: int64
-        microseconds [n].
+        """Yield the next samples as pairs of window number and rows, by rising number.
 
-        Raises DataError for windows of seconds without times.
+        Args:
+            times: int64 microseconds [n], or None.
+            num_samples: n.
+
+        Raises:
+            DataError: the windows are of seconds, and there are no times.
         """
         if self._width is not None and times is None and num_samples:
             raise DataError(
@@ -142,10 +151,11 @@ class WindowLog:
 
         Observed values are in `wall_observed`; content digests do not cover `wall_…` keys.
         """
-        numbers = [
-            [w.begin is not None, w.begin or 0, w.end or 0, w.rows, w.samples, w.windows]
-            for w in self.windows
-        ]
+        numbers = []
+        for window in self.windows:
+            timed = window.begin is not None
+            bounds = [timed, window.begin or 0, window.end or 0]
+            numbers.append([*bounds, window.rows, window.samples, window.windows])
         return {
             "stride": self._stride,
             "numbers": np.array(numbers, np.int64).reshape(-1, 6),
@@ -155,41 +165,37 @@ class WindowLog:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state`."""
+        """Restore what `state` returned."""
         self._stride = int(state["stride"])
         numbers = np.asarray(state["numbers"]).tolist()
-        parts = (
+        parts = zip(
+            numbers,
             rows_of(state["values"]),
             tables_of(state["tables"]),
             rows_of(state["wall_observed"]),
+            strict=True,
         )
-        self.windows = [
-            Window(
-                begin if timed else None,
-                end if timed else None,
-                rows,
-                samples,
-                values,
-                tables,
-                observed,
-                windows,
-            )
-            for (timed, begin, end, rows, samples, windows), values, tables, observed in zip(
-                numbers, *parts, strict=True
-            )
-        ]
+        self.windows = []
+        for (timed, begin, end, rows, samples, windows), values, tables, observed in parts:
+            window = Window(None, None, rows, samples, values, tables, observed, windows)
+            if timed:
+                window.begin = begin
+                window.end = end
+            self.windows.append(window)
 
 
 def _mean(
-    a: Mapping[str, float], weight_a: int, b: Mapping[str, float], weight_b: int
+    first: Mapping[str, float], first_rows: int, later: Mapping[str, float], later_rows: int
 ) -> dict[str, float]:
-    found = {}
-    for name in dict.fromkeys([*a, *b]):
-        known = [
-            (row[name], w)
-            for row, w in ((a, weight_a), (b, weight_b))
-            if not math.isnan(row.get(name, math.nan))
-        ]
-        total = sum(w for _, w in known)
-        found[name] = sum(value * w for value, w in known) / total if total else math.nan
-    return found
+    """Return the means of two windows weighted by rows; undefined values are ignored."""
+    means = {}
+    for name in dict.fromkeys([*first, *later]):
+        total = 0.0
+        rows = 0
+        for values, weight in ((first, first_rows), (later, later_rows)):
+            value = values.get(name, math.nan)
+            if not math.isnan(value):
+                total += value * weight
+                rows += weight
+        means[name] = total / rows if rows else math.nan
+    return means
