@@ -18,8 +18,20 @@ using namespace hotbed;
 
 namespace {
 
-void lookup(Step& step, const std::vector<IdsTuple>& ids, Address times, bool training, bool keeps,
-            const std::vector<RowsTuple>& out) {
+void map(Step& step, const std::vector<IdsTuple>& ids, Address times, bool training) {
+  const std::vector<FeatureIds> features = checked_features(ids);
+  nb::gil_scoped_release release;
+  step.map(features, pointer<const int64_t>(times), training);
+}
+
+void pool(Step& step, const std::vector<RowsTuple>& out) {
+  const std::vector<OutputRows> rows = output_rows(out);
+  nb::gil_scoped_release release;
+  step.pool(rows);
+}
+
+void lookup(Step& step, const std::vector<IdsTuple>& ids, Address times, const std::vector<RowsTuple>& out,
+            bool training, bool keeps) {
   const std::vector<FeatureIds> features = checked_features(ids);
   const std::vector<OutputRows> rows = output_rows(out);
   nb::gil_scoped_release release;
@@ -79,7 +91,10 @@ void init_step(nb::module_& m) {
             new (self) Step(tables, std::move(parsed));
           },
           nb::arg("tables"), nb::arg("features"))
-      .def("lookup", &lookup, nb::arg("ids"), nb::arg("times"), nb::arg("training"), nb::arg("keeps"), nb::arg("out"))
+      .def("map", &map, nb::arg("ids"), nb::arg("times"), nb::kw_only(), nb::arg("training"))
+      .def("pool", &pool, nb::arg("out"))
+      .def("lookup", &lookup, nb::arg("ids"), nb::arg("times"), nb::arg("out"), nb::kw_only(), nb::arg("training"),
+           nb::arg("keeps"))
       .def(
           "adopt_slots",
           [](Step& s, const Input<int64_t>& slots) { s.adopt_slots(slots.data(), static_cast<int64_t>(slots.size())); },

@@ -85,21 +85,32 @@ Step::Step(std::vector<std::shared_ptr<Table>> tables, std::vector<Feature> feat
     parts_[static_cast<size_t>(features_[f].table)].features.push_back(static_cast<int>(f));
 }
 
-Step::~Step() {
+Step::~Step() { release(); }
+
+void Step::release() noexcept {
   if (retained_)
     for (Part& part : parts_) part.table->retire(part.generation);
+  retained_ = false;
 }
 
-void Step::lock() {
-  std::vector<Table*> order;
-  for (Part& part : parts_) order.push_back(part.table.get());
-  std::sort(order.begin(), order.end());
-  for (Table* table : order) table->mutex().lock();
-}
+// Holds the locks of all tables, taken in one order.
+class Step::Locked {
+ public:
+  explicit Locked(const Step& step) : step_(step) {
+    std::vector<Table*> order;
+    for (const Part& part : step.parts_) order.push_back(part.table.get());
+    std::sort(order.begin(), order.end());
+    for (Table* table : order) table->mutex().lock();
+  }
+  ~Locked() {
+    for (const Part& part : step_.parts_) part.table->mutex().unlock();
+  }
+  Locked(const Locked&) = delete;
+  Locked& operator=(const Locked&) = delete;
 
-void Step::unlock() {
-  for (Part& part : parts_) part.table->mutex().unlock();
-}
+ private:
+  const Step& step_;
+};
 
 void Step::plan(const std::vector<FeatureIds>& ids) {
   ids_ = ids;
@@ -273,23 +284,29 @@ Bags Step::bags(const Part& part, size_t k) const {
           flat ? ids.num_values : ids.num_samples, pooling};
 }
 
-void Step::lookup(const std::vector<FeatureIds>& ids, const int64_t* times, bool training, bool keeps,
-                  const std::vector<OutputRows>& out) {
+// Maps one part of a single range, from ids to slots.
+void Step::map_part(Part& part, const std::vector<FeatureIds>& ids, const int64_t* times, bool training) const {
+  Table& table = *part.table;
+  Uniques& uniques = part.ranges[0];
+  distinct(part, 0, ids, times);
+  number(part);
+  table.resolve(uniques, training);
+  if (!training) return;
+  table.admit(uniques);
+  if (uniques.missing.empty()) return;
+  Uniques* all[] = {&uniques};
+  table.reserve(all, 1);
+  table.insert(uniques);
+}
+
+// Maps all parts; calls mapped(part) for each part when its slots are there, from several threads.
+template <class F>
+void Step::map_parts(const std::vector<FeatureIds>& ids, const int64_t* times, bool training, F&& mapped) {
+  release();
   plan(ids);
-  struct Unlock {
-    Step* step;
-    ~Unlock() { step->unlock(); }
-  };
-  lock();
-  const Unlock guard{this};
-  const auto gather = [&](Part& part, size_t k, int64_t first, int64_t last) {
-    const OutputRows& to = out[static_cast<size_t>(part.features[k])];
-    if (to.data)
-      kernels().pool(bags(part, k), part.rows.data(), to.data, to.step, part.table->config().dim, first, last);
-  };
   const auto trains = [&](const Part& part) { return training && part.table->observes(); };
-  // A small part goes from ids to pooled rows in one task. Parts of several ranges, or with a cap on rows that may
-  // refuse the batch, go through the phases together, so that a refusal comes before any table has changed.
+  // A small part goes from ids to slots in one task. Parts of several ranges, or with a cap on rows that may refuse the
+  // batch, go through the phases together, so that a refusal comes before any table has changed.
   std::vector<std::pair<Part*, size_t>> phased;
   std::vector<Part*> small;
   for (Part& part : parts_) {
@@ -318,69 +335,97 @@ void Step::lookup(const std::vector<FeatureIds>& ids, const int64_t* times, bool
     if (trains(part)) part.table->begin_batch();
   pool.run(static_cast<int>(small.size()), [&](int i) {
     Part& part = *small[static_cast<size_t>(i)];
-    Table& table = *part.table;
-    Uniques& uniques = part.ranges[0];
-    distinct(part, 0, ids, times);
-    number(part);
-    table.resolve(uniques, trains(part));
-    if (trains(part)) {
-      table.admit(uniques);
-      if (!uniques.missing.empty()) {
-        Uniques* all[] = {&uniques};
-        table.reserve(all, 1);
-        table.insert(uniques);
-      }
-    }
-    find_rows(part);
-    for (size_t k = 0; k < part.features.size(); k++) gather(part, k, 0, bags(part, k).num_samples);
+    map_part(part, ids, times, trains(part));
+    mapped(part);
   });
-  if (!phased.empty()) {
-    if (training) {
-      each([&](Part& part, size_t r) {
-        if (trains(part)) part.table->admit(part.ranges[r]);
-        else part.ranges[r].missing.clear();
-      });
-      for (size_t i = 0; i < phased.size(); i += phased[i].first->ranges.size()) {
-        std::vector<Uniques*> all;
-        for (Uniques& range : phased[i].first->ranges) all.push_back(&range);
-        phased[i].first->table->reserve(all.data(), static_cast<int>(all.size()));
-      }
-      each([&](Part& part, size_t r) {
-        if (trains(part)) part.table->insert(part.ranges[r]);
-      });
-    }
+  if (phased.empty()) return;
+  if (training) {
+    each([&](Part& part, size_t r) {
+      if (trains(part)) part.table->admit(part.ranges[r]);
+      else part.ranges[r].missing.clear();
+    });
     for (size_t i = 0; i < phased.size(); i += phased[i].first->ranges.size()) {
-      Part& part = *phased[i].first;
-      number(part);
-      if (std::none_of(part.features.begin(), part.features.end(),
-                       [&](int f) { return out[static_cast<size_t>(f)].data; }))
-        continue;
-      find_rows(part);
-      for (size_t k = 0; k < part.features.size(); k++) {
-        const int64_t n = bags(part, k).num_samples;
-        pool.run(static_cast<int>((n + kSamplesPerTask - 1) / kSamplesPerTask),
-                 [&](int b2) { gather(part, k, b2 * kSamplesPerTask, std::min(n, (b2 + 1) * kSamplesPerTask)); });
-      }
+      std::vector<Uniques*> all;
+      for (Uniques& range : phased[i].first->ranges) all.push_back(&range);
+      phased[i].first->table->reserve(all.data(), static_cast<int>(all.size()));
     }
+    each([&](Part& part, size_t r) {
+      if (trains(part)) part.table->insert(part.ranges[r]);
+    });
   }
-  if (!keeps) return;
+  for (size_t i = 0; i < phased.size(); i += phased[i].first->ranges.size()) {
+    number(*phased[i].first);
+    mapped(*phased[i].first);
+  }
+}
+
+// Pools the features of one part. Called from within a task of the pool, it runs on that thread alone.
+void Step::pool_part(Part& part, const std::vector<OutputRows>& out) const {
+  const auto output_of = [&](size_t k) -> const OutputRows& { return out[static_cast<size_t>(part.features[k])]; };
+  size_t num_outputs = 0;
+  for (size_t k = 0; k < part.features.size(); k++) num_outputs += output_of(k).data != nullptr;
+  if (num_outputs == 0) return;
+  find_rows(part);
+  for (size_t k = 0; k < part.features.size(); k++) {
+    const OutputRows& to = output_of(k);
+    if (!to.data) continue;
+    const Bags feature = bags(part, k);
+    const int64_t n = feature.num_samples;
+    Pool::instance().run(static_cast<int>((n + kSamplesPerTask - 1) / kSamplesPerTask), [&](int b) {
+      kernels().pool(feature, part.rows.data(), to.data, to.step, part.table->config().dim, b * kSamplesPerTask,
+                     std::min(n, (b + 1) * kSamplesPerTask));
+    });
+  }
+}
+
+// The plan lives on after the call, its slots with it; the caller's arrays do not.
+void Step::keep() {
   for (Part& part : parts_) {
     part.evictions = part.table->num_evictions();
+    part.step = part.table->step();
     part.generation = part.table->generation();
     part.table->retain(part.generation);
   }
   retained_ = true;
-  for (size_t f = 0; f < ids.size(); f++) {  // the caller's arrays end with the call
-    if (ids[f].offsets) {
-      offsets_[f].assign(ids[f].offsets, ids[f].offsets + ids[f].num_samples + 1);
-      ids_[f].offsets = offsets_[f].data();
+  for (size_t f = 0; f < ids_.size(); f++) {
+    FeatureIds& ids = ids_[f];
+    if (ids.offsets) {
+      offsets_[f].assign(ids.offsets, ids.offsets + ids.num_samples + 1);
+      ids.offsets = offsets_[f].data();
     }
-    if (ids[f].weights) {
-      weights_[f].assign(ids[f].weights, ids[f].weights + ids[f].num_values);
-      ids_[f].weights = weights_[f].data();
+    if (ids.weights) {
+      weights_[f].assign(ids.weights, ids.weights + ids.num_values);
+      ids.weights = weights_[f].data();
     }
-    ids_[f].values = nullptr;
+    ids.values = nullptr;
   }
+}
+
+void Step::map(const std::vector<FeatureIds>& ids, const int64_t* times, bool training) {
+  const Locked locked(*this);
+  map_parts(ids, times, training, [](Part&) {});
+  keep();
+}
+
+void Step::pool(const std::vector<OutputRows>& out) {
+  if (!retained_) throw std::logic_error("step: pool needs mapped ids, got none. Call map first.");
+  const Locked locked(*this);
+  std::vector<Part*> small;
+  for (Part& part : parts_) {
+    const bool behind = part.table->scope() != Scope::kTouched && part.step != part.table->step();
+    if (behind || part.evictions != part.table->num_evictions()) refresh(part);
+    if (part.ranges.size() == 1) small.push_back(&part);
+  }
+  Pool::instance().run(static_cast<int>(small.size()), [&](int i) { pool_part(*small[static_cast<size_t>(i)], out); });
+  for (Part& part : parts_)
+    if (part.ranges.size() > 1) pool_part(part, out);
+}
+
+void Step::lookup(const std::vector<FeatureIds>& ids, const int64_t* times, bool training, bool keeps,
+                  const std::vector<OutputRows>& out) {
+  const Locked locked(*this);
+  map_parts(ids, times, training, [&](Part& part) { pool_part(part, out); });
+  if (keeps) keep();
 }
 
 void Step::adopt_slots(const int64_t* slots, int64_t n) {
@@ -521,8 +566,9 @@ std::unique_ptr<Step> Step::merge(const std::vector<const Step*>& steps,
   return merged;
 }
 
-// After an eviction the slots of a plan are checked against the map: an evicted id takes no gradient.
-void Step::drop_evicted(Part& part) const {
+// Brings a plan up to date after evictions and updates: an evicted id has no row any more, so that it reads as absent
+// and takes no gradient; a row that missed steps replays them.
+void Step::refresh(Part& part) const {
   for (Uniques& range : part.ranges) {
     Uniques probe;
     probe.ids = range.ids, probe.hashes = range.hashes;
@@ -533,12 +579,7 @@ void Step::drop_evicted(Part& part) const {
 }
 
 void Step::apply(const std::vector<const float*>& sums, const std::vector<double>& rates) {
-  lock();
-  struct Unlock {
-    Step* step;
-    ~Unlock() { step->unlock(); }
-  };
-  const Unlock guard{this};
+  const Locked locked(*this);
   struct Task {
     size_t part, range;
   };
@@ -546,7 +587,7 @@ void Step::apply(const std::vector<const float*>& sums, const std::vector<double
   std::vector<Table*> eager;
   for (size_t t = 0; t < parts_.size(); t++) {
     if (!parts_[t].table->learns()) continue;
-    if (retained_ && parts_[t].evictions != parts_[t].table->num_evictions()) drop_evicted(parts_[t]);
+    if (retained_ && parts_[t].evictions != parts_[t].table->num_evictions()) refresh(parts_[t]);
     parts_[t].table->begin_update(rates[t]);
     if (parts_[t].table->scope() == Scope::kAll) eager.push_back(parts_[t].table.get());
     for (size_t r = 0; r < parts_[t].ranges.size(); r++) tasks.push_back({t, r});

@@ -42,8 +42,13 @@ class Step {
   Step(const Step&) = delete;
   Step& operator=(const Step&) = delete;
 
-  // Forward: maps (training: inserts, counts, touches) and pools. `times`: microseconds a sample, or null. `keeps`: a
-  // backward will come, so that the plan lives on after the call.
+  // Maps ids to slots. In training, ids are counted and timed, and those that are admitted get a row. `times`:
+  // microseconds a sample, or null. The plan lives as long as this: its slots are given to no other id.
+  void map(const std::vector<FeatureIds>& ids, const int64_t* times, bool training);
+  // Pools the rows of the mapped ids, as they are now. Features without an output are passed over.
+  void pool(const std::vector<OutputRows>& out);
+  // map and pool in one call, table by table while its rows are near. `keeps`: pool, sum_gradients or apply will
+  // follow; else the plan ends with the call.
   void lookup(const std::vector<FeatureIds>& ids, const int64_t* times, bool training, bool keeps,
               const std::vector<OutputRows>& out);
   // A step over given slots or ids of a single table, without a forward (Table.update).
@@ -80,12 +85,18 @@ class Step {
     std::vector<const float*> rows;  // unique id -> fp32 row
     std::vector<float> widened;      // rows that have no fp32 storage: half precision, absent ids
     int64_t num_unique = 0;
-    uint64_t evictions = 0;
+    uint64_t evictions = 0;  // of the table when it was mapped
+    uint64_t step = 0;       // likewise
     int generation = 0;
   };
+  class Locked;
 
-  void lock();
-  void unlock();
+  template <class F>
+  void map_parts(const std::vector<FeatureIds>& ids, const int64_t* times, bool training, F&& mapped);
+  void map_part(Part& part, const std::vector<FeatureIds>& ids, const int64_t* times, bool training) const;
+  void pool_part(Part& part, const std::vector<OutputRows>& out) const;
+  void keep();
+  void release() noexcept;
   void plan(const std::vector<FeatureIds>& ids);
   void distinct(Part& part, size_t range, const std::vector<FeatureIds>& ids, const int64_t* times) const;
   void distinct_in_range(Part& part, Uniques& out, const std::vector<FeatureIds>& ids) const;
@@ -93,7 +104,7 @@ class Step {
   void number(Part& part) const;
   void find_rows(Part& part) const;
   Bags bags(const Part& part, size_t f) const;
-  void drop_evicted(Part& part) const;
+  void refresh(Part& part) const;
 
   std::vector<Feature> features_;
   std::vector<Part> parts_;

@@ -288,6 +288,84 @@ TEST_CASE("an update that comes after an eviction does not touch the row's succe
   CHECK(same_bits(before, group.dump()));
 }
 
+TEST_CASE("mapping and pooling in two calls is a lookup, bit for bit") {
+  for (size_t batch : {size_t{100}, size_t{40000}})  // 40000 ids cut a table into ranges
+    for (uint64_t max_rows : {uint64_t{0}, uint64_t{256} * 32}) {
+      CAPTURE(batch);
+      CAPTURE(max_rows);
+      TableConfig a = config("a", 16), b = config("b", 5);
+      a.eviction.max_rows = max_rows, a.keep_seen = true;
+      b.dtype = Dtype::kBfloat16;
+      b.admission.kind = AdmitKind::kMinCount, b.admission.min_count = 2, b.default_value = 0.5f;
+      const std::vector<Feature> features = {{0, Pooling::kMean}, {1, Pooling::kNone}, {1, Pooling::kMax}};
+      Group whole({a, b}), split({a, b});
+      Draw draw(5);
+      for (int s = 0; s < 4; s++) {
+        const auto ids = draw_ids(draw, 3, batch, 3000);
+        const int64_t n = static_cast<int64_t>(batch);
+        const std::vector<int64_t> times(batch, s);
+        std::vector<int64_t> offsets;
+        for (int64_t i = 0; i <= n / 2; i++) offsets.push_back(2 * i);
+        std::vector<float> weights(batch);
+        for (float& weight : weights) weight = static_cast<float>(draw.below(8)) / 4.0f;
+        std::vector<FeatureIds> input = {{ids[0].data(), n, offsets.data(), weights.data(), n / 2},
+                                         {ids[1].data(), n, offsets.data(), nullptr, n / 2},
+                                         {ids[2].data(), n, offsets.data(), nullptr, n / 2}};
+        std::vector<float> expected(batch * 16 * 3, NAN), out(expected);
+        const auto rows = [&](std::vector<float>& to) {
+          float* third = to.data() + batch * 32;
+          return std::vector<OutputRows>{{to.data(), 16}, {to.data() + batch * 16, 5}, {third, 5}};
+        };
+        Step one(whole.tables, features), two(split.tables, features);
+        one.lookup(input, times.data(), true, true, rows(expected));
+        two.map(input, times.data(), true);
+        for (int64_t& offset : offsets) offset = -1;  // a mapped step keeps what pooling needs
+        weights.assign(batch, NAN);
+        two.pool(rows(out));
+        CHECK(std::memcmp(expected.data(), out.data(), out.size() * sizeof(float)) == 0);
+        CHECK(same_bits(whole.dump(), split.dump()));
+      }
+    }
+}
+
+TEST_CASE("a mapped step pools its rows as they are when it pools") {
+  for (Scope scope : {Scope::kTouched, Scope::kAll, Scope::kCatchUp}) {
+    CAPTURE(static_cast<int>(scope));
+    TableConfig c = config("late", 2);
+    c.rule.kind = RuleKind::kMomentum, c.rule.beta1 = 0.9, c.rule.scope = scope;
+    c.eviction.ttl = 10, c.keep_seen = true;
+    Group group({c});
+    int64_t time = 0;
+    group.train({{1, 2}}, &time, 0.5);
+    const std::vector<int64_t> ids = {1, 2};
+    const std::vector<int64_t> times = {0, 1000};
+    auto step = group.make_step();
+    step->map({{ids.data(), 2, nullptr, nullptr, 2}}, times.data(), true);
+    group.train({{2}}, times.data() + 1, 0.5);
+    float now[2][2], expected[2][2];
+    for (size_t i = 0; i < 2; i++) {
+      auto fresh = group.make_step();
+      group.look({{ids[i]}}, nullptr, false, *fresh);
+      std::copy_n(group.out.data(), 2, expected[i]);
+    }
+    step->pool({{now[0], 2}});
+    CHECK(std::memcmp(now, expected, sizeof now) == 0);
+    group.tables[0]->begin_evict(100);
+    CHECK(group.tables[0]->sweep(0, kPartitions) == 1);
+    initial_row(c.init, group.tables[0]->key(), 1, expected[0], 2);
+    step->pool({{now[0], 2}});  // 1 has gone, and reads as an id without a row
+    CHECK(std::memcmp(now, expected, sizeof now) == 0);
+  }
+}
+
+TEST_CASE("only a mapped step can be pooled") {
+  Group group({config("t", 2)});
+  auto step = group.make_step();
+  CHECK_THROWS_AS(step->pool({{nullptr, 0}}), std::logic_error);
+  group.look({{1}}, nullptr, false, *step);  // not kept
+  CHECK_THROWS_AS(step->pool({{nullptr, 0}}), std::logic_error);
+}
+
 TEST_CASE("slots of rows that went are reused, also where a plan always lives until the next is made") {
   for (int together : {1, 2, 3}) {  // plans alive at a time
     TableConfig c = config("churn", 2);

@@ -215,7 +215,13 @@ class TableModule(Carrier, ABC):
                 out.append((sequences[-1].data_ptr(), dim))
         step = Step(self._natives(), self._layout)
         try:
-            step.lookup(ids, 0 if times is None else times.ctypes.data, training, keeps, out)
+            step.lookup(
+                ids,
+                0 if times is None else times.ctypes.data,
+                out,
+                training=training,
+                keeps=keeps,
+            )
         except ValueError:
             self._check_offsets(arrays)
             raise

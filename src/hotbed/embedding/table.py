@@ -322,7 +322,7 @@ class Table:
             time: int64 microseconds, one for all or one an id; Ttl needs it.
         """
         ids = as_ids(ids)
-        step = self._lookup(ids, self.check_times(time, len(ids)), training=True)
+        step = self._map(ids, self.check_times(time, len(ids)), training=True)
         slots = np.empty(len(ids), np.int64)
         step.position_slots(0, _address(slots))
         return slots
@@ -330,8 +330,9 @@ class Table:
     def find(self, ids: Any) -> NDArray[np.int64]:
         """Return the slots of ids, int64 [n] -> int64 [n]; -1 = no row. Change nothing."""
         ids = as_ids(ids)
+        step = self._map(ids, None, training=False)
         slots = np.empty(len(ids), np.int64)
-        self._lookup(ids, None, training=False).position_slots(0, _address(slots))
+        step.position_slots(0, _address(slots))
         return slots
 
     def lookup(self, ids: Any) -> NDArray[np.float32]:
@@ -341,26 +342,24 @@ class Table:
         """
         ids = as_ids(ids)
         rows = np.empty((len(ids), self.dim), np.float32)
-        self._lookup(ids, None, training=False, out=rows)
+        self._step().lookup(
+            [_one_each(ids)],
+            0,
+            [(_address(rows), self.dim)],
+            training=False,
+            keeps=False,
+        )
         return rows
 
-    def _lookup(
-        self,
-        ids: NDArray[np.int64],
-        times: NDArray[np.int64] | None,
-        *,
-        training: bool,
-        out: NDArray[np.float32] | None = None,
+    def _step(self) -> _core.Step:
+        """Return a native step of this table alone, whose one feature is not pooled."""
+        return _core.Step([self.native], [(0, POOLINGS.index("none"))])
+
+    def _map(
+        self, ids: NDArray[np.int64], times: NDArray[np.int64] | None, *, training: bool
     ) -> _core.Step:
-        step = _core.Step([self.native], [(0, POOLINGS.index("none"))])
-        rows = (0, 0) if out is None else (_address(out), self.dim)
-        step.lookup(
-            [(_address(ids), len(ids), 0, 0, len(ids))],
-            0 if times is None else _address(times),
-            training,
-            training,
-            [rows],
-        )
+        step = self._step()
+        step.map([_one_each(ids)], 0 if times is None else _address(times), training=training)
         return step
 
     @property
@@ -649,6 +648,11 @@ class Table:
 
 def _address(array: NDArray[Any]) -> int:
     return int(array.__array_interface__["data"][0])
+
+
+def _one_each(ids: NDArray[np.int64]) -> tuple[int, int, int, int, int]:
+    """Return ids as the native core takes them: one a sample, without offsets and weights."""
+    return _address(ids), len(ids), 0, 0, len(ids)
 
 
 def _native_rule(rule: Rule) -> _core.Rule:
