@@ -38,7 +38,11 @@ FOLDERS = [
     "cli",
 ]
 BASE = {"errors", "config", "checks", "files"}
-NEVER = {"serving": {"optim", "parallel", "training"}, "training": {"serving"}}
+NEVER = {
+    "serving": {"optim", "parallel", "training"},
+    "training": {"serving"},
+    "cli": set(FOLDERS) - {"cli", "job"},  # it parses and prints; `job` does the work
+}
 NATIVE = {
     "data/encode",
     "embedding/table",
@@ -179,14 +183,7 @@ def test_a_folder_imports_only_folders_before_it() -> None:
     wrong = []
     for path in python_files(SOURCE):
         home = path.relative_to(SOURCE).parts
-        if len(home) == 1 and home[0] in (
-            "__init__.py",
-            "cli/commands.py",
-            "job/draft.py",
-            "job/job.py",
-            "testing.py",
-            "cli/verbs.py",
-        ):
+        if len(home) == 1 and home[0] in ("__init__.py", "testing.py"):
             continue  # they stand after every folder; that no folder imports them is checked below
         place = home[0] if len(home) > 1 else None
         before = set(FOLDERS[: FOLDERS.index(place)]) | {place} if place else set()

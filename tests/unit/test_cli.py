@@ -236,9 +236,9 @@ def test_what_cannot_be_exported_or_scored_is_told(
     checkpoint.save(folder / "own", checkpoint.State(torch.nn.Linear(2, 1)))
     for arguments, message in [
         (["export", "out"], "--out: missing"),
-        (["export", "own", "--out", "x"], "give the job"),
+        (["export", "own", "--out", "x"], "Give the job"),
         (["export", "model", "--out", "x"], "published values, not a state"),
-        (["predict", "job.yaml", "rows.parquet"], "files are for an exported model"),
+        (["predict", "job.yaml", "rows.parquet"], "a job scores the files it names"),
         (["predict", "model"], "an exported model scores files"),
         (["predict", "out", "rows.parquet"], "export the model first"),
         (["predict", "model", "rows.xls"], "unknown kind of file"),
@@ -483,7 +483,10 @@ def test_a_job_of_a_stream_alone_is_followed_but_not_trained(
         (["evaluate", "job.yaml", "--set", "valid=null"], "ConfigError job.valid: missing key"),
         (["evaluate", "job.yaml"], "ConfigError job: not trained yet"),
         (["predict", "job.yaml"], "ConfigError job: not trained yet"),
-        (["evaluate", "."], "ConfigError .: a folder — received no job — give the job file"),
+        (
+            ["evaluate", "."],
+            "ConfigError .: not a job file, got a folder or URL. Give the job file",
+        ),
         (["predict", "job.yaml", "--set", "valid=null"], "ConfigError job.predict: missing key"),
         (["init", "rows.parquet", "--out", "job.yaml"], "ConfigError job.yaml: the file exists"),
     ],

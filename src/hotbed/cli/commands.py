@@ -1,30 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: parse, build, run. New knobs are keys of a job, not flags."""
+"""The command line: read the arguments, call `hotbed.job.run`, print what it returns.
+
+A new setting is a key of a job, not a flag.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from importlib import util
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
-from rich.console import Console
-from rich.markup import escape
 
-from hotbed.cli import show, verbs
-from hotbed.cli.show import console
+from hotbed.cli import doctor as machine
+from hotbed.cli import show
 from hotbed.errors import ConfigError, HotbedError
-from hotbed.files import resolve
-from hotbed.job.draft import draft
-from hotbed.job.file import parse_value
-from hotbed.job.job import Job, json_schema
-from hotbed.persist.store import MANIFEST
+from hotbed.job import run
+from hotbed.job.file import names_a_job, parse_value
+from hotbed.job.job import Job
 
-HELP = "Train, follow, evaluate and inspect recommendation models that a job file describes; see docs/jobs.md."
+HELP = (
+    "Train, follow, evaluate and inspect recommendation models that a job file describes; see "
+    "docs/jobs.md."
+)
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=HELP
@@ -60,7 +60,13 @@ def train(
 
     A job whose stream has a state is refused: resume it with `hotbed online`.
     """
-    verbs.run_job(_read(job_file, assignments), restart=restart)
+    learned = run.train(
+        _read(job_file, assignments),
+        restart=restart,
+        report=show.print_event,
+        progress=True,
+    )
+    show.print_trained(learned)
 
 
 @app.command()
@@ -77,27 +83,25 @@ def online(
 
     A job with `train` learns that first, once. Ctrl-C ends it after a step, and leaves its state.
     """
-    verbs.follow_job(_read(job_file, assignments), max_steps, max_seconds)
+    learned = run.online(
+        _read(job_file, assignments),
+        max_steps,
+        max_seconds,
+        report=show.print_event,
+        progress=True,
+    )
+    show.print_followed(learned)
 
 
 @app.command()
 def evaluate(job_file: JobFile, assignments: Assignments = None) -> None:
     """Evaluate the trained model in the job's output folder on the job's validation data."""
-    import hotbed as hb
-
-    if _is_folder(str(job_file)):
+    if not names_a_job(str(job_file)):
         raise ConfigError(
-            f"{job_file}: a folder — received no job — give the job file, whose `valid` says what "
-            "to evaluate"
+            f"{job_file}: not a job file, got a folder or URL. Give the job file: its `valid` "
+            "is the data to evaluate on."
         )
-    job = _read(job_file, assignments)
-    if job.valid is None:
-        raise ConfigError(
-            "job.valid: missing key — `hotbed evaluate` needs a source with labels — add it, or "
-            "--set it"
-        )
-    model = hb.load(verbs.trained(job))
-    show.print_values("evaluation", model.evaluate(job.dataset(job.valid, model.schema)))
+    show.print_values("evaluation", run.evaluate(_read(job_file, assignments)))
 
 
 @app.command()
@@ -121,21 +125,22 @@ def predict(
     Writes predictions.parquet: the predictions in the order of the rows. An exported model needs no
     torch.
     """
-    if not _is_folder(what):
+    if names_a_job(what):
         if files:
             raise ConfigError(
-                f"{what}: files are for an exported model — received a job and {files} — "
-                "give MODEL FILES, or the job alone with --set predict=…"
+                f"{what}: a job scores the files it names, got {files}. Give MODEL FILES, or the "
+                "job alone with --set predict=…"
             )
-        verbs.predict_job(_read(Path(what), assignments), out)
+        show.print_predictions(run.predict(_read(Path(what), assignments), out))
         return
     if not files or assignments:
         raise ConfigError(
-            f"{what}: an exported model scores files — received {files or 'none'}, --set "
-            f"{assignments or 'nothing'} — "
-            "write hotbed predict MODEL FILES..."
+            f"{what}: an exported model scores files, got {files or 'none'} and --set "
+            f"{assignments or 'nothing'}. Write hotbed predict MODEL FILES..."
         )
-    verbs.predict_files(what, files, out or "predictions.parquet")
+    with show.ScoringBar() as bar:
+        predictions = run.predict_files(what, files, out or "predictions.parquet", bar.update)
+    show.print_predictions(predictions)
 
 
 @app.command()
@@ -155,15 +160,15 @@ def export(
     """Freeze a job's newest model, or the newest state of a checkpoint, for `hotbed serve` and
     `hotbed predict`.
     """
-    if not _is_folder(what):
-        verbs.export_job(_read(Path(what), assignments), out)
+    if names_a_job(what):
+        exported = run.export(_read(Path(what), assignments), out)
     elif out is None:
         raise ConfigError(
-            f"--out: missing — received {what}, which has no output folder — say where to write "
-            "the model"
+            f"--out: missing, got {what}, which has no output folder. Say where to write the model."
         )
     else:
-        verbs.export_state(what, out)
+        exported = run.export_state(what, out)
+    show.print_export(exported)
 
 
 @app.command()
@@ -177,25 +182,10 @@ def inspect(
     """Show what a job is: its data, columns and tables, and the trained model; or what a checkpoint
     holds.
     """
-    import hotbed as hb
-
-    if _is_folder(what):
-        from hotbed.persist import chain
-
-        show.print_checkpoint(chain.describe(what))
-        return
-    job = _read(Path(what), assignments)
-    show.print_columns(job)
-    rest = {key: value for key, value in job.to_json().items() if key != "schema"}
-    console.print(
-        escape(yaml.safe_dump(rest, sort_keys=False, default_flow_style=None, width=110)),
-        highlight=False,
-    )
-    newest = verbs.newest(job)
-    if verbs.has_state(newest):
-        hb.load(newest).summary()
+    if names_a_job(what):
+        show.print_job(run.inspect(_read(Path(what), assignments)))
     else:
-        console.print(f"not trained yet: no checkpoint in {job.output}")
+        show.print_checkpoint(run.inspect_states(what))
 
 
 @app.command()
@@ -223,15 +213,14 @@ def serve(
     """Answer prediction requests over the Open Inference Protocol; follow a trainer. SIGTERM
     drains. See docs/serving.md.
     """
-    from hotbed.serving.server.http import serve
-
-    settings = {
+    settings: dict[str, Any] = {
         "host": host,
         "port": http_port,
         "grpc_port": None if grpc_port < 0 else grpc_port,
         "token_file": None if token_file is None else str(token_file),
     }
-    serve(models, watch or (), {**settings, **_assigned(assignments, "serve")})
+    settings |= _assigned(assignments, "serve")
+    run.serve(models, watch or (), settings)
 
 
 @app.command(name="parameter-server")
@@ -255,15 +244,14 @@ def parameter_server(
     """Hold rows for `hotbed serve NAME=grpc://HOST:PORT` elsewhere; follow a trainer. SIGTERM
     drains. See docs/serving.md.
     """
-    from hotbed.serving.server.rows_service import serve_rows
-
-    settings = {
+    settings: dict[str, Any] = {
         "host": host,
         "port": port,
         "rows": None if rows is None else str(rows),
         "token_file": None if token_file is None else str(token_file),
     }
-    serve_rows(models, watch or (), {**settings, **_assigned(assignments, "parameter-server")})
+    settings |= _assigned(assignments, "parameter-server")
+    run.serve_rows(models, watch or (), settings)
 
 
 @app.command()
@@ -271,17 +259,7 @@ def verify(checkpoint: Checkpoint) -> None:
     """Check every file of a checkpoint and of what it rests on; what is wrong is named, with exit
     code 2.
     """
-    from hotbed.persist import chain
-
-    found = chain.verify(checkpoint)
-    console.print(
-        f"{found['folder']} is whole: {found['kind']}, version {found['version']}, "
-        f"{found['links']} links, "
-        f"{found['files']} files, {found['bytes'] / 2**20:,.1f} MiB\ndigest   {found['digest']}\n"
-        f"content  {found['content_digest']}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    show.print_verified(run.verify(checkpoint))
 
 
 @app.command()
@@ -291,29 +269,18 @@ def restore(
         int | None, typer.Option(help="The number of the state to go back to.")
     ] = None,
 ) -> None:
-    """Go back to an earlier state of a stream; what is newer is moved aside. See docs/persist.md."""
-    from hotbed.persist import recover
-
-    done = recover.go_back(path, state)
-    aside = ", ".join(done["aside"]) or "nothing"
-    console.print(
-        f"{path} resumes from {done['folder']}: {done['kind']}, version {done['version']}\n"
-        f"moved to {path}/aside: {aside}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    """Go back to an earlier state of a stream; move newer states aside. See docs/persist.md."""
+    show.print_restored(path, run.restore(path, state))
 
 
 @app.command()
 def diff(one: Checkpoint, two: Checkpoint) -> None:
     """Show what differs between two checkpoints; exit code 1 where something does."""
-    from hotbed.persist import chain
-
-    found = chain.diff(one, two)
-    if found["same"]:
-        console.print("the same content")
+    difference = run.diff(one, two)
+    if difference["same"]:
+        show.print_line("the same content")
         return
-    show.print_difference(found)
+    show.print_difference(difference)
     raise typer.Exit(1)
 
 
@@ -334,27 +301,24 @@ def init(
     out: Annotated[Path, typer.Option(help="The job file to write.")] = Path("job.yaml"),
 ) -> None:
     """Write a commented job for a data file by looking at its columns."""
-    if out.exists():
-        raise ConfigError(
-            f"{out}: the file exists — it is not overwritten — give another name with --out"
-        )
-    names = None if columns is None else [name.strip() for name in columns.split(",")]
-    out.write_text(draft(str(data_file), label, names), encoding="utf-8")
-    Job.read(out)
-    console.print(f"wrote {out}: read its comments, correct it, then: hotbed train {out}")
+    names = None
+    if columns is not None:
+        names = [name.strip() for name in columns.split(",")]
+    run.init(str(data_file), out, label, names)
+    show.print_written_job(out)
 
 
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of job files, for completion and checks in editors."""
-    typer.echo(json.dumps(json_schema(), indent=1, ensure_ascii=False))
+    typer.echo(json.dumps(run.schema(), indent=1, ensure_ascii=False))
 
 
 @app.command()
 def doctor() -> None:
     """Tell what this machine and this install can do."""
-    show.print_machine()
-    if not util.find_spec("hotbed._core"):
+    show.print_machine(machine.diagnose())
+    if not machine.has_native_core():
         raise typer.Exit(1)
 
 
@@ -365,15 +329,8 @@ def main() -> None:
     except HotbedError as error:
         if os.environ.get("HOTBED_TRACEBACK"):
             raise
-        text = f"[bold red]{type(error).__name__}[/] {escape(str(error))}"
-        Console(stderr=True).print(text, highlight=False, soft_wrap=True)
+        show.print_error(error)
         sys.exit(2)
-
-
-def _is_folder(what: str) -> bool:
-    """Whether a folder or URL is named, and no job file."""
-    place = resolve(what)
-    return isinstance(place, str) or place.is_dir() or place.name == MANIFEST
 
 
 def _read(job_file: Path, assignments: list[str] | None) -> Job:
@@ -385,7 +342,7 @@ def _assigned(assignments: list[str] | None, prefix: str) -> dict[str, Any]:
     for assignment in assignments or []:
         path, equals, text = assignment.partition("=")
         if not equals:
-            raise ConfigError(f"--set: no '=' — received {assignment!r} — write a.b=c")
+            raise ConfigError(f"--set: no '=' in it, got {assignment!r}. Write a.b=c.")
         values[path.strip().removeprefix(f"{prefix}.")] = parse_value(text)
     return values
 

@@ -1,281 +1,319 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the command line prints: columns, results, tables, checkpoints, the machine."""
+"""What the commands print: columns, events, results, tables, checkpoints, the machine."""
 
 from __future__ import annotations
 
 import json
-import os
-import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from importlib import import_module, metadata, util
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import yaml
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import MofNCompleteColumn, Progress
 from rich.table import Table as Grid
 
-from hotbed import config
+from hotbed.cli.doctor import Part
+from hotbed.job.events import Began, Event, Finished, MovedAside, Scored, WarmStarted
+from hotbed.job.run import ColumnFacts, Exported, JobFacts, Learned, Predictions
 
 if TYPE_CHECKING:
     from hotbed.embedding.table import Table
-    from hotbed.job.job import Job
-    from hotbed.training.model import RecModel
     from hotbed.training.watching.history import History
 
 console = Console()
+_BARS = "▁▂▃▄▅▆▇█"
 
 
-def print_columns(job: Job) -> None:
-    """Print the job's columns: role, the raw column and its type, table, settings."""
-    source = job.train or job.stream
-    assert source is not None
-    raw = source.schema()
+def print_line(text: str) -> None:
+    """Print a line, never broken and never coloured."""
+    console.print(text, highlight=False, soft_wrap=True)
+
+
+# --- jobs -----------------------------------------------------------------------------------------
+
+
+def print_event(event: Event) -> None:
+    """Print what a command reports while it works."""
+    match event:
+        case MovedAside():
+            print_line(f"earlier state: {event.folder}")
+        case WarmStarted():
+            console.print(
+                f"warm start: {event.table} has {event.num_rows:,} rows of {event.source} in "
+                f"{event.path}"
+            )
+        case Began():
+            part = "training"
+            if event.part == "stream":
+                part = "the stream: each batch is predicted, then learned by"
+            features = f"{event.num_ids} id and {event.num_dense} dense features"
+            console.rule(f"[bold]{part} {event.model} on {features}", align="left")
+        case Finished():
+            console.rule("[bold]results", align="left")
+            for name, history in event.histories.items():
+                _print_history(name, history)
+            _print_tables(event.model.tables, event.histories)
+
+
+class ScoringBar:
+    """A bar that shows how many rows are scored, while the `with` block lasts."""
+
+    def __init__(self) -> None:
+        self._bar = Progress(
+            *Progress.get_default_columns(),
+            MofNCompleteColumn(),
+            console=console,
+            transient=True,
+        )
+        self._task = self._bar.add_task("scoring", total=None)
+
+    def __enter__(self) -> ScoringBar:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+
+    def update(self, event: Event) -> None:
+        """Show an event of kind `Scored`."""
+        if isinstance(event, Scored):
+            self._bar.update(self._task, completed=event.num_rows, total=event.total)
+
+
+def print_job(job: JobFacts) -> None:
+    """Print a job: its columns, its settings and the trained model."""
+    _print_columns(job.columns)
+    settings = yaml.safe_dump(
+        dict(job.settings),
+        sort_keys=False,
+        default_flow_style=None,
+        width=110,
+    )
+    console.print(escape(settings), highlight=False)
+    if job.model is None:
+        console.print(f"not trained yet: no checkpoint in {job.output}")
+    else:
+        print(job.model)
+
+
+def _print_columns(columns: Iterable[ColumnFacts]) -> None:
     grid = Grid("column", "role", "reads", "table", "settings")
-    for column in job.schema.columns:
-        shown_elsewhere = ("kind", "name", "column", "table")
-        settings = {
-            key: value
-            for key, value in config.describe(column).items()
-            if key not in shown_elsewhere
-        }
-        kind = raw.field(column.source).type if column.source in raw.names else "[red]absent[/]"
-        text = escape(json.dumps(settings, ensure_ascii=False)) if settings else ""
-        table = str(getattr(column, "table", "") or "")
+    for column in columns:
+        settings = ""
+        if column.settings:
+            settings = escape(json.dumps(column.settings, ensure_ascii=False))
+        kind = column.type or "[red]absent[/]"
         grid.add_row(
-            column.name, config.kind_of(type(column)), f"{column.source}: {kind}", table, text
+            column.name,
+            column.role,
+            f"{column.source}: {kind}",
+            column.table,
+            settings,
         )
     console.print(grid)
 
 
-def print_results(model: RecModel, histories: Mapping[str, History]) -> None:
-    """Print metrics and tables after each part of a job."""
-    console.rule("[bold]results", align="left")
-    for part, history in histories.items():
-        speed = history.epochs[-1]["samples_per_second"]
-        kind = "progressive " if part == "stream" else ""
-        values = {kind + name: value for name, value in history.metrics.items()}
-        print_values(part, values, f"  {speed:,.0f} samples/s")
-    print_tables(model.tables, histories)
+def print_trained(learned: Learned) -> None:
+    """Print where the model and the report are."""
+    print_line(f"model: {learned.place}")
+    print_line(f"report: {learned.report}")
 
 
-def print_tables(tables: Mapping[str, Table], histories: Mapping[str, History]) -> None:
-    """Print how tables grew: rows after each part, and the ids that were admitted, refused and
-    evicted on the way.
-    """
-    grid = Grid(
-        "table",
-        *(f"rows after {part}" for part in histories),
-        "admitted",
-        "refused",
-        "evicted",
-        "MiB",
-    )
-    for name, stats in ((name, table.stats) for name, table in sorted(tables.items())):
-        rows = [
-            history.points[-1].tables[name]["rows"] if history.points else 0
-            for history in histories.values()
-        ]
-        counts = [
-            f"{count:,.0f}"
-            for count in (*rows, stats["admitted"], stats["refused"], stats["evicted"])
-        ]
-        size = sum(value for key, value in stats.items() if "bytes" in key)
-        grid.add_row(name, *counts, f"{size / 2**20:.1f}")
+def print_followed(learned: Learned) -> None:
+    """Print where the stream's states and the report are."""
+    print_line(f"state: {learned.place}")
+    print_line(f"report: {learned.report}")
+
+
+def print_written_job(path: Path) -> None:
+    """Print where a drafted job is, and what comes next."""
+    console.print(f"wrote {path}: read its comments, correct it, then: hotbed train {path}")
+
+
+def _print_history(part: str, history: History) -> None:
+    """Print the metrics of a part of a job, and its speed."""
+    speed = history.epochs[-1]["samples_per_second"]
+    values = history.metrics
+    if part == "stream":
+        values = {f"progressive {name}": value for name, value in values.items()}
+    print_values(part, values, f"  {speed:,.0f} samples/s")
+
+
+def _print_tables(tables: Mapping[str, Table], histories: Mapping[str, History]) -> None:
+    """Print how tables grew: rows after each part, ids admitted, refused and evicted."""
+    parts = [f"rows after {part}" for part in histories]
+    grid = Grid("table", *parts, "admitted", "refused", "evicted", "MiB")
+    for name, table in sorted(tables.items()):
+        stats = table.stats
+        counts = []
+        for history in histories.values():
+            counts.append(history.points[-1].tables[name]["rows"] if history.points else 0)
+        counts += [stats["admitted"], stats["refused"], stats["evicted"]]
+        num_bytes = sum(value for key, value in stats.items() if "bytes" in key)
+        grid.add_row(name, *(f"{count:,.0f}" for count in counts), _mebibytes(num_bytes))
     console.print(grid)
 
 
 def print_values(title: str, values: Mapping[str, float], more: str = "") -> None:
-    """Print named numbers on one line."""
-    same = [
-        name
-        for name in values
-        if name.endswith("loss") and f"{name.removesuffix('loss')}log_loss" in values
-    ]
-    kept = {
-        name.replace("valid.", "validation "): value
-        for name, value in values.items()
-        if name not in same
-    }
-    named = "  ".join(f"{name} {value:.4f}" for name, value in kept.items())
-    console.print(f"{title}: {named}{more}", highlight=False, soft_wrap=True)
+    """Print named numbers on one line; a loss that is a log loss is printed once."""
+    texts = []
+    for name, value in values.items():
+        if name.endswith("loss") and f"{name.removesuffix('loss')}log_loss" in values:
+            continue
+        texts.append(f"{name.replace('valid.', 'validation ')} {value:.4f}")
+    print_line(f"{title}: {'  '.join(texts)}{more}")
 
 
-def print_checkpoint(found: Mapping[str, Any]) -> None:
-    """Print what a checkpoint holds, as `hotbed.persist.chain.describe` tells it."""
-    size = sum(found["bytes"]) / 2**20
+def print_predictions(predictions: Predictions) -> None:
+    """Print where predictions are."""
     console.print(
-        f"{found['folder']}: {found['kind']}, version {found['version']}, {size:,.1f} MiB",
+        f"{predictions.num_rows:,} predictions, in the order of the source: {predictions.path}"
+    )
+
+
+def print_export(exported: Exported) -> None:
+    """Print an exported model: tables, rows, bytes, digest, and how to serve it."""
+    manifest = exported.manifest
+    tables = manifest["tables"]
+    files = manifest["files"]
+    grid = Grid("table", "dim", "rows", "MiB")
+    for table in tables:
+        num_bytes = sum(files[part["file"]]["bytes"] for part in table["parts"])
+        dim = str(table["config"]["dim"])
+        grid.add_row(escape(table["name"]), dim, f"{table['rows']:,}", _mebibytes(num_bytes))
+    console.print(grid)
+    num_rows = sum(table["rows"] for table in tables)
+    num_bytes = sum(file["bytes"] for file in files.values())
+    learned = ""
+    if "learned" in manifest:
+        learned = f", learned until {_moment(manifest['learned'])}"
+    print_line(
+        f"version {manifest['version']}: {len(tables)} tables, {num_rows:,} rows, "
+        f"{num_bytes:,} bytes{learned}\n"
+        f"digest {manifest['digest']}\n"
+        f"exported: {exported.path}\n"
+        f"serve it: hotbed serve {exported.path}"
+    )
+
+
+# --- checkpoints ----------------------------------------------------------------------------------
+
+
+def print_checkpoint(facts: Mapping[str, Any]) -> None:
+    """Print what a checkpoint holds, as `hotbed.job.run.inspect_states` returns it."""
+    mebibytes = _mebibytes(sum(facts["bytes"]))
+    console.print(
+        f"{facts['folder']}: {facts['kind']}, version {facts['version']}, {mebibytes} MiB",
         highlight=False,
     )
     for name in ("digest", "parent", "positions", "counters"):
-        console.print(
-            f"{name:9} {escape(json.dumps(found[name]))}", highlight=False, soft_wrap=True
+        print_line(f"{name:9} {escape(json.dumps(facts[name]))}")
+    for link in facts["chain"]:
+        print_line(f"rests on  {link['folder']} {link['digest']}")
+    dense = facts["dense"]
+    console.print(f"dense     {dense['parameters']:,} parameters in {dense['tensors']} tensors")
+    console.print(_grid_of(facts["tables"]))
+
+
+def _grid_of(tables: Iterable[Mapping[str, Any]]) -> Grid:
+    """Return a line for each table of a checkpoint."""
+    changes = ("here: changed", "removed", "waiting")
+    grid = Grid("table", "dim", "rows", "MiB", *changes, "norms of rows", "counts")
+    for table in tables:
+        grid.add_row(
+            table["name"],
+            str(table["dim"]),
+            f"{table['rows']:,}",
+            _mebibytes(table["bytes"]),
+            f"{table['changed']:,}",
+            f"{table['removed']:,}",
+            f"{table['candidates']:,}",
+            _histogram(table["norms"]),
+            _histogram(table["counts"]),
         )
-    for link in found["chain"]:
-        console.print(
-            f"rests on  {link['folder']} {link['digest']}", highlight=False, soft_wrap=True
-        )
-    console.print(
-        f"dense     {found['dense']['parameters']:,} parameters in {found['dense']['tensors']} "
-        "tensors"
-    )
-    grid = Grid(
-        "table",
-        "dim",
-        "rows",
-        "MiB",
-        "here: changed",
-        "removed",
-        "waiting",
-        "norms of rows",
-        "counts",
-    )
-    for table in found["tables"]:
-        counts = [f"{table[name]:,}" for name in ("changed", "removed", "candidates")]
-        drawn = (_histogram(table["norms"]), _histogram(table["counts"]))
-        mib = f"{table['bytes'] / 2**20:.1f}"
-        grid.add_row(table["name"], str(table["dim"]), f"{table['rows']:,}", mib, *counts, *drawn)
-    console.print(grid)
+    return grid
 
 
 def _histogram(bins: Sequence[Mapping[str, float]]) -> str:
-    """Rows by powers of two, as one line: `0.0625 ▁▃█▂ 1`."""
+    """Return rows by powers of two as one line: `0.0625 ▁▃█▂ 1`."""
     if not bins:
         return ""
-    most = max(one["rows"] for one in bins)
-    bars = "".join("▁▂▃▄▅▆▇█"[min(7, int(8 * one["rows"] / (most + 1)))] for one in bins)
+    most = max(bin["rows"] for bin in bins)
+    bars = ""
+    for bin in bins:
+        height = int(len(_BARS) * bin["rows"] / (most + 1))
+        bars += _BARS[height]
     return f"{bins[0]['from']:g} {bars} {bins[-1]['to']:g}"
 
 
-def print_difference(found: Mapping[str, Any]) -> None:
-    """Print what differs between two checkpoints, as `hotbed.persist.chain.diff` tells it."""
-    grid = Grid("table", "added", "removed", "changed", "largest difference")
-    for name, table in found["tables"].items():
-        numbers = (
-            ["only in one"]
-            if table is None
-            else [f"{table[key]:,}" for key in ("added", "removed", "changed")]
-        )
-        grid.add_row(name, *numbers, *([] if table is None else [f"{table['largest']:.3g}"]))
-    console.print(grid)
-    for name, largest in found["dense"].items():
-        console.print(
-            f"{name}: {'other shape' if largest is None else f'{largest:.3g}'}", highlight=False
-        )
-    for name in ("positions", "counters"):
-        if found[name][0] != found[name][1]:
-            console.print(
-                f"{name}: {found[name][0]}\n      now: {found[name][1]}",
-                highlight=False,
-                soft_wrap=True,
-            )
-
-
-def print_export(manifest: Mapping[str, Any], folder: str | Path) -> None:
-    """Print what an export wrote: tables, rows, bytes, digest, and what to do with it."""
-    files = manifest["files"]
-    grid = Grid("table", "dim", "rows", "MiB")
-    for table in manifest["tables"]:
-        size = sum(files[part["file"]]["bytes"] for part in table["parts"])
-        grid.add_row(
-            escape(table["name"]),
-            str(table["config"]["dim"]),
-            f"{table['rows']:,}",
-            f"{size / 2**20:.1f}",
-        )
-    console.print(grid)
-    rows = sum(table["rows"] for table in manifest["tables"])
-    size = sum(file["bytes"] for file in files.values())
-    learned = f", learned until {_moment(manifest['learned'])}" if "learned" in manifest else ""
-    console.print(
-        f"version {manifest['version']}: {len(manifest['tables'])} tables, {rows:,} rows, "
-        f"{size:,} bytes{learned}\n"
-        f"digest {manifest['digest']}\nexported: {folder}\nserve it: hotbed serve {folder}",
-        highlight=False,
-        soft_wrap=True,
+def print_verified(facts: Mapping[str, Any]) -> None:
+    """Print what was verified, as `hotbed.job.run.verify` returns it."""
+    print_line(
+        f"{facts['folder']} is whole: {facts['kind']}, version {facts['version']}, "
+        f"{facts['links']} links, {facts['files']} files, {_mebibytes(facts['bytes'])} MiB\n"
+        f"digest   {facts['digest']}\n"
+        f"content  {facts['content_digest']}"
     )
 
 
-def print_written(rows: int, path: str | Path) -> None:
-    """Print where predictions went."""
-    console.print(f"{rows:,} predictions, in the order of the source: {path}")
+def print_restored(path: str, facts: Mapping[str, Any]) -> None:
+    """Print which state a stream resumes from, as `hotbed.job.run.restore` returns it."""
+    aside = ", ".join(facts["aside"]) or "nothing"
+    print_line(
+        f"{path} resumes from {facts['folder']}: {facts['kind']}, version {facts['version']}\n"
+        f"moved to {path}/aside: {aside}"
+    )
 
 
-def print_machine() -> None:
+def print_difference(facts: Mapping[str, Any]) -> None:
+    """Print what differs between two checkpoints, as `hotbed.job.run.diff` returns it."""
+    grid = Grid("table", "added", "removed", "changed", "largest difference")
+    for name, table in facts["tables"].items():
+        if table is None:
+            grid.add_row(name, "only in one")
+            continue
+        counts = [f"{table[key]:,}" for key in ("added", "removed", "changed")]
+        grid.add_row(name, *counts, f"{table['largest']:.3g}")
+    console.print(grid)
+    for name, largest in facts["dense"].items():
+        text = "other shape"
+        if largest is not None:
+            text = f"{largest:.3g}"
+        console.print(f"{name}: {text}", highlight=False)
+    for name in ("positions", "counters"):
+        before, after = facts[name]
+        if before != after:
+            print_line(f"{name}: {before}\n      now: {after}")
+
+
+# --- the machine ----------------------------------------------------------------------------------
+
+
+def print_machine(parts: Iterable[Part]) -> None:
     """Print what this machine and this install can do."""
     grid = Grid("", "found", "what it is for", title="hotbed doctor", title_justify="left")
-    for name, found, purpose in diagnose():
-        grid.add_row(name, escape(found), purpose)
+    for part in parts:
+        grid.add_row(part.name, escape(part.state), part.purpose)
     console.print(grid)
 
 
-def diagnose() -> list[tuple[str, str, str]]:
-    """(part, what was found, what it is for), of this machine and install."""
-    rows = [
-        ("hotbed", _version("hotbed"), ""),
-        ("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}", ""),
-        (
-            "processors",
-            str(
-                len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-            ),
-            "",
-        ),
-        ("memory", _memory(), "tables of the Ram tier"),
-        ("native core", _native(), "tables; without it nothing trains"),
-    ]
-    for package, extra, purpose in (
-        ("torch", "train", "training, evaluation, prediction"),
-        ("tensorboard", "tensorboard", "the TensorBoard callback"),
-        ("prometheus_client", "prometheus", "the Prometheus callback"),
-        ("confluent_kafka", "kafka", "events from Kafka"),
-        ("fsspec", "object", "checkpoints and exported models in object stores"),
-        ("onnxruntime", "serve", "serving"),
-        ("uvicorn", "serve", "a server's HTTP"),
-        ("httptools", "serve", "a server's HTTP"),
-        ("grpcio", "serve", "gRPC, and parameter servers elsewhere"),
-        ("onnx", "export", "exporting for serving"),
-    ):
-        module = "grpc" if package == "grpcio" else package
-        found = (
-            _version(package) if util.find_spec(module) else f"absent: pip install hotbed[{extra}]"
-        )
-        rows.append((package, found, purpose))
-    rows.append(("device", _device(), "the dense network; tables stay on the host"))
-    return rows
+def print_error(error: Exception) -> None:
+    """Print an error on stderr, as one message without its traceback."""
+    text = f"[bold red]{type(error).__name__}[/] {escape(str(error))}"
+    Console(stderr=True).print(text, highlight=False, soft_wrap=True)
 
 
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return str(getattr(__import__(package), "__version__", "unknown version"))
-
-
-def _memory() -> str:
-    try:
-        return f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f} GiB"
-    except (ValueError, OSError, AttributeError):
-        return "unknown"
-
-
-def _native() -> str:
-    try:
-        core = import_module("hotbed._core")
-    except ImportError as error:
-        return f"absent: {error}"
-    return f"{core.isa_name()}, {core.num_threads()} threads"
-
-
-def _device() -> str:
-    if not util.find_spec("torch"):
-        return "none without torch"
-    torch = import_module("torch")
-    if torch.cuda.is_available():
-        return f"cuda: {torch.cuda.get_device_name()}"
-    return "mps" if torch.backends.mps.is_available() else f"cpu, {torch.get_num_threads()} threads"
+def _mebibytes(num_bytes: float) -> str:
+    return f"{num_bytes / 2**20:,.1f}"
 
 
 def _moment(seconds: float) -> str:

@@ -15,7 +15,8 @@ from typing import Any
 import yaml
 
 from hotbed.errors import ConfigError
-from hotbed.files import local_path
+from hotbed.files import local_path, resolve
+from hotbed.persist.store import MANIFEST
 
 
 class _Loader(yaml.SafeLoader):
@@ -55,6 +56,12 @@ def _number(loader: _Loader, node: yaml.ScalarNode) -> int:
 
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _number)
+
+
+def names_a_job(what: str) -> bool:
+    """Return whether `what` is the path of a job file: not a folder, a URL or a manifest."""
+    place = resolve(what)
+    return isinstance(place, Path) and not place.is_dir() and place.name != MANIFEST
 
 
 def parse_value(text: str) -> Any:

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this machine and this install can do: the values that `hotbed doctor` prints."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib import import_module, metadata, util
+from typing import NamedTuple
+
+# package, module, the extra that installs it, what it is for
+_PACKAGES = (
+    ("torch", "torch", "train", "training, evaluation, prediction"),
+    ("tensorboard", "tensorboard", "tensorboard", "the TensorBoard callback"),
+    ("prometheus_client", "prometheus_client", "prometheus", "the Prometheus callback"),
+    ("confluent_kafka", "confluent_kafka", "kafka", "events from Kafka"),
+    ("fsspec", "fsspec", "object", "checkpoints and exported models in object stores"),
+    ("onnxruntime", "onnxruntime", "serve", "serving"),
+    ("uvicorn", "uvicorn", "serve", "a server's HTTP"),
+    ("httptools", "httptools", "serve", "a server's HTTP"),
+    ("grpcio", "grpc", "serve", "gRPC, and parameter servers elsewhere"),
+    ("onnx", "onnx", "export", "exporting for serving"),
+)
+
+
+class Part(NamedTuple):
+    """A part of the machine or the install: its name, what is there, what it is for."""
+
+    name: str
+    state: str
+    purpose: str
+
+
+def diagnose() -> list[Part]:
+    """Return the parts of this machine and install, Hotbed itself first."""
+    parts = [
+        Part("hotbed", _version("hotbed", "hotbed"), ""),
+        Part("python", _python(), ""),
+        Part("processors", str(_num_processors()), ""),
+        Part("memory", _memory(), "tables of the Ram tier"),
+        Part("native core", _native_core(), "tables; without it nothing trains"),
+    ]
+    for package, module, extra, purpose in _PACKAGES:
+        state = f"absent: pip install hotbed[{extra}]"
+        if util.find_spec(module):
+            state = _version(package, module)
+        parts.append(Part(package, state, purpose))
+    parts.append(Part("device", _device(), "the dense network; tables stay on the host"))
+    return parts
+
+
+def has_native_core() -> bool:
+    """Return whether the native core is installed; without it nothing works."""
+    return util.find_spec("hotbed._core") is not None
+
+
+def _version(package: str, module: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return str(getattr(import_module(module), "__version__", "unknown version"))
+
+
+def _python() -> str:
+    return f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+
+
+def _num_processors() -> int | None:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
+
+
+def _memory() -> str:
+    try:
+        num_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return "unknown"
+    return f"{num_bytes / 2**30:.1f} GiB"
+
+
+def _native_core() -> str:
+    try:
+        core = import_module("hotbed._core")
+    except ImportError as error:
+        return f"absent: {error}"
+    return f"{core.isa_name()}, {core.num_threads()} threads"
+
+
+def _device() -> str:
+    if not util.find_spec("torch"):
+        return "none without torch"
+    torch = import_module("torch")
+    if torch.cuda.is_available():
+        return f"cuda: {torch.cuda.get_device_name()}"
+    if torch.backends.mps.is_available():
+        return "mps"
+    return f"cpu, {torch.get_num_threads()} threads"

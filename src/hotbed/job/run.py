@@ -1,0 +1,475 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The work of the commands, one function each: they return values, and print nothing.
+
+`hotbed.cli` reads the command line, calls these and prints what they return.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hotbed import config
+from hotbed.connectors import Live
+from hotbed.errors import ConfigError, DataError
+from hotbed.files import Where
+from hotbed.job.draft import draft, source_of
+from hotbed.job.events import Began, Finished, Report, Scored, WarmStarted, ignore
+from hotbed.job.job import Job, json_schema
+from hotbed.job.states import has_state, newest, own_states, trained
+from hotbed.persist.store import new_file
+
+if TYPE_CHECKING:
+    from hotbed.training.model import RecModel
+    from hotbed.training.watching.history import History
+
+# --- learning -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What `train` and `online` return.
+
+    `histories`: by part, `"train"` and `"stream"`. `place`: where the model or the stream's states
+    are. `report`: where the report is.
+    """
+
+    model: RecModel
+    histories: Mapping[str, History]
+    place: Where
+    report: Where
+
+
+def train(
+    job: Job,
+    *,
+    restart: bool = False,
+    report: Report = ignore,
+    progress: bool = False,
+) -> Learned:
+    """Train the job's model from the start, then go through its stream; save model and report.
+
+    Args:
+        job: the job.
+        restart: rename the folder of states that an earlier stream of the job left, and begin anew.
+        report: called with each event.
+        progress: show progress bars.
+
+    Raises:
+        ConfigError: the job has no `train`, or its stream has a state and `restart` is not set.
+        PersistError: another run holds the lock of the stream's states.
+    """
+    if job.train is None:
+        raise ConfigError(
+            "job.train: missing key, got none. `hotbed train` begins with it: add a source, or "
+            "use `hotbed online`."
+        )
+    with own_states(job, restart=restart, report=report) as live:
+        if has_state(job.state_path):
+            raise ConfigError(
+                f"job.output: its stream has a state in {job.state_path}, got `hotbed train`. "
+                "Resume it with `hotbed online`, or move it aside with `hotbed train --restart`."
+            )
+        learning = _Learning(job, report, progress)
+        model = learning.train()
+        if job.stream is not None:
+            learning.follow(model, live)
+    report(Finished(model, learning.histories))
+    place = model.save(job.output)
+    page = _write_report(job, model, learning.histories)
+    return Learned(model, learning.histories, place, page)
+
+
+def online(
+    job: Job,
+    max_steps: int | None = None,
+    max_seconds: float | None = None,
+    *,
+    report: Report = ignore,
+    progress: bool = False,
+) -> Learned:
+    """Resume the job's stream, or begin it; a stream without a state follows the job's `train`.
+
+    Args:
+        job: the job.
+        max_steps: end after this many steps, those of earlier runs included.
+        max_seconds: end after this many seconds.
+        report: called with each event.
+        progress: show progress bars.
+
+    Raises:
+        ConfigError: the job has no `stream`.
+        PersistError: another run holds the lock of the stream's states.
+    """
+    if job.stream is None:
+        raise ConfigError(
+            "job.stream: missing key, got none. `hotbed online` follows it: add a source, or use "
+            "`hotbed train`."
+        )
+    learning = _Learning(job, report, progress)
+    with own_states(job) as live:
+        if has_state(job.state_path):
+            model = job.rec_model(job.schema_of(job.state_path))
+        elif job.train is None:
+            model = learning.new_model()
+        else:
+            model = learning.train()
+        learning.follow(model, live, max_steps, max_seconds)
+    report(Finished(model, learning.histories))
+    page = _write_report(job, model, learning.histories)
+    return Learned(model, learning.histories, job.state_path, page)
+
+
+class _Learning:
+    """The parts of a job that learn; `histories` holds what each part returned."""
+
+    def __init__(self, job: Job, report: Report, progress: bool) -> None:
+        self.histories: dict[str, History] = {}
+        self._job = job
+        self._report = report
+        self._progress = progress
+
+    def new_model(self) -> RecModel:
+        """Return the job's model before it learned anything, with the rows it starts from."""
+        job = self._job
+        model = job.rec_model(job.fitted())
+        start = job.warm_start
+        if start is None:
+            return model
+        sources = model.warm_start(start.path, start.rename, optimizer_state=start.optimizer_state)
+        for table, source in sources.items():
+            num_rows = len(model.tables[table])
+            self._report(WarmStarted(table, num_rows, source, start.path))
+        return model
+
+    def train(self) -> RecModel:
+        """Return a model that has learned the job's `train`."""
+        job = self._job
+        assert job.train is not None
+        model = self.new_model()
+        self._begin(model, "train")
+        valid = None
+        if job.valid is not None:
+            valid = job.dataset(job.valid, model.schema)
+        self.histories["train"] = model.fit(
+            job.dataset(job.train, model.schema),
+            valid,
+            job.fit.epochs,
+            job.make_callbacks(),
+            progress=self._progress,
+            seed=job.seed,
+        )
+        return model
+
+    def follow(
+        self,
+        model: RecModel,
+        live: Live | None,
+        max_steps: int | None = None,
+        max_seconds: float | None = None,
+    ) -> None:
+        """Follow the job's stream; `live`: the journal and the dead letters under its lock."""
+        job = self._job
+        assert job.stream is not None
+        self._begin(model, "stream")
+        events = job.dataset(job.stream, model.schema, batch_size=job.fit.stream_batch_size)
+        events.live = live or events.live
+        self.histories["stream"] = model.online_train(
+            events,
+            job.make_callbacks(stream=True),
+            max_steps=max_steps,
+            max_seconds=max_seconds,
+            progress=self._progress,
+            seed=job.seed,
+        )
+
+    def _begin(self, model: RecModel, part: str) -> None:
+        job = self._job
+        with new_file(job.output_path("job.json")) as file:
+            file.write(json.dumps(job.to_json(), indent=1, ensure_ascii=False).encode())
+        kind = config.kind_of(type(model.network))
+        self._report(Began(part, kind, len(model.schema.ids), len(model.schema.dense)))
+
+
+def _write_report(job: Job, model: RecModel, histories: Mapping[str, History]) -> Where:
+    """Write the page about the run into the job's output folder, and return its place."""
+    from hotbed.training.described import summary_of
+    from hotbed.training.watching.report import write_report
+
+    about: dict[str, Any] = {"seed": job.seed, "batch size": job.fit.batch_size}
+    for name, source in (("train", job.train), ("valid", job.valid), ("stream", job.stream)):
+        if source is not None:
+            about[f"data, {name}"] = source
+    return write_report(
+        job.output_path("report.html"),
+        histories,
+        title=f"{config.kind_of(type(model.network))}: {Path(job.output).name}",
+        summary=summary_of(model),
+        about=about,
+    )
+
+
+# --- using a model --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """A Parquet file of `num_rows` predictions, in the order of the source."""
+
+    num_rows: int
+    path: Where
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A folder or URL of an exported model, and its manifest."""
+
+    manifest: Mapping[str, Any]
+    path: Where
+
+
+def evaluate(job: Job) -> dict[str, float]:
+    """Return the metrics of the job's newest model on the job's `valid`."""
+    import hotbed as hb
+
+    if job.valid is None:
+        raise ConfigError(
+            "job.valid: missing key, got none. `hotbed evaluate` needs a source with labels: add "
+            "it, or --set it."
+        )
+    model = hb.load(trained(job))
+    return model.evaluate(job.dataset(job.valid, model.schema))
+
+
+def predict(job: Job, out: Where | None = None) -> Predictions:
+    """Score the job's `predict`, else its `valid`, with its newest model.
+
+    Args:
+        job: the job.
+        out: the Parquet file to write, or its URL; None: `predictions.parquet` in the job's output.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    import hotbed as hb
+
+    source = job.predict or job.valid
+    if source is None:
+        raise ConfigError(
+            "job.predict: missing key, got none. There is nothing to score: add a source, or "
+            "--set it."
+        )
+    model = hb.load(trained(job))
+    scores = model.predict(job.dataset(source, model.schema))
+    if not isinstance(scores, Mapping):
+        scores = {model.schema.labels[0].name: scores}
+    table = pa.table({name: pa.array(values) for name, values in scores.items()})
+    path = out or job.output_path("predictions.parquet")
+    with new_file(path) as file:
+        pq.write_table(table, file)
+    return Predictions(table.num_rows, path)
+
+
+def predict_files(
+    model: Where,
+    files: Sequence[str],
+    out: Where,
+    report: Report = ignore,
+) -> Predictions:
+    """Score files with an exported model, without torch, batch by batch.
+
+    The result appears whole, or not at all.
+
+    Args:
+        model: folder or URL of the exported model.
+        files: csv, tsv, jsonl or parquet files, all of one kind.
+        out: the Parquet file to write, or its URL.
+        report: called with `Scored` after each batch.
+    """
+    import pyarrow.parquet as pq
+
+    import hotbed as hb
+
+    sources = [source_of(file)[0] for file in files]
+    if len({type(source) for source in sources}) > 1:
+        raise ConfigError(
+            f"FILES: they are of several kinds, got {', '.join(files)}. Score one kind at a time."
+        )
+    source: Any = replace(sources[0], path=list(files))  # type: ignore[type-var]
+    session = hb.InferenceSession(model)
+    total = source.num_rows()
+    num_rows = 0
+    with new_file(out) as file:
+        writer = None
+        for batch in session.predict_source(source):
+            if writer is None:
+                writer = pq.ParquetWriter(file, batch.schema)
+            writer.write_batch(batch)
+            num_rows += batch.num_rows
+            report(Scored(num_rows, total))
+        if writer is None:
+            raise DataError(f"FILES: no rows, got {', '.join(files)}. Give files with rows.")
+        writer.close()
+    return Predictions(num_rows, out)
+
+
+def export(job: Job, out: Where | None = None) -> Exported:
+    """Freeze the job's newest model for servers; `out`: None is `export` in the job's output."""
+    states = trained(job)
+    model = job.rec_model(job.schema_of(states)).restore(states)
+    return _export(model, states, out or job.output_path("export"))
+
+
+def export_state(states: Where, out: Where) -> Exported:
+    """Freeze the newest state of a checkpoint.
+
+    Raises:
+        ConfigError: the checkpoint does not hold how its network is built.
+    """
+    import hotbed as hb
+    from hotbed.persist.format import open_checkpoint
+
+    description = open_checkpoint(states).manifest["model"] or {}
+    if not description.get("network"):
+        raise ConfigError(
+            f"{states}: its network cannot be rebuilt, got a checkpoint without its description. "
+            "Give the job, or call model.export() where the network is built."
+        )
+    return _export(hb.load(states), states, out)
+
+
+def _export(model: RecModel, states: Where, out: Where) -> Exported:
+    from hotbed.persist.format import open_checkpoint
+
+    folder = model.export(out, states)
+    return Exported(open_checkpoint(folder).manifest, out)
+
+
+# --- looking --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ColumnFacts:
+    """A column of a job. `type`: of the raw column, None where the data do not have it."""
+
+    name: str
+    role: str
+    source: str
+    type: str | None
+    table: str
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class JobFacts:
+    """What a job is. `settings`: its other keys; `model`: text, None where it is not trained."""
+
+    columns: Sequence[ColumnFacts]
+    settings: Mapping[str, Any]
+    output: str
+    model: str | None
+
+
+def inspect(job: Job) -> JobFacts:
+    """Return a job's columns with the types of its data, its settings, and the trained model."""
+    source = job.train or job.stream
+    assert source is not None
+    raw = source.schema()
+    columns: list[ColumnFacts] = []
+    for column in job.schema.columns:
+        settings = config.describe(column)
+        for shown in ("kind", "name", "column", "table"):
+            settings.pop(shown, None)
+        columns.append(
+            ColumnFacts(
+                name=column.name,
+                role=config.kind_of(type(column)),
+                source=column.source,
+                type=str(raw.field(column.source).type) if column.source in raw.names else None,
+                table=getattr(column, "table", None) or "",
+                settings=settings,
+            )
+        )
+    rest = {key: value for key, value in job.to_json().items() if key != "schema"}
+    return JobFacts(columns, rest, job.output, _summary(newest(job)))
+
+
+def _summary(states: Where) -> str | None:
+    if not has_state(states):
+        return None
+    import hotbed as hb
+    from hotbed.training.described import summary_of
+
+    return summary_of(hb.load(states))
+
+
+def inspect_states(where: Where) -> dict[str, Any]:
+    """Return what the newest checkpoint under `where` holds."""
+    from hotbed.persist import chain
+
+    return chain.describe(where)
+
+
+def verify(where: Where) -> dict[str, Any]:
+    """Check every file of the newest checkpoint under `where` and of the states it needs."""
+    from hotbed.persist import chain
+
+    return chain.verify(where)
+
+
+def diff(one: Where, two: Where) -> dict[str, Any]:
+    """Return what differs between two checkpoints."""
+    from hotbed.persist import chain
+
+    return chain.diff(one, two)
+
+
+def restore(where: Where, state: int | None) -> dict[str, Any]:
+    """Make an earlier state of a stream the newest one."""
+    from hotbed.persist import recover
+
+    return recover.go_back(where, state)
+
+
+def init(
+    data_file: str,
+    out: Path,
+    label: str | None = None,
+    columns: Sequence[str] | None = None,
+) -> None:
+    """Write a commented job for a data file to `out`; `label`, `columns`: as in `draft`.
+
+    Raises:
+        ConfigError: `out` exists.
+    """
+    if out.exists():
+        raise ConfigError(
+            f"{out}: the file exists and is not overwritten, got --out {out}. Give another name."
+        )
+    out.write_text(draft(data_file, label, columns), encoding="utf-8")
+    Job.read(out)
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON Schema of job files."""
+    return json_schema()
+
+
+# --- serving --------------------------------------------------------------------------------------
+
+
+def serve(models: Sequence[str], watch: Sequence[str], settings: Mapping[str, Any]) -> None:
+    """Answer prediction requests until SIGTERM."""
+    from hotbed.serving.server import http
+
+    http.serve(models, watch, settings)
+
+
+def serve_rows(models: Sequence[str], watch: Sequence[str], settings: Mapping[str, Any]) -> None:
+    """Hold rows for prediction servers until SIGTERM."""
+    from hotbed.serving.server import rows_service
+
+    rows_service.serve_rows(models, watch, settings)

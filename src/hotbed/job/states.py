@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The states of a job: where its newest model is, and who may change the states of its stream."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from hotbed.connectors import DeadLetters, Journal, Live
+from hotbed.errors import ConfigError
+from hotbed.files import Lock, Where, resolve, sync_folder
+from hotbed.job.events import MovedAside, Report, ignore
+from hotbed.job.job import Job
+from hotbed.persist.recover import finish_first
+from hotbed.persist.store import JOURNAL, LETTERS, open_store
+
+
+def has_state(where: Where) -> bool:
+    """Return whether there is a newest checkpoint under `where`.
+
+    Raises:
+        FormatError: the file that names the newest checkpoint is torn or lost.
+    """
+    return open_store(where).newest() is not None
+
+
+def newest(job: Job) -> str:
+    """Return where the newest model of a job is: its stream's states, or its output folder."""
+    if has_state(job.state_path):
+        return job.state_path
+    return job.output
+
+
+def trained(job: Job) -> str:
+    """Return where the newest model of a job is.
+
+    Raises:
+        ConfigError: the job has no model yet.
+    """
+    states = newest(job)
+    if not has_state(states):
+        raise ConfigError(
+            f"job: not trained yet, got no checkpoint in {job.output}. Run `hotbed train` first."
+        )
+    return states
+
+
+@contextlib.contextmanager
+def own_states(
+    job: Job,
+    *,
+    restart: bool = False,
+    report: Report = ignore,
+) -> Iterator[Live | None]:
+    """Hold the lock of the stream's states while the job trains and follows its stream.
+
+    Yields the journal and the dead letters, which are kept with the states. Yields None where
+    nothing can be locked (an object store) or nothing needs a lock (a job without a stream).
+
+    Args:
+        restart: rename a folder that holds states first, and begin with an empty one.
+        report: called with `MovedAside` when a folder was renamed.
+
+    Raises:
+        ConfigError: `restart` is set and the states are in an object store.
+        PersistError: another run holds the lock.
+    """
+    folder = resolve(job.state_path)
+    if isinstance(folder, str) or (job.stream is None and not folder.exists()):
+        if restart and has_state(job.state_path):
+            raise ConfigError(
+                f"--restart: cannot move the state {job.state_path} aside, got an object store. "
+                "Choose another output for the job."
+            )
+        yield None
+        return
+    if restart and folder.exists():
+        aside = _move_aside(folder)
+        if aside is not None:
+            report(MovedAside(aside))
+    with contextlib.closing(Journal(folder / JOURNAL)) as journal:
+        finish_first(folder)
+        yield Live(journal, DeadLetters(folder / LETTERS))
+
+
+def _move_aside(folder: Path) -> Path | None:
+    """Rename a folder of states under its lock; return its new path, None if it is empty."""
+    with Lock(folder / JOURNAL):
+        if not any(path.is_dir() or path.stat().st_size for path in folder.iterdir()):
+            return None
+        aside = _free_name(folder)
+        os.rename(folder, aside)
+        sync_folder(folder.parent)
+    return aside
+
+
+def _free_name(folder: Path) -> Path:
+    number = 1
+    while True:
+        aside = folder.with_name(f"{folder.name}.aside-{number}")
+        if not aside.exists():
+            return aside
+        number += 1

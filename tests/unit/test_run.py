@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the commands do is there for Python too: values and events, and nothing is printed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+pytest.importorskip("torch", reason="torch absent")
+
+import pyarrow as pa
+
+import hotbed as hb
+from hotbed.job import run
+from hotbed.job.events import Began, Event, Finished, MovedAside, Scored, WarmStarted
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> hb.Job:
+    """A job on 300 rows: two thirds to train on, the rest a stream."""
+    user = np.arange(300) % 20
+    rows = pa.table({"clicked": user % 2, "user": user})
+    pq.write_table(rows, tmp_path / "rows.parquet")
+    monkeypatch.chdir(tmp_path)
+    source = hb.sources.Parquet("rows.parquet")
+    return hb.Job(
+        schema=hb.Schema([hb.Label("clicked"), hb.Id("user")]),
+        model="lr",
+        train=source.slice(stop=200),
+        valid=source.slice(start=200),
+        stream=source.slice(start=200),
+        output="out",
+    )
+
+
+def test_run_returns_values_reports_events_and_prints_nothing(
+    job: hb.Job, capfd: pytest.CaptureFixture[str]
+) -> None:
+    events: list[Event] = []
+    learned = run.train(job, report=events.append)
+    assert set(learned.histories) == {"train", "stream"}
+    assert Path(learned.report).exists()
+    assert [type(event) for event in events] == [Began, Began, Finished]
+    assert events[:2] == [Began("train", "lr", 1, 0), Began("stream", "lr", 1, 0)]
+    metrics = run.evaluate(job)
+    assert metrics["auc"] == 1.0
+    assert run.predict(job).num_rows == 100
+
+    exported = run.export(job)
+    assert exported.manifest["tables"][0]["rows"] == 20
+    scored: list[Event] = []
+    predictions = run.predict_files(
+        exported.path, ["rows.parquet"], "scores.parquet", scored.append
+    )
+    assert scored[-1] == Scored(300, 300)
+    assert predictions.num_rows == pq.read_table("scores.parquet").num_rows == 300
+
+    facts = run.inspect(job)
+    assert [(column.name, column.role, column.type) for column in facts.columns] == [
+        ("clicked", "label", "int64"),
+        ("user", "id", "int64"),
+    ]
+    assert facts.model is not None
+    verified = run.verify(job.state_path)
+    assert verified["digest"] == run.inspect_states(job.state_path)["digest"]
+    assert run.diff(job.state_path, job.state_path)["same"]
+    assert capfd.readouterr().out == ""
+
+
+def test_restart_and_warm_start_are_reported(job: hb.Job) -> None:
+    run.online(job)
+    events: list[Event] = []
+    run.train(job, restart=True, report=events.append)
+    assert events[0] == MovedAside(Path("out/checkpoint.aside-1"))
+    start = {"path": "out", "rename": {}}
+    plain = job.to_json() | {"output": "new", "warm_start": start}
+    events.clear()
+    run.train(hb.Job.from_json(plain), report=events.append)
+    assert events[0] == WarmStarted("user.linear", 20, "user.linear", "out")
