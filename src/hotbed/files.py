@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where paths and URLs lead, names that survive a loss of power, and the lock of one writer."""
+"""Resolve paths and URLs, write files whole, map them into memory, and lock what one writes."""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import mmap
 import os
 import re
+import secrets
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from hotbed.errors import ConfigError, PersistError
 
@@ -15,6 +20,7 @@ Where = str | Path
 
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+(::|://)")
 _LOCAL_URL = re.compile(r"(?:file|local):(?://(?P<path>.+)|(?P<absolute>/.*))", re.DOTALL)
+_LOCK_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 _SHORTENED_URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+:/[^/]")
 
 
@@ -56,6 +62,37 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def partial_path(root: Path, name: str) -> Path:
+    """Return a path that nobody else uses, for what is not whole yet or is being removed."""
+    return root / f".{name}.{secrets.token_hex(8)}.partial"
+
+
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that appears at `path`, whole and on disk, when the block ends.
+
+    It replaces a file that is there. After an error `path` is as before.
+    """
+    partial = partial_path(path.parent, path.name)
+    try:
+        with open(partial, "xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def map_file(path: Path) -> memoryview:
+    """Return the bytes of a file, mapped into memory: they stay valid when the file is removed."""
+    with open(path, "rb") as file:
+        if os.fstat(file.fileno()).st_size == 0:  # an empty file cannot be mapped
+            return memoryview(b"")
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
 class Lock:
     """The lock of the one process that writes `path`, until `release` or until the process ends.
 
@@ -69,13 +106,10 @@ class Lock:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = lock_file(path)
         self._handle: int | None = None
-        handle = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        handle = os.open(file, _LOCK_FLAGS, 0o644)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not os.path.samestat(os.fstat(handle), os.stat(file)):
-                raise FileNotFoundError(f"{file} was moved away")
+            _lock(handle, file)
         except OSError as error:
-            os.close(handle)
             raise PersistError(
                 f"{path}: another run writes this journal, got {error}. "
                 "Stop that run, or give this one a folder of its own."
@@ -98,3 +132,49 @@ class Lock:
 def lock_file(path: Path) -> Path:
     """Return the file that a `Lock` of `path` is on."""
     return path.with_name(path.name + ".lock")
+
+
+class FolderLock(Lock):
+    """The lock of the one process that writes `folder`, until `release` or until the process ends.
+
+    The locked file is `LOCK` in the folder. It holds the number of the process, for messages.
+
+    Raises:
+        PersistError: another process has the lock.
+        OSError: the folder cannot be made, or nothing can be written to it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._handle: int | None = None
+        file = folder_lock_file(folder)
+        handle = os.open(file, _LOCK_FLAGS, 0o644)
+        try:
+            _lock(handle, file)
+        except BlockingIOError as error:
+            process = file.read_text("ascii", "replace").strip() or "unknown"
+            raise PersistError(
+                f"{folder}: another process writes it, got process {process}. Give each writer a "
+                "folder of its own; any number of processes may read."
+            ) from error
+        self._handle = handle
+        number = f"{os.getpid()}\n".encode()
+        with contextlib.suppress(OSError):  # a full disk: the lock holds without the number
+            os.truncate(handle, 0)
+            os.write(handle, number)
+
+
+def folder_lock_file(folder: Path) -> Path:
+    """Return the file that a `FolderLock` of `folder` is on."""
+    return folder / "LOCK"
+
+
+def _lock(handle: int, file: Path) -> None:
+    """Lock an open file. After an OSError it is closed; BlockingIOError if another has the lock."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(handle), os.stat(file)):
+            raise FileNotFoundError(f"{file} was moved away")
+    except OSError:
+        os.close(handle)
+        raise

@@ -280,7 +280,7 @@ def test_changes_say_which_ids_a_delta_touched(export: Path, tmp_path: Path) -> 
 def test_more_deltas_than_are_remembered_apart_still_tell_what_may_have_changed(
     export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hotbed.serving.stores.writing._REMEMBERED", 2)
+    monkeypatch.setattr("hotbed.serving.stores.table_files._REMEMBERED_DELTAS", 2)
     server, saved, versions = hb.ParameterServer(tmp_path / "rows"), None, list[Any]()
     server.load("m", export)
     for number in range(4, 9):
@@ -370,7 +370,7 @@ def test_a_second_process_that_writes_is_refused_and_may_read(export: Path, tmp_
         assert other.stdout.readline() == "loaded\n"
         server = hb.ParameterServer(tmp_path / "rows")
         with pytest.raises(
-            PersistError, match=f"another process writes it — received process {other.pid}"
+            PersistError, match=f"another process writes it, got process {other.pid}"
         ):
             server.load("m", export)
         with pytest.raises(PersistError, match="another process writes it"):

@@ -12,7 +12,6 @@ import errno
 import hashlib
 import mmap
 import os
-import secrets
 import threading
 import time
 from collections import deque
@@ -20,6 +19,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from hotbed.files import partial_path
 
 try:
     import fcntl
@@ -277,11 +278,6 @@ class Held:
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
-
-
-def partial_path(root: Path, name: str) -> Path:
-    """A name that nobody else has, for what is not whole yet or any more."""
-    return root / f".{name}.{secrets.token_hex(8)}.partial"
 
 
 def new_partial(root: Path, name: str) -> tuple[Path, Held]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import mmap
 import os
 import re
 import shutil
@@ -21,8 +20,8 @@ from types import TracebackType
 from typing import IO, Any, NamedTuple
 
 from hotbed.errors import FormatError, MissingExtra, PersistError, StoreAway
-from hotbed.files import Where, resolve, sync_folder
-from hotbed.persist.sink import HashedFile, Held, LocalFile, Workers, new_partial, partial_path
+from hotbed.files import Where, map_file, partial_path, resolve, sync_folder
+from hotbed.persist.sink import HashedFile, Held, LocalFile, Workers, new_partial
 
 MANIFEST = "MANIFEST.json"
 CURRENT = "CURRENT"
@@ -158,7 +157,7 @@ class LocalStore(Store):
 
     def read(self, name: str) -> memoryview:
         try:
-            return _mapped(self.root / name)
+            return map_file(self.root / name)
         except OSError as error:
             raise FormatError(
                 f"{self.root / name}: missing or unreadable — {error.strerror or error} — {ADVICE}"
@@ -288,13 +287,6 @@ class _LocalDraft(Draft):
         self._held.release()
 
 
-def _mapped(path: Path) -> memoryview:
-    with open(path, "rb") as file:
-        if os.fstat(file.fileno()).st_size == 0:
-            return memoryview(b"")
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-
-
 def number_of(folder: str) -> int:
     """The number in a checkpoint's name."""
     match = _NAME.fullmatch(folder)
@@ -342,7 +334,7 @@ class ObjectStore(Store):
                 prefix="hotbed-read-"
             ) as file:  # mapped: no part of the process's own memory
                 self._fs.get_file(path, file.name)
-                return _mapped(Path(file.name))
+                return map_file(Path(file.name))
         except OSError as error:
             raise FormatError(
                 f"{self.place(name)}: missing or unreadable — {error} — {ADVICE}"

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from hotbed import _core, checks
 from hotbed.data.batch import Ids
-from hotbed.embedding.table import POOLINGS
 from hotbed.errors import ConfigError, HotbedError, NotServed, RowShapeError, StoreError
-from hotbed.serving.rows import LookupResult, ServedTable
+from hotbed.serving.rows import LookupCall, LookupResult, ServedTable, native_layout
 from hotbed.serving.stores.base import ModelVersion, RowStore
 
 Policy = Literal["lru", "lfu"]
@@ -97,9 +96,7 @@ class EmbeddingCache:
         self._earlier_misses = 0
         self._start(parameter_server.model(model))
 
-    def lookup(
-        self, version: ModelVersion, features: Sequence[tuple[str, str, str]]
-    ) -> Callable[[Mapping[str, Ids | NDArray[np.int64]], int], LookupResult]:
+    def lookup(self, version: ModelVersion, features: Sequence[tuple[str, str, str]]) -> LookupCall:
         """Return the embedding half of `version` over this cache, called like a `Lookup`.
 
         A version newer than the cached one replaces it, without the rows that changed.
@@ -257,10 +254,7 @@ class _CachedLookup:
         self._version = version
         self._patience = _Patience(version)
         self._names = list(_dims(version))
-        layout = [
-            (name, self._names.index(table), POOLINGS.index(pooling))
-            for name, table, pooling in features
-        ]
+        layout = native_layout(features, self._names)
         self._rows = rows
         self._epoch = epoch
         self._native = _core.CachedLookup(rows, layout, epoch)

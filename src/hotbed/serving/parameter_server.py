@@ -18,8 +18,9 @@ from hotbed.files import Where, local_path
 from hotbed.persist.format import Reader, open_checkpoint
 from hotbed.serving.rows import RowDtype, return_free_memory
 from hotbed.serving.stores.base import RowStore
+from hotbed.serving.stores.locking import SharedLock, TemporaryFolder
 from hotbed.serving.stores.mapped import MappedVersion, ModelFolder
-from hotbed.serving.stores.writing import TemporaryFolder, Writer, make_newest, tidy, write_served
+from hotbed.serving.stores.writing import make_newest, tidy, write_served
 
 if TYPE_CHECKING:
     from hotbed.serving.stores.remote import RemoteParameterServer
@@ -54,7 +55,7 @@ class ParameterServer(RowStore):
         self._lock = threading.RLock()
         self._versions = dict[str, tuple[MappedVersion, ...]]()
         self._loaded = set[str]()
-        self._writer: Writer | None = None
+        self._folder_lock: SharedLock | None = None
 
     @staticmethod
     def connect(
@@ -184,8 +185,8 @@ class ParameterServer(RowStore):
         return self.model(model).table(table).find(ids)
 
     def _writing(self) -> AbstractContextManager[bool]:
-        self._writer = Writer.of(self.folder)
-        return self._writer.busy
+        self._folder_lock = SharedLock.of(self.folder)
+        return self._folder_lock.busy
 
     def _resumes(self, name: str, reader: Reader, before: MappedVersion) -> bool:
         """Return whether `before` was followed from the state of `reader` by an earlier process."""

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,14 +20,13 @@ from hotbed.persist.format import open_checkpoint
 from hotbed.persist.store import MANIFEST, split
 from hotbed.serving.parameter_server import ParameterServer
 from hotbed.serving.request import Columns, RequestEncoder, ScoreRequest
-from hotbed.serving.rows import Lookup, LookupResult
+from hotbed.serving.rows import Lookup, LookupCall
 from hotbed.serving.stores.base import ModelVersion
 from hotbed.serving.stores.mapped import MappedVersion
 
 if TYPE_CHECKING:
     from hotbed.serving.cache import EmbeddingCache
 
-Look = Callable[[Mapping[str, Ids | NDArray[np.int64]], int], LookupResult]
 Predictions = NDArray[np.float32] | dict[str, NDArray[np.float32]]
 
 
@@ -189,7 +188,7 @@ def _opened(path: str | Path, cache: EmbeddingCache | None) -> ModelVersion:
 
 def _lookup(
     model: ModelVersion, features: Sequence[tuple[str, str, str]], cache: EmbeddingCache | None
-) -> Look:
+) -> LookupCall:
     if cache is not None:
         return cache.lookup(model, features)
     if not isinstance(model, MappedVersion):

@@ -14,7 +14,7 @@ from pathlib import Path
 from hotbed.errors import ConfigError
 from hotbed.persist.format import Reader
 from hotbed.persist.publish import Follower, Topic
-from hotbed.serving.stores.writing import TemporaryFolder
+from hotbed.serving.stores.locking import TemporaryFolder
 
 log = logging.getLogger("hotbed.serving")
 _CLOSE_SECONDS = 5.0

@@ -6,11 +6,9 @@ docs/format.md describes the files.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
-import mmap
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotbed.errors import ConfigError, FormatError, HotbedError
+from hotbed.files import map_file
 from hotbed.serving.rows import FrozenRows, ServedTable
 from hotbed.serving.stores.base import ModelVersion, read_weights, version_fields
 
@@ -242,15 +241,9 @@ def _inside(folder: Path, name: str) -> Path:
 
 
 def _read(folder: Path, entry: Mapping[str, Any]) -> memoryview:
-    """Return a small file, checked by its digest.
-
-    The file is mapped, so that its bytes stay valid when a later version removes it.
-    """
+    """Return the bytes of a small file, checked by its digest, also once the file is removed."""
     path = _inside(folder, entry["file"])
-    with open(path, "rb") as file:
-        data = memoryview(b"")
-        with contextlib.suppress(ValueError):  # an empty file cannot be mapped
-            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    data = map_file(path)
     if len(data) != entry["bytes"] or hashlib.sha256(data).hexdigest() != entry["sha256"]:
         raise FormatError(
             f"{path}: torn or changed since it was written, got another length or SHA-256. "

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write the files of a version's tables: their rows, what deltas changed, and the hottest ids."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from hotbed.errors import FormatError
+from hotbed.files import new_file
+from hotbed.persist.content import table_folder
+from hotbed.persist.format import Link, Reader
+from hotbed.serving.rows import FrozenRows, RowDtype, ServedTable, ids_of, write_rows
+from hotbed.serving.stores.mapped import MappedVersion
+
+_HOT_IDS = 1 << 22  # ids that are kept in the order of their counts
+_REMEMBERED_DELTAS = 16  # the newest deltas, each with a file of the ids that it changed
+_Ids = NDArray[np.int64]
+
+
+class TableFiles:
+    """The files of one table of a version. Files that are there already are not written again.
+
+    Args:
+        folder: The folder of the model.
+        reader: The state that becomes the version.
+        number: Number of the table in the manifest of the state.
+        dtype: Type of the rows.
+        before: The version before, whose files may serve again.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        reader: Reader,
+        number: int,
+        dtype: RowDtype,
+        before: MappedVersion | None,
+    ) -> None:
+        entry = reader.manifest["tables"][number]
+        self._folder = folder
+        self._links = reader.links
+        self._dtype = dtype
+        self._name: str = entry["name"]
+        self._config: Mapping[str, Any] = entry["config"]
+        self._dim = int(self._config["dim"])
+        self._stem = Path(table_folder(number, self._name)).name
+        self._deltas = dict[int, _Delta]()
+        self._earlier = dict[str, dict[str, Any]]()
+        self._has_no_counts = False
+        if before is not None and self._name in before.spec["tables"]:
+            self._compare(before)
+
+    def _compare(self, before: MappedVersion) -> None:
+        """Collect from the version before what this one need not write or read again."""
+        entry = before.spec["tables"][self._name]
+        for small in (*entry["changed"], entry["hot"]):
+            if small is not None:
+                self._earlier[small["file"]] = small
+        has_same_full = before.spec["chain"][0] == self._links[0].manifest["digest"]
+        self._has_no_counts = has_same_full and entry["hot"] is None
+
+    def write(self) -> dict[str, Any]:
+        """Write what is missing, and return the entry of the table in the version's file.
+
+        The rows are those of the full, and those that its deltas changed since.
+        """
+        layers = [self._full()]
+        if self._last:
+            layers.insert(0, self._overlay())
+        oldest = max(1, self._last + 1 - _REMEMBERED_DELTAS)
+        return {
+            "layers": [{"file": path.name, "bytes": path.stat().st_size} for path in layers],
+            "hot": self._hot(),
+            "changed": [self._changed(number) for number in range(oldest, self._last + 1)],
+        }
+
+    @property
+    def _last(self) -> int:
+        """The number of the newest delta; 0 is the full."""
+        return len(self._links) - 1
+
+    def _delta(self, number: int) -> _Delta:
+        if number not in self._deltas:
+            self._deltas[number] = _Delta(self._links[number], self._name)
+        return self._deltas[number]
+
+    def _digest(self, number: int) -> str:
+        digest: str = self._links[number].manifest["digest"]
+        return digest
+
+    def _path(self, number: int, ending: str) -> Path:
+        return self._folder / f"{self._digest(number)[:32]}-{self._stem}.{ending}"
+
+    def _rows_path(self, number: int) -> Path:
+        return self._path(number, f"{self._dtype}.rows")
+
+    def _full(self) -> Path:
+        path = self._rows_path(0)
+        if not _is_whole(path):
+            batches = self._links[0].parts(self._name)
+            write_rows(path, self._dim, batches, dtype=self._dtype)
+        return path
+
+    def _overlay(self) -> Path:
+        """Return the file of all rows that deltas changed since the full."""
+        path = self._rows_path(self._last)
+        if _is_whole(path):
+            return path
+        earlier = self._last - 1
+        while earlier > 0 and not _is_whole(self._rows_path(earlier)):
+            earlier -= 1
+        overlay = None
+        if earlier:
+            overlay = ServedTable(self._config, [FrozenRows(self._rows_path(earlier))])
+        deltas = [self._delta(number) for number in range(earlier + 1, self._last + 1)]
+        merge = _Merge(deltas, overlay)
+        write_rows(path, self._dim, merge.rows(), merge.removed(), self._dtype)
+        return path
+
+    def _changed(self, number: int) -> dict[str, Any]:
+        """Return the entry of the file of the ids that a delta changed."""
+        path = self._path(number, "changed")
+        entry = self._earlier_entry(path)
+        if entry is None:
+            entry = write_small(path, self._delta(number).changed.tobytes())
+        return {**entry, "digest": self._digest(number)}
+
+    def _hot(self) -> dict[str, Any] | None:
+        """Return the entry of the file of ids by falling count, None where there are no counts."""
+        if self._has_no_counts:
+            return None
+        path = self._path(0, "hot")
+        entry = self._earlier_entry(path)
+        if entry is not None:
+            return entry
+        ids = _hottest(self._links[0].parts(self._name))
+        if not len(ids):
+            return None
+        return write_small(path, ids.tobytes())
+
+    def _earlier_entry(self, path: Path) -> dict[str, Any] | None:
+        """Return the entry of a file that the version before has, None where it is gone."""
+        entry = self._earlier.get(path.name)
+        if entry is None or not path.exists() or path.stat().st_size != entry["bytes"]:
+            return None
+        return entry
+
+
+class _Delta:
+    """The batches of rows, and the ids, that one delta holds of a table. It is read once."""
+
+    def __init__(self, link: Link, table: str) -> None:
+        self.batches = list(link.parts(table))
+        self.removed = ids_of(link.parts(table, "removed"))
+
+    @property
+    def changed(self) -> _Ids:
+        """The ids with a new row or without one now: each once, rising."""
+        return np.union1d(ids_of(self.batches), self.removed)
+
+
+class _Merge:
+    """Merge deltas, and a file of earlier changes; the newest entry of an id counts.
+
+    `rows` has to be read to its end before `removed`.
+    """
+
+    def __init__(self, deltas: list[_Delta], earlier: ServedTable | None) -> None:
+        self._deltas = deltas
+        self._earlier = earlier
+        self._decided = np.empty(0, np.int64)  # ids with an entry so far, rising
+        self._removed = list[_Ids]()
+
+    def rows(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows, newest delta first."""
+        for delta in reversed(self._deltas):
+            for batch in delta.batches:
+                is_new = self._is_undecided(batch.column("id").to_numpy())
+                yield batch.filter(pa.array(is_new))
+            self._removed.append(delta.removed[self._is_undecided(delta.removed)])
+            self._decided = np.union1d(self._decided, delta.changed)
+        if self._earlier is not None:
+            ids, removed = self._earlier.layers[0].entries()
+            yield from self._earlier.batches(ids[self._is_undecided(ids)])
+            self._removed.append(removed[self._is_undecided(removed)])
+
+    def removed(self) -> Iterator[pa.RecordBatch]:
+        """Yield the ids without a row."""
+        for ids in self._removed:
+            yield pa.record_batch({"id": pa.array(ids)})
+
+    def _is_undecided(self, ids: _Ids) -> NDArray[np.bool_]:
+        """Return which ids have no newer entry, bool [n]."""
+        if not len(self._decided):
+            return np.ones(len(ids), bool)
+        places = np.searchsorted(self._decided, ids)
+        nearest = self._decided[np.minimum(places, len(self._decided) - 1)]
+        undecided: NDArray[np.bool_] = nearest != ids
+        return undecided
+
+
+def _hottest(batches: Iterable[pa.RecordBatch]) -> _Ids:
+    """Return the ids of the highest counts, highest first; none where rows have no counts."""
+    ids = [np.empty(0, np.int64)]
+    counts = [np.empty(0, np.int64)]
+    for batch in batches:
+        if "count" not in batch.schema.names:
+            return np.empty(0, np.int64)
+        ids.append(batch.column("id").to_numpy())
+        counts.append(batch.column("count").to_numpy().astype(np.int64))
+        if sum(map(len, ids)) > 2 * _HOT_IDS:
+            top_ids, top_counts = _highest(ids, counts)
+            ids = [top_ids]
+            counts = [top_counts]
+    return _highest(ids, counts)[0]
+
+
+def _highest(ids: list[_Ids], counts: list[_Ids]) -> tuple[_Ids, _Ids]:
+    all_ids = np.concatenate(ids)
+    all_counts = np.concatenate(counts)
+    order = np.lexsort([all_ids, -all_counts])[:_HOT_IDS]
+    return all_ids[order], all_counts[order]
+
+
+def _is_whole(path: Path) -> bool:
+    """Return whether a file of rows is there; a torn one is written again."""
+    try:
+        FrozenRows(path)
+    except FormatError:
+        return False
+    return True
+
+
+def write_small(path: Path, data: bytes | memoryview) -> dict[str, Any]:
+    """Write a small file, if it is not there as it should be, and return its entry."""
+    if not path.exists() or path.read_bytes() != data:
+        with new_file(path) as file:
+            file.write(data)
+    digest = hashlib.sha256(data).hexdigest()
+    return {"file": path.name, "bytes": len(data), "sha256": digest}
