@@ -28,7 +28,7 @@ from hotbed.serving.process import Elsewhere
 from hotbed.serving.server.batching import Limits
 from hotbed.serving.server.http import Options
 from hotbed.serving.server.rows_service import RowsOptions
-from hotbed.training import durable
+from hotbed.training import checkpoint
 
 pytestmark = pytest.mark.slow
 
@@ -178,7 +178,7 @@ def test_python_on_a_page_runs(
         (tmp_path / entry.name).symlink_to(entry)
     monkeypatch.chdir(tmp_path)
     # tracing it takes seconds; tests of publishing do
-    monkeypatch.setattr(durable, "_graph", lambda run: None)
+    monkeypatch.setattr(checkpoint, "_graph", lambda run: None)
     given = names(page)
     before(page, given)
     code = blocks(page, "python")
