@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import functools
 import importlib
-import inspect
 import operator
-import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -316,109 +314,3 @@ def _one_of(
     spec: Spec, kinds: Mapping[str, type], path: str, given: Mapping[str, object] | None = None
 ) -> Any:
     return config.build(spec, functools.reduce(operator.or_, kinds.values()), path, given)
-
-
-# --- JSON schema for editors ----------------------------------------------------------------------
-
-_LEAVES: Mapping[Any, dict[str, Any]] = {
-    bool: {"type": "boolean"},
-    int: {"type": "integer"},
-    float: {"type": "number"},
-    str: {"type": "string"},
-    Path: {"type": "string"},
-    type(None): {"type": "null"},
-    Any: {},
-    object: {},
-}
-
-
-def json_schema() -> dict[str, Any]:
-    """JSON Schema (2020-12) of a job file, for completion and checks in editors; needs torch, to
-    list the models.
-    """
-    from hotbed.metrics import Metric
-    from hotbed.models.losses import Loss, MultiTask
-
-    definitions: dict[str, Any] = {}
-    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Hotbed job"}
-    head |= _class_schema(Job, "job", definitions, needs_kind=False)
-    properties = definitions["job.job"]["properties"]
-    properties["model"] = _any_of(config.public_kinds("hotbed.models"), definitions)
-    properties["loss"] = _any_of(config.kinds(Loss) | {"multi_task": MultiTask}, definitions)
-    metric = _any_of(config.kinds(Metric), definitions)
-    metric["anyOf"].append({"type": "string", "pattern": "^(gauc|hit_rate|ndcg)@."})
-    metrics = {"type": "array", "items": metric}
-    properties["metrics"] = {
-        "anyOf": [metrics, {"type": "object", "additionalProperties": metrics}]
-    }
-    callbacks = _any_of(config.public_kinds("hotbed.training.callbacks"), definitions)
-    keywords = config.parameters(config.public_kinds("hotbed.training.callbacks")["checkpoint"])
-    known = {
-        name: _schema(p.annotation, definitions) for name, p in keywords.items() if name != "path"
-    }
-    properties["checkpoint"] = {
-        "type": "object",
-        "properties": known,
-        "additionalProperties": False,
-    }
-    properties["callbacks"] = properties["stream_callbacks"] = {"type": "array", "items": callbacks}
-    return {**head, "$defs": dict(sorted(definitions.items()))}
-
-
-def _schema(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
-    origin = typing.get_origin(hint)
-    hints = typing.get_args(hint)
-    if hint in _LEAVES:
-        return dict(_LEAVES[hint])
-    if origin in (typing.Union, types.UnionType):
-        return {"anyOf": [_schema(member, definitions) for member in hints]}
-    if origin is Literal:
-        return {"enum": list(hints)}
-    container = origin or hint
-    if container in (list, tuple, Sequence, Iterable):
-        return {"type": "array", "items": _schema(hints[0] if hints else Any, definitions)}
-    if container in (dict, Mapping):
-        return {
-            "type": "object",
-            "additionalProperties": _schema(hints[1] if hints else Any, definitions),
-        }
-    if not inspect.isclass(container) or not container.__module__.startswith("hotbed."):
-        return {}
-    return _any_of(config.kinds(container), definitions) or _class_schema(
-        container, config.kind_of(container), definitions, needs_kind=False
-    )
-
-
-def _any_of(kinds: Mapping[str, type], definitions: dict[str, Any]) -> dict[str, Any]:
-    own = {
-        kind: cls
-        for kind, cls in sorted(kinds.items())
-        if cls.__module__.startswith("hotbed.") and cls.__module__ != "hotbed.testing"
-    }
-    references = [
-        _class_schema(cls, kind, definitions, needs_kind=True) for kind, cls in own.items()
-    ]
-    return {"anyOf": [*references, {"enum": list(own)}]} if references else {}
-
-
-def _class_schema(
-    cls: type, kind: str, definitions: dict[str, Any], *, needs_kind: bool
-) -> dict[str, Any]:
-    key = f"{cls.__module__.split('.')[1]}.{kind}"
-    if key not in definitions:
-        definitions[key] = {}  # breaks cycles: a source may hold a source
-        known = {
-            name: p
-            for name, p in config.parameters(cls).items()
-            if name not in config.GIVEN or cls is Job
-        }
-        required = [name.rstrip("_") for name, p in known.items() if p.default is p.empty]
-        definitions[key] = {
-            "type": "object",
-            "description": (inspect.getdoc(cls) or "").partition("\n")[0],
-            "properties": {"kind": {"const": kind}}
-            | {name.rstrip("_"): _schema(p.annotation, definitions) for name, p in known.items()},
-            "required": (["kind"] if needs_kind else []) + required,
-            "additionalProperties": False,
-        }
-    return {"$ref": f"#/$defs/{key}"}

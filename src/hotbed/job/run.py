@@ -18,7 +18,8 @@ from hotbed.errors import ConfigError, DataError
 from hotbed.files import Where
 from hotbed.job.draft import draft, source_of
 from hotbed.job.events import Began, Finished, Report, Scored, WarmStarted, ignore
-from hotbed.job.job import Job, json_schema
+from hotbed.job.job import Job
+from hotbed.job.schema import json_schema
 from hotbed.job.states import has_state, newest, own_states, trained
 from hotbed.persist.store import new_file
 
