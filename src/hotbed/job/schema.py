@@ -89,7 +89,8 @@ class _Schemas:
         references = []
         names = []
         for kind, cls in sorted(kinds.items()):
-            if cls.__module__.startswith("hotbed.") and cls.__module__ != "hotbed.testing":
+            folders = cls.__module__.split(".")
+            if folders[0] == "hotbed" and folders[1] != "testing":
                 references.append(self.of_class(cls, kind, needs_kind=True))
                 names.append(kind)
         if not references:
