@@ -6,6 +6,7 @@ allow-lists may only shrink.
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import re
 import subprocess
@@ -197,6 +198,19 @@ def test_a_folder_imports_only_folders_before_it() -> None:
                 (SOURCE / parts[1]).is_dir() or (SOURCE / f"{parts[1]}.py").exists()
             ):
                 wrong.append(f"{relative(path)}:{line} imports {module}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_examples_and_benchmarks_import_names_that_exist() -> None:
+    wrong = []
+    for path in python_files(ROOT / "benchmarks", ROOT / "examples"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.ImportFrom) or not str(node.module).startswith("hotbed"):
+                continue
+            for alias in node.names:
+                module = importlib.import_module(str(node.module))
+                if not hasattr(module, alias.name):
+                    wrong.append(f"{path.name}:{node.lineno} {node.module}.{alias.name}")
     assert not wrong, "\n".join(wrong)
 
 
