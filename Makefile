@@ -10,12 +10,13 @@ JOBS ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
 # Warnings of our own compiler are errors in CI; a stranger's newer compiler must not stop a build.
 WERROR ?= $(if $(CI),ON,OFF)
 SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE THIRD_PARTY_NOTICES \
-  $(shell find src csrc/core csrc/bind -name '*.py' -o -name '*.pyi' -o -name 'py.typed' -o -name '*.cpp' -o -name '*.h' -o -name '*.html')
+  $(shell find src csrc/core csrc/bind -name '*.py' -o -name '*.pyi' -o -name 'py.typed' -o -name '*.cpp' -o -name '*.h' -o -name '*.html' \
+  -o -name '*.proto' -o -name '*.binpb')
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 unexport PYTHONPATH
 
-.PHONY: help setup demo test soak bench docs lint format wheel sanitize native matrix upgrade clean
+.PHONY: help setup demo test soak bench docs lint format wheel sanitize native matrix protos upgrade clean
 .DEFAULT_GOAL := help
 
 help:                ## list the verbs
@@ -77,6 +78,10 @@ sanitize: $(VENV)/.tools   ## the same under the address, thread and undefined-b
 
 matrix: setup        ## the suite's core on other Pythons and on torch 2.6; arm64 and clang compile
 	@scripts/matrix.sh $(BIN)
+
+protos: $(VENV)/.tools   ## compile the .proto files of the gRPC services after a change
+	@for file in $$(find src -name '*.proto'); do \
+	  $(BIN)/python -m grpc_tools.protoc -I src --descriptor_set_out=$${file%.proto}.binpb $$file || exit 1; done
 
 upgrade:             ## newest versions of everything, into constraints.txt
 	@scripts/upgrade.sh $(PYTHON)

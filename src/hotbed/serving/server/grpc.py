@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Open Inference Protocol over gRPC. Needs the extra `serve`.
 
-The messages are described here, field by field; see `hotbed.serving.stores.messages`.
+`inference.proto` describes the messages.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -39,17 +40,13 @@ from hotbed.serving.server.protocol import (
     text_of,
 )
 from hotbed.serving.server.triton import (
-    CONFIG_MESSAGES,
-    DATA_TYPES,
-    STATISTICS_MESSAGES,
     model_config,
     model_statistics,
 )
 from hotbed.serving.session import Scores
-from hotbed.serving.stores.messages import messages
+from hotbed.serving.stores.messages import load_service
 
 log = logging.getLogger("hotbed.serving")
-SERVICE = "inference.GRPCInferenceService"
 _OPEN = (
     "/ServerLive",
     "/ServerReady",
@@ -62,74 +59,10 @@ _CALL_BYTES = 64 << 10  # of a request other than for predictions
 # the longest message, unless an option or a loaded model allows longer ones
 _INFER_BYTES = 16 << 20
 
-# Message -> its fields by number: `*` repeated, `%` a map from strings, `|` a member of the oneof
-# of that name.
-_PARAMETERS = (
-    "bool bool_param | parameter_choice; int64 int64_param | parameter_choice; "
-    "string string_param | parameter_choice"
-)
-_NAMED = "string name; string version"
-_CHANGE = "string repository_name; string model_name; % ModelRepositoryParameter parameters"
-_TENSOR = "string name; string datatype; * int64 shape"
-_MESSAGES: Mapping[str, str] = {
-    "ServerLiveRequest": "",
-    "ServerLiveResponse": "bool live",
-    "ServerReadyRequest": "",
-    "ServerReadyResponse": "bool ready",
-    "ModelReadyRequest": _NAMED,
-    "ModelReadyResponse": "bool ready",
-    "ServerMetadataRequest": "",
-    "ServerMetadataResponse": "string name; string version; * string extensions",
-    "ModelMetadataRequest": _NAMED,
-    "TensorMetadata": _TENSOR,
-    "ModelMetadataResponse": "string name; * string versions; string platform; * TensorMetadata "
-    "inputs; * TensorMetadata outputs",
-    "InferParameter": f"{_PARAMETERS}; double double_param | parameter_choice; uint64 "
-    "uint64_param | parameter_choice",
-    "InferTensorContents": "* bool bool_contents; * int32 int_contents; * int64 int64_contents; * "
-    "uint32 uint_contents; "
-    "* uint64 uint64_contents; * float fp32_contents; * double fp64_contents; * bytes "
-    "bytes_contents",
-    "InferInputTensor": f"{_TENSOR}; % InferParameter parameters; InferTensorContents contents",
-    "InferRequestedOutputTensor": "string name; % InferParameter parameters",
-    "ModelInferRequest": "string model_name; string model_version; string id; % InferParameter "
-    "parameters; "
-    "* InferInputTensor inputs; * InferRequestedOutputTensor outputs; * bytes raw_input_contents",
-    "InferOutputTensor": f"{_TENSOR}; % InferParameter parameters; InferTensorContents contents",
-    "ModelInferResponse": "string model_name; string model_version; string id; % InferParameter "
-    "parameters; "
-    "* InferOutputTensor outputs; * bytes raw_output_contents",
-    "ModelRepositoryParameter": f"{_PARAMETERS}; bytes bytes_param | parameter_choice",
-    "RepositoryIndexRequest": "string repository_name; bool ready",
-    "ModelIndex": "string name; string version; string state; string reason",
-    "RepositoryIndexResponse": "* ModelIndex models",
-    "RepositoryModelLoadRequest": _CHANGE,
-    "RepositoryModelLoadResponse": "",
-    "RepositoryModelUnloadRequest": _CHANGE,
-    "RepositoryModelUnloadResponse": "",
-    **CONFIG_MESSAGES,
-    **STATISTICS_MESSAGES,
-}
-_CALLS = (
-    "ServerLive",
-    "ServerReady",
-    "ServerMetadata",
-    "ModelReady",
-    "ModelMetadata",
-    "ModelConfig",
-    "ModelStatistics",
-    "ModelInfer",
-    "RepositoryIndex",
-    "RepositoryModelLoad",
-    "RepositoryModelUnload",
-)
-
-MESSAGES = messages(
-    SERVICE,
-    _MESSAGES,
-    {name: (f"{name}Request", f"{name}Response", False) for name in _CALLS},
-    {"DataType": DATA_TYPES},
-)
+_TYPES = load_service(Path(__file__).with_name("inference.binpb"))
+SERVICE = _TYPES.name
+MESSAGES = _TYPES.messages
+_CALLS = tuple(_TYPES.calls)
 
 # Datatype -> the field of InferTensorContents with its values. FP16 has none: it is always raw.
 _CONTENTS = {

@@ -11,28 +11,6 @@ from hotbed.serving.server.meters import together
 if TYPE_CHECKING:
     from hotbed.serving.server.models import Models
 
-# Message -> its fields, as in `hotbed.serving.stores.messages`. Fields that the server never fills
-# are left out.
-CONFIG_MESSAGES: Mapping[str, str] = {
-    "ModelConfigRequest": "string name; string version",
-    "ModelInput": "string name = 1; DataType data_type = 2; * int64 dims = 4",
-    "ModelOutput": "string name = 1; DataType data_type = 2; * int64 dims = 3",
-    "ModelDynamicBatching": "uint64 max_queue_delay_microseconds = 2",
-    "ModelTransactionPolicy": "bool decoupled",
-    "ModelConfig": "; ".join(
-        [
-            "string name = 1",
-            "string platform = 2",
-            "int32 max_batch_size = 4",
-            "* ModelInput input = 5",
-            "* ModelOutput output = 6",
-            "ModelDynamicBatching dynamic_batching = 11",
-            "string backend = 17",
-            "ModelTransactionPolicy model_transaction_policy = 19",
-        ]
-    ),
-    "ModelConfigResponse": "ModelConfig config",
-}
 _DURATIONS = (
     "success",
     "fail",
@@ -42,39 +20,6 @@ _DURATIONS = (
     "compute_output",
     "cache_hit",
     "cache_miss",
-)
-STATISTICS_MESSAGES: Mapping[str, str] = {
-    "ModelStatisticsRequest": "string name; string version",
-    "StatisticDuration": "uint64 count; uint64 ns",
-    "InferStatistics": "; ".join(f"StatisticDuration {name}" for name in _DURATIONS),
-    "ModelStatistics": "; ".join(
-        [
-            "string name",
-            "string version",
-            "uint64 last_inference",
-            "uint64 inference_count",
-            "uint64 execution_count",
-            "InferStatistics inference_stats",
-        ]
-    ),
-    "ModelStatisticsResponse": "* ModelStatistics model_stats",
-}
-DATA_TYPES = (
-    "TYPE_INVALID",
-    "TYPE_BOOL",
-    "TYPE_UINT8",
-    "TYPE_UINT16",
-    "TYPE_UINT32",
-    "TYPE_UINT64",
-    "TYPE_INT8",
-    "TYPE_INT16",
-    "TYPE_INT32",
-    "TYPE_INT64",
-    "TYPE_FP16",
-    "TYPE_FP32",
-    "TYPE_FP64",
-    "TYPE_STRING",
-    "TYPE_BF16",
 )
 
 

@@ -1,127 +1,71 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build the messages of gRPC services from descriptions; describe those of the parameter server.
+"""Load the messages of gRPC services; those of the parameter server. Needs the extra `serve`.
 
-The messages are registered in a pool of their own. Generated code would have to match the
-installed protobuf, and could clash with other stubs in the process. Needs the extra `serve`.
+A service is a .proto file and the descriptor set that `make protos` compiled from it. Its messages
+are registered in a pool of their own: generated code would have to match the installed protobuf,
+and could clash with other stubs in the process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-_FIELD = descriptor_pb2.FieldDescriptorProto
 
+class CallTypes(NamedTuple):
+    """The messages of a call.
 
-Calls: TypeAlias = Mapping[str, tuple[str, str, bool]]
-"""Call of a service -> its request, its answer, and whether the answer is a stream."""
-
-
-def messages(
-    service: str,
-    specs: Mapping[str, str],
-    calls: Calls,
-    enums: Mapping[str, Sequence[str]] | None = None,
-) -> dict[str, Any]:
-    """Return the classes of messages by name, in a pool that also describes their service.
-
-    Args:
-        service: Full name of the service, package first.
-        specs: Message -> its fields, separated by `; `. A field is `TYPE name` with optional
-            marks: `*` before it for repeated, `%` for a map from strings, `| NAME` after it for
-            a member of that oneof, `= N` for its number where that is not its position.
-        calls: The calls of the service.
-        enums: Enum -> the names of its values, from 0 on.
+    Attributes:
+        request: Name of the request.
+        answer: Name of the answer, or of each of its parts.
+        is_streamed: Whether the answer is a stream of parts.
     """
-    package, _, service_name = service.rpartition(".")
-    file = descriptor_pb2.FileDescriptorProto(
-        name=f"hotbed/{package}.proto", package=package, syntax="proto3"
-    )
-    for name, values in (enums or {}).items():
-        enum = file.enum_type.add(name=name)
-        for number, value in enumerate(values):
-            enum.value.add(name=value, number=number)
-    for name, fields in specs.items():
-        message = file.message_type.add(name=name)
-        for position, spec in enumerate(filter(None, fields.split("; ")), 1):
-            field, _, own_number = spec.partition(" = ")
-            _add_field(package, message, int(own_number or position), field, enums or {})
-    descriptor = file.service.add(name=service_name)
-    for name, (request, answer, streamed) in calls.items():
-        descriptor.method.add(
-            name=name,
-            input_type=f".{package}.{request}",
-            output_type=f".{package}.{answer}",
-            server_streaming=streamed,
-        )
+
+    request: str
+    answer: str
+    is_streamed: bool
+
+
+@dataclass(frozen=True)
+class ServiceTypes:
+    """The messages and calls of a gRPC service.
+
+    Attributes:
+        name: Full name of the service, package first.
+        messages: The class of each message by name.
+        calls: The calls by name, in the order of the .proto file.
+    """
+
+    name: str
+    messages: Mapping[str, Any]
+    calls: Mapping[str, CallTypes]
+
+
+def load_service(path: Path) -> ServiceTypes:
+    """Load the service of a descriptor set, which holds one .proto file with one service."""
+    (file,) = descriptor_pb2.FileDescriptorSet.FromString(path.read_bytes()).file
+    (service,) = file.service
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
     types = pool.FindFileByName(file.name).message_types_by_name
-    return {name: message_factory.GetMessageClass(types[name]) for name in specs}
-
-
-def _add_field(
-    package: str, message: Any, number: int, spec: str, enums: Mapping[str, Sequence[str]]
-) -> None:
-    spec, _, choice = spec.partition(" | ")
-    *marks, kind, name = spec.split()
-    label = _FIELD.LABEL_REPEATED if marks else _FIELD.LABEL_OPTIONAL
-    field = message.field.add(name=name, number=number, label=label)
-    if marks == ["%"]:
-        entry = message.nested_type.add(
-            name="".join(part.title() for part in name.split("_")) + "Entry"
-        )
-        entry.options.map_entry = True
-        _add_field(package, entry, 1, "string key", enums)
-        _add_field(package, entry, 2, f"{kind} value", enums)
-        kind = f"{message.name}.{entry.name}"
-    if choice:
-        if not message.oneof_decl:
-            message.oneof_decl.add(name=choice)
-        field.oneof_index = 0
-    if kind in enums:
-        field.type = _FIELD.TYPE_ENUM
-        field.type_name = f".{package}.{kind}"
-    elif kind[0].isupper():
-        field.type = _FIELD.TYPE_MESSAGE
-        field.type_name = f".{package}.{kind}"
-    else:
-        field.type = getattr(_FIELD, f"TYPE_{kind.upper()}")
+    messages = {name: message_factory.GetMessageClass(types[name]) for name in types}
+    calls = {}
+    for method in service.method:
+        request = method.input_type.rpartition(".")[2]
+        answer = method.output_type.rpartition(".")[2]
+        calls[method.name] = CallTypes(request, answer, method.server_streaming)
+    return ServiceTypes(f"{file.package}.{service.name}", messages, calls)
 
 
 # --- the parameter server -------------------------------------------------------------------------
 
-SERVICE = "hotbed.ParameterServer"
+_PARAMETER_SERVER = load_service(Path(__file__).with_name("parameter_server.binpb"))
+SERVICE = _PARAMETER_SERVER.name
+MESSAGES = _PARAMETER_SERVER.messages
+CALLS = _PARAMETER_SERVER.calls
 MESSAGE_BYTES = 64 << 20  # of one message, either way
 PART_BYTES = 1 << 20  # of one part of a stream
-
-CALLS: Calls = {
-    "Ready": ("Empty", "Readiness", False),
-    "Describe": ("DescribeRequest", "Description", False),
-    "Graph": ("VersionRequest", "Part", True),
-    "Weights": ("VersionRequest", "Part", True),
-    "Rows": ("RowsRequest", "Rows", False),
-    "Changes": ("ChangesRequest", "Part", True),  # no part: the changes are unknown
-    "Hot": ("HotRequest", "Part", True),
-}
-# Ids and rows are raw little-endian int64 and float32. A version is named by its digest.
-MESSAGES = messages(
-    SERVICE,
-    {
-        "Empty": "",
-        "Readiness": "bool ready",
-        "DescribeRequest": "string model; string known",  # `known`: digest of the client's version
-        # `same`: the client's version is the newest; json is empty then
-        "Description": "bool same; bytes json",
-        "VersionRequest": "string model; string digest",
-        "Wanted": "string table; bytes ids",
-        "RowsRequest": "string model; string digest; * Wanted wanted",
-        "Rows": "* bytes rows",  # float32 [n, dim] for each `wanted`
-        "ChangesRequest": "string model; string since; string to",
-        "HotRequest": "string model; string table; int64 n",
-        "Part": "string name; bytes data",  # parts of one name follow each other
-    },
-    CALLS,
-)
