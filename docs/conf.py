@@ -42,7 +42,7 @@ REFERENCE = Path(__file__).parent / "reference"
 # Page -> the modules whose public names stand on it; each public name of `hotbed` stands on exactly
 # one.
 PAGES = {
-    "Training": ["training.model", "job"],
+    "Training": ["training.model", "job.job"],
     "Callbacks": ["training.callbacks"],
     "Data": ["data.schema", "data.dataset", "data.batch", "data.encode"],
     "Sources": ["connectors"],
@@ -58,7 +58,7 @@ PAGES = {
     "Metrics": ["metrics"],
     "Publishing and following": ["persist.publish"],
     "Serving": ["serving.session", "serving.parameter_server", "serving.cache", "serving.client"],
-    "Report": ["training.report"],
+    "Report": ["training.watching.report"],
     "Errors": ["errors"],
     "Testing": ["testing"],
     "Configuration": ["config"],

@@ -28,8 +28,6 @@ import polars as pl
 from serve_and_ask import ask, hotbed, server
 
 import hotbed as hb
-from hotbed.training.watching.report import add_serving
-from hotbed.training.watching.served import Served
 
 ROOT = Path(__file__).resolve().parent.parent
 JOB = "examples/movielens.yaml"
@@ -64,8 +62,8 @@ def main(arguments: list[str]) -> None:
     )
     versions = [json.loads(path.read_text()) for path in published.glob("*/MANIFEST.json")]
     facts = {"popularity: validation auc": valid, "popularity: stream auc": stream}
-    numbers = add_serving(
-        output / "report.html", Served(answers, versions, scores), facts, SCORES_NOTE
+    numbers = hb.report.add_serving(
+        output / "report.html", hb.report.Served(answers, versions, scores), facts, SCORES_NOTE
     )
     print(
         "served meanwhile",

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serve a model while its trainer goes on, and ask it all the while with Triton's own gRPC client:
-`demo.py` calls it.
+"""Serve a model while it is trained, and send requests with Triton's own gRPC client.
 
-`hotbed serve` follows what the trainer publishes: each version takes the place of the one before,
-no request is lost.
+`demo.py` calls this module. `hotbed serve` follows the versions that the trainer publishes: each
+version replaces the one before, and no request is lost.
 """
 
 from __future__ import annotations
@@ -22,12 +21,13 @@ import numpy as np
 import polars as pl
 from tritonclient import grpc as triton
 
-from hotbed.training.watching.served import Answer
+import hotbed as hb
 
 DATA = Path(__file__).resolve().parent.parent / "data/ml_latest_small"
+Answers = list[hb.report.Answer]
+Scores = dict[str, dict[str, list[tuple[float, float]]]]
 
-
-# Run a module as `python -m` does, and end with the process that started it, however that ends.
+# Runs a module as `python -m` does. It ends with the process that started it, also after a kill.
 WATCHED = """
 import os, runpy, signal, sys, threading
 def watch():
@@ -47,26 +47,24 @@ def hotbed(arguments: list[str], **options: Any) -> subprocess.Popen[bytes]:
 
 @contextmanager
 def server(published: Path, log: Path) -> Iterator[str]:
-    """`hotbed serve` on free ports in a process of its own, until it is left; gives the address for
-    gRPC clients.
-    """
-    with socket.create_server(("", 0)) as one, socket.create_server(("", 0)) as two:
-        ports = [str(free.getsockname()[1]) for free in (one, two)]
+    """Run `hotbed serve` in a process of its own; yield the address for gRPC clients."""
+    with socket.create_server(("", 0)) as probe:
+        port = probe.getsockname()[1]
     command = ["serve", f"movielens={published}", "--watch", str(published)]
-    command += ["--http-port", ports[0], "--grpc-port", ports[1], "--set", "drain_seconds=0"]
+    command += ["--http-port", "0", "--grpc-port", str(port), "--set", "drain_seconds=0"]
     with log.open("w") as file, hotbed(command, stderr=file) as process:
         try:
-            yield f"127.0.0.1:{ports[1]}"
+            yield f"127.0.0.1:{port}"
         finally:
-            process.stdin.close()  # it answers what it has begun, then ends
+            process.stdin.close()  # the server answers the requests that it has begun, then ends
     assert process.returncode == 0, log.read_text()
 
 
 def requests() -> dict[str, dict[str, np.ndarray]]:
-    """Raw columns by user: the hundred films that are rated most in the stream, for two users.
+    """Return the raw columns of a request by user: the hundred films rated most in the stream.
 
-    One rates most in the stream. The other rates most before it and seldom in it: a fixed point of
-    reference.
+    One user rates most in the stream. The other rates most before it and seldom in it: a fixed
+    point of reference.
     """
     ratings = pl.read_csv(DATA / "ratings.csv").sort("timestamp")
     recent = ratings.tail(len(ratings) // 5)
@@ -85,15 +83,13 @@ def requests() -> dict[str, dict[str, np.ndarray]]:
     }
 
 
-Scores = dict[str, dict[str, list[tuple[float, float]]]]
+def ask(address: str, until: Callable[[], bool]) -> tuple[Answers, Scores]:
+    """Send the requests in turn until `until()` is true.
 
-
-def ask(address: str, until: Callable[[], bool]) -> tuple[list[Answer], Scores]:
-    """Send the requests in turn until `until()`: every answer, and the scores that each version
-    gives to four films.
+    Returns every answer, and the scores that each version gives to four films.
     """
     columns = requests()
-    answers: list[Answer] = []
+    answers: Answers = []
     scores: Scores = {
         user: {str(title): [] for title in sent["title"][:4]} for user, sent in columns.items()
     }
@@ -112,31 +108,31 @@ def ask(address: str, until: Callable[[], bool]) -> tuple[list[Answer], Scores]:
             version = int(result.get_response().model_version)
             if asked.get(user) != version:
                 asked[user] = version
-                for points, score in zip(
-                    scores[user].values(), result.as_numpy("prediction"), strict=False
-                ):
+                predictions = result.as_numpy("prediction")
+                for points, score in zip(scores[user].values(), predictions, strict=False):
                     points.append((time.time(), float(score)))
-            answers.append(Answer(time.time(), seconds, version))
+            answers.append(hb.report.Answer(time.time(), seconds, version))
             time.sleep(0.008)  # leaves the processors to the trainer
     return answers, scores
 
 
 def tensors(columns: dict[str, np.ndarray], metadata: Any) -> list[triton.InferInput]:
-    """The columns as the model takes them: BYTES or INT64, as in training; one value, [1], holds
-    for all candidates.
+    """Return the columns as tensors of the types that the model was trained with: BYTES or INT64.
+
+    A tensor with one value, shape [1], holds for all candidates.
     """
+    types = {"BYTES": object, "INT64": np.int64}
     inputs = []
-    for described in metadata:
-        values = columns[described.name].astype(
-            object if described.datatype == "BYTES" else np.int64
-        )
-        inputs.append(triton.InferInput(described.name, values.shape, described.datatype))
-        inputs[-1].set_data_from_numpy(values)
+    for feature in metadata:
+        values = columns[feature.name].astype(types[feature.datatype])
+        tensor = triton.InferInput(feature.name, values.shape, feature.datatype)
+        tensor.set_data_from_numpy(values)
+        inputs.append(tensor)
     return inputs
 
 
 def ready(client: triton.InferenceServerClient) -> bool:
-    """Whether the server answers."""
+    """Return whether the server answers."""
     with suppress(triton.InferenceServerException):
         return bool(client.is_server_ready())
     return False

@@ -54,12 +54,12 @@ if TYPE_CHECKING:
     from .embedding.rule import Sgd as Sgd
     from .embedding.table import Table as Table
     from .embedding.table import set_num_threads as set_num_threads
-    from .embedding.tier import Gpu as Gpu
     from .embedding.tier import Ram as Ram
     from .embedding.tier import Ssd as Ssd
     from .job.job import Job as Job
     from .models import losses as losses
     from .models.tables import make_tables as make_tables
+    from .optim import schedule as schedules  # noqa: F401 - public under this name
     from .optim.precision import Boost as Boost
     from .optim.sparse import SparseOptimizer as SparseOptimizer
     from .optim.sparse import dense_parameters as dense_parameters
@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from .training import callbacks as callbacks
     from .training.model import RecModel as RecModel
     from .training.model import load as load
+    from .training.watching import report as report
 
 __version__ = "0.1.0"
 
@@ -93,7 +94,6 @@ _HOMES: dict[str, str] = {
     "Encoder": "data.encode:Encoder",
     "Follower": "persist.publish:Follower",
     "Ftrl": "embedding.rule:Ftrl",
-    "Gpu": "embedding.tier:Gpu",
     "Id": "data.schema:Id",
     "Ids": "data.batch:Ids",
     "InferenceSession": "serving.session:InferenceSession",
@@ -133,6 +133,8 @@ _HOMES: dict[str, str] = {
     "make_tables": "models.tables:make_tables",
     "metrics": "metrics",
     "models": "models",
+    "report": "training.watching.report",
+    "schedules": "optim.schedule",
     "set_num_threads": "embedding.table:set_num_threads",
     "sources": "connectors",
     "testing": "testing",

@@ -27,6 +27,8 @@ MODULES = (
     "losses",
     "metrics",
     "models",
+    "report",
+    "schedules",
     "sources",
     "testing",
     "transforms",

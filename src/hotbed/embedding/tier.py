@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tiers: where the rows of a table live.
 
-`Ram` is built. `Ssd` and `Gpu` are reserved names in the configuration: constructing one raises
-`ConfigError`, so that a job never runs on a tier other than the one it names.
+`Ram` is built. `Ssd` is a reserved name in the configuration: its constructor raises `ConfigError`,
+so that a job never runs on a tier other than the one it names.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hotbed.errors import ConfigError
 
 @dataclass(frozen=True)
 class Tier:
-    """Base of the tiers; use `Ram`, `Ssd` or `Gpu`."""
+    """Base of the tiers; use `Ram` or `Ssd`."""
 
 
 @dataclass(frozen=True)
@@ -39,20 +39,4 @@ class Ssd(Tier):
         raise ConfigError(
             f"tier: Ssd is reserved, not built yet, got Ssd(path={self.path!r}, "
             f"ram_rows={self.ram_rows!r}). Use tier=Ram()."
-        )
-
-
-@dataclass(frozen=True)
-class Gpu(Tier):
-    """A fixed pool of `rows` rows in device memory.
-
-    Reserved: the constructor raises `ConfigError` until the tier is built.
-    """
-
-    rows: int
-
-    def __post_init__(self) -> None:
-        raise ConfigError(
-            f"tier: Gpu is reserved, not built yet, got Gpu(rows={self.rows!r}). "
-            "Use tier=Ram(); the dense network may run on any torch device."
         )

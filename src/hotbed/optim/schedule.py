@@ -22,6 +22,12 @@ import torch
 from hotbed import checks
 from hotbed.errors import ConfigError
 
+__all__ = ["Chain", "Cosine", "Hold", "Polynomial", "Schedule", "Warmup"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
 
 @dataclass(frozen=True)
 class Schedule(ABC):

@@ -351,11 +351,6 @@ class RecModel:
 
         return read_newest(path, warm)
 
-    def set_dense_optimizer(self, optimizer: torch.optim.Optimizer | Rule | str) -> None:
-        """Replace the optimizer of the dense parameters; its state starts anew."""
-        self._arguments["optimizer"] = optimizer
-        self.learner = self._make_learner(optimizer)
-
     def state(self) -> checkpoint.State:
         """Everything that `save` writes, for `hotbed.persist`."""
         dense = {id(parameter) for parameter in dense_parameters(self.network)}

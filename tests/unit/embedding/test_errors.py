@@ -40,7 +40,6 @@ BAD_VALUES: list[tuple[Callable[[], Any], str]] = [
     (lambda: hb.Table("user", dim=1, init=0.5), "init"),  # type: ignore[arg-type]
     (lambda: hb.Table("user", dim=1, tier="ram"), "tier"),  # type: ignore[arg-type]
     (lambda: hb.Ssd("/data", ram_rows=10), "reserved, not built yet"),
-    (lambda: hb.Gpu(rows=10), "reserved, not built yet"),
     (lambda: hb.Uniform(-0.1), "Uniform.scale"),
     (lambda: hb.Normal(INF), "Normal.std"),
     (lambda: hb.Constant(NAN), "Constant.value"),

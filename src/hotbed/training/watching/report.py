@@ -21,7 +21,14 @@ from hotbed.persist.store import new_file
 from hotbed.training.watching import report_charts
 from hotbed.training.watching.chart import Chart, figure, number_text
 from hotbed.training.watching.history import History
-from hotbed.training.watching.served import Served
+from hotbed.training.watching.served import Answer, Served
+
+__all__ = ["Answer", "Served", "add_serving", "write_report"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
 
 _MORE_CARDS = "<!-- more cards -->"  # where `add_serving` writes
 _MORE_SECTIONS = "<!-- more sections -->"
