@@ -57,6 +57,7 @@ NATIVE = {
 }
 TORCH = (
     "embedding/gradients",
+    "embedding/inputs",
     "embedding/module",
     "embedding/opaque",
     "embedding/parameter",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check the tensors that enter a lookup, move them to the host, and keep the gradients it gets."""
+"""The gradients that a lookup gets back, until the optimizer applies them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from hotbed.data.batch import Ids, as_ids
-from hotbed.errors import RowShapeError
+from hotbed.data.batch import Ids
 
+from .inputs import int64
 from .table import Step, Table
-
-_INTEGERS = (torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32)
 
 
 @dataclass
@@ -76,37 +73,6 @@ class Weighted:
 
 def takes_gradient(weights: Any) -> bool:
     return isinstance(weights, Tensor) and weights.requires_grad and torch.is_grad_enabled()
-
-
-def int64(array: Any, feature: str) -> Tensor:
-    """Return ids or offsets as int64 [n] on the host."""
-    if isinstance(array, Tensor):
-        tensor = array
-    else:
-        tensor = torch.from_numpy(as_ids(array, f"feature {feature!r}: ids and offsets"))
-    if tensor.dtype == torch.uint64:
-        tensor = tensor.view(torch.int64)
-    elif tensor.dtype in _INTEGERS:
-        tensor = tensor.to(torch.int64)
-    if tensor.dtype != torch.int64 or tensor.dim() != 1:
-        raise RowShapeError(
-            f"feature {feature!r}: expected ids and offsets as integers of shape [n], "
-            f"got {tensor.dtype} {list(tensor.shape)}. Convert or flatten them."
-        )
-    if tensor.is_cpu and tensor.is_contiguous():
-        return tensor
-    return tensor.cpu().contiguous()
-
-
-def float32(array: Any, feature: str) -> Tensor:
-    """Return weights as float32 [m] on the host."""
-    tensor = array if isinstance(array, Tensor) else torch.from_numpy(np.ascontiguousarray(array))
-    if tensor.dtype != torch.float32 or tensor.dim() != 1:
-        raise RowShapeError(
-            f"feature {feature!r}: expected weights as float32 of shape [m], "
-            f"got {tensor.dtype} {list(tensor.shape)}. Convert them."
-        )
-    return tensor.detach().cpu().contiguous()
 
 
 def dense_rows(grad: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from hotbed.data.batch import Ids
 from hotbed.errors import ConfigError, RowShapeError
 
-from .gradients import Pending, Weighted, dense_rows, float32, int64, takes_gradient
+from .gradients import Pending, Weighted, dense_rows, takes_gradient
+from .inputs import Feature, HostIds
 from .opaque import alive, pool_opaque
 from .parameter import TableRows
 from .state import Carrier
@@ -30,43 +31,6 @@ from .table import POOLINGS, Step, Table
 
 if TYPE_CHECKING:
     from hotbed.data.schema import Schema
-
-
-@dataclass(frozen=True)
-class Feature:
-    """A feature: its `name` in the batch, the `table` of its ids, and its `pooling`."""
-
-    name: str
-    table: str
-    pooling: str = "sum"
-
-
-class _Arrays(NamedTuple):
-    """The ids of a feature on the host: `values` [m], `offsets` [n + 1] and `weights` [m]."""
-
-    values: Tensor
-    offsets: Tensor | None
-    weights: Tensor | None
-    num_samples: int
-
-    @staticmethod
-    def of(ids: Ids, feature: str) -> _Arrays:
-        values = int64(ids.values, feature)
-        num_samples = len(values)
-        offsets = None
-        weights = None
-        if ids.offsets is not None:
-            offsets = int64(ids.offsets, feature)
-            num_samples = len(offsets) - 1
-        if ids.weights is not None:
-            weights = float32(ids.weights, feature)
-        return _Arrays(values, offsets, weights, num_samples)
-
-    def addresses(self) -> tuple[int, int, int, int, int]:
-        """Return the tuple that the native lookup takes; an address of 0 = absent."""
-        offsets = 0 if self.offsets is None else self.offsets.data_ptr()
-        weights = 0 if self.weights is None else self.weights.data_ptr()
-        return self.values.data_ptr(), len(self.values), offsets, weights, self.num_samples
 
 
 @dataclass(frozen=True)
@@ -190,60 +154,32 @@ class TableModule(Carrier, ABC):
             training: whether tables may change.
             keeps: whether a backward pass follows.
         """
-        num_samples = -1
-        arrays = []
-        ids = []
-        for feature, of_feature in zip(self.features, inputs, strict=True):
-            array = _Arrays.of(of_feature, feature.name)
-            num_samples = array.num_samples if num_samples < 0 else num_samples
-            _check_samples(feature, num_samples, array)
-            arrays.append(array)
-            ids.append(array.addresses())
-        num_samples = max(num_samples, 0)
-        times = self._times(time, num_samples) if training else None
-        flat = torch.empty(num_samples, self.output_dim)
-        base = flat.data_ptr()
-        start = 0
-        out = []
+        host = HostIds(self.features, inputs)
+        times = self._times(time, host.num_samples) if training else None
+        flat = torch.empty(host.num_samples, self.output_dim)
         sequences = []
-        for dim, pooled, array in zip(self.dims, self.pooled, arrays, strict=True):
+        out = []
+        address = flat.data_ptr()
+        for dim, pooled, values in zip(self.dims, self.pooled, host.values, strict=True):
             if pooled:
-                out.append((base + 4 * start, self.output_dim))
-                start += dim
+                out.append((address, self.output_dim))
+                address += 4 * dim
             else:
-                sequences.append(torch.empty(len(array.values), dim))
-                out.append((sequences[-1].data_ptr(), dim))
+                rows = torch.empty(values.numel(), dim)
+                sequences.append(rows)
+                out.append((rows.data_ptr(), dim))
         step = Step(self._natives(), self._layout)
+        times_address = 0 if times is None else times.ctypes.data
         try:
-            step.lookup(
-                ids,
-                0 if times is None else times.ctypes.data,
-                out,
-                training=training,
-                keeps=keeps,
-            )
+            step.lookup(host.addresses, times_address, out, training=training, keeps=keeps)
         except ValueError:
-            self._check_offsets(arrays)
+            host.check_offsets(self.features)
             raise
         device = self._device.device
         if device.type != "cpu":
             flat = flat.to(device)
             sequences = [rows.to(device) for rows in sequences]
         return flat, sequences, step
-
-    def _check_offsets(self, arrays: Sequence[_Arrays]) -> None:
-        """Raise RowShapeError that names the feature whose offsets are wrong."""
-        for feature, array in zip(self.features, arrays, strict=True):
-            values = array.values
-            offsets = array.offsets
-            if offsets is not None and (
-                offsets[0] != 0 or offsets[-1] != len(values) or bool((offsets.diff() < 0).any())
-            ):
-                raise RowShapeError(
-                    f"feature {feature.name!r}: offsets must start at 0, never fall and end at the "
-                    f"number of ids, {len(values)}, got {offsets[:3].tolist()} … "
-                    f"{offsets[-1].item()}. Check the batch."
-                ) from None
 
     def _times(self, time: Any, num_samples: int) -> np.ndarray | None:
         if not self._timed:
@@ -282,19 +218,24 @@ class TableModule(Carrier, ABC):
         self, flat: Tensor | None, sequences: Sequence[Tensor | None]
     ) -> list[tuple[int, int]]:
         """Return the address and the stride of each feature's gradient; (0, 0) if it has none."""
-        rows = []
-        start = 0
+        address = 0
+        stride = 0
+        if flat is not None:
+            address = flat.data_ptr()
+            stride = flat.stride(0)
+        frozen = [table.frozen for table in self.tables]
         rest = iter(sequences)
+        rows = []
         for table, dim, pooled in zip(self._table_of, self.dims, self.pooled, strict=True):
-            grad = flat if pooled else next(rest)
-            offset = 0
-            if pooled:
-                offset = 4 * start
-                start += dim
-            if grad is None or self.tables[table].frozen:
-                rows.append((0, 0))
-            else:
-                rows.append((grad.data_ptr() + offset, grad.stride(0) if len(grad) else 0))
+            row = (0, 0)
+            if not pooled:
+                grad = next(rest)
+                if grad is not None:
+                    row = (grad.data_ptr(), grad.stride(0))
+            elif flat is not None:
+                row = (address, stride)
+                address += 4 * dim
+            rows.append((0, 0) if frozen[table] else row)
         return rows
 
     def _natives(self) -> list[Any]:
@@ -497,10 +438,12 @@ class _Pool(torch.autograd.Function):
         flat, sequences, step = module.look_up(inputs, time, training=module.training, keeps=True)
         ctx.module = module
         ctx.step = step
-        ctx.weighted = [
-            None if weight is None else module.weighted(number, inputs[number])
+        ctx.weighted = {
+            number: module.weighted(number, inputs[number])
             for number, weight in enumerate(weights)
-        ]
+            if weight is not None
+        }
+        ctx.num_weights = len(weights)
         ctx.set_materialize_grads(False)
         return (flat, *sequences)
 
@@ -509,10 +452,13 @@ class _Pool(torch.autograd.Function):
         module: TableModule = ctx.module
         if module.learns and any(grad is not None for grad in grads):
             module.receive(ctx.step, grads[0], grads[1:])
-        of_weights: list[Tensor | None] = [None] * len(ctx.weighted)
-        for number, grad in enumerate(module.split(grads[0], grads[1:])):
-            if ctx.weighted[number] is not None and grad is not None:
-                of_weights[number] = ctx.weighted[number].gradient(grad)
+        of_weights: list[Tensor | None] = [None] * ctx.num_weights
+        if ctx.weighted:
+            parts = list(module.split(grads[0], grads[1:]))
+            for number, weighted in ctx.weighted.items():
+                grad = parts[number]
+                if grad is not None:
+                    of_weights[number] = weighted.gradient(grad)
         return None, None, None, None, *of_weights
 
 
@@ -528,27 +474,3 @@ def _group(tables: Sequence[Table]) -> list[Group]:
     for number, table in enumerate(tables):
         numbers.setdefault((table.dim, table.rule), []).append(number)
     return [Group(dim, tuple(members)) for (dim, _), members in numbers.items()]
-
-
-def _check_samples(feature: Feature, num_samples: int, arrays: _Arrays) -> None:
-    """Raise RowShapeError if the ids do not fit the batch, or the weights do not fit the ids."""
-    if arrays.num_samples < 0:
-        raise RowShapeError(
-            f"feature {feature.name!r}: offsets must be [samples + 1], got none. Check the batch."
-        )
-    if arrays.num_samples != num_samples:
-        raise RowShapeError(
-            f"feature {feature.name!r}: all features must have the same number of samples, got "
-            f"{arrays.num_samples} here and {num_samples} before. Check the batch."
-        )
-    if arrays.weights is None:
-        return
-    if len(arrays.weights) != len(arrays.values):
-        raise RowShapeError(
-            f"feature {feature.name!r}: each id must have one weight, got {len(arrays.weights)} "
-            f"weights for {len(arrays.values)} ids. Check the batch."
-        )
-    if feature.pooling == "max":
-        raise RowShapeError(
-            f"feature {feature.name!r}: max pooling takes no weights, got some. Use sum or mean."
-        )

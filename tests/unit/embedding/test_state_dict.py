@@ -22,7 +22,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import hotbed as hb
 from hotbed.embedding import state as states
-from hotbed.embedding.module import Feature
+from hotbed.embedding.inputs import Feature
 from hotbed.errors import ConfigError, PersistError, RowShapeError
 
 pytestmark = pytest.mark.torch_core
