@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors cross as addresses: the callers (embedding/table.py, embedding/module.py) have checked dtype, layout and
-// length.
+// Tensors cross as addresses: the callers (embedding/table.py, embedding/modules/base.py) have checked dtype, layout
+// and length.
 #include "core/step.h"
 
 #include <nanobind/stl/optional.h>

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from .embedding.init import Normal as Normal
     from .embedding.init import Uniform as Uniform
     from .embedding.init import Zeros as Zeros
-    from .embedding.module import Embedding as Embedding
-    from .embedding.module import EmbeddingBag as EmbeddingBag
-    from .embedding.module import EmbeddingCollection as EmbeddingCollection
+    from .embedding.modules import Embedding as Embedding
+    from .embedding.modules import EmbeddingBag as EmbeddingBag
+    from .embedding.modules import EmbeddingCollection as EmbeddingCollection
     from .embedding.policy import Lfu as Lfu
     from .embedding.policy import Lru as Lru
     from .embedding.policy import MinCount as MinCount
@@ -54,11 +54,11 @@ if TYPE_CHECKING:
     from .embedding.rule import Sgd as Sgd
     from .embedding.table import Table as Table
     from .embedding.table import set_num_threads as set_num_threads
+    from .embedding.tables import make_tables as make_tables
     from .embedding.tier import Ram as Ram
     from .embedding.tier import Ssd as Ssd
     from .job.job import Job as Job
     from .models import losses as losses
-    from .models.tables import make_tables as make_tables
     from .optim import schedule as schedules  # noqa: F401 - public under this name
     from .optim.precision import Boost as Boost
     from .optim.sparse import SparseOptimizer as SparseOptimizer
@@ -87,10 +87,10 @@ _HOMES: dict[str, str] = {
     "Constant": "embedding.init:Constant",
     "Dataset": "data.dataset:Dataset",
     "Dense": "data.schema:Dense",
-    "Embedding": "embedding.module:Embedding",
-    "EmbeddingBag": "embedding.module:EmbeddingBag",
+    "Embedding": "embedding.modules:Embedding",
+    "EmbeddingBag": "embedding.modules:EmbeddingBag",
     "EmbeddingCache": "serving.cache:EmbeddingCache",
-    "EmbeddingCollection": "embedding.module:EmbeddingCollection",
+    "EmbeddingCollection": "embedding.modules:EmbeddingCollection",
     "Encoder": "data.encode:Encoder",
     "Follower": "persist.publish:Follower",
     "Ftrl": "embedding.rule:Ftrl",
@@ -130,7 +130,7 @@ _HOMES: dict[str, str] = {
     "errors": "errors",
     "load": "training.model:load",
     "losses": "models.losses",
-    "make_tables": "models.tables:make_tables",
+    "make_tables": "embedding.tables:make_tables",
     "metrics": "metrics",
     "models": "models",
     "report": "training.watching.report",

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import hotbed as hb
-from hotbed.embedding.init import partition
+from hotbed.embedding.hashing import partition
 from hotbed.embedding.policy import evictions
 from hotbed.testing import TABLE_CHECKS, ReferenceTable, check_table
 

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 import hotbed as hb
-from hotbed.embedding.init import Init, mix64, name_hash, partition
+from hotbed.embedding.hashing import mix64, name_hash, partition
+from hotbed.embedding.init import Init
 
 HERE = Path(__file__).parent
 HASHES = json.loads((HERE / "id_hash.json").read_text(encoding="utf-8"))

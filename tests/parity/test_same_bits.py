@@ -15,7 +15,7 @@ import torch
 
 import hotbed as hb
 from hotbed import _core
-from hotbed.embedding.inputs import Feature
+from hotbed.embedding.modules import Feature
 
 pytestmark = pytest.mark.torch_core
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import hotbed as hb
-from hotbed.embedding.inputs import Feature
+from hotbed.embedding.modules import Feature
 from hotbed.errors import NonFiniteGradient
 
 pytestmark = pytest.mark.torch_core

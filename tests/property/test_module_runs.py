@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import hotbed as hb
-from hotbed.embedding.inputs import Feature
+from hotbed.embedding.modules import Feature
 from hotbed.testing import ReferenceTable
 
 pytestmark = pytest.mark.torch_core

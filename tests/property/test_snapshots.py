@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import hotbed as hb
-from hotbed.embedding.init import partition
+from hotbed.embedding.hashing import partition
 from hotbed.errors import ConfigError, PersistError, TableFull
 
 pytestmark = pytest.mark.core

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 )
 
 import hotbed as hb
-from hotbed.embedding.init import partition
+from hotbed.embedding.hashing import partition
 from hotbed.errors import NonFiniteGradient, TableError, TableFull
 from hotbed.testing import ReferenceTable
 

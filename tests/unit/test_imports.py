@@ -86,7 +86,7 @@ def test_tables_schemas_and_sources_work_without_torch() -> None:
     code = """
 import hotbed as hb
 hb.Schema, hb.Encoder, hb.Dataset, hb.sources.Csv, hb.transforms.Hash, hb.Adagrad(lr=0.1), hb.Job
-t = hb.Table("user", dim=2)
+t = hb.make_tables(hb.Schema([hb.Label("click"), hb.Id("user")]), dim=2)["user"]
 first, second, again = t.find_or_insert([1, 2, 1])
 print(first == again != second, "torch" in sys.modules)
 """

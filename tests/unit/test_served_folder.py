@@ -24,7 +24,7 @@ from safetensors.numpy import save
 
 import hotbed as hb
 from hotbed.config import describe
-from hotbed.embedding.init import partition
+from hotbed.embedding.hashing import partition
 from hotbed.errors import ConfigError, FormatError, PersistError, StoreError
 from hotbed.persist.format import Saved, Writer, open_checkpoint
 from hotbed.serving.stores.mapped import ModelFolder

@@ -105,7 +105,7 @@ def test_narrow_rows_are_within_their_rounding(
 
 def test_a_lookup_gives_the_bits_of_evaluation(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="torch absent")
-    from hotbed.embedding.inputs import Feature
+    from hotbed.embedding.modules import Feature
 
     draw = np.random.default_rng(0)
     tables = [hb.Table("a", 4), hb.Table("b", 2, admit=hb.MinCount(2), default=0.5)]

@@ -17,7 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from hotbed.errors import ConfigError, NonFiniteGradient, RowShapeError, TableError, TableFull
 
-from .init import Init, Uniform, mix64_int, name_hash, table_key
+from .hashing import mix64_int, name_hash, table_key
+from .init import Init, Uniform
 from .policy import PARTITIONS, Admission, Eviction, Lfu, Lru, MinCount, Probability, Ttl, evictions
 from .rule import Adagrad, Rule
 from .table import Frozen

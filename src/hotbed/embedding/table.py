@@ -17,7 +17,8 @@ from hotbed._core import Step as Step
 from hotbed.data.batch import as_ids
 from hotbed.errors import ConfigError, NonFiniteGradient, PersistError, RowShapeError, TableError
 
-from .init import Constant, Init, Normal, Uniform, Zeros, name_hash
+from .hashing import name_hash
+from .init import Constant, Init, Normal, Uniform, Zeros
 from .policy import (
     PARTITIONS,
     Admission,

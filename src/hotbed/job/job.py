@@ -70,7 +70,7 @@ class Tables:
 
     def make(self, schema: Schema, seed: int) -> dict[str, Table]:
         """One table for each table name of the schema."""
-        from hotbed.models.tables import make_tables
+        from hotbed.embedding.tables import make_tables
 
         return make_tables(
             schema,

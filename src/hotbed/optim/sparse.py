@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from hotbed import checks
-from hotbed.embedding.module import TableModule, table_modules
-from hotbed.embedding.parameter import StepsTables, TableRows
+from hotbed.embedding.modules import TableModule, table_modules
+from hotbed.embedding.modules.parameter import StepsTables, TableRows
 from hotbed.embedding.table import Step, Table
 from hotbed.errors import ConfigError, NonFiniteGradient
 from hotbed.optim.ranks import check_single_rank

@@ -21,7 +21,7 @@ from typing_extensions import TypedDict
 
 from hotbed import config
 from hotbed.data.schema import Schema
-from hotbed.embedding.init import partition
+from hotbed.embedding.hashing import partition
 from hotbed.embedding.policy import PARTITIONS, evictions, kept_columns
 from hotbed.embedding.rule import Adagrad
 from hotbed.embedding.snapshot import COLUMN_TYPES

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from hotbed.config import describe
-from hotbed.embedding.state import dense_state
+from hotbed.embedding.modules.state import dense_state
 from hotbed.embedding.table import Table
 from hotbed.errors import PersistError
 from hotbed.files import Lock, Where, lock_file

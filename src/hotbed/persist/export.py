@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from hotbed.data.batch import Batch, Ids, SideBySide
 from hotbed.data.schema import Schema
-from hotbed.embedding.module import TableModule, table_modules
-from hotbed.embedding.state import dense_state
+from hotbed.embedding.modules import TableModule, table_modules
+from hotbed.embedding.modules.state import dense_state
 from hotbed.errors import ConfigError, MissingExtra, PersistError
 from hotbed.files import Where
 from hotbed.optim.modes import in_eval_mode

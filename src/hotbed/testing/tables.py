@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from hotbed.embedding.init import Uniform, Zeros, name_hash, partition
+from hotbed.embedding.hashing import name_hash, partition
+from hotbed.embedding.init import Uniform, Zeros
 from hotbed.embedding.policy import Lru, MinCount, Ttl
 from hotbed.embedding.rule import Adagrad, Adam, Sgd
 from hotbed.errors import NonFiniteGradient, RowShapeError, TableError, TableFull

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hotbed.config import build, describe
-from hotbed.embedding.module import table_modules
+from hotbed.embedding.modules import table_modules
 from hotbed.embedding.rule import Rule
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError

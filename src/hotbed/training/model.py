@@ -18,9 +18,9 @@ from hotbed import checks
 from hotbed.config import build
 from hotbed.data.dataset import Dataset
 from hotbed.data.schema import Schema
-from hotbed.embedding.module import table_modules
+from hotbed.embedding.modules import table_modules
+from hotbed.embedding.modules.state import dense_state
 from hotbed.embedding.rule import Rule
-from hotbed.embedding.state import dense_state
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, DataError, FormatError
 from hotbed.optim.dense import dense_optimizer

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import hotbed as hb
-from hotbed.embedding.inputs import Feature
+from hotbed.embedding.modules import Feature
 from hotbed.errors import ConfigError, HotbedError, NonFiniteGradient, RowShapeError, TableFull
 
 NAN, INF = float("nan"), float("inf")

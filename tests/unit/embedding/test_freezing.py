@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import hotbed as hb
-from hotbed.embedding.inputs import Feature
+from hotbed.embedding.modules import Feature
 from hotbed.errors import ConfigError, TableError
 from hotbed.persist.checkpoint import State, open_checkpoint, restore, save
 

@@ -21,8 +21,8 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import hotbed as hb
-from hotbed.embedding import state as states
-from hotbed.embedding.inputs import Feature
+from hotbed.embedding.modules import Feature
+from hotbed.embedding.modules import state as states
 from hotbed.errors import ConfigError, PersistError, RowShapeError
 
 pytestmark = pytest.mark.torch_core

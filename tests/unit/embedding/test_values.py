@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import hotbed as hb
-from hotbed.embedding.init import name_hash, xxh64
+from hotbed.embedding.hashing import name_hash, xxh64
 from hotbed.embedding.policy import MIN_SKETCH_BYTES, evictions
 
 pytestmark = pytest.mark.core

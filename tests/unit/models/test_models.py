@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="torch absent")
 
 import hotbed as hb  # noqa: E402
 from hotbed import config  # noqa: E402
-from hotbed.embedding.state import dense_state  # noqa: E402
+from hotbed.embedding.modules.state import dense_state  # noqa: E402
 from hotbed.errors import ConfigError  # noqa: E402
 from hotbed.models import losses  # noqa: E402
 

@@ -23,7 +23,7 @@ from torch import nn
 
 import hotbed as hb
 from hotbed.config import describe
-from hotbed.embedding.state import dense_state
+from hotbed.embedding.modules.state import dense_state
 from hotbed.errors import DeltaGap, ForkedLineage, FormatError, PersistError
 from hotbed.persist import publish as module
 from hotbed.persist.chain import Replica, compact, verify

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import hotbed as hb
-from hotbed.embedding.state import dense_state
+from hotbed.embedding.modules.state import dense_state
 
 USERS, ITEMS = 50, 80
 torch.set_num_threads(1)  # the networks here are tiny: threads would only wait for each other

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import hotbed as hb
-from hotbed.embedding.state import dense_state
+from hotbed.embedding.modules.state import dense_state
 
 
 class WithLoss(nn.Module):

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from hotbed.data.batch import Batch, SideBySide
 from hotbed.data.schema import Id, Schema
-from hotbed.embedding.inputs import Feature
-from hotbed.embedding.module import EmbeddingCollection
+from hotbed.embedding.modules import EmbeddingCollection, Feature
 from hotbed.errors import ConfigError
 
 if TYPE_CHECKING:

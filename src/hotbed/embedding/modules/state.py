@@ -22,11 +22,11 @@ import torch
 from torch import Tensor, nn
 
 from hotbed import config
+from hotbed.embedding.snapshot import COLUMN_TYPES
+from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, PersistError, RowShapeError
 
 from .parameter import TableRows
-from .snapshot import COLUMN_TYPES
-from .table import Table
 
 EXTRA = "_extra_state"
 """The key under which torch stores state that is neither a parameter nor a buffer."""

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from hotbed.data.batch import Ids
+from hotbed.embedding.table import Step, Table
 
 from .inputs import int64
-from .table import Step, Table
 
 
 @dataclass

@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hotbed.embedding.init import Init
-from hotbed.embedding.policy import Admission, Eviction
-from hotbed.embedding.rule import Rule
-from hotbed.embedding.table import Dtype, Table
-from hotbed.embedding.tier import Tier
 from hotbed.errors import ConfigError
+
+from .init import Init
+from .policy import Admission, Eviction
+from .rule import Rule
+from .table import Dtype, Table
+from .tier import Tier
 
 if TYPE_CHECKING:
     from hotbed.data.schema import Schema

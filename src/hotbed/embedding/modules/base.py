@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables as torch modules, for autograd, torch.compile and plain PyTorch loops.
+"""TableModule: the base of the torch modules over tables.
 
 Each module has one parameter, a `TableRows`, for each group of tables (tables of one dim and rule).
 After a backward pass its `.grad` holds the summed gradients of the batch's distinct ids,
@@ -11,26 +11,23 @@ others.
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from hotbed.data.batch import Ids
-from hotbed.errors import ConfigError, RowShapeError
+from hotbed.embedding.table import POOLINGS, Step, Table
+from hotbed.errors import ConfigError
 
+from .compiled import alive, pool_opaque
 from .gradients import Pending, Weighted, dense_rows, takes_gradient
 from .inputs import Feature, HostIds
-from .opaque import alive, pool_opaque
 from .parameter import TableRows
 from .state import Carrier
-from .table import POOLINGS, Step, Table
-
-if TYPE_CHECKING:
-    from hotbed.data.schema import Schema
 
 
 @dataclass(frozen=True)
@@ -284,135 +281,6 @@ class TableModule(Carrier, ABC):
             parts = [torch.from_numpy(sums[table]).view(-1, group.dim) for table in group.tables]
             out.append(torch.cat(parts) if len(parts) > 1 else parts[0])
         return merged, out
-
-
-class Embedding(TableModule):
-    """A table as nn.Embedding: ids int64 [...] -> rows [..., dim].
-
-    `Ids` of m ids give rows [m, dim] (a sequence lookup).
-
-    Example: `hb.Embedding(hb.Table("item", dim=16))(torch.tensor([[7, -1]]))` has shape [1, 2, 16].
-    """
-
-    def __init__(self, table: Table) -> None:
-        super().__init__([table], [Feature(table.name, table.name, "none")])
-
-    def forward(self, ids: Tensor | Ids, time: Any = None) -> Tensor:
-        """Return the rows of `ids`.
-
-        `time`: int64 microseconds, one an id (or one a sample of Ids), for tables whose eviction
-        needs it.
-        """
-        if isinstance(ids, Ids):
-            return self.pool([ids], time)[1][0]
-        return self.pool([Ids(ids.reshape(-1))], time)[1][0].view(*ids.shape, self.tables[0].dim)
-
-
-class EmbeddingBag(TableModule):
-    """A table as nn.EmbeddingBag: bags of ids -> pooled rows [n, dim].
-
-    `pooling`: sum, mean or max. An empty bag reads as zeros.
-
-    Example: `hb.EmbeddingBag(table, pooling="mean")(values, offsets)` with offsets [n + 1], as in
-        hb.Ids.
-    """
-
-    def __init__(self, table: Table, pooling: str = "sum") -> None:
-        if pooling == "none":
-            raise ConfigError(
-                "EmbeddingBag: pooling must be sum, mean or max, got 'none'. "
-                "Use hb.Embedding for sequences."
-            )
-        super().__init__([table], [Feature(table.name, table.name, pooling)])
-
-    def forward(
-        self,
-        ids: Tensor | Ids,
-        offsets: Tensor | None = None,
-        weights: Tensor | None = None,
-        time: Any = None,
-    ) -> Tensor:
-        """Return the pooled rows of each bag, [n, dim].
-
-        Rows are multiplied by their weights before they are pooled; mean divides by the number of
-        ids, not by the sum of weights. Weights that require a gradient get one, as
-        nn.EmbeddingBag's per_sample_weights.
-
-        Args:
-            ids: int64 [m] with `offsets`, or [n, k] = n bags of k ids, or Ids.
-            offsets: int64 [n + 1].
-            weights: float32, of the shape of `ids`.
-            time: int64 microseconds, for tables whose eviction needs it.
-        """
-        if isinstance(ids, Ids):
-            return self.pool([ids], time)[0]
-        if ids.dim() == 2 and offsets is None:
-            if ids.shape[1]:
-                offsets = torch.arange(0, ids.numel() + 1, ids.shape[1])
-            else:
-                offsets = torch.zeros(len(ids) + 1, dtype=torch.int64)
-            if weights is not None:
-                weights = weights.reshape(-1)
-            ids = ids.reshape(-1)
-        return self.pool([Ids(ids, offsets, weights)], time)[0]
-
-
-class EmbeddingCollection(TableModule):
-    """All sparse features of a batch over their tables, in one native call.
-
-    Several features may share a table. Tables have different names. Weights of ids are as for
-    `EmbeddingBag`. `collection(batch)` returns each feature's rows by name: [n, dim] pooled, [m,
-    dim] for pooling "none". `collection.flat(batch)` returns the pooled ones side by side, [n,
-    output_dim]. In train mode new ids are inserted, counted and timed (batch.time); in eval mode
-    nothing changes.
-
-    Args:
-        features: a Schema (its Id columns) or Features.
-        tables: by name, or a list.
-
-    Example: `hb.EmbeddingCollection(schema, hb.make_tables(schema, dim=16))`
-    """
-
-    def __init__(
-        self, features: Schema | Sequence[Feature], tables: Mapping[str, Table] | Sequence[Table]
-    ) -> None:
-        if not isinstance(features, Sequence):
-            features = [
-                Feature(column.name, str(column.table), column.pooling) for column in features.ids
-            ]
-        if isinstance(tables, Mapping):
-            wanted = {feature.table for feature in features}
-            tables = [table for table in tables.values() if table.name in wanted]
-        super().__init__(tables, features)
-
-    def forward(self, batch: Any) -> dict[str, Tensor]:
-        """Return each feature's rows by name.
-
-        `batch`: a Batch, or a mapping of feature names to Ids or int64 tensors [n].
-        """
-        flat, sequences = self.pool(self._inputs(batch), getattr(batch, "time", None))
-        widths = [dim for dim, pooled in zip(self.dims, self.pooled, strict=True) if pooled]
-        pooled = iter(torch.split(flat, widths, dim=1))
-        rest = iter(sequences)
-        return {
-            feature.name: next(pooled if is_pooled else rest)
-            for feature, is_pooled in zip(self.features, self.pooled, strict=True)
-        }
-
-    def flat(self, batch: Any) -> Tensor:
-        """Return the pooled features side by side, [n, output_dim], in the order of the schema."""
-        return self.pool(self._inputs(batch), getattr(batch, "time", None))[0]
-
-    def _inputs(self, batch: Any) -> list[Ids]:
-        ids = batch.ids if hasattr(batch, "ids") else batch
-        try:
-            inputs = [ids[feature.name] for feature in self.features]
-        except KeyError as missing:
-            raise RowShapeError(
-                f"embedding: the batch lacks feature {missing}, got {sorted(ids)}. "
-                "Encode it with the same schema."
-            ) from None
-        return [column if isinstance(column, Ids) else Ids(column) for column in inputs]
 
 
 def table_modules(model: nn.Module) -> list[TableModule]:

@@ -18,12 +18,11 @@ import torch
 from torch import Tensor
 
 from hotbed.data.batch import Ids
+from hotbed.embedding.table import Step
 from hotbed.errors import ConfigError
 
-from .table import Step
-
 if TYPE_CHECKING:
-    from .module import TableModule
+    from .base import TableModule
 
 # Forward passes whose backward may still come. A pass without backward (a metric, an exception) is
 # dropped when this many newer ones wait.

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, RowShapeError
-
-from .table import Table
 
 
 class StepsTables:

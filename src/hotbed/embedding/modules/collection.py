@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""EmbeddingCollection: all sparse features of a batch over their tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hotbed.data.batch import Ids
+from hotbed.embedding.table import Table
+from hotbed.errors import RowShapeError
+
+from .base import TableModule
+from .inputs import Feature
+
+if TYPE_CHECKING:
+    from hotbed.data.schema import Schema
+
+
+class EmbeddingCollection(TableModule):
+    """All sparse features of a batch over their tables, in one native call.
+
+    Several features may share a table. Tables have different names. Weights of ids are as for
+    `EmbeddingBag`. `collection(batch)` returns each feature's rows by name: [n, dim] pooled, [m,
+    dim] for pooling "none". `collection.flat(batch)` returns the pooled ones side by side, [n,
+    output_dim]. In train mode new ids are inserted, counted and timed (batch.time); in eval mode
+    nothing changes.
+
+    Args:
+        features: a Schema (its Id columns) or Features.
+        tables: by name, or a list.
+
+    Example: `hb.EmbeddingCollection(schema, hb.make_tables(schema, dim=16))`
+    """
+
+    def __init__(
+        self, features: Schema | Sequence[Feature], tables: Mapping[str, Table] | Sequence[Table]
+    ) -> None:
+        if not isinstance(features, Sequence):
+            features = [
+                Feature(column.name, str(column.table), column.pooling) for column in features.ids
+            ]
+        if isinstance(tables, Mapping):
+            wanted = {feature.table for feature in features}
+            tables = [table for table in tables.values() if table.name in wanted]
+        super().__init__(tables, features)
+
+    def forward(self, batch: Any) -> dict[str, Tensor]:
+        """Return each feature's rows by name.
+
+        `batch`: a Batch, or a mapping of feature names to Ids or int64 tensors [n].
+        """
+        flat, sequences = self.pool(self._inputs(batch), getattr(batch, "time", None))
+        widths = [dim for dim, pooled in zip(self.dims, self.pooled, strict=True) if pooled]
+        pooled = iter(torch.split(flat, widths, dim=1))
+        rest = iter(sequences)
+        return {
+            feature.name: next(pooled if is_pooled else rest)
+            for feature, is_pooled in zip(self.features, self.pooled, strict=True)
+        }
+
+    def flat(self, batch: Any) -> Tensor:
+        """Return the pooled features side by side, [n, output_dim], in the order of the schema."""
+        return self.pool(self._inputs(batch), getattr(batch, "time", None))[0]
+
+    def _inputs(self, batch: Any) -> list[Ids]:
+        ids = batch.ids if hasattr(batch, "ids") else batch
+        try:
+            inputs = [ids[feature.name] for feature in self.features]
+        except KeyError as missing:
+            raise RowShapeError(
+                f"embedding: the batch lacks feature {missing}, got {sorted(ids)}. "
+                "Encode it with the same schema."
+            ) from None
+        return [column if isinstance(column, Ids) else Ids(column) for column in inputs]

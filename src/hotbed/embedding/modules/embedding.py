@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Embedding and EmbeddingBag: one table, as in torch.nn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotbed.data.batch import Ids
+from hotbed.embedding.table import Table
+from hotbed.errors import ConfigError
+
+from .base import TableModule
+from .inputs import Feature
+
+
+class Embedding(TableModule):
+    """A table as nn.Embedding: ids int64 [...] -> rows [..., dim].
+
+    `Ids` of m ids give rows [m, dim] (a sequence lookup).
+
+    Example: `hb.Embedding(hb.Table("item", dim=16))(torch.tensor([[7, -1]]))` has shape [1, 2, 16].
+    """
+
+    def __init__(self, table: Table) -> None:
+        super().__init__([table], [Feature(table.name, table.name, "none")])
+
+    def forward(self, ids: Tensor | Ids, time: Any = None) -> Tensor:
+        """Return the rows of `ids`.
+
+        `time`: int64 microseconds, one an id (or one a sample of Ids), for tables whose eviction
+        needs it.
+        """
+        if isinstance(ids, Ids):
+            return self.pool([ids], time)[1][0]
+        return self.pool([Ids(ids.reshape(-1))], time)[1][0].view(*ids.shape, self.tables[0].dim)
+
+
+class EmbeddingBag(TableModule):
+    """A table as nn.EmbeddingBag: bags of ids -> pooled rows [n, dim].
+
+    `pooling`: sum, mean or max. An empty bag reads as zeros.
+
+    Example: `hb.EmbeddingBag(table, pooling="mean")(values, offsets)` with offsets [n + 1], as in
+        hb.Ids.
+    """
+
+    def __init__(self, table: Table, pooling: str = "sum") -> None:
+        if pooling == "none":
+            raise ConfigError(
+                "EmbeddingBag: pooling must be sum, mean or max, got 'none'. "
+                "Use hb.Embedding for sequences."
+            )
+        super().__init__([table], [Feature(table.name, table.name, pooling)])
+
+    def forward(
+        self,
+        ids: Tensor | Ids,
+        offsets: Tensor | None = None,
+        weights: Tensor | None = None,
+        time: Any = None,
+    ) -> Tensor:
+        """Return the pooled rows of each bag, [n, dim].
+
+        Rows are multiplied by their weights before they are pooled; mean divides by the number of
+        ids, not by the sum of weights. Weights that require a gradient get one, as
+        nn.EmbeddingBag's per_sample_weights.
+
+        Args:
+            ids: int64 [m] with `offsets`, or [n, k] = n bags of k ids, or Ids.
+            offsets: int64 [n + 1].
+            weights: float32, of the shape of `ids`.
+            time: int64 microseconds, for tables whose eviction needs it.
+        """
+        if isinstance(ids, Ids):
+            return self.pool([ids], time)[0]
+        if ids.dim() == 2 and offsets is None:
+            if ids.shape[1]:
+                offsets = torch.arange(0, ids.numel() + 1, ids.shape[1])
+            else:
+                offsets = torch.zeros(len(ids) + 1, dtype=torch.int64)
+            if weights is not None:
+                weights = weights.reshape(-1)
+            ids = ids.reshape(-1)
+        return self.pool([Ids(ids, offsets, weights)], time)[0]
