@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 import hotbed as hb
-from hotbed.connectors.base import Source
+from hotbed.connectors.source import Source
 from hotbed.testing import Broker
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotbed import _core
-from hotbed.data.encode import hash_strings
+from hotbed.data.columns import hash_strings
 
 pytestmark = pytest.mark.core
 GOLDEN = json.loads((Path(__file__).parent / "hash_bytes.json").read_text())

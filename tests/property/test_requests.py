@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import hotbed as hb
 from hotbed.config import describe
-from hotbed.connectors.base import Memory
+from hotbed.connectors.memory import Memory
 from hotbed.data.encode import Encoder
 from hotbed.errors import DataError
 from hotbed.serving.request import RequestEncoder

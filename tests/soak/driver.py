@@ -187,7 +187,7 @@ def _source(config: dict[str, Any], root: Path) -> Any:
 
 def points() -> dict[str, tuple[Any, str]]:
     """Where a life can be killed: the function that is passed there."""
-    from hotbed.connectors.identity import Identity
+    from hotbed.connectors.file_identity import FileIdentity
     from hotbed.connectors.journal import Journal
     from hotbed.data.dataset import Dataset
     from hotbed.data.encode import Encoder
@@ -197,7 +197,7 @@ def points() -> dict[str, tuple[Any, str]]:
     from hotbed.training.learner import Learner
 
     return {
-        "looking": (Identity, "of"),
+        "looking": (FileIdentity, "of"),
         "reading": (Encoder, "__call__"),
         "mapping": (Learner, "forward"),
         "dense": (Learner, "dense_step"),

@@ -24,8 +24,10 @@ import pytest
 
 import hotbed as hb
 from hotbed.connectors import Position
-from hotbed.connectors.base import OPENED, READ_ALL, READ_ROWS, ReadPlan, Source
 from hotbed.connectors.journal import Live
+from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
+from hotbed.connectors.position import OPENED
+from hotbed.connectors.source import Source
 
 HOURS, TTL_HOURS = 24, 2
 EVENTS_AN_HOUR, BLOCK = 600_000, 6_000

@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sources of events: Arrow record batches, each with a position to resume from."""
 
-from hotbed.connectors.base import Memory, Position, ReadPlan, Skips, Source
-from hotbed.connectors.delimited import Csv, Libsvm
-from hotbed.connectors.derive import Join, LateLabels, Slice, Sort
-from hotbed.connectors.files import Parquet
+from hotbed.connectors.delimited import Csv
 from hotbed.connectors.follow import Follow
 from hotbed.connectors.journal import DeadLetters, Journal, Live
+from hotbed.connectors.jsonl import Jsonl
 from hotbed.connectors.kafka import Kafka
-from hotbed.connectors.lines import Arrow, Decoder, Json, Jsonl
-from hotbed.connectors.times import Replay
+from hotbed.connectors.late_labels import LateLabels
+from hotbed.connectors.libsvm import Libsvm
+from hotbed.connectors.memory import Memory
+from hotbed.connectors.messages import Arrow, Decoder, Json
+from hotbed.connectors.parquet import Parquet
+from hotbed.connectors.plan import ReadPlan, Skips
+from hotbed.connectors.position import Position
+from hotbed.connectors.replay import Replay
+from hotbed.connectors.source import Join, Slice, Sort, Source
 
 __all__ = [
     "Arrow",

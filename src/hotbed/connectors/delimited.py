@@ -17,9 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
-from hotbed.connectors.base import Place, ReadPlan
 from hotbed.connectors.files import SAMPLE_BYTES, FileSource, Paths, Rows, Section
-from hotbed.connectors.lines import HEAD_BYTES, LineSource, ShortLines, last_line_end
+from hotbed.connectors.lines import HEAD_BYTES, ShortLines, last_line_end
+from hotbed.connectors.plan import ReadPlan
+from hotbed.connectors.position import Place
 from hotbed.errors import ConfigError, DecodeError, SchemaError
 
 BLOCK_BYTES = 1 << 22
@@ -500,81 +501,3 @@ def _decode_error(
         line,
         name,
     )
-
-
-@dataclass(frozen=True)
-class Libsvm(LineSource):
-    """Lines of `label index:value index:value ...`.
-
-    The columns are `label` float64, `indices` list<int64> and `values` list<float32>. Text after
-    `#` is ignored. A schema names the features with
-    `Id("features", column="indices", weights="values")`.
-
-    Args:
-        path: A file, a glob or a list of both.
-        binary: Labels are classes: 0/1, or -1/1, of which -1 is read as 0; any other label is an
-            error. If False, labels are numbers.
-
-    Raises:
-        DecodeError: A line is bad (file, line).
-
-    Format: https://www.csie.ntu.edu.tw/~cjlin/libsvm/
-    """
-
-    path: Paths
-    binary: bool = True
-
-    def schema(self) -> pa.Schema:
-        return pa.schema(
-            [
-                ("label", pa.float64()),
-                ("indices", pa.list_(pa.int64())),
-                ("values", pa.list_(pa.float32())),
-            ]
-        )
-
-    def parse(self, lines: list[bytes], plan: ReadPlan) -> pa.RecordBatch:
-        arrays = dict(zip(self.schema().names, _parse_libsvm(lines, self._labels), strict=True))
-        names = [
-            name for name in self.schema().names if plan.columns is None or name in plan.columns
-        ]
-        return pa.RecordBatch.from_arrays([arrays[name] for name in names], names=names)
-
-    def _labels(self, labels: np.ndarray) -> np.ndarray:
-        if not self.binary:
-            return labels
-        wrong = ~np.isin(labels, (-1.0, 0.0, 1.0))
-        if wrong.any():
-            raise ValueError(
-                f"label {labels[wrong][0]:g} is not -1, 0 or 1 (numbers need binary=False)"
-            )
-        return np.asarray(np.maximum(labels, 0.0))
-
-
-def _parse_libsvm(
-    lines: list[bytes], read_labels: Callable[[np.ndarray], np.ndarray]
-) -> list[pa.Array]:
-    """Return labels, indices and values of all lines."""
-    if any(b"#" in line for line in lines):
-        lines = [line.partition(b"#")[0] for line in lines]
-    fields = pc.ascii_split_whitespace(
-        pc.ascii_trim_whitespace(pa.array(lines, pa.binary()).cast(pa.string()))
-    )
-    counts = pc.list_value_length(fields).to_numpy(zero_copy_only=False)
-    flat = fields.flatten()
-    is_pair = np.ones(len(flat), dtype=bool)
-    is_pair[np.cumsum(counts) - counts] = False
-    labels = flat.filter(pa.array(~is_pair)).cast(pa.float64()).to_numpy(zero_copy_only=False)
-    pairs = flat.filter(pa.array(is_pair))
-    if not pc.all(pc.equal(pc.count_substring(pairs, ":"), 1), min_count=0).as_py():
-        raise ValueError("not 'label index:value index:value ...'")
-    parts = pc.split_pattern(pairs, ":").flatten()
-    even = np.arange(0, len(parts), 2)
-    indices = parts.take(pa.array(even)).cast(pa.int64())
-    values = parts.take(pa.array(even + 1)).cast(pa.float32())
-    offsets = pa.array(np.concatenate([[0], np.cumsum(counts - 1)]).astype(np.int32))
-    return [
-        pa.array(read_labels(labels)),
-        pa.ListArray.from_arrays(offsets, indices),
-        pa.ListArray.from_arrays(offsets, values),
-    ]

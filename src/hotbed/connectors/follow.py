@@ -18,24 +18,23 @@ import numpy as np
 import pyarrow as pa
 
 from hotbed import checks
-from hotbed.connectors.base import (
+from hotbed.connectors.delimited import Csv
+from hotbed.connectors.file_identity import Content, FileIdentity, name_of, text_of
+from hotbed.connectors.files import FileSource, Section
+from hotbed.connectors.journal import Live
+from hotbed.connectors.jsonl import Jsonl
+from hotbed.connectors.libsvm import Libsvm
+from hotbed.connectors.parquet import Parquet
+from hotbed.connectors.plan import READ_ALL, READ_ROWS, BadRow, ReadPlan
+from hotbed.connectors.position import (
     OPENED,
     PLACE,
-    READ_ALL,
-    READ_ROWS,
     TICK,
-    BadRow,
     Position,
-    ReadPlan,
-    Source,
     schema_from_text,
     schema_to_text,
 )
-from hotbed.connectors.delimited import Csv, Libsvm
-from hotbed.connectors.files import FileSource, Parquet, Section
-from hotbed.connectors.identity import Content, Identity, name_of, text_of
-from hotbed.connectors.journal import Live
-from hotbed.connectors.lines import Jsonl
+from hotbed.connectors.source import Source
 from hotbed.errors import ConfigError, DataError, DecodeError, printable
 
 logger = logging.getLogger("hotbed.connectors")
@@ -252,7 +251,7 @@ class _Reading:
                 self.row += last.num_rows
                 yield last, self.position()
             last = batch
-        identity = Identity(self.block["size"], self.block["digest"], self._last_row)
+        identity = FileIdentity(self.block["size"], self.block["digest"], self._last_row)
         self.seen = {**self.seen, self.block["file"]: identity.to_json()}
         self._end_block()
         yield last, self.position()
@@ -294,7 +293,7 @@ class _Reading:
         for text in incomplete:
             path = self.source.path(text)
             try:
-                identity = Identity.of(path, os.stat(path).st_size)
+                identity = FileIdentity.of(path, os.stat(path).st_size)
             except OSError:
                 self._incomplete.add(text)
                 continue
@@ -304,7 +303,7 @@ class _Reading:
         """Write the decision for a section to the journal; None if its file is gone."""
         assert section.end is not None
         try:
-            identity = Identity.of(section.file, section.end)
+            identity = FileIdentity.of(section.file, section.end)
         except FileNotFoundError:
             return None
         decision = {
@@ -344,7 +343,7 @@ class _Reading:
         begin = 0
         rows = 0
         if text in self.seen:
-            identity = Identity.from_json(self.seen[text])
+            identity = FileIdentity.from_json(self.seen[text])
             content = identity.compare(path, size)
             grown = content == "longer" and reader.holds_lines(path)
             if content == "same" or (grown and Section(path, identity.size, size).is_blank()):
@@ -357,7 +356,7 @@ class _Reading:
         section = Section(path, begin, size, rows)
         return None if section.is_blank() else self._whole_rows(text, section, reader)
 
-    def _may_read(self, text: str, identity: Identity, size: int, *, grown: bool) -> bool:
+    def _may_read(self, text: str, identity: FileIdentity, size: int, *, grown: bool) -> bool:
         """Return whether a change of a file that was read is to be read.
 
         If not, it raises, or is left out where the plan has `skips`.
@@ -411,14 +410,14 @@ class _Reading:
         other change raises DataError, or the rest of the block is left out if the plan has `skips`.
         """
         path = self.source.path(block["file"])
-        identity = Identity(block["size"], block["digest"])
+        identity = FileIdentity(block["size"], block["digest"])
         content = self._content(block)
         if content == "same":
-            block["digest"] = identity.digest or Identity.of(path, identity.size).digest
+            block["digest"] = identity.digest or FileIdentity.of(path, identity.size).digest
             return True
         if entry.get("failed") and content != "gone":
             size = os.stat(path).st_size
-            now = Identity.of(path, size)
+            now = FileIdentity.of(path, size)
             if now.begins_as(identity):
                 row = block["rows"] + self.row
                 logger.warning("%s was corrected; resuming after its row %d", printable(path), row)
@@ -436,7 +435,7 @@ class _Reading:
     def _content(self, block: Mapping[str, Any]) -> Content:
         """Compare the file of a block with its content at the decision, up to the block's end."""
         path = self.source.path(block["file"])
-        content = Identity(block["size"], block["digest"]).compare(path)
+        content = FileIdentity(block["size"], block["digest"]).compare(path)
         if content == "longer":
             reader = self.source.reader(name_of(block["file"]), self.types)
             return "same" if reader.holds_lines(path) else "other"
@@ -507,7 +506,7 @@ def _identities(seen: Mapping[str, Any] | Sequence[str]) -> dict[str, list[Any]]
     """Return the files that were read; positions of older versions hold only names."""
     if isinstance(seen, Mapping):
         return dict(seen)
-    return {text: Identity(0, "").to_json() for text in seen}
+    return {text: FileIdentity(0, "").to_json() for text in seen}
 
 
 def _places(text: str, numbers: np.ndarray) -> pa.Array:

@@ -14,20 +14,13 @@ import numpy as np
 import pyarrow as pa
 
 from hotbed import checks
-from hotbed.connectors.base import (
-    OPENED,
-    PLACE,
-    READ_ALL,
-    READ_ROWS,
-    TICK,
-    Position,
-    ReadPlan,
-    Source,
-)
 from hotbed.connectors.journal import Live
-from hotbed.connectors.lines import Decoder, Json, decode, wanted_types
-from hotbed.connectors.topic import PATIENCE_SECONDS, Message, Topic
-from hotbed.connectors.topic_identity import Mark, TopicIdentity
+from hotbed.connectors.kafka_identity import Mark, TopicIdentity
+from hotbed.connectors.kafka_topic import PATIENCE_SECONDS, KafkaTopic, Message
+from hotbed.connectors.messages import Decoder, Json, decode_messages, wanted_types
+from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
+from hotbed.connectors.position import OPENED, PLACE, TICK, Position
+from hotbed.connectors.source import Source
 from hotbed.errors import ConfigError, DataError, DecodeError
 
 HIDDEN = "***"
@@ -141,11 +134,11 @@ class Kafka(Source):
     def commit(self, position: Position) -> None:
         if self.group is None:
             return
-        reading: Topic | None = self.__dict__.get("_reading")
+        reading: KafkaTopic | None = self.__dict__.get("_reading")
         if reading is not None:  # its next poll handles the answer
             reading.commit(position["offsets"])
             return
-        topic = Topic(self, Live(), {})
+        topic = KafkaTopic(self, Live(), {})
         topic.commit(position["offsets"])
         topic.close(wait_seconds=5.0)
 
@@ -188,7 +181,7 @@ class _Reader:
         self.types = state.get("schema", "")
         self.count: int = state.get("count", 0)  # messages of the current block; 0 = unknown
         self.identity = TopicIdentity.from_json(state.get("topic", {}))
-        self.topic = Topic(source, live, self.offsets, self.identity)
+        self.topic = KafkaTopic(source, live, self.offsets, self.identity)
         self._waiting_since: float | None = None
         self._marks: dict[int, Mark] = {}  # the last messages of the current block
 
@@ -333,7 +326,7 @@ class _Reader:
         """Return the rows of some messages, each with its place; bad messages are put aside."""
         values = [message[2] or b"" for _, message in messages]
         schema, self.types = wanted_types(self.source.decoder, values, plan, self.types)
-        parts, counts, bad = decode(self.source.decoder, values, schema)
+        parts, counts, bad = decode_messages(self.source.decoder, values, schema)
         if bad:
             self._put_aside(messages, bad, plan)
         if not parts:
@@ -430,7 +423,7 @@ def _first_schema(source: Kafka) -> pa.Schema:
         return source.decoder.infer(())
     except ValueError:
         pass
-    topic = Topic(replace(source, start="earliest"), Live(), {})
+    topic = KafkaTopic(replace(source, start="earliest"), Live(), {})
     deadline = time.monotonic() + PATIENCE_SECONDS
     try:
         while time.monotonic() < deadline:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from hotbed.connectors.base import Position
+from hotbed.connectors.position import Position
 from hotbed.errors import RowShapeError
 
 

@@ -15,22 +15,16 @@ import numpy as np
 import pyarrow as pa
 
 from hotbed import checks
-from hotbed.connectors.base import (
-    OPENED,
-    PLACE,
-    READ_ROWS,
-    Position,
-    ReadPlan,
-    Skips,
-    Source,
-    check_source,
-    run_ahead,
-)
 from hotbed.connectors.journal import Live
+from hotbed.connectors.plan import READ_ROWS, ReadPlan, Skips
+from hotbed.connectors.position import OPENED, PLACE, Position
+from hotbed.connectors.source import Source, check_source
 from hotbed.data.batch import Batch
-from hotbed.data.encode import Encoder, require_columns
+from hotbed.data.columns import require_columns
+from hotbed.data.encode import Encoder
 from hotbed.data.numbers import label_outside_unit, outside_unit, with_readable_times
 from hotbed.data.order import Buffer, Encoded, Shuffle, in_order, place_at
+from hotbed.data.read_ahead import run_ahead
 from hotbed.data.schema import Schema, Shape, Type, check_schema, shape_of, type_of
 from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
 

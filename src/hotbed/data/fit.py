@@ -7,18 +7,21 @@ Each learned step that follows another one in the same column takes one more pas
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import polars as pl
 import pyarrow as pa
 from polars.io.plugins import register_io_source
 
-from hotbed.connectors.base import ReadPlan, Source
-from hotbed.data.encode import Columns, apply, require_columns
-from hotbed.data.schema import Dense, Id, Schema
+from hotbed.connectors.plan import ReadPlan
+from hotbed.connectors.source import Source
+from hotbed.data.columns import Columns, apply, require_columns
 from hotbed.errors import DataError
 
-Task = tuple[Dense | Id, int]
+if TYPE_CHECKING:
+    from hotbed.data.schema import Dense, Id, Schema
+
+Task: TypeAlias = "tuple[Dense | Id, int]"
 """A column and the index of its first transform that has not learned yet."""
 
 

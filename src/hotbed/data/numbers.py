@@ -11,18 +11,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hotbed.connectors.times import to_microseconds
+from hotbed.data.columns import is_bytes, is_list
 from hotbed.data.schema import Dense, Label, Time, Weight
 from hotbed.errors import SchemaError
 
-_LISTS = {
-    kind.id for kind in (pa.list_(pa.null()), pa.large_list(pa.null()), pa.list_(pa.null(), 1))
-}
 _PLAIN = {kind.id for kind in (pa.float32(), pa.int8(), pa.int16(), pa.int32(), pa.int64())}
 _MICROSECONDS = {"s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}
 _YEAR = 31_556_952_000_000
 _YEAR_1980 = 10 * _YEAR
 _YEAR_2200 = 230 * _YEAR
-_BYTES = {kind.id for kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())}
 
 
 class BadRows(Exception):
@@ -223,13 +220,3 @@ def with_readable_times(values: pa.Array) -> pa.Array:
     if pa.types.is_timestamp(values.type):
         return values.cast(pa.string())
     return values
-
-
-def is_list(kind: pa.DataType) -> bool:
-    """Return whether an Arrow type is a list, of variable or fixed length."""
-    return kind.id in _LISTS
-
-
-def is_bytes(kind: pa.DataType) -> bool:
-    """Return whether an Arrow type is text or binary, except the view types."""
-    return kind.id in _BYTES

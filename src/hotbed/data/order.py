@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hotbed.connectors.base import Position
+from hotbed.connectors.position import Position
 from hotbed.data.batch import Batch
 
 Encoded = tuple[Batch, Position | None, Position]

@@ -13,7 +13,8 @@ import pyarrow as pa
 
 from hotbed import checks, config
 from hotbed.connectors import times
-from hotbed.connectors.base import Source, not_endless
+from hotbed.connectors.source import Source, not_endless
+from hotbed.data.fit import fit
 from hotbed.data.transforms import Extract, Map, Transform
 from hotbed.errors import ConfigError, SchemaError
 
@@ -263,8 +264,6 @@ class Schema:
         Args:
             source: the training range only. It must not be endless.
         """
-        from hotbed.data.fit import fit
-
         not_endless(source, "fitting a schema")
         return fit(self, source)
 

@@ -14,10 +14,11 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from hotbed.connectors.base import Source
 from hotbed.connectors.delimited import Csv
-from hotbed.connectors.files import SAMPLE_BYTES, Parquet
-from hotbed.connectors.lines import Jsonl
+from hotbed.connectors.files import SAMPLE_BYTES
+from hotbed.connectors.jsonl import Jsonl
+from hotbed.connectors.parquet import Parquet
+from hotbed.connectors.source import Source
 from hotbed.errors import ConfigError, SchemaError
 
 SAMPLE_ROWS = 100_000

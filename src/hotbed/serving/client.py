@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from hotbed.connectors.base import Memory
-from hotbed.data.numbers import is_bytes, is_list
+from hotbed.connectors.memory import Memory
+from hotbed.data.columns import is_bytes, is_list
 from hotbed.errors import (
     ConfigError,
     DataError,

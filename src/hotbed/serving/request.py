@@ -14,9 +14,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from hotbed.connectors.base import Memory
+from hotbed.connectors.memory import Memory
 from hotbed.data.batch import Ids
-from hotbed.data.encode import KEPT_SCHEMAS, Encoder, plain_columns
+from hotbed.data.columns import plain_columns
+from hotbed.data.encode import KEPT_SCHEMAS, Encoder
 from hotbed.data.schema import Dense, Id, Schema
 from hotbed.errors import DataError
 

@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from hotbed.connectors.base import ReadPlan, Source, not_endless
+from hotbed.connectors.plan import ReadPlan
+from hotbed.connectors.source import Source, not_endless
 from hotbed.data.batch import Ids
 from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError, DataError, DecodeError, FormatError, MissingExtra

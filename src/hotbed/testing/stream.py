@@ -10,18 +10,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from hotbed.connectors.base import (
-    OPENED,
-    PLACE,
-    READ_ALL,
-    READ_ROWS,
-    TICK,
-    Memory,
-    Position,
-    ReadPlan,
-    Source,
-)
 from hotbed.connectors.journal import Live
+from hotbed.connectors.memory import Memory
+from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
+from hotbed.connectors.position import OPENED, PLACE, TICK, Position
+from hotbed.connectors.source import Source
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hotbed.connectors import Csv, DeadLetters, Follow, Journal, Live
-from hotbed.connectors.identity import EDGE_BYTES, Identity, name_of, text_of
+from hotbed.connectors.file_identity import EDGE_BYTES, FileIdentity, name_of, text_of
 from hotbed.data import Batch, Dataset, Id, Label, Schema
 from hotbed.errors import DataError, DecodeError, SchemaError
 
@@ -251,7 +251,7 @@ def test_content_is_known_by_its_first_and_last_bytes(tmp_path: Path) -> None:
     file = tmp_path / "a"
     data = bytearray(os.urandom(3 * EDGE_BYTES))
     file.write_bytes(data)
-    identity = Identity.of(str(file), len(data))
+    identity = FileIdentity.of(str(file), len(data))
     assert identity.compare(str(file)) == "same"
     for place in (0, EDGE_BYTES - 1, 2 * EDGE_BYTES, len(data) - 1):
         changed = bytearray(data)
@@ -299,14 +299,14 @@ def test_a_name_that_is_not_utf8_is_read_like_any_other(
 
 def test_an_unchanged_file_is_looked_at_once(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[str] = []
-    original = Identity.of
+    original = FileIdentity.of
 
-    def of(path: str, size: int, rows: int = 0) -> Identity:
+    def of(path: str, size: int, rows: int = 0) -> FileIdentity:
         looks.append(path)
         return original(path, size, rows)
 
     os.utime(life.folder / "current.csv", (1, 1))
-    monkeypatch.setattr(Identity, "of", of)
+    monkeypatch.setattr(FileIdentity, "of", of)
     life.poll().poll().poll()
     assert len(looks) == 1
     touch_again = (life.folder / "current.csv", (2, 2))

@@ -28,9 +28,9 @@ from hotbed.connectors import (
     Position,
     ReadPlan,
     Skips,
+    kafka_topic,
 )
-from hotbed.connectors import topic as topic_module
-from hotbed.connectors.base import PLACE
+from hotbed.connectors.position import PLACE
 from hotbed.data import Dataset, Id, Label, Schema
 from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
 from hotbed.testing import Broker
@@ -305,7 +305,7 @@ def test_a_topic_that_is_not_there_is_waited_for_and_then_named(
     shared.create("later")
     shared.produce("later", [message(0), message(1)])
     assert rows(within(items, 1)) == [[0, 1]]
-    monkeypatch.setattr(topic_module, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(kafka_topic, "PATIENCE_SECONDS", 0.5)
     with pytest.raises(DataError, match=r"kafka topic 'never': the broker does not know it"):
         within(make(Kafka(shared.servers, "never")).stream(), 1)
 
@@ -316,7 +316,7 @@ def test_offsets_that_are_gone_are_an_error(
     fill(shared, topic, range(900))
     first = within(make(Kafka(shared.servers, topic, block_rows=90), 90).stream(), 2)
     # retention took 0 to 199
-    monkeypatch.setattr(topic_module.Topic, "_bounds", lambda self, partition: (200, 900))
+    monkeypatch.setattr(kafka_topic.KafkaTopic, "_bounds", lambda self, partition: (200, 900))
     with pytest.raises(
         DataError, match=r"messages \d+ to 199 of partition 0 are gone, got 200 as the oldest"
     ):

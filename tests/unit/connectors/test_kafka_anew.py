@@ -13,8 +13,8 @@ import pytest
 from kafka_streams import fill, make, message, rows, within
 
 from hotbed.connectors import Kafka, Position
-from hotbed.connectors.topic import Topic
-from hotbed.connectors.topic_identity import Mark, TopicIdentity
+from hotbed.connectors.kafka_identity import Mark, TopicIdentity
+from hotbed.connectors.kafka_topic import KafkaTopic
 from hotbed.errors import DataError
 from hotbed.testing import Broker
 
@@ -41,7 +41,7 @@ def without_id(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     """Brokers of old versions give topics no id."""
     callspec = getattr(request.node, "callspec", None)
     if callspec is not None and callspec.params.get("with_id") is False:
-        monkeypatch.setattr(Topic, "_described_id", lambda self: None)
+        monkeypatch.setattr(KafkaTopic, "_described_id", lambda self: None)
 
 
 def read(source: Kafka, count: int = 1, after: dict[str, Any] | None = None) -> Any:
@@ -110,14 +110,14 @@ def test_a_last_message_that_retention_took_raises_nothing(
     source = Kafka(broker.servers, topic, block_rows=30)
     batch = read(source, 2)
     begins = {int(p): offset for p, offset in batch.position["source"]["offsets"].items()}
-    original = Topic._bounds
+    original = KafkaTopic._bounds
 
-    def bounds(self: Topic, partition: int) -> tuple[int, int]:
+    def bounds(self: KafkaTopic, partition: int) -> tuple[int, int]:
         _, high = original(self, partition)
         self._lows[partition] = begins[partition]
         return begins[partition], high
 
-    monkeypatch.setattr(Topic, "_bounds", bounds)
+    monkeypatch.setattr(KafkaTopic, "_bounds", bounds)
     assert rows([read(source, 1, at(batch))]) == [list(range(60, 90))]
     position = at(batch)
     # it is not looked at: the broker has it no more

@@ -12,8 +12,7 @@ import confluent_kafka as kafka
 import pytest
 from kafka_streams import make, message, rows, within
 
-from hotbed.connectors import Journal, Kafka, Live, Position
-from hotbed.connectors import topic as topic_module
+from hotbed.connectors import Journal, Kafka, Live, Position, kafka_topic
 from hotbed.errors import DataError
 from hotbed.testing import Broker
 
@@ -61,7 +60,7 @@ def compacted(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, int]]:
         def __getattr__(self, name: str) -> Any:
             return getattr(kafka, name)
 
-    monkeypatch.setattr(topic_module, "client", Client)
+    monkeypatch.setattr(kafka_topic, "client", Client)
     return gone
 
 

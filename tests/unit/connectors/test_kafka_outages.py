@@ -11,8 +11,7 @@ from itertools import islice
 import pytest
 from kafka_streams import fill, make, message, rows, within
 
-from hotbed.connectors import Journal, Kafka, Live, Position
-from hotbed.connectors import topic as topic_module
+from hotbed.connectors import Journal, Kafka, Live, Position, kafka_topic
 from hotbed.errors import DataError
 from hotbed.testing import Broker
 
@@ -21,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
-    monkeypatch.setattr(topic_module, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(kafka_topic, "LOOK_SECONDS", 0.2)
     with Broker() as running:
         running.create("clicks", 3)
         yield running
@@ -97,7 +96,7 @@ def test_a_topic_made_anew_or_with_fewer_partitions_is_refused(
     fill(broker, "clicks", range(900))
     first = within(make(Kafka(broker.servers, "clicks", block_rows=90), 90).stream(), 2)
     position = first[-1].position or Position({})
-    monkeypatch.setattr(topic_module, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(kafka_topic, "PATIENCE_SECONDS", 0.5)
     broker.delete("clicks")
     with pytest.raises(DataError, match="the broker does not know it"):
         within(make(Kafka(broker.servers, "clicks")).resume(position).stream(), 1)
@@ -118,7 +117,7 @@ def test_a_topic_that_is_emptied_under_a_reader_is_an_error_not_a_jump(
     fill(broker, "clicks", range(900))
     items = make(Kafka(broker.servers, "clicks", block_rows=90), 90).stream()
     within(items, 10)
-    monkeypatch.setattr(topic_module, "PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(kafka_topic, "PATIENCE_SECONDS", 1.0)
     broker.kill()
     broker.start()
     broker.create("clicks", 3)

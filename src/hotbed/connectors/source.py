@@ -1,30 +1,115 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sources made from other sources: slices, sorts and joins; and labels from later events."""
+"""The base of every source of events, and the sources that its methods return."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hotbed.connectors.base import (
-    PLACE,
-    READ_ALL,
-    READ_ROWS,
-    Memory,
-    Place,
-    Position,
-    ReadPlan,
-    Source,
-    not_endless,
-)
+from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
+from hotbed.connectors.position import PLACE, Place, Position
 from hotbed.errors import ConfigError, DataError, SchemaError
+
+
+class Source(ABC):
+    """A sequence of rows that can be read any number of times.
+
+    Sources are values: they hold no open file and no state.
+
+    An endless source (Kafka, a followed directory) yields blocks. The clock decides once which rows
+    are in a block. This decision is in the plan's journal before the rows are yielded, so that a
+    run after a crash reads the same blocks.
+
+    Example:
+        >>> movies = hb.sources.Csv("movies.csv")
+        >>> source = hb.sources.Csv("ratings.csv").join(movies, on="movieId").sort("timestamp")
+        >>> train, test = source.slice(0.0, 0.8), source.slice(0.8, 1.0)
+    """
+
+    @abstractmethod
+    def schema(self) -> pa.Schema:
+        """Return names and types of the raw columns.
+
+        Raises:
+            DataError: Nothing can be read.
+        """
+
+    @abstractmethod
+    def read(
+        self,
+        position: Position | None = None,
+        batch_rows: int = READ_ROWS,
+        plan: ReadPlan = READ_ALL,
+    ) -> Iterator[tuple[pa.RecordBatch, Position]]:
+        """Yield record batches of 1 to `batch_rows` rows, each with the position AFTER it.
+
+        The sequence of rows does not depend on `batch_rows` or on where reading began.
+
+        An endless source never ends, and yields at least every `plan.live.tick_seconds`: rows, or
+        `TICK`, an empty batch, with an unchanged position. Before the rows of a block it yields
+        `OPENED` with a position that holds the decision about the block. Its positions have
+        "block", the number of the block that holds the next row, and "now", the clock in
+        microseconds when the block of the last row was decided.
+
+        Args:
+            position: The position to resume from; None = the start.
+        """
+
+    @property
+    def endless(self) -> bool:
+        """Whether `read` never ends."""
+        return False
+
+    def commit(self, position: Position) -> None:  # noqa: B027 - most sources have nothing to do
+        """Note that a checkpoint with this position is safe on disk.
+
+        Failures elsewhere, such as in a broker, never raise.
+        """
+
+    def num_rows(self) -> int | None:
+        """Return the number of rows if it is known without reading them, else None."""
+        return None
+
+    def locate(self, position: Position, back: int) -> Place:
+        """Return the place of the row `back` rows before `position`, for error messages."""
+        return Place("", None)
+
+    def count_rows(self) -> int:
+        """Return the number of rows; read the whole source if `num_rows` does not know it."""
+        count = self.num_rows()
+        if count is not None:
+            return count
+        not_endless(self, "a count of rows")
+        first = tuple(self.schema().names[:1])
+        return sum(batch.num_rows for batch, _ in self.read(plan=ReadPlan(columns=first)))
+
+    def slice(self, start: int | float = 0, stop: int | float | None = None) -> Slice:
+        """Return rows `start` to `stop` (exclusive) as a source.
+
+        Floats are fractions of the whole, as in `slice(0.0, 0.8)`; integers are row numbers.
+        """
+        return Slice(self, start, stop)
+
+    def sort(self, by: str) -> Sort:
+        """Return the same rows in ascending order of column `by`, ties in their old order.
+
+        All rows are held in memory.
+        """
+        return Sort(self, by)
+
+    def join(self, table: Source, on: str | Sequence[str]) -> Join:
+        """Return the rows with the columns of a small side `table`, matched by the key(s) `on`.
+
+        Rows without a match get nulls.
+        """
+        return Join(self, table, on)
 
 
 @dataclass(frozen=True)
@@ -135,7 +220,7 @@ class Sort(Source):
         return self.source.schema()
 
     def num_rows(self) -> int:
-        return int(self._sorted().table.num_rows)
+        return int(self._sorted().num_rows)
 
     def locate(self, position: Position, back: int) -> Place:
         return Place(f"the source sorted by {self.by}", int(position["row"]) - back + 1)
@@ -146,10 +231,10 @@ class Sort(Source):
         batch_rows: int = READ_ROWS,
         plan: ReadPlan = READ_ALL,
     ) -> Iterator[tuple[pa.RecordBatch, Position]]:
-        return self._sorted().read(position, batch_rows, plan)
+        return rows_of(self._sorted(), position, batch_rows, plan)
 
-    def _sorted(self) -> Memory:
-        cached: Memory | None = self.__dict__.get("_memory")
+    def _sorted(self) -> pa.Table:
+        cached: pa.Table | None = self.__dict__.get("_table")
         if cached is None:
             table = _read_table(self.source)
             if self.by not in table.schema.names:
@@ -160,8 +245,8 @@ class Sort(Source):
             # ties keep their order by row
             keys = pa.table({"by": table[self.by], "row": np.arange(table.num_rows)})
             indices = pc.sort_indices(keys, sort_keys=[("by", "ascending"), ("row", "ascending")])
-            cached = Memory(table.take(indices).combine_chunks())
-            object.__setattr__(self, "_memory", cached)
+            cached = table.take(indices).combine_chunks()
+            object.__setattr__(self, "_table", cached)
         return cached
 
 
@@ -292,175 +377,46 @@ def _one_chunk(array: pa.ChunkedArray | pa.Array) -> pa.Array:
     return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
 
 
+def rows_of(
+    table: pa.Table,
+    position: Position | None,
+    batch_rows: int,
+    plan: ReadPlan,
+) -> Iterator[tuple[pa.RecordBatch, Position]]:
+    """Yield the rows of `table` after `position`, as `Source.read` does."""
+    row = int(position["row"]) if position else 0
+    if plan.columns is not None:
+        table = table.select([name for name in table.schema.names if name in plan.columns])
+    for batch in table.slice(row).to_batches(max_chunksize=batch_rows):
+        if batch.num_rows:
+            row += batch.num_rows
+            yield batch, Position({"row": row})
+
+
 def _read_table(source: Source) -> pa.Table:
     return pa.Table.from_batches([batch for batch, _ in source.read()], schema=source.schema())
 
 
-@dataclass(frozen=True)
-class LateLabels:
-    """Labels from later events: a view is positive if a purchase with the same keys follows.
-
-    A sample is yielded as soon as its label is known: with the purchase, or when the events have
-    passed the end of its window. Samples whose window reaches beyond the last event are left out,
-    because their labels are unknown.
-
-    Args:
-        on: Key columns, which are equal in a sample and its positive event.
-        column: The column that holds the kind of an event.
-        event: The kind of the events that become samples.
-        positive: The kind of the events that make a sample positive.
-        within_seconds: The window: how long after a sample its positive event may follow.
-        label: The column to write: 1.0 for a positive event within the window, else 0.0.
-
-    Example:
-        >>> keys = ("user_id", "product_id")
-        >>> LateLabels(on=keys, column="event_type", event="view", positive="purchase")
-    """
-
-    on: Sequence[str]
-    column: str
-    event: str
-    positive: str
-    within_seconds: float = 1800.0
-    label: str = "label"
-
-    def __post_init__(self) -> None:
-        if not self.on or not self.within_seconds > 0:
-            raise ConfigError(
-                f"late labels: needs key columns and seconds > 0, got on={self.on!r}, "
-                f"within_seconds={self.within_seconds!r}. Correct them."
-            )
+def check_source(source: Any) -> None:
+    """Raise ConfigError, with the source to use instead, if `source` is not a Source."""
+    if isinstance(source, Source):
+        return
+    if not isinstance(source, (str, os.PathLike)):
+        kind = type(source).__name__
+        advice = "Give a value of hb.sources, such as hb.sources.Memory(columns)."
+        raise ConfigError(f"dataset.source: not a source, got {kind}. {advice}")
+    path = os.fspath(source)
+    kinds = {".parquet": "Parquet", ".jsonl": "Jsonl", ".svm": "Libsvm", ".libsvm": "Libsvm"}
+    kind = kinds.get(os.path.splitext(path)[1].lower(), "Csv")
+    raise ConfigError(
+        f"dataset.source: not a source, got {path!r}. Give hb.sources.{kind}({path!r})."
+    )
 
 
-@dataclass
-class Run:
-    """Some events in their order.
-
-    Args:
-        table: The events.
-        keys: The time at which each event is due, rising, in microseconds.
-        times: The time at which each event happened, in microseconds.
-        before: State of the sources before the events.
-        after: State of the sources after the events.
-        place: Returns the position after a number of these events.
-    """
-
-    table: pa.Table
-    keys: np.ndarray
-    times: np.ndarray
-    before: Sequence[Any]
-    after: Sequence[Any]
-    place: Callable[[int], dict[str, Any]] = field(default=lambda row: {})
-
-
-class LabelJoin:
-    """Samples that wait for their labels, and the places from which reading yields them again.
-
-    Events are numbered from the place where reading began, so that the order of the labels does not
-    depend on how the events are cut into runs.
-    """
-
-    def __init__(self, late: LateLabels) -> None:
-        self.late = late
-        self.window = int(late.within_seconds * 1e6)
-        self.waiting: pa.Table | None = None
-        self.numbers = self.times = np.zeros(0, np.int64)  # of the waiting samples
-        self.num_events = 0
-        # number of a run's first event, and the state of the sources before it
-        self.starts: deque[tuple[int, Sequence[Any]]] = deque()
-        # numbers of the samples that were yielded, back to the first start
-        self.emitted = np.zeros(0, np.int64)
-
-    def __call__(self, run: Run) -> Run:
-        """Return the samples that these events decide, in the order of decision."""
-        first = self.num_events
-        count = len(run.keys)
-        self.starts.append((first, run.before))
-        self.num_events += count
-        new = self._rows_of(run.table, self.late.event)
-        causes = self._rows_of(run.table, self.late.positive)
-        samples = run.table.take(pa.array(new))
-        if self.waiting is not None:
-            samples = pa.concat_tables([self.waiting, samples])
-        numbers = np.concatenate([self.numbers, first + new])
-        times = np.concatenate([self.times, run.times[new]])
-        # The event that decides a sample: the first past its window, or a cause before that.
-        past = np.maximum(
-            first + np.searchsorted(run.keys, times + self.window, "right"), numbers + 1
+def not_endless(source: Source, what: str) -> None:
+    """Raise ConfigError if `source` is endless; `what` names the operation that needs an end."""
+    if source.endless:
+        raise ConfigError(
+            f"source: {what} needs a source that ends, got {type(source).__name__}. Use it on the "
+            "table that the endless source is joined with, or read files."
         )
-        cause = self._next_cause(samples, numbers, run.table.take(pa.array(causes)), first + causes)
-        positive = cause < past
-        when = np.where(positive, cause, past)
-        order = np.lexsort((numbers, np.where(positive, 0, times), positive, when))
-        order = order[when[order] < first + count]
-        still = np.setdiff1d(np.arange(len(numbers)), order)
-        table = samples.take(pa.array(order))
-        if self.late.label in table.schema.names:
-            table = table.drop_columns([self.late.label])
-        table = table.append_column(self.late.label, pa.array(positive[order].astype(np.float64)))
-        self.waiting = samples.take(pa.array(still))
-        self.numbers = numbers[still]
-        self.times = times[still]
-        place = self._places(numbers[order], run)
-        return Run(table, run.keys[when[order] - first], times[order], run.before, run.after, place)
-
-    def _rows_of(self, table: pa.Table, kind: str) -> np.ndarray:
-        """Return the row numbers of the events of a kind."""
-        matches = pc.fill_null(pc.equal(table[self.late.column], kind), False)
-        return np.flatnonzero(matches.to_numpy())
-
-    def _next_cause(
-        self, samples: pa.Table, numbers: np.ndarray, causes: pa.Table, cause_numbers: np.ndarray
-    ) -> np.ndarray:
-        """Return the number of the next positive event with the same keys after each sample.
-
-        Samples without one get the largest int64.
-        """
-        keys = list(self.late.on)
-        left = pl.DataFrame(samples.select(keys)).with_columns(
-            event=pl.Series(numbers), row=pl.int_range(pl.len())
-        )
-        right = (
-            pl.DataFrame(causes.select(keys))
-            .with_columns(event=pl.Series(cause_numbers), cause=pl.Series(cause_numbers))
-            .drop_nulls()
-        )
-        joined = left.sort("event").join_asof(
-            right,
-            on="event",
-            by=keys,
-            strategy="forward",
-            allow_exact_matches=False,
-            check_sortedness=False,
-        )
-        return np.asarray(joined.sort("row")["cause"].fill_null(2**63 - 1).to_numpy())
-
-    def _places(self, done: np.ndarray, run: Run) -> Callable[[int], dict[str, Any]]:
-        """Return a function that gives the position after each sample of a run.
-
-        A position holds the state to resume reading from, and how many samples come again from
-        there.
-
-        Args:
-            done: Numbers of the samples that the run decides, in the order of decision.
-            run: The run.
-        """
-        history = self.emitted
-        starts = list(self.starts)
-        events = self.num_events
-        after = run.after
-        waiting = self.numbers.min(initial=events)
-        oldest = np.minimum.accumulate(np.append(done, waiting)[::-1])[::-1]
-
-        def place(row: int) -> dict[str, Any]:
-            if oldest[row] == events:
-                return {"at": after, "emitted": 0}
-            number, state = next(start for start in reversed(starts) if start[0] <= oldest[row])
-            repeated = (history >= number).sum() + (done[:row] >= number).sum()
-            return {"at": state, "emitted": int(repeated)}
-
-        while len(self.starts) > 1 and self.starts[1][0] <= waiting:
-            self.starts.popleft()
-        emitted = np.concatenate([history, done])
-        self.emitted = emitted[emitted >= self.starts[0][0]]
-        return place

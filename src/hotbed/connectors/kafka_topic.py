@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hotbed.connectors.journal import Live
-from hotbed.connectors.topic_identity import Mark, TopicIdentity
+from hotbed.connectors.kafka_identity import Mark, TopicIdentity
 from hotbed.errors import ConfigError, DataError, MissingExtra
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ Message = tuple[int, int, bytes | None]
 """Timestamp in milliseconds, offset, payload."""
 
 
-class Topic:
+class KafkaTopic:
     """The partitions of a topic that a source reads.
 
     `pending` holds the fetched messages that are not in a block yet, `fetched` the offset after the

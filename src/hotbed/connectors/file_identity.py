@@ -18,7 +18,7 @@ Content = Literal["same", "longer", "other", "gone"]
 
 
 @dataclass(frozen=True)
-class Identity:
+class FileIdentity:
     """The content that was read of a file.
 
     Args:
@@ -33,7 +33,7 @@ class Identity:
     rows: int = 0
 
     @classmethod
-    def of(cls, path: str, size: int, rows: int = 0) -> Identity:
+    def of(cls, path: str, size: int, rows: int = 0) -> FileIdentity:
         """Return the identity of the first `size` bytes of a file; read at most 128 KiB.
 
         Raises:
@@ -57,13 +57,13 @@ class Identity:
                 size = os.stat(path).st_size
             if size < self.size or (size > self.size and not self.digest):
                 return "other"
-            if self.digest and Identity.of(path, self.size).digest != self.digest:
+            if self.digest and FileIdentity.of(path, self.size).digest != self.digest:
                 return "other"
         except FileNotFoundError:
             return "gone"
         return "same" if size == self.size else "longer"
 
-    def begins_as(self, other: Identity) -> bool:
+    def begins_as(self, other: FileIdentity) -> bool:
         """Return whether both have the same first 64 KiB."""
         if min(self.size, other.size) < EDGE_BYTES:
             return False
@@ -74,7 +74,7 @@ class Identity:
         return [self.size, self.digest, self.rows]
 
     @classmethod
-    def from_json(cls, value: Sequence[Any]) -> Identity:
+    def from_json(cls, value: Sequence[Any]) -> FileIdentity:
         """Return the identity that `to_json` wrote."""
         size, digest, rows = value
         return cls(size, digest, rows)

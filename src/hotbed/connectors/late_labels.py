@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Labels from later events."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from hotbed.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class LateLabels:
+    """Labels from later events: a view is positive if a purchase with the same keys follows.
+
+    A sample is yielded as soon as its label is known: with the purchase, or when the events have
+    passed the end of its window. Samples whose window reaches beyond the last event are left out,
+    because their labels are unknown.
+
+    Args:
+        on: Key columns, which are equal in a sample and its positive event.
+        column: The column that holds the kind of an event.
+        event: The kind of the events that become samples.
+        positive: The kind of the events that make a sample positive.
+        within_seconds: The window: how long after a sample its positive event may follow.
+        label: The column to write: 1.0 for a positive event within the window, else 0.0.
+
+    Example:
+        >>> keys = ("user_id", "product_id")
+        >>> LateLabels(on=keys, column="event_type", event="view", positive="purchase")
+    """
+
+    on: Sequence[str]
+    column: str
+    event: str
+    positive: str
+    within_seconds: float = 1800.0
+    label: str = "label"
+
+    def __post_init__(self) -> None:
+        if not self.on or not self.within_seconds > 0:
+            raise ConfigError(
+                f"late labels: needs key columns and seconds > 0, got on={self.on!r}, "
+                f"within_seconds={self.within_seconds!r}. Correct them."
+            )
+
+
+@dataclass
+class Events:
+    """Some events in their order.
+
+    Args:
+        table: The events.
+        keys: The time at which each event is due, rising, in microseconds.
+        times: The time at which each event happened, in microseconds.
+        before: State of the sources before the events.
+        after: State of the sources after the events.
+        place: Returns the position after a number of these events.
+    """
+
+    table: pa.Table
+    keys: np.ndarray
+    times: np.ndarray
+    before: Sequence[Any]
+    after: Sequence[Any]
+    place: Callable[[int], dict[str, Any]] = field(default=lambda row: {})
+
+
+class LabelJoin:
+    """Samples that wait for their labels, and the places from which reading yields them again.
+
+    Events are numbered from the place where reading began, so that the order of the labels does not
+    depend on how the events are cut into runs.
+    """
+
+    def __init__(self, late: LateLabels) -> None:
+        self.late = late
+        self.window = int(late.within_seconds * 1e6)
+        self.waiting: pa.Table | None = None
+        self.numbers = self.times = np.zeros(0, np.int64)  # of the waiting samples
+        self.num_events = 0
+        # number of a run's first event, and the state of the sources before it
+        self.starts: deque[tuple[int, Sequence[Any]]] = deque()
+        # numbers of the samples that were yielded, back to the first start
+        self.emitted = np.zeros(0, np.int64)
+
+    def __call__(self, run: Events) -> Events:
+        """Return the samples that these events decide, in the order of decision."""
+        first = self.num_events
+        count = len(run.keys)
+        self.starts.append((first, run.before))
+        self.num_events += count
+        new = self._rows_of(run.table, self.late.event)
+        causes = self._rows_of(run.table, self.late.positive)
+        samples = run.table.take(pa.array(new))
+        if self.waiting is not None:
+            samples = pa.concat_tables([self.waiting, samples])
+        numbers = np.concatenate([self.numbers, first + new])
+        times = np.concatenate([self.times, run.times[new]])
+        # The event that decides a sample: the first past its window, or a cause before that.
+        past = np.maximum(
+            first + np.searchsorted(run.keys, times + self.window, "right"), numbers + 1
+        )
+        cause = self._next_cause(samples, numbers, run.table.take(pa.array(causes)), first + causes)
+        positive = cause < past
+        when = np.where(positive, cause, past)
+        order = np.lexsort((numbers, np.where(positive, 0, times), positive, when))
+        order = order[when[order] < first + count]
+        still = np.setdiff1d(np.arange(len(numbers)), order)
+        table = samples.take(pa.array(order))
+        if self.late.label in table.schema.names:
+            table = table.drop_columns([self.late.label])
+        table = table.append_column(self.late.label, pa.array(positive[order].astype(np.float64)))
+        self.waiting = samples.take(pa.array(still))
+        self.numbers = numbers[still]
+        self.times = times[still]
+        place = self._places(numbers[order], run)
+        return Events(
+            table, run.keys[when[order] - first], times[order], run.before, run.after, place
+        )
+
+    def _rows_of(self, table: pa.Table, kind: str) -> np.ndarray:
+        """Return the row numbers of the events of a kind."""
+        matches = pc.fill_null(pc.equal(table[self.late.column], kind), False)
+        return np.flatnonzero(matches.to_numpy())
+
+    def _next_cause(
+        self, samples: pa.Table, numbers: np.ndarray, causes: pa.Table, cause_numbers: np.ndarray
+    ) -> np.ndarray:
+        """Return the number of the next positive event with the same keys after each sample.
+
+        Samples without one get the largest int64.
+        """
+        keys = list(self.late.on)
+        left = pl.DataFrame(samples.select(keys)).with_columns(
+            event=pl.Series(numbers), row=pl.int_range(pl.len())
+        )
+        right = (
+            pl.DataFrame(causes.select(keys))
+            .with_columns(event=pl.Series(cause_numbers), cause=pl.Series(cause_numbers))
+            .drop_nulls()
+        )
+        joined = left.sort("event").join_asof(
+            right,
+            on="event",
+            by=keys,
+            strategy="forward",
+            allow_exact_matches=False,
+            check_sortedness=False,
+        )
+        return np.asarray(joined.sort("row")["cause"].fill_null(2**63 - 1).to_numpy())
+
+    def _places(self, done: np.ndarray, run: Events) -> Callable[[int], dict[str, Any]]:
+        """Return a function that gives the position after each sample of a run.
+
+        A position holds the state to resume reading from, and how many samples come again from
+        there.
+
+        Args:
+            done: Numbers of the samples that the run decides, in the order of decision.
+            run: The run.
+        """
+        history = self.emitted
+        starts = list(self.starts)
+        events = self.num_events
+        after = run.after
+        waiting = self.numbers.min(initial=events)
+        oldest = np.minimum.accumulate(np.append(done, waiting)[::-1])[::-1]
+
+        def place(row: int) -> dict[str, Any]:
+            if oldest[row] == events:
+                return {"at": after, "emitted": 0}
+            number, state = next(start for start in reversed(starts) if start[0] <= oldest[row])
+            repeated = (history >= number).sum() + (done[:row] >= number).sum()
+            return {"at": state, "emitted": int(repeated)}
+
+        while len(self.starts) > 1 and self.starts[1][0] <= waiting:
+            self.starts.popleft()
+        emitted = np.concatenate([history, done])
+        self.emitted = emitted[emitted >= self.starts[0][0]]
+        return place

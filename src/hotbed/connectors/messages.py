@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages of a broker: decoders that turn them into rows."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import pyarrow as pa
+
+from hotbed.connectors.jsonl import has_nulls, infer_json, is_number, plain_type, read_json_lines
+from hotbed.connectors.plan import ReadPlan
+from hotbed.connectors.position import schema_from_text, schema_to_text
+from hotbed.errors import ConfigError, SchemaError
+
+_TYPES: dict[str, pa.DataType] = {
+    "int64": pa.int64(),
+    "uint64": pa.uint64(),
+    "float64": pa.float64(),
+    "string": pa.string(),
+    "bool": pa.bool_(),
+}
+
+
+class Decoder(ABC):
+    """Decodes the messages of a broker into rows."""
+
+    many: ClassVar[bool] = False
+    """A message holds any number of rows and is decoded alone; else it holds exactly one."""
+
+    @abstractmethod
+    def infer(self, values: Sequence[bytes]) -> pa.Schema:
+        """Return names and types of the declared fields and of the fields of some messages.
+
+        Raises:
+            ValueError: No message can be decoded, or there are no messages and no declared fields.
+        """
+
+    @abstractmethod
+    def decode(self, values: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch:
+        """Return the columns of `schema` from some messages; absent columns are null.
+
+        Raises:
+            ValueError: A message is bad (or an Arrow error).
+        """
+
+
+@dataclass(frozen=True)
+class Json(Decoder):
+    """One JSON object per message.
+
+    Args:
+        columns: Names and types ("int64", "uint64", "float64", "string", "bool", "list<int64>",
+            ...) of columns that are declared. Every other column keeps the type of its first value.
+
+    Example: `hb.sources.Json({"user": "int64", "genres": "list<string>"})`
+    """
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, kind in self.columns.items():
+            _declared(name, kind)
+
+    def infer(self, values: Sequence[bytes]) -> pa.Schema:
+        declared = pa.schema([(name, _declared(name, kind)) for name, kind in self.columns.items()])
+        lines = [
+            value.replace(b"\n", b" ") for value in values if value and value.lstrip()[:1] == b"{"
+        ]
+        if not lines and (values or not self.columns):
+            raise ValueError("no JSON object among them")
+        if not lines:
+            return declared
+        columns = list(declared)
+        for column in infer_json(lines, "a message"):
+            if column.name not in declared.names:
+                kind = column.type if has_nulls(column.type) else plain_type(column.type)
+                columns.append(pa.field(column.name, kind))
+        return pa.schema(columns)
+
+    def decode(self, values: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch:
+        for value in values:
+            if value[:1] != b"{" and value.lstrip()[:1] != b"{":
+                raise ValueError("not a JSON object")
+        return read_json_lines([value.replace(b"\n", b" ") for value in values], schema)
+
+
+@dataclass(frozen=True)
+class Arrow(Decoder):
+    """One Arrow IPC stream per message, with any number of rows.
+
+    Decoding takes about a tenth of the work of JSON.
+
+    Example:
+        A producer writes a message so:
+
+        >>> with pa.ipc.new_stream(sink, batch.schema) as writer:
+        ...     writer.write_batch(batch)
+    """
+
+    many: ClassVar[bool] = True
+
+    def infer(self, values: Sequence[bytes]) -> pa.Schema:
+        for value in values:
+            try:
+                return pa.ipc.open_stream(value).schema.remove_metadata()
+            except (OSError, pa.ArrowException):
+                continue
+        raise ValueError("no Arrow stream among them")
+
+    def decode(self, values: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch:
+        table = pa.concat_tables([pa.ipc.open_stream(value).read_all() for value in values])
+        table = table.combine_chunks()
+        columns: list[pa.Array] = []
+        for name, kind in zip(schema.names, schema.types, strict=True):
+            if name in table.schema.names:
+                columns.append(_flat(table[name].combine_chunks().cast(kind)))
+            else:
+                columns.append(pa.nulls(table.num_rows, kind))
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _flat(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+def _declared(name: str, kind: str) -> pa.DataType:
+    """Return the Arrow type that is written as `kind`."""
+    inner = kind.removeprefix("list<").removesuffix(">")
+    if inner not in _TYPES or kind not in (inner, f"list<{inner}>"):
+        raise ConfigError(
+            f"columns.{name}: unknown type, got {kind!r}. Use one of {', '.join(_TYPES)}, or "
+            "list<one of them>."
+        )
+    return _TYPES[inner] if kind == inner else pa.list_(_TYPES[inner])
+
+
+def wanted_types(
+    decoder: Decoder, values: Sequence[bytes], plan: ReadPlan, types: str
+) -> tuple[pa.Schema, str]:
+    """Return the columns to decode with their types, and the new value of `types`.
+
+    Args:
+        decoder: Infers the types of new columns.
+        values: The messages.
+        plan: Its columns are decoded; None = all.
+        types: The types of the columns read so far, as text: a column keeps its first type.
+
+    Raises:
+        SchemaError: A column is not in `types`, not declared, and not in any of the messages.
+    """
+    schema = schema_from_text(types)
+    columns = list(schema.names if plan.columns is None else plan.columns)
+    if plan.columns is None or not set(columns) <= set(schema.names):
+        try:
+            inferred = decoder.infer(values)
+        except ValueError:  # no message can be decoded, so all types stay unknown
+            inferred = pa.schema([(name, pa.null()) for name in columns])
+        if plan.columns is None:
+            columns += [name for name in inferred.names if name not in columns]
+        if absent := [name for name in columns if name not in {*schema.names, *inferred.names}]:
+            raise SchemaError(
+                f"columns: no message has columns {absent}, got {inferred.names}. Correct the "
+                "schema, or declare columns that may be absent: Json(columns={...})."
+            )
+        new = [c for c in inferred if c.name in columns and c.name not in schema.names]
+        schema = pa.schema([*schema, *(column for column in new if not has_nulls(column.type))])
+        types = schema_to_text(schema)
+    kinds = {name: pa.null() for name in columns}
+    for name in columns:
+        if name in schema.names:
+            kinds[name] = schema.field(name).type
+        if name in plan.types and is_number(kinds[name]):
+            kinds[name] = plan.types[name]
+    return pa.schema(list(kinds.items())), types
+
+
+Decoded = tuple[list[pa.RecordBatch], list[int], dict[int, Exception]]
+"""Rows; the number of rows of each message; the errors of the messages that cannot be decoded."""
+
+
+def decode_messages(
+    decoder: Decoder, values: Sequence[bytes], schema: pa.Schema, first: int = 0
+) -> Decoded:
+    """Decode messages, numbered from `first`, at once; halve them to locate bad ones."""
+    if not decoder.many or len(values) == 1:
+        try:
+            batch = decoder.decode(values, schema)
+            if not decoder.many and batch.num_rows != len(values):
+                raise ValueError(f"{len(values)} messages gave {batch.num_rows} rows")
+            counts = [batch.num_rows] if decoder.many else [1] * len(values)
+            return [batch], counts, {}
+        except (ValueError, TypeError, KeyError, OSError, pa.ArrowException) as error:
+            if len(values) == 1:
+                return [], [0], {first: error}
+    half = len(values) // 2
+    left = decode_messages(decoder, values[:half], schema, first)
+    right = decode_messages(decoder, values[half:], schema, first + half)
+    return [*left[0], *right[0]], [*left[1], *right[1]], {**left[2], **right[2]}

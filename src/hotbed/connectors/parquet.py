@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parquet files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from hotbed.connectors.files import FileSource, Paths, Rows, Section, first_line, open_bytes
+from hotbed.connectors.plan import ReadPlan
+from hotbed.errors import DecodeError, SchemaError
+
+
+@dataclass(frozen=True)
+class Parquet(FileSource):
+    """Parquet files.
+
+    Only the columns that a schema needs are read.
+
+    Args:
+        path: A file, a glob or a list of both.
+
+    Raises:
+        DecodeError: A file is torn (file).
+        SchemaError: A file lacks a column of the first one, or has other types.
+
+    Example: `hb.sources.Parquet("events/day=*/part-*.parquet")`
+    """
+
+    path: Paths
+
+    def schema(self) -> pa.Schema:
+        cached: pa.Schema | None = self.__dict__.get("_schema")
+        if cached is not None:
+            return cached
+        return _open(self.files()[0]).schema_arrow.remove_metadata()
+
+    def num_rows(self) -> int:
+        return sum(_open(file).metadata.num_rows for file in self.files())
+
+    def read_file(
+        self, section: Section, skip_rows: int, batch_rows: int, plan: ReadPlan
+    ) -> Iterator[Rows]:
+        file = section.file
+        parquet = _open(file)
+        wanted = self.schema()
+        if plan.columns is not None:
+            wanted = pa.schema([column for column in wanted if column.name in plan.columns])
+        groups: list[int] = []
+        skip = skip_rows
+        for group in range(parquet.metadata.num_row_groups):
+            rows = parquet.metadata.row_group(group).num_rows
+            if not groups and skip >= rows:
+                skip -= rows
+            else:
+                groups.append(group)
+        done = skip_rows - skip
+        try:
+            for batch in parquet.iter_batches(batch_rows, row_groups=groups, columns=wanted.names):
+                done += batch.num_rows
+                dropped = min(skip, batch.num_rows)
+                skip = max(0, skip - batch.num_rows)
+                if batch.num_rows > dropped:
+                    rest = batch.slice(dropped)
+                    yield _conform(rest, wanted, file), np.arange(done - rest.num_rows, done) + 1
+        except (pa.ArrowException, OSError) as error:
+            raise DecodeError(
+                f"{file}: torn or damaged parquet after row {done}, got {first_line(error)}. Write "
+                "the file again or leave it out.",
+                file,
+                done + 1,
+            ) from error
+
+
+def _open(file: str) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(open_bytes(file))
+    except (pa.ArrowException, OSError) as error:
+        raise DecodeError(
+            f"{file}: not a whole parquet file, got {first_line(error)}. Write the file again or "
+            "leave it out.",
+            file,
+        ) from error
+
+
+def _conform(batch: pa.RecordBatch, wanted: pa.Schema, file: str) -> pa.RecordBatch:
+    """Return `batch` with exactly the columns and types of `wanted` (those of the first file)."""
+    if batch.schema.equals(wanted):
+        return batch
+    missing = [name for name in wanted.names if name not in batch.schema.names]
+    if missing:
+        raise SchemaError(
+            f"{file}: columns {missing} are absent; the first file has {wanted.names}. Give all "
+            "files one set of columns."
+        )
+    try:
+        return pa.RecordBatch.from_arrays(
+            [batch.column(field.name).cast(field.type) for field in wanted], schema=wanted
+        )
+    except pa.ArrowException as error:
+        raise SchemaError(
+            f"{file}: its types differ from the first file's, got {first_line(error)}. Write all "
+            "files with one schema."
+        ) from error

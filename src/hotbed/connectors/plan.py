@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a reader asks of a source: columns, types, and how bad rows are treated."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from hotbed.connectors.journal import Live
+from hotbed.errors import printable
+
+logger = logging.getLogger("hotbed.connectors")
+
+
+READ_ROWS = 65_536
+"""Default of the rows that `read` yields at once."""
+
+
+@dataclass
+class Skips:
+    """Counts of the bad rows and files that a reader skipped because of `on_error="skip"`.
+
+    The first of each kind is logged as a warning, later ones at debug level.
+    """
+
+    counts: dict[str, int] = field(default_factory=dict)
+    last: str = ""
+
+    def add(self, reason: str, message: str, count: int = 1) -> None:
+        """Count `count` bad rows (or one torn file) under `reason`, and log `message`."""
+        level = logging.DEBUG if reason in self.counts else logging.WARNING
+        self.counts[reason] = self.counts.get(reason, 0) + count
+        self.last = printable(message)
+        logger.log(level, "skipped (%s): %s", reason, self.last)
+
+    @property
+    def total(self) -> int:
+        """All rows and files skipped so far."""
+        return sum(self.counts.values())
+
+
+BadRow = tuple[int, str | bytes]
+"""Number of a row in its file, from 1, and its content."""
+
+
+@dataclass(frozen=True)
+class ReadPlan:
+    """The reader's wishes for a source.
+
+    Args:
+        columns: The columns to read (None = all).
+        types: Types to read text columns as, where the source has no types of its own.
+        skips: Counts the bad rows and files, which are then skipped. None = the first one raises.
+        live: Journal, dead letters and clock of an endless source. None = the source makes its
+            own, in memory.
+        aside: Called with the rows of a file that are skipped because they cannot be read.
+    """
+
+    columns: tuple[str, ...] | None = None
+    types: Mapping[str, pa.DataType] = field(default_factory=dict)
+    skips: Skips | None = None
+    live: Live | None = None
+    aside: Callable[[Sequence[BadRow]], None] | None = None
+
+    def leave_out(self, reason: str, message: str, rows: Sequence[BadRow]) -> None:
+        """Count bad rows in `skips`, and pass them to `aside`."""
+        assert self.skips is not None
+        self.skips.add(reason, message, len(rows))
+        if self.aside is not None:
+            self.aside(rows)
+
+
+READ_ALL = ReadPlan()

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Positions in a source, places of rows, and the batches that mark events of a stream."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from hotbed.errors import DataError
+
+PLACE = "\0place"
+"""Column of an endless source's batches: a struct that says where each row came from."""
+
+
+TICK = pa.RecordBatch.from_arrays([], schema=pa.schema([]))
+"""The empty batch that an endless source yields when it has nothing new."""
+
+
+OPENED = pa.RecordBatch.from_arrays([], schema=pa.schema([]))
+"""The empty batch that an endless source yields before the rows of a block.
+
+Its position holds the decision about the block, so that reading resumes without the journal too.
+"""
+
+
+@dataclass(frozen=True)
+class Position:
+    """The place that a reader has reached: a small JSON object.
+
+    Only the source that wrote a position knows its keys. Reading that resumes from a position
+    repeats nothing and loses nothing.
+
+    Example: `Position.from_json(json.loads(text))`, `json.dumps(position.to_json())`.
+    """
+
+    state: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return this position as plain JSON values (dict, list, str, int, float, bool, None)."""
+        value: dict[str, Any] = json.loads(json.dumps(dict(self.state)))
+        return value
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any] | str | Position) -> Position:
+        """Return the position of a JSON object or its text, as `to_json` returns it.
+
+        Raises:
+            DataError: `value` is not a JSON object.
+        """
+        if isinstance(value, Position):
+            return value
+        state = json.loads(value) if isinstance(value, str) else value
+        if not isinstance(state, Mapping):
+            raise DataError(
+                f"position: a position is a JSON object, got {value!r}. Pass the value that "
+                "Position.to_json() returned."
+            )
+        return cls(dict(state))
+
+    def __getitem__(self, key: str) -> Any:
+        return self.state[key]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A row of a file, such as "clicks.csv, line 12"; `number` counts from 1, None = unknown."""
+
+    file: str
+    number: int | None
+    word: str = "row"
+
+    def __str__(self) -> str:
+        if self.number is None:
+            return self.file
+        return f"{self.file}, {self.word} {self.number}"
+
+
+def schema_to_text(schema: pa.Schema) -> str:
+    """Return names and types as text for a position."""
+    return base64.b64encode(schema.remove_metadata().serialize().to_pybytes()).decode()
+
+
+def schema_from_text(text: str) -> pa.Schema:
+    """Return the schema that `schema_to_text` wrote; no columns for an empty text."""
+    if not text:
+        return pa.schema([])
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
