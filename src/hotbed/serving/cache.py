@@ -18,6 +18,7 @@ from hotbed import _core, checks
 from hotbed.data.batch import Ids
 from hotbed.errors import ConfigError, HotbedError, NotServed, RowShapeError, StoreError
 from hotbed.serving.rows import LookupCall, LookupResult, ServedTable, native_layout
+from hotbed.serving.stores.backoff import Backoff
 from hotbed.serving.stores.base import ModelVersion, RowStore
 
 Policy = Literal["lru", "lfu"]
@@ -252,7 +253,7 @@ class _CachedLookup:
     ) -> None:
         self._cache = cache
         self._version = version
-        self._patience = _Patience(version)
+        self._retries = _Retries(version)
         self._names = list(_dims(version))
         layout = native_layout(features, self._names)
         self._rows = rows
@@ -287,8 +288,8 @@ class _CachedLookup:
         """Return the rows of the missing ids, None where they are late."""
         deadline = self._cache.deadline_seconds
         began = time.monotonic()
-        if deadline is not None and self._patience.pausing:
-            if self._patience.starts_retry(began):
+        if deadline is not None and self._retries.is_needed:
+            if self._retries.starts(began):
                 threading.Thread(
                     target=self._retry,
                     args=(missing, deadline),
@@ -301,11 +302,11 @@ class _CachedLookup:
         except (StoreError, NotServed) as error:  # NotServed: the store has just started, say
             if deadline is None:
                 raise
-            self._patience.failed(began, error)
+            self._retries.failed(began, error)
             return None
         finally:
             self._cache._count(time.monotonic() - began)
-        self._patience.answered()
+        self._retries.answered()
         return rows
 
     def _retry(self, missing: Mapping[str, NDArray[np.int64]], deadline: float) -> None:
@@ -319,15 +320,15 @@ class _CachedLookup:
             rows = self._version.find(missing, max(deadline, PATIENT_SECONDS))
             for name, ids in missing.items():
                 self._rows.preload(self._epoch, self._names.index(name), ids, _flat(rows[name]))
-            self._patience.answered()
+            self._retries.answered()
         except HotbedError as error:
-            self._patience.failed(began, error)
+            self._retries.failed(began, error)
         finally:
-            self._patience.ended()
+            self._retries.ended()
 
 
-class _Patience:
-    """Decide when a store that failed for a version is retried: one call at a time, with back-off.
+class _Retries:
+    """Decide when a store that failed for a version is called again: one call at a time.
 
     Each version has its own instance: when the store has dropped a version, that says nothing
     about the next one, which is known only because the store answered.
@@ -336,57 +337,56 @@ class _Patience:
     def __init__(self, version: ModelVersion) -> None:
         self._version = version
         self._lock = threading.Lock()
-        self._retrying = False
-        self._pause = 0.0
-        self._until = 0.0
-        self._failed = 0.0
+        self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+        self._is_running = False
+        self._last_failure = 0.0
 
     @property
-    def pausing(self) -> bool:
-        """Return whether requests do not wait for missing rows."""
-        return self._pause > 0
+    def is_needed(self) -> bool:
+        """Whether the last call failed; requests then do not wait for missing rows."""
+        return self._backoff.is_pausing
 
-    def starts_retry(self, now: float) -> bool:
+    def starts(self, now: float) -> bool:
         """Return whether it is time for a retry; if so, the caller calls `ended` after it."""
         with self._lock:
-            if now < self._until or self._retrying:
+            if self._is_running or not self._backoff.is_due(now):
                 return False
-            self._retrying = True
+            self._is_running = True
             return True
 
     def ended(self) -> None:
         with self._lock:
-            self._retrying = False
+            self._is_running = False
 
     def failed(self, began: float, error: HotbedError) -> None:
         """Record a failure of a call that started at `began`.
 
         Calls that started before the last failure was recorded count as the same failure.
         """
+        version = self._version
         with self._lock:
-            if began < self._failed:
+            if began < self._last_failure:
                 return
-            if not self._pause:
-                version = self._version
+            if not self._backoff.is_pausing:
                 log.warning(
                     "model %s, version %s: rows that are missing read as default: %s",
                     version.name,
                     version.version,
                     error,
                 )
-            self._failed = time.monotonic()
-            self._pause = min(max(2 * self._pause, FIRST_PAUSE), LONGEST_PAUSE)
-            self._until = self._failed + self._pause
+            self._last_failure = time.monotonic()
+            self._backoff.failed(self._last_failure)
 
     def answered(self) -> None:
-        if self._pause:
-            with self._lock:
-                self._pause = 0.0
-            log.info(
-                "model %s, version %s: the store answers again",
-                self._version.name,
-                self._version.version,
-            )
+        if not self._backoff.is_pausing:
+            return
+        with self._lock:
+            self._backoff.reset()
+        log.info(
+            "model %s, version %s: the store answers again",
+            self._version.name,
+            self._version.version,
+        )
 
 
 def _native(dims: Mapping[str, int], max_bytes: int, policy: Policy) -> _core.RowCache:

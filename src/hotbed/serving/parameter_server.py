@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +20,8 @@ from hotbed.serving.rows import RowDtype, return_free_memory
 from hotbed.serving.stores.base import RowStore
 from hotbed.serving.stores.locking import SharedLock, TemporaryFolder
 from hotbed.serving.stores.mapped import MappedVersion, ModelFolder
+from hotbed.serving.stores.opening import open_row_store
 from hotbed.serving.stores.writing import make_newest, tidy, write_served
-
-if TYPE_CHECKING:
-    from hotbed.serving.stores.remote import RemoteParameterServer
 
 log = logging.getLogger("hotbed.serving")
 _TEMPORARY = "hotbed-rows-"
@@ -58,18 +56,20 @@ class ParameterServer(RowStore):
         self._folder_lock: SharedLock | None = None
 
     @staticmethod
-    def connect(
-        url: str, token: str | None = None, trusted: str | Path | None = None
-    ) -> RemoteParameterServer:
-        """Connect to a `hotbed parameter-server` in another process; see `RemoteParameterServer`.
+    def connect(url: str, token: str | None = None, trusted: str | Path | None = None) -> RowStore:
+        """Connect to a `hotbed parameter-server` in another process. Needs the extra `serve`.
 
-        Needs the extra `serve`.
+        Args:
+            url: grpc://HOST:PORT, or grpcs:// for TLS.
+            token: The token, where the server requires one.
+            trusted: A PEM file of certificate authorities for TLS, instead of those of the system.
+
+        Raises:
+            ConfigError: `url` is not an address, or `trusted` cannot be read.
 
         Example: `hb.ParameterServer.connect("grpc://rows:8002").model("ranker")`
         """
-        from hotbed.serving.stores.remote import RemoteParameterServer
-
-        return RemoteParameterServer(url, token, trusted)
+        return open_row_store(url, token, trusted)
 
     def load(
         self,

@@ -249,7 +249,7 @@ def test_requests_that_fail_together_are_one_failure(monkeypatch: pytest.MonkeyP
     object.__setattr__(store.versions[0], "find", slow)
     with ThreadPoolExecutor(8) as pool:
         assert all(one[1] == 1 for one in pool.map(lambda id: look(lookup, id), range(8)))
-    assert lookup._patience._pause == caching.FIRST_PAUSE
+    assert lookup._retries._backoff._pause == caching.FIRST_PAUSE
 
 
 def test_a_version_that_the_store_has_let_go_of_delays_no_rows_of_the_next() -> None:

@@ -94,6 +94,9 @@ class RowStore(ABC):
         The result is empty where training did not count.
         """
 
+    def close(self) -> None:  # noqa: B027  # most stores hold nothing open
+        """Close what the store holds open; later calls of a closed connection raise StoreError."""
+
 
 def version_fields(spec: Mapping[str, Any], place: str) -> dict[str, Any]:
     """Return the fields of a ModelVersion from the result of its `to_json`.

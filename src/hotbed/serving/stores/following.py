@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -14,6 +13,7 @@ from pathlib import Path
 from hotbed.errors import ConfigError
 from hotbed.persist.format import Reader
 from hotbed.persist.publish import Follower, Topic
+from hotbed.serving.stores.backoff import Backoff
 from hotbed.serving.stores.locking import TemporaryFolder
 
 log = logging.getLogger("hotbed.serving")
@@ -34,7 +34,7 @@ class Following:
         self._failed = failed
         self._stop = threading.Event()
         self._threads = list[threading.Thread]()
-        self._followed = dict[str, _Followed]()
+        self._subscriptions = dict[str, _Subscription]()
 
     def follow(
         self,
@@ -54,14 +54,14 @@ class Following:
             take: Takes a version, for example loads it.
             poll_seconds: Time between polls.
         """
-        followed = _Followed(make, take, lambda error: self._failed(name, error))
-        self._followed[name] = followed
-        self._start(self._follow, followed, poll_seconds)
+        subscription = _Subscription(make, take, lambda error: self._failed(name, error))
+        self._subscriptions[name] = subscription
+        self._start(self._follow, subscription, poll_seconds)
 
     def again(self, name: str) -> None:
         """Deliver the last version again at the next poll, if this model follows a trainer."""
-        if name in self._followed:
-            self._followed[name].again.set()
+        if name in self._subscriptions:
+            self._subscriptions[name].again.set()
 
     def repeat(self, name: str, step: Callable[[], None], poll_seconds: float = 1.0) -> None:
         """Call `step` at every poll; an error that repeats is reported once."""
@@ -85,11 +85,11 @@ class Following:
         self._threads.append(thread)
         thread.start()
 
-    def _follow(self, followed: _Followed, poll_seconds: float) -> None:
+    def _follow(self, subscription: _Subscription, poll_seconds: float) -> None:
         while not self._stop.is_set():
-            followed.step()
+            subscription.step()
             self._stop.wait(poll_seconds)
-        followed.close()
+        subscription.close()
 
     def _repeat(self, name: str, step: Callable[[], None], poll_seconds: float) -> None:
         reports = _RepeatFilter(lambda error: self._failed(name, error))
@@ -118,7 +118,7 @@ class _RepeatFilter:
         self._last = ""
 
 
-class _Followed:
+class _Subscription:
     """Hold the newest version of one trainer until it is taken.
 
     Setting `again` has the newest version taken once more.
@@ -138,31 +138,36 @@ class _Followed:
         self._take_errors = _RepeatFilter(report)
         self._follower: Follower | None = None
         self._newest: Reader | None = None
+        self._is_taken = False  # the newest version
         self._reported: Exception | None = None
-        self._polls_left = math.inf  # until the next attempt to take the newest version
-        self._pause = 1  # polls between that attempt and the one after it
+        self._num_polls = 0
+        self._backoff = Backoff(1, _LONGEST_PAUSE)  # of attempts to take it, in polls
 
     def step(self) -> None:
         """Poll once, and take the newest version that arrived or that could not be taken before."""
+        self._num_polls += 1
         readers = list[Reader]()
         error = self._poll(readers)
-        again = self.again.is_set()
-        if again:
+        if self.again.is_set():
             self.again.clear()
             self._poll_errors.reset()
             self._take_errors.reset()
-        if readers or again:
-            self._polls_left = 0
-            self._pause = 1
+            self._take_at_once()
         if readers:
             self._newest = readers[-1]
-        if self._polls_left <= 0 and self._newest is not None:
+            self._take_at_once()
+        is_due = not self._is_taken and self._backoff.is_due(self._num_polls)
+        if is_due and self._newest is not None:
             self._deliver(readers or [self._newest])
-        self._polls_left -= 1
         if error is None:
             self._poll_errors.reset()
         else:
             self._poll_errors.report(error)
+
+    def _take_at_once(self) -> None:
+        """Have the newest version taken in this step, whatever failed before."""
+        self._is_taken = False
+        self._backoff.reset()
 
     def close(self) -> None:
         """Close the connections of the follower."""
@@ -200,11 +205,10 @@ class _Followed:
             except Exception as error:
                 failure = failure or error
         if failure is None:
-            self._polls_left = math.inf
+            self._is_taken = True
             self._take_errors.reset()
         else:
-            self._polls_left = self._pause
-            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+            self._backoff.failed(self._num_polls)
             self._take_errors.report(failure)
 
 
