@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "core/pool.h"
 #include "core/step.h"
+#include "core/thread_pool.h"
 
 using namespace hotbed;
 
@@ -52,7 +52,7 @@ void report(const char* name, std::vector<double> seconds, const Size& size) {
       "\"ids\": %lld, "
       "\"batch\": %d, \"dim\": %d, \"alpha\": 1.05, \"threads\": %d}\n",
       name, median * 1e3, seconds[0] * 1e3, size.tables * size.batch / median / 1e6, size.tables,
-      static_cast<long long>(size.ids), size.batch, size.dim, Pool::num_threads());
+      static_cast<long long>(size.ids), size.batch, size.dim, ThreadPool::num_threads());
 }
 
 // The machine's own limit: rows of the same draws copied from one array, prefetched, on all threads.
@@ -72,7 +72,7 @@ void bare_gather(const Size& size, const std::vector<std::vector<int64_t>>& rank
     const std::vector<uint32_t>& at = slots[static_cast<size_t>(s) % slots.size()];
     const double start = now();
     const size_t pieces = 16;
-    Pool::instance().run(static_cast<int>(pieces), [&](int p) {
+    ThreadPool::instance().run(static_cast<int>(pieces), [&](int p) {
       const size_t first = lookups * static_cast<size_t>(p) / pieces,
                    last = lookups * (static_cast<size_t>(p) + 1) / pieces;
       for (size_t i = first; i < last; i++) {

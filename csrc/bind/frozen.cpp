@@ -44,7 +44,7 @@ nb::tuple find(const FrozenTable& table, const Input<int64_t>& ids) {
   {
     nb::gil_scoped_release release;
     FrozenSearch search;
-    search.add(table, ids.data(), static_cast<int64_t>(ids.size()));
+    for (size_t i = 0; i < ids.size(); i++) search.add(table, ids.data()[i]);
     search.run();
     for (size_t i = 0; i < ids.size(); i++) {
       std::copy_n(search.rows()[i], dim, out.data() + i * dim);

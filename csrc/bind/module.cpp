@@ -3,8 +3,8 @@
 #include <nanobind/stl/string.h>
 
 #include "core/kernels.h"
-#include "core/pool.h"
 #include "core/table.h"
+#include "core/thread_pool.h"
 
 namespace nb = nanobind;
 
@@ -31,8 +31,8 @@ NB_MODULE(_core, m) {
       std::rethrow_exception(error);
     } catch (const hotbed::TableFull& full) { raise_as("TableFull", full.what()); }
   });
-  m.def("set_num_threads", &hotbed::Pool::set_num_threads, nb::arg("num_threads"));
-  m.def("num_threads", &hotbed::Pool::num_threads);
+  m.def("set_num_threads", &hotbed::ThreadPool::set_num_threads, nb::arg("num_threads"));
+  m.def("num_threads", &hotbed::ThreadPool::num_threads);
   m.def("isa_name", &hotbed::isa_name);
   m.def("set_isa", [](const std::string& name) { return hotbed::set_isa(name.c_str()); }, nb::arg("name"));
   init_encode(m);

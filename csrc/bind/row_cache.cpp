@@ -59,7 +59,7 @@ class Missed {
       nb::gil_scoped_release release;
       request_.fill(by_table, *cache_);
       if (keep) request_.keep(*cache_, epoch_);
-      request_.pool(*cache_, layout_.features(), held_.features(), out.rows, num_samples_);
+      request_.pool(*cache_, out.rows, num_samples_);
       spare() = std::move(request_);
     }
     return out.tuple();
@@ -91,7 +91,7 @@ class CachedLookup {
     const PooledArrays out = layout_.arrays(held.features(), num_samples);
     {
       nb::gil_scoped_release release;
-      spare().pool(*cache_, layout_.features(), held.features(), out.rows, num_samples);
+      spare().pool(*cache_, out.rows, num_samples);
     }
     return out.tuple();
   }
@@ -122,7 +122,7 @@ void preload(RowCache& cache, uint64_t epoch, int table, const Ids& ids, const R
   std::vector<RowCache::Seek> seeks;
   for (size_t i = 0; i < ids.size(); i++) {
     const int64_t id = ids.data()[i];
-    seeks.push_back({id, RowCache::hash_of(id, which), i * dim, which, false});
+    seeks.push_back({id, RowCache::hash_of(hash_id(id), which), i * dim, which, false});
   }
   cache.keep(epoch, seeks, rows.data(), true);
 }

@@ -10,8 +10,8 @@
 #include <mutex>
 
 #include "arrays.h"
-#include "core/pool.h"
 #include "core/step.h"
+#include "core/thread_pool.h"
 
 using namespace hotbed;
 
@@ -46,7 +46,7 @@ nb::dict export_partition(Table& table, int partition) {
 uint64_t begin_snapshot(Table& table, bool changes) {
   nb::gil_scoped_release release;
   std::lock_guard lock(table.mutex());
-  Pool::instance().run(kPartitions, [&](int p) {
+  ThreadPool::instance().run(kPartitions, [&](int p) {
     if (table.stale(p)) table.sweep(p, p + 1);
   });
   for_each_range(16, {&table}, [](Table& t, int first, int last) { t.catch_up(first, last); });
@@ -129,7 +129,7 @@ void gather(Table& table, const Input<int64_t>& slots, uint64_t out) {
   std::lock_guard lock(table.mutex());
   const int64_t dim = table.config().dim, n = static_cast<int64_t>(slots.size());
   const int64_t block = 4096;
-  Pool::instance().run(static_cast<int>((n + block - 1) / block), [&](int b) {
+  ThreadPool::instance().run(static_cast<int>((n + block - 1) / block), [&](int b) {
     for (int64_t i = b * block; i < std::min(n, (b + 1) * block); i++) {
       float* row = reinterpret_cast<float*>(out) + i * dim;
       if (slots.data()[i] < 0) std::fill_n(row, dim, table.config().default_value);
@@ -145,7 +145,7 @@ uint64_t evict(Table& table, int64_t now, int first, int last) {
   table.begin_evict(now);
   std::atomic<uint64_t> removed{0};
   const int pieces = last - first;
-  Pool::instance().run(pieces, [&](int i) { removed += table.sweep(first + i, first + i + 1); });
+  ThreadPool::instance().run(pieces, [&](int i) { removed += table.sweep(first + i, first + i + 1); });
   return removed.load();
 }
 

@@ -10,7 +10,6 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
-#include <numeric>
 #include <stdexcept>
 #include <system_error>
 
@@ -43,12 +42,10 @@ void encode_int8(const float* from, size_t dim, uint8_t* to) noexcept {
   }
 }
 
-// What pooling single ids comes to; the rows are on their way already.
-void copy_rows(const float* const* rows, int64_t n, int dim, const OutputRows& out) noexcept {
-  for (int64_t i = 0; i < n; i++) {
-    if (dim == 16) std::memcpy(out.data + i * out.step, rows[i], 64);
-    else std::memcpy(out.data + i * out.step, rows[i], static_cast<size_t>(dim) * 4);
-  }
+uint64_t buckets_for(uint64_t entries) noexcept { return entries ? entries * 10 / (Bucket::kEntries * 7) + 1 : 0; }
+
+uint64_t home_of(uint64_t hash, uint64_t num_buckets) noexcept {
+  return static_cast<uint64_t>((static_cast<unsigned __int128>(hash) * num_buckets) >> 64);
 }
 
 }  // namespace
@@ -68,22 +65,15 @@ std::vector<uint8_t> frozen_rows(const float* values, size_t n, int dim, FrozenD
 }
 
 std::vector<uint8_t> frozen_index(const int64_t* ids, size_t n, const int64_t* removed, size_t num_removed) {
-  using Bucket = FrozenRows::Bucket;
   if (n >= kRemoved) throw std::length_error("[frozen] a file holds at most 2^32 - 3 rows");
-  const uint64_t num_buckets = FrozenRows::buckets_for(n + num_removed);
+  const uint64_t num_buckets = buckets_for(n + num_removed);
   std::vector<uint8_t> out(num_buckets * sizeof(Bucket), 0);
   Bucket* buckets = reinterpret_cast<Bucket*>(out.data());
   const auto place = [&](int64_t id, uint32_t slot) {
-    for (uint64_t b = FrozenRows::bucket_of(hash_id(id), num_buckets);; b = b + 1 == num_buckets ? 0 : b + 1) {
-      const uint32_t open = static_cast<uint32_t>(~buckets[b].used) & ((1u << FrozenRows::kEntries) - 1);
-      if (!open) {
-        buckets[b].overflow = 1;
-        continue;
-      }
-      const int e = __builtin_ctz(open);
-      buckets[b].id[e] = id, buckets[b].slot[e] = slot;
-      buckets[b].used = static_cast<uint16_t>(buckets[b].used | 1u << e);
-      return;
+    uint64_t b = home_of(hash_id(id), num_buckets);
+    while (!buckets[b].put(id, slot)) {
+      buckets[b].overflow = 1;
+      b = b + 1 == num_buckets ? 0 : b + 1;
     }
   };
   for (size_t i = 0; i < n; i++) place(ids[i], static_cast<uint32_t>(i));
@@ -94,7 +84,7 @@ std::vector<uint8_t> frozen_index(const int64_t* ids, size_t n, const int64_t* r
 FrozenFooter frozen_footer(uint64_t num_rows, uint64_t num_removed, int dim, FrozenDtype dtype) {
   FrozenFooter footer{};
   footer.num_rows = num_rows, footer.num_removed = num_removed;
-  footer.num_buckets = FrozenRows::buckets_for(num_rows + num_removed);
+  footer.num_buckets = buckets_for(num_rows + num_removed);
   footer.buckets_at = (num_rows * row_bytes(dim, dtype) + 63) / 64 * 64;
   footer.num_bytes = footer.buckets_at + footer.num_buckets * 64 + sizeof(FrozenFooter);
   footer.dim = static_cast<uint32_t>(dim), footer.dtype = dtype;
@@ -135,25 +125,14 @@ FrozenRows::~FrozenRows() {
 }
 
 void FrozenRows::prefetch(uint64_t hash) const noexcept {
-  if (footer_->num_buckets) __builtin_prefetch(&buckets_[bucket_of(hash, footer_->num_buckets)]);
+  if (footer_->num_buckets) __builtin_prefetch(&buckets_[home_of(hash, footer_->num_buckets)]);
 }
 
 uint32_t FrozenRows::find(int64_t id, uint64_t hash) const noexcept {
   const uint64_t n = footer_->num_buckets;
   if (n == 0) return kNoSlot;
-  const uint64_t home = bucket_of(hash, n);
-  for (uint64_t b = home;;) {
-    const Bucket& bucket = buckets_[b];
-    unsigned found = 0;  // no branch an entry: where an id lies in its bucket cannot be predicted
-    for (int e = 0; e < kEntries; e++) found |= static_cast<unsigned>(bucket.id[e] == id) << e;
-    if (found &= bucket.used) {
-      const uint32_t slot = bucket.slot[__builtin_ctz(found)];
-      return slot < footer_->num_rows || slot == kRemoved ? slot : kNoSlot;
-    }
-    if (!bucket.overflow) return kNoSlot;
-    b = b + 1 == n ? 0 : b + 1;
-    if (b == home) return kNoSlot;
-  }
+  const uint32_t slot = find_slot(buckets_, n, home_of(hash, n), id);
+  return slot < footer_->num_rows || slot == kRemoved ? slot : kNoSlot;
 }
 
 void FrozenRows::read(uint32_t slot, float* out) const noexcept {
@@ -207,10 +186,6 @@ void FrozenTable::read(int64_t id, const Place& place, float* out) const noexcep
   else std::fill_n(out, dim_, absent_.value);
 }
 
-void FrozenSearch::add(const FrozenTable& table, const int64_t* ids, int64_t n) {
-  for (int64_t i = 0; i < n; i++) seeks_.push_back({ids[i], hash_id(ids[i]), &table, {}});
-}
-
 void FrozenSearch::run() {
   const size_t n = seeks_.size();
   rows_.resize(n);
@@ -235,36 +210,21 @@ void FrozenSearch::run() {
   }
 }
 
-void pool_feature(const float* const* rows, const FeatureIds& ids, Pooling pooling, int dim, const OutputRows& out,
-                  int64_t num_samples) {
-  thread_local std::vector<uint32_t> positions;
-  if (static_cast<int64_t>(positions.size()) < ids.num_values) {
-    const size_t known = positions.size();
-    positions.resize(static_cast<size_t>(ids.num_values));
-    std::iota(positions.begin() + static_cast<int64_t>(known), positions.end(), static_cast<uint32_t>(known));
-  }
-  if (!ids.offsets && !ids.weights && ids.num_values == num_samples) return copy_rows(rows, ids.num_values, dim, out);
-  const bool flat = pooling == Pooling::kNone || !ids.offsets;  // as Step::bags
-  const bool repeated = pooling != Pooling::kNone && ids.num_samples == 1;
-  const int64_t n = flat ? ids.num_values : ids.num_samples;
-  if (repeated && num_samples == 0) return;
-  const Bags bags{positions.data(), flat ? nullptr : ids.offsets, ids.weights, n, pooling};
-  kernels().pool(bags, rows, out.data, out.step, dim, 0, n);
-  for (int64_t i = 1; repeated && i < num_samples; i++) std::copy_n(out.data, dim, out.data + i * out.step);
-}
-
+// Ids are not made distinct: a search in a mapped file costs no more than one among the ids of the request.
 void frozen_lookup(const std::vector<const FrozenTable*>& tables, const std::vector<Feature>& features,
                    const std::vector<FeatureIds>& ids, const std::vector<OutputRows>& out, int64_t num_samples) {
   thread_local FrozenSearch search;
   for (size_t first = 0, last = 0; first < features.size(); first = last) {
     search.clear();
-    for (; last < features.size() && (last == first || search.size() < kSearchedRows); last++)
-      search.add(*tables[static_cast<size_t>(features[last].table)], ids[last].values, ids[last].num_values);
+    for (; last < features.size() && (last == first || search.size() < kSearchedRows); last++) {
+      const FrozenTable& table = *tables[static_cast<size_t>(features[last].table)];
+      for (int64_t i = 0; i < ids[last].num_values; i++) search.add(table, ids[last].values[i]);
+    }
     search.run();
     const float* const* rows = search.rows();
     for (size_t f = first; f < last; f++) {
       const int dim = tables[static_cast<size_t>(features[f].table)]->dim();
-      pool_feature(rows, ids[f], features[f].pooling, dim, out[f], num_samples);
+      pool_feature(ids[f], features[f].pooling, nullptr, rows, dim, out[f], num_samples);
       rows += ids[f].num_values;
     }
   }

@@ -8,10 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "id_map.h"
+#include "buckets.h"
 #include "init.h"
-#include "kernels.h"
-#include "step.h"
+#include "pooling.h"
 
 namespace hotbed {
 
@@ -57,31 +56,16 @@ class FrozenRows {
   // Calls visit(id, slot) for every row, then for every removed id with kRemoved.
   template <class F>
   void for_each(F&& visit) const {
-    for (uint64_t b = 0; b < footer_->num_buckets; b++)
-      for (int e = 0; e < kEntries; e++)
-        if (buckets_[b].used >> e & 1) visit(buckets_[b].id[e], buckets_[b].slot[e]);
+    for (uint64_t b = 0; b < footer_->num_buckets; b++) buckets_[b].for_each(visit);
   }
 
  private:
-  friend std::vector<uint8_t> frozen_index(const int64_t*, size_t, const int64_t*, size_t);
-  friend FrozenFooter frozen_footer(uint64_t, uint64_t, int, FrozenDtype);
-  static constexpr int kEntries = 5;
-  struct alignas(64) Bucket {  // as in IdMap; an entry that found its bucket full lies in a later one
-    int64_t id[kEntries];
-    uint32_t slot[kEntries];
-    uint16_t used, overflow;
-  };
-  static_assert(sizeof(Bucket) == 64);
-  static uint64_t buckets_for(uint64_t entries) noexcept { return entries ? entries * 10 / (kEntries * 7) + 1 : 0; }
-  static uint64_t bucket_of(uint64_t hash, uint64_t num_buckets) noexcept {
-    return static_cast<uint64_t>((static_cast<unsigned __int128>(hash) * num_buckets) >> 64);
-  }
   const uint8_t* row(uint32_t slot) const noexcept { return data_ + static_cast<size_t>(slot) * row_bytes_; }
 
   const uint8_t* data_ = nullptr;
   size_t bytes_ = 0, row_bytes_ = 0;
   const FrozenFooter* footer_ = nullptr;
-  const Bucket* buckets_ = nullptr;
+  const Bucket* buckets_ = nullptr;  // `overflow`: whether an entry has passed it
 };
 
 // A table as a server sees it: newer files before older ones, and what an id without a row reads as.
@@ -116,7 +100,7 @@ class FrozenTable {
 class FrozenSearch {
  public:
   void clear() noexcept { seeks_.clear(); }
-  void add(const FrozenTable& table, const int64_t* ids, int64_t n);
+  void add(const FrozenTable& table, int64_t id) { seeks_.push_back({id, hash_id(id), &table, {}}); }
   void run();
   size_t size() const noexcept { return seeks_.size(); }
   const float* const* rows() const noexcept { return rows_.data(); }  // of each id, in the order of `add`; fp32
@@ -133,11 +117,6 @@ class FrozenSearch {
   std::vector<const float*> rows_;
   std::vector<float> decoded_;
 };
-
-// Pools a feature whose ids have these rows, as Step::lookup does it in evaluation. A single sample in `ids` holds for
-// all `num_samples`; sequences have one row an id.
-void pool_feature(const float* const* rows, const FeatureIds& ids, Pooling pooling, int dim, const OutputRows& out,
-                  int64_t num_samples);
 
 // Forward over several features; `out` has `num_samples` rows of each that is pooled.
 void frozen_lookup(const std::vector<const FrozenTable*>& tables, const std::vector<Feature>& features,

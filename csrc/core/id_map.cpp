@@ -20,7 +20,9 @@ uint32_t buckets_at(int level, uint8_t partition) {
   return static_cast<uint32_t>(buckets);
 }
 
-uint32_t entries_of(uint32_t buckets) { return static_cast<uint32_t>(std::max(1.0, buckets * 5.0 * kMaxLoad)); }
+uint32_t entries_of(uint32_t buckets) {
+  return static_cast<uint32_t>(std::max(1.0, buckets * double{Bucket::kEntries} * kMaxLoad));
+}
 
 }  // namespace
 
@@ -32,10 +34,7 @@ void IdMap::rebuild(int level) {
   for (uint64_t b = 0; b < num_buckets; b++) buckets_[b].used = buckets_[b].overflow = 0;
   num_buckets_ = num_buckets, max_size_ = entries_of(num_buckets), level_ = static_cast<int16_t>(level);
   for (uint32_t b = 0; b < old_num; b++)
-    for (uint32_t left = old[b].used; left; left &= left - 1) {
-      const int e = __builtin_ctz(left);
-      place(old[b].id[e], hash_id(old[b].id[e]), old[b].slot[e]);
-    }
+    old[b].for_each([&](int64_t id, uint32_t slot) { place(id, hash_id(id), slot); });
   release(old, old_num);
 }
 

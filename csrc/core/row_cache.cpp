@@ -9,7 +9,6 @@
 #include <stdexcept>
 #include <string>
 
-#include "frozen.h"
 #include "hash.h"
 #include "memory.h"
 
@@ -161,7 +160,7 @@ class RowCache::Shard {
 
   // The link that leads to a record.
   uint32_t& link_to(uint32_t place) noexcept {
-    uint32_t* link = &heads_[bucket(hash_of(at(place)->id, at(place)->table))];
+    uint32_t* link = &heads_[bucket(hash_of(hash_id(at(place)->id), at(place)->table))];
     while (*link != place) link = &at(*link)->next;
     return *link;
   }
@@ -242,10 +241,6 @@ RowCache::RowCache(std::vector<int> dims, uint64_t max_bytes, CachePolicy policy
 
 RowCache::~RowCache() = default;
 
-uint64_t RowCache::hash_of(int64_t id, uint32_t table) noexcept {
-  return mix64(static_cast<uint64_t>(id) + table * kGolden);
-}
-
 // Calls visit(shard, numbers of its seeks) with the shard's lock held.
 template <class F>
 void RowCache::by_shard(const std::vector<Seek>& seeks, F&& visit) const {
@@ -293,7 +288,7 @@ void RowCache::advance(uint64_t epoch, const std::vector<std::vector<int64_t>>& 
   std::vector<std::vector<Seek>> dropped(shards_.size());
   for (uint32_t table = 0; table < changed.size(); table++)
     for (const int64_t id : changed[table]) {
-      const uint64_t hash = hash_of(id, table);
+      const uint64_t hash = hash_of(hash_id(id), table);
       dropped[shard_of(hash)].push_back({id, hash, 0, table, false});
     }
   for (size_t s = 0; s < shards_.size(); s++) {
@@ -327,34 +322,20 @@ uint64_t RowCache::row_bytes(uint32_t table) const noexcept { return uint64_t{wo
 
 void CacheRequest::find(RowCache& cache, uint64_t epoch, const std::vector<Feature>& features,
                         const std::vector<FeatureIds>& ids) {
-  size_t n = 0;
-  for (const FeatureIds& one : ids) n += static_cast<size_t>(one.num_values);
-  seeks_.clear(), positions_.clear();
-  positions_.reserve(n);
-  lanes_ = 0;
-  if (known_.size() < 2 * n) known_.assign(std::bit_ceil(2 * n), {}), round_ = 0;
-  if (++round_ == 0) std::fill(known_.begin(), known_.end(), Entry{}), round_ = 1;
-  for (size_t f = 0; f < features.size(); f++)
-    for (int64_t i = 0; i < ids[f].num_values; i++)
-      positions_.push_back(distinct(cache, static_cast<uint32_t>(features[f].table), ids[f].values[i]));
-  if (rows_.size() < lanes_) rows_.resize(lanes_);
+  ids_.assign(features, ids);
+  seeks_.clear();
+  size_t lanes = 0;
+  for (uint32_t table = 0; table < ids_.num_tables(); table++) {
+    const UniqueIds& unique = ids_.unique(table);
+    for (size_t u = 0; u < unique.ids.size(); u++) {
+      seeks_.push_back({unique.ids[u], RowCache::hash_of(unique.hashes[u], table), lanes, table, false});
+      lanes += static_cast<size_t>(cache.dim(table));
+    }
+  }
+  if (rows_.size() < lanes) rows_.resize(lanes);
   cache.find(epoch, seeks_, rows_.data());
   num_missing_ = 0;
   for (const RowCache::Seek& seek : seeks_) num_missing_ += !seek.hit;
-}
-
-uint32_t CacheRequest::distinct(const RowCache& cache, uint32_t table, int64_t id) {
-  const uint64_t hash = RowCache::hash_of(id, table);
-  for (size_t e = hash & (known_.size() - 1);; e = (e + 1) & (known_.size() - 1)) {
-    Entry& entry = known_[e];
-    if (entry.round != round_) {
-      entry = {round_, static_cast<uint32_t>(seeks_.size())};
-      seeks_.push_back({id, hash, lanes_, table, false});
-      lanes_ += static_cast<size_t>(cache.dim(table));
-      return entry.seek;
-    }
-    if (seeks_[entry.seek].id == id && seeks_[entry.seek].table == table) return entry.seek;
-  }
 }
 
 std::vector<std::vector<int64_t>> CacheRequest::missing(int num_tables) const {
@@ -374,15 +355,13 @@ void CacheRequest::fill(const std::vector<const float*>& rows, const RowCache& c
     }
 }
 
-void CacheRequest::pool(const RowCache& cache, const std::vector<Feature>& features, const std::vector<FeatureIds>& ids,
-                        const std::vector<OutputRows>& out, int64_t num_samples) {
+void CacheRequest::pool(const RowCache& cache, const std::vector<OutputRows>& out, int64_t num_samples) {
   pointers_.clear();
-  for (const uint32_t seek : positions_) pointers_.push_back(rows_.data() + seeks_[seek].row);
+  for (const RowCache::Seek& seek : seeks_) pointers_.push_back(rows_.data() + seek.row);
   const float* const* rows = pointers_.data();
-  for (size_t f = 0; f < features.size(); f++) {
-    const int dim = cache.dim(static_cast<uint32_t>(features[f].table));
-    pool_feature(rows, ids[f], features[f].pooling, dim, out[f], num_samples);
-    rows += ids[f].num_values;
+  for (uint32_t table = 0; table < ids_.num_tables(); table++) {
+    ids_.pool(table, rows, cache.dim(table), out, num_samples);
+    rows += ids_.unique(table).ids.size();
   }
 }
 

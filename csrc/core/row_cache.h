@@ -14,7 +14,7 @@
 #include <memory>
 #include <vector>
 
-#include "step.h"
+#include "request_ids.h"
 
 namespace hotbed {
 
@@ -37,7 +37,8 @@ class RowCache {
 
   int num_tables() const noexcept { return static_cast<int>(dims_.size()); }
   int dim(uint32_t table) const noexcept { return dims_[table]; }
-  static uint64_t hash_of(int64_t id, uint32_t table) noexcept;
+  // Of a row, from the hash of its id: the same id of two tables is two rows.
+  static uint64_t hash_of(uint64_t id_hash, uint32_t table) noexcept { return id_hash ^ table * kGolden; }
 
   // Each version of a model is an epoch. Rows of another epoch than the given one are misses, and are not kept.
   void find(uint64_t epoch, std::vector<Seek>& seeks, float* rows);
@@ -65,7 +66,7 @@ class RowCache {
   std::atomic<uint64_t> hits_{0}, misses_{0};
 };
 
-// The ids of one request: distinct, looked for once, filled where they are missing, and pooled as Step::lookup does.
+// The ids of one request over a cache: looked for once, filled where they are missing, and pooled.
 class CacheRequest {
  public:
   void find(RowCache& cache, uint64_t epoch, const std::vector<Feature>& features, const std::vector<FeatureIds>& ids);
@@ -74,22 +75,14 @@ class CacheRequest {
   // rows[table]: [missing of it, dim], in that order.
   void fill(const std::vector<const float*>& rows, const RowCache& cache);
   void keep(RowCache& cache, uint64_t epoch) const { cache.keep(epoch, seeks_, rows_.data(), false); }
-  void pool(const RowCache& cache, const std::vector<Feature>& features, const std::vector<FeatureIds>& ids,
-            const std::vector<OutputRows>& out, int64_t num_samples);
+  void pool(const RowCache& cache, const std::vector<OutputRows>& out, int64_t num_samples);
 
  private:
-  struct Entry {
-    uint32_t round = 0, seek = 0;
-  };
-  uint32_t distinct(const RowCache& cache, uint32_t table, int64_t id);
-
-  std::vector<RowCache::Seek> seeks_;
-  std::vector<uint32_t> positions_;  // position -> seek
+  RequestIds ids_;
+  std::vector<RowCache::Seek> seeks_;  // of the distinct ids, table after table
   std::vector<float> rows_;
   std::vector<const float*> pointers_;
-  std::vector<Entry> known_;  // seeks by hash; entries of earlier rounds are empty
-  uint32_t round_ = 0;
-  size_t lanes_ = 0, num_missing_ = 0;
+  size_t num_missing_ = 0;
 };
 
 }  // namespace hotbed

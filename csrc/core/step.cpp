@@ -7,72 +7,17 @@
 #include <stdexcept>
 #include <unordered_map>
 
-#include "pool.h"
+#include "thread_pool.h"
 
 namespace hotbed {
 namespace {
 
-// Ids of a table are cut into ranges of partitions once a batch holds this many of them.
-constexpr int64_t kIdsPerRange = 16384;
-constexpr int kMaxRanges = 32;
 constexpr int64_t kSamplesPerTask = 8192;
-
-int num_ranges(int64_t num_ids) {
-  const int64_t wanted = num_ids / kIdsPerRange;
-  return static_cast<int>(std::bit_floor(static_cast<uint64_t>(std::clamp<int64_t>(wanted, 1, kMaxRanges))));
-}
-
-// Open addressing from a hash to 1 + the number of a unique id; kept by its thread, cleared for every use.
-template <class Number>
-class Heads {
- public:
-  explicit Heads(int64_t num_ids) {
-    thread_local std::vector<Number> kept;
-    heads_ = &kept;
-    clear(std::bit_ceil(static_cast<uint64_t>(std::max<int64_t>(num_ids, 8)) * 2));
-  }
-  size_t size() const noexcept { return heads_->size(); }
-  void clear(size_t size) {
-    heads_->assign(size, 0);
-    mask_ = size - 1;
-  }
-  uint64_t home(uint64_t hash) const noexcept { return (hash >> 20) & mask_; }
-  uint64_t next(uint64_t at) const noexcept { return (at + 1) & mask_; }
-  Number* data() noexcept { return heads_->data(); }
-
- private:
-  std::vector<Number>* heads_;
-  uint64_t mask_ = 0;
-};
-
-// Numbers the distinct ids of `values` on from `count`; ids[1 + number] and hashes[number] receive them, inverse their
-// numbers. Written without a branch on "seen before?", which no predictor can guess: the new id is always stored, and
-// kept if it is new.
-template <class Number>
-uint32_t number_distinct(const int64_t* values, int64_t n, Heads<Number>& heads, int64_t* ids, uint64_t* hashes,
-                         uint32_t count, uint32_t* inverse) {
-  Number* slots = heads.data();
-  for (int64_t i = 0; i < n; i++) {
-    const int64_t id = values[i];
-    const uint64_t hash = hash_id(id);
-    uint64_t at = heads.home(hash);
-    uint32_t u = slots[at];
-    while (u != 0 && ids[u] != id) u = slots[at = heads.next(at)];
-    const uint32_t fresh = u == 0;
-    ids[count + 1] = id;
-    hashes[count] = hash;
-    u = fresh ? count + 1 : u;
-    slots[at] = static_cast<Number>(u);
-    count += fresh;
-    inverse[i] = u - 1;
-  }
-  return count;
-}
 
 }  // namespace
 
 void for_each_range(int pieces, const std::vector<Table*>& tables, void (*work)(Table&, int, int)) {
-  Pool::instance().run(pieces * static_cast<int>(tables.size()), [&](int task) {
+  ThreadPool::instance().run(pieces * static_cast<int>(tables.size()), [&](int task) {
     const int piece = task % pieces;
     work(*tables[static_cast<size_t>(task / pieces)], kPartitions * piece / pieces, kPartitions * (piece + 1) / pieces);
   });
@@ -113,20 +58,9 @@ class Step::Locked {
 };
 
 void Step::plan(const std::vector<FeatureIds>& ids) {
-  ids_ = ids;
-  offsets_.resize(ids.size());
-  weights_.resize(ids.size());
   for (Part& part : parts_) {
-    int64_t n = 0;
-    part.first.clear();
-    for (const int f : part.features) {
-      part.first.push_back(n);
-      n += ids[static_cast<size_t>(f)].num_values;
-    }
-    part.first.push_back(n);
-    if (n >= 0xffffffffll) throw std::length_error("[lookup] a batch holds at most 2^32 - 2 ids of one table");
-    part.inverse.resize(static_cast<size_t>(n));
-    part.ranges.resize(static_cast<size_t>(num_ranges(n)));
+    part.distinct.assign(ids, part.features);
+    part.ranges.resize(static_cast<size_t>(part.distinct.num_ranges()));
     const int pieces = static_cast<int>(part.ranges.size());
     for (int r = 0; r < pieces; r++) {
       part.ranges[static_cast<size_t>(r)].first_partition = kPartitions * r / pieces;
@@ -135,161 +69,64 @@ void Step::plan(const std::vector<FeatureIds>& ids) {
   }
 }
 
-// Finds the distinct ids of one range of partitions, in order of first occurrence (feature, sample, position).
-void Step::distinct(Part& part, size_t range, const std::vector<FeatureIds>& ids, const int64_t* times) const {
-  Uniques& out = part.ranges[range];
-  const int64_t num_ids = part.first.back();
-  if (part.ranges.size() > 1) {
-    distinct_in_range(part, out, ids);
-  } else {
-    out.ids.resize(static_cast<size_t>(num_ids) + 2);
-    out.hashes.resize(static_cast<size_t>(num_ids) + 1);
-    uint32_t count = 0;
-    const auto number_all = [&](auto heads) {
-      for (size_t k = 0; k < part.features.size(); k++) {
-        const FeatureIds& feature = ids[static_cast<size_t>(part.features[k])];
-        count = number_distinct(feature.values, feature.num_values, heads, out.ids.data(), out.hashes.data(), count,
-                                part.inverse.data() + part.first[k]);
-      }
-    };
-    if (num_ids < 0xffff) number_all(Heads<uint16_t>(num_ids));
-    else number_all(Heads<uint32_t>(num_ids));
-    out.ids.erase(out.ids.begin());
-    out.ids.resize(count);
-    out.hashes.resize(count);
-  }
+void Step::find_distinct(Part& part, Uniques& range, const int64_t* times) const {
+  part.distinct.find(range);
   if (part.table->wants_counts() || (times && part.table->wants_times()) || part.table->wants_scores())
-    observe(part, out, ids, times);
-}
-
-// The same where a batch is cut into several ranges: ids of other ranges are passed over.
-void Step::distinct_in_range(Part& part, Uniques& out, const std::vector<FeatureIds>& ids) const {
-  Heads<uint32_t> heads(part.first.back() / static_cast<int64_t>(part.ranges.size()) * 2);
-  out.ids.clear(), out.hashes.clear();
-  for (size_t k = 0; k < part.features.size(); k++) {
-    const FeatureIds& feature = ids[static_cast<size_t>(part.features[k])];
-    uint32_t* inverse = part.inverse.data() + part.first[k];
-    for (int64_t i = 0; i < feature.num_values; i++) {
-      const uint64_t hash = hash_id(feature.values[i]);
-      const int p = partition_of(hash);
-      if (p < out.first_partition || p >= out.last_partition) continue;
-      if (out.ids.size() * 2 > heads.size()) {  // a skewed batch: more distinct ids here than expected
-        heads.clear(heads.size() * 2);
-        for (uint32_t u = 0; u < out.ids.size(); u++) {
-          uint64_t at = heads.home(out.hashes[u]);
-          while (heads.data()[at]) at = heads.next(at);
-          heads.data()[at] = u + 1;
-        }
-      }
-      uint64_t at = heads.home(hash);
-      while (heads.data()[at] && out.ids[heads.data()[at] - 1] != feature.values[i]) at = heads.next(at);
-      uint32_t& head = heads.data()[at];
-      if (head == 0) {
-        out.ids.push_back(feature.values[i]);
-        out.hashes.push_back(hash);
-        head = static_cast<uint32_t>(out.ids.size());
-      }
-      inverse[i] = head - 1;
-    }
-  }
+    observe(part, range, times);
 }
 
 // Occurrences, latest time and aged count of each unique id, where the table's policies want them.
-void Step::observe(const Part& part, Uniques& out, const std::vector<FeatureIds>& ids, const int64_t* times) const {
+void Step::observe(const Part& part, Uniques& range, const int64_t* times) const {
   const Table& table = *part.table;
-  const bool whole = part.ranges.size() == 1;
+  const bool whole = range.covers_all();
   const double half_life = table.config().eviction.half_life;
-  out.counts.assign(table.wants_counts() ? out.ids.size() : 0, 0);
-  out.times.assign(times && table.wants_times() ? out.ids.size() : 0, INT64_MIN);
-  out.scores.assign(table.wants_scores() ? out.ids.size() : 0, -INFINITY);
-  for (size_t k = 0; k < part.features.size(); k++) {
-    const FeatureIds& feature = ids[static_cast<size_t>(part.features[k])];
-    const uint32_t* inverse = part.inverse.data() + part.first[k];
+  range.counts.assign(table.wants_counts() ? range.ids.size() : 0, 0);
+  range.times.assign(times && table.wants_times() ? range.ids.size() : 0, INT64_MIN);
+  range.scores.assign(table.wants_scores() ? range.ids.size() : 0, -INFINITY);
+  for (size_t k = 0; k < part.distinct.num_features(); k++) {
+    const FeatureIds& feature = part.distinct.feature(k);
+    const uint32_t* inverse = part.distinct.inverse(k);
     int64_t sample = 0;
     for (int64_t i = 0; i < feature.num_values; i++) {
       if (feature.offsets)
         while (feature.offsets[sample + 1] <= i) sample++;
       else sample = i;
-      if (!whole) {
-        const int p = partition_of(hash_id(feature.values[i]));
-        if (p < out.first_partition || p >= out.last_partition) continue;
-      }
+      if (!whole && !range.covers(hash_id(feature.values[i]))) continue;
       const uint32_t u = inverse[i];
-      if (!out.counts.empty()) out.counts[u]++;
-      if (!out.times.empty()) out.times[u] = std::max(out.times[u], times[sample]);
-      if (!out.scores.empty())
-        out.scores[u] = log2_sum(out.scores[u], static_cast<double>(times ? times[sample] : 0) / half_life);
+      if (!range.counts.empty()) range.counts[u]++;
+      if (!range.times.empty()) range.times[u] = std::max(range.times[u], times[sample]);
+      if (!range.scores.empty())
+        range.scores[u] = log2_sum(range.scores[u], static_cast<double>(times ? times[sample] : 0) / half_life);
     }
   }
 }
 
-// Numbers the unique ids of all ranges through, and makes `inverse` point at these numbers.
-void Step::number(Part& part) const {
-  uint32_t base = 0;
-  std::array<uint32_t, kPartitions> base_of{};
-  for (Uniques& range : part.ranges) {
-    range.base = base;
-    base += static_cast<uint32_t>(range.ids.size());
-    for (int p = range.first_partition; p < range.last_partition; p++) base_of[static_cast<size_t>(p)] = range.base;
-  }
-  part.num_unique = base;
-  if (part.ranges.size() == 1) return;
-  for (size_t k = 0; k < part.features.size(); k++) {
-    const FeatureIds& feature = ids_[static_cast<size_t>(part.features[k])];
-    uint32_t* inverse = part.inverse.data() + part.first[k];
-    const int64_t blocks = (feature.num_values + kSamplesPerTask - 1) / kSamplesPerTask;
-    Pool::instance().run(static_cast<int>(blocks), [&](int b) {
-      const int64_t end = std::min(feature.num_values, (b + 1) * kSamplesPerTask);
-      for (int64_t i = b * kSamplesPerTask; i < end; i++)
-        inverse[i] += base_of[static_cast<size_t>(partition_of(hash_id(feature.values[i])))];
-    });
-  }
-}
-
-// Points every unique id at an fp32 row: its own storage where there is one, else a widened copy.
-void Step::find_rows(Part& part) const {
+// Points every unique id at its fp32 row.
+void Step::read(Part& part) const {
   const Table& table = *part.table;
-  const bool stored = table.layout().dtype == Dtype::kFloat32;
   const size_t dim = static_cast<size_t>(table.config().dim);
-  std::vector<size_t> first_widened(part.ranges.size() + 1, 0);
-  for (size_t r = 0; r < part.ranges.size(); r++) {
-    size_t n = 0;
-    for (const uint32_t slot : part.ranges[r].slots) n += !stored || slot == kNoSlot;
-    first_widened[r + 1] = first_widened[r] + n;
-  }
+  std::vector<size_t> first_copy(part.ranges.size() + 1, 0);
+  for (size_t r = 0; r < part.ranges.size(); r++)
+    first_copy[r + 1] = first_copy[r] + table.num_copies(part.ranges[r].slots);
   part.rows.resize(static_cast<size_t>(part.num_unique));
-  part.widened.resize(first_widened.back() * dim);
-  Pool::instance().run(static_cast<int>(part.ranges.size()), [&](int r) {
+  part.copies.resize(first_copy.back() * dim);
+  ThreadPool::instance().run(static_cast<int>(part.ranges.size()), [&](int r) {
     const Uniques& range = part.ranges[static_cast<size_t>(r)];
-    float* next = part.widened.data() + first_widened[static_cast<size_t>(r)] * dim;
-    const float** rows = part.rows.data() + range.base;
-    for (size_t i = 0; i < range.slots.size(); i++) {
-      if (stored && range.slots[i] != kNoSlot) {
-        rows[i] = reinterpret_cast<const float*>(table.rows().record(range.slots[i]));
-        continue;
-      }
-      table.read(range.slots[i], range.ids[i], next);
-      rows[i] = next;
-      next += dim;
-    }
+    table.read(range, part.rows.data() + range.base, part.copies.data() + first_copy[static_cast<size_t>(r)] * dim);
   });
 }
 
 Bags Step::bags(const Part& part, size_t k) const {
-  const size_t f = static_cast<size_t>(part.features[k]);
-  const FeatureIds& ids = ids_[f];
-  const Pooling pooling = features_[f].pooling;
-  const bool flat = pooling == Pooling::kNone || !ids.offsets;
-  return {part.inverse.data() + part.first[k], flat ? nullptr : ids.offsets, ids.weights,
-          flat ? ids.num_values : ids.num_samples, pooling};
+  const Pooling pooling = features_[static_cast<size_t>(part.features[k])].pooling;
+  return bags_of(part.distinct.feature(k), pooling, part.distinct.inverse(k));
 }
 
 // Maps one part of a single range, from ids to slots.
-void Step::map_part(Part& part, const std::vector<FeatureIds>& ids, const int64_t* times, bool training) const {
+void Step::map_part(Part& part, const int64_t* times, bool training) const {
   Table& table = *part.table;
   Uniques& uniques = part.ranges[0];
-  distinct(part, 0, ids, times);
-  number(part);
+  find_distinct(part, uniques, times);
+  part.num_unique = part.distinct.number(part.ranges);
   table.resolve(uniques, training);
   if (!training) return;
   table.admit(uniques);
@@ -314,14 +151,16 @@ void Step::map_parts(const std::vector<FeatureIds>& ids, const int64_t* times, b
     else
       for (size_t r = 0; r < part.ranges.size(); r++) phased.emplace_back(&part, r);
   }
-  std::stable_sort(small.begin(), small.end(), [](Part* a, Part* b) { return a->first.back() > b->first.back(); });
-  Pool& pool = Pool::instance();
+  std::stable_sort(small.begin(), small.end(), [](const Part* a, const Part* b) {
+    return a->distinct.num_positions() > b->distinct.num_positions();
+  });
+  ThreadPool& pool = ThreadPool::instance();
   const auto each = [&](auto&& work) {
     pool.run(static_cast<int>(phased.size()),
              [&](int i) { work(*phased[static_cast<size_t>(i)].first, phased[static_cast<size_t>(i)].second); });
   };
   each([&](Part& part, size_t r) {
-    distinct(part, r, ids, times);
+    find_distinct(part, part.ranges[r], times);
     part.table->resolve(part.ranges[r], trains(part));
     if (trains(part) && part.table->capped()) part.table->count_rows(part.ranges[r]);
   });
@@ -335,7 +174,7 @@ void Step::map_parts(const std::vector<FeatureIds>& ids, const int64_t* times, b
     if (trains(part)) part.table->begin_batch();
   pool.run(static_cast<int>(small.size()), [&](int i) {
     Part& part = *small[static_cast<size_t>(i)];
-    map_part(part, ids, times, trains(part));
+    map_part(part, times, trains(part));
     mapped(part);
   });
   if (phased.empty()) return;
@@ -354,8 +193,9 @@ void Step::map_parts(const std::vector<FeatureIds>& ids, const int64_t* times, b
     });
   }
   for (size_t i = 0; i < phased.size(); i += phased[i].first->ranges.size()) {
-    number(*phased[i].first);
-    mapped(*phased[i].first);
+    Part& part = *phased[i].first;
+    part.num_unique = part.distinct.number(part.ranges);
+    mapped(part);
   }
 }
 
@@ -365,13 +205,13 @@ void Step::pool_part(Part& part, const std::vector<OutputRows>& out) const {
   size_t num_outputs = 0;
   for (size_t k = 0; k < part.features.size(); k++) num_outputs += output_of(k).data != nullptr;
   if (num_outputs == 0) return;
-  find_rows(part);
+  read(part);
   for (size_t k = 0; k < part.features.size(); k++) {
     const OutputRows& to = output_of(k);
     if (!to.data) continue;
     const Bags feature = bags(part, k);
     const int64_t n = feature.num_samples;
-    Pool::instance().run(static_cast<int>((n + kSamplesPerTask - 1) / kSamplesPerTask), [&](int b) {
+    ThreadPool::instance().run(static_cast<int>((n + kSamplesPerTask - 1) / kSamplesPerTask), [&](int b) {
       kernels().pool(feature, part.rows.data(), to.data, to.step, part.table->config().dim, b * kSamplesPerTask,
                      std::min(n, (b + 1) * kSamplesPerTask));
     });
@@ -381,24 +221,13 @@ void Step::pool_part(Part& part, const std::vector<OutputRows>& out) const {
 // The plan lives on after the call, its slots with it; the caller's arrays do not.
 void Step::keep() {
   for (Part& part : parts_) {
+    part.distinct.keep();
     part.evictions = part.table->num_evictions();
     part.step = part.table->step();
     part.generation = part.table->generation();
     part.table->retain(part.generation);
   }
   retained_ = true;
-  for (size_t f = 0; f < ids_.size(); f++) {
-    FeatureIds& ids = ids_[f];
-    if (ids.offsets) {
-      offsets_[f].assign(ids.offsets, ids.offsets + ids.num_samples + 1);
-      ids.offsets = offsets_[f].data();
-    }
-    if (ids.weights) {
-      weights_[f].assign(ids.weights, ids.weights + ids.num_values);
-      ids.weights = weights_[f].data();
-    }
-    ids.values = nullptr;
-  }
 }
 
 void Step::map(const std::vector<FeatureIds>& ids, const int64_t* times, bool training) {
@@ -416,7 +245,8 @@ void Step::pool(const std::vector<OutputRows>& out) {
     if (behind || part.evictions != part.table->num_evictions()) refresh(part);
     if (part.ranges.size() == 1) small.push_back(&part);
   }
-  Pool::instance().run(static_cast<int>(small.size()), [&](int i) { pool_part(*small[static_cast<size_t>(i)], out); });
+  ThreadPool::instance().run(static_cast<int>(small.size()),
+                             [&](int i) { pool_part(*small[static_cast<size_t>(i)], out); });
   for (Part& part : parts_)
     if (part.ranges.size() > 1) pool_part(part, out);
 }
@@ -429,20 +259,17 @@ void Step::lookup(const std::vector<FeatureIds>& ids, const int64_t* times, bool
 }
 
 void Step::adopt_slots(const int64_t* slots, int64_t n) {
-  FeatureIds ids;
-  ids.values = slots, ids.num_values = ids.num_samples = n;
-  plan({ids});
   Part& part = parts_[0];
+  part.distinct.assign({{slots, n, nullptr, nullptr, n}}, part.features);
   part.ranges.resize(1);
-  part.ranges[0].first_partition = 0, part.ranges[0].last_partition = kPartitions;
-  distinct(part, 0, {ids}, nullptr);
-  number(part);
   Uniques& uniques = part.ranges[0];
+  part.distinct.find(uniques);
+  part.num_unique = part.distinct.number(part.ranges);
   uniques.slots.resize(uniques.ids.size());
   for (size_t u = 0; u < uniques.ids.size(); u++)
     uniques.slots[u] = uniques.ids[u] < 0 ? kNoSlot : static_cast<uint32_t>(uniques.ids[u]);
   part.evictions = part.table->num_evictions();
-  ids_[0].values = nullptr;
+  part.distinct.keep();
 }
 
 std::vector<std::shared_ptr<Table>> Step::tables() const {
@@ -474,7 +301,7 @@ std::vector<uint32_t> Step::unique_slots(int table) const {
 
 void Step::position_slots(int table, int64_t* out) const {
   const std::vector<uint32_t> slots = unique_slots(table);
-  const std::vector<uint32_t>& inverse = parts_[static_cast<size_t>(table)].inverse;
+  const std::vector<uint32_t>& inverse = parts_[static_cast<size_t>(table)].distinct.inverse();
   for (size_t i = 0; i < inverse.size(); i++)
     out[i] = slots[inverse[i]] == kNoSlot ? -1 : static_cast<int64_t>(slots[inverse[i]]);
 }
@@ -489,9 +316,9 @@ bool Step::sum_gradients(const std::vector<GradientRows>& grads, const std::vect
   for (Part& part : parts_)  // max pooling reads the rows again; eviction or growth may have come between
     if (std::any_of(part.features.begin(), part.features.end(),
                     [&](int f) { return features_[static_cast<size_t>(f)].pooling == Pooling::kMax; }))
-      find_rows(part);
+      read(part);
   std::atomic<bool> finite{true};
-  Pool::instance().run(static_cast<int>(tasks.size()), [&](int i) {
+  ThreadPool::instance().run(static_cast<int>(tasks.size()), [&](int i) {
     const Part& part = parts_[tasks[static_cast<size_t>(i)].part];
     const Uniques& range = part.ranges[tasks[static_cast<size_t>(i)].range];
     float* sum = sums[tasks[static_cast<size_t>(i)].part];
@@ -571,7 +398,8 @@ std::unique_ptr<Step> Step::merge(const std::vector<const Step*>& steps,
 void Step::refresh(Part& part) const {
   for (Uniques& range : part.ranges) {
     Uniques probe;
-    probe.ids = range.ids, probe.hashes = range.hashes;
+    probe.ids = range.ids;
+    probe.hashes = range.hashes;
     part.table->resolve(probe, false);
     for (size_t u = 0; u < range.slots.size(); u++)
       if (probe.slots[u] != range.slots[u]) range.slots[u] = kNoSlot;
@@ -592,7 +420,7 @@ void Step::apply(const std::vector<const float*>& sums, const std::vector<double
     if (parts_[t].table->scope() == Scope::kAll) eager.push_back(parts_[t].table.get());
     for (size_t r = 0; r < parts_[t].ranges.size(); r++) tasks.push_back({t, r});
   }
-  Pool::instance().run(static_cast<int>(tasks.size()), [&](int i) {
+  ThreadPool::instance().run(static_cast<int>(tasks.size()), [&](int i) {
     Part& part = parts_[tasks[static_cast<size_t>(i)].part];
     const Uniques& range = part.ranges[tasks[static_cast<size_t>(i)].range];
     part.table->update(range.slots.data(),

@@ -7,29 +7,12 @@
 #include <memory>
 #include <vector>
 
+#include "pooling.h"
 #include "table.h"
 
 namespace hotbed {
 
-// The ids of one feature, as the caller holds them; they must outlive the call they are passed to.
-struct FeatureIds {
-  const int64_t* values = nullptr;
-  int64_t num_values = 0;
-  const int64_t* offsets = nullptr;  // [num_samples + 1]; null = one id a sample
-  const float* weights = nullptr;    // [num_values]; null = 1
-  int64_t num_samples = 0;
-};
-
-struct Feature {
-  int table = 0;
-  Pooling pooling = Pooling::kSum;
-};
-
-// Rows of `dim` floats, `step` floats apart: one a sample, or one a position where pooling is kNone.
-struct OutputRows {
-  float* data = nullptr;
-  int64_t step = 0;
-};
+// As OutputRows, of the gradient of a feature's output.
 struct GradientRows {
   const float* data = nullptr;  // null = no gradient reached this feature
   int64_t step = 0;
@@ -79,11 +62,10 @@ class Step {
   struct Part {  // one table's share of the batch
     std::shared_ptr<Table> table;
     std::vector<int> features;
-    std::vector<int64_t> first;  // position at which each feature starts, and the end
+    Distinct distinct;
     std::vector<Uniques> ranges;
-    std::vector<uint32_t> inverse;   // position -> unique id
     std::vector<const float*> rows;  // unique id -> fp32 row
-    std::vector<float> widened;      // rows that have no fp32 storage: half precision, absent ids
+    std::vector<float> copies;       // of rows that have no fp32 storage: half precision, absent ids
     int64_t num_unique = 0;
     uint64_t evictions = 0;  // of the table when it was mapped
     uint64_t step = 0;       // likewise
@@ -93,24 +75,19 @@ class Step {
 
   template <class F>
   void map_parts(const std::vector<FeatureIds>& ids, const int64_t* times, bool training, F&& mapped);
-  void map_part(Part& part, const std::vector<FeatureIds>& ids, const int64_t* times, bool training) const;
+  void plan(const std::vector<FeatureIds>& ids);
+  void map_part(Part& part, const int64_t* times, bool training) const;
+  void find_distinct(Part& part, Uniques& range, const int64_t* times) const;
+  void observe(const Part& part, Uniques& range, const int64_t* times) const;
+  void read(Part& part) const;
   void pool_part(Part& part, const std::vector<OutputRows>& out) const;
+  Bags bags(const Part& part, size_t k) const;
   void keep();
   void release() noexcept;
-  void plan(const std::vector<FeatureIds>& ids);
-  void distinct(Part& part, size_t range, const std::vector<FeatureIds>& ids, const int64_t* times) const;
-  void distinct_in_range(Part& part, Uniques& out, const std::vector<FeatureIds>& ids) const;
-  void observe(const Part& part, Uniques& out, const std::vector<FeatureIds>& ids, const int64_t* times) const;
-  void number(Part& part) const;
-  void find_rows(Part& part) const;
-  Bags bags(const Part& part, size_t f) const;
   void refresh(Part& part) const;
 
   std::vector<Feature> features_;
   std::vector<Part> parts_;
-  std::vector<FeatureIds> ids_;  // offsets and weights are copied for the backward
-  std::vector<std::vector<int64_t>> offsets_;
-  std::vector<std::vector<float>> weights_;
   bool retained_ = false;
 };
 

@@ -236,9 +236,24 @@ void Table::read_absent(int64_t id, float* out) const noexcept {
   else std::fill_n(out, config_.dim, config_.default_value);
 }
 
-void Table::read(uint32_t slot, int64_t id, float* out) const noexcept {
-  if (slot == kNoSlot) read_absent(id, out);
-  else rows_[slot].read(out);
+size_t Table::num_copies(const std::vector<uint32_t>& slots) const noexcept {
+  if (layout().dtype != Dtype::kFloat32) return slots.size();
+  return static_cast<size_t>(std::count(slots.begin(), slots.end(), kNoSlot));
+}
+
+void Table::read(const Uniques& uniques, const float** rows, float* copies) const noexcept {
+  const bool stored = layout().dtype == Dtype::kFloat32;
+  for (size_t u = 0; u < uniques.slots.size(); u++) {
+    const uint32_t slot = uniques.slots[u];
+    if (stored && slot != kNoSlot) {
+      rows[u] = reinterpret_cast<const float*>(rows_.record(slot));
+      continue;
+    }
+    if (slot == kNoSlot) read_absent(uniques.ids[u], copies);
+    else rows_[slot].read(copies);
+    rows[u] = copies;
+    copies += config_.dim;
+  }
 }
 
 uint64_t Table::num_alive(int p) const noexcept {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "admission.h"
+#include "distinct.h"
 #include "id_map.h"
 #include "init.h"
 #include "memory.h"
@@ -71,17 +72,13 @@ struct TableFull : std::exception {
   std::string message;
 };
 
-// The distinct ids of a batch that fall into one range of partitions, in order of first occurrence.
-struct Uniques {
-  int first_partition = 0, last_partition = kPartitions;
-  std::vector<int64_t> ids;
-  std::vector<uint64_t> hashes;
+// Distinct ids of a batch, and what the table finds of them.
+struct Uniques : UniqueIds {
   std::vector<uint32_t> slots;
   std::vector<uint32_t> counts;  // occurrences; filled where Table::wants_counts()
   std::vector<int64_t> times;    // latest time; filled where Table::wants_times()
   std::vector<double> scores;    // aged occurrences; filled where Table::wants_scores()
   std::vector<uint32_t> missing;
-  uint32_t base = 0;  // number of this range's first id among the batch's unique ids
   uint64_t num_refused = 0;
   uint64_t num_rows = 0;  // rows that the batch uses; filled by Table::count_rows
 };
@@ -129,8 +126,10 @@ class Table {
   bool learns() const noexcept { return frozen_ == Frozen::kNothing; }
   bool observes() const noexcept { return frozen_ != Frozen::kAll; }  // times, counts and eviction go on
 
-  // Copies the row of a slot, or the value that an id without a row reads as.
-  void read(uint32_t slot, int64_t id, float* out) const noexcept;
+  // --- rows: each id's own fp32 storage, or a copy where there is none (half precision, an id without a row)
+  size_t num_copies(const std::vector<uint32_t>& slots) const noexcept;
+  // rows[u]: the row of each id; `copies`: [num_copies, dim], where those go.
+  void read(const Uniques& uniques, const float** rows, float* copies) const noexcept;
   void read_absent(int64_t id, float* out) const noexcept;
 
   // --- update: one step of the rule over distinct slots (kNoSlot is passed over)

@@ -25,7 +25,7 @@ std::vector<RowCache::Seek> seeks_of(const RowCache& cache, const std::vector<st
   std::vector<RowCache::Seek> seeks;
   size_t at = 0;
   for (const auto& [table, id] : ids) {
-    seeks.push_back({id, RowCache::hash_of(id, table), at, table, false});
+    seeks.push_back({id, RowCache::hash_of(hash_id(id), table), at, table, false});
     at += static_cast<size_t>(cache.dim(table));
   }
   return seeks;
@@ -165,7 +165,7 @@ TEST_CASE("a request finds each id once and pools hits and fills alike") {
     request.fill({rows[0].data(), rows[1].data()}, cache);
     request.keep(cache, 1);
     std::vector<float> flat(4 * 5, -1.0f), sequence(4 * 2, -1.0f);
-    request.pool(cache, features, ids, {{flat.data(), 5}, {flat.data() + 2, 5}, {sequence.data(), 2}}, 4);
+    request.pool(cache, {{flat.data(), 5}, {flat.data() + 2, 5}, {sequence.data(), 2}}, 4);
     CHECK(flat[0] == lane(0, 5, 1, 0) * 1.0f + lane(0, 5, 1, 0) * 0.5f);
     CHECK(flat[5] == 0.0f);
     CHECK(flat[2] == lane(1, 5, 1, 0));

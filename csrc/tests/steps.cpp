@@ -8,8 +8,8 @@
 #include <string>
 
 #include "core/hash_bytes.h"
-#include "core/pool.h"
 #include "core/step.h"
+#include "core/thread_pool.h"
 #include "draw.h"
 
 using namespace hotbed;
@@ -116,8 +116,8 @@ std::vector<std::vector<int64_t>> draw_ids(Draw& draw, size_t num_tables, size_t
 }
 
 struct Threads {
-  explicit Threads(int n) : before(Pool::num_threads()) { Pool::set_num_threads(n); }
-  ~Threads() { Pool::set_num_threads(before); }
+  explicit Threads(int n) : before(ThreadPool::num_threads()) { ThreadPool::set_num_threads(n); }
+  ~Threads() { ThreadPool::set_num_threads(before); }
   int before;
 };
 

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "core/thread_pool.h"
+
 #include <doctest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -11,21 +13,19 @@
 #include <thread>
 #include <vector>
 
-#include "core/pool.h"
-
 using namespace hotbed;
 
 namespace {
 
 struct Threads {  // leaves the pool as it was found
-  explicit Threads(int n) : before(Pool::num_threads()) { Pool::set_num_threads(n); }
-  ~Threads() { Pool::set_num_threads(before); }
+  explicit Threads(int n) : before(ThreadPool::num_threads()) { ThreadPool::set_num_threads(n); }
+  ~Threads() { ThreadPool::set_num_threads(before); }
   int before;
 };
 
 bool each_task_once(int num_tasks) {
   std::vector<std::atomic<int>> calls(static_cast<size_t>(num_tasks));
-  Pool::instance().run(num_tasks, [&](int i) { calls[static_cast<size_t>(i)]++; });
+  ThreadPool::instance().run(num_tasks, [&](int i) { calls[static_cast<size_t>(i)]++; });
   for (auto& n : calls)
     if (n != 1) return false;
   return true;
@@ -46,7 +46,7 @@ TEST_CASE("the error of the lowest failing task is thrown, after all have ended"
   for (int repeat = 0; repeat < 50; repeat++) {
     std::atomic<int> ended{0};
     const auto run = [&] {
-      Pool::instance().run(64, [&](int i) {
+      ThreadPool::instance().run(64, [&](int i) {
         ended++;
         if (i % 10 == 7) throw std::runtime_error(std::to_string(i));
       });
@@ -60,7 +60,7 @@ TEST_CASE("the error of the lowest failing task is thrown, after all have ended"
 TEST_CASE("a task may use the pool itself") {
   Threads guard(4);
   std::atomic<int> sum{0};
-  Pool::instance().run(8, [&](int) { Pool::instance().run(8, [&](int) { sum++; }); });
+  ThreadPool::instance().run(8, [&](int) { ThreadPool::instance().run(8, [&](int) { sum++; }); });
   CHECK(sum == 64);
 }
 
@@ -70,7 +70,7 @@ TEST_CASE("several callers at once all get their work done") {
   std::vector<std::thread> callers;
   for (int c = 0; c < 4; c++)
     callers.emplace_back([&] {
-      for (int i = 0; i < 100; i++) Pool::instance().run(16, [&](int) { sum++; });
+      for (int i = 0; i < 100; i++) ThreadPool::instance().run(16, [&](int) { sum++; });
     });
   for (std::thread& caller : callers) caller.join();
   CHECK(sum == 4 * 100 * 16);
@@ -79,8 +79,8 @@ TEST_CASE("several callers at once all get their work done") {
 TEST_CASE("the number of threads may change between any two jobs") {
   Threads guard(2);
   for (int i = 0; i < 200; i++) {
-    Pool::set_num_threads(1 + i % 5);
-    REQUIRE(Pool::num_threads() == 1 + i % 5);
+    ThreadPool::set_num_threads(1 + i % 5);
+    REQUIRE(ThreadPool::num_threads() == 1 + i % 5);
     REQUIRE(each_task_once(33));
   }
 }
@@ -117,7 +117,7 @@ TEST_CASE("a child forked in the middle of another thread's work has a working p
   Threads guard(3);
   std::atomic<bool> stop{false};
   std::thread busy([&] {
-    while (!stop) Pool::instance().run(50, [](int) { std::this_thread::yield(); });
+    while (!stop) ThreadPool::instance().run(50, [](int) { std::this_thread::yield(); });
   });
   bool all = true;
   for (int i = 0; i < 10; i++) all &= child_works();

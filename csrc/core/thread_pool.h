@@ -11,10 +11,10 @@
 
 namespace hotbed {
 
-class Pool {
+class ThreadPool {
  public:
   // The process's pool. After fork() the child gets a fresh one, since threads do not survive a fork.
-  static Pool& instance();
+  static ThreadPool& instance();
   static void set_num_threads(int num_threads);
   static int num_threads();
 
@@ -27,7 +27,7 @@ class Pool {
 
  private:
   using Call = void (*)(void*, int);
-  explicit Pool(int num_threads);
+  explicit ThreadPool(int num_threads);
   void run_erased(int num_tasks, Call call, void* context);
   void work();
   void serve();

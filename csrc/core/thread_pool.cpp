@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "pool.h"
+#include "thread_pool.h"
 
 #include <pthread.h>
 
@@ -8,7 +8,7 @@
 namespace hotbed {
 namespace {
 
-std::atomic<Pool*> g_pool{nullptr};
+std::atomic<ThreadPool*> g_pool{nullptr};
 std::atomic<int> g_num_threads{0};
 std::mutex* g_mutex = new std::mutex;
 thread_local bool t_inside = false;
@@ -24,24 +24,24 @@ int default_num_threads() { return std::max(1, static_cast<int>(std::thread::har
 
 }  // namespace
 
-int Pool::num_threads() {
+int ThreadPool::num_threads() {
   int n = g_num_threads.load();
   return n > 0 ? n : default_num_threads();
 }
 
-Pool& Pool::instance() {
-  if (Pool* pool = g_pool.load()) return *pool;
+ThreadPool& ThreadPool::instance() {
+  if (ThreadPool* pool = g_pool.load()) return *pool;
   std::lock_guard lock(*g_mutex);
   if (!g_pool.load()) {
     static const int registered = pthread_atfork(nullptr, nullptr, after_fork_in_child);
     static_cast<void>(registered);
-    g_pool.store(new Pool(num_threads()));
+    g_pool.store(new ThreadPool(num_threads()));
   }
   return *g_pool.load();
 }
 
-void Pool::set_num_threads(int num_threads) {
-  Pool& pool = instance();
+void ThreadPool::set_num_threads(int num_threads) {
+  ThreadPool& pool = instance();
   std::lock_guard lock(pool.run_mutex_);
   g_num_threads.store(num_threads);
   if (num_threads > pool.num_threads_) {  // surplus threads of a shrunk pool merely sleep
@@ -50,11 +50,11 @@ void Pool::set_num_threads(int num_threads) {
   }
 }
 
-Pool::Pool(int num_threads) : num_threads_(num_threads) {
+ThreadPool::ThreadPool(int num_threads) : num_threads_(num_threads) {
   for (int i = 1; i < num_threads; i++) threads_.emplace_back([this] { serve(); });
 }
 
-void Pool::work() {
+void ThreadPool::work() {
   t_inside = true;
   for (int i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < num_tasks_;) {
     try {
@@ -67,7 +67,7 @@ void Pool::work() {
   t_inside = false;
 }
 
-void Pool::serve() {
+void ThreadPool::serve() {
   uint32_t seen = 0;
   for (;;) {
     generation_.wait(seen);
@@ -81,7 +81,7 @@ void Pool::serve() {
   }
 }
 
-void Pool::run_erased(int num_tasks, Call call, void* context) {
+void ThreadPool::run_erased(int num_tasks, Call call, void* context) {
   const int helpers = std::min(num_threads(), num_tasks) - 1;
   if (t_inside || helpers <= 0) {  // nested or tiny: run here
     for (int i = 0; i < num_tasks; i++) call(context, i);
