@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 import hotbed as hb
-from hotbed.persist.checkpoint import Saver, State, capture, open_checkpoint, restore
+from hotbed.persist.checkpoint import Saver, State, capture, restore
+from hotbed.persist.format import open_checkpoint
 
 FEATURES, DIM = 8, 16
 

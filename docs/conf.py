@@ -62,7 +62,11 @@ PAGES = {
     "Schedules": ["optim.schedule"],
     "Precision": ["optim.precision"],
     "Metrics": ["metrics"],
-    "Publishing and following": ["persist.publish"],
+    "Publishing and following": [
+        "persist.publish.directory",
+        "persist.publish.topic",
+        "persist.publish.follow",
+    ],
     "Serving": ["serving.session", "serving.parameter_server", "serving.cache", "serving.client"],
     "Report": ["training.watching.report"],
     "Errors": ["errors"],

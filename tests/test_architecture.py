@@ -50,7 +50,6 @@ NATIVE = {
     "embedding/table",
     "optim/sparse",
     "parallel/exchange",
-    "persist/format",
     "serving/rows",
     "serving/cache",
     "serving/server/bodies",
@@ -62,7 +61,8 @@ TORCH = (
     "parallel/",
     "training/",
     "persist/checkpoint",
-    "persist/export",
+    "persist/network",
+    "persist/publish/export",
     "compat/",
 )
 

@@ -16,8 +16,9 @@ import torch
 from torch import nn
 
 import hotbed as hb
-from hotbed.persist.checkpoint import State, open_checkpoint, restore, save
-from hotbed.persist.content import content_digest
+from hotbed.persist.checkpoint import State, restore, save
+from hotbed.persist.digest import content_digest
+from hotbed.persist.format import open_checkpoint
 
 HERE = Path(__file__).parent
 

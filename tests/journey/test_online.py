@@ -19,7 +19,7 @@ import pytest
 pytest.importorskip("torch", reason="torch absent")
 
 import hotbed as hb
-from hotbed.persist.content import content_digest
+from hotbed.persist.digest import content_digest
 
 pytestmark = pytest.mark.slow
 

@@ -21,7 +21,7 @@ import torch
 import hotbed as hb
 from hotbed.errors import ConfigError, DataError, FormatError
 from hotbed.persist.checkpoint import Saver, capture
-from hotbed.persist.content import content_digest
+from hotbed.persist.digest import content_digest
 from hotbed.persist.publish import Follower, PublishDirectory
 
 MODELS = ["LR", "FM", "WideDeep", "DeepFM", "DNN", "DCN", "DCNv2", "DLRM"]

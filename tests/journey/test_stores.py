@@ -18,7 +18,7 @@ import pytest
 
 import hotbed as hb
 from hotbed.persist.checkpoint import Saver, capture
-from hotbed.persist.format import Writer, open_checkpoint
+from hotbed.persist.format import CheckpointWriter, open_checkpoint
 from hotbed.persist.publish import Follower, PublishDirectory
 from hotbed.serving.server.models import Models
 from hotbed.serving.server.rows_service import RowsOptions, RowsServer
@@ -110,7 +110,7 @@ def test_a_graph_that_the_runtime_cannot_open_stops_neither_a_server_nor_its_nex
     link = open_checkpoint(exported).links[0]
     graph = onnx.load_model_from_string(bytes(link.read(link.manifest["graph"]["file"])))
     graph.opset_import[0].version = 9999
-    with Writer(future) as writer:
+    with CheckpointWriter(future) as writer:
         for name in link.manifest["files"]:
             is_graph = name == link.manifest["graph"]["file"]
             writer.write(name, graph.SerializeToString() if is_graph else link.read(name))

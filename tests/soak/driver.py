@@ -88,7 +88,7 @@ def live(config: dict[str, Any]) -> dict[str, Any]:
     import hotbed as hb
     from hotbed.connectors import Journal
     from hotbed.optim.schedule import Warmup
-    from hotbed.persist.content import content_digest
+    from hotbed.persist.digest import content_digest
     from hotbed.persist.format import open_checkpoint
 
     hb.set_num_threads(config.get("threads", 1))
@@ -132,7 +132,7 @@ def live(config: dict[str, Any]) -> dict[str, Any]:
 def _fit(model: Any, data: Any, root: Path, epochs: int, checkpoint: Any) -> dict[str, Any]:
     """A life of a fit, whose callbacks remember validations, the best weights and plateaus."""
     import hotbed as hb
-    from hotbed.persist.content import content_digest
+    from hotbed.persist.digest import content_digest
     from hotbed.persist.format import open_checkpoint
 
     bounds = _Bounds(None)
@@ -193,7 +193,7 @@ def points() -> dict[str, tuple[Any, str]]:
     from hotbed.data.encode import Encoder
     from hotbed.embedding.table import Table
     from hotbed.persist import checkpoint
-    from hotbed.persist.format import Writer
+    from hotbed.persist.format import CheckpointWriter
     from hotbed.training.learner import Learner
 
     return {
@@ -204,8 +204,8 @@ def points() -> dict[str, tuple[Any, str]]:
         "update": (Learner, "sparse_step"),
         "eviction": (Table, "evict"),
         "capture": (checkpoint, "_capture"),
-        "checkpoint": (Writer, "write"),
-        "table": (Writer, "write_batches"),
+        "checkpoint": (CheckpointWriter, "write"),
+        "table": (CheckpointWriter, "write_batches"),
         "rename": (os, "rename"),
         "replace": (os, "replace"),
         "committed": (Dataset, "commit"),

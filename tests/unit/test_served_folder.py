@@ -26,7 +26,7 @@ import hotbed as hb
 from hotbed.config import describe
 from hotbed.embedding.hashing import partition
 from hotbed.errors import ConfigError, FormatError, PersistError, StoreError
-from hotbed.persist.format import Saved, Writer, open_checkpoint
+from hotbed.persist.format import CheckpointWriter, Saved, open_checkpoint
 from hotbed.serving.stores.mapped import ModelFolder
 
 pytestmark = pytest.mark.core
@@ -54,7 +54,7 @@ def write(
     """
     counts, config = members.pop("counts", None), members.pop("config", CONFIG)
     graph = members.pop("graph_bytes", b"a graph")
-    with Writer(root) as writer:
+    with CheckpointWriter(root) as writer:
         given = (("rows", rows), ("removed", gone or []))
         parts = [[_part(writer, name, ids, counts)] if ids else [] for name, ids in given]
         writer.write(
@@ -88,7 +88,9 @@ def write(
         )
 
 
-def _part(writer: Writer, name: str, ids: Any, counts: dict[int, int] | None) -> dict[str, Any]:
+def _part(
+    writer: CheckpointWriter, name: str, ids: Any, counts: dict[int, int] | None
+) -> dict[str, Any]:
     keys = np.array(sorted(set(ids)), np.int64)
     keys = keys[np.argsort(partition(keys), kind="stable")]
     columns: dict[str, Any] = {"partition": pa.array(partition(keys)), "id": pa.array(keys)}

@@ -16,7 +16,7 @@ import yaml
 
 from hotbed.errors import ConfigError
 from hotbed.files import local_path, resolve
-from hotbed.persist.store import MANIFEST
+from hotbed.persist.store import MANIFEST_FILE
 
 
 class _Loader(yaml.SafeLoader):
@@ -61,7 +61,7 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _number)
 def names_a_job(what: str) -> bool:
     """Return whether `what` is the path of a job file: not a folder, a URL or a manifest."""
     place = resolve(what)
-    return isinstance(place, Path) and not place.is_dir() and place.name != MANIFEST
+    return isinstance(place, Path) and not place.is_dir() and place.name != MANIFEST_FILE
 
 
 def parse_value(text: str) -> Any:

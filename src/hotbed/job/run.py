@@ -409,30 +409,30 @@ def _summary(states: Where) -> str | None:
 
 def inspect_states(where: Where) -> dict[str, Any]:
     """Return what the newest checkpoint under `where` holds."""
-    from hotbed.persist import chain
+    from hotbed.persist.inspect import describe_checkpoint
 
-    return chain.describe(where)
+    return describe_checkpoint(where)
 
 
 def verify(where: Where) -> dict[str, Any]:
     """Check every file of the newest checkpoint under `where` and of the states it needs."""
-    from hotbed.persist import chain
+    from hotbed.persist import inspect
 
-    return chain.verify(where)
+    return inspect.verify(where)
 
 
 def diff(one: Where, two: Where) -> dict[str, Any]:
     """Return what differs between two checkpoints."""
-    from hotbed.persist import chain
+    from hotbed.persist import inspect
 
-    return chain.diff(one, two)
+    return inspect.diff(one, two)
 
 
 def restore(where: Where, state: int | None) -> dict[str, Any]:
     """Make an earlier state of a stream the newest one."""
-    from hotbed.persist import recover
+    from hotbed.persist.resume import go_back
 
-    return recover.go_back(where, state)
+    return go_back(where, state)
 
 
 def init(

@@ -13,7 +13,7 @@ from hotbed.errors import ConfigError
 from hotbed.files import Lock, Where, resolve, sync_folder
 from hotbed.job.events import MovedAside, Report, ignore
 from hotbed.job.job import Job
-from hotbed.persist.recover import finish_first
+from hotbed.persist.resume import finish_first
 from hotbed.persist.store import JOURNAL, LETTERS, open_store
 
 
@@ -23,7 +23,7 @@ def has_state(where: Where) -> bool:
     Raises:
         FormatError: the file that names the newest checkpoint is torn or lost.
     """
-    return open_store(where).newest() is not None
+    return open_store(where).newest_state() is not None
 
 
 def newest(job: Job) -> str:

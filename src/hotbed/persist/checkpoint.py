@@ -13,7 +13,6 @@ thread.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,32 +25,25 @@ import torch
 from torch import Tensor, nn
 
 from hotbed.config import describe
-from hotbed.embedding.modules.state import dense_state
 from hotbed.embedding.table import Table
 from hotbed.errors import PersistError
 from hotbed.files import Lock, Where, lock_file
 from hotbed.optim.sparse import SparseOptimizer
 from hotbed.persist.chain import retain
-from hotbed.persist.content import CapturedTable, Whole, load_table, write_table
-from hotbed.persist.format import Reader, Saved, Writer, open_checkpoint, open_link
+from hotbed.persist.format import CheckpointWriter, Reader, Saved, open_link
+from hotbed.persist.manifest import DENSE_FILE, PROGRESS_FILE, Arrays, encode, packed
+from hotbed.persist.network import (
+    flatten,
+    load_network,
+    load_table_groups,
+    network_tensors,
+    set_rate,
+    unflatten,
+)
 from hotbed.persist.resume import Meaning, compare, meaning
-from hotbed.persist.store import JOURNAL, LocalStore, Store, open_store
-from hotbed.persist.tree import Arrays, encode, packed
+from hotbed.persist.store import JOURNAL, CheckpointStore, LocalStore, open_store
+from hotbed.persist.tables import CapturedTable, LiveRows, load_table, write_table
 
-__all__ = [
-    "Capture",
-    "Saved",
-    "Saver",
-    "State",
-    "capture",
-    "open_checkpoint",
-    "restore",
-    "save",
-    "write",
-]
-
-DENSE = "dense.safetensors"
-PROGRESS = "progress.safetensors"
 log = logging.getLogger("hotbed.persist")
 
 
@@ -128,7 +120,7 @@ def write(where: Where, captured: Capture, keep: int = 1, parent: Saved | None =
     """
     saved = False
     try:
-        with Writer(where) as writer:
+        with CheckpointWriter(where) as writer:
             done = _write(writer, captured, parent)
         saved = True
     finally:
@@ -150,17 +142,17 @@ def save(where: Where, state: State, keep: int = 1) -> Saved:
     before then stays so. Raises FormatError where CURRENT is torn, or missing beside states.
     """
     tables = [
-        CapturedTable(name, describe(t.config), len(t), Whole(t))
+        CapturedTable(name, describe(t.config), len(t), LiveRows(t))
         for name, t in sorted(state.tables.items())
     ]
     store = open_store(where)
     with _only_writer(store):
-        store.newest()  # raises where CURRENT is torn or lost: retention would remove the states
+        store.newest_state()  # raises where CURRENT is torn or lost: retention would remove the states
         return write(where, _capture(state, tuple(tables), changes=False), keep)
 
 
 @contextlib.contextmanager
-def _only_writer(store: Store) -> Iterator[None]:
+def _only_writer(store: CheckpointStore) -> Iterator[None]:
     """Hold the lock of the states where a stream keeps its own there."""
     if isinstance(store, LocalStore) and lock_file(store.root / JOURNAL).exists():
         with Lock(store.root / JOURNAL):
@@ -196,7 +188,7 @@ def restore(reader: Reader, state: State, allow: Sequence[str] = ()) -> None:
     # alignments
     tensors = {name: tensor.clone() for name, tensor in loaded.items()}
     if state.network is not None:
-        _load_network(reader.folder, state.network, state.rows, tensors)
+        load_network(reader.folder, state.network, state.rows, tensors)
     for name in saved:
         load_table(reader, name, state.tables[name])
     optimizers = (reader.manifest["dense"] or {"optimizers": {}})["optimizers"]
@@ -206,7 +198,7 @@ def restore(reader: Reader, state: State, allow: Sequence[str] = ()) -> None:
         rates = [group["lr"] for group in optimizer.param_groups]
         try:
             if isinstance(optimizer, SparseOptimizer):
-                _load_table_groups(optimizer, optimizers[name])
+                load_table_groups(optimizer, optimizers[name])
             else:
                 unflatten(optimizer, name, tensors, optimizers[name])
         except PersistError as error:
@@ -216,7 +208,7 @@ def restore(reader: Reader, state: State, allow: Sequence[str] = ()) -> None:
                 "optimizer.lr"
             ]
             if accepted.intersection(fields):
-                _set_rate(group, rate)
+                set_rate(group, rate)
 
 
 def _meanings(reader: Reader, state: State) -> tuple[Meaning, Meaning]:
@@ -315,7 +307,7 @@ class Saver:
 
 
 def _capture(state: State, tables: tuple[CapturedTable, ...], *, changes: bool) -> Capture:
-    tensors = {} if state.network is None else _network_tensors(state.network, state.rows)
+    tensors = {} if state.network is None else network_tensors(state.network, state.rows)
     optimizers: dict[str, Any] = {}
     for name, optimizer in state.optimizers.items():
         if optimizer is not None:
@@ -340,13 +332,13 @@ def _capture(state: State, tables: tuple[CapturedTable, ...], *, changes: bool) 
     return Capture(members, tensors, dense, progress, {**arrays, **states}, tables, changes)
 
 
-def _write(writer: Writer, captured: Capture, parent: Saved | None) -> Saved:
+def _write(writer: CheckpointWriter, captured: Capture, parent: Saved | None) -> Saved:
     if captured.changes:
         _check_chain(writer, parent)
     if captured.tensors:
-        writer.write(DENSE, safetensors.torch.save(dict(captured.tensors)))
+        writer.write(DENSE_FILE, safetensors.torch.save(dict(captured.tensors)))
     if captured.arrays:
-        writer.write(PROGRESS, packed(captured.arrays))
+        writer.write(PROGRESS_FILE, packed(captured.arrays))
     tables = [write_table(writer, number, table) for number, table in enumerate(captured.tables)]
     chain = parent.chain if captured.changes and parent is not None else ()
     kind = "delta" if captured.changes else "full"
@@ -359,8 +351,8 @@ def _write(writer: Writer, captured: Capture, parent: Saved | None) -> Saved:
         "chain": list(chain),
         "dense": None
         if dense is None
-        else {"file": DENSE if captured.tensors else None, "optimizers": dense},
-        "progress": {"file": PROGRESS if captured.arrays else None, **progress}
+        else {"file": DENSE_FILE if captured.tensors else None, "optimizers": dense},
+        "progress": {"file": PROGRESS_FILE if captured.arrays else None, **progress}
         if any(progress.values())
         else None,
         "tables": tables,
@@ -368,7 +360,7 @@ def _write(writer: Writer, captured: Capture, parent: Saved | None) -> Saved:
     return writer.commit(members)
 
 
-def _check_chain(writer: Writer, parent: Saved | None) -> None:
+def _check_chain(writer: CheckpointWriter, parent: Saved | None) -> None:
     """A delta must never become newest without what it rests on."""
     for link in () if parent is None else parent.chain:
         if open_link(writer.store, link["folder"]).manifest["digest"] != link["digest"]:
@@ -383,165 +375,6 @@ def _check_chain(writer: Writer, parent: Saved | None) -> None:
             "parent=None — "
             "save a full first"
         )
-
-
-# --- network --------------------------------------------------------------------------------------
-
-
-def _network_tensors(network: nn.Module, rows: Iterable[nn.Parameter]) -> dict[str, Tensor]:
-    skipped = _names_of(network, rows)
-    return {
-        # a clone: safetensors refuses shared memory
-        f"network/{name}": tensor.detach().cpu().clone().contiguous()
-        for name, tensor in dense_state(network).items()
-        if name not in skipped
-    }
-
-
-def _load_network(
-    folder: str, network: nn.Module, rows: Iterable[nn.Parameter], tensors: Mapping[str, Tensor]
-) -> None:
-    skipped = _names_of(network, rows)
-    own = {name: tensor for name, tensor in dense_state(network).items() if name not in skipped}
-    saved = {
-        name.removeprefix("network/"): tensor
-        for name, tensor in tensors.items()
-        if name.startswith("network/")
-    }
-    for name in sorted({*own, *saved}):
-        if name not in own or name not in saved or own[name].shape != saved[name].shape:
-            here, there = (
-                list(side[name].shape) if name in side else "nothing" for side in (own, saved)
-            )
-            raise PersistError(
-                f"{folder}: parameter {name!r} differs — received {there} for {here} — "
-                "build the network as it was when it was saved"
-            )
-    network.load_state_dict(saved, strict=False)
-
-
-def _names_of(network: nn.Module, parameters: Iterable[nn.Parameter]) -> set[str]:
-    wanted = {id(parameter) for parameter in parameters}
-    return {
-        name for name, one in network.named_parameters(remove_duplicate=False) if id(one) in wanted
-    }
-
-
-# --- optimizers -----------------------------------------------------------------------------------
-
-
-def flatten(
-    optimizer: torch.optim.Optimizer, name: str
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """State of an optimizer as tensors by `optimizer/<name>/<parameter number>/<key>` and a JSON
-    description.
-    """
-    state = optimizer.state_dict()
-    tensors: dict[str, Tensor] = {}
-    scalars: dict[str, dict[str, Any]] = {}
-    for number, entries in state["state"].items():
-        for key, value in entries.items():
-            if torch.is_tensor(value):
-                tensors[f"optimizer/{name}/{number}/{key}"] = (
-                    value.detach().cpu().clone().contiguous()
-                )
-            else:
-                scalars.setdefault(str(number), {})[key] = _plain(
-                    value, f"optimizer {name}: state {key!r}"
-                )
-    groups = [
-        {key: _plain(value, f"optimizer {name}: group {key!r}") for key, value in group.items()}
-        for group in state["param_groups"]
-    ]
-    return tensors, {"class": type(optimizer).__name__, "groups": groups, "scalars": scalars}
-
-
-def unflatten(
-    optimizer: torch.optim.Optimizer,
-    name: str,
-    tensors: Mapping[str, Tensor],
-    plain: Mapping[str, Any],
-) -> None:
-    """Load what `flatten` gave into an optimizer of the same class over the same parameters, else
-    PersistError.
-    """
-    if plain["class"] != type(optimizer).__name__:
-        raise PersistError(
-            f"optimizer {name}: the checkpoint has the state of {plain['class']} — received "
-            f"{type(optimizer).__name__} — use the same class, or a new model"
-        )
-    state: dict[int, dict[str, Any]] = {}
-    try:
-        for number, entries in plain["scalars"].items():
-            state[int(number)] = dict(entries)
-        for path, tensor in tensors.items():
-            if path.startswith(f"optimizer/{name}/"):
-                number, key = path.removeprefix(f"optimizer/{name}/").split("/", 1)
-                state.setdefault(int(number), {})[key] = tensor
-        groups = [
-            {key: _revived(key, value) for key, value in group.items()} for group in plain["groups"]
-        ]
-        optimizer.load_state_dict({"state": state, "param_groups": groups})
-    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise PersistError(
-            f"optimizer {name}: the checkpoint does not fit — {error} — build it over the same "
-            "parameters, in the same groups"
-        ) from error
-
-
-def _load_table_groups(optimizer: SparseOptimizer, plain: Mapping[str, Any]) -> None:
-    """Load learning rates and what schedulers keep beside them, by table: another rate may group
-    tables otherwise.
-    """
-    saved = {table: group for group in plain["groups"] for table in group.get("tables", ())}
-    for group in optimizer.param_groups:
-        table = group["tables"][0]
-        if table not in saved:
-            raise PersistError(
-                f"optimizer sparse: the checkpoint has no learning rate of table {table!r} — "
-                f"received {sorted(saved)} — restore the checkpoint from a copy"
-            )
-        for key, value in saved[table].items():
-            if key not in ("params", "tables"):
-                group[key] = _revived(key, value)
-
-
-def _set_rate(group: dict[str, Any], rate: Any) -> None:
-    """Give a group the learning rate that it was built with, where that was changed since the save."""
-    group["lr"] = rate
-    if "initial_lr" in group:
-        group["initial_lr"] = rate
-
-
-def _plain(value: Any, what: str) -> Any:
-    if torch.is_tensor(value) and value.dim() == 0:  # a learning rate may be one
-        return {"tensor": value.item(), "dtype": str(value.dtype).removeprefix("torch.")}
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError):
-        raise PersistError(
-            f"{what} cannot be saved — received {type(value).__name__} — keep tensors, numbers, "
-            "text, "
-            "lists or None there"
-        ) from None
-    return value
-
-
-def _revived(key: str, value: Any) -> Any:
-    """The inverse of `_plain`; lists were tuples, but for those that torch or the tables' optimizer
-    keep as lists.
-    """
-    if isinstance(value, dict) and set(value) == {"tensor", "dtype"}:
-        dtype = getattr(torch, str(value["dtype"]), None)
-        if not isinstance(dtype, torch.dtype) or not isinstance(
-            value["tensor"], (bool, int, float)
-        ):
-            raise PersistError(
-                f"optimizer: {key!r} is not a number of a type of torch — received {value!r:.80} — "
-                "restore the checkpoint from a copy"
-            )
-        return torch.tensor(value["tensor"], dtype=dtype)
-    return tuple(value) if isinstance(value, list) and key not in ("params", "tables") else value
 
 
 def _package_version() -> str:

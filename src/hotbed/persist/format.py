@@ -10,42 +10,50 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
-import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
 import pyarrow as pa
 import safetensors
-from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from hotbed.embedding.policy import PARTITIONS
-from hotbed.errors import FormatError, PersistError, VersionError
+from hotbed.errors import FormatError, PersistError
 from hotbed.files import Where
-from hotbed.persist.check import (
-    arrow_batches,
+from hotbed.persist.manifest import (
+    Arrays,
     check_descriptions,
     check_links,
-    check_manifest,
+    decode,
+    sealed,
+    unpacked,
+    unsealed,
+)
+from hotbed.persist.rows import (
+    RowCuts,
+    arrow_batches,
     checked_candidates,
     checked_rows,
+    merged_rows,
+    partition_ranges,
     row_types,
 )
 from hotbed.persist.sink import HashedFile
-from hotbed.persist.store import ADVICE, MANIFEST, Newest, Store, open_store, split
-from hotbed.persist.tree import Arrays, decode, unpacked
+from hotbed.persist.store import (
+    ADVICE,
+    MANIFEST_FILE,
+    CheckpointStore,
+    NewestState,
+    open_store,
+    split,
+)
 
-FORMAT = "hotbed.checkpoint"
-FORMAT_VERSION = 2
 READS = 5
 """How often a state is read, where each time a writer replaces it meanwhile."""
-_ZEROS = "0" * 64
 T = TypeVar("T")
 log = logging.getLogger("hotbed.persist")
 
@@ -66,19 +74,28 @@ class Saved:
     chain: tuple[Mapping[str, str], ...]
 
 
-class Writer:
+class DenseTensor(NamedTuple):
+    """A tensor of the dense part. `dtype`: its name in safetensors, such as `BF16`."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+    data: memoryview
+
+
+class CheckpointWriter:
     """Writes one checkpoint under `root`.
 
     Nothing is visible before `commit`. Leaving without it removes the files.
 
     Example:
-        >>> with Writer(root) as writer:
+        >>> with CheckpointWriter(root) as writer:
         ...     writer.write("dense.safetensors", data)
         ...     saved = writer.commit(members)
     """
 
-    def __init__(self, root: Where | Store) -> None:
-        self.store = root if isinstance(root, Store) else open_store(root)
+    def __init__(self, root: Where | CheckpointStore) -> None:
+        self.store = root if isinstance(root, CheckpointStore) else open_store(root)
         self.files: dict[str, HashedFile] = {}
         try:
             self._draft = self.store.draft()
@@ -88,7 +105,7 @@ class Writer:
                 "process may write"
             ) from error
 
-    def __enter__(self) -> Writer:
+    def __enter__(self) -> CheckpointWriter:
         return self
 
     def __exit__(
@@ -131,9 +148,8 @@ class Writer:
 
     def commit(self, members: Mapping[str, Any]) -> Saved:
         """Write the manifest with `members`, make the checkpoint visible and newest."""
-        head = {"format": FORMAT, "format_version": FORMAT_VERSION}
         files = {name: self.files[name].entry() for name in sorted(self.files)}
-        text, digest = _sealed({**head, **members, "files": files})
+        text, digest = sealed({**members, "files": files})
         self._draft.publish(text.encode())
         name = self._draft.folder
         num_bytes = sum(int(entry["bytes"]) for entry in files.values())
@@ -152,7 +168,7 @@ class Writer:
 class Link:
     """One checkpoint folder by itself; every file is checked against its digest when it is read."""
 
-    store: Store
+    store: CheckpointStore
     folder: str
     manifest: Mapping[str, Any]
     _checked: dict[str, memoryview] = field(default_factory=dict, repr=False)
@@ -176,7 +192,7 @@ class Link:
         entry = self.manifest["files"].get(name)
         if entry is None:
             raise FormatError(
-                f"{place}: not listed in {MANIFEST} — a part refers to it — restore the "
+                f"{place}: not listed in {MANIFEST_FILE} — a part refers to it — restore the "
                 "checkpoint from a copy"
             )
         data = self.store.read(f"{self.folder}/{name}")
@@ -200,7 +216,7 @@ class Link:
         """Check every file, and that rows are those of their tables; FormatError names the first
         bad one.
         """
-        check_descriptions(self.manifest, self.store.place(f"{self.folder}/{MANIFEST}"))
+        check_descriptions(self.manifest, self.store.place(f"{self.folder}/{MANIFEST_FILE}"))
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
             for _ in pool.map(self.read, self.manifest["files"]):
                 pass
@@ -227,7 +243,7 @@ class Link:
         if name in self._sound:
             yield from self.batches(name)
             return
-        types = row_types(entry, self.contents, self.store.place(f"{self.folder}/{MANIFEST}"))
+        types = row_types(entry, self.contents, self.store.place(f"{self.folder}/{MANIFEST_FILE}"))
         if member == "removed":
             types = {column: types[column] for column in ("partition", "id")}
         yield from checked_rows(
@@ -250,16 +266,22 @@ class Link:
         part = self.manifest["dense"] or {"file": None}
         return self.read(part["file"]) if part["file"] else memoryview(b"")
 
-    def tensors(self) -> list[tuple[str, Mapping[str, Any]]]:
-        """Name and `{"dtype", "shape", "data"}` of each dense tensor. FormatError for what is not
-        safetensors.
+    def tensors(self) -> list[DenseTensor]:
+        """Return the tensors of the dense part in the order of their names, without torch.
+
+        Raises:
+            FormatError: The file is not a safetensors file.
         """
         data = self.dense()
         if not data:
             return []
         with self._reading("dense"):
-            tensors: list[tuple[str, Mapping[str, Any]]] = safetensors.deserialize(bytes(data))  # type: ignore[no-untyped-call]
-        return tensors
+            plain = safetensors.deserialize(bytes(data))  # type: ignore[no-untyped-call]
+        tensors = [
+            DenseTensor(name, tensor["dtype"], tensor["shape"], memoryview(tensor["data"]))
+            for name, tensor in plain
+        ]
+        return sorted(tensors, key=lambda tensor: tensor.name)
 
     def arrays(self) -> Arrays:
         """The arrays of `progress` and `random` by the names in their trees."""
@@ -287,7 +309,7 @@ class Link:
         try:
             yield
         except (SafetensorError, ArithmeticError, LookupError, TypeError, ValueError) as error:
-            name = self.manifest[member]["file"] or MANIFEST
+            name = self.manifest[member]["file"] or MANIFEST_FILE
             place = self.store.place(f"{self.folder}/{name}")
             what = f"received {type(error).__name__}: {error}"
             raise FormatError(f"{place}: {member} cannot be decoded — {what} — {ADVICE}") from error
@@ -330,8 +352,13 @@ class Reader:
     links: tuple[Link, ...]
 
     @property
-    def store(self) -> Store:
+    def store(self) -> CheckpointStore:
         return self.links[-1].store
+
+    @property
+    def table_names(self) -> list[str]:
+        """Names of the tables."""
+        return [entry["name"] for entry in self.manifest["tables"]]
 
     @property
     def folder(self) -> str:
@@ -369,10 +396,10 @@ class Reader:
         """The rows of each span of partitions, by (partition, id); None where there are none.
         `spans`: rising, without gaps.
         """
-        rows = [Cuts(link.parts(table)) for link in self.links]
-        gone = [Cuts(link.parts(table, "removed")) for link in self.links]
+        rows = [RowCuts(link.parts(table)) for link in self.links]
+        gone = [RowCuts(link.parts(table, "removed")) for link in self.links]
         for span in spans:
-            merged = _merge(
+            merged = merged_rows(
                 [one.until(span.stop) for one in rows], [one.until(span.stop) for one in gone]
             )
             yield merged if merged is not None and merged.num_rows else None
@@ -385,8 +412,8 @@ class Reader:
         """The bytes of dense.safetensors; empty without a dense part."""
         return self.links[-1].dense()
 
-    def tensors(self) -> list[tuple[str, Mapping[str, Any]]]:
-        """Name and `{"dtype", "shape", "data"}` of each dense tensor."""
+    def tensors(self) -> list[DenseTensor]:
+        """Return the tensors of the dense part in the order of their names, without torch."""
         return self.links[-1].tensors()
 
     def arrays(self) -> Arrays:
@@ -424,29 +451,29 @@ def read_newest(path: Where, read: Callable[[Reader], T]) -> T:
     """
     store = open_store(path)
     for left in reversed(range(READS)):
-        newest = store.newest()
+        newest = store.newest_state()
         try:
             return read(_opened(path, store, newest))
         except FormatError as error:
-            if newest is None or left == 0 or store.newest() == newest:
+            if newest is None or left == 0 or store.newest_state() == newest:
                 raise
             log.info("%s; reading the state that became newest meanwhile", error)
     raise AssertionError("the last attempt returns or raises")
 
 
-def _opened(path: Where, store: Store, newest: Newest | None) -> Reader:
+def _opened(path: Where, store: CheckpointStore, newest: NewestState | None) -> Reader:
     if newest is not None:
         return open_folder(store, newest.folder, newest.sha256)
-    if not store.exists(MANIFEST):
+    if not store.exists(MANIFEST_FILE):
         raise FormatError(
-            f"{path}: no checkpoint — it holds neither CURRENT nor {MANIFEST} — "
+            f"{path}: no checkpoint — it holds neither CURRENT nor {MANIFEST_FILE} — "
             "give the path that save() was called with"
         )
     root, folder = split(path)
     return open_folder(open_store(root), folder)
 
 
-def open_folder(store: Store, folder: str, sha256: str | None = None) -> Reader:
+def open_folder(store: CheckpointStore, folder: str, sha256: str | None = None) -> Reader:
     """The state of one checkpoint folder; `sha256`: what its manifest must hash to, else its own
     digest is trusted.
     """
@@ -456,18 +483,20 @@ def open_folder(store: Store, folder: str, sha256: str | None = None) -> Reader:
         link = open_link(store, entry["folder"])
         if link.manifest["digest"] != entry["digest"]:
             raise FormatError(
-                f"{store.place(entry['folder'])}/{MANIFEST}: not the state that {folder} rests on "
+                f"{store.place(entry['folder'])}/{MANIFEST_FILE}: not the state that {folder} rests on "
                 "— its digest is "
                 f"{link.manifest['digest']} — {ADVICE}"
             )
         links.append(link)
-    check_links([link.manifest for link in (*links, newest)], f"{store.place(folder)}/{MANIFEST}")
+    check_links(
+        [link.manifest for link in (*links, newest)], f"{store.place(folder)}/{MANIFEST_FILE}"
+    )
     return Reader((*links, newest))
 
 
-def open_link(store: Store, folder: str, sha256: str | None = None) -> Link:
+def open_link(store: CheckpointStore, folder: str, sha256: str | None = None) -> Link:
     """One checkpoint folder without its chain."""
-    name = f"{folder}/{MANIFEST}"
+    name = f"{folder}/{MANIFEST_FILE}"
     data = bytes(store.read(name))
     if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
         raise FormatError(
@@ -477,9 +506,9 @@ def open_link(store: Store, folder: str, sha256: str | None = None) -> Link:
     return Link(store, folder, unsealed(data, store.place(name)))
 
 
-def newest_link(store: Store) -> Link | None:
+def newest_link(store: CheckpointStore) -> Link | None:
     """The newest checkpoint folder without its chain; None where there is none."""
-    newest = store.newest()
+    newest = store.newest_state()
     return None if newest is None else open_link(store, newest.folder, newest.sha256)
 
 
@@ -494,13 +523,13 @@ def refuse_states(link: Link | None) -> None:
         )
 
 
-def refuse_others(store: Store) -> None:
+def refuse_others(store: CheckpointStore) -> None:
     """Raise PersistError where a model is to be saved over a stream's states or published versions.
 
     Raises FormatError where CURRENT is torn or lost. A newest checkpoint whose manifest is damaged
     may be replaced.
     """
-    newest = store.newest()
+    newest = store.newest_state()
     if newest is None:
         return
     try:
@@ -514,110 +543,3 @@ def refuse_others(store: Store) -> None:
         raise PersistError(
             f"{store.place('')}: it holds {kind}, got a model to save. Save to another place."
         )
-
-
-# --- rows of a chain ------------------------------------------------------------------------------
-
-
-def partition_ranges(rows: int, rows_per_part: int = 1 << 20) -> list[range]:
-    """Equal ranges of the 256 partitions for a table of `rows`, about `rows_per_part` rows each."""
-    parts = 1
-    while parts < PARTITIONS and rows > parts * rows_per_part:
-        parts *= 2
-    width = PARTITIONS // parts
-    return [range(first, first + width) for first in range(0, PARTITIONS, width)]
-
-
-class Cuts:
-    """Batches in the order of partitions, cut where the reader asks."""
-
-    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
-        self._batches = batches
-        self._head = next(batches, None)
-
-    def until(self, stop: int) -> pa.RecordBatch | None:
-        """All rows of partitions below `stop` that were not handed out yet."""
-        found = []
-        while self._head is not None:
-            partitions = self._head.column("partition").to_numpy()
-            n = int(np.searchsorted(partitions, stop))
-            if n:
-                found.append(self._head.slice(0, n))
-            if n < self._head.num_rows:
-                self._head = self._head.slice(n)
-                break
-            self._head = next(self._batches, None)
-        return pa.concat_batches(found) if len(found) > 1 else found[0] if found else None
-
-
-def in_order(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows by (partition, id)."""
-    return batch.take(
-        pa.array(np.lexsort([batch.column(name).to_numpy() for name in ("id", "partition")]))
-    )
-
-
-def _merge(
-    rows: list[pa.RecordBatch | None], gone: list[pa.RecordBatch | None]
-) -> pa.RecordBatch | None:
-    """The rows of some partitions: of an id the newest, unless it went later."""
-    decided: NDArray[np.int64] = np.empty(0, np.int64)
-    kept = []
-    for batch, removed in zip(reversed(rows), reversed(gone), strict=True):
-        if batch is not None:
-            ids = batch.column("id").to_numpy()
-            kept.append(batch.filter(pa.array(~np.isin(ids, decided))) if len(decided) else batch)
-            decided = np.union1d(decided, ids) if len(rows) > 1 else decided
-        if removed is not None:
-            decided = np.union1d(decided, removed.column("id").to_numpy())
-    if len(kept) < 2:
-        return kept[0] if kept else None
-    names = [
-        name for name in kept[0].schema.names if all(name in batch.schema.names for batch in kept)
-    ]
-    return in_order(pa.concat_batches([batch.select(names) for batch in kept]))
-
-
-# --- files ----------------------------------------------------------------------------------------
-
-
-def _sealed(members: Mapping[str, Any]) -> tuple[str, str]:
-    """Manifest text whose last member is the SHA-256 of the text with 64 zeros in its place."""
-    if "digest" in members:
-        raise PersistError(
-            "digest: a reserved member of the manifest — received one — leave it out"
-        )
-    text = json.dumps({**members, "digest": _ZEROS}, indent=1, ensure_ascii=False) + "\n"
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    head, _, tail = text.rpartition(_ZEROS)
-    return head + digest + tail, digest
-
-
-def unsealed(data: bytes, place: str) -> dict[str, Any]:
-    """The manifest in `data`, once its digest and everything that it says of itself was checked."""
-    at = data.rfind(b'"digest": "') + len(b'"digest": "')
-    digest = data[at : at + 64]
-    if hashlib.sha256(data[:at] + _ZEROS.encode() + data[at + 64 :]).hexdigest().encode() != digest:
-        raise FormatError(
-            f"{place}: torn or changed since it was written — its own digest does not fit — "
-            f"{ADVICE}"
-        )
-    try:
-        manifest: dict[str, Any] = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(
-            f"{place}: not JSON that can be read — received {error} — {ADVICE}"
-        ) from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise FormatError(
-            f"{place}: not a manifest of a Hotbed checkpoint — received {data[:40]!r} — give "
-            "another path"
-        )
-    version = manifest.get("format_version")
-    if type(version) is not int or version not in (FORMAT_VERSION - 1, FORMAT_VERSION):
-        raise VersionError(
-            f"{place}: format version {version!r:.20} — this build reads {FORMAT_VERSION} — "
-            "use the Hotbed version that wrote it, or a newer one"
-        )
-    check_manifest(manifest, place)
-    return manifest

@@ -35,7 +35,7 @@ _PIECES = 8
 _UNSYNCED = 32
 
 
-class Workers:
+class SaveThreads:
     """The threads of one draft: they hash, write and sync pieces in parallel, a file's in order.
 
     `pace` keeps a save in the background: while other threads of the process are at work, as in
@@ -124,7 +124,7 @@ class HashedFile:
     `raw`: its `write` takes a piece, all of it; `finish`: makes it durable and closes it.
     """
 
-    def __init__(self, raw: Any, workers: Workers, finish: Callable[[], None]) -> None:
+    def __init__(self, raw: Any, workers: SaveThreads, finish: Callable[[], None]) -> None:
         self._raw = raw
         self._workers = workers
         self._finish = finish

@@ -21,11 +21,11 @@ from typing import IO, Any, NamedTuple
 
 from hotbed.errors import FormatError, MissingExtra, PersistError, StoreAway
 from hotbed.files import Where, map_file, partial_path, resolve, sync_folder
-from hotbed.persist.sink import HashedFile, Held, LocalFile, Workers, new_partial
+from hotbed.persist.sink import HashedFile, Held, LocalFile, SaveThreads, new_partial
 
-MANIFEST = "MANIFEST.json"
-CURRENT = "CURRENT"
-CLAIM = "CLAIM"
+MANIFEST_FILE = "MANIFEST.json"
+CURRENT_FILE = "CURRENT"
+CLAIM_FILE = "CLAIM"
 FIRST = "checkpoint-00000001"
 ASIDE = "aside"  # where states lie that a run no longer rests on
 JOURNAL = "journal"
@@ -37,7 +37,7 @@ _PARTIAL = re.compile(r"\.(checkpoint-\d+|CURRENT)\.[0-9a-f]+\.partial")
 _LEFT_SECONDS = 86_400  # after which what nobody can be seen to hold is nobody's
 
 
-class Newest(NamedTuple):
+class NewestState(NamedTuple):
     """The newest checkpoint of a store: its folder and, where the store keeps it apart, its
     manifest's SHA-256.
     """
@@ -66,7 +66,7 @@ class Draft(ABC):
         """Forget the draft and free its threads; harmless after `publish`."""
 
 
-class Store(ABC):
+class CheckpointStore(ABC):
     """Checkpoints under one root. Names are relative, always with `/`."""
 
     @abstractmethod
@@ -85,7 +85,7 @@ class Store(ABC):
     def exists(self, name: str) -> bool: ...
 
     @abstractmethod
-    def newest(self) -> Newest | None:
+    def newest_state(self) -> NewestState | None:
         """None = the root holds no checkpoint. FormatError when the pointer to it is torn."""
 
     @abstractmethod
@@ -107,7 +107,7 @@ class Store(ABC):
         """
 
 
-def open_store(where: Where) -> Store:
+def open_store(where: Where) -> CheckpointStore:
     """The store of a local path or URL. MissingExtra where a URL needs a package that is not
     installed.
 
@@ -141,7 +141,7 @@ def new_file(where: Where) -> Iterator[IO[bytes]]:
 # --- a local folder -------------------------------------------------------------------------------
 
 
-class LocalStore(Store):
+class LocalStore(CheckpointStore):
     """A folder. Files are memory-mapped; a checkpoint appears by a rename, and `CURRENT` moves by
     another.
     """
@@ -166,30 +166,34 @@ class LocalStore(Store):
     def exists(self, name: str) -> bool:
         return (self.root / name).is_file()
 
-    def newest(self) -> Newest | None:
-        if not self.exists(CURRENT):
+    def newest_state(self) -> NewestState | None:
+        if not self.exists(CURRENT_FILE):
             folders = self.folders()
             if not folders or self.unpointed() is not None:
                 return None
-            if not self.exists(CURRENT):  # looked for again: a writer may have made it meanwhile
+            if not self.exists(
+                CURRENT_FILE
+            ):  # looked for again: a writer may have made it meanwhile
                 raise FormatError(
-                    f"{self.root / CURRENT}: missing beside states, got {', '.join(folders)}. "
+                    f"{self.root / CURRENT_FILE}: missing beside states, got {', '.join(folders)}. "
                     f"{self._advice()}"
                 )
-        match = re.fullmatch(rb"(checkpoint-\d{8,}) ([0-9a-f]{64})\n", bytes(self.read(CURRENT)))
+        match = re.fullmatch(
+            rb"(checkpoint-\d{8,}) ([0-9a-f]{64})\n", bytes(self.read(CURRENT_FILE))
+        )
         if match is None:
             raise FormatError(
-                f"{self.root / CURRENT}: torn or changed, got no checkpoint's name and digest. "
+                f"{self.root / CURRENT_FILE}: torn or changed, got no checkpoint's name and digest. "
                 f"{self._advice()}"
             )
-        return Newest(match[1].decode(), match[2].decode())
+        return NewestState(match[1].decode(), match[2].decode())
 
     def unpointed(self) -> str | None:
         """The first checkpoint, alone and without CURRENT, else None: its writer makes CURRENT
         next, or was killed.
         """
         alone = self.folders() == [FIRST] and not self.aside().folders()
-        return FIRST if alone and not self.exists(CURRENT) else None
+        return FIRST if alone and not self.exists(CURRENT_FILE) else None
 
     def aside(self) -> LocalStore:
         """States that were moved aside."""
@@ -210,12 +214,12 @@ class LocalStore(Store):
 
     def point(self, folder: str, sha256: str) -> None:
         """Make a checkpoint the newest one; `sha256`: of its manifest."""
-        partial = partial_path(self.root, CURRENT)
+        partial = partial_path(self.root, CURRENT_FILE)
         try:
             file = LocalFile(partial)
             file.write(memoryview(f"{folder} {sha256}\n".encode()))
             file.finish()
-            os.replace(partial, self.root / CURRENT)
+            os.replace(partial, self.root / CURRENT_FILE)
         finally:
             partial.unlink(missing_ok=True)
         sync_folder(self.root)
@@ -251,7 +255,7 @@ class _LocalDraft(Draft):
         self.folder = f"checkpoint-{number:08d}"
         self._root = root
         self._partial, self._held = new_partial(root, self.folder)
-        self._workers = Workers()
+        self._workers = SaveThreads()
 
     def create(self, name: str) -> HashedFile:
         file = LocalFile(self._partial / name)
@@ -259,7 +263,7 @@ class _LocalDraft(Draft):
 
     def publish(self, manifest: bytes) -> None:
         self._workers.settle()
-        with self.create(MANIFEST) as file:
+        with self.create(MANIFEST_FILE) as file:
             file.write(manifest)
         self._workers.settle()
         for folder in [path for path in self._partial.rglob("*") if path.is_dir()] + [
@@ -301,7 +305,7 @@ def number_of(folder: str) -> int:
 # --- an object store ------------------------------------------------------------------------------
 
 
-class ObjectStore(Store):
+class ObjectStore(CheckpointStore):
     """A prefix of a store that fsspec knows: no rename, no pointer; a checkpoint is there once its
     manifest is.
     """
@@ -344,14 +348,16 @@ class ObjectStore(Store):
         self._fs.invalidate_cache()
         return bool(self._fs.isfile(f"{self._root}/{name}"))
 
-    def newest(self) -> Newest | None:
+    def newest_state(self) -> NewestState | None:
         visible = (
-            folder for folder in reversed(self._prefixes()) if self.exists(f"{folder}/{MANIFEST}")
+            folder
+            for folder in reversed(self._prefixes())
+            if self.exists(f"{folder}/{MANIFEST_FILE}")
         )
-        return next((Newest(folder, None) for folder in visible), None)
+        return next((NewestState(folder, None) for folder in visible), None)
 
     def folders(self) -> list[str]:
-        return [folder for folder in self._prefixes() if self.exists(f"{folder}/{MANIFEST}")]
+        return [folder for folder in self._prefixes() if self.exists(f"{folder}/{MANIFEST_FILE}")]
 
     def draft(self) -> Draft:
         taken = self._prefixes()
@@ -362,14 +368,14 @@ class ObjectStore(Store):
             if visible and folder not in visible and number_of(folder) < number_of(visible[-1]):
                 self.remove(folder)
         number = number_of(taken[-1]) + 1 if taken else 1
-        while not self.create(f"checkpoint-{number:08d}/{CLAIM}", b""):
+        while not self.create(f"checkpoint-{number:08d}/{CLAIM_FILE}", b""):
             number += 1
         return _ObjectDraft(self, f"checkpoint-{number:08d}")
 
     def remove(self, folder: str) -> None:
         self._fs.invalidate_cache()
         found = self._fs.find(f"{self._root}/{folder}")
-        for path in sorted(found, key=lambda path: not path.endswith(f"/{MANIFEST}")):
+        for path in sorted(found, key=lambda path: not path.endswith(f"/{MANIFEST_FILE}")):
             with contextlib.suppress(FileNotFoundError):
                 # one by one: rm() would read brackets in a name as a pattern
                 self._fs.rm_file(path)
@@ -450,7 +456,7 @@ class _ObjectDraft(Draft):
     def __init__(self, store: ObjectStore, folder: str) -> None:
         self.folder = folder
         self._store = store
-        self._workers = Workers()
+        self._workers = SaveThreads()
         self._open = True
 
     def create(self, name: str) -> HashedFile:
@@ -459,7 +465,7 @@ class _ObjectDraft(Draft):
 
     def publish(self, manifest: bytes) -> None:
         self._workers.settle()
-        name = f"{self.folder}/{MANIFEST}"
+        name = f"{self.folder}/{MANIFEST_FILE}"
         if not self._store.create(name, manifest):
             raise PersistError(
                 f"{self._store.place(name)}: another process wrote it meanwhile — received a "

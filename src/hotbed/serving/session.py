@@ -18,7 +18,7 @@ from hotbed.data.batch import Ids
 from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError, DataError, DecodeError, FormatError, MissingExtra
 from hotbed.persist.format import open_checkpoint
-from hotbed.persist.store import MANIFEST, split
+from hotbed.persist.store import MANIFEST_FILE, split
 from hotbed.serving.parameter_server import ParameterServer
 from hotbed.serving.request import Columns, RequestEncoder, ScoreRequest
 from hotbed.serving.rows import Lookup, LookupCall
@@ -166,7 +166,7 @@ class InferenceSession:
 
 def _opened(path: str | Path, cache: EmbeddingCache | None) -> ModelVersion:
     root, name = split(path)
-    folder = root if name == MANIFEST else path
+    folder = root if name == MANIFEST_FILE else path
     if cache is None:
         version: ModelVersion = ParameterServer().load("model", folder)
         return version

@@ -18,11 +18,10 @@ from hotbed.connectors import DeadLetters, Journal, Position
 from hotbed.data.dataset import Dataset
 from hotbed.errors import ConfigError, MissingExtra, PersistError
 from hotbed.files import Lock
-from hotbed.persist.checkpoint import Saved, Saver, State, capture, open_checkpoint
-from hotbed.persist.format import Reader
+from hotbed.persist.checkpoint import Saver, State, capture
+from hotbed.persist.format import Reader, Saved, open_checkpoint
 from hotbed.persist.publish import Publisher
-from hotbed.persist.recover import DEAD_LETTER_BYTES, EPOCHS, STREAM, finish_first
-from hotbed.persist.resume import compare
+from hotbed.persist.resume import DEAD_LETTER_BYTES, EPOCHS, STREAM, compare, finish_first
 from hotbed.persist.store import JOURNAL, LETTERS, LocalStore, open_store
 from hotbed.training.evict import TOPIC
 from hotbed.training.loop import Run, passed
@@ -164,7 +163,7 @@ class Checkpoint:
         self._saved_at = None
         self._caught = []
         finish_first(self._path)
-        if open_store(self._path).newest() is not None:
+        if open_store(self._path).newest_state() is not None:
             resume(run, open_checkpoint(self._path), self._allow)
             self._deltas = _tracks_changes(run)  # tables that were loaded begin anew
             self._saved_at = _moment(run)

@@ -28,10 +28,12 @@ from hotbed.optim.modes import in_eval_mode, in_train_mode
 from hotbed.optim.precision import Boost, boost, precision
 from hotbed.optim.ranks import check_single_rank
 from hotbed.optim.sparse import SparseOptimizer, dense_parameters
-from hotbed.persist import checkpoint, content
-from hotbed.persist.export import Graph, export, export_graph
+from hotbed.persist import checkpoint
 from hotbed.persist.format import Reader, read_newest, refuse_others
+from hotbed.persist.publish.export import export, export_graph
+from hotbed.persist.publish.version import Graph
 from hotbed.persist.store import open_store
+from hotbed.persist.tables import warm_start
 from hotbed.training.callbacks.validation import Validate
 from hotbed.training.criterion import Criterion
 from hotbed.training.described import (
@@ -319,7 +321,7 @@ class RecModel:
     def graph(self) -> Graph:
         """Return the part of the network after the lookups as an ONNX graph, checked.
 
-        Raises the errors of `hotbed.persist.export.export_graph`.
+        Raises the errors of `hotbed.persist.publish.export.export_graph`.
         """
         if self.schema is None:
             raise ConfigError("export: the model has no schema, got none. Train it on a Dataset.")
@@ -338,16 +340,14 @@ class RecModel:
         there.
 
         `rename`: table there -> table here, or pairs of (regular expression for the name there,
-        what takes its place); more in `hotbed.persist.content.warm_start`. Raises PersistError
+        what takes its place); more in `hotbed.persist.tables.warm_start`. Raises PersistError
         where dims or rules differ.
 
         Example: `model.warm_start("runs/old", {"member": "user"})`
         """
 
         def warm(reader: Reader) -> dict[str, str]:
-            return content.warm_start(
-                self.tables, reader, rename, optimizer_state=optimizer_state, now=now
-            )
+            return warm_start(self.tables, reader, rename, optimizer_state=optimizer_state, now=now)
 
         return read_newest(path, warm)
 
@@ -600,7 +600,7 @@ def _typed(schema: Any, before: Any, encoder: Any) -> Any:
 def _check_size(reader: Reader, network: nn.Module) -> None:
     """Raise ConfigError if a described network is far larger than its saved tensors."""
     wanted = sum(tensor.numel() for tensor in dense_state(network).values())
-    saved = sum(math.prod(shape) for _, _, shape, _ in content.tensors(reader))
+    saved = sum(math.prod(shape) for _, _, shape, _ in reader.tensors())
     if wanted > 2 * saved + _SPARE_NUMBERS:
         raise ConfigError(
             f"network: too large, got {wanted} numbers for {saved} saved. Correct its arguments."

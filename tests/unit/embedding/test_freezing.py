@@ -19,7 +19,8 @@ from torch import nn
 import hotbed as hb
 from hotbed.embedding.modules import Feature
 from hotbed.errors import ConfigError, TableError
-from hotbed.persist.checkpoint import State, open_checkpoint, restore, save
+from hotbed.persist.checkpoint import State, restore, save
+from hotbed.persist.format import open_checkpoint
 
 pytestmark = pytest.mark.torch_core
 

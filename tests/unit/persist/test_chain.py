@@ -18,11 +18,13 @@ from torch import nn
 
 import hotbed as hb
 from hotbed.errors import DeltaGap, ForkedLineage, FormatError, PersistError
-from hotbed.persist.chain import Replica, compact, describe, diff, retain, verify
-from hotbed.persist.checkpoint import Saved, State, capture, open_checkpoint, restore, save, write
-from hotbed.persist.content import content_digest, values_digest, warm_start
-from hotbed.persist.format import Writer
+from hotbed.persist.chain import Replica, compact, retain
+from hotbed.persist.checkpoint import State, capture, restore, save, write
+from hotbed.persist.digest import content_digest, values_digest
+from hotbed.persist.format import CheckpointWriter, Saved, open_checkpoint
+from hotbed.persist.inspect import describe_checkpoint, diff, verify
 from hotbed.persist.store import LocalStore, open_store
+from hotbed.persist.tables import warm_start
 
 RULE = hb.Adagrad(lr=0.1)
 
@@ -59,7 +61,7 @@ def test_a_delta_holds_only_what_changed_and_removed_ids(tmp_path: Path) -> None
     learn(table, [5, 7, 2000])
     table.remove(np.array([9], np.int64))
     write(tmp_path, capture(State(tables={"t": table}), changes=True), parent=first)
-    told = describe(tmp_path)["tables"][0]
+    told = describe_checkpoint(tmp_path)["tables"][0]
     assert (told["rows"], told["changed"], told["removed"]) == (1000, 3, 1)
 
 
@@ -71,7 +73,7 @@ def test_nothing_but_evictions_makes_a_delta(tmp_path: Path) -> None:
     first = write(tmp_path, capture(state))
     assert table.evict(10_000_000) == 50
     write(tmp_path, capture(state, changes=True), parent=first)
-    assert describe(tmp_path)["tables"][0]["removed"] == 50
+    assert describe_checkpoint(tmp_path)["tables"][0]["removed"] == 50
     other = hb.Table("t", 2, rule=RULE, evict=hb.Ttl(seconds=10))
     restore(open_checkpoint(tmp_path), State(tables={"t": other}))
     assert content_digest({"t": other}) == content_digest({"t": table})
@@ -128,7 +130,7 @@ def test_growth_admission_eviction_and_deltas_work_together_and_readmitted_ids_s
         assert content_digest(open_checkpoint(whole.folder)) == content_digest(
             open_checkpoint(tmp_path / "run")
         )
-    assert describe(tmp_path / "run")["tables"][0]["removed"] > 0
+    assert describe_checkpoint(tmp_path / "run")["tables"][0]["removed"] > 0
 
 
 @pytest.mark.parametrize(
@@ -304,7 +306,7 @@ def test_verify_tells_the_digests_and_refuses_rows_out_of_order(tmp_path: Path) 
     table = hb.Table("t", 2)
     learn(table, range(10))
     reader = open_checkpoint(save(tmp_path / "b", State(tables={"t": table})).folder)
-    with Writer(tmp_path / "c") as writer:
+    with CheckpointWriter(tmp_path / "c") as writer:
         entry = dict(reader.manifest["tables"][0])
         (batch,) = reader.batches(entry["parts"][0]["file"])
         writer.write_batches(entry["parts"][0]["file"], [batch.take(list(range(9, -1, -1)))])
@@ -330,7 +332,7 @@ def test_describe_tells_tables_positions_and_histograms(tmp_path: Path) -> None:
         counters={"steps": 4},
     )
     save(tmp_path, state)
-    told = describe(tmp_path)
+    told = describe_checkpoint(tmp_path)
     assert (told["positions"], told["counters"]) == ({"train": {"row": 5}}, {"steps": 4})
     assert told["dense"] == {"tensors": 2, "parameters": 3}
     (one,) = told["tables"]

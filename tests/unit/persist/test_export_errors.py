@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import hotbed as hb
 from hotbed.errors import ConfigError
-from hotbed.persist.export import export_graph
+from hotbed.persist.publish.export import export_graph
 
 SCHEMA = hb.Schema([hb.Label("y"), hb.Id("item"), hb.Id("hist", table="item", pooling="none")])
 

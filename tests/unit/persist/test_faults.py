@@ -28,18 +28,12 @@ from torch import nn
 import hotbed as hb
 from hotbed.errors import FormatError, PersistError
 from hotbed.persist import sink
-from hotbed.persist.chain import Replica, verify
-from hotbed.persist.checkpoint import (
-    Saved,
-    Saver,
-    State,
-    capture,
-    open_checkpoint,
-    restore,
-    save,
-    write,
-)
-from hotbed.persist.content import content_digest, warm_start
+from hotbed.persist.chain import Replica
+from hotbed.persist.checkpoint import Saver, State, capture, restore, save, write
+from hotbed.persist.digest import content_digest
+from hotbed.persist.format import Saved, open_checkpoint
+from hotbed.persist.inspect import verify
+from hotbed.persist.tables import warm_start
 
 RULE, POLICY = hb.Adagrad(lr=0.1), {"admit": hb.MinCount(2)}
 

@@ -19,9 +19,10 @@ import pytest
 
 from hotbed.errors import FormatError, PersistError, VersionError
 from hotbed.persist.chain import retain
-from hotbed.persist.content import table_folder
-from hotbed.persist.format import Reader, Writer, open_checkpoint, partition_ranges
-from hotbed.persist.store import CURRENT, MANIFEST, open_store
+from hotbed.persist.format import CheckpointWriter, Reader, open_checkpoint
+from hotbed.persist.rows import partition_ranges
+from hotbed.persist.store import CURRENT_FILE, MANIFEST_FILE, open_store
+from hotbed.persist.tables import table_folder
 
 MEMBERS: dict[str, Any] = {
     "package_version": "0",
@@ -38,7 +39,7 @@ MEMBERS: dict[str, Any] = {
 
 
 def write(root: Path, text: bytes = b"some bytes") -> Path:
-    with Writer(root) as writer:
+    with CheckpointWriter(root) as writer:
         writer.write("dense.safetensors", text)
         batch = pa.record_batch({"id": pa.array([1, -1, 2**63 - 1], pa.int64())})
         assert writer.write_batches("tables/000-user/rows-000-255.arrow", iter([batch, batch])) == 6
@@ -115,7 +116,7 @@ def test_a_missing_file_is_refused_and_named(tmp_path: Path) -> None:
         with pytest.raises(FormatError, match=path.name):
             check_all(tmp_path)
         path.write_bytes(data)
-    (tmp_path / CURRENT).unlink()
+    (tmp_path / CURRENT_FILE).unlink()
     with pytest.raises(FormatError, match="no checkpoint"):
         check_all(tmp_path)
 
@@ -123,7 +124,7 @@ def test_a_missing_file_is_refused_and_named(tmp_path: Path) -> None:
 def test_files_of_two_checkpoints_cannot_be_mixed(tmp_path: Path) -> None:
     first = write(tmp_path, b"same size!")
     second = write(tmp_path, b"SAME SIZE!")
-    (second / MANIFEST).write_bytes((first / MANIFEST).read_bytes())
+    (second / MANIFEST_FILE).write_bytes((first / MANIFEST_FILE).read_bytes())
     with pytest.raises(FormatError, match="not the manifest"):
         check_all(tmp_path)
 
@@ -133,7 +134,7 @@ def test_a_save_that_fails_leaves_the_earlier_state_current_and_no_trace(tmp_pat
     before = files(tmp_path)
 
     def fails() -> None:
-        with Writer(tmp_path) as writer:
+        with CheckpointWriter(tmp_path) as writer:
             writer.write("dense.safetensors", b"unfinished")
             raise RuntimeError("halfway")
 
@@ -146,8 +147,8 @@ def test_a_save_that_fails_leaves_the_earlier_state_current_and_no_trace(tmp_pat
 def test_what_a_killed_process_left_is_swept(tmp_path: Path) -> None:
     code = """
 import os, signal, sys
-from hotbed.persist.format import Writer
-with Writer(sys.argv[1]) as writer:
+from hotbed.persist.format import CheckpointWriter
+with CheckpointWriter(sys.argv[1]) as writer:
     writer.write("dense.safetensors", b"unfinished")
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -177,9 +178,9 @@ def test_of_two_that_write_at_once_one_is_refused_and_neither_is_torn(tmp_path: 
     volume.
     """
     write(tmp_path)
-    with Writer(tmp_path) as first:
+    with CheckpointWriter(tmp_path) as first:
         first.write("tables.arrow", b"first")
-        with Writer(tmp_path) as second:
+        with CheckpointWriter(tmp_path) as second:
             second.write("dense.safetensors", b"second")
             first.write("dense.safetensors", b"first")
             first.commit(MEMBERS)
@@ -194,7 +195,7 @@ def test_of_two_that_write_at_once_one_is_refused_and_neither_is_torn(tmp_path: 
 def test_another_format_version_is_refused_by_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hotbed.persist.format.FORMAT_VERSION", 7)
+    monkeypatch.setattr("hotbed.persist.manifest.FORMAT_VERSION", 7)
     write(tmp_path)
     monkeypatch.undo()
     with pytest.raises(VersionError, match="format version 7"):
@@ -202,7 +203,7 @@ def test_another_format_version_is_refused_by_number(
 
 
 def test_a_path_that_leaves_the_checkpoint_is_refused(tmp_path: Path) -> None:
-    with Writer(tmp_path) as writer:
+    with CheckpointWriter(tmp_path) as writer:
         writer.write("file", b"")
         writer.files["../../secret"] = writer.files["file"]
         writer.commit(MEMBERS)
@@ -213,7 +214,7 @@ def test_a_path_that_leaves_the_checkpoint_is_refused(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(PersistError, match="cannot be written"):
-        Writer(tmp_path / "file" / "model")
+        CheckpointWriter(tmp_path / "file" / "model")
 
 
 def test_table_folders_are_safe_and_distinct_for_any_name() -> None:
@@ -232,7 +233,7 @@ def test_parts_cover_every_partition_once(rows: int) -> None:
 
 
 def test_the_manifest_is_plain_json_with_the_members_of_the_document(tmp_path: Path) -> None:
-    manifest = json.loads((write(tmp_path) / MANIFEST).read_text())
+    manifest = json.loads((write(tmp_path) / MANIFEST_FILE).read_text())
     assert manifest["format"] == "hotbed.checkpoint"
     assert manifest["format_version"] == 2
     assert list(manifest)[-1] == "digest"

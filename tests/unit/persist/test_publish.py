@@ -25,12 +25,14 @@ import hotbed as hb
 from hotbed.config import describe
 from hotbed.embedding.modules.state import dense_state
 from hotbed.errors import DeltaGap, ForkedLineage, FormatError, PersistError
-from hotbed.persist import publish as module
-from hotbed.persist.chain import Replica, compact, verify
-from hotbed.persist.checkpoint import Saved, State, capture, open_checkpoint, restore, save, write
-from hotbed.persist.content import values_digest
-from hotbed.persist.export import Graph
-from hotbed.persist.publish import Follower, PublishDirectory, Publisher, PublishTopic, Topic
+from hotbed.persist.chain import Replica, compact
+from hotbed.persist.checkpoint import State, capture, restore, save, write
+from hotbed.persist.digest import values_digest
+from hotbed.persist.format import Saved, open_checkpoint
+from hotbed.persist.inspect import verify
+from hotbed.persist.publish import Follower, PublishDirectory, Publisher, PublishTopic, TopicFeed
+from hotbed.persist.publish import topic as module
+from hotbed.persist.publish.version import Graph
 from hotbed.testing import Broker
 
 
@@ -54,7 +56,7 @@ def way(request: pytest.FixtureRequest, tmp_path: Path) -> Way:
         caches = iter(range(99))
         return (
             lambda: PublishTopic(broker.servers, topic),
-            lambda: Follower(Topic(broker.servers, topic, tmp_path / f"cache{next(caches)}")),
+            lambda: Follower(TopicFeed(broker.servers, topic, tmp_path / f"cache{next(caches)}")),
         )
     where: Any = (
         tmp_path / "published"
@@ -247,7 +249,7 @@ def test_a_gap_is_told_and_the_next_full_recovers(
     broker.create("gap")
     ends = module._ends
     run, publisher = Run(tmp_path / "run"), PublishTopic(broker.servers, "gap")
-    follower, replica = Follower(Topic(broker.servers, "gap", tmp_path / "cache")), Replica()
+    follower, replica = Follower(TopicFeed(broker.servers, "gap", tmp_path / "cache")), Replica()
     publisher.publish(run.save())
     for reader in follower.poll():
         replica.apply(reader)
@@ -271,7 +273,7 @@ def test_versions_handed_out_can_be_read_until_the_next_poll(
     run, publisher = Run(tmp_path / "run"), PublishTopic(broker.servers, "held")
     for full in (True, False, True):
         publisher.publish(run.save(full=full))
-    follower = Follower(Topic(broker.servers, "held", tmp_path / "cache"))
+    follower = Follower(TopicFeed(broker.servers, "held", tmp_path / "cache"))
     readers = list(follower.poll())
     assert len(readers) == 3
     for reader in readers:
@@ -335,7 +337,7 @@ def test_an_incomplete_version_of_a_publisher_that_died_is_passed_over(
     dying.publish(run.save())
     broker.produce("died", made[:1])  # no manifest
     assert publisher.publish(run.saves[-1]) is not None
-    replica, follower = Replica(), Follower(Topic(broker.servers, "died", tmp_path / "cache"))
+    replica, follower = Replica(), Follower(TopicFeed(broker.servers, "died", tmp_path / "cache"))
     for reader in follower.poll():
         check(replica, reader, run) if reader.manifest["version"] == 1 else replica.apply(reader)
     assert replica.lineage.digest is not None
@@ -356,7 +358,7 @@ def test_a_flipped_bit_in_a_message_is_not_followed(
     monkeypatch.setattr(module, "_messages", flipped)
     PublishTopic(broker.servers, "flip").publish(run.save())
     monkeypatch.undo()
-    follower = Follower(Topic(broker.servers, "flip", tmp_path / "cache"))
+    follower = Follower(TopicFeed(broker.servers, "flip", tmp_path / "cache"))
     assert not list(follower.poll())
     PublishTopic(broker.servers, "flip").publish(run.save(full=True))
     assert [reader.manifest["version"] for reader in follower.poll()] == [1]
@@ -378,7 +380,7 @@ def test_foreign_and_hostile_messages_are_refused(
     broker.create(topic)
     broker.produce(topic, [value])
     with pytest.raises(FormatError, match=r"no part of a published version|outside of the version"):
-        list(Follower(Topic(broker.servers, topic, tmp_path / "cache")).poll())
+        list(Follower(TopicFeed(broker.servers, topic, tmp_path / "cache")).poll())
     assert not list(tmp_path.rglob("x"))
 
 

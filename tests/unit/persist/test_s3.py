@@ -27,10 +27,11 @@ from torch import nn
 
 import hotbed as hb
 from hotbed.errors import FormatError, PersistError, StoreAway
-from hotbed.persist.chain import Replica, compact, verify
-from hotbed.persist.checkpoint import Saved, Saver, State, capture, open_checkpoint, restore, save
-from hotbed.persist.content import content_digest, values_digest
-from hotbed.persist.format import Writer
+from hotbed.persist.chain import Replica, compact
+from hotbed.persist.checkpoint import Saver, State, capture, restore, save
+from hotbed.persist.digest import content_digest, values_digest
+from hotbed.persist.format import CheckpointWriter, Saved, open_checkpoint
+from hotbed.persist.inspect import verify
 from hotbed.persist.publish import Follower, PublishDirectory
 
 pytestmark = pytest.mark.slow
@@ -204,13 +205,13 @@ def test_what_a_writer_that_died_left_is_invisible_and_goes_later(url: str) -> N
 
 
 def test_the_store_itself_keeps_two_writers_apart(url: str, members: dict[str, Any]) -> None:
-    with Writer(url) as first, Writer(url) as second:
+    with CheckpointWriter(url) as first, CheckpointWriter(url) as second:
         first.write("dense.safetensors", b"first")
         second.write("dense.safetensors", b"second")
         folders = [str(one.commit(members).folder) for one in (second, first)]
     assert len(set(folders)) == 2
     assert bytes(open_checkpoint(url).read("dense.safetensors")) == b"second"
-    with Writer(url) as writer:
+    with CheckpointWriter(url) as writer:
         fs, root = fsspec.core.url_to_fs(url)
         fs.pipe_file(f"{root}/checkpoint-00000003/MANIFEST.json", b"another's")
         with pytest.raises(PersistError, match="another process wrote it meanwhile"):
@@ -220,7 +221,7 @@ def test_the_store_itself_keeps_two_writers_apart(url: str, members: dict[str, A
 def test_a_save_that_fails_leaves_no_trace(url: str) -> None:
     save(url, State(version=1))
     before = names(url)
-    with Writer(url) as writer:  # and leaves without commit
+    with CheckpointWriter(url) as writer:  # and leaves without commit
         writer.write("dense.safetensors", b"unfinished")
         assert names(url) != before
     assert names(url) == before

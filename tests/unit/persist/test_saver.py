@@ -20,8 +20,9 @@ from torch import nn
 import hotbed as hb
 from hotbed.errors import PersistError
 from hotbed.persist import checkpoint as saver_module
-from hotbed.persist.checkpoint import Saver, State, capture, open_checkpoint, restore, save, write
-from hotbed.persist.content import content_digest
+from hotbed.persist.checkpoint import Saver, State, capture, restore, save, write
+from hotbed.persist.digest import content_digest
+from hotbed.persist.format import open_checkpoint
 
 
 def tracked(**keywords: Any) -> hb.Table:

@@ -42,7 +42,7 @@ def test_a_file_holds_what_was_written_whatever_the_file_system_has(
     monkeypatch.setattr(fcntl, "fcntl", control)
     monkeypatch.setattr(os, "writev", write)
     data = np.random.default_rng(0).bytes(2 * sink.PIECE_BYTES + 12_345)
-    workers = sink.Workers()
+    workers = sink.SaveThreads()
     raw = sink.LocalFile(tmp_path / "file")
     with sink.HashedFile(raw, workers, raw.finish) as file:
         for at in range(0, len(data), 777_777):
@@ -57,7 +57,7 @@ def test_a_file_holds_what_was_written_whatever_the_file_system_has(
 def test_memory_of_pieces_is_used_again_and_what_was_lost_is_told(
     tmp_path: Path, monkeypatch: Any
 ) -> None:
-    workers, made = sink.Workers(), list[int]()
+    workers, made = sink.SaveThreads(), list[int]()
     real = sink.mmap.mmap
     monkeypatch.setattr(sink.mmap, "mmap", lambda *size: made.append(1) or real(*size))
     raw = sink.LocalFile(tmp_path / "file")
@@ -89,8 +89,8 @@ def test_a_save_stands_back_while_other_threads_work_and_only_then(monkeypatch: 
         (0.0, 0.0, 0.0, 0.01)
     ]  # wall, process, save, process after that: the save was at work while they were read
     monkeypatch.setattr(sink.time, "sleep", slept.append)
-    monkeypatch.setattr(sink.Workers, "_clocks", lambda self: clocks[-1])
-    workers = sink.Workers()
+    monkeypatch.setattr(sink.SaveThreads, "_clocks", lambda self: clocks[-1])
+    workers = sink.SaveThreads()
     clocks.append((0.02, 0.03, 0.02, 0.03))  # all that ran was the save
     workers.pace()
     assert not slept
@@ -104,7 +104,7 @@ def test_a_save_looks_after_each_piece_whether_to_stand_back(
     tmp_path: Path, monkeypatch: Any
 ) -> None:
     looked: list[int] = []
-    monkeypatch.setattr(sink.Workers, "pace", lambda self: looked.append(1))
+    monkeypatch.setattr(sink.SaveThreads, "pace", lambda self: looked.append(1))
     table = hb.Table("t", 16)
     table.find_or_insert(np.arange(100_000))
     saved = save(tmp_path, State(tables={"t": table}))

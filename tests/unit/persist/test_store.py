@@ -23,19 +23,11 @@ from torch import nn
 import hotbed as hb
 from hotbed.errors import FormatError, MissingExtra, PersistError
 from hotbed.persist import store
-from hotbed.persist.chain import compact, verify
-from hotbed.persist.checkpoint import (
-    Saved,
-    Saver,
-    State,
-    capture,
-    open_checkpoint,
-    restore,
-    save,
-    write,
-)
-from hotbed.persist.content import content_digest
-from hotbed.persist.format import Writer
+from hotbed.persist.chain import compact
+from hotbed.persist.checkpoint import Saver, State, capture, restore, save, write
+from hotbed.persist.digest import content_digest
+from hotbed.persist.format import CheckpointWriter, Saved, open_checkpoint
+from hotbed.persist.inspect import verify
 from hotbed.persist.store import LocalStore, ObjectStore, open_store, split
 
 
@@ -134,7 +126,7 @@ def test_a_save_that_fails_leaves_no_trace(url: str) -> None:
     before = files(url)
 
     def fails() -> None:
-        with Writer(url) as writer:
+        with CheckpointWriter(url) as writer:
             writer.write("dense.safetensors", b"unfinished")
             raise RuntimeError("halfway")
 
@@ -144,7 +136,7 @@ def test_a_save_that_fails_leaves_no_trace(url: str) -> None:
 
 
 def test_two_writers_at_once_never_mix(url: str, members: dict[str, Any]) -> None:
-    with Writer(url) as first, Writer(url) as second:
+    with CheckpointWriter(url) as first, CheckpointWriter(url) as second:
         first.write("dense.safetensors", b"first")
         second.write("dense.safetensors", b"second")
         folders = [str(one.commit(members).folder) for one in (second, first)]
@@ -155,7 +147,7 @@ def test_two_writers_at_once_never_mix(url: str, members: dict[str, Any]) -> Non
 
 
 def test_a_manifest_is_written_once(url: str, members: dict[str, Any]) -> None:
-    with Writer(url) as writer:
+    with CheckpointWriter(url) as writer:
         fs, root = fsspec.core.url_to_fs(url)
         fs.pipe_file(f"{root}/checkpoint-00000001/MANIFEST.json", b"another's")
         with pytest.raises(PersistError, match="another process wrote it meanwhile"):

@@ -19,7 +19,7 @@ import pytest
 import hotbed as hb
 from hotbed.errors import PersistError, ServingError
 from hotbed.persist.publish import Follower
-from hotbed.persist.store import MANIFEST
+from hotbed.persist.store import MANIFEST_FILE
 from hotbed.serving.process import Elsewhere
 from hotbed.serving.server.batching import Limits
 from hotbed.serving.server.http import Options
@@ -183,7 +183,7 @@ def test_a_load_that_hangs_does_not_hold_up_the_end(exported: Path) -> None:
 @pytest.mark.slow
 def test_sigterm_ends_a_server_whose_published_versions_hang(trainer: Trainer) -> None:
     trainer.publish(0)
-    (manifest,) = (trainer.folder / "published").glob(f"checkpoint-*/{MANIFEST}")
+    (manifest,) = (trainer.folder / "published").glob(f"checkpoint-*/{MANIFEST_FILE}")
     manifest.unlink()
     os.mkfifo(manifest)  # an open of it waits for ever
     server = Process(f"m={trainer.folder / 'export'}", "--watch", trainer.folder / "published")

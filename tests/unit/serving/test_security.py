@@ -17,7 +17,7 @@ import pytest
 import hotbed as hb
 from hotbed.errors import ConfigError, FormatError, PersistError
 from hotbed.job.file import parse_value
-from hotbed.persist.format import _sealed
+from hotbed.persist.manifest import sealed
 
 ROOT = Path(__file__).resolve().parents[3]
 OUTSIDE = [
@@ -38,7 +38,7 @@ def forged(exported: Path, to: Path, change: Callable[[dict[str, Any]], None]) -
     manifest = json.loads(path.read_text())
     del manifest["digest"]
     change(manifest)
-    path.write_text(_sealed(manifest)[0])
+    path.write_text(sealed(manifest)[0])
     return path.parent
 
 

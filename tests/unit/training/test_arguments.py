@@ -20,7 +20,7 @@ from torch import nn
 import hotbed as hb
 from hotbed.errors import ConfigError, DataError
 from hotbed.optim.precision import Boost
-from hotbed.persist.content import content_digest
+from hotbed.persist.digest import content_digest
 from hotbed.persist.format import open_checkpoint
 
 RNG = np.random.default_rng(0)

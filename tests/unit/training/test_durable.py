@@ -22,7 +22,7 @@ from hotbed.errors import ConfigError, NonFiniteGradient, PersistError
 from hotbed.files import Lock
 from hotbed.optim.schedule import Warmup
 from hotbed.persist import checkpoint
-from hotbed.persist.content import content_digest
+from hotbed.persist.digest import content_digest
 from hotbed.persist.format import open_checkpoint
 from hotbed.testing import FakeStream
 from hotbed.training.callbacks import (

@@ -19,7 +19,7 @@ pytest.importorskip("torch", reason="torch absent")
 
 import hotbed as hb
 from hotbed.errors import ConfigError, DataError, PersistError
-from hotbed.persist.content import content_digest
+from hotbed.persist.digest import content_digest
 from hotbed.persist.format import open_checkpoint
 from hotbed.training.callbacks import (
     BestWeights,

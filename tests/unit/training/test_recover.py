@@ -17,10 +17,10 @@ from hotbed.connectors import Journal
 from hotbed.errors import ConfigError, FormatError, PersistError
 from hotbed.files import Lock
 from hotbed.persist.chain import Replica
-from hotbed.persist.content import content_digest
+from hotbed.persist.digest import content_digest
 from hotbed.persist.format import open_checkpoint
-from hotbed.persist.publish import Topic
-from hotbed.persist.recover import go_back
+from hotbed.persist.publish import TopicFeed
+from hotbed.persist.resume import go_back
 from hotbed.testing import FakeStream
 from hotbed.training.callbacks import Checkpoint, Evict
 
@@ -190,6 +190,6 @@ def test_nothing_else_is_written_over_the_states_of_a_stream(learn: Any, tmp_pat
         model.save(exported)
     with pytest.raises(ConfigError, match="holds checkpoints, got a model to serve"):
         hb.ParameterServer(tmp_path).load("state", exported)
-    with pytest.raises(PersistError, match=r"Topic\.cache: holds states"):
-        Topic("localhost:1", "clicks", cache=path)
+    with pytest.raises(PersistError, match=r"TopicFeed\.cache: holds states"):
+        TopicFeed("localhost:1", "clicks", cache=path)
     assert before == {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}

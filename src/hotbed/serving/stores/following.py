@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hotbed.errors import ConfigError
 from hotbed.persist.format import Reader
-from hotbed.persist.publish import Follower, Topic
+from hotbed.persist.publish import Follower, TopicFeed
 from hotbed.serving.stores.backoff import Backoff
 from hotbed.serving.stores.locking import TemporaryFolder
 
@@ -232,4 +232,4 @@ def open_follower(source: str, cache: Path) -> Follower:
             f"--watch: expected a server and a topic, got {source!r}. "
             "Write kafka://HOST:PORT/TOPIC."
         )
-    return Follower(Topic(servers, topic, cache))
+    return Follower(TopicFeed(servers, topic, cache))

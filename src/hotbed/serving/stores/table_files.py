@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from hotbed.errors import FormatError
 from hotbed.files import new_file
-from hotbed.persist.content import table_folder
 from hotbed.persist.format import Link, Reader
+from hotbed.persist.tables import table_folder
 from hotbed.serving.rows import FrozenRows, RowDtype, ServedTable, ids_of, write_rows
 from hotbed.serving.stores.mapped import MappedVersion
 

@@ -16,9 +16,8 @@ from safetensors.numpy import save
 
 from hotbed.errors import ConfigError, NotWritten
 from hotbed.files import new_file
-from hotbed.persist.content import table_names, tensors
 from hotbed.persist.format import Reader
-from hotbed.persist.store import MANIFEST, LocalStore
+from hotbed.persist.store import MANIFEST_FILE, LocalStore
 from hotbed.serving.rows import RowDtype
 from hotbed.serving.stores.mapped import (
     FORMAT,
@@ -84,7 +83,7 @@ def _spec(
     manifest = reader.manifest
     network = _network(folder, reader, before)
     tables = {}
-    for number, name in enumerate(table_names(reader)):
+    for number, name in enumerate(reader.table_names):
         tables[name] = TableFiles(folder.path, reader, number, dtype, before).write()
     return {
         "format": FORMAT,
@@ -170,7 +169,7 @@ def _with_same_tables(reader: Reader, before: MappedVersion | None) -> MappedVer
             f"{reader.folder}: expected an exported model, got a state without a graph. Export "
             "the model first."
         )
-    names = table_names(reader)
+    names = reader.table_names
     if set(before.tables) != set(names):
         raise ConfigError(
             f"{reader.folder}: this is the state of another model, got tables {names} instead of "
@@ -198,7 +197,7 @@ def _weights(
 ) -> dict[str, NDArray[np.float32]]:
     """Return the weights of a state by the names that the graph has for them."""
     weights = {}
-    for path, dtype, shape, data in tensors(reader):
+    for path, dtype, shape, data in reader.tensors():
         name = "network." + path.removeprefix("network/")
         if dtype == "F32" and name in graph["weights"]:
             weights[name] = np.frombuffer(data, np.float32).reshape(shape)
@@ -215,4 +214,4 @@ def _modified(reader: Reader) -> float | None:
     """Return when a version was written, in Unix seconds; None in an object store."""
     if not isinstance(reader.store, LocalStore):
         return None
-    return (Path(reader.folder) / MANIFEST).stat().st_mtime
+    return (Path(reader.folder) / MANIFEST_FILE).stat().st_mtime

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The dense half of a network as an ONNX graph, for servers that have no torch."""
+"""Exports for servers: the dense half of a network as an ONNX graph, with the values of a state."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import re
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,47 +23,20 @@ from hotbed.embedding.modules.state import dense_state
 from hotbed.errors import ConfigError, MissingExtra, PersistError
 from hotbed.files import Where
 from hotbed.optim.modes import in_eval_mode
-from hotbed.persist.chain import write_version
-from hotbed.persist.format import Reader, Saved, Writer, newest_link, read_newest, refuse_states
+from hotbed.persist.format import (
+    CheckpointWriter,
+    Reader,
+    Saved,
+    newest_link,
+    read_newest,
+    refuse_states,
+)
+from hotbed.persist.publish.version import Graph, write_published
 from hotbed.persist.store import open_store
 
-DENSE = "dense"
+DENSE_INPUT = "dense"
 TOLERANCE = 1e-5
 _ROWS = 5  # of the batch that the graph is traced and checked with
-
-
-@dataclass(frozen=True)
-class Graph:
-    """An ONNX graph and what it is fed with.
-
-    `weights`: parameters of the network that the graph names and does not hold; each version brings
-    its own. `lookups`: for each lookup of the network, its name and its features (name, table,
-    pooling); the graph's input of that name takes the pooled ones side by side, float32 [n, width].
-    Of one that is not pooled `<lookup>/<feature>` takes the rows, float32 [m, dim], and where it is
-    a sequence in the schema `offsets/<feature>` int64 [n + 1]; else m is n. `dense`: columns that
-    the input `dense` takes side by side, float32 [n, sum of widths]. `outputs`: names of the
-    predictions, one a label.
-    """
-
-    file: ClassVar[str] = "graph.onnx"
-    onnx: bytes
-    weights: Sequence[str]
-    lookups: Mapping[str, Sequence[tuple[str, str, str]]]
-    dense: Sequence[str]
-    outputs: Sequence[str]
-
-    def describe(self) -> dict[str, Any]:
-        """Everything but the graph itself, as JSON values."""
-        lookups = [
-            {"name": name, "features": [list(one) for one in found]}
-            for name, found in self.lookups.items()
-        ]
-        plain = {
-            "weights": list(self.weights),
-            "dense": list(self.dense),
-            "outputs": list(self.outputs),
-        }
-        return {"file": self.file, "lookups": lookups, **plain}
 
 
 def export(checkpoint: Where, to: Where, graph: Graph) -> Saved:
@@ -77,8 +49,8 @@ def export(checkpoint: Where, to: Where, graph: Graph) -> Saved:
     refuse_states(newest_link(open_store(to)))
 
     def write(reader: Reader) -> Saved:
-        with Writer(to) as writer:
-            return write_version(writer, reader, None, graph)
+        with CheckpointWriter(to) as writer:
+            return write_published(writer, reader, None, graph)
 
     return read_newest(checkpoint, write)
 
@@ -154,7 +126,7 @@ class _DenseHalf(nn.Module):
             offsets = torch.tensor([0, 2, 3, 3, 5, m]) if sequence else None
             ids[name] = Ids(torch.zeros(m, dtype=torch.int64), offsets)
         if self._widths:
-            inputs[DENSE] = torch.rand(_ROWS, sum(self._widths.values()), generator=draw)
+            inputs[DENSE_INPUT] = torch.rand(_ROWS, sum(self._widths.values()), generator=draw)
 
         def pool(module: TableModule, given: Sequence[Ids]) -> tuple[Tensor, list[Tensor]]:
             names = [
@@ -246,8 +218,8 @@ class _DenseHalf(nn.Module):
     ) -> Any:
         for module in self._modules_with_tables:
             module.pool = functools.partial(_pool, pool, module)  # type: ignore[method-assign]
-        dense = SideBySide(inputs[DENSE], self._widths) if self._widths else {}
-        each = next((name for name in inputs if name == DENSE or name.count("/") == 1), "")
+        dense = SideBySide(inputs[DENSE_INPUT], self._widths) if self._widths else {}
+        each = next((name for name in inputs if name == DENSE_INPUT or name.count("/") == 1), "")
         n = inputs[each].shape[0] - each.startswith("offsets") if each else _ROWS
         return self._activate(self.network(Batch(ids, dense, num_samples=n)))
 

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Publishing versions in a directory or under a URL."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from hotbed.config import described
+from hotbed.errors import FormatError
+from hotbed.persist.chain import retain
+from hotbed.persist.format import (
+    CheckpointWriter,
+    Link,
+    Saved,
+    newest_link,
+    open_checkpoint,
+    refuse_states,
+)
+from hotbed.persist.publish.version import Publisher, write_published
+from hotbed.persist.store import CheckpointStore, open_store
+
+log = logging.getLogger("hotbed.persist")
+
+
+@described
+class PublishDirectory(Publisher):
+    """Versions in a directory or under a URL, in the container of docs/format.md; `keep` fulls
+    stay, with their deltas.
+
+    Example: `hb.callbacks.Checkpoint("runs/clicks", publish=PublishDirectory("published/clicks"))`
+    """
+
+    def __init__(self, path: str | Path, keep: int = 2) -> None:
+        self._path = path
+        self._keep = keep
+
+    def publish(self, saved: Saved) -> Saved | None:
+        reader = open_checkpoint(saved.folder)
+        store = open_store(self._path)
+        last = _newest(store)
+        if last is not None and last.manifest["source"] == saved.digest:
+            return None
+        with CheckpointWriter(store) as writer:
+            made = write_published(writer, reader, last, self.graph)
+        if made.kind == "full":
+            retain(store, self._keep)
+        return made
+
+
+def _newest(store: CheckpointStore) -> Link | None:
+    try:
+        link = newest_link(store)
+    except FormatError as error:  # a new full recovers
+        log.warning("%s; publishing a full", error)
+        return None
+    refuse_states(link)
+    return link
