@@ -42,6 +42,11 @@ def __dir__() -> list[str]:
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_UNIONS = (typing.Union, types.UnionType)
+_SEQUENCES = (list, tuple, Sequence, Iterable)
+_MAPPINGS = (dict, Mapping)
+_LEAVES = (bool, int, float, str, Path, None, type(None))
+
 # Constructor arguments of models that the job supplies; they are never keys of a model's own
 # configuration.
 GIVEN = ("schema", "tables")
@@ -79,20 +84,25 @@ def nearest(word: str, choices: Iterable[str]) -> str:
     if not names:
         return "It takes no keys."
     close = difflib.get_close_matches(word, names, n=5, cutoff=0.5)
-    if close:  # swapped letters are the most common mistake, and difflib rates them low
-        return f"Did you mean {max(close, key=lambda name: sorted(name) == sorted(word))!r}?"
-    return f"Use one of {', '.join(names)}."
+    if not close:
+        return f"Use one of {', '.join(names)}."
+    # swapped letters are the most common mistake, and difflib rates them low
+    swapped = [name for name in close if sorted(name) == sorted(word)]
+    best = (swapped or close)[0]
+    return f"Did you mean {best!r}?"
 
 
 def kinds(expected: type) -> dict[str, type]:
     """Return by kind every public final class below `expected`; empty for a final class."""
-    package, _, rest = expected.__module__.partition(".")
+    package, _, module = expected.__module__.partition(".")
     if package == "torch":  # only the listed models, not every nn.Module in the process
         return public_kinds("hotbed.models")
     if package == "hotbed":
-        for home in _HOMES.get(rest.partition(".")[0], ()):
+        folder = module.partition(".")[0]
+        for home in _HOMES.get(folder, ()):
             _import(home)
-    return {kind_of(cls): cls for cls in _subclasses(expected) if not cls.__name__.startswith("_")}
+    classes = [cls for cls in _final_classes(expected) if not cls.__name__.startswith("_")]
+    return {kind_of(cls): cls for cls in classes}
 
 
 def public_kinds(module: str) -> dict[str, type]:
@@ -101,12 +111,12 @@ def public_kinds(module: str) -> dict[str, type]:
     Raises MissingExtra where the module needs torch and torch is not installed.
     """
     home = _import(module)
-    classes = [member for name in home.__all__ if inspect.isclass(member := getattr(home, name))]
-    return {
-        kind_of(cls): cls
-        for cls in classes
-        if not inspect.isabstract(cls) and not type.__subclasses__(cls)
-    }
+    members = [getattr(home, name) for name in home.__all__]
+    final: dict[str, type] = {}
+    for cls in members:
+        if inspect.isclass(cls) and not inspect.isabstract(cls) and not _children(cls):
+            final[kind_of(cls)] = cls
+    return final
 
 
 def build(
@@ -136,22 +146,22 @@ def build(
     Traceback (most recent call last):
     hotbed.errors.ConfigError: rule.rl: unknown key of sgd, got 0.1. Did you mean 'lr'?
     """
-    origin = typing.get_origin(expected)
     if expected is Any or expected is object:
         return spec
-    if origin in (typing.Union, types.UnionType):
-        return _build_union(spec, typing.get_args(expected), path, given)
+    origin = typing.get_origin(expected)
+    members = typing.get_args(expected)
+    if origin in _UNIONS:
+        return _build_union(spec, members, path, given)
     if origin is typing.Literal:
-        choices = typing.get_args(expected)
-        if spec in choices:
+        if spec in members:
             return spec
-        raise _wrong(path, f"one of {', '.join(map(repr, choices))}", spec)
+        raise _wrong(path, f"one of {', '.join(map(repr, members))}", spec)
     container = origin or expected
-    if container in (list, tuple, Sequence, Iterable):
-        return _build_sequence(spec, container, typing.get_args(expected), path)
-    if container in (dict, Mapping):
-        return _build_mapping(spec, typing.get_args(expected), path)
-    if expected in (bool, int, float, str, Path, None, type(None)):
+    if container in _SEQUENCES:
+        return _build_sequence(spec, container, members, path)
+    if container in _MAPPINGS:
+        return _build_mapping(spec, members, path)
+    if expected in _LEAVES:
         return _build_leaf(spec, expected, path)
     if not inspect.isclass(container):
         return spec
@@ -173,13 +183,9 @@ def describe(obj: object) -> Any:
         return {str(key): describe(value) for key, value in obj.items()}
     if isinstance(obj, (list, tuple, range)):
         return [describe(value) for value in obj]
-    if hasattr(obj, "_described"):
-        arguments: Mapping[str, object] = obj._described
-        own = {name: value for name, value in arguments.items() if name not in GIVEN}
-        return {"kind": kind_of(type(obj)), **_without_defaults(type(obj), own)}
-    if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
-        values = {f.name: getattr(obj, f.name) for f in dataclasses.fields(obj) if f.init}
-        return {"kind": kind_of(type(obj)), **_without_defaults(type(obj), values)}
+    arguments = _arguments(obj)
+    if arguments is not None:
+        return {"kind": kind_of(type(obj)), **_without_defaults(type(obj), arguments)}
     raise ConfigError(
         f"{type(obj).__name__} cannot be written as configuration, got {obj!r:.80}. Pass a plain "
         "value, a frozen dataclass or an instance of a class decorated with @config.described."
@@ -198,17 +204,14 @@ def described(cls: type[T]) -> type[T]:
 
     def remembering(original: Callable[P, None]) -> Callable[P, None]:
         signature = inspect.signature(original)
+        own_name = next(iter(signature.parameters))
 
         @functools.wraps(original)
         def __init__(*args: P.args, **kwargs: P.kwargs) -> None:
-            bound = signature.bind(*args, **kwargs)
-            self, *_ = bound.arguments.values()
+            arguments = dict(signature.bind(*args, **kwargs).arguments)
+            self = arguments.pop(own_name)
             # a described base class must not overwrite the arguments of its child
             if "_described" not in vars(self):
-                first = next(iter(bound.arguments))
-                arguments = {
-                    name: value for name, value in bound.arguments.items() if name != first
-                }
                 object.__setattr__(self, "_described", arguments)
             original(*args, **kwargs)
 
@@ -228,18 +231,13 @@ def parameters(cls: type) -> Mapping[str, inspect.Parameter]:
     """
     keywords: dict[str, inspect.Parameter] = {}
     for parameter in inspect.signature(cls).parameters.values():
-        if parameter.kind in (
-            parameter.VAR_POSITIONAL,
-            parameter.VAR_KEYWORD,
-            parameter.POSITIONAL_ONLY,
-        ):
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise ConfigError(
                 f"{cls.__name__}: expected named parameters only, got {parameter}. Give each "
                 "parameter of the constructor a name that can be a key."
             )
-        keywords[parameter.name] = parameter.replace(
-            annotation=_hint(cls, parameter.name, parameter.annotation)
-        )
+        hint = _hint(cls, parameter.name, parameter.annotation)
+        keywords[parameter.name] = parameter.replace(annotation=hint)
     return keywords
 
 
@@ -247,7 +245,10 @@ def parameters(cls: type) -> Mapping[str, inspect.Parameter]:
 
 
 def _build_object(
-    spec: object, expected: list[type], path: str, given: Mapping[str, object]
+    spec: object,
+    expected: Sequence[type],
+    path: str,
+    given: Mapping[str, object],
 ) -> Any:
     if isinstance(spec, tuple(expected)) and not isinstance(spec, (str, Mapping)):
         return spec
@@ -256,40 +257,45 @@ def _build_object(
         choices |= kinds(cls) or {kind_of(cls): cls}
     if isinstance(spec, str):
         spec = {"kind": spec}
+    names = sorted(choices)
     if not isinstance(spec, Mapping):
-        raise _wrong(path, f"a mapping with kind {' | '.join(sorted(choices))}", spec)
+        raise _wrong(path, f"a mapping with kind {' | '.join(names)}", spec)
     keys = {str(key): value for key, value in spec.items()}
     kind = keys.pop("kind", None)
-    if kind is None and len(choices) == 1:
-        kind = next(iter(choices))
+    if kind is None and len(names) == 1:
+        kind = names[0]
     if kind is None:
         raise ConfigError(
-            f"{path}.kind: missing key, got {_short(spec)}. Use one of "
-            f"{', '.join(sorted(choices))}."
+            f"{path}.kind: missing key, got {_short(spec)}. Use one of {', '.join(names)}."
         )
     if kind not in choices:
-        raise ConfigError(f"{path}.kind: unknown kind, got {kind!r}. {nearest(str(kind), choices)}")
+        advice = nearest(str(kind), names)
+        raise ConfigError(f"{path}.kind: unknown kind, got {kind!r}. {advice}")
     return _construct(choices[kind], keys, path, given)
 
 
 def _construct(
-    cls: type, keys: Mapping[str, object], path: str, given: Mapping[str, object]
+    cls: type,
+    keys: Mapping[str, object],
+    path: str,
+    given: Mapping[str, object],
 ) -> Any:
     keywords = parameters(cls)
-    by_key = {name.rstrip("_"): name for name in keywords if name not in given}
     arguments = {name: value for name, value in given.items() if name in keywords}
+    own_names = [name for name in keywords if name not in given]
+    by_key = {name.rstrip("_"): name for name in own_names}
     for key, value in keys.items():
-        name = key if key in by_key.values() else by_key.get(key)
+        name = key if key in own_names else by_key.get(key)
         if name is None:
             raise ConfigError(
                 f"{path}.{key}: unknown key of {kind_of(cls)}, got {_short(value)}. "
                 f"{nearest(key, by_key)}"
             )
         arguments[name] = build(value, keywords[name].annotation, f"{path}.{key}")
-    for name, parameter in keywords.items():
-        if name not in arguments and parameter.default is parameter.empty:
+    for key, name in by_key.items():
+        if name not in arguments and keywords[name].default is inspect.Parameter.empty:
             raise ConfigError(
-                f"{path}.{name.rstrip('_')}: missing key of {kind_of(cls)}, "
+                f"{path}.{key}: missing key of {kind_of(cls)}, "
                 f"got {', '.join(keys) or 'no keys'}. Add it."
             )
     try:
@@ -306,11 +312,14 @@ def _construct(
 
 
 def _build_union(
-    spec: object, members: tuple[Any, ...], path: str, given: Mapping[str, object] | None
+    spec: object,
+    members: Sequence[Any],
+    path: str,
+    given: Mapping[str, object] | None,
 ) -> Any:
     if spec is None and type(None) in members:
         return None
-    members = tuple(member for member in members if member is not type(None))
+    members = [member for member in members if member is not type(None)]
     if len(members) == 1:
         return build(spec, members[0], path, given)
     classes = [member for member in members if inspect.isclass(member) and not _is_plain(member)]
@@ -323,13 +332,18 @@ def _build_union(
             return build(spec, member, path, given)
         except ConfigError as error:
             errors.append(error)
-    deepest = max(errors, key=lambda error: len(str(error).split(":")[0]))
-    if len(str(deepest).split(":")[0]) > len(path):
+    deepest = max(errors, key=_path_length)
+    if _path_length(deepest) > len(path):
         raise deepest
     raise _wrong(path, " | ".join(_name(member) for member in members), spec)
 
 
-def _names_object(spec: object, classes: list[type], members: tuple[Any, ...]) -> bool:
+def _path_length(error: ConfigError) -> int:
+    """Return the length of the dotted path that a message starts with."""
+    return len(str(error).partition(":")[0])
+
+
+def _names_object(spec: object, classes: Sequence[type], members: Sequence[Any]) -> bool:
     """Return whether `spec` is, or describes by its kind, an object of one of the classes."""
     if isinstance(spec, tuple(classes)):
         return True
@@ -338,42 +352,45 @@ def _names_object(spec: object, classes: list[type], members: tuple[Any, ...]) -
     return isinstance(spec, Mapping) and "kind" in spec
 
 
-def _build_sequence(spec: object, container: Any, hints: tuple[Any, ...], path: str) -> Any:
+def _build_sequence(spec: object, container: Any, hints: Sequence[Any], path: str) -> Any:
     if not isinstance(spec, (list, tuple)):
         raise _wrong(path, "a list", spec)
-    if container is tuple and hints and hints[-1] is not Ellipsis:
-        if len(spec) != len(hints):
-            raise _wrong(path, f"a list of {len(hints)}", spec)
-        return tuple(
-            build(item, hint, f"{path}.{i}")
-            for i, (item, hint) in enumerate(zip(spec, hints, strict=True))
-        )
-    hint = hints[0] if hints else Any
-    items = [build(item, hint, f"{path}.{i}") for i, item in enumerate(spec)]
-    return items if container is list else tuple(items)
+    has_one_hint_each = container is tuple and hints and hints[-1] is not Ellipsis
+    if not has_one_hint_each:
+        item_hint = hints[0] if hints else Any
+        hints = [item_hint] * len(spec)
+    if len(spec) != len(hints):
+        raise _wrong(path, f"a list of {len(hints)}", spec)
+    items = []
+    for number, hint in enumerate(hints):
+        items.append(build(spec[number], hint, f"{path}.{number}"))
+    if container is list:
+        return items
+    return tuple(items)
 
 
-def _build_mapping(spec: object, hints: tuple[Any, ...], path: str) -> dict[Any, Any]:
+def _build_mapping(spec: object, hints: Sequence[Any], path: str) -> dict[Any, Any]:
     if not isinstance(spec, Mapping):
         raise _wrong(path, "a mapping", spec)
     key_hint, value_hint = hints or (Any, Any)
-    return {
-        build(key, key_hint, f"{path}.{key}"): build(value, value_hint, f"{path}.{key}")
-        for key, value in spec.items()
-    }
+    built: dict[Any, Any] = {}
+    for key, value in spec.items():
+        inner = f"{path}.{key}"
+        built[build(key, key_hint, inner)] = build(value, value_hint, inner)
+    return built
 
 
 def _build_leaf(spec: object, expected: Any, path: str) -> Any:
-    number = isinstance(spec, (int, float)) and not isinstance(spec, bool)
-    if expected is float and number:
-        return float(typing.cast(float, spec))
-    if expected is int and number and float(typing.cast(float, spec)).is_integer():
-        return int(typing.cast(float, spec))  # a count may be written as 1e6
+    if isinstance(spec, (int, float)) and not isinstance(spec, bool):
+        if expected is float:
+            return float(spec)
+        if expected is int and float(spec).is_integer():
+            return int(spec)  # a count may be written as 1e6
     if expected is Path and isinstance(spec, (str, Path)):
         return Path(spec)
-    if expected in (None, type(None)) and spec is None:
+    if spec is None and expected in (None, type(None)):
         return None
-    if inspect.isclass(expected) and expected in (bool, str) and isinstance(spec, expected):
+    if expected in (bool, str) and isinstance(spec, expected):
         return spec
     raise _wrong(path, _name(expected), spec)
 
@@ -392,20 +409,24 @@ def _import(name: str) -> types.ModuleType:
         raise
 
 
-def _subclasses(cls: type) -> list[type]:
+def _children(cls: type) -> list[type]:
+    children: list[type] = type.__subclasses__(cls)
+    return children
+
+
+def _final_classes(cls: type) -> list[type]:
     """Return the final classes below `cls`.
 
     A class of Hotbed is abstract or final, so a class with children cannot be a choice.
     """
-    children: list[type] = type.__subclasses__(cls)
-    below: list[type] = []
-    for child in children:
-        deeper = _subclasses(child)
-        if deeper:
-            below += deeper
+    final: list[type] = []
+    for child in _children(cls):
+        below = _final_classes(child)
+        if below:
+            final += below
         elif not inspect.isabstract(child):
-            below.append(child)
-    return below
+            final.append(child)
+    return final
 
 
 def _located(message: str, cls: type, keywords: Iterable[str], path: str) -> str:
@@ -423,27 +444,40 @@ def _located(message: str, cls: type, keywords: Iterable[str], path: str) -> str
 
 
 def _is_plain(member: Any) -> bool:
-    return (
-        member in (bool, int, float, str, Path, list, tuple, dict)
-        or typing.get_origin(member) is not None
-    )
+    plain = (bool, int, float, str, Path, list, tuple, dict)
+    return member in plain or typing.get_origin(member) is not None
 
 
-def _without_defaults(cls: type, values: Mapping[str, object]) -> dict[str, Any]:
-    """Return the described values by key, without those that equal their defaults."""
-    defaults = {name: item.default for name, item in inspect.signature(cls).parameters.items()}
-    factories = dict[str, Any]()
+def _arguments(obj: object) -> Mapping[str, object] | None:
+    """Return the constructor's arguments of an object that can be described, else None."""
+    if hasattr(obj, "_described"):
+        described_arguments: Mapping[str, object] = obj._described
+        return {
+            name: described_arguments[name] for name in described_arguments if name not in GIVEN
+        }
+    if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
+        return {field.name: getattr(obj, field.name) for field in _init_fields(type(obj))}
+    return None
+
+
+def _init_fields(cls: type) -> list[dataclasses.Field[Any]]:
+    """Return the fields that are arguments of a dataclass's constructor."""
+    return [field for field in dataclasses.fields(cls) if field.init]
+
+
+def _without_defaults(cls: type, arguments: Mapping[str, object]) -> dict[str, Any]:
+    """Return the described arguments by key, without those that equal their defaults."""
+    defaults: dict[str, Any] = {}
+    for name, parameter in inspect.signature(cls).parameters.items():
+        defaults[name] = parameter.default
     if dataclasses.is_dataclass(cls):
-        factories = {field.name: field.default_factory for field in dataclasses.fields(cls)}
+        for field in _init_fields(cls):
+            if field.default_factory is not dataclasses.MISSING:
+                defaults[field.name] = field.default_factory()
     keys: dict[str, Any] = {}
-    for name, value in values.items():
-        factory = factories.get(name, dataclasses.MISSING)
-        default = factory() if callable(factory) else defaults[name]
-        if (
-            default is not inspect.Parameter.empty
-            and type(default) is type(value)
-            and default == value
-        ):
+    for name, value in arguments.items():
+        default = defaults[name]
+        if type(default) is type(value) and default == value:
             continue
         keys[name.rstrip("_")] = describe(value)
     return keys
@@ -456,16 +490,21 @@ def _hint(cls: type, name: str, annotation: Any) -> Any:
     """
     if annotation is inspect.Parameter.empty:
         return Any
-    owner = next((c for c in cls.__mro__ if name in inspect.get_annotations(c)), None)
-    if owner is None:
-        owner = next(c for c in cls.__mro__ if "__init__" in vars(c))
+    owner = _owner_of(cls, name)
     holder = types.SimpleNamespace(__annotations__={name: annotation})
+    module = sys.modules[owner.__module__]
     try:
-        return typing.get_type_hints(
-            holder, vars(sys.modules[owner.__module__]), dict(vars(owner))
-        )[name]
+        return typing.get_type_hints(holder, vars(module), dict(vars(owner)))[name]
     except NameError:
         return Any
+
+
+def _owner_of(cls: type, name: str) -> type:
+    """Return the class that annotates the parameter `name` of the constructor of `cls`."""
+    for owner in cls.__mro__:
+        if name in inspect.get_annotations(owner):
+            return owner
+    return next(owner for owner in cls.__mro__ if "__init__" in vars(owner))
 
 
 def _name(hint: Any) -> str:
