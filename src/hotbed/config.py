@@ -27,9 +27,9 @@ __all__ = [
     "build",
     "describe",
     "described",
+    "did_you_mean",
     "kind_of",
     "kinds",
-    "nearest",
     "parameters",
     "public_kinds",
 ]
@@ -78,7 +78,7 @@ def kind_of(cls: type) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z][a-z])", "_", cls.__name__).lower()
 
 
-def nearest(word: str, choices: Iterable[str]) -> str:
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Return the last sentence of an error message: the nearest choice, or else all choices."""
     names = sorted(choices)
     if not names:
@@ -269,7 +269,7 @@ def _build_object(
             f"{path}.kind: missing key, got {_short(spec)}. Use one of {', '.join(names)}."
         )
     if kind not in choices:
-        advice = nearest(str(kind), names)
+        advice = did_you_mean(str(kind), names)
         raise ConfigError(f"{path}.kind: unknown kind, got {kind!r}. {advice}")
     return _construct(choices[kind], keys, path, given)
 
@@ -289,7 +289,7 @@ def _construct(
         if name is None:
             raise ConfigError(
                 f"{path}.{key}: unknown key of {kind_of(cls)}, got {_short(value)}. "
-                f"{nearest(key, by_key)}"
+                f"{did_you_mean(key, by_key)}"
             )
         arguments[name] = build(value, keywords[name].annotation, f"{path}.{key}")
     for key, name in by_key.items():

@@ -165,7 +165,7 @@ def require_columns(names: list[str], present: list[str]) -> None:
                 f"columns {missing} are missing, got one column, {present[0]!r}. Read the file "
                 f"with delimiter={delimiter!r}."
             )
-    near = " ".join(f"{name!r}: {config.nearest(name, present)}" for name in missing[:3])
+    near = " ".join(f"{name!r}: {config.did_you_mean(name, present)}" for name in missing[:3])
     raise SchemaError(f"columns {missing} are missing, got {present}. {near}")
 
 

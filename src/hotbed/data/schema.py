@@ -182,7 +182,9 @@ class Schema:
             if column.name == name:
                 return column
         names = [column.name for column in self.columns]
-        raise SchemaError(f"schema: there is no column {name!r}. {config.nearest(name, names)}")
+        raise SchemaError(
+            f"schema: there is no column {name!r}. {config.did_you_mean(name, names)}"
+        )
 
     @property
     def labels(self) -> tuple[Label, ...]:

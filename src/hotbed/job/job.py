@@ -63,7 +63,7 @@ class Tables:
                 path = f"overrides.{table}.{key}"
                 if key not in known:
                     raise ConfigError(
-                        f"{path}: unknown key, got {value!r}. {config.nearest(key, known)}"
+                        f"{path}: unknown key, got {value!r}. {config.did_you_mean(key, known)}"
                     )
                 built[table][key] = config.build(value, known[key].annotation, path)
         object.__setattr__(self, "overrides", built)

@@ -205,7 +205,7 @@ class MultiTask:
             if name not in self.losses:
                 raise ConfigError(
                     f"MultiTask.weights.{name}: there is no loss of that name, got weights "
-                    f"{sorted(self.weights)}. {config.nearest(name, self.losses)}"
+                    f"{sorted(self.weights)}. {config.did_you_mean(name, self.losses)}"
                 )
         for name, weight in self.weights.items():
             checks.finite_number(f"MultiTask.weights.{name}", weight, least=0)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hotbed.config import nearest
+from hotbed.config import did_you_mean
 from hotbed.embedding import rule as rules
 from hotbed.errors import ConfigError
 
@@ -69,7 +69,7 @@ def dense_optimizer(
     else:
         raise ConfigError(
             f"optimizer: unknown optimizer, got {spec!r:.60}. Give a torch optimizer over "
-            f"hb.dense_parameters(network), a rule, or a name. {nearest(str(spec), NAMES)}"
+            f"hb.dense_parameters(network), a rule, or a name. {did_you_mean(str(spec), NAMES)}"
         )
     # one native call for all parameters; by default torch fuses on a GPU only
     if "fused" in inspect.signature(cls).parameters and all(

@@ -30,7 +30,7 @@ import torch
 from torch import nn
 
 from hotbed import checks
-from hotbed.config import nearest
+from hotbed.config import did_you_mean
 
 log = logging.getLogger("hotbed")
 
@@ -88,7 +88,7 @@ def precision(level: str, device: torch.device) -> Precision:
     >>> precision("O2", torch.device("cpu"))
     Precision(compute=torch.bfloat16, scaled=False, convert=False)
     """
-    checks.one_of("amp_level", level, AMP_LEVELS, nearest(str(level), AMP_LEVELS))
+    checks.one_of("amp_level", level, AMP_LEVELS, did_you_mean(str(level), AMP_LEVELS))
     if level == "auto":
         level = "O2" if device.type == "cuda" else "O0"
         if level == "O0":
@@ -140,5 +140,5 @@ def boost(level: str | Boost) -> Boost | None:
     """
     if isinstance(level, Boost):
         return level
-    checks.one_of("boost_level", level, BOOST_LEVELS, nearest(str(level), BOOST_LEVELS))
+    checks.one_of("boost_level", level, BOOST_LEVELS, did_you_mean(str(level), BOOST_LEVELS))
     return BOOST_LEVELS[level]

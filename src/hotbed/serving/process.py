@@ -177,7 +177,7 @@ def followed_of(watch: Sequence[str], models: Mapping[str, str]) -> list[tuple[s
     for name, _ in followed:
         if name not in models:
             raise ConfigError(
-                f"--watch: unknown model, got {name!r}. {config.nearest(name, models)}"
+                f"--watch: unknown model, got {name!r}. {config.did_you_mean(name, models)}"
             )
         if models[name].startswith(("grpc://", "grpcs://")):
             raise ConfigError(

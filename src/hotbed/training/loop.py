@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from hotbed.config import kind_of, nearest
+from hotbed.config import did_you_mean, kind_of
 from hotbed.connectors import Position, Source
 from hotbed.data.batch import Batch
 from hotbed.errors import ConfigError
@@ -163,7 +163,7 @@ class Callbacks:
                 kind = type(callback).__name__
                 raise ConfigError(
                     f"callbacks: {kind} is not a callback, got {wrong or 'no on_… method'}. "
-                    f"{nearest(wrong[0] if wrong else '', EVENTS)}"
+                    f"{did_you_mean(wrong[0] if wrong else '', EVENTS)}"
                 )
         self._methods: Mapping[str, list[Callable[[Run], None]]] = {
             event: [getattr(callback, event) for callback in self.all if hasattr(callback, event)]

@@ -442,7 +442,8 @@ def serve(sources: Sequence[str], watch: Sequence[str], settings: Mapping[str, A
     for key in settings:
         if key not in kinds:
             raise ConfigError(
-                f"serve.{key}: unknown key, got {settings[key]!r}. {config.nearest(key, kinds)}"
+                f"serve.{key}: unknown key, got {settings[key]!r}. "
+                f"{config.did_you_mean(key, kinds)}"
             )
     by_kind = {
         kind: {key: settings[key] for key in settings if kinds[key] is kind} for kind in _SETTINGS

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from hotbed.config import nearest
+from hotbed.config import did_you_mean
 from hotbed.data.schema import Dense, Id, Schema
 from hotbed.data.transforms import Extract, Hash, Map, Split
 from hotbed.errors import DataError
@@ -459,7 +459,7 @@ class Inputs:
             if tensor.name not in self.allowed:
                 name = tensor.name[:100]
                 raise DataError(
-                    f"input {name!r}: the model has no such input. {nearest(name, self.names)}"
+                    f"input {name!r}: the model has no such input. {did_you_mean(name, self.names)}"
                 )
             if tensor.name in names:
                 raise DataError(
@@ -507,7 +507,7 @@ def choose(
     if unknown:
         raise DataError(
             f"output {unknown[0][:100]!r}: the model has no such output. "
-            f"{nearest(unknown[0][:100], list(outputs))}"
+            f"{did_you_mean(unknown[0][:100], list(outputs))}"
         )
     if wanted is None:
         return outputs

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hotbed import checks
-from hotbed.config import described, nearest
+from hotbed.config import described, did_you_mean
 from hotbed.errors import ConfigError
 from hotbed.metrics import smaller_is_better
 from hotbed.persist import checkpoint
@@ -140,7 +140,7 @@ class Judge(ABC):
                 return name
         advice = "Give fit(valid=…) and metrics."
         if run.metrics:
-            advice = nearest(wanted, run.metrics)
+            advice = did_you_mean(wanted, run.metrics)
         raise ConfigError(
             f"{type(self).__name__}.metric: there is nothing to watch, got {wanted!r}. {advice}"
         )
