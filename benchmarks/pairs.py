@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compare the speed of two source trees, for a change that must not cost any.
+
+    python benchmarks/pairs.py OLD NEW [--pairs 20] [--threads 1] [--rows step growth]
+
+OLD and NEW are folders that hold the package `hotbed` with its native core, such as the `src` of
+two worktrees. Each row runs in one process of each tree; the processes work in turn, A B A B, so
+that both meet the same noise. Prints a table: the geometric mean of (time of OLD / time of NEW)
+with its 95 % interval. Above 1, NEW is faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import workload
+
+ROOT = Path(__file__).resolve().parent.parent
+FEATURES = 26
+DIM = 16
+IDS = 100_000
+Round = Callable[[], None]
+
+
+def embedding_step(rule: str, batch: int, steps: int) -> Round:
+    """Lookup, backward and update of 26 tables whose ids are all known."""
+    import torch
+
+    import hotbed as hb
+
+    names = [f"t{number}" for number in range(FEATURES)]
+    schema = hb.Schema([hb.Id(name) for name in names])
+    tables = hb.make_tables(schema, dim=DIM, rule=getattr(hb, rule)(lr=0.01))
+    for number, name in enumerate(names):
+        tables[name].find_or_insert(workload.raw(np.arange(IDS)[None], number)[0])
+    collection = hb.EmbeddingCollection(schema, tables)
+    optimizer = hb.SparseOptimizer(collection)
+    settings = argparse.Namespace(alpha=1.05, ids=IDS, tables=FEATURES, batch=batch)
+    batches = []
+    for dense in workload.draw(settings, 8):
+        ids = {name: hb.Ids(part) for name, part in zip(names, workload.raw(dense), strict=True)}
+        batches.append(hb.Batch(ids=ids))
+    grad = torch.randn(batch, FEATURES * DIM)
+
+    def run() -> None:
+        for number in range(steps):
+            out = collection.flat(batches[number % len(batches)])
+            out.backward(grad)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return run
+
+
+def growth() -> Round:
+    """A new table takes 600,000 new ids, batch by batch."""
+    import hotbed as hb
+
+    ids = workload.raw(np.arange(600_000)[None])[0]
+
+    def run() -> None:
+        table = hb.Table("t", DIM, rule=hb.Adagrad(lr=0.01))
+        for start in range(0, len(ids), 100_000):
+            table.find_or_insert(ids[start : start + 100_000])
+
+    return run
+
+
+def session() -> Round:
+    """300 requests of 100 candidates to DLRM in process."""
+    import torch
+
+    import hotbed as hb
+
+    torch.manual_seed(0)
+    names = [f"c{number}" for number in range(FEATURES)]
+    numbers = [f"d{number}" for number in range(13)]
+    columns = [*(hb.Id(name) for name in names), *(hb.Dense(name) for name in numbers)]
+    schema = hb.Schema([hb.Label("y"), *columns])
+    tables = hb.make_tables(schema, dim=DIM)
+    for table in tables.values():
+        table.find_or_insert(np.arange(IDS))
+    network = hb.models.DLRM(schema, tables, bottom=(64,), hidden=(256, 128))
+    model = hb.RecModel(network, "bce", "adam")
+    model.schema = schema
+    folder = tempfile.mkdtemp()
+    model.export(folder)
+    scores = hb.InferenceSession(folder)
+    draw = np.random.default_rng(0)
+    requests = []
+    for _ in range(100):
+        request: dict[str, Any] = {}
+        for name in names:
+            request[name] = (draw.random(100) ** 4 * IDS).astype(np.int64)
+        for name in numbers:
+            request[name] = draw.random(100, np.float32)
+        requests.append(request)
+
+    def run() -> None:
+        for request in requests * 3:
+            scores.predict(request)
+
+    return run
+
+
+def stream() -> Round:
+    """Predict, then learn 20,000 shipped MovieLens ratings, 256 at a time."""
+    import torch
+
+    import hotbed as hb
+
+    data = ROOT / "data" / "ml_latest_small"
+    ids = [hb.Id("user", column="userId"), hb.Id("movie", column="movieId")]
+    label = hb.Label("liked", column="rating", threshold=4)
+    schema = hb.Schema([label, hb.Time("timestamp", unit="s"), *ids])
+    events = hb.sources.Csv(data / "ratings.csv").slice(0.0, 0.2)
+
+    def run() -> None:
+        torch.manual_seed(0)
+        tables = hb.make_tables(schema, dim=8, rule=hb.Adagrad(lr=0.02))
+        network = hb.models.DCNv2(schema, tables, hidden=(64, 32))
+        model = hb.RecModel(network, "bce", hb.Adam(lr=1e-3), {"auc"})
+        model.online_train(hb.Dataset(events, schema, 256), progress=False)
+
+    return run
+
+
+ROWS: dict[str, Callable[[], Round]] = {
+    "step": lambda: embedding_step("Adagrad", batch=4096, steps=20),
+    "step of Adam": lambda: embedding_step("Adam", batch=4096, steps=20),
+    "step of 8 samples": lambda: embedding_step("Adagrad", batch=8, steps=1000),
+    "growth": growth,
+    "session": session,
+    "stream": stream,
+}
+
+
+class Tree:
+    """One process that runs the rounds of a row with the package of one tree."""
+
+    def __init__(self, folder: str, row: str, threads: int) -> None:
+        command = [sys.executable, __file__, folder, folder, "--work", row]
+        self._process = subprocess.Popen(
+            [*command, "--threads", str(threads)],
+            env={**os.environ, "PYTHONPATH": folder, "OMP_NUM_THREADS": str(threads)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def seconds(self) -> float:
+        """Run one round and return its seconds."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return float(self._process.stdout.readline())
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def work(row: str, threads: int) -> None:
+    """Run a round for each line of stdin, and print its seconds."""
+    import torch
+
+    import hotbed as hb
+
+    torch.set_num_threads(threads)
+    hb.set_num_threads(threads)
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the package prints
+    run = ROWS[row]()
+    run()
+    for _ in sys.stdin:
+        begin = time.perf_counter()
+        run()
+        print(time.perf_counter() - begin, file=answers, flush=True)
+
+
+def compare(row: str, a: argparse.Namespace) -> str:
+    """Return a row of the table."""
+    old = Tree(a.old, row, a.threads)
+    new = Tree(a.new, row, a.threads)
+    logs = []
+    medians: dict[str, list[float]] = {"old": [], "new": []}
+    for _ in range(a.pairs):
+        medians["old"].append(old.seconds())
+        medians["new"].append(new.seconds())
+        logs.append(math.log(medians["old"][-1] / medians["new"][-1]))
+    old.close()
+    new.close()
+    mean = float(np.mean(logs))
+    half = 2.093 * float(np.std(logs, ddof=1)) / math.sqrt(len(logs))  # t of 19 degrees
+    low, high = math.exp(mean - half), math.exp(mean + half)
+    before = 1e3 * float(np.median(medians["old"]))
+    after = 1e3 * float(np.median(medians["new"]))
+    ratio = f"{math.exp(mean):.3f} | {low:.3f} to {high:.3f}"
+    return f"| {row} | {before:.0f} | {after:.0f} | {ratio} |"
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__)
+    p.add_argument("old")
+    p.add_argument("new")
+    p.add_argument("--pairs", type=int, default=20)
+    p.add_argument("--threads", type=int, default=1)
+    p.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
+    p.add_argument("--work", help=argparse.SUPPRESS)
+    a: Any = p.parse_args()
+    if a.work:
+        work(a.work, a.threads)
+        return
+    print("| row | old, ms a round | new, ms a round | old / new | 95 % interval |")
+    print("|---|---|---|---|---|", flush=True)
+    for row in a.rows:
+        print(compare(row, a), flush=True)
+
+
+if __name__ == "__main__":
+    main()
