@@ -34,7 +34,8 @@ from torch import nn
 import hotbed as hb
 from hotbed.serving.request import RequestEncoder
 from hotbed.serving.rows import Lookup
-from hotbed.serving.server.rows_service import RowsOptions, RowsServer
+from hotbed.serving.server.options import RowsOptions
+from hotbed.serving.server.rows_service import RowsServer
 
 FEATURES, DENSE, DIM = 26, 13, 16
 

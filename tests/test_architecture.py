@@ -52,7 +52,7 @@ NATIVE = {
     "parallel/exchange",
     "serving/rows",
     "serving/cache",
-    "serving/server/bodies",
+    "serving/protocol/bodies",
 }
 TORCH = (
     "embedding/modules/",
@@ -295,7 +295,7 @@ def test_folders_are_those_of_the_design_and_one_deep() -> None:
     assert {f.split("/")[0] for f in folders} <= set(FOLDERS)
     assert all(
         re.fullmatch(
-            r"embedding/modules|models/layers|persist/publish|serving/(stores|server)|training/(callbacks|watching)|compat/\w+",
+            r"embedding/modules|models/layers|persist/publish|serving/(protocol|server|stores|workers)|training/(callbacks|watching)|compat/\w+",
             f,
         )
         for f in deep

@@ -24,10 +24,7 @@ import yaml
 import hotbed as hb
 from hotbed.cli import commands as cli
 from hotbed.job.file import parse_value
-from hotbed.serving.process import Elsewhere
-from hotbed.serving.server.batching import Limits
-from hotbed.serving.server.http import Options
-from hotbed.serving.server.rows_service import RowsOptions
+from hotbed.serving.server.options import Options, RemoteOptions, RowsOptions, ServerLimits
 from hotbed.training import checkpoint
 
 pytestmark = pytest.mark.slow
@@ -235,7 +232,7 @@ def test_keys_of_the_servers_are_those_of_their_pages() -> None:
         "serve": {"host", "port", "grpc_port", "token_file"},
         "parameter-server": {"host", "port", "token_file", "rows"},
     }
-    kinds = {"serve": (Options, Limits, Elsewhere), "parameter-server": (RowsOptions,)}
+    kinds = {"serve": (Options, ServerLimits, RemoteOptions), "parameter-server": (RowsOptions,)}
     tables = re.findall(
         r"^\| key(?: of `hotbed ([\w-]+)`)? \|.*\n((?:\|.*\n)+)",
         PAGES["serving_server.md"].read_text() + PAGES["serving_rows.md"].read_text(),

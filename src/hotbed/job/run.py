@@ -464,13 +464,13 @@ def schema() -> dict[str, Any]:
 
 def serve(models: Sequence[str], watch: Sequence[str], settings: Mapping[str, Any]) -> None:
     """Answer prediction requests until SIGTERM."""
-    from hotbed.serving.server import http
+    from hotbed.serving import main
 
-    http.serve(models, watch, settings)
+    main.serve_models(models, watch, settings)
 
 
 def serve_rows(models: Sequence[str], watch: Sequence[str], settings: Mapping[str, Any]) -> None:
     """Hold rows for prediction servers until SIGTERM."""
-    from hotbed.serving.server import rows_service
+    from hotbed.serving import main
 
-    rows_service.serve_rows(models, watch, settings)
+    main.serve_rows(models, watch, settings)

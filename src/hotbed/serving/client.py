@@ -27,9 +27,9 @@ from hotbed.errors import (
     ServingError,
     Unauthorized,
 )
+from hotbed.serving.protocol.rest import HEADER_LENGTH
+from hotbed.serving.protocol.tensors import DTYPES, text_of
 from hotbed.serving.request import check_columns, check_context
-from hotbed.serving.server.asks import HEADER_LENGTH
-from hotbed.serving.server.protocol import DTYPES, text_of
 from hotbed.serving.session import Scores
 
 

@@ -25,9 +25,9 @@ import hotbed as hb
 from hotbed.errors import ServingError
 from hotbed.persist.checkpoint import Saver, capture
 from hotbed.persist.publish import PublishDirectory, Publisher
-from hotbed.serving.server.batching import Limits
-from hotbed.serving.server.http import Options, Server
 from hotbed.serving.server.models import Models
+from hotbed.serving.server.options import Options, ServerLimits
+from hotbed.serving.server.server import Server
 
 
 def draw(n: int, seed: int) -> dict[str, Any]:
@@ -165,7 +165,7 @@ class Running(OnThread):
     def __init__(
         self,
         exported: Path,
-        limits: Limits | None = None,
+        limits: ServerLimits | None = None,
         models: Models | None = None,
         **options: Any,
     ) -> None:

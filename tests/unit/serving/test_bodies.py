@@ -18,13 +18,15 @@ import pytest
 
 import hotbed as hb
 from hotbed.errors import DataError, Overloaded
-from hotbed.serving.server import asks, bodies
+from hotbed.serving.protocol import bodies, rest
+from hotbed.serving.protocol.bodies import SLICE, Bounds, Readers
+from hotbed.serving.protocol.inputs import Candidates, ModelInputs
+from hotbed.serving.protocol.rest import RequestReader
+from hotbed.serving.protocol.tensors import Tensor
 from hotbed.serving.server import grpc as grpc_server
-from hotbed.serving.server.asks import Asks
-from hotbed.serving.server.batching import Limits, Request
-from hotbed.serving.server.bodies import SLICE, Bounds, Readers
+from hotbed.serving.server.batching import QueuedRequest
 from hotbed.serving.server.grpc import MESSAGES, SERVICE
-from hotbed.serving.server.protocol import Inputs, Tensor
+from hotbed.serving.server.options import ServerLimits
 
 from .conftest import Running
 
@@ -107,10 +109,10 @@ def test_refused_json_is_never_decoded(case: str, monkeypatch: pytest.MonkeyPatc
         decoded.append(len(text))
         return bodies.read_json(text)
 
-    monkeypatch.setattr(asks, "read_json", read_json)
+    monkeypatch.setattr(rest, "read_json", read_json)
     bounds = Bounds(inputs=2)
     with pytest.raises(DataError, match=reason):
-        Inputs(SCHEMA).columns(Asks().read(body, length, bounds).tensors, bounds)
+        ModelInputs(SCHEMA).columns(RequestReader().read(body, length, bounds).tensors, bounds)
     assert sum(decoded) <= bounds.head_bytes
     assert sum(decoded) < 1000 or reason == "beside the values"
 
@@ -191,10 +193,10 @@ def test_long_calls_other_than_for_predictions_are_refused(running: Running) -> 
 
 
 def test_body_limit_follows_from_the_model() -> None:
-    assert Limits().bounds(2).body_bytes == 1 << 20
-    assert Limits().bounds(100).body_bytes == 4096 * 100 * 32
-    assert Limits(batch_rows=100_000).bounds(2).body_bytes == 6_400_000
-    assert Limits(body_bytes=5).bounds(100).body_bytes == 5
+    assert ServerLimits().bounds(2).body_bytes == 1 << 20
+    assert ServerLimits().bounds(100).body_bytes == 4096 * 100 * 32
+    assert ServerLimits(batch_rows=100_000).bounds(2).body_bytes == 6_400_000
+    assert ServerLimits(body_bytes=5).bounds(100).body_bytes == 5
 
 
 LONG = 3 * SLICE + 5
@@ -217,8 +219,8 @@ def test_values_decoded_in_slices_are_those_of_the_request(case: str) -> None:
     bounds = Bounds(inputs=2, rows=LONG)
     for separators in ((",", ":"), (" ,\n", " :\t")):
         body = json.dumps({"inputs": tensors}, separators=separators).encode()
-        num_rows, columns, _ = Inputs(SCHEMA).columns(
-            Asks().read(body, None, bounds).tensors, bounds
+        num_rows, columns, _ = ModelInputs(SCHEMA).columns(
+            RequestReader().read(body, None, bounds).tensors, bounds
         )
         expected = data if case != "flat pairs" else np.reshape(data, (-1, 2)).tolist()
         assert num_rows == LONG
@@ -237,7 +239,9 @@ def test_values_decoded_in_slices_of_a_message_are_those_of_the_request() -> Non
     bounds = Bounds(inputs=2, rows=LONG)
     divided = bodies.divide_message(data, bounds)
     head = MESSAGES["ModelInferRequest"].FromString(divided.head)
-    _, columns, _ = Inputs(SCHEMA).columns(list(grpc_server.tensors(head, data, divided)), bounds)
+    _, columns, _ = ModelInputs(SCHEMA).columns(
+        list(grpc_server.input_tensors(head, data, divided)), bounds
+    )
     assert columns["user"].to_pylist() == list(range(LONG))
     assert columns["item"].to_pylist() == [f"{i}" for i in range(LONG)]
 
@@ -252,11 +256,11 @@ def test_values_decoded_in_slices_of_a_message_are_those_of_the_request() -> Non
 )
 def test_values_that_are_hidden_in_json_are_refused(body: bytes) -> None:
     with pytest.raises(DataError, match="expected `data` once"):
-        Asks().read(body, None, Bounds())
+        RequestReader().read(body, None, Bounds())
 
 
 def test_long_requests_are_answered_as_short_ones(exported: Any, session: Any) -> None:
-    running = Running(exported, Limits(batch_rows=8000))
+    running = Running(exported, ServerLimits(batch_rows=8000))
     rng = np.random.default_rng(0)
     columns = {"user": rng.integers(0, 60, 8000), "item": ["i5"] * 8000, "genres": ["g1|g2"] * 8000}
     columns["price"] = rng.random(8000).astype(np.float32)
@@ -288,7 +292,7 @@ def test_long_requests_that_wait_are_bounded() -> None:
 
 def test_only_few_values_are_scored_on_the_loop() -> None:
     async def is_small(columns: dict[str, Any], context: dict[str, Any]) -> bool:
-        return Request(2, columns, context, lambda scores: None).is_small
+        return QueuedRequest(Candidates(2, columns, context), lambda scores: None).is_small
 
     few = pa.array([[1], [2]], pa.large_list(pa.int64()))
     many = pa.array([[1] * 100_000], pa.large_list(pa.int64()))

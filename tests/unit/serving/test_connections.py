@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 import hotbed as hb
-from hotbed.serving.server.batching import Limits
 from hotbed.serving.server.grpc import MESSAGES, SERVICE
+from hotbed.serving.server.options import ServerLimits
 
 from .conftest import Process, Running, draw, wait_for
 from .test_grpc import typed
@@ -319,7 +319,7 @@ def test_a_refused_body_that_does_not_come_is_given_up(hasty: Running) -> None:
 
 
 def test_what_was_asked_before_garbage_is_answered(exported: Path) -> None:
-    running = Running(exported, Limits(batch_seconds=0.2), grpc_port=None)
+    running = Running(exported, ServerLimits(batch_seconds=0.2), grpc_port=None)
     client = connected(running)
     client.sendall(infer() + b"\x00\r\n\r\n" + infer())
     assert answers(client, 1)[0][0] == 200
@@ -375,7 +375,7 @@ def test_clients_that_leave_before_their_answer_cost_nobody_one(
 
 
 def test_what_waits_for_a_client_that_has_left_is_not_scored(exported: Path) -> None:
-    running = Running(exported, Limits(batch_seconds=1.0), grpc_port=None)
+    running = Running(exported, ServerLimits(batch_seconds=1.0), grpc_port=None)
     model, client = running.models.named("m"), connected(running)
     client.sendall(infer(body(50)))
     wait_for(lambda: model.waiting_rows == 50, "it waits for others")
@@ -388,7 +388,7 @@ def test_what_waits_for_a_client_that_has_left_is_not_scored(exported: Path) -> 
 
 def test_what_waits_for_a_grpc_client_that_has_left_is_not_scored(exported: Path) -> None:
     # until there are as many
-    running = Running(exported, Limits(batch_seconds=3600.0, batch_rows=53))
+    running = Running(exported, ServerLimits(batch_seconds=3600.0, batch_rows=53))
     model, address = running.models.named("m"), f"127.0.0.1:{running.server.grpc_port}"
     with grpc.insecure_channel(address) as channel:
         asked = channel.unary_unary(f"/{SERVICE}/ModelInfer").future(

@@ -19,8 +19,7 @@ import typer
 import yaml
 
 from hotbed.cli import commands as cli
-from hotbed.serving.server.batching import Limits
-from hotbed.serving.server.http import Options
+from hotbed.serving.server.options import Options, ServerLimits
 
 ROOT = Path(__file__).resolve().parents[3]
 DEPLOY = ROOT / "deploy"
@@ -110,7 +109,7 @@ def check_serve(arguments: list[str]) -> dict[str, Any]:
     """
     command = typer.main.get_command(cli.app).commands["serve"]  # type: ignore[attr-defined]
     parsed: dict[str, Any] = command.make_context("serve", list(arguments)).params
-    keys = {one.name for kind in (Options, Limits) for one in fields(kind)}
+    keys = {one.name for kind in (Options, ServerLimits) for one in fields(kind)}
     assert {assignment.partition("=")[0] for assignment in parsed["assignments"] or ()} <= keys
     return parsed
 

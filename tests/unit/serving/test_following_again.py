@@ -20,13 +20,11 @@ import hotbed as hb
 from hotbed.errors import PersistError, ServingError
 from hotbed.persist.publish import Follower
 from hotbed.persist.store import MANIFEST_FILE
-from hotbed.serving.process import Elsewhere
-from hotbed.serving.server.batching import Limits
-from hotbed.serving.server.http import Options
 from hotbed.serving.server.models import Models
-from hotbed.serving.server.workers import Workers
+from hotbed.serving.server.options import Options, RemoteOptions, ServerLimits
 from hotbed.serving.stores.following import Following
 from hotbed.serving.wire import Wire
+from hotbed.serving.workers.pool import WorkerPool
 
 from .conftest import Process, Running, Trainer, wait_for
 
@@ -194,57 +192,57 @@ def test_sigterm_ends_a_server_whose_published_versions_hang(trainer: Trainer) -
 class Side(dict[str, list[Any]]):
     """A worker as far as its parent sees it; what it heard by call."""
 
-    def __init__(self, workers: Workers, number: int) -> None:
+    def __init__(self, workers: WorkerPool, number: int) -> None:
         super().__init__(wanted=[], told=[])
         worker = workers._workers[number - 1]
         ours, theirs = socket.socketpair()
-        worker.wire = Wire(ours, workers.calls(worker), lambda: None)
+        worker.wire = Wire(ours, workers._calls_of(worker), lambda: None)
         self.going = threading.Event()
         self.going.set()
-        calls = {"wanted": self._wanted, "told": self["told"].append}
+        calls = {"set_wanted": self._set_wanted, "set_problems": self["set_problems"].append}
         self.wire, self.end = Wire(theirs, calls, lambda: None), theirs
 
-    def _wanted(self, name: str, yes: bool) -> None:
+    def _set_wanted(self, name: str, yes: bool) -> None:
         self.going.wait(20)
-        self["wanted"].append((name, yes))
+        self["set_wanted"].append((name, yes))
 
 
 @pytest.fixture
-def workers(exported: Path, tmp_path: Path) -> Iterator[Workers]:
+def workers(exported: Path, tmp_path: Path) -> Iterator[WorkerPool]:
     models = Models(hb.ParameterServer(tmp_path / "rows"))
     models.add("m", exported)
     options = Options(port=0, grpc_port=None, workers=2, rows=str(tmp_path / "rows"))
-    found = Workers(models, {"m": str(exported)}, options, Limits(), Elsewhere())
+    found = WorkerPool(models, {"m": str(exported)}, options, ServerLimits(), RemoteOptions())
     yield found
     found.listener.close()
     models.close()
 
 
 def test_a_worker_that_starts_is_told_what_changed_since_it_read_what_to_serve(
-    workers: Workers,
+    workers: WorkerPool,
 ) -> None:
     one, two = Side(workers, 1), Side(workers, 2)
     assert one.wire.call("spec")["unloaded"] == []
     one.wire.call("up")
     one.wire.call("unload", "m")
-    assert one["wanted"] == [("m", False)]
+    assert one["set_wanted"] == [("m", False)]
     assert two.wire.call("spec")["unloaded"] == ["m"]
     one.wire.call("load", "m", seconds=60)
-    assert one["wanted"] == [("m", False), ("m", True)]
-    assert two["wanted"] == [("m", True)]
+    assert one["set_wanted"] == [("m", False), ("m", True)]
+    assert two["set_wanted"] == [("m", True)]
     workers._models.named("m").problem = "torn"
-    workers._tell()
-    workers._tell()
-    assert one["told"] == [{"m": "torn"}]
+    workers._send_problems()
+    workers._send_problems()
+    assert one["set_problems"] == [{"m": "torn"}]
     two.wire.call("up")
-    workers._tell()
-    assert two["told"] == [{"m": "torn"}]
+    workers._send_problems()
+    assert two["set_problems"] == [{"m": "torn"}]
 
 
 def test_a_load_fails_that_a_worker_does_not_answer_and_passes_over_one_that_ends(
-    workers: Workers, monkeypatch: pytest.MonkeyPatch
+    workers: WorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hotbed.serving.server.workers._LOAD_SECONDS", 0.5)
+    monkeypatch.setattr("hotbed.serving.workers.pool.LOAD_SECONDS", 0.5)
     one, two = Side(workers, 1), Side(workers, 2)
     for side in (one, two):
         side.wire.call("spec")
@@ -252,14 +250,14 @@ def test_a_load_fails_that_a_worker_does_not_answer_and_passes_over_one_that_end
     two.going.clear()
     with pytest.raises(ServingError, match="worker 2"):
         one.wire.call("load", "m", seconds=60)
-    assert one["wanted"] == [("m", True)]
+    assert one["set_wanted"] == [("m", True)]
     two.end.shutdown(socket.SHUT_RDWR)
     one.wire.call("load", "m", seconds=60)  # what is started in its place reads what to serve
     two.going.set()
 
 
 def test_a_worker_that_cannot_be_started_is_tried_again(
-    workers: Workers, monkeypatch: pytest.MonkeyPatch
+    workers: WorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries = list[Any]()
 
@@ -268,12 +266,12 @@ def test_a_worker_that_cannot_be_started_is_tried_again(
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr("subprocess.Popen", popen)
-    monkeypatch.setattr("hotbed.serving.server.workers._PAUSES", (0.01,))
+    monkeypatch.setattr("hotbed.serving.workers.pool._PAUSES", (0.01,))
     worker = workers._workers[0]
     files = len(list(Path("/proc/self/fd").iterdir()))
     worker.thread.start()
     wait_for(lambda: len(tries) > 20, "it is tried again")
-    assert worker.never_came_up
+    assert worker.failed_to_start
     worker.stop(signal.SIGTERM)
     worker.thread.join(20)
     assert len(list(Path("/proc/self/fd").iterdir())) < files + 10

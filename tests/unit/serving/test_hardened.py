@@ -25,14 +25,14 @@ import pytest
 import hotbed as hb
 from hotbed import config
 from hotbed.errors import ConfigError, DataError, NotServed, Overloaded, ServingError
-from hotbed.serving.process import JsonLines, models_of
-from hotbed.serving.server.asks import Asks
-from hotbed.serving.server.batching import Limits
-from hotbed.serving.server.bodies import Bounds
-from hotbed.serving.server.grpc import code_of
-from hotbed.serving.server.http import Options, status_of
-from hotbed.serving.server.protocol import Inputs
-from hotbed.serving.server.rows_service import RowsOptions
+from hotbed.serving.main import models_of
+from hotbed.serving.process import JsonLines
+from hotbed.serving.protocol.bodies import Bounds
+from hotbed.serving.protocol.inputs import ModelInputs
+from hotbed.serving.protocol.rest import RequestReader
+from hotbed.serving.server.grpc import grpc_status
+from hotbed.serving.server.http import http_status
+from hotbed.serving.server.options import Options, RowsOptions, ServerLimits
 from hotbed.serving.stores.following import Following
 from hotbed.serving.wire import Gone
 
@@ -91,7 +91,7 @@ def test_a_log_line_that_cannot_be_written_leaves_the_scoring_thread_alive(
     error: Exception, running: Running, session: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batcher, columns = running.models.named("m").batcher, draw(5, 1)
-    monkeypatch.setattr(batcher, "_alone", False)
+    monkeypatch.setattr(batcher, "_on_loop", False)
     with hb.Client(f"http://{running.http}", timeout_seconds=5) as client:
         with monkeypatch.context() as broken:
             lose_stderr(broken, error)
@@ -255,7 +255,7 @@ WRONG_SHAPES = [
 
 @pytest.mark.parametrize("shape", WRONG_SHAPES, ids=str)
 def test_a_shape_that_is_none_is_refused_each_time(shape: list[Any]) -> None:
-    inputs, asks = Inputs(hb.Schema([hb.Label("label"), hb.Id("user")])), Asks()
+    inputs, asks = ModelInputs(hb.Schema([hb.Label("label"), hb.Id("user")])), RequestReader()
     size = {"binary_data_size": 24}
     head = json.dumps(
         {"inputs": [{"name": "user", "datatype": "INT64", "shape": shape, "parameters": size}]}
@@ -270,7 +270,7 @@ def test_a_shape_that_is_none_is_refused_each_time(shape: list[Any]) -> None:
 )
 def test_a_length_of_a_header_that_is_none_is_refused(length: str) -> None:
     with pytest.raises(DataError, match="Content-Length: expected a number of at most 2"):
-        Asks().read(b"{}", length, Bounds())
+        RequestReader().read(b"{}", length, Bounds())
 
 
 def test_a_tensor_without_any_value_has_no_type(running: Running, session: Any) -> None:
@@ -293,11 +293,11 @@ def test_a_tensor_without_any_value_has_no_type(running: Running, session: Any) 
 
 
 SETTINGS = [
-    (Limits, "batch_rows", [0, -1]),
-    (Limits, "batch_seconds", [-1.0, float("nan"), float("inf")]),
-    (Limits, "queue_rows", [-1]),
-    (Limits, "body_bytes", [0, -1]),
-    (Limits, "list_length", [0, -1]),
+    (ServerLimits, "batch_rows", [0, -1]),
+    (ServerLimits, "batch_seconds", [-1.0, float("nan"), float("inf")]),
+    (ServerLimits, "queue_rows", [-1]),
+    (ServerLimits, "body_bytes", [0, -1]),
+    (ServerLimits, "list_length", [0, -1]),
     (Options, "port", [-1, 70_000]),
     (Options, "grpc_port", [-5, 65_536]),
     (Options, "workers", [0, -1]),
@@ -323,7 +323,7 @@ def test_a_setting_that_makes_no_sense_is_refused_by_its_key(
 
 
 def test_settings_at_their_bounds_are_taken() -> None:
-    Limits(batch_rows=1, batch_seconds=0, queue_rows=0, body_bytes=1)
+    ServerLimits(batch_rows=1, batch_seconds=0, queue_rows=0, body_bytes=1)
     Options(port=0, grpc_port=None, workers=1, drain_seconds=0)
     Options(port=65_535, grpc_port=65_535)
     RowsOptions(port=65_535, metrics_port=None, calls=1, drain_seconds=0)
@@ -357,9 +357,9 @@ def test_two_models_of_one_name_are_refused() -> None:
 
 def test_a_part_of_the_server_that_has_gone_is_no_fault_of_who_asks() -> None:
     for error in (Gone("load: no answer"), ServingError("no answer")):
-        assert status_of(error) == 503
-        assert code_of(error) == grpc.StatusCode.UNAVAILABLE
-    assert [status_of(error) for error in (NotServed(""), Overloaded(""), DataError(""))] == [
+        assert http_status(error) == 503
+        assert grpc_status(error) == grpc.StatusCode.UNAVAILABLE
+    assert [http_status(error) for error in (NotServed(""), Overloaded(""), DataError(""))] == [
         404,
         429,
         400,

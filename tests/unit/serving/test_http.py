@@ -17,7 +17,7 @@ from tritonclient.utils import InferenceServerException
 
 import hotbed as hb
 from hotbed.errors import ConfigError, DataError, NotServed, Overloaded, ServingError
-from hotbed.serving.server.batching import Limits
+from hotbed.serving.server.options import ServerLimits
 
 from .conftest import Running, draw
 
@@ -199,7 +199,7 @@ def test_a_wrong_request_is_refused_with_a_reason(
 
 @pytest.fixture(scope="module")
 def small(exported: Any) -> Iterator[Running]:
-    found = Running(exported, Limits(body_bytes=1_000_000), grpc_port=None)
+    found = Running(exported, ServerLimits(body_bytes=1_000_000), grpc_port=None)
     yield found
     found.close()
 
@@ -289,7 +289,7 @@ def test_made_up_requests_get_a_reason_and_never_an_error_of_the_server(
 
 
 def test_too_many_waiting_requests_are_refused_not_queued(exported: Any) -> None:
-    running = Running(exported, Limits(queue_rows=4), grpc_port=None)
+    running = Running(exported, ServerLimits(queue_rows=4), grpc_port=None)
     model, client = running.models.named("m"), hb.Client(f"http://{running.http}")
     held = model.batcher._changed
     with held:  # nothing is taken from the queue meanwhile

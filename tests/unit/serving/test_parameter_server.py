@@ -20,8 +20,9 @@ import pytest
 import hotbed as hb
 from hotbed.errors import ConfigError, NotServed, StoreError
 from hotbed.persist.checkpoint import Saver
-from hotbed.serving.process import followed_of
-from hotbed.serving.server.rows_service import RowsOptions, RowsServer, serve_rows
+from hotbed.serving.main import followed_of, serve_rows
+from hotbed.serving.server.options import RowsOptions
+from hotbed.serving.server.rows_service import RowsServer
 from hotbed.serving.stores.messages import MESSAGES, SERVICE
 from hotbed.serving.stores.remote import RemoteParameterServer
 

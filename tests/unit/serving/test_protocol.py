@@ -11,9 +11,9 @@ import pytest
 
 import hotbed as hb
 from hotbed.errors import DataError
-from hotbed.serving.server.asks import Asks
-from hotbed.serving.server.bodies import Bounds
-from hotbed.serving.server.protocol import Inputs, Packed
+from hotbed.serving.protocol.bodies import Bounds
+from hotbed.serving.protocol.inputs import ModelInputs, PackedTensors
+from hotbed.serving.protocol.rest import RequestReader
 
 SCHEMA = hb.Schema([hb.Id("user"), hb.Id("item"), hb.Dense("price"), hb.Dense("age")])
 BOUNDS = Bounds(rows=100)
@@ -46,7 +46,7 @@ def columns(seed: int, n: int = 5) -> dict[str, Any]:
     }
 
 
-def told(asks: Asks, inputs: Inputs, body: bytes, length: str) -> Any:
+def told(asks: RequestReader, inputs: ModelInputs, body: bytes, length: str) -> Any:
     n, found, context = inputs.columns(asks.read(body, length, BOUNDS).tensors, BOUNDS)
     return n, *(
         {name: values.tolist() for name, values in part.items()} for part in (found, context)
@@ -57,18 +57,18 @@ def told(asks: Asks, inputs: Inputs, body: bytes, length: str) -> Any:
     "order", [["user", "item", "price", "age"], ["age", "price", "user", "item"]]
 )
 def test_data_is_that_of_the_request_whatever_came_before(order: list[str]) -> None:
-    asks, inputs = Asks(), Inputs(SCHEMA)
+    asks, inputs = RequestReader(), ModelInputs(SCHEMA)
     for seed in range(5):
         given = {name: columns(seed)[name] for name in order}
         n, found, context = told(asks, inputs, *request(given))
         assert n == 5
         assert found == {name: given[name].tolist() for name in ("item", "price", "age")}
         assert context == {"user": given["user"].tolist()}
-    assert isinstance(asks.read(*request(given), BOUNDS).tensors, Packed)
+    assert isinstance(asks.read(*request(given), BOUNDS).tensors, PackedTensors)
 
 
 def test_numbers_lie_where_numbers_may_lie_and_are_not_copied() -> None:
-    asks, inputs = Asks(), Inputs(SCHEMA)
+    asks, inputs = RequestReader(), ModelInputs(SCHEMA)
     for order in (["user", "item", "price", "age"], ["age", "price", "user", "item"]):
         for seed in range(3):
             _, found, context = inputs.columns(
@@ -81,28 +81,28 @@ def test_numbers_lie_where_numbers_may_lie_and_are_not_copied() -> None:
 
 
 def test_a_known_head_with_other_data_is_refused_as_at_first() -> None:
-    asks, inputs = Asks(), Inputs(SCHEMA)
+    asks, inputs = RequestReader(), ModelInputs(SCHEMA)
     body, length = request(columns(0))
     assert told(asks, inputs, body, length)[0] == 5
     for wrong in (body[:-1], body + b"x", body[: int(length)]):
-        for reader in (asks, Asks()):
+        for reader in (asks, RequestReader()):
             with pytest.raises(DataError, match=r"binary_data_size"):
                 reader.read(wrong, length, BOUNDS)
 
 
 def test_a_head_that_one_model_knows_is_checked_for_another() -> None:
-    asks, inputs = Asks(), Inputs(SCHEMA)
+    asks, inputs = RequestReader(), ModelInputs(SCHEMA)
     for _ in range(2):
         told(asks, inputs, *request(columns(0)))
-    other = Inputs(hb.Schema([hb.Id("user"), hb.Id("item"), hb.Dense("price")]))
+    other = ModelInputs(hb.Schema([hb.Id("user"), hb.Id("item"), hb.Dense("price")]))
     with pytest.raises(DataError, match="'age': the model has no such input"):
         told(asks, other, *request(columns(0)))
     with pytest.raises(DataError, match="too many candidates"):
-        inputs.columns(Asks().read(*request(columns(0, 101)), BOUNDS).tensors, BOUNDS)
+        inputs.columns(RequestReader().read(*request(columns(0, 101)), BOUNDS).tensors, BOUNDS)
 
 
 def test_heads_are_bounded_in_number_and_those_with_an_id_are_not_kept() -> None:
-    asks, inputs = Asks(), Inputs(SCHEMA)
+    asks, inputs = RequestReader(), ModelInputs(SCHEMA)
     for n in range(1, 200):
         told(asks, inputs, *request(columns(0, n % 90 + 2)))
         told(asks, inputs, *request(columns(0), id=str(n)))

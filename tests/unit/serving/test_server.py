@@ -21,10 +21,11 @@ import pytest
 
 import hotbed as hb
 from hotbed.errors import ConfigError, HotbedError, ServingError
-from hotbed.serving.process import tokens_of
-from hotbed.serving.server.batching import Limits
-from hotbed.serving.server.http import Options, Server, serve
+from hotbed.serving.main import serve_models
+from hotbed.serving.server.access import read_tokens
 from hotbed.serving.server.models import Models
+from hotbed.serving.server.options import Options, ServerLimits
+from hotbed.serving.server.server import Server
 
 from .conftest import Process, Running, at_once, draw, stopped_under_load, wait_for
 
@@ -32,7 +33,7 @@ from .conftest import Process, Running, at_once, draw, stopped_under_load, wait_
 def test_requests_of_many_clients_are_scored_together_with_the_scores_of_each_alone(
     exported: Path, session: Any
 ) -> None:
-    running = Running(exported, Limits(batch_seconds=0.2, batch_rows=400), grpc_port=None)
+    running = Running(exported, ServerLimits(batch_seconds=0.2, batch_rows=400), grpc_port=None)
     found = dict[int, Any]()
 
     def one(number: int) -> None:
@@ -55,7 +56,7 @@ def test_requests_of_many_clients_are_scored_together_with_the_scores_of_each_al
 
 @pytest.mark.filterwarnings("ignore:table .* is fed both")
 def test_a_wrong_request_spoils_none_that_is_scored_with_it(exported: Path, session: Any) -> None:
-    running = Running(exported, Limits(batch_seconds=0.3), grpc_port=None)
+    running = Running(exported, ServerLimits(batch_seconds=0.3), grpc_port=None)
     outcomes = dict[int, Any]()
     columns = draw(5, 3)
     wrong = {**columns, "price": np.array([np.nan] * 5, np.float32)}
@@ -143,7 +144,7 @@ def test_token_file_with_a_line_that_is_not_a_token_is_rejected(
 ) -> None:
     (tmp_path / "tokens").write_text(text)
     with pytest.raises(ConfigError, match=f"token_file: not a token, got {problem}") as error:
-        tokens_of(str(tmp_path / "tokens"))
+        read_tokens(str(tmp_path / "tokens"))
     assert "s3cret" not in str(error.value)
 
 
@@ -180,9 +181,9 @@ def test_what_a_server_cannot_start_with_is_named(
     with pytest.raises(ConfigError, match="TLS cannot start"):
         Server(models, Options(port=0, tls_cert="cert", tls_key="key"))
     with pytest.raises(ConfigError, match="Did you mean 'batch_rows'"):
-        serve([str(exported)], [], {"port": 0, "batch_row": 4})
+        serve_models([str(exported)], [], {"port": 0, "batch_row": 4})
     with pytest.raises(ConfigError, match="unknown model, got"):
-        serve([f"a={exported}"], ["b=published"], {"port": 0})
+        serve_models([f"a={exported}"], ["b=published"], {"port": 0})
     with pytest.raises(ConfigError, match="expected a name for a URL"):
         models.add("a/b", exported)
 

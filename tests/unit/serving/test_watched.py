@@ -20,8 +20,8 @@ import tritonclient.grpc as triton
 import hotbed as hb
 from hotbed.errors import StoreError
 from hotbed.persist.publish import Follower
-from hotbed.serving.server.meters import together
-from hotbed.serving.server.models import Counts, Models
+from hotbed.serving.server.meters import combine_statuses
+from hotbed.serving.server.models import Models, RequestCounts
 
 from .conftest import Running, Trainer, draw, wait_for
 from .test_grpc import tensors
@@ -130,7 +130,7 @@ def told(**changes: Any) -> dict[str, Any]:
         "waiting": 0,
         "seconds": [],
     }
-    return {**found, **asdict(Counts()), **changes}
+    return {**found, **asdict(RequestCounts()), **changes}
 
 
 def test_what_several_processes_tell_is_one_status() -> None:
@@ -158,7 +158,7 @@ def test_what_several_processes_tell_is_one_status() -> None:
         reason="a gap",
     )
     parent = told(problems=3, since=59.0)
-    (found,) = together([[first], [second], [parent]])
+    (found,) = combine_statuses([[first], [second], [parent]])
     assert (
         found["rows"],
         found["batches"],
@@ -176,9 +176,9 @@ def test_what_several_processes_tell_is_one_status() -> None:
     assert found["cache"] == {name: 2 * value for name, value in cache.items()}
     assert "seconds" not in found
     newer = told(version="8", digest="e", published=55.0)
-    assert together([[newer], [first]])[0]["version"] == "7"
+    assert combine_statuses([[newer], [first]])[0]["version"] == "7"
     gone = told(version="", digest="", state="UNAVAILABLE", published=None, since=None)
-    (found,) = together([[newer], [gone]])
+    (found,) = combine_statuses([[newer], [gone]])
     assert (found["state"], found["version"], found["p50"], found["cache"]) == (
         "UNAVAILABLE",
         "",
@@ -186,7 +186,8 @@ def test_what_several_processes_tell_is_one_status() -> None:
         None,
     )
     assert [
-        one["name"] for one in together([[told(), told(name="n")], [told(), told(name="n")]])
+        one["name"]
+        for one in combine_statuses([[told(), told(name="n")], [told(), told(name="n")]])
     ] == ["m", "n"]
 
 

@@ -9,84 +9,39 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from hotbed import checks
 from hotbed.errors import HotbedError, Overloaded
-from hotbed.serving.process import DAY
-from hotbed.serving.server.bodies import Bounds
-from hotbed.serving.server.protocol import Column
+from hotbed.serving.protocol.inputs import Candidates
+from hotbed.serving.protocol.tensors import ColumnValues
+from hotbed.serving.server.options import ServerLimits
 from hotbed.serving.session import InferenceSession, Scores
 
 log = logging.getLogger("hotbed.serving")
-_ALONE_ROWS = 256  # candidates that are scored on the loop, which reads nothing meanwhile
-_ALONE_VALUES = 8192  # values of lists that are scored on the loop
-_LEAST_BODY_BYTES = 1 << 20
-_VALUE_BYTES = 32  # bytes of a body for each candidate and column
+_LOOP_ROWS = 256  # candidates that are scored on the loop, which reads nothing meanwhile
+_LOOP_VALUES = 8192  # values of lists that are scored on the loop
 
 
-@dataclass(frozen=True)
-class Limits:
-    """The load that a server accepts.
-
-    Args:
-        batch_rows: Candidates that are scored together, and the most of one request.
-        batch_seconds: How long the first request of a batch may wait for others; 0 = batch only
-            requests that already wait.
-        queue_rows: Candidates that may wait; a request beyond that is rejected at once.
-        body_bytes: The largest body of a request. None = 32 bytes for each of `batch_rows`
-            candidates and each column of the model, at least 1 MiB.
-        list_length: Values that a candidate may have in one column.
-    """
-
-    batch_rows: int = 4096
-    batch_seconds: float = 0.0
-    queue_rows: int = 65_536
-    body_bytes: int | None = None
-    list_length: int = 1024
-
-    def __post_init__(self) -> None:
-        checks.at_least("Limits.batch_rows", self.batch_rows, 1)
-        checks.between("Limits.batch_seconds", self.batch_seconds, 0, DAY)
-        checks.at_least("Limits.queue_rows", self.queue_rows, 0)
-        checks.at_least("Limits.body_bytes", self.body_bytes, 1)
-        checks.at_least("Limits.list_length", self.list_length, 1)
-
-    def bounds(self, num_columns: int) -> Bounds:
-        """Return the bounds of a request to a model of `num_columns` columns."""
-        body_bytes = self.body_bytes
-        if body_bytes is None:
-            body_bytes = max(_LEAST_BODY_BYTES, self.batch_rows * num_columns * _VALUE_BYTES)
-        return Bounds(num_columns, self.batch_rows, self.list_length, body_bytes)
-
-
-class Request:
-    """n candidates: `columns` [n], and `context` columns [1] that hold for each of them.
+class QueuedRequest:
+    """Candidates that wait to be scored.
 
     `future` belongs to the loop that made the request. Its result is `write(scores)`, or an error.
     If it is cancelled before the request is scored, the request is dropped.
     """
 
-    __slots__ = ("asked", "columns", "context", "future", "num_rows", "write")
+    __slots__ = ("columns", "context", "future", "num_rows", "queued", "write")
 
-    def __init__(
-        self,
-        num_rows: int,
-        columns: Mapping[str, Column],
-        context: Mapping[str, Column],
-        write: Callable[[Scores], Any],
-    ) -> None:
-        self.num_rows = num_rows
-        self.columns = columns
-        self.context = context
+    def __init__(self, candidates: Candidates, write: Callable[[Scores], Any]) -> None:
+        self.num_rows = candidates.num_rows
+        self.columns = candidates.columns
+        self.context = candidates.context
         self.write = write
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.asked = time.perf_counter()
+        self.queued = time.perf_counter()
 
     @property
     def size(self) -> int:
@@ -96,12 +51,15 @@ class Request:
     @property
     def is_small(self) -> bool:
         """Whether the request may be scored on the loop."""
-        columns = (*self.columns.values(), *self.context.values())
-        lists = [column for column in columns if isinstance(column, pa.LargeListArray)]
-        num_values = sum(len(column.values) for column in lists)
-        return self.num_rows <= _ALONE_ROWS and num_values <= _ALONE_VALUES
+        if self.num_rows > _LOOP_ROWS:
+            return False
+        num_values = 0
+        for values in (*self.columns.values(), *self.context.values()):
+            if isinstance(values, pa.LargeListArray):
+                num_values += len(values.values)
+        return num_values <= _LOOP_VALUES
 
-    def settle(self, scores: Scores | Exception) -> None:
+    def resolve(self, scores: Scores | Exception) -> None:
         """Set the result of the future, unless it is done; called on its loop."""
         if self.future.done():
             return
@@ -112,18 +70,18 @@ class Request:
         except Exception as error:
             self.future.set_exception(error)
 
-    def fits(self, other: Request) -> bool:
+    def fits(self, other: QueuedRequest) -> bool:
         """Whether both have the same columns, of the same types."""
-        return self._kinds() == other._kinds()
+        return self._types() == other._types()
 
-    def _kinds(self) -> set[tuple[str, str]]:
-        return {
-            (name, _kind(column))
-            for columns in (self.columns, self.context)
-            for name, column in columns.items()
-        }
+    def _types(self) -> set[tuple[str, str]]:
+        types = set()
+        for columns in (self.columns, self.context):
+            for name, values in columns.items():
+                types.add((name, _type_of(values)))
+        return types
 
-    def spread(self, name: str) -> Column:
+    def spread(self, name: str) -> ColumnValues:
         """Return a column [n]; context is repeated for each candidate."""
         if name not in self.context:
             return self.columns[name]
@@ -133,10 +91,10 @@ class Request:
         return value.take(pa.array(np.zeros(self.num_rows, np.int64)))
 
 
-def _kind(column: Column) -> str:
-    if isinstance(column, np.ndarray):
-        return column.dtype.str
-    return str(column.type)
+def _type_of(values: ColumnValues) -> str:
+    if isinstance(values, np.ndarray):
+        return values.dtype.str
+    return str(values.type)
 
 
 class Batcher:
@@ -151,23 +109,23 @@ class Batcher:
         limits: Size and wait of a batch, and size of the queue.
         scored: Called after each batch with its requests, and when scoring started and ended
             (`time.perf_counter`).
-        alone: Whether requests may be scored on the loop; False if scoring may wait for rows.
+        on_loop: Whether requests may be scored on the loop; False if scoring may wait for rows.
     """
 
     def __init__(
         self,
         session: Callable[[], InferenceSession],
-        limits: Limits,
-        scored: Callable[[list[Request], float, float], None],
-        alone: bool = True,
+        limits: ServerLimits,
+        scored: Callable[[Sequence[QueuedRequest], float, float], None],
+        on_loop: bool = True,
     ) -> None:
         self._session = session
         self._limits = limits
         self._scored = scored
-        self._alone = alone and limits.batch_seconds == 0
-        self._arrived = list[Request]()  # in this turn of the loop; used by the loop only
+        self._on_loop = on_loop and limits.batch_seconds == 0
+        self._arrived = list[QueuedRequest]()  # in this turn of the loop; used by the loop only
         self._busy = False  # whether the thread scores a batch
-        self._waiting = deque[Request]()
+        self._waiting = deque[QueuedRequest]()
         self._rows = 0
         self._changed = threading.Condition()
         self._closed = False
@@ -179,25 +137,29 @@ class Batcher:
         """Number of candidates that wait now."""
         return self._rows
 
-    def submit(self, request: Request) -> None:
-        """Queue a request. Raises Overloaded if too many candidates wait, or the server stops."""
-        most = max(self._limits.queue_rows, request.size)
+    def submit(self, request: QueuedRequest) -> asyncio.Future[Any]:
+        """Queue a request, and return its future.
+
+        Raises:
+            Overloaded: Too many candidates wait, or the server stops.
+        """
+        size = request.size
         with self._changed:
             if self._closed:
                 raise Overloaded(
-                    f"too many requests: the server stops, got {request.size} candidates. "
-                    "Try again later."
+                    f"too many requests: the server stops, got {size} candidates. Try again later."
                 )
-            if self._rows + request.size > most:
+            if self._rows + size > max(self._limits.queue_rows, size):
                 raise Overloaded(
-                    f"too many requests: {self._rows} candidates wait, got {request.size} more. "
+                    f"too many requests: {self._rows} candidates wait, got {size} more. "
                     "Try again later."
                 )
-            self._rows += request.size
+            self._rows += size
         if not self._arrived:
             # runs after everything that this turn of the loop reads
-            request.future.get_loop().call_soon(self._turn)
+            request.future.get_loop().call_soon(self._take_arrived)
         self._arrived.append(request)
+        return request.future
 
     def close(self) -> None:
         """Score the requests that wait, then end the thread."""
@@ -206,31 +168,33 @@ class Batcher:
             self._changed.notify()
         self._thread.join()
 
-    def _turn(self) -> None:
+    def _take_arrived(self) -> None:
         """Score a single small request here; leave all others to the thread."""
         arrived = self._arrived
         self._arrived = []
         with self._changed:
-            alone = self._alone and len(arrived) == 1 and not self._busy and arrived[0].is_small
-            if not self._closed and (self._waiting or not alone):
+            single = self._on_loop and len(arrived) == 1 and not self._busy and arrived[0].is_small
+            if not self._closed and (self._waiting or not single):
                 self._waiting.extend(arrived)
                 self._changed.notify()
                 return
             self._rows -= sum(request.size for request in arrived)
         for request in arrived:
-            _settle(self._score([request]))
+            _resolve_all(self._score([request]))
 
     def _work(self) -> None:
-        while batch := self._next():
+        """Score batches until the end; the function of the thread."""
+        while batch := self._next_batch():
             batch = [request for request in batch if not request.future.cancelled()]
             if batch:
                 results = self._score(batch)
                 loop = batch[0].future.get_loop()
                 with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
-                    loop.call_soon_threadsafe(_settle, results)
+                    loop.call_soon_threadsafe(_resolve_all, results)
 
-    def _next(self) -> list[Request]:
+    def _next_batch(self) -> list[QueuedRequest]:
         """Wait for requests, and return those of one batch; an empty list at the end."""
+        most = self._limits.batch_rows
         with self._changed:
             self._busy = False
             while not self._waiting:
@@ -240,26 +204,34 @@ class Batcher:
             self._busy = True
             first = self._waiting.popleft()
             batch = [first]
-            rows = first.size
-            deadline = first.asked + self._limits.batch_seconds
-            while rows < self._limits.batch_rows:
-                if not self._waiting:
-                    left = deadline - time.perf_counter()
-                    if left <= 0 or self._closed or not self._changed.wait(left):
-                        break
-                    continue
-                other = self._waiting[0]
-                if rows + other.size > self._limits.batch_rows or not other.fits(first):
+            num_rows = first.size
+            deadline = first.queued + self._limits.batch_seconds
+            while num_rows < most and self._wait_until(deadline):
+                following = self._waiting[0]
+                if num_rows + following.size > most or not following.fits(first):
                     break
                 batch.append(self._waiting.popleft())
-                rows += other.size
-            self._rows -= rows
+                num_rows += following.size
+            self._rows -= num_rows
             return batch
 
-    def _score(self, batch: list[Request]) -> list[tuple[Request, Scores | Exception]]:
+    def _wait_until(self, deadline: float) -> bool:
+        """Wait for a request, with the lock held; return whether there is one."""
+        while not self._waiting:
+            seconds = deadline - time.perf_counter()
+            if seconds <= 0 or self._closed or not self._changed.wait(seconds):
+                return False
+        return True
+
+    def _score(self, batch: list[QueuedRequest]) -> list[tuple[QueuedRequest, Scores | Exception]]:
         started = time.perf_counter()
         try:
-            scores = _scores(self._session(), batch)
+            session = self._session()
+            if len(batch) == 1:
+                request = batch[0]
+                scores = [session.ask(request.columns, request.context)]
+            else:
+                scores = _split(session.ask(_join_requests(batch)), batch)
         except Exception as error:
             if len(batch) > 1:  # scored one by one, only the request at fault fails
                 return [result for request in batch for result in self._score([request])]
@@ -270,32 +242,31 @@ class Batcher:
         return list(zip(batch, scores, strict=True))
 
 
-def _settle(results: list[tuple[Request, Scores | Exception]]) -> None:
+def _resolve_all(results: Sequence[tuple[QueuedRequest, Scores | Exception]]) -> None:
     for request, scores in results:
-        request.settle(scores)
+        request.resolve(scores)
 
 
-def _scores(session: InferenceSession, batch: list[Request]) -> list[Scores]:
+def _join_requests(batch: Sequence[QueuedRequest]) -> dict[str, ColumnValues]:
+    """Return the columns of all candidates of a batch."""
     first = batch[0]
-    if len(batch) == 1:
-        return [session.ask(first.columns, first.context)]
-    names = [*first.columns, *first.context]
-    scores = session.ask(
-        {name: _joined([request.spread(name) for request in batch]) for name in names}
-    )
-    ends = np.cumsum([request.num_rows for request in batch]).tolist()
-    parts = zip([0, *ends], ends, strict=False)
-    return [
-        Scores(
-            scores.version,
-            {name: values[start:end] for name, values in scores.outputs.items()},
-            scores.late,
-        )
-        for start, end in parts
-    ]
+    columns = dict[str, ColumnValues]()
+    for name in (*first.columns, *first.context):
+        parts = [request.spread(name) for request in batch]
+        if isinstance(parts[0], np.ndarray):
+            columns[name] = np.concatenate(parts)
+        else:
+            columns[name] = pa.concat_arrays(parts)
+    return columns
 
 
-def _joined(columns: list[Column]) -> Column:
-    if isinstance(columns[0], np.ndarray):
-        return np.concatenate(columns)
-    return pa.concat_arrays(columns)
+def _split(scores: Scores, batch: Sequence[QueuedRequest]) -> list[Scores]:
+    """Return the scores of each request of a batch."""
+    parts = []
+    start = 0
+    for request in batch:
+        end = start + request.num_rows
+        outputs = {name: values[start:end] for name, values in scores.outputs.items()}
+        parts.append(Scores(scores.version, outputs, scores.late))
+        start = end
+    return parts

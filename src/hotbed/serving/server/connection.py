@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP/1.1 with uvicorn: the application that answers, and time limits that uvicorn lacks."""
+"""HTTP/1.1 with uvicorn, and the limits of time and size that uvicorn lacks.
+
+This is the only file that builds on the inside of uvicorn: the attributes of its protocol, none of
+which is private. `tests/unit/serving/test_uvicorn.py` holds what it needs of them.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import json
+import contextlib
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence, Sized
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence, Sized
+from http import HTTPStatus
 from socket import socket
 from ssl import SSLContext
 from typing import Any, cast
@@ -16,60 +19,14 @@ from typing import Any, cast
 import httptools
 import uvicorn
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import (
-    STATUS_LINE,
-    HttpToolsProtocol,
-    RequestResponseCycle,
-)
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from hotbed.serving.server.app import App, HttpRequest, HttpResponse, refusal
 
 _HEAD_BYTES = 64 << 10
+_WATCH_SECONDS = 1.0
 _LINGER_SECONDS = 2.0  # for a client to read the last answer
 _LAST_SECONDS = 30  # for requests under way at the end
-
-
-@dataclass(slots=True)
-class Request:
-    """A request. `path`: as received, without the query; `headers`: by name in lower case."""
-
-    method: str
-    path: str
-    headers: Mapping[str, str]
-    body: bytes = b""
-
-
-@dataclass(slots=True)
-class Response:
-    """The answer to a request. `kind`: its media type."""
-
-    status: int = 200
-    body: bytes = b""
-    kind: str = "application/json"
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-
-def refusal(status: int, reason: str, headers: Mapping[str, str] | None = None) -> Response:
-    """Return an error with its reason, in the form of the Open Inference Protocol."""
-    return Response(status, json.dumps({"error": reason}).encode(), headers=headers or {})
-
-
-class App(ABC):
-    """Answers the requests of an `HttpServer`."""
-
-    @abstractmethod
-    def refuse(self, request: Request) -> Response | None:
-        """Return an answer that rejects a request by its headers, or None to read its body."""
-
-    @abstractmethod
-    def body_bytes(self, request: Request) -> int:
-        """Return the longest body of a request, in bytes; called when its headers are complete."""
-
-    @abstractmethod
-    def answer(self, request: Request) -> Response | asyncio.Future[Response]:
-        """Answer a complete request. A future is cancelled when the client disconnects."""
-
-    @abstractmethod
-    def failed(self, request: Request, error: Exception) -> Response:
-        """Return the answer to a request for which `answer`, or its future, raised `error`."""
 
 
 class HttpServer(uvicorn.Server):
@@ -86,9 +43,13 @@ class HttpServer(uvicorn.Server):
     """
 
     def __init__(
-        self, app: App, request_seconds: float, idle_seconds: float, tls: SSLContext | None = None
+        self,
+        app: App,
+        request_seconds: float,
+        idle_seconds: float,
+        tls: SSLContext | None = None,
     ) -> None:
-        self.routes = app
+        self.app = app
         self.closing = False
         self.request_seconds = request_seconds
         self.idle_seconds = idle_seconds
@@ -111,17 +72,22 @@ class HttpServer(uvicorn.Server):
             )
         )
 
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the caller."""
+        yield
+
     async def serve(self, sockets: list[socket] | None = None) -> None:
         watching = asyncio.create_task(self._watch())
-        await self._serve(sockets)  # uvicorn's `serve` without its signal handlers
+        await super().serve(sockets)
         watching.cancel()
 
     async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(_WATCH_SECONDS)
             now = asyncio.get_running_loop().time()
             for connection in list[Any](self.server_state.connections):
-                connection.look(now)
+                connection.check_time(now)
 
 
 class _Flow(FlowControl):
@@ -144,32 +110,28 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._server = cast(HttpServer, self.app)
+        self._http_server = cast(HttpServer, self.app)
+        self.app = self._respond
         self.flow = _Flow(transport, self.pipeline)
         self._last: RequestResponseCycle | None = None  # the newest request whose answer began
-        self._future: asyncio.Future[Response] | None = None  # its answer
-        self._head = False  # whether the headers of a request are being received
+        self._future: asyncio.Future[HttpResponse] | None = None  # its answer
+        self._in_head = False  # whether the headers of a request are being received
         self._header_bytes = 0  # of the lines of headers and trailers that are complete
         self._unread_bytes = 0  # received since the body grew or a request was complete
         self._ended = False
-        self._since = 0.0
-        self._state: tuple[object, ...] = ()
-
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._last = cycle
-        super()._start_asgi_task(cycle, self._respond)
+        self._state: tuple[object, ...] = ()  # what limits the connection
+        self._state_began = 0.0
 
     async def _respond(self, scope: Any, receive: Any, send: Any) -> None:
-        headers = {
-            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
-        }
-        request = Request(scope["method"], scope["raw_path"].decode("ascii"), headers)
+        """Answer a request; the ASGI application."""
+        app = self._http_server.app
+        request = _request_of(scope)
+        route = app.route(request)
+        most = route.body_bytes()
+        length = int(request.headers.get("content-length", 0))
+        response = _violation(scope) or app.refuse(request) or _too_long(length, most)
         body = bytearray()
         more = True
-        routes = self._server.routes
-        most = routes.body_bytes(request)
-        response = _violation(scope) or routes.refuse(request)
-        response = response or _too_long(int(headers.get("content-length", 0)), most)
         while response is None and more:
             message = await receive()
             if message["type"] == "http.disconnect":
@@ -179,14 +141,19 @@ class Connection(HttpToolsProtocol):
             response = _too_long(len(body), most)
         if response is None:
             request.body = bytes(body)
-            response = await self._answer(request)
-        await send(
-            {
-                "type": "http.response.start",
-                "status": response.status,
-                "headers": self._headers(response),
-            }
-        )
+            try:
+                reply = route.answer(request)
+                if isinstance(reply, HttpResponse):
+                    response = reply
+                else:
+                    self._future = reply
+                    response = await reply
+            except asyncio.CancelledError:
+                response = refusal(503, "the server stops")  # or the client has left
+            except Exception as error:
+                response = app.failed(request, error)
+        headers = self._headers(response)
+        await send({"type": "http.response.start", "status": response.status, "headers": headers})
         await send({"type": "http.response.body", "body": response.body, "more_body": more})
         # Read the rest of a rejected request: if the connection closed now, the client would lose
         # the answer.
@@ -195,26 +162,13 @@ class Connection(HttpToolsProtocol):
                 pass
             await send({"type": "http.response.body"})
 
-    async def _answer(self, request: Request) -> Response:
-        app = self._server.routes
-        try:
-            answer = app.answer(request)
-            if isinstance(answer, Response):
-                return answer
-            self._future = answer
-            return await answer
-        except asyncio.CancelledError:
-            return refusal(503, "the server stops")  # or the client has left
-        except Exception as error:
-            return app.failed(request, error)
-
-    def _headers(self, response: Response, last: bool = False) -> list[tuple[bytes, bytes]]:
+    def _headers(self, response: HttpResponse, last: bool = False) -> list[tuple[bytes, bytes]]:
         headers = {
             "content-type": response.kind,
             "content-length": str(len(response.body)),
             **response.headers,
         }
-        if last or self._server.closing:
+        if last or self._http_server.closing:
             headers["connection"] = "close"
         return [(name.lower().encode(), value.encode()) for name, value in headers.items()]
 
@@ -222,6 +176,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self.app = self._http_server  # no reference to itself is left
         if self._last is not None:
             self._last.disconnected = True
         if self._future is not None:
@@ -231,7 +186,6 @@ class Connection(HttpToolsProtocol):
         if self._ended:
             return
         self._unread_bytes += len(data)
-        self._unset_keepalive_if_required()
         try:
             self._feed(data)
         except httptools.HttpParserError:
@@ -276,27 +230,30 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._head = True
+        self._in_head = True
         self._header_bytes = 0
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
-        self._count(len(url))
+        self._count_header(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._count(len(name) + len(value) + 4)
-        if self._head:  # trailers are dropped
+        self._count_header(len(name) + len(value) + 4)
+        if self._in_head:  # trailers are dropped
             super().on_header(name, value)
 
-    def _count(self, size: int) -> None:
+    def _count_header(self, size: int) -> None:
         self._header_bytes += size
         if self._header_bytes > _HEAD_BYTES:
             raise ValueError("the headers are too long")  # stops the parser
 
     def on_headers_complete(self) -> None:
-        if not self._upgrades():
-            super().on_headers_complete()
-            self._head = False
+        if self._upgrades():
+            return
+        super().on_headers_complete()
+        self._in_head = False
+        if not self.pipeline:  # no other answer comes first
+            self._last = self.cycle
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
@@ -306,6 +263,15 @@ class Connection(HttpToolsProtocol):
         if not self._upgrades():
             super().on_message_complete()
         self._unread_bytes = 0
+
+    def on_response_complete(self) -> None:
+        if self.pipeline and not self.transport.is_closing():
+            self._last = self.pipeline[-1][0]
+        super().on_response_complete()
+
+    def timeout_keep_alive_handler(self) -> None:
+        if not (self._ended or self._in_head or self._unanswered):  # no request has begun since
+            super().timeout_keep_alive_handler()
 
     def _reject_bytes(self) -> None:
         """Reject bytes that are not a request, or headers or trailers that are too long."""
@@ -322,57 +288,60 @@ class Connection(HttpToolsProtocol):
     # Time limits.
 
     @property
-    def _open(self) -> RequestResponseCycle | None:
-        """The request whose answer has not been sent completely."""
+    def _unanswered(self) -> RequestResponseCycle | None:
+        """The request whose answer has begun and has not been sent completely."""
         if self._last is None or self._last.response_complete:
             return None
         return self._last
 
-    def look(self, now: float) -> None:
+    def check_time(self, now: float) -> None:
         """Close the connection if nothing has changed for longer than its state allows."""
-        seconds = self._server.request_seconds
-        last = self._open
-        full = self.transport.get_write_buffer_size() > 0
-        coming = self._head if last is None else last.more_body
-        ended = self._ended or self.transport.is_closing()
-        if full:
+        seconds = self._http_server.request_seconds
+        last = self._unanswered
+        is_full = self.transport.get_write_buffer_size() > 0  # the client does not read
+        is_arriving = self._in_head if last is None else last.more_body
+        is_ending = self._ended or self.transport.is_closing()
+        if is_full:
             limit = seconds
-        elif last is not None and not coming:
+        elif last is not None and not is_arriving:
             limit = math.inf
-        elif ended:
+        elif is_ending:
             limit = _LINGER_SECONDS
-        elif coming:
+        elif is_arriving:
             limit = seconds
         else:
-            limit = self._server.idle_seconds
+            limit = self._http_server.idle_seconds
         state = (limit, self._last)
         if state != self._state:
             self._state = state
-            self._since = now
-        elif now - self._since > limit:
-            if full or ended:
+            self._state_began = now
+        elif now - self._state_began > limit:
+            if is_full or is_ending:
                 self.transport.abort()
-            elif coming:
+            elif is_arriving:
                 self._end(refusal(408, f"the request did not come within {seconds:g} seconds"))
             else:
                 self.transport.close()
 
-    def _end(self, response: Response) -> None:
+    def _end(self, response: HttpResponse) -> None:
         """Send a last answer, unless another one is under way, and take no more requests.
 
         Only the sending side is closed if possible, so that a client that still sends can read the
         answer.
         """
         self._ended = True
-        last = self._open
+        last = self._unanswered
         if last is not None and not last.more_body:
             return
         if last is not None:
             last.disconnected = True
             last.message_event.set()
         if last is None or not last.response_started:
-            lines = b"".join(b"%b: %b\r\n" % line for line in self._headers(response, last=True))
-            self.transport.write(STATUS_LINE[response.status] + lines + b"\r\n" + response.body)
+            phrase = HTTPStatus(response.status).phrase
+            lines = [f"HTTP/1.1 {response.status} {phrase}".encode()]
+            for name, value in self._headers(response, last=True):
+                lines.append(b"%b: %b" % (name, value))
+            self.transport.write(b"\r\n".join(lines) + b"\r\n\r\n" + response.body)
         if self.transport.can_write_eof():
             self.transport.write_eof()
             self.flow.resume_reading()
@@ -380,7 +349,12 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
 
-def _violation(scope: Mapping[str, Any]) -> Response | None:
+def _request_of(scope: Mapping[str, Any]) -> HttpRequest:
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+    return HttpRequest(scope["method"], scope["raw_path"].decode("ascii"), headers)
+
+
+def _violation(scope: Mapping[str, Any]) -> HttpResponse | None:
     """Return the answer to a request that breaks HTTP/1.1 but passes the parser, else None.
 
     Intermediaries may read such requests differently from the server.
@@ -402,7 +376,7 @@ def _violation(scope: Mapping[str, Any]) -> Response | None:
     return None
 
 
-def _too_long(size: int, most: int) -> Response | None:
+def _too_long(size: int, most: int) -> HttpResponse | None:
     if size <= most:
         return None
     return refusal(

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 import numpy as np
@@ -29,16 +29,23 @@ from hotbed.errors import (
     ServingError,
 )
 from hotbed.serving.health import HEALTH_SERVICE, Health, add_health_and_reflection
-from hotbed.serving.server.bodies import SLICE, Bounds, Divided, Part, Undecoded, divide_message
-from hotbed.serving.server.models import Current, Models, Reading
-from hotbed.serving.server.protocol import (
-    Tensor,
-    about,
+from hotbed.serving.protocol.bodies import (
+    SLICE,
+    Bounds,
+    DividedRequest,
+    Undecoded,
+    ValueSpan,
+    divide_message,
+)
+from hotbed.serving.protocol.offered import (
     check_load,
     check_tensor_parameters,
-    choose,
-    text_of,
+    choose_outputs,
+    server_metadata,
 )
+from hotbed.serving.protocol.tensors import Tensor, text_of
+from hotbed.serving.server.access import Tokens
+from hotbed.serving.server.models import DecodedRequest, Models, ServedVersion
 from hotbed.serving.server.triton import (
     model_config,
     model_statistics,
@@ -47,6 +54,7 @@ from hotbed.serving.session import Scores
 from hotbed.serving.stores.messages import load_service
 
 log = logging.getLogger("hotbed.serving")
+UnaryHandler: TypeAlias = Callable[[bytes, Any], Awaitable[Any]]
 _OPEN = (
     "/ServerLive",
     "/ServerReady",
@@ -82,7 +90,7 @@ _CONTENTS = {
 }
 
 
-def code_of(error: Exception) -> grpc.StatusCode:
+def grpc_status(error: Exception) -> grpc.StatusCode:
     """Return the gRPC status of an error."""
     codes = grpc.StatusCode
     for kind, code in (
@@ -97,7 +105,7 @@ def code_of(error: Exception) -> grpc.StatusCode:
     return codes.INTERNAL
 
 
-class Service:
+class InferenceService:
     """The calls of the protocol.
 
     Each takes and returns a message of `MESSAGES`; `_infer` takes the bytes of its message.
@@ -125,8 +133,8 @@ class Service:
         handlers = {}
         for name, call in zip(_CALLS, calls, strict=True):
             request = MESSAGES[f"{name}Request"]
-            decode = bytes if name == "ModelInfer" else partial(_decoded, request)
-            answer = told(call, request, decode)
+            decode = bytes if name == "ModelInfer" else partial(_decode_call, request)
+            answer = unary_handler(call, request, decode)
             write = MESSAGES[f"{name}Response"].SerializeToString
             handlers[name] = grpc.unary_unary_rpc_method_handler(answer, None, write)
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
@@ -138,7 +146,7 @@ class Service:
         return MESSAGES["ServerReadyResponse"](ready=self._models.ready)
 
     async def _server(self, request: Any) -> Any:
-        return MESSAGES["ServerMetadataResponse"](**about())
+        return MESSAGES["ServerMetadataResponse"](**server_metadata())
 
     async def _model_ready(self, request: Any) -> Any:
         try:
@@ -148,41 +156,42 @@ class Service:
         return MESSAGES["ModelReadyResponse"](ready=ready)
 
     async def _metadata(self, request: Any) -> Any:
-        return MESSAGES["ModelMetadataResponse"](
-            **self._models.metadata(request.name, request.version)
-        )
+        metadata = self._models.metadata(request.name, request.version)
+        return MESSAGES["ModelMetadataResponse"](**metadata)
 
     async def _config(self, request: Any) -> Any:
         config = model_config(self._models, request.name, request.version)
         return MESSAGES["ModelConfigResponse"](config=config)
 
     async def _statistics(self, request: Any) -> Any:
-        ask = partial(model_statistics, self._models, request.name, request.version)
-        return MESSAGES["ModelStatisticsResponse"](model_stats=await asyncio.to_thread(ask))
+        statistics = await asyncio.to_thread(
+            model_statistics, self._models, request.name, request.version
+        )
+        return MESSAGES["ModelStatisticsResponse"](model_stats=statistics)
 
     async def _index(self, request: Any) -> Any:
         return MESSAGES["RepositoryIndexResponse"](models=self._models.index(request.ready))
 
     async def _load(self, request: Any) -> Any:
         check_load(request.parameters)
-        await asyncio.wrap_future(self._models.aside.submit(self._models.load, request.model_name))
+        models = self._models
+        await asyncio.wrap_future(models.aside.submit(models.load, request.model_name))
         return MESSAGES["RepositoryModelLoadResponse"]()
 
     async def _unload(self, request: Any) -> Any:
-        await asyncio.wrap_future(
-            self._models.aside.submit(self._models.unload, request.model_name)
-        )
+        models = self._models
+        await asyncio.wrap_future(models.aside.submit(models.unload, request.model_name))
         return MESSAGES["RepositoryModelUnloadResponse"]()
 
     async def _infer(self, data: bytes) -> Any:
         started = time.perf_counter()
         meters = self._models.meters
-        divide = partial(_divided, data, self._models.bounds)
+        divide = partial(_divide, data, self._models.bounds)
         divided, request = await self._models.readers.read(len(data), divide)
         name = request.model_name
 
-        def read(current: Current) -> Reading[Any]:
-            bounds = current.bounds
+        def decode(served: ServedVersion) -> DecodedRequest[Any]:
+            bounds = served.bounds
             if len(data) > bounds.body_bytes:
                 raise DataError(
                     f"the request: expected at most {bounds.body_bytes} bytes, got {len(data)}. "
@@ -190,11 +199,12 @@ class Service:
                 )
             for output in request.outputs:
                 check_tensor_parameters(f"output {output.name[:100]!r}", output.parameters)
-            columns = current.inputs.columns(list(tensors(request, data, divided)), bounds)
-            return Reading(columns, partial(_written, request))
+            tensors = list(input_tensors(request, data, divided))
+            candidates = served.inputs.columns(tensors, bounds)
+            return DecodedRequest(candidates, partial(_write_answer, request))
 
         try:
-            response = await self._models.score(name, request.model_version, len(data), read)
+            response = await self._models.score(name, request.model_version, len(data), decode)
         except BaseException as error:
             meters.ended(name, "grpc", started, error)
             raise
@@ -202,20 +212,20 @@ class Service:
         return response
 
 
-def _divided(data: bytes, bounds: Bounds) -> tuple[Divided, Any]:
+def _divide(data: bytes, bounds: Bounds) -> tuple[DividedRequest, Any]:
     """Return a divided ModelInferRequest, and its head as a message."""
     divided = divide_message(data, bounds)
     return divided, MESSAGES["ModelInferRequest"].FromString(divided.head)
 
 
-def _written(request: Any, scores: Scores) -> Any:
+def _write_answer(request: Any, scores: Scores) -> Any:
     """Return the answer to a ModelInferRequest."""
     wanted = [output.name for output in request.outputs] or None
     version = str(scores.version)
     response = MESSAGES["ModelInferResponse"](
         model_name=request.model_name, model_version=version, id=request.id
     )
-    for output, values in choose(scores.outputs, wanted).items():
+    for output, values in choose_outputs(scores.outputs, wanted).items():
         response.outputs.add(name=output, datatype="FP32", shape=[len(values)])
         response.raw_output_contents.append(np.ascontiguousarray(values, "<f4").tobytes())
     if scores.late:
@@ -223,7 +233,7 @@ def _written(request: Any, scores: Scores) -> Any:
     return response
 
 
-def tensors(request: Any, data: bytes, divided: Divided) -> Iterator[Tensor]:
+def input_tensors(request: Any, data: bytes, divided: DividedRequest) -> Iterator[Tensor]:
     """Yield the inputs of a ModelInferRequest: raw, or typed and not decoded yet.
 
     Args:
@@ -240,9 +250,9 @@ def tensors(request: Any, data: bytes, divided: Divided) -> Iterator[Tensor]:
             f"raw_input_contents: expected {len(request.inputs)}, one for each input, got "
             f"{len(raw)}. Send all inputs raw, or none."
         )
-    typed: list[list[Part]] = [[] for _ in request.inputs]
-    for part in divided.parts:
-        typed[part.input].append(part)
+    typed: list[list[ValueSpan]] = [[] for _ in request.inputs]
+    for span in divided.spans:
+        typed[span.input].append(span)
     for number, tensor in enumerate(request.inputs):
         if raw and typed[number]:
             raise DataError(
@@ -259,20 +269,20 @@ def tensors(request: Any, data: bytes, divided: Divided) -> Iterator[Tensor]:
 
 
 class TypedValues(Undecoded):
-    """The typed `contents` of an input, at `parts` of `data`.
+    """The typed `contents` of an input, at `spans` of `data`.
 
     Only the field of the input's datatype may be filled.
     """
 
-    def __init__(self, name: str, datatype: str, data: bytes, parts: Sequence[Part]) -> None:
-        self.entries = sum(part.entries for part in parts)
+    def __init__(self, name: str, datatype: str, data: bytes, spans: Sequence[ValueSpan]) -> None:
+        self.entries = sum(span.entries for span in spans)
         self._name = name
         self._datatype = datatype
         self._data = data
-        self._parts = parts
+        self._spans = spans
 
     def slices(self) -> Iterable[Any]:
-        message = b"".join(self._data[part.start : part.end] for part in self._parts)
+        message = b"".join(self._data[span.start : span.end] for span in self._spans)
         fields = MESSAGES["InferTensorContents"].FromString(message).ListFields()
         if len(fields) > 1:
             names = [field.name for field, _ in fields]
@@ -284,9 +294,8 @@ class TypedValues(Undecoded):
             yield []
             return
         field, values = fields[0]
-        expected = _CONTENTS.get(
-            self._datatype, field.name
-        )  # an unknown datatype is rejected later
+        # an unknown datatype is rejected later
+        expected = _CONTENTS.get(self._datatype, field.name)
         if field.name != expected:
             raise DataError(
                 f"input {self._name[:100]!r}: expected {expected} for {self._datatype}, got "
@@ -300,7 +309,7 @@ class TypedValues(Undecoded):
                 yield list(part)
 
 
-def _decoded(message: Any, data: bytes) -> Any:
+def _decode_call(message: Any, data: bytes) -> Any:
     """Return the message in `data`. Raises DataError if it is longer than `_CALL_BYTES`."""
     if len(data) > _CALL_BYTES:
         raise DataError(
@@ -310,9 +319,11 @@ def _decoded(message: Any, data: bytes) -> Any:
     return message.FromString(data)
 
 
-def told(
-    call: Callable[[Any], Awaitable[Any]], message: Any, decode: Callable[[bytes], Any]
-) -> Callable[[bytes, Any], Awaitable[Any]]:
+def unary_handler(
+    call: Callable[[Any], Awaitable[Any]],
+    message: Any,
+    decode: Callable[[bytes], Any],
+) -> UnaryHandler:
     """Return a handler that decodes a request and awaits `call`.
 
     Errors end the call with a status and their reason.
@@ -322,15 +333,15 @@ def told(
         try:
             return await call(decode(data))
         except Exception as error:
-            await refuse(error, message, context)
+            await abort_with(error, message, context)
 
     return answer
 
 
-async def refuse(error: Exception, message: Any, context: Any) -> None:
+async def abort_with(error: Exception, message: Any, context: Any) -> None:
     """End a call whose request is a `message`, with the status and the reason of `error`."""
     if isinstance(error, HotbedError):
-        await context.abort(code_of(error), str(error))
+        await context.abort(grpc_status(error), str(error))
     if isinstance(error, DecodeError):
         await context.abort(
             grpc.StatusCode.INVALID_ARGUMENT,
@@ -340,45 +351,65 @@ async def refuse(error: Exception, message: Any, context: Any) -> None:
     await context.abort(grpc.StatusCode.INTERNAL, "an error of the server; its log has more")
 
 
+def _refusing(code: grpc.StatusCode, reason: str) -> Any:
+    """Return a handler of any call that ends it before its message is received."""
+
+    async def refuse(requests: Any, context: Any) -> None:
+        await context.abort(code, reason)
+
+    return grpc.stream_unary_rpc_method_handler(refuse)
+
+
 class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Rejects calls without a valid token, except those for health and readiness."""
 
-    def __init__(self, admit: Callable[[str | None], bool]) -> None:
-        async def refuse(requests: Any, context: Any) -> None:
-            await context.abort(
-                grpc.StatusCode.UNAUTHENTICATED,
-                "no token, or a wrong one. Send authorization: Bearer TOKEN.",
-            )
-
-        # a handler of streams rejects before the message is received
-        self._admit = admit
-        self._refused = grpc.stream_unary_rpc_method_handler(refuse)
+    def __init__(self, tokens: Tokens) -> None:
+        self._tokens = tokens
+        self._refused = _refusing(
+            grpc.StatusCode.UNAUTHENTICATED,
+            "no token, or a wrong one. Send authorization: Bearer TOKEN.",
+        )
 
     async def intercept_service(self, proceed: Any, details: Any) -> Any:
-        token = next(
-            (value for name, value in details.invocation_metadata if name == "authorization"), None
-        )
-        if details.method.endswith(_OPEN) or self._admit(token):
+        if details.method.endswith(_OPEN):
+            return await proceed(details)
+        token = None
+        for name, value in details.invocation_metadata:
+            if name == "authorization":
+                token = value
+                break
+        if self._tokens.admit(token):
             return await proceed(details)
         return self._refused
 
 
-async def start(
+class UnknownMethods(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Rejects calls of methods that no other handler has, and names them."""
+
+    def service(self, details: Any) -> Any:
+        return _refusing(
+            grpc.StatusCode.UNIMPLEMENTED,
+            f"method {details.method[:200]!r}: the server has no such method. "
+            "Ask its reflection for those it has.",
+        )
+
+
+async def start_inference(
     models: Models,
     address: str,
-    admit: Callable[[str | None], bool] | None,
+    tokens: Tokens | None,
     tls: tuple[bytes, bytes] | None,
-    shared: bool = False,
-    idle_seconds: float = 60.0,
+    shares_port: bool,
+    idle_seconds: float,
 ) -> GrpcServer:
-    """Start a gRPC server.
+    """Start a gRPC server of the protocol.
 
     Args:
         models: The models to serve.
         address: HOST:PORT to listen at.
-        admit: Returns whether the value of `authorization` is valid; None = all calls are.
+        tokens: The tokens of which calls need one; None = no token is needed.
         tls: Key and certificate; None = no TLS.
-        shared: Whether several processes listen at the port.
+        shares_port: Whether several processes listen at the port.
         idle_seconds: Connections without a call are closed after this time.
 
     Raises:
@@ -387,17 +418,18 @@ async def start(
     longest = models.limits.body_bytes or max(_INFER_BYTES, models.bounds.body_bytes)
     options = {
         "grpc.max_receive_message_length": longest,
-        "grpc.so_reuseport": int(shared),
+        "grpc.so_reuseport": int(shares_port),
         "grpc.max_connection_idle_ms": int(idle_seconds * 1000),
         "grpc.max_concurrent_streams": _STREAMS,
     }
-    listening = Listening(SERVICE, Service(models).handlers(), MESSAGES, lambda: models.ready)
-    return await listen(listening, address, admit, tls, options)
+    handlers = InferenceService(models).handlers()
+    service = GrpcService(SERVICE, handlers, MESSAGES, lambda: models.ready)
+    return await start_grpc(service, address, tokens, tls, options)
 
 
 @dataclass(frozen=True)
-class Listening:
-    """A service to listen for: full name, handlers, messages by name, and whether it is ready."""
+class GrpcService:
+    """A service of a gRPC server: full name, handlers, messages by name, whether it is ready."""
 
     name: str
     handlers: Any
@@ -419,20 +451,20 @@ class GrpcServer:
         await self._server.stop(seconds)
 
 
-async def listen(
-    service: Listening,
+async def start_grpc(
+    service: GrpcService,
     address: str,
-    admit: Callable[[str | None], bool] | None,
+    tokens: Tokens | None,
     tls: tuple[bytes, bytes] | None,
     options: Mapping[str, int],
     calls: int | None = None,
 ) -> GrpcServer:
-    """Start a gRPC server of any service; see `start`.
+    """Start a gRPC server of any service.
 
     Args:
         service: The service.
         address: HOST:PORT to listen at.
-        admit: Returns whether the value of `authorization` is valid; None = all calls are.
+        tokens: The tokens of which calls need one; None = no token is needed.
         tls: Key and certificate; None = no TLS.
         options: Options of the gRPC channel.
         calls: Calls that are answered at the same time; None = any number.
@@ -440,13 +472,14 @@ async def listen(
     Raises:
         ConfigError: It cannot listen.
     """
-    gates = [] if admit is None else [Gate(admit)]
+    gates = [] if tokens is None else [Gate(tokens)]
     server = grpc.aio.server(
         interceptors=gates, options=list(options.items()), maximum_concurrent_rpcs=calls
     )
     server.add_generic_rpc_handlers((service.handlers,))
     pool = next(iter(service.messages.values())).DESCRIPTOR.file.pool
     health = add_health_and_reflection(server, service.name, pool, service.ready)
+    server.add_generic_rpc_handlers((UnknownMethods(),))  # the last one
     try:
         if tls is None:
             port = server.add_insecure_port(address)

@@ -108,7 +108,7 @@ class Meters:
             yield family
         versions: list[tuple[str, ModelVersion, float | None]] = []
         for model in self._models:
-            current = model._current
+            current = model.served
             if current is not None:
                 versions.append((model.name, current.version, current.since))
         yield from _of_versions(self._families, versions)
@@ -202,12 +202,12 @@ class CallMeters:
         yield from _of_versions(self._families, versions)
 
 
-def status_of(model: Model) -> dict[str, Any]:
+def model_status(model: Model) -> dict[str, Any]:
     """Return the state of a model in this process.
 
     Durations are in seconds, moments are Unix times; unknown values are None.
     """
-    current = model._current
+    current = model.served
     cache = model.cache
     status: dict[str, Any] = {
         "digest": "",
@@ -247,7 +247,7 @@ def status_of(model: Model) -> dict[str, Any]:
     }
 
 
-def together(statuses: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+def combine_statuses(statuses: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
     """Return the state of each model over all processes, from `Models.status` of each process.
 
     Counts are sums, latencies are over the requests of all processes, and the version is that of
@@ -256,7 +256,7 @@ def together(statuses: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[str, 
     by_name = dict[str, list[Mapping[str, Any]]]()
     for status in itertools.chain.from_iterable(statuses):
         by_name.setdefault(status["name"], []).append(status)
-    return [_together(each) for each in by_name.values()]
+    return [_combine(each) for each in by_name.values()]
 
 
 _SUMS = (
@@ -274,7 +274,7 @@ _SUMS = (
 )
 
 
-def _together(statuses: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _combine(statuses: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     behind = min(statuses, key=_progress)
     seconds = sorted(itertools.chain.from_iterable(status["seconds"] for status in statuses))
     caches = [status["cache"] for status in statuses if status["cache"] is not None]

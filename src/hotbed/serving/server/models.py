@@ -19,13 +19,15 @@ from hotbed.persist.format import Reader
 from hotbed.persist.publish import Follower
 from hotbed.serving.cache import EmbeddingCache
 from hotbed.serving.parameter_server import ParameterServer
-from hotbed.serving.server.batching import Batcher, Limits, Request
-from hotbed.serving.server.bodies import ASIDE_BYTES, Bounds, Readers
-from hotbed.serving.server.meters import Meters, status_of
-from hotbed.serving.server.protocol import Given, Inputs
+from hotbed.serving.protocol.bodies import ASIDE_BYTES, Bounds, Readers
+from hotbed.serving.protocol.inputs import Candidates, ModelInputs
+from hotbed.serving.server.batching import Batcher, QueuedRequest
+from hotbed.serving.server.meters import Meters, model_status
+from hotbed.serving.server.options import ServerLimits
 from hotbed.serving.session import InferenceSession, Scores
 from hotbed.serving.stores.base import ModelVersion, RowStore
 from hotbed.serving.stores.following import Following
+from hotbed.serving.stores.opening import is_remote
 from hotbed.serving.threads import DaemonThreads
 
 log = logging.getLogger("hotbed.serving")
@@ -36,19 +38,19 @@ _REMOTE_SECONDS = 1.0  # between polls of a parameter server
 
 
 @dataclass(frozen=True)
-class Reading(Generic[T]):
+class DecodedRequest(Generic[T]):
     """The candidates of a request, and a function that turns their scores into an answer."""
 
-    given: Given
+    candidates: Candidates
     write: Callable[[Scores], T]
 
 
 @dataclass(frozen=True)
-class Current:
+class ServedVersion:
     """The version that a model serves now, with all that requests need; replaced as a whole."""
 
     session: InferenceSession
-    inputs: Inputs
+    inputs: ModelInputs
     bounds: Bounds
     since: float = field(default_factory=time.time)
 
@@ -59,7 +61,7 @@ class Current:
 
 
 @dataclass
-class Counts:
+class RequestCounts:
     """Counts of a model's requests since the start.
 
     `answered` and `refused`: requests by outcome, with the sum of their seconds. `scored`: requests
@@ -89,12 +91,19 @@ class Counts:
 class Model:
     """A model: the version that it serves, its queue and its last problem. Created by `Models`.
 
-    `find` returns the newest version. `cache` caches rows that the versions do not hold. `look`
-    checks at once whether a watched model has a new version. `wanted` is False after an unload.
-    `outside` is the problem of the process that loads the model.
+    Attributes:
+        find: Returns the newest version.
+        served: The version that is served; None = no version is loaded.
+        cache: Caches rows that the versions do not hold.
+        look: Checks at once whether a watched model has a new version.
+        looking: Held while `look` runs: the later of two calls serves the newer version.
+        wanted: False after an unload.
+        problem: Why the newest version is not served; "" = it is.
+        outside_problem: The problem of the process that loads the model for this one.
+        seconds: Times of the last answered requests, in seconds.
     """
 
-    def __init__(self, name: str, find: Callable[[], ModelVersion], limits: Limits) -> None:
+    def __init__(self, name: str, find: Callable[[], ModelVersion], limits: ServerLimits) -> None:
         self.name = name
         self.find = find
         self._limits = limits
@@ -102,8 +111,8 @@ class Model:
         self.looking = threading.Lock()
         self.look: Callable[[], None] = lambda: None
         self.wanted = True
-        self.outside = ""
-        self._current: Current | None = None
+        self.outside_problem = ""
+        self.served: ServedVersion | None = None
         self._batcher: Batcher | None = None
         self.problem = ""
         self.swaps: int = 0
@@ -112,21 +121,23 @@ class Model:
         self.batches: int = 0
         self.batch_seconds: float = 0.0
         self.seconds = deque[float](maxlen=_READINGS)
-        self.counts = Counts()
+        self.counts = RequestCounts()
 
     @property
-    def current(self) -> Current:
+    def current(self) -> ServedVersion:
         """The version that is served. Raises NotServed if no version is loaded."""
-        current = self._current
-        if current is None:
+        served = self.served
+        if served is None:
             raise self._not_loaded()
-        return current
+        return served
 
     @property
     def bounds(self) -> Bounds:
         """The bounds of a request; if no version is loaded, those of a model without columns."""
-        current = self._current
-        return self._limits.bounds(0) if current is None else current.bounds
+        served = self.served
+        if served is None:
+            return self._limits.bounds(0)
+        return served.bounds
 
     @property
     def batcher(self) -> Batcher:
@@ -139,12 +150,14 @@ class Model:
     @property
     def ready(self) -> bool:
         """Whether a version is loaded."""
-        return self._current is not None
+        return self.served is not None
 
     @property
     def waiting_rows(self) -> int:
         """Number of candidates in the queue."""
-        return 0 if self._batcher is None else self._batcher.waiting_rows
+        if self._batcher is None:
+            return 0
+        return self._batcher.waiting_rows
 
     def serve(self, loaded: ModelVersion, problem: str = "") -> None:
         """Answer with this version from the next batch on.
@@ -152,33 +165,42 @@ class Model:
         A batch under way ends with the version that it began with. `problem`: why this is not the
         version that was requested.
         """
-        inputs = Inputs(loaded.schema)
+        inputs = ModelInputs(loaded.schema)
         bounds = self._limits.bounds(len(inputs.allowed))
-        current = Current(InferenceSession(loaded, self.cache), inputs, bounds)
+        served = ServedVersion(InferenceSession(loaded, self.cache), inputs, bounds)
         if self._batcher is None:
-            alone = self.cache is None  # with a cache, scoring may wait for rows
-            self._batcher = Batcher(lambda: self.current.session, self._limits, self._scored, alone)
-        before = self._current
-        self._current = current
+            self._batcher = Batcher(
+                lambda: self.current.session,
+                self._limits,
+                self._scored,
+                on_loop=self.cache is None,  # with a cache, scoring may wait for rows
+            )
+        if self.served is not None:
+            self.swaps += 1
+        self.served = served
         self.problem = problem
-        self.swaps += before is not None
         log.info("model %s serves version %d (%s)", self.name, loaded.version, loaded.digest[:12])
 
     def advance(self, newest: ModelVersion) -> None:
         """Serve a version, unless it is served already or the model is unloaded."""
         if not self.wanted:
             return
-        if self._current is None or self._current.version.digest != newest.digest:
+        if self.served is None or self.served.version.digest != newest.digest:
             self.serve(newest)
-        self.problem = self.outside
+        self.problem = self.outside_problem
+
+    def set_wanted(self, wanted: bool) -> None:
+        """Serve the newest version of a watched model, or none."""
+        self.wanted = wanted
+        self.look()
 
     def failed(self, error: Exception) -> None:
         """Record and log a problem; the served version stays."""
         self.problem = str(error)
-        self.problems = self.problems + 1
+        self.problems += 1
         consequence = "it is not served"
-        if self._current is not None:
-            consequence = f"version {self._current.version.version} stays"
+        if self.served is not None:
+            consequence = f"version {self.served.version.version} stays"
         log.warning("model %s: %s; %s", self.name, error, consequence)
 
     def close(self) -> None:
@@ -187,21 +209,24 @@ class Model:
         self._batcher = None
         if batcher is not None:
             batcher.close()
-        self._current = None
+        self.served = None
 
     def _not_loaded(self) -> NotServed:
         return NotServed(
             f"model {self.name!r}: not loaded, got {self.problem or 'an unload'}. Load it."
         )
 
-    def _scored(self, batch: Sequence[Request], started: float, ended: float) -> None:
+    def _scored(self, batch: Sequence[QueuedRequest], started: float, ended: float) -> None:
+        seconds = ended - started
         self.batches += 1
-        self.rows += sum(request.num_rows for request in batch)
-        self.batch_seconds += ended - started
-        self.counts.scored += len(batch)
-        self.counts.queue_seconds += sum(started - request.asked for request in batch)
-        self.counts.compute_seconds += len(batch) * (ended - started)
-        self.counts.last_scored = time.time()
+        self.batch_seconds += seconds
+        counts = self.counts
+        for request in batch:
+            self.rows += request.num_rows
+            counts.queue_seconds += started - request.queued
+            counts.compute_seconds += seconds
+        counts.scored += len(batch)
+        counts.last_scored = time.time()
 
 
 class Models:
@@ -224,15 +249,17 @@ class Models:
 
     def __init__(
         self,
-        server: Loads,
-        limits: Limits | None = None,
+        server: VersionLoader,
+        limits: ServerLimits | None = None,
         reach: Callable[[str], RowStore] = ParameterServer.connect,
         cache: Mapping[str, Any] | None = None,
     ) -> None:
-        self.limits = limits or Limits()
+        self.limits = limits or ServerLimits()
         self.stopping = False
         self.meters = Meters(self)
-        self.parent: Parent | None = None  # in a worker: the process that loads and unloads for all
+        self.parent: ParentProcess | None = (
+            None  # in a worker: the process that loads and unloads for all
+        )
         self._server = server
         self._models = dict[str, Model]()
         self._lock = threading.Lock()
@@ -397,7 +424,7 @@ class Models:
     def status(self) -> list[dict[str, Any]]:
         """Return the state of each model in this process; see `together`."""
         entries = zip(self, self.index(), strict=False)
-        return [{**entry, **status_of(model)} for model, entry in entries]
+        return [{**entry, **model_status(model)} for model, entry in entries]
 
     def follow(
         self, name: str, follower: Callable[[], Follower], poll_seconds: float = 1.0
@@ -418,38 +445,41 @@ class Models:
             model.close()
 
     def score(
-        self, name: str, version: str, size: int, read: Callable[[Current], Reading[T]]
+        self,
+        name: str,
+        version: str,
+        size: int,
+        decode: Callable[[ServedVersion], DecodedRequest[T]],
     ) -> asyncio.Future[T]:
-        """Score the candidates that `read` decodes from a request of `size` bytes.
+        """Score the candidates that `decode` finds in a request of `size` bytes.
 
-        Called on a loop. Long requests are read on a thread.
+        Called on a loop. Long requests are decoded on a thread.
+
+        Args:
+            name: Name of the model.
+            version: The version that the client asks for; "" = any.
+            size: Bytes that `decode` decodes.
+            decode: Returns the candidates for the version that is served.
 
         Raises:
             DataError, NotServed, Overloaded: At once, or as the error of the future.
         """
         model = self.named(name, version)
-        if size <= ASIDE_BYTES:
-            return self._submit(model, version, read(model.current))
+        if size > ASIDE_BYTES:
+            return asyncio.ensure_future(self._score_long(model, version, size, decode))
+        request = _queued(model, version, decode(model.current))
+        return model.batcher.submit(request)
 
-        async def aside() -> T:
-            reading = await self.readers.read(size, lambda: read(model.current))
-            return await self._submit(model, version, reading)
-
-        return asyncio.ensure_future(aside())
-
-    def _submit(self, model: Model, version: str, reading: Reading[T]) -> asyncio.Future[T]:
-
-        def checked(scores: Scores) -> T:
-            if version and version != str(scores.version):
-                raise NotServed(
-                    f"model {model.name!r}: version {version} was replaced, got {scores.version}. "
-                    "Send the request again."
-                )
-            return reading.write(scores)
-
-        request = Request(*reading.given, checked)
-        model.batcher.submit(request)
-        return request.future
+    async def _score_long(
+        self,
+        model: Model,
+        version: str,
+        size: int,
+        decode: Callable[[ServedVersion], DecodedRequest[T]],
+    ) -> T:
+        decoded = await self.readers.read(size, lambda: decode(model.current))
+        result: T = await model.batcher.submit(_queued(model, version, decoded))
+        return result
 
     def _add_remote(self, name: str, source: str) -> None:
         parts = urlsplit(source)
@@ -469,7 +499,7 @@ class Models:
             with self._lock:
                 model.close()
             return
-        with model.looking:  # the later of two calls serves the newer version
+        with model.looking:
             newest = model.find()
             with self._lock:
                 model.advance(newest)
@@ -482,7 +512,21 @@ class Models:
                     model.serve(loaded)
 
 
-class Parent(Protocol):
+def _queued(model: Model, version: str, decoded: DecodedRequest[Any]) -> QueuedRequest:
+    """Return a request for the queue; its answer is an error if another version scored it."""
+
+    def write(scores: Scores) -> Any:
+        if version and version != str(scores.version):
+            raise NotServed(
+                f"model {model.name!r}: version {version} was replaced, got {scores.version}. "
+                "Send the request again."
+            )
+        return decoded.write(scores)
+
+    return QueuedRequest(decoded.candidates, write)
+
+
+class ParentProcess(Protocol):
     """The process that started several servers at the same ports."""
 
     def load(self, name: str) -> None: ...
@@ -491,7 +535,7 @@ class Parent(Protocol):
     def status(self) -> dict[str, Any]: ...
 
 
-class Loads(Protocol):
+class VersionLoader(Protocol):
     """The part of a parameter server that `Models` uses."""
 
     def load(
@@ -499,8 +543,3 @@ class Loads(Protocol):
     ) -> ModelVersion: ...
     def unload(self, name: str) -> None: ...
     def find(self, name: str) -> ModelVersion | None: ...
-
-
-def is_remote(source: Where) -> bool:
-    """Return whether a model belongs to a parameter server elsewhere."""
-    return str(source).startswith(("grpc://", "grpcs://"))

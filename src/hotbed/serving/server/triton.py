@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from hotbed.serving.server.meters import together
+from hotbed.serving.server.meters import combine_statuses
 
 if TYPE_CHECKING:
     from hotbed.serving.server.models import Models
@@ -60,7 +60,7 @@ def model_statistics(models: Models, name: str, version: str) -> list[dict[str, 
         models.named(name, version)
     parent = models.parent
     if parent is None:
-        statuses = together([models.status()])
+        statuses = combine_statuses([models.status()])
     else:
         statuses = parent.status()["models"]
     return [_statistics(status) for status in statuses if name in ("", status["name"])]

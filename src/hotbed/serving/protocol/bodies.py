@@ -65,7 +65,7 @@ class Undecoded(ABC):
         """Decode the values, about `SLICE` at a time. Raises DataError for wrong values."""
 
 
-class Part(NamedTuple):
+class ValueSpan(NamedTuple):
     """The place of values of input number `input`. `cuts`: commas at which they can be split."""
 
     input: int
@@ -76,38 +76,41 @@ class Part(NamedTuple):
 
 
 class JsonValues(Undecoded):
-    """The JSON value at `part` of `body`."""
+    """The JSON value at `span` of `body`."""
 
-    __slots__ = ("_body", "_part", "entries")
+    __slots__ = ("_body", "_span", "entries")
 
-    def __init__(self, body: bytes, part: Part) -> None:
-        self.entries = part.entries
+    def __init__(self, body: bytes, span: ValueSpan) -> None:
+        self.entries = span.entries
         self._body = body
-        self._part = part
+        self._span = span
 
     def slices(self) -> Iterable[Any]:
-        part = self._part
-        if not part.cuts:
-            return (read_json(self._body[part.start : part.end]),)
-        begins = [part.start + 1, *(cut + 1 for cut in part.cuts)]
-        ends = [*part.cuts, part.end - 1]
+        span = self._span
+        if not span.cuts:
+            return (read_json(self._body[span.start : span.end]),)
+        begins = [span.start + 1, *(cut + 1 for cut in span.cuts)]
+        ends = [*span.cuts, span.end - 1]
         places = zip(begins, ends, strict=True)
         return (read_json(b"[%b]" % self._body[begin:end]) for begin, end in places)
 
 
 @dataclass(frozen=True)
-class Divided:
-    """A request with its values taken out. `parts`: the values; `raw`: raw contents of gRPC."""
+class DividedRequest:
+    """A request with its values taken out.
+
+    `spans`: the places of typed values; `raw`: those of the raw contents of gRPC.
+    """
 
     head: bytes
-    parts: Sequence[Part]
-    raw: Sequence[Part]
+    spans: Sequence[ValueSpan]
+    raw: Sequence[ValueSpan]
 
 
-def divide_json(body: bytes, bounds: Bounds) -> Divided:
+def divide_json(body: bytes, bounds: Bounds) -> DividedRequest:
     """Take the values out of a request in JSON.
 
-    In the head, each `data` is replaced by the number of its part.
+    In the head, each `data` is replaced by the number of its span.
 
     Raises:
         DataError: The request has more inputs or a longer head than `bounds` allow.
@@ -115,7 +118,7 @@ def divide_json(body: bytes, bounds: Bounds) -> Divided:
     return _divided(_core.split_json(body, bounds.inputs, bounds.head_bytes, SLICE), bounds)
 
 
-def divide_message(message: bytes, bounds: Bounds) -> Divided:
+def divide_message(message: bytes, bounds: Bounds) -> DividedRequest:
     """Take the values out of a ModelInferRequest; the head is such a message without contents.
 
     Raises:
@@ -132,8 +135,8 @@ def divide_message(message: bytes, bounds: Bounds) -> Divided:
     return _divided(split, bounds)
 
 
-def _divided(split: tuple[Any, ...], bounds: Bounds) -> Divided:
-    head, num_inputs, parts, raw = split
+def _divided(split: tuple[Any, ...], bounds: Bounds) -> DividedRequest:
+    head, num_inputs, spans, raw = split
     if max(num_inputs, len(raw)) > bounds.inputs:
         raise DataError(
             f"inputs: expected at most {bounds.inputs}, the columns of the model, got more. "
@@ -144,7 +147,11 @@ def _divided(split: tuple[Any, ...], bounds: Bounds) -> Divided:
             f"the request: expected at most {bounds.head_bytes} bytes beside the values of its "
             "tensors, got more. Send names, shapes and parameters of the model's inputs only."
         )
-    return Divided(head, list(map(Part._make, parts)), list(map(Part._make, raw)))
+    return DividedRequest(
+        head,
+        [ValueSpan(*place) for place in spans],
+        [ValueSpan(*place) for place in raw],
+    )
 
 
 def read_json(text: bytes) -> Any:

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `hotbed serve` and `hotbed parameter-server` start. Needs the extra `serve`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hotbed import config
+from hotbed.errors import ConfigError
+from hotbed.persist.publish import Follower
+from hotbed.serving.process import log_as_json
+from hotbed.serving.server.models import Models
+from hotbed.serving.server.options import Options, RemoteOptions, RowsOptions, ServerLimits
+from hotbed.serving.stores.following import Following, collecting, open_follower
+from hotbed.serving.stores.opening import is_remote
+
+log = logging.getLogger("hotbed.serving")
+_SETTINGS: tuple[Any, Any, Any] = (Options, ServerLimits, RemoteOptions)
+
+
+def serve_models(sources: Sequence[str], watch: Sequence[str], settings: Mapping[str, Any]) -> None:
+    """Serve exported models until SIGTERM; the command `hotbed serve`.
+
+    Args:
+        sources: The models, each `[NAME=]PATH`.
+        watch: What models follow, each `[NAME=]SOURCE`.
+        settings: Keys of `Options`, `ServerLimits` and `RemoteOptions`.
+
+    Raises:
+        ConfigError: A source or a setting is wrong.
+    """
+    from hotbed.serving.server.server import Server
+    from hotbed.serving.workers.pool import WorkerPool
+
+    options, limits, remote = _build_settings(settings)
+    log_as_json()
+    by_name = models_of(sources)
+    followed = followed_of(watch, by_name)
+    store = options.parameter_server()
+    models = Models(store, limits, remote.connect, remote.cache())
+    for name, source in by_name.items():
+        if options.workers == 1 or not is_remote(source):
+            models.add(name, source)
+    server: Server | WorkerPool
+    if options.workers == 1:
+        server = Server(models, options)  # listens from here on
+    else:
+        options = replace(options, rows=str(store.folder))
+        server = WorkerPool(models, by_name, options, limits, remote)
+    with _following(followed, models.follow):
+        server.run()
+
+
+def serve_rows(sources: Sequence[str], watch: Sequence[str], settings: Mapping[str, Any]) -> None:
+    """Serve the rows of exported models until SIGTERM; the command `hotbed parameter-server`.
+
+    Args:
+        sources: The models, each `[NAME=]PATH`.
+        watch: What models follow, each `[NAME=]SOURCE`.
+        settings: Keys of `RowsOptions`.
+
+    Raises:
+        ConfigError: A source or a setting is wrong.
+    """
+    from hotbed.serving.server.rows_service import RowsServer
+
+    options = config.build(dict(settings), RowsOptions, "parameter-server")
+    log_as_json()
+    by_name = models_of(sources)
+    followed = followed_of(watch, by_name)
+    server = RowsServer(options.parameter_server(), list(by_name), options)
+    for name, source in by_name.items():
+        server.load_or_keep(name, source)
+    following = Following(
+        lambda name, error: log.warning("model %s: %s; what it has stays", name, error)
+    )
+
+    def follow(name: str, follower: Callable[[], Follower]) -> None:
+        following.follow(name, follower, partial(server.load, name))
+
+    with _following(followed, follow):
+        server.run()
+        following.close()
+
+
+def _build_settings(settings: Mapping[str, Any]) -> tuple[Options, ServerLimits, RemoteOptions]:
+    """Build the three kinds of settings of `hotbed serve` from keys of any of them."""
+    kind_of = {field.name: kind for kind in _SETTINGS for field in fields(kind)}
+    keys: dict[Any, dict[str, Any]] = {kind: {} for kind in _SETTINGS}
+    for key, value in settings.items():
+        if key not in kind_of:
+            raise ConfigError(
+                f"serve.{key}: unknown key, got {value!r}. {config.did_you_mean(key, kind_of)}"
+            )
+        keys[kind_of[key]][key] = value
+    options, limits, remote = (config.build(keys[kind], kind, "serve") for kind in _SETTINGS)
+    return options, limits, remote
+
+
+@contextmanager
+def _following(
+    followed: Sequence[tuple[str, str]],
+    follow: Callable[[str, Callable[[], Follower]], None],
+) -> Iterator[None]:
+    """Call `follow` with each followed model and what opens its source."""
+    with collecting(source for _, source in followed) as cache:
+        for number, (name, source) in enumerate(followed):
+            follow(name, partial(open_follower, source, cache / str(number)))
+        yield
+
+
+def models_of(sources: Sequence[str]) -> dict[str, str]:
+    """Return the sources of `[NAME=]SOURCE` arguments by name.
+
+    A source without a name takes that of its folder. Raises ConfigError for two of one name.
+    """
+    models = dict[str, str]()
+    for argument in sources:
+        name, source = _split_name(argument, "")
+        if name in models:
+            raise ConfigError(
+                f"models: two models have one name, got {name!r} for {models[name]} and {source}. "
+                "Give each its own name: NAME=SOURCE."
+            )
+        models[name] = source
+    return models
+
+
+def followed_of(watch: Sequence[str], models: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return (model, source) of each `--watch [NAME=]SOURCE`; without a name, of the first model.
+
+    Raises ConfigError for an unknown model, and for one that a parameter server serves.
+    """
+    followed = [_split_name(argument, next(iter(models))) for argument in watch]
+    for name, _ in followed:
+        if name not in models:
+            raise ConfigError(
+                f"--watch: unknown model, got {name!r}. {config.did_you_mean(name, models)}"
+            )
+        if is_remote(models[name]):
+            raise ConfigError(
+                f"--watch: model {name!r} follows its parameter server, got {models[name]}. Give "
+                "--watch to hotbed parameter-server."
+            )
+    return followed
+
+
+def _split_name(text: str, default: str) -> tuple[str, str]:
+    """Return the name and the source in `[NAME=]SOURCE`."""
+    name, equals, source = text.partition("=")
+    if equals and name and not set(name) & set("/:"):
+        return name, source
+    folder = Path(text.rstrip("/")).name
+    return default or folder or "model", text

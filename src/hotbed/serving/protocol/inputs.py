@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The inputs of a model: which tensors it takes, and those of a request as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from hotbed.config import did_you_mean
+from hotbed.data.schema import Dense, Id, Schema
+from hotbed.data.transforms import Extract, Hash, Map, Split
+from hotbed.errors import DataError
+from hotbed.serving.protocol.bodies import Bounds
+from hotbed.serving.protocol.tensors import PLAIN_DTYPES, ColumnValues, Tensor
+
+_TEXT_TRANSFORMS = (Split, Extract, Map, Hash)
+
+
+class TensorBlock(NamedTuple):
+    """Consecutive binary tensors of plain numbers, all [num_rows] of one type."""
+
+    names: list[str]
+    dtype: np.dtype[Any]
+    num_rows: int
+    start: int
+
+    def read(self, data: bytes) -> Iterable[tuple[str, ColumnValues]]:
+        """Return the name and the column of each tensor, without a copy."""
+        num_tensors = len(self.names)
+        values = np.frombuffer(data, self.dtype, num_tensors * self.num_rows, self.start)
+        return zip(self.names, values.reshape(num_tensors, self.num_rows), strict=True)
+
+
+@dataclass(frozen=True, eq=False)
+class RequestHead:
+    """The JSON of an infer request whose tensors all follow in binary.
+
+    Clients send the same head again and again. `tensors`: name, datatype and shape of each;
+    `sizes`: their bytes; `wanted` and `binary`: as in `InferRequest`.
+    """
+
+    tensors: Sequence[tuple[str, str, Sequence[int]]]
+    sizes: Sequence[int]
+    wanted: Mapping[str, bool] | None
+    binary: bool
+
+    @cached_property
+    def blocks(self) -> Sequence[TensorBlock] | None:
+        """The tensors in blocks; None unless all are plain numbers [n], aligned in the body."""
+        blocks = list[TensorBlock]()
+        start = 0
+        for (name, datatype, shape), size in zip(self.tensors, self.sizes, strict=True):
+            dtype = PLAIN_DTYPES.get(datatype)
+            if dtype is None or len(shape) != 1 or start % dtype.itemsize:
+                return None
+            num_rows = shape[0]
+            if blocks and blocks[-1].dtype == dtype and blocks[-1].num_rows == num_rows:
+                blocks[-1].names.append(name)
+            else:
+                blocks.append(TensorBlock([name], dtype, num_rows, start))
+            start += size
+        return blocks
+
+
+@dataclass(frozen=True)
+class PackedTensors:
+    """Consecutive binary tensors, as described by `head`."""
+
+    head: RequestHead
+    data: bytes
+
+    def unpack(self) -> list[Tensor]:
+        """Return the tensors one by one."""
+        tensors = []
+        start = 0
+        for (name, datatype, shape), size in zip(self.head.tensors, self.head.sizes, strict=True):
+            tensors.append(Tensor(name, datatype, shape, self.data[start : start + size]))
+            start += size
+        return tensors
+
+
+class Candidates(NamedTuple):
+    """What a request asks to score.
+
+    Attributes:
+        num_rows: Number of candidates, n.
+        columns: Columns [n].
+        context: If n > 1: columns [1], valid for all candidates.
+    """
+
+    num_rows: int
+    columns: dict[str, ColumnValues]
+    context: dict[str, ColumnValues]
+
+
+class ModelInputs:
+    """The tensors that a model takes: one for each raw column of its schema that serving reads."""
+
+    def __init__(self, schema: Schema) -> None:
+        self.names = schema.raw_columns(labels=False)
+        self.allowed = set(self.names)
+        if schema.time is not None:
+            self.allowed.add(schema.time.source)
+        self._schema = schema
+        # the heads that were valid, with their number of candidates
+        self._layouts = WeakKeyDictionary[RequestHead, tuple[int, Sequence[TensorBlock]]]()
+
+    def metadata(self) -> list[dict[str, Any]]:
+        """Return name, datatype and shape of each tensor.
+
+        The datatype is BYTES for columns that were text in training, INT64 for integers (ids, and
+        columns that a Cross combines), FP32 for other numbers. The shape of lists is [-1, -1]. If
+        the model does not record the types of its columns, those with a transform of text are
+        BYTES, and those with weights are lists.
+        """
+        types = self._types()
+        lists = self._lists()
+        dense = {column.source: column for column in self._schema.dense}
+        numbers = set(dense) - self._read_as_ids()
+        tensors = []
+        for name in self.names:
+            datatype = "INT64"
+            if types.get(name) == "text":
+                datatype = "BYTES"
+            elif name in numbers or types.get(name) == "number":
+                datatype = "FP32"
+            shape = [-1]
+            if name in dense and dense[name].width > 1:
+                shape = [-1, dense[name].width]
+            elif name in lists:
+                shape = [-1, -1]
+            tensors.append({"name": name, "datatype": datatype, "shape": shape})
+        return tensors
+
+    def _types(self) -> dict[str, str]:
+        """Return the recorded types of raw columns, and "text" for those that must be text."""
+        types = dict[str, str]()
+        for column in self._features():
+            if column.transforms and isinstance(column.transforms[0], _TEXT_TRANSFORMS):
+                types[column.source] = "text"
+        return {**types, **self._schema.types}
+
+    def _lists(self) -> set[str]:
+        """Return the raw columns that hold a list for each candidate."""
+        lists = {name for name, shape in self._schema.shapes.items() if shape != "value"}
+        for column in self._schema.ids:
+            if column.weights:
+                lists |= {column.source, column.weights}
+        return lists
+
+    def _read_as_ids(self) -> set[str]:
+        """Return the raw columns that stay integers: of ids, and those that a Cross combines."""
+        names = {column.source for column in self._schema.ids}
+        for column in self._features():
+            for transform in column.transforms:
+                names.update(transform.inputs())
+        return names
+
+    def _features(self) -> list[Dense | Id]:
+        return [column for column in self._schema.columns if isinstance(column, Dense | Id)]
+
+    def columns(self, tensors: Sequence[Tensor] | PackedTensors, bounds: Bounds) -> Candidates:
+        """Check all tensors of a request, then decode them.
+
+        Raises:
+            DataError: Tensors are unknown, missing, sent twice, too long or of different lengths.
+        """
+        if not isinstance(tensors, PackedTensors):
+            return self._check_and_decode(tensors, bounds)
+        head = tensors.head
+        layout = self._layouts.get(head)
+        if layout is None:
+            candidates = self._check_and_decode(tensors.unpack(), bounds)
+            if head.blocks is not None:
+                self._layouts[head] = candidates.num_rows, head.blocks
+            return candidates
+        num_rows, blocks = layout
+        columns = dict[str, ColumnValues]()
+        context = dict[str, ColumnValues]()
+        for block in blocks:
+            if block.num_rows == num_rows:
+                columns.update(block.read(tensors.data))
+            else:
+                context.update(block.read(tensors.data))
+        return Candidates(num_rows, columns, context)
+
+    def _check_and_decode(self, tensors: Sequence[Tensor], bounds: Bounds) -> Candidates:
+        self._check_names(tensors)
+        lengths = {tensor.check(bounds) for tensor in tensors}
+        if len(lengths - {1}) > 1:
+            raise DataError(
+                f"inputs differ in length: expected n or 1 for each, got {sorted(lengths)}. "
+                "Send each column for all candidates, or with one value that holds for all."
+            )
+        num_rows = max(lengths - {1}, default=1)
+        columns = dict[str, ColumnValues]()
+        context = dict[str, ColumnValues]()
+        for tensor in tensors:
+            values = tensor.column()
+            if len(values) == num_rows:
+                columns[tensor.name] = values
+            else:
+                context[tensor.name] = values
+        return Candidates(num_rows, columns, context)
+
+    def _check_names(self, tensors: Sequence[Tensor]) -> None:
+        names = set[str]()
+        for tensor in tensors:
+            if tensor.name not in self.allowed:
+                name = tensor.name[:100]
+                raise DataError(
+                    f"input {name!r}: the model has no such input. {did_you_mean(name, self.names)}"
+                )
+            if tensor.name in names:
+                raise DataError(
+                    f"input {tensor.name!r}: expected once, got it twice. Send it once."
+                )
+            names.add(tensor.name)
+        missing = [name for name in self.names if name not in names]
+        if missing:
+            raise DataError(f"inputs are missing: got {sorted(names)}. Add {missing}.")

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the server offers of the protocol, and what it rejects."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotbed.config import did_you_mean
+from hotbed.errors import DataError
+
+EXTENSIONS = ["binary_tensor_data", "model_repository", "model_configuration", "statistics"]
+# parameters of tensors that would change an answer
+_NOT_OFFERED = ("shared_memory_region", "classification")
+
+
+def server_metadata() -> dict[str, Any]:
+    """Return the server metadata of the protocol."""
+    from hotbed import __version__
+
+    return {"name": "hotbed", "version": __version__, "extensions": EXTENSIONS}
+
+
+def check_tensor_parameters(where: str, parameters: Collection[str]) -> None:
+    """Raise DataError for parameters of an input or output that the server does not offer."""
+    if not parameters:
+        return
+    for name in _NOT_OFFERED:
+        if name in parameters:
+            raise DataError(
+                f"{where}: the server does not offer the parameter {name!r}. "
+                "Send values in the request, and read them in the answer."
+            )
+
+
+def check_load(parameters: Iterable[str]) -> None:
+    """Raise DataError if a load request has its own model files or configuration."""
+    for name in parameters:
+        if name == "config" or name.startswith("file:"):
+            raise DataError(
+                f"load: a model is loaded as it was exported, got the parameter {name[:100]!r}. "
+                "Export the model that you want, and load it without parameters."
+            )
+
+
+def choose_outputs(
+    outputs: Mapping[str, NDArray[np.float32]],
+    wanted: Sequence[str] | None,
+) -> Mapping[str, NDArray[np.float32]]:
+    """Return the outputs in `wanted`, or all if it is None. Raises DataError for unknown ones."""
+    if wanted is None:
+        return outputs
+    for name in wanted:
+        if name not in outputs:
+            shown = name[:100]
+            raise DataError(
+                f"output {shown!r}: the model has no such output. {did_you_mean(shown, list(outputs))}"
+            )
+    return {name: outputs[name] for name in wanted}

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Infer requests and answers over REST: JSON, and binary tensors behind it."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hotbed.errors import DataError
+from hotbed.serving.protocol.bodies import Bounds, JsonValues, divide_json, read_json
+from hotbed.serving.protocol.inputs import PackedTensors, RequestHead
+from hotbed.serving.protocol.offered import check_tensor_parameters, choose_outputs
+from hotbed.serving.protocol.tensors import Tensor
+
+if TYPE_CHECKING:
+    from hotbed.serving.session import Scores
+
+HEADER_LENGTH = "Inference-Header-Content-Length"
+_CACHED_HEADS = 64
+_CACHED_HEAD_BYTES = 16 << 10  # the longest head that is cached
+_JSON_TYPES = {list: "a list", dict: "an object", str: "a string", bool: "a boolean"}
+_compact = json.JSONEncoder(separators=(",", ":")).encode
+
+
+@dataclass(frozen=True)
+class InferRequest:
+    """An infer request, not decoded yet.
+
+    Attributes:
+        id: The client's name of the request, "" for none.
+        tensors: The inputs.
+        wanted: The requested outputs by name, and whether each is returned as a binary tensor;
+            None = all outputs.
+        binary: Whether outputs are binary by default.
+    """
+
+    id: str
+    tensors: Sequence[Tensor] | PackedTensors
+    wanted: Mapping[str, bool] | None
+    binary: bool = False
+
+
+class RequestReader:
+    """Reads infer requests, and caches the heads that clients repeat. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._heads: dict[bytes, RequestHead] = {}
+        self._changing = threading.Lock()
+
+    def read_cached(self, body: bytes, header_length: str | None) -> InferRequest | None:
+        """Return the request if it is binary numbers behind a cached head, else None.
+
+        Nothing is decoded. Raises DataError for a wrong header length.
+        """
+        if header_length is None:
+            return None
+        text, data = _split_body(body, header_length)
+        head = self._heads.get(text)
+        if head is None or head.blocks is None or len(data) != sum(head.sizes):
+            return None
+        return InferRequest("", PackedTensors(head, data), head.wanted, head.binary)
+
+    def read(self, body: bytes, header_length: str | None, bounds: Bounds) -> InferRequest:
+        """Return the infer request in the body of a POST.
+
+        With a header length, binary tensors follow the JSON. Values in JSON are not decoded yet.
+        Raises DataError for a body that is not an infer request.
+        """
+        if header_length is None:
+            return _read(body, b"", bounds)[0]
+        text, data = _split_body(body, header_length)
+        head = self._heads.get(text)
+        if head is not None and len(data) == sum(head.sizes):
+            return InferRequest("", PackedTensors(head, data), head.wanted, head.binary)
+        request, head = _read(text, data, bounds)
+        if head is not None and not request.id and len(text) <= _CACHED_HEAD_BYTES:
+            with self._changing:
+                if len(self._heads) >= _CACHED_HEADS:
+                    oldest = next(iter(self._heads))
+                    del self._heads[oldest]
+                self._heads[text] = head
+        return request
+
+
+def _split_body(body: bytes, header_length: str) -> tuple[bytes, bytes]:
+    """Return the JSON of a body, and the binary tensors behind it."""
+    is_number = len(header_length) <= 20 and header_length.isdecimal()
+    if not is_number or int(header_length) > len(body):
+        raise DataError(
+            f"{HEADER_LENGTH}: expected a number of at most {len(body)}, the bytes of the body, "
+            f"got {header_length[:40]!r}. Send the length of the JSON before the tensors."
+        )
+    length = int(header_length)
+    return body[:length], body[length:]
+
+
+def _read(text: bytes, binary: bytes, bounds: Bounds) -> tuple[InferRequest, RequestHead | None]:
+    """Return an infer request, and its head if all tensors are binary."""
+    divided = divide_json(text, bounds)
+    spec = read_object(divided.head)
+    spans = enumerate(divided.spans)
+    rest = memoryview(binary)
+    tensors = list[Tensor]()
+    sizes = list[int]()
+    for entry in _objects(spec.get("inputs"), "inputs"):
+        name = check_type(entry.get("name"), str, "name")
+        datatype = check_type(entry.get("datatype"), str, "datatype")
+        tensor = Tensor(name, datatype, _shape(name, entry), None)
+        if "data" in entry:
+            number, span = next(spans, (-1, None))
+            if span is None or entry["data"] != number:
+                raise DataError(
+                    f"input {name[:100]!r}: expected `data` once, got it twice or with escapes. "
+                    "Send the values once, under the plain key."
+                )
+            tensor.data = JsonValues(text, span)
+        size = _binary_size(name, entry, len(rest))
+        if size is not None:
+            tensor.data = rest[:size]
+            rest = rest[size:]
+            sizes.append(size)
+        tensors.append(tensor)
+    if len(rest):
+        raise DataError(
+            f"the body: expected no bytes after the last tensor, got {len(rest)}. "
+            "Correct each binary_data_size."
+        )
+    parameters = check_type(spec.get("parameters", {}), dict, "parameters")
+    in_binary = check_type(parameters.get("binary_data_output", False), bool, "binary_data_output")
+    wanted = _wanted_outputs(spec, in_binary)
+    request = InferRequest(check_type(spec.get("id", ""), str, "id"), tensors, wanted, in_binary)
+    if len(sizes) < len(tensors):
+        return request, None
+    described = [(tensor.name, tensor.datatype, tensor.shape) for tensor in tensors]
+    return request, RequestHead(described, sizes, wanted, in_binary)
+
+
+def _wanted_outputs(spec: Mapping[str, Any], in_binary: bool) -> dict[str, bool] | None:
+    """Return the requested outputs and whether each is binary; None = all outputs."""
+    wanted = dict[str, bool]()
+    for output in _objects(spec.get("outputs", []), "outputs"):
+        name = check_type(output.get("name"), str, "name")
+        parameters = check_type(output.get("parameters", {}), dict, "parameters")
+        check_tensor_parameters(f"output {name[:100]!r}", parameters)
+        wanted[name] = check_type(parameters.get("binary_data", in_binary), bool, "binary_data")
+    return wanted or None
+
+
+def _shape(name: str, entry: Mapping[str, Any]) -> list[int]:
+    shape = check_type(entry.get("shape"), list, "shape")
+    if not all(type(length) is int for length in shape):
+        raise DataError(
+            f"input {name[:100]!r}: expected a shape of whole numbers, got "
+            f"{str(shape)[:60]}. Send [n], [n, 1] or [n, k]."
+        )
+    return list(shape)
+
+
+def _binary_size(name: str, entry: Mapping[str, Any], num_left: int) -> int | None:
+    """Return the bytes of an input, of the `num_left` bytes; None if the input is not binary."""
+    parameters = entry.get("parameters")
+    if parameters is None:
+        return None
+    check_type(parameters, dict, "parameters")
+    check_tensor_parameters(f"input {name[:100]!r}", parameters)
+    size = parameters.get("binary_data_size")
+    if size is not None and (type(size) is not int or not 0 <= size <= num_left):
+        raise DataError(
+            f"binary_data_size: expected at most {num_left}, the bytes that are left, got "
+            f"{str(size)[:60]}. Send the size of the tensor in bytes."
+        )
+    return size
+
+
+def check_type(value: Any, kind: type, name: str) -> Any:
+    """Return `value`. Raises DataError if it is not a `kind`."""
+    if not isinstance(value, kind):
+        raise DataError(
+            f"{name}: expected {_JSON_TYPES[kind]}, got {type(value).__name__}. "
+            "Send what the Open Inference Protocol specifies."
+        )
+    return value
+
+
+def read_object(body: bytes) -> dict[str, Any]:
+    """Return the JSON object in `body`. Raises DataError for anything else."""
+    return dict(check_type(read_json(body), dict, "the body"))
+
+
+def _objects(value: Any, name: str) -> list[dict[str, Any]]:
+    """Return `value`. Raises DataError if it is not a list of objects."""
+    return [check_type(entry, dict, name) for entry in check_type(value, list, name)]
+
+
+def write_answer(request: InferRequest, model: str, scores: Scores) -> tuple[bytes, int | None]:
+    """Return the body of the answer and, if binary tensors follow the JSON, the JSON's length."""
+    wanted = request.wanted
+    if wanted is None:
+        wanted = dict.fromkeys(scores.outputs, request.binary)
+    described = []
+    tail = []
+    for name, values in choose_outputs(scores.outputs, list(wanted)).items():
+        output: dict[str, Any] = {"name": name, "datatype": "FP32", "shape": [len(values)]}
+        if wanted[name]:
+            tail.append(np.ascontiguousarray(values, "<f4").tobytes())
+            output["parameters"] = {"binary_data_size": len(tail[-1])}
+        else:
+            output["data"] = [value if math.isfinite(value) else None for value in values.tolist()]
+        described.append(output)
+    spec: dict[str, Any] = {
+        "model_name": model,
+        "model_version": str(scores.version),
+        "outputs": described,
+    }
+    if scores.late:
+        spec["parameters"] = {"late_rows": scores.late}
+    if request.id:
+        spec["id"] = request.id
+    head = _compact(spec).encode()
+    if not tail:
+        return head, None
+    return b"".join([head, *tail]), len(head)

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors of a request, checked and decoded into columns."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from hotbed.errors import DataError
+from hotbed.serving.protocol.bodies import Bounds, Undecoded
+
+T = TypeVar("T")
+
+# Tensor type -> NumPy dtype of its binary form, little-endian.
+DTYPES: dict[str, np.dtype[Any]] = {
+    "BOOL": np.dtype("?"),
+    "UINT8": np.dtype("u1"),
+    "UINT16": np.dtype("<u2"),
+    "UINT32": np.dtype("<u4"),
+    "UINT64": np.dtype("<u8"),
+    "INT8": np.dtype("i1"),
+    "INT16": np.dtype("<i2"),
+    "INT32": np.dtype("<i4"),
+    "INT64": np.dtype("<i8"),
+    "FP16": np.dtype("<f2"),
+    "FP32": np.dtype("<f4"),
+    "FP64": np.dtype("<f8"),
+}
+# The types whose binary form is already a column.
+PLAIN_DTYPES = {name: dtype for name, dtype in DTYPES.items() if name not in ("BOOL", "FP16")}
+# Tensor type -> the Arrow type of its values in a list.
+_ARROW_TYPES = {name: pa.from_numpy_dtype(dtype) for name, dtype in DTYPES.items()}
+_ARROW_TYPES |= {"FP16": pa.float32(), "BYTES": pa.string()}
+_INTEGERS = {kind.id for kind in _ARROW_TYPES.values() if pa.types.is_integer(kind)}
+_LONGEST_SIDE = 1 << 30  # values along a dimension
+
+ColumnValues: TypeAlias = NDArray[Any] | pa.Array
+"""Values of n candidates: NumPy for plain numbers, Arrow for strings, lists and missing values."""
+
+
+@dataclass(slots=True)
+class Tensor:
+    """One input of a request.
+
+    `data`: bytes-like for a binary tensor; otherwise a list of values, flat or nested as `shape`
+    says, or `Undecoded` values.
+    """
+
+    name: str
+    datatype: str
+    shape: Sequence[int]
+    data: Any
+
+    def column(self) -> ColumnValues:
+        """Return the column [n] of a tensor [n] or [n, 1]; of lists for [n, k], empty for [n, 0].
+
+        Binary numbers are not copied.
+
+        Raises:
+            DataError: The values do not match the datatype or the shape.
+        """
+        shape = self.shape
+        data = self.data
+        dtype = PLAIN_DTYPES.get(self.datatype)
+        if (
+            dtype is not None
+            and len(shape) == 1
+            and isinstance(data, bytes)
+            and len(data) == shape[0] * dtype.itemsize
+        ):
+            return np.frombuffer(data, dtype)  # the common case, kept short
+        num_rows, width = self.dimensions()
+        size = num_rows * width
+        values = self._values(size)
+        if len(values) != size:
+            raise self._miscounted(size, len(values))
+        if not size:  # no values: clients send any datatype then
+            values = pa.nulls(0)
+        if width == 1:
+            return values
+        offsets = pa.array(np.arange(num_rows + 1) * width)
+        return pa.LargeListArray.from_arrays(offsets, pa.array(values))
+
+    def dimensions(self) -> tuple[int, int]:
+        """Return candidates, and values of each. Raises DataError for other shapes than [n, k]."""
+        shape = self.shape
+        num_rows = -1
+        width = 1
+        if len(shape) == 1:
+            num_rows = shape[0]
+        elif len(shape) == 2:
+            num_rows, width = shape
+        if not (0 <= num_rows <= _LONGEST_SIDE and 0 <= width <= _LONGEST_SIDE):
+            raise DataError(
+                f"input {self.name!r}: expected a shape [n], [n, 1] or [n, k], got "
+                f"{str(shape)[:60]}. Send one value or one list for each candidate."
+            )
+        return num_rows, width
+
+    def check(self, bounds: Bounds) -> int:
+        """Check the shape and the number of values, and return the number of candidates.
+
+        Nothing is decoded.
+
+        Raises:
+            DataError: The tensor has more than `bounds` allow, or its number of values does not
+                match its shape.
+        """
+        num_rows, width = self.dimensions()
+        if num_rows > bounds.rows:
+            raise DataError(
+                f"too many candidates: expected at most {bounds.rows} in a request, got "
+                f"{num_rows}. Send several requests, or raise batch_rows of the server."
+            )
+        if width > bounds.list_length:
+            raise DataError(
+                f"input {self.name!r}: expected at most {bounds.list_length} values for each "
+                f"candidate, got {width}. Send shorter lists, or raise list_length of the server."
+            )
+        size = num_rows * width
+        data = self.data
+        if isinstance(data, (bytes, memoryview)):
+            self._check_binary(size)
+        elif isinstance(data, Undecoded):
+            empty_lists = 0 if width else num_rows  # `entries` may count each empty list
+            if not size <= data.entries <= size + empty_lists:
+                raise self._miscounted(size, data.entries)
+        return num_rows
+
+    def _check_binary(self, size: int) -> None:
+        num_bytes = len(self.data)
+        if self.datatype == "BYTES":
+            if num_bytes < 4 * size:
+                raise self._miscounted(size, num_bytes // 4)
+            return
+        expected = size * self._look_up(DTYPES).itemsize
+        if num_bytes != expected:
+            raise DataError(
+                f"input {self.name!r}: expected {expected} bytes for {size} values of "
+                f"{self.datatype}, got {num_bytes}. Correct the shape or the data."
+            )
+
+    def _miscounted(self, size: int, num_values: int) -> DataError:
+        return DataError(
+            f"input {self.name!r}: shape {list(self.shape)} needs {size} values, got {num_values}. "
+            "Correct the shape or the data."
+        )
+
+    def _values(self, size: int) -> ColumnValues:
+        """Return all values, flat."""
+        data = self.data
+        if isinstance(data, Undecoded):
+            kind = self._look_up(_ARROW_TYPES)
+            slices = [self._decode(_flatten(values), kind) for values in data.slices()]
+            if len(slices) == 1:
+                return slices[0]
+            return _join(slices, kind)
+        if not isinstance(data, bytes | memoryview):
+            return self._to_arrow(_flatten(data), self._look_up(_ARROW_TYPES))
+        if self.datatype == "BYTES":
+            return self._to_arrow(_strings(self.name, data), pa.string())
+        self._check_binary(size)
+        return _numbers(data, self._look_up(DTYPES))
+
+    def _decode(self, values: list[Any], kind: pa.DataType) -> ColumnValues:
+        if self.datatype == "INT64":
+            integers = _integers(values)
+            if integers is not None:
+                return integers
+        return self._to_arrow(values, kind)
+
+    def _look_up(self, by_datatype: Mapping[str, T]) -> T:
+        """Return the entry of the datatype. Raises DataError for an unknown datatype."""
+        entry = by_datatype.get(self.datatype)
+        if entry is None:
+            raise DataError(
+                f"input {self.name!r}: expected a datatype of the protocol, got "
+                f"{self.datatype!r}. Use BYTES or one of {', '.join(DTYPES)}."
+            )
+        return entry
+
+    def _to_arrow(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+        if not values:
+            return pa.nulls(0)
+        if kind.id in _INTEGERS and float in map(type, values):  # Arrow would cut fractions
+            fraction = next(value for value in values if type(value) is float)
+            raise DataError(
+                f"input {self.name!r}: expected whole numbers for {self.datatype}, got "
+                f"{fraction!r}. Send ids as integers."
+            )
+        if values[0] is None and all(value is None for value in values):
+            return pa.nulls(len(values))
+        try:
+            return pa.array(values, kind)
+        except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+            reason = str(error).splitlines()[0][:200]
+            raise DataError(
+                f"input {self.name!r}: the values are not {self.datatype}: {reason}. "
+                "Correct the values or the datatype."
+            ) from error
+
+
+def _numbers(data: bytes | memoryview, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return the numbers of a binary tensor; a copy only if their form or place demands it."""
+    values = np.frombuffer(data, dtype)
+    if dtype == np.bool_:
+        return np.not_equal(values.view(np.uint8), 0)
+    if dtype == np.float16:
+        return values.astype(np.float32)
+    if not values.flags.aligned:
+        return values.copy()
+    return values
+
+
+def _integers(values: list[Any]) -> NDArray[np.int64] | None:
+    """Return `values` as a column; None if it is empty or not all of them are integers."""
+    if not values:
+        return None
+    try:
+        return np.frombuffer(array("q", values), np.int64)
+    except (TypeError, OverflowError):
+        return None
+
+
+def _join(slices: Sequence[ColumnValues], kind: pa.DataType) -> pa.Array:
+    """Join slices of one column; slices without a value have no type."""
+    arrays = []
+    for values in slices:
+        if isinstance(values, np.ndarray):
+            values = pa.array(values)
+        arrays.append(values)
+    if all(values.type == pa.null() for values in arrays):
+        return pa.nulls(sum(map(len, arrays)))
+    return pa.concat_arrays([values.cast(kind) for values in arrays])
+
+
+def _flatten(values: Any) -> list[Any]:
+    """Return nested lists of one depth as one list."""
+    while isinstance(values, list) and values and isinstance(values[0], list):
+        if not all(isinstance(inner, list) for inner in values):
+            raise DataError(
+                "data: expected lists of the same depth, got values next to lists. "
+                "Nest the data as the shape says."
+            )
+        values = [value for inner in values for value in inner]
+    if not isinstance(values, list):
+        raise DataError(
+            f"data: expected a list, got {type(values).__name__}. "
+            "Send the values of the tensor in a list."
+        )
+    return values
+
+
+def _strings(name: str, data: bytes | memoryview) -> list[str]:
+    """Return the strings of `data`, each of which follows its length in 4 bytes."""
+    texts = []
+    raw = bytes(data)
+    start = 0
+    while start < len(raw):
+        length = int.from_bytes(raw[start : start + 4], "little")
+        end = start + 4 + length
+        if end > len(raw):
+            raise DataError(
+                f"input {name!r}: expected a string up to byte {end}, got {len(raw)} bytes. "
+                "Write the length of each string in 4 bytes before it."
+            )
+        texts.append(text_of(name, raw[start + 4 : end]))
+        start = end
+    return texts
+
+
+def text_of(name: str, value: bytes) -> str:
+    """Return UTF-8 as text. Raises DataError for other bytes."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"input {name!r}: expected a string in UTF-8, got {value[:20]!r}. Encode it as UTF-8."
+        ) from error

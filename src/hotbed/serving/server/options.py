@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The settings of both servers, each checked when it is set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hotbed import checks
+from hotbed.serving.cache import Policy
+from hotbed.serving.parameter_server import ParameterServer
+from hotbed.serving.protocol.bodies import Bounds
+from hotbed.serving.rows import RowDtype
+from hotbed.serving.server.access import Tokens, read_tokens
+from hotbed.serving.stores.base import RowStore
+
+_LAST_PORT = 65_535
+_DAY_SECONDS = 86_400
+_LEAST_BODY_BYTES = 1 << 20
+_VALUE_BYTES = 32  # bytes of a body for each candidate and column
+
+
+@dataclass(frozen=True)
+class AccessOptions:
+    """The settings that both servers share: who may ask, and which rows are kept where.
+
+    Args:
+        host: Address to listen at.
+        token_file: File with one token a line; requests without one of them are rejected.
+        tls_cert: PEM file of the certificate, for all ports.
+        tls_key: PEM file of its key.
+        rows: Folder of mapped rows; None = a temporary folder.
+        dtype: float32, float16 or int8 rows.
+    """
+
+    host: str = "127.0.0.1"
+    token_file: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    rows: str | None = None
+    dtype: RowDtype = "float32"
+
+    def tokens(self) -> Tokens | None:
+        """Read the tokens; None = no token is needed. Raises ConfigError for a wrong file."""
+        if self.token_file is None:
+            return None
+        return Tokens(self.token_file)
+
+    def parameter_server(self) -> ParameterServer:
+        """Return a parameter server for the folder of rows."""
+        return ParameterServer(self.rows, self.dtype)
+
+
+@dataclass(frozen=True)
+class Options(AccessOptions):
+    """Settings of a server of models, beside `AccessOptions`.
+
+    Args:
+        port: Port of REST; 0 = a free port.
+        grpc_port: Port of gRPC; 0 = a free port; None = no gRPC.
+        drain_seconds: How long requests are still answered after SIGTERM, while readiness is
+            false.
+        request_seconds: Limit for a request to arrive completely, and for a client to read an
+            answer.
+        idle_seconds: Connections without a request are closed after this time.
+        workers: Number of processes that answer.
+    """
+
+    port: int = 8000
+    grpc_port: int | None = 8001
+    drain_seconds: float = 1.0
+    request_seconds: float = 30.0
+    idle_seconds: float = 60.0
+    workers: int = 1
+
+    def __post_init__(self) -> None:
+        checks.between("Options.port", self.port, 0, _LAST_PORT)
+        checks.between("Options.grpc_port", self.grpc_port, 0, _LAST_PORT)
+        checks.at_least("Options.workers", self.workers, 1)
+        checks.between("Options.drain_seconds", self.drain_seconds, 0, _DAY_SECONDS)
+        checks.between("Options.request_seconds", self.request_seconds, 0.001, _DAY_SECONDS)
+        checks.between("Options.idle_seconds", self.idle_seconds, 0.001, _DAY_SECONDS)
+
+
+@dataclass(frozen=True)
+class RowsOptions(AccessOptions):
+    """Settings of a parameter server, beside `AccessOptions`.
+
+    Args:
+        port: Port of gRPC; 0 = a free port.
+        calls: Calls that are answered at the same time; further calls are rejected at once.
+        drain_seconds: How long calls under way may take to end after SIGTERM.
+        metrics_port: Port for Prometheus, without TLS or token; 0 = a free port; None = no metrics.
+    """
+
+    port: int = 8002
+    calls: int = 256
+    drain_seconds: float = 10.0
+    metrics_port: int | None = None
+
+    def __post_init__(self) -> None:
+        checks.between("RowsOptions.port", self.port, 0, _LAST_PORT)
+        checks.at_least("RowsOptions.calls", self.calls, 1)
+        checks.between("RowsOptions.drain_seconds", self.drain_seconds, 0, _DAY_SECONDS)
+        checks.between("RowsOptions.metrics_port", self.metrics_port, 0, _LAST_PORT)
+
+
+@dataclass(frozen=True)
+class ServerLimits:
+    """The load that a server accepts.
+
+    Args:
+        batch_rows: Candidates that are scored together, and the most of one request.
+        batch_seconds: How long the first request of a batch may wait for others; 0 = batch only
+            requests that already wait.
+        queue_rows: Candidates that may wait; a request beyond that is rejected at once.
+        body_bytes: The largest body of a request. None = 32 bytes for each of `batch_rows`
+            candidates and each column of the model, at least 1 MiB.
+        list_length: Values that a candidate may have in one column.
+    """
+
+    batch_rows: int = 4096
+    batch_seconds: float = 0.0
+    queue_rows: int = 65_536
+    body_bytes: int | None = None
+    list_length: int = 1024
+
+    def __post_init__(self) -> None:
+        checks.at_least("ServerLimits.batch_rows", self.batch_rows, 1)
+        checks.between("ServerLimits.batch_seconds", self.batch_seconds, 0, _DAY_SECONDS)
+        checks.at_least("ServerLimits.queue_rows", self.queue_rows, 0)
+        checks.at_least("ServerLimits.body_bytes", self.body_bytes, 1)
+        checks.at_least("ServerLimits.list_length", self.list_length, 1)
+
+    def bounds(self, num_columns: int) -> Bounds:
+        """Return the bounds of a request to a model of `num_columns` columns."""
+        body_bytes = self.body_bytes
+        if body_bytes is None:
+            body_bytes = max(_LEAST_BODY_BYTES, self.batch_rows * num_columns * _VALUE_BYTES)
+        return Bounds(num_columns, self.batch_rows, self.list_length, body_bytes)
+
+
+@dataclass(frozen=True)
+class RemoteOptions:
+    """Settings for models at grpc://HOST:PORT and for the cache of their rows.
+
+    Args:
+        store_token_file: A file whose first line is the token to send.
+        store_trusted: A PEM file of certificate authorities for grpcs://.
+        cache_bytes: `max_bytes` of `EmbeddingCache`.
+        cache_policy: `policy` of `EmbeddingCache`.
+        cache_preload: `preload` of `EmbeddingCache`.
+        cache_deadline_seconds: `deadline_seconds` of `EmbeddingCache`.
+    """
+
+    store_token_file: str | None = None
+    store_trusted: str | None = None
+    cache_bytes: int = 256 << 20
+    cache_policy: Policy = "lfu"
+    cache_preload: float = 0.5
+    cache_deadline_seconds: float | None = 0.1
+
+    def connect(self, url: str) -> RowStore:
+        """Connect to the parameter server at an address."""
+        token = None
+        if self.store_token_file is not None:
+            token = read_tokens(self.store_token_file)[0]
+        return ParameterServer.connect(url, token, self.store_trusted)
+
+    def cache(self) -> dict[str, Any]:
+        """Return the keywords of `EmbeddingCache`."""
+        return {
+            "max_bytes": self.cache_bytes,
+            "policy": self.cache_policy,
+            "preload": self.cache_preload,
+            "deadline_seconds": self.cache_deadline_seconds,
+        }

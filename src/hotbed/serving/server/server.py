@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server of models: REST and gRPC in one process. Needs the extra `serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+from hotbed.errors import ConfigError, MissingExtra
+from hotbed.serving.process import Stoppable, address
+from hotbed.serving.server.access import load_tls
+from hotbed.serving.server.http import Api
+from hotbed.serving.server.models import Models
+from hotbed.serving.server.options import Options
+
+try:
+    from hotbed.serving.server.connection import HttpServer
+except ImportError as error:
+    raise MissingExtra(
+        f"a server needs {error.name}, which is not installed. Run pip install hotbed[serve]."
+    ) from error
+
+if TYPE_CHECKING:
+    from hotbed.serving.server.grpc import GrpcServer
+
+log = logging.getLogger("hotbed.serving")
+_LAST_SECONDS = 30
+_BACKLOG = 2048
+# a thread that loads a version delays requests by so much, not by Python's default of 5 ms
+_SWITCH_SECONDS = 0.0005
+
+
+class Server(Stoppable):
+    """Answers requests for `models` until it is stopped.
+
+    `run` blocks. In the main thread, SIGTERM and SIGINT end it: readiness turns false, requests are
+    answered for another `drain_seconds`, then no new requests are accepted and those under way are
+    finished.
+
+    Args:
+        models: The models.
+        options: Where to listen, and limits of time.
+        listener: A socket that other processes listen at as well; they share the gRPC port, too.
+
+    Raises:
+        ConfigError: It cannot listen.
+
+    Example: `Server(models, Options(port=8000)).run()`
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        options: Options | None = None,
+        listener: socket.socket | None = None,
+    ) -> None:
+        super().__init__()
+        self._models = models
+        self._options = options or Options()
+        self._shares_ports = listener is not None
+        self._tokens = self._options.tokens()
+        self._grpc_tls, self._http_tls = load_tls(self._options.tls_cert, self._options.tls_key)
+        self._listener = listener or open_listener(self._options.host, self._options.port)
+        self.port: int = self._listener.getsockname()[1]
+        self.grpc_port: int | None = None
+
+    def run(self) -> None:
+        sys.setswitchinterval(_SWITCH_SECONDS)
+        super().run()
+
+    async def _serve(self, stopped: asyncio.Event) -> None:
+        options = self._options
+        grpc_server = await self._start_grpc()
+        app = Api(self._models, self._tokens)
+        http = HttpServer(app, options.request_seconds, options.idle_seconds, self._http_tls)
+        serving = asyncio.create_task(http.serve([self._listener]))
+        log.info("listening on port %d, gRPC %s", self.port, self.grpc_port or "off")
+        self.started.set()
+        await stopped.wait()
+        self._models.stopping = True
+        http.closing = True
+        log.info("draining")
+        await asyncio.sleep(options.drain_seconds)
+        http.should_exit = True
+        if grpc_server is not None:
+            await grpc_server.stop(_LAST_SECONDS)
+        await serving
+        await asyncio.to_thread(self._models.close)
+        log.info("stopped")
+
+    async def _start_grpc(self) -> GrpcServer | None:
+        options = self._options
+        if options.grpc_port is None:
+            return None
+        from hotbed.serving.server.grpc import start_inference
+
+        server = await start_inference(
+            self._models,
+            address(options.host, options.grpc_port),
+            self._tokens,
+            self._grpc_tls,
+            self._shares_ports,
+            options.idle_seconds,
+        )
+        self.grpc_port = server.port
+        return server
+
+
+def open_listener(host: str, port: int) -> socket.socket:
+    """Return a socket that listens. Raises ConfigError if that is not possible."""
+    family = socket.AF_INET
+    if ":" in host:
+        family = socket.AF_INET6
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"serve: cannot listen at {host}:{port}, got {error}. Give a free port, or 0."
+        ) from error
