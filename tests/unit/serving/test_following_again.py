@@ -193,7 +193,7 @@ class Side(dict[str, list[Any]]):
     """A worker as far as its parent sees it; what it heard by call."""
 
     def __init__(self, workers: WorkerPool, number: int) -> None:
-        super().__init__(wanted=[], told=[])
+        super().__init__(set_wanted=[], set_problems=[])
         worker = workers._workers[number - 1]
         ours, theirs = socket.socketpair()
         worker.wire = Wire(ours, workers._calls_of(worker), lambda: None)
@@ -214,7 +214,8 @@ def workers(exported: Path, tmp_path: Path) -> Iterator[WorkerPool]:
     options = Options(port=0, grpc_port=None, workers=2, rows=str(tmp_path / "rows"))
     found = WorkerPool(models, {"m": str(exported)}, options, ServerLimits(), RemoteOptions())
     yield found
-    found.listener.close()
+    for listener in found._sockets:
+        listener.close()
     models.close()
 
 

@@ -107,5 +107,5 @@ def test_heads_are_bounded_in_number_and_those_with_an_id_are_not_kept() -> None
         told(asks, inputs, *request(columns(0, n % 90 + 2)))
         told(asks, inputs, *request(columns(0), id=str(n)))
     assert len(asks._heads) <= 64
-    assert len(inputs._known) <= 64  # what no head needs is let go
+    assert len(inputs._layouts) <= 64  # what no head needs is let go
     assert asks.read(*request(columns(0), id="7"), BOUNDS).id == "7"

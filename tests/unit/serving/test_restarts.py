@@ -100,7 +100,8 @@ FULL_DISK = """
 import resource, sys
 import hotbed as hb
 from hotbed.serving.server.models import Models
-from hotbed.serving.server.rows_service import RowsOptions, RowsServer
+from hotbed.serving.server.options import RowsOptions
+from hotbed.serving.server.rows_service import RowsServer
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), int(sys.argv[3])))
 models = Models(hb.ParameterServer(sys.argv[1]))
 models.add("m", sys.argv[2])
@@ -108,7 +109,7 @@ print(models.named("m").current.version.version)
 print(models.index()[0]["reason"])
 del models
 store = hb.ParameterServer(sys.argv[1])
-RowsServer(store, ["m"], RowsOptions(port=0)).start("m", sys.argv[2])
+RowsServer(store, ["m"], RowsOptions(port=0)).load_or_keep("m", sys.argv[2])
 print(store.model("m").version)
 """
 

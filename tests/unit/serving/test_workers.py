@@ -18,6 +18,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 import hotbed as hb
 from hotbed.errors import HotbedError, NotServed, ServingError
@@ -56,11 +57,13 @@ class Server(Process):
 
 
 def samples(text: str, name: str) -> dict[str, float]:
-    """By worker, summed."""
-    found = Counter[str]()
-    for worker, value in re.findall(rf'^{name}{{worker="(\w+)".*}} (\S+)$', text, re.MULTILINE):
-        found[worker] += float(value)
-    return dict(found)
+    """The values of a metric by worker, summed over its other labels."""
+    values = Counter[str]()
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name == name:
+                values[sample.labels["worker"]] += sample.value
+    return dict(values)
 
 
 def test_workers_answer_as_one_server_and_versions_mix_in_no_answer(trainer: Trainer) -> None:
