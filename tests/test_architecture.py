@@ -99,11 +99,6 @@ ALLOWED: dict[str, str] = {
     "ends and watches a stream",
     "models/": "a model's hyper-parameters are its constructor's keywords, as its paper names them",
 }
-# Files that import each other -> why. This list may only become shorter.
-CYCLES: dict[frozenset[str], str] = {
-    frozenset({"serving/server/http.py", "serving/server/workers.py"}): "a worker runs the server "
-    "whose supervisor starts it; the two are about to be parted",
-}
 # Functions that only pass on the keywords of what they wrap.
 WRAPPERS = {"config.py:described.remembering.__init__"}
 BAD_NAMES = re.compile(
@@ -254,14 +249,11 @@ def cycles(imported: dict[str, set[str]]) -> set[frozenset[str]]:
 
 def test_no_files_import_each_other() -> None:
     imported = {relative(path): imported_files(path) for path in python_files(SOURCE)}
-    found = cycles(imported)
     wrong = [
         "\n".join(f"{name} imports {sorted(imported[name] & cycle)}" for name in sorted(cycle))
-        for cycle in found - CYCLES.keys()
+        for cycle in cycles(imported)
     ]
     assert not wrong, "these files import each other:\n" + "\n\n".join(wrong)
-    mended = [sorted(cycle) for cycle in CYCLES.keys() - found]
-    assert not mended, f"take these out of CYCLES: {mended}"
 
 
 def test_a_cycle_of_imports_is_found() -> None:

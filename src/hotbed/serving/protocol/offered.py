@@ -57,6 +57,7 @@ def choose_outputs(
         if name not in outputs:
             shown = name[:100]
             raise DataError(
-                f"output {shown!r}: the model has no such output. {did_you_mean(shown, list(outputs))}"
+                f"output {shown!r}: the model has no such output. "
+                f"{did_you_mean(shown, list(outputs))}"
             )
     return {name: outputs[name] for name in wanted}
