@@ -294,7 +294,7 @@ def predict_files(
 
     import hotbed as hb
 
-    sources = [source_of(file)[0] for file in files]
+    sources = [source_of(file) for file in files]
     if len({type(source) for source in sources}) > 1:
         raise ConfigError(
             f"FILES: they are of several kinds, got {', '.join(files)}. Score one kind at a time."

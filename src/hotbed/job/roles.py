@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Guess the roles of columns: which one is the label, which are times, ids and amounts.
+
+The guess of a column is a line of the job and the reason for it, which a person reads and corrects.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import polars as pl
+
+NUM_NEIGHBOURS = 200
+"""Most frequent values of a column of whole numbers that tell amounts from names."""
+
+MAX_DEVIATIONS = 10
+"""Standard deviations from the mean that a dense feature keeps: one value in ten thousand can have
+a hundred.
+"""
+
+_LABEL = re.compile(
+    r"(is_?)?"
+    r"(label|click(ed)?|target|y|liked?|buy|bought|purchased?|conver(sion|ted)|rating|stars|score)"
+)
+_TIME = re.compile(r"(.*_)?(time(stamp)?|ts|at|date|datetime|created|hour)", re.IGNORECASE)
+_NAMES = re.compile(
+    r"(.*_)?"
+    r"(id|code|type|category|user|item|movie|film|product|ad|campaign|site|app|device|shop|store|"
+    r"brand|city|country|region|zip|session)"
+    r"(_.*)?|.*(Id|ID)"
+)
+# Criteo and its relatives call integer categories C1 to C26.
+_CATEGORIES = re.compile(r"C\d+|cat(egorical)?_?\d*|.*_(cat|idx|index|key|hash)", re.IGNORECASE)
+_AMOUNTS = re.compile(
+    r"(.*_)?"
+    r"(num|number|count|cnt|sum|total|avg|mean|age|price|cost|amount|income|salary|wage|gains?|"
+    r"losse?s?|dividends?|revenue|balance|duration|seconds|minutes|hours|days|weeks|months|years?|"
+    r"length|len|size|width|height|weight|distance|rate|ratio|percent|pct|rank)"
+    r"(_.*)?|I\d+",
+    re.IGNORECASE,
+)
+_LISTS = re.compile(r"^[^|;]+(\|[^|;]+)+$")
+_ISO_DATE = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}.*)?$"
+
+# Unit of a time since 1970, and the smallest and largest value that is a time of our days.
+_EPOCHS = (("s", 1e8, 1e10), ("ms", 1e11, 1e13), ("us", 1e14, 1e16), ("ns", 1e17, 1e19))
+_MICROSECONDS = {"s": 10**6, "ms": 10**3, "us": 1, "ns": 1e-3}
+
+Role = Literal["label", "time", "id", "dense", "left out"]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A column of a drafted job: its role, its text in YAML, and the reason."""
+
+    role: Role
+    text: str
+    why: str
+
+
+def find_label(frame: pl.DataFrame) -> str | None:
+    """Return the name of the column to predict; None where no column looks like one."""
+    named = [name for name in frame.columns if _LABEL.fullmatch(name.lower())]
+    binary = [name for name in frame.columns if _has_two_values(frame[name])]
+    for name in named:
+        if name in binary:
+            return name
+    if named:
+        return named[0]
+    last = frame.columns[-1]
+    if len(binary) == 1 or last in binary:
+        return binary[-1]
+    return None
+
+
+def _has_two_values(values: pl.Series) -> bool:
+    return not values.dtype.is_nested() and values.n_unique() == 2
+
+
+def find_time(frame: pl.DataFrame, label: str) -> str | None:
+    """Return the name of the first column of times; None where there is none."""
+    for name in frame.columns:
+        if name == label:
+            continue
+        values = frame[name]
+        if values.dtype.is_temporal() or (_TIME.fullmatch(name) and _unit(values)):
+            return name
+    return None
+
+
+def _unit(values: pl.Series) -> str | None:
+    """Return the unit that makes these numbers or texts times of our days, else None."""
+    if values.dtype.is_temporal():
+        return "us"
+    known = values.drop_nulls()
+    if not len(known):
+        return None
+    if values.dtype.is_numeric():
+        low = _quantile(known, 0.0)
+        high = _quantile(known, 1.0)
+        for unit, least, most in _EPOCHS:
+            if least <= low and high < most:
+                return unit
+    elif values.dtype == pl.String and known.head(100).str.contains(_ISO_DATE).all():
+        return "iso"
+    return None
+
+
+def _quantile(values: pl.Series, share: float) -> float:
+    return float(values.cast(pl.Float64).quantile(share, "nearest") or 0)
+
+
+# --- one line a column ----------------------------------------------------------------------------
+
+
+def label_line(values: pl.Series) -> Line:
+    """Return the line of the label, with the share of rows in which it is 1."""
+    known = values.drop_nulls()
+    name = quoted(values.name)
+    if values.dtype == pl.String:
+        counts = known.value_counts().sort("count", values.name)
+        rarest = str(counts[values.name][0])
+        text = f"{{kind: label, name: {name}, positive: {quoted(rarest)}}}"
+        return Line("label", text, f"1 where it is this text: {_share(known == rarest):.1%}")
+    numbers = known.cast(pl.Float64)
+    distinct = numbers.unique().sort()
+    if set(distinct) <= {0.0, 1.0}:
+        share = _share(known == 1)
+        return Line("label", f"{{kind: label, name: {name}}}", f"1 in {share:.1%} of the rows")
+    threshold: float = distinct[-1]
+    for value in distinct:
+        if _share(numbers >= value) <= 0.5:
+            threshold = value
+            break
+    share = _share(numbers >= threshold)
+    text = f"{{kind: label, name: {name}, threshold: {threshold:g}}}"
+    return Line("label", text, f"1 where it is at least this: {share:.1%} of the rows")
+
+
+def time_line(values: pl.Series) -> Line:
+    """Return the line of the time of events, with the first and the last one."""
+    unit = _unit(values)
+    known = values.drop_nulls()
+    if values.dtype.is_numeric():
+        factor = _MICROSECONDS[unit or "s"]
+        known = (known * factor).cast(pl.Int64).cast(pl.Datetime("us"))
+    option = "" if values.dtype.is_temporal() else f", unit: {unit}"
+    text = f"{{kind: time, name: {quoted(values.name)}{option}}}"
+    ordered = known.sort()
+    return Line("time", text, f"{ordered[0]} to {ordered[-1]}")
+
+
+def feature_line(values: pl.Series) -> Line:
+    """Return the line of a column to predict from; one that is of no use is left out."""
+    name = quoted(values.name)
+    plain = f"{{kind: id, name: {name}}}"
+    known = values.drop_nulls()
+    missing = _missing(values)
+    if values.dtype.is_nested():
+        return Line("id", f"{{kind: id, name: {name}, pooling: mean}}", f"lists{missing}")
+    distinct = known.n_unique()
+    if distinct <= 1:
+        return Line("left out", name, f"left out: always the same value{missing}")
+    if "weight" in values.name.lower() and values.dtype.is_float():
+        why = "left out: looks like the weight of a sample; use it if it is one"
+        return Line("left out", f"{{kind: weight, name: {name}}}", why)
+    if values.dtype == pl.String:
+        return _text_line(name, known, missing)
+    if values.dtype.is_integer() and distinct == len(values) > 100:
+        return Line("left out", plain, "left out: every row has its own number")
+    if values.dtype == pl.Boolean:
+        return Line("id", plain, f"{distinct:,} different values{missing}")
+    if values.dtype.is_integer():
+        why = _why_id(values, distinct)
+        if why:
+            return Line("id", plain, f"{why}{missing}")
+    return _dense_line(values)
+
+
+def _text_line(name: str, known: pl.Series, missing: str) -> Line:
+    """Return the line of a column of texts, without those that are missing."""
+    distinct = known.n_unique()
+    plain = f"{{kind: id, name: {name}}}"
+    if _share(known.str.contains(_LISTS.pattern)) > 0.1:
+        split = '{kind: split, delimiter: "|"}'
+        text = f"{{kind: id, name: {name}, pooling: mean, transforms: [{split}]}}"
+        return Line("id", text, f"lists joined by |{missing}")
+    if distinct > 0.95 * len(known) and len(known) > 100:
+        return Line("left out", plain, f"left out: nearly every row has its own text{missing}")
+    return Line("id", plain, f"{distinct:,} different texts{missing}")
+
+
+def _why_id(values: pl.Series, distinct: int) -> str:
+    """Return why whole numbers are names of things; "" where they are amounts."""
+    text = f"{distinct:,} different values"
+    if distinct <= 100 or _NAMES.fullmatch(values.name) or _CATEGORIES.fullmatch(values.name):
+        return text
+    if _AMOUNTS.fullmatch(values.name) or _looks_like_amount(values.drop_nulls()):
+        return ""
+    return f"{text}, frequent ones anywhere among them; {{kind: dense}} if they are amounts"
+
+
+def _looks_like_amount(values: pl.Series) -> bool:
+    """Return whether most values are 0, or neighbouring numbers are about equally frequent.
+
+    Counts and measures are so. Numbers that name things are frequent or rare whatever their
+    neighbours are.
+    """
+    counts = values.rename("value").value_counts()
+    if counts["count"].max() > 0.5 * len(values):  # type: ignore[operator]
+        return True
+    frequent = counts.sort("count", "value", descending=[True, False]).head(NUM_NEIGHBOURS)
+    ranks = frequent.sort("value")["count"].rank().to_numpy()
+    if not np.ptp(ranks):
+        return True
+    return float(np.corrcoef(ranks[1:], ranks[:-1])[0, 1]) > 0.5
+
+
+def _dense_line(values: pl.Series) -> Line:
+    """Return the line of a column of amounts, with the transforms that bound it."""
+    known = values.drop_nulls()
+    numbers = known.cast(pl.Float64).to_numpy()
+    low = _quantile(known, 0.0)
+    median = float(np.quantile(numbers, 0.5, method="nearest"))
+    high = _quantile(known, 1.0)
+    why = f"numbers from {low:g} to {high:g}"
+
+    fill = ["{kind: fill_missing, statistic: median}"] if values.null_count() else []
+    logarithm = []
+    if low >= 0 and high > 100 * max(median, 1e-9):
+        logarithm = ["log"]
+        numbers = np.log1p(numbers)
+    spread = float(numbers.std()) or 1.0
+    farthest = float(np.abs(numbers - numbers.mean()).max()) / spread
+    if farthest <= MAX_DEVIATIONS:
+        steps = [*fill, *logarithm, "normalize"]
+    elif low >= -MAX_DEVIATIONS and high <= MAX_DEVIATIONS:
+        steps = fill
+        why += "; nearly always the same, so they stay as they are"
+    else:
+        clip = f"{{kind: clip, low: -{MAX_DEVIATIONS}, high: {MAX_DEVIATIONS}}}"
+        steps = [*fill, *logarithm, "normalize", clip]
+
+    transforms = f", transforms: [{', '.join(steps)}]" if steps else ""
+    text = f"{{kind: dense, name: {quoted(values.name)}{transforms}}}"
+    return Line("dense", text, f"{why}{_missing(values)}")
+
+
+def _missing(values: pl.Series) -> str:
+    if not values.null_count():
+        return ""
+    return f", {values.null_count() / len(values):.1%} missing"
+
+
+def _share(true: pl.Series) -> float:
+    return float(true.sum()) / max(len(true), 1)
+
+
+def quoted(text: str) -> str:
+    """Return text as YAML reads it back: bare where that is safe."""
+    is_word = re.fullmatch(r"[A-Za-z_./][\w./-]*", text)
+    if is_word and text.lower() not in ("true", "false", "null"):
+        return text
+    return json.dumps(text, ensure_ascii=False)
