@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long training pauses for an eviction: a table of 10 M rows, of which a share has expired,
-swept by the callback Evict.
+swept by the schedule that the callback Evict follows.
 
 One JSON line a run: rows, steps that the sweep took, its longest and median pause of one step in
 ms, the longest in CPU time (what a busy machine does not stretch), and for comparison the pause of
@@ -20,7 +20,6 @@ import time
 import numpy as np
 
 import hotbed as hb
-from hotbed.training.loop import Run
 
 DAY = 86_400_000_000
 BATCH = 100_000
@@ -43,16 +42,14 @@ def sweep(table: hb.Table) -> tuple[list[float], list[float]]:
     """Milliseconds, and those of CPU, that each step of one eviction takes, by the callback, at the
     end of day 2.
     """
-    evict = hb.callbacks.Evict(step_interval=1_000_000)
-    run = Run(tables={table.name: table}, online=True, now=2 * DAY)
-    evict.on_fit_begin(run)
-    run.step, pauses, cpu = 1_000_000, list[float](), list[float]()
-    while run.sweeping or not pauses:
+    schedule = hb.EvictionSchedule({table.name: table}, step_interval=1_000_000)
+    step, pauses, cpu = 1_000_000, list[float](), list[float]()
+    while schedule.sweeping or not pauses:
         began, cpu_began = time.perf_counter(), time.thread_time()
-        evict.on_step_end(run)
+        schedule.step(step, 2 * DAY)
         cpu.append((time.thread_time() - cpu_began) * 1e3)
         pauses.append((time.perf_counter() - began) * 1e3)
-        run.step += 1
+        step += 1
     return pauses, cpu
 
 

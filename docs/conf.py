@@ -43,7 +43,7 @@ REFERENCE = Path(__file__).parent / "reference"
 # one.
 PAGES = {
     "Training": ["training.model", "job.job"],
-    "Callbacks": ["training.callbacks"],
+    "Callbacks": ["training.callbacks", "training.evict"],
     "Data": ["data.schema", "data.dataset", "data.batch", "data.encode"],
     "Sources": ["connectors"],
     "Transforms": ["data.transforms"],

@@ -4,17 +4,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from hotbed import checks
 from hotbed.config import described
-from hotbed.connectors import DeadLetters, Journal, Position
+from hotbed.connectors import DeadLetters, Journal, Live, Position
 from hotbed.data.dataset import Dataset
 from hotbed.errors import ConfigError, MissingExtra, PersistError
 from hotbed.files import Lock
@@ -23,8 +24,10 @@ from hotbed.persist.format import Reader, Saved, open_checkpoint
 from hotbed.persist.publish import Publisher
 from hotbed.persist.resume import DEAD_LETTER_BYTES, EPOCHS, STREAM, compare, finish_first
 from hotbed.persist.store import JOURNAL, LETTERS, LocalStore, open_store
-from hotbed.training.evict import TOPIC
-from hotbed.training.loop import Run, passed
+from hotbed.training.evict import TOPIC, sweeping
+from hotbed.training.loop import passed
+from hotbed.training.run import Counts, Run
+from hotbed.training.scorer import Progressive
 from hotbed.training.watching.columns import columns, rows_of
 
 log = logging.getLogger("hotbed")
@@ -102,7 +105,7 @@ class Checkpoint:
                 f"Checkpoint.allow: must be names of fields, got {allow!r}. Give a list of strings."
             )
         self._allow = tuple(allow)
-        self._path = path
+        self.path = path
         self._every = every_steps
         self._seconds = every_seconds
         self._full_every = full_every
@@ -119,30 +122,19 @@ class Checkpoint:
         self._caught: list[tuple[int, Position]] = []  # step and position of the write under way
         self._saver: Saver | None = None
         self._ready = False
-        # the dataset's `live`, with the journal and the dead letters that it had before
-        self._own: tuple[Any, Journal, DeadLetters] | None = None
-        self._lock: Lock | None = None  # of the states, if the journal is in another folder
+        self._opened = ExitStack()  # journal, dead letters and locks of the run
         self._thread: ThreadPoolExecutor | None = None
         self._published: list[Future[Any]] = []
 
     # --- events
 
     def on_fit_begin(self, run: Run) -> None:
-        resumable = isinstance(run.dataset, Dataset)
-        if run.online:
-            resumable = callable(getattr(run.dataset, "resume", None))
-        if not resumable:
-            kind = type(run.dataset).__name__
-            raise ConfigError(
-                f"Checkpoint: the data have no position to resume from, got {kind}. "
-                "Give a hb.Dataset, or leave Checkpoint out."
-            )
-        if any(isinstance(other, Checkpoint) and other is not self for other in run.callbacks.all):
+        _resumable(run)
+        if len(run.callbacks.of(Checkpoint)) > 1:
             raise ConfigError(
                 "Checkpoint: a run takes one, got several. "
                 "Keep one, and copy or publish its states."
             )
-        run.folder = self._path
         self._open(run)
         if not run.online:
             try:
@@ -156,24 +148,25 @@ class Checkpoint:
 
     def _begin(self, run: Run) -> None:
         """Resume from the newest state, or save the first."""
-        self._saver = Saver(self._path, self._keep)
+        self._saver = Saver(self.path, self._keep)
         if self._publisher is not None:
             self._thread = ThreadPoolExecutor(1, "hotbed-publish")
             self._publisher.graph = _graph(run)
         self._saved_at = None
         self._caught = []
-        finish_first(self._path)
-        if open_store(self._path).newest_state() is not None:
-            resume(run, open_checkpoint(self._path), self._allow)
+        finish_first(self.path)
+        if open_store(self.path).newest_state() is not None:
+            resume(run, open_checkpoint(self.path), self._allow)
             self._deltas = _tracks_changes(run)  # tables that were loaded begin anew
             self._saved_at = _moment(run)
         else:
             run.position = Position({})
-            if run.online or run.dataset.resumed_epoch is not None:
-                run.position = run.dataset.position
-            # servers reject other types from the first version on
-            if isinstance(run.dataset, Dataset):
-                run.model.schema = run.model.schema.with_types(*run.dataset.raw_types())
+            dataset = run.dataset
+            if run.online or (isinstance(dataset, Dataset) and dataset.resumed_epoch is not None):
+                run.position = _resumable(run).position
+            if isinstance(dataset, Dataset):
+                # servers reject other types from the first version on
+                run.model.schema = run.model.schema.with_types(*dataset.raw_types())
             self._deltas = _tracks_changes(run)
             self._save(run)
             self._settle(run, raises=True)
@@ -194,7 +187,7 @@ class Checkpoint:
     def on_epoch_end(self, run: Run) -> None:
         if run.online or run.model.counters["epochs"] == run.epoch:
             return
-        if run.stopped or run.epoch + 1 == run.epochs:
+        if run.stopped or run.epoch + 1 == run.goal.end_epoch:
             self._finish(run, whole=True, raises=True)
         else:
             self._due = True
@@ -204,19 +197,20 @@ class Checkpoint:
         self._look(run, idle=True)
 
     def on_stream_end(self, run: Run) -> None:
-        self._finish(run, whole=run.whole, raises=True)
+        self._finish(run, whole=True, raises=True)
 
     def on_error(self, run: Run) -> None:
         if not self._ready:  # a half resumed run cannot be saved
             return
-        if not run.whole:
+        whole = run.ending is None or run.ending.whole
+        if not whole:
             log.error(
                 "step %d failed half learned and is not saved; a new start resumes from the newest "
                 "checkpoint in %s",
                 run.step + 1,
-                self._path,
+                self.path,
             )
-        self._finish(run, whole=run.whole, raises=False)
+        self._finish(run, whole=whole, raises=False)
 
     def on_fit_end(self, run: Run) -> None:
         saver = self._saver
@@ -230,16 +224,7 @@ class Checkpoint:
         if self._thread is not None:
             self._thread.shutdown()
             self._log_publishing()
-        if self._own is not None:
-            live, journal, letters = self._own
-            run.journal.close()
-            self._own = None
-            if live is not None:
-                live.journal = journal
-                live.dead_letters = letters
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        self._opened.close()
 
     # --- saving
 
@@ -255,7 +240,7 @@ class Checkpoint:
         late = run.step - self._looked >= PATIENCE
         if _moment(run) == self._saved_at or (self._saver.busy and not self._wait):
             return
-        if run.sweeping and not (late or idle):
+        if sweeping(run) is not None and not (late or idle):
             return
         self._settle(run, raises=False)
         try:
@@ -280,7 +265,6 @@ class Checkpoint:
 
     def _save(self, run: Run) -> None:
         assert self._saver is not None
-        run.count()
         full_due = self._saver.needs_full or self._since_full >= self._full_every - 1
         changes = self._deltas and not full_due
         self._saver.submit(capture(state_of(run), changes=changes))
@@ -307,9 +291,11 @@ class Checkpoint:
             return
         assert saved is not None
         run.model.parent = saved.digest
-        if hasattr(run.dataset, "commit"):
-            run.dataset.commit(position)
-        run.journal.forget({TOPIC: step})
+        commit = getattr(run.dataset, "commit", None)
+        if commit is not None:
+            commit(position)
+        if run.clock.journal is not None:
+            run.clock.journal.forget({TOPIC: step})
         # versions increase: the end of an epoch at the same step is not another version
         if step != self._published_step:
             self._published_step = step
@@ -332,32 +318,63 @@ class Checkpoint:
 
         A journal that the user set is kept.
         """
-        store = open_store(self._path)
+        store = open_store(self.path)
         folder = store.root if isinstance(store, LocalStore) else None
         live = getattr(run.dataset, "live", None)
         if live is not None and live.journal.path is not None:
-            run.journal = live.journal
+            run.clock.journal = live.journal
             if folder is not None and not _same_file(live.journal.path, folder / JOURNAL):
-                self._lock = Lock(folder / JOURNAL)  # only one run may write the states
+                # only one run may write the states
+                self._opened.enter_context(Lock(folder / JOURNAL))
             return
         if folder is None:
             log.warning(
                 "%s: there is no journal: after a kill the stream resumes without loss or repeat, "
                 "but decisions of the clock may differ; put one on a local disk into "
                 "dataset.live.journal",
-                self._path,
+                self.path,
             )
-            run.journal = Journal(None)
+            journal = Journal(None)
             letters = DeadLetters(None)
         else:
-            run.journal = Journal(folder / JOURNAL)
+            journal = Journal(folder / JOURNAL)
             letters = DeadLetters(folder / LETTERS)
-        if live is None:
-            self._own = (None, run.journal, letters)
-        else:
-            self._own = (live, live.journal, getattr(live, "dead_letters", letters))
-            live.journal = run.journal
-            live.dead_letters = letters
+        self._opened.callback(journal.close)
+        run.clock.journal = journal
+        if live is not None:
+            self._opened.enter_context(_recording(live, journal, letters))
+
+
+@contextmanager
+def _recording(live: Live, journal: Journal, letters: DeadLetters) -> Iterator[None]:
+    """Let a dataset record in `journal` and `letters` within."""
+    before = (live.journal, live.dead_letters)
+    live.journal = journal
+    live.dead_letters = letters
+    try:
+        yield
+    finally:
+        live.journal, live.dead_letters = before
+
+
+class Resumable(Protocol):
+    """Data that a run can resume: a Dataset, or a stream of the user's own."""
+
+    position: Position
+
+    def resume(self, position: Position) -> Any:
+        """Begin after `position`."""
+
+
+def _resumable(run: Run) -> Resumable:
+    """Return the data of a run; raise ConfigError if they have no position to resume from."""
+    data: Any = run.dataset
+    if isinstance(data, Dataset) or (run.online and callable(getattr(data, "resume", None))):
+        return data  # type: ignore[no-any-return]
+    raise ConfigError(
+        f"Checkpoint: the data have no position to resume from, got {type(data).__name__}. "
+        "Give a hb.Dataset, or leave Checkpoint out."
+    )
 
 
 def _moment(run: Run) -> tuple[int, int]:
@@ -394,9 +411,10 @@ def state_of(run: Run) -> State:
     positions = {}
     if run.position is not None:
         positions[_source(run)] = run.position.to_json()
-    counts = {"step": run.step, "samples": run.samples, "skipped": run.skipped, "now": run.now}
-    if not run.online:
-        counts["epoch_began"] = run.epoch_began
+    counts = asdict(run.counts)
+    del counts["epoch"]  # it follows from the model's counters
+    if run.online:
+        del counts["epoch_began"]
     progress: dict[str, Any] = {
         "run": counts,
         "callbacks": run.callbacks.state(),
@@ -409,10 +427,11 @@ def state_of(run: Run) -> State:
         progress[DEAD_LETTER_BYTES] = live.dead_letters.num_bytes
     if not run.online:
         progress["metrics"] = columns([run.metrics])
-    if hasattr(run.observer, "state"):
+    if isinstance(run.observer, Progressive):
         progress["observer"] = run.observer.state()
-    state: State = run.model.state()
-    return replace(state, positions=positions, progress=progress, random=_random_state())
+    return replace(
+        run.model.state(), positions=positions, progress=progress, random=_random_state()
+    )
 
 
 def _source(run: Run) -> str:
@@ -444,19 +463,17 @@ def resume(run: Run, reader: Reader, allow: Sequence[str] = ()) -> None:
     progress: Mapping[str, Any] = reader.progress
     compare(reader.folder, progress.get("wall_setting", {}), setting_of(run), allow)
     run.model.restore(reader, allow)
-    for name, value in progress["run"].items():
-        setattr(run, name, value)
-    run.counted = (run.step, run.samples)
+    run.counts = Counts(**progress["run"])
     run.callbacks.load_state(progress["callbacks"])
     run.learner.load_state(progress["learner"])
-    if run.observer is not None and "observer" in progress:
+    if isinstance(run.observer, Progressive) and "observer" in progress:
         run.observer.load_state(progress["observer"])
     run.position = Position.from_json(position)
     if not run.online:
-        run.epoch = run.model.counters["epochs"]
+        run.counts.epoch = run.model.counters["epochs"]
         run.metrics.update(rows_of(progress["metrics"])[0])
     if run.online or run.position.state.get("epoch") == run.epoch:  # else the next epoch begins
-        run.dataset.resume(run.position)
+        _resumable(run).resume(run.position)
     for name, state in reader.random.items():
         _generator(name).set_state(torch.from_numpy(state))
     log.info("resuming at step %d, from %s", run.step, reader.folder)

@@ -1,22 +1,224 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evict: remove stale rows from the tables while training goes on."""
+"""Remove stale rows from tables while training goes on: in `RecModel`, or in a loop of your own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from hotbed import checks
 from hotbed.config import described
 from hotbed.embedding.policy import PARTITIONS
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
-from hotbed.training.loop import Run, passed
+from hotbed.training.loop import passed
+from hotbed.training.run import Run, WallClock
 from hotbed.training.watching.columns import Tables, counters, tables_of
 
 TOPIC = "evict"
 SLICE_ROWS = 40_000
 """Rows that an eviction sweeps in one step, but at least one partition of one table."""
+
+Clock = Literal["data", "wall"]
+T = TypeVar("T")
+
+
+class EvictionSchedule:
+    """Evicts from tables at intervals, in a loop of your own; `Evict` does so in `RecModel`.
+
+    From one step to the next, stale rows are absent for every lookup. Their memory is freed over
+    the following steps, about 40,000 rows a step, so that training never pauses for long. An
+    eviction that falls due meanwhile begins when that is done. The steps alone determine which rows
+    are swept at which step.
+
+    Args:
+        tables: by name; those without an eviction policy are left alone.
+        step_interval: steps between two evictions; None or -1 = not by steps.
+        seconds_interval: seconds between two evictions; None or -1 = not by seconds.
+        clock: "data" counts seconds of event time; "wall" counts seconds of this machine's clock.
+        lateness_seconds: how late an event may be, in seconds.
+        wall_clock: the clock of this machine, with the journal of its decisions. None = without a
+            journal.
+
+    Raises:
+        ConfigError: an interval is not above 0, or another argument is out of range.
+
+    Example:
+        >>> schedule = hb.EvictionSchedule({"user": table}, step_interval=1000)
+        >>> for step, batch in enumerate(batches, start=1):
+        ...     learn(batch)
+        ...     schedule.step(step, newest_event_time)
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[str, Table],
+        step_interval: int | None = None,
+        seconds_interval: float | None = None,
+        clock: Clock = "data",
+        lateness_seconds: float = 0.0,
+        wall_clock: WallClock | None = None,
+    ) -> None:
+        _check("EvictionSchedule", step_interval, seconds_interval, clock, lateness_seconds)
+        self.tables = tables
+        self._evicting = [table for _, table in sorted(tables.items()) if table.evictions]
+        self._steps = _interval(step_interval)
+        self._seconds = _interval(seconds_interval)
+        self._by_wall = clock == "wall"
+        self._lateness = int(lateness_seconds * 1e6)
+        self._clock = wall_clock or WallClock()
+        self._at: float | None = None  # begin of the interval, by the clock that counts
+        if self._by_wall:
+            self._at = self._clock()
+        self._step = 0
+        self._begun = -1
+        self._boundary = 0
+        self._passed = False  # a multiple of step_interval, while a sweep was under way
+        self._left = 0  # partitions still to be swept, of all tables one after another
+        self._each: list[int] = []  # rows of a partition, by table, when the eviction began
+        self._statistics: Tables = {}  # of the tables, when the eviction began
+
+    @property
+    def sweeping(self) -> bool:
+        """Whether an eviction is under way: memory of expired rows is still to be freed."""
+        return self._left > 0
+
+    @property
+    def statistics(self) -> Tables:
+        """Statistics of the tables when the last eviction began."""
+        return self._statistics
+
+    def step(self, step: int, now: int | None) -> None:
+        """Begin an eviction if one is due after this step, and sweep a part of one under way.
+
+        Args:
+            step: number of the step, counted from 1 over all resumptions.
+            now: the newest event time so far, in microseconds; None without times.
+        """
+        # between two long sweeps lies a step end that a checkpoint can use
+        is_free = not self.sweeping
+        self._passed = self._passed or passed(step, self._step, self._steps)
+        self._step = step
+        if is_free and (self._passed or self._seconds_due(step, now)):
+            self._begin(step, now)
+        self._sweep(SLICE_ROWS)
+        self.repeat(step, now)
+
+    def repeat(self, step: int, now: int | None) -> None:
+        """Begin an eviction that the journal holds after this step: it began while a stream idled.
+
+        Call it after a resumption, before the first step.
+        """
+        entry = self._decision(step)
+        if entry is not None and entry["idle"] and self._begun != step:
+            self._begin(step, now)
+
+    def idle(self, step: int, now: int | None) -> None:
+        """Begin an eviction if the wall clock makes one due while there is nothing to learn."""
+        if self._by_wall and not self.sweeping and self._wall_due(step, now, idle=True):
+            self._begin(step, now)
+
+    def evict(self, step: int, now: int | None) -> None:
+        """Evict at once, whether or not it is due."""
+        self._begin(step, now)
+        self._sweep(None)
+
+    def state(self) -> dict[str, Any]:
+        """Return what a resumed schedule needs, as plain values and NumPy arrays."""
+        return {
+            "at": None if self._by_wall else self._at,
+            "step": self._step,
+            "begun": self._begun,
+            "passed": self._passed,
+            "boundary": self._boundary,
+            "left": self._left,
+            "each": list(self._each),
+            "statistics": counters([self._statistics]),
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned."""
+        if not self._by_wall:
+            self._at = state["at"]
+        self._step = state["step"]
+        self._begun = state["begun"]
+        self._boundary = state["boundary"]
+        self._passed = state["passed"]
+        self._left = state["left"]
+        self._each = list(state["each"])
+        self._statistics = tables_of(state["statistics"])[0]
+
+    def _seconds_due(self, step: int, now: int | None) -> bool:
+        if self._by_wall:
+            return self._wall_due(step, now, idle=False)
+        if self._seconds is None or now is None:
+            return False
+        if self._at is None:
+            self._at = now
+        return bool(now - self._at >= self._seconds * 1e6)
+
+    def _wall_due(self, step: int, now: int | None, *, idle: bool) -> bool:
+        """Return whether the wall clock makes an eviction due at this step.
+
+        A decision in the journal is repeated. A new one is journalled first.
+        """
+        journal = self._clock.journal
+        if self._seconds is None:
+            return False
+        if journal is not None and journal.last(TOPIC) >= step:
+            entry = journal.get(TOPIC, step)
+            return entry is not None and not entry["idle"] and self._begun != step
+        seconds = self._clock()
+        if self._at is None or seconds < self._at:  # a clock set back starts the interval anew
+            self._at = seconds
+        if seconds - self._at < self._seconds:
+            return False
+        if journal is not None:
+            journal.append(TOPIC, step, {"now": now, "idle": idle})
+        return True
+
+    def _decision(self, step: int) -> Mapping[str, Any] | None:
+        """Return the decision of the wall clock at this step that the journal holds."""
+        journal = self._clock.journal
+        if not self._by_wall or journal is None:
+            return None
+        return journal.get(TOPIC, step)
+
+    def _begin(self, step: int, now: int | None) -> None:
+        """Make expired rows absent; this step and those after it sweep them."""
+        # counted before rows expire: a count with expired rows among them visits each row
+        self._statistics = {name: dict(table.stats) for name, table in self.tables.items()}
+        self._each = [max(1, table.stats["rows"] // PARTITIONS) for table in self._evicting]
+        self._boundary = 0  # Lru and Lfu need no clock; 0 moves no watermark back
+        if now is not None:
+            self._boundary = now - self._lateness
+        for table in self._evicting:
+            table.evict(self._boundary, range(0))
+        self._left = PARTITIONS * len(self._evicting)
+        self._passed = False
+        self._at = now
+        if self._by_wall:
+            self._at = self._clock()
+        self._begun = step
+
+    def _sweep(self, num_rows: int | None) -> None:
+        """Free the memory of expired rows in the next partitions.
+
+        `num_rows`: about how many rows to visit; None = sweep all partitions.
+        """
+        room = num_rows
+        while self._left > 0:
+            swept = PARTITIONS * len(self._evicting) - self._left
+            number, first = divmod(swept, PARTITIONS)
+            count = PARTITIONS - first
+            if room is not None:
+                least = 1 if room == num_rows else 0  # one partition, however large it is
+                count = min(count, max(room // self._each[number], least))
+                room -= count * self._each[number]
+            if count == 0:
+                break
+            self._evicting[number].evict(self._boundary, range(first, first + count))
+            self._left -= count
 
 
 @described
@@ -47,168 +249,72 @@ class Evict:
         self,
         step_interval: int | None = None,
         seconds_interval: float | None = None,
-        clock: Literal["data", "wall"] = "data",
+        clock: Clock = "data",
         lateness_seconds: float = 0.0,
     ) -> None:
-        checks.one_of("Evict.clock", clock, ("data", "wall"))
-        checks.at_least("Evict.lateness_seconds", lateness_seconds, 0, "Give 0 or more seconds.")
-        self._steps = _interval("Evict.step_interval", step_interval)
-        self._seconds = _interval("Evict.seconds_interval", seconds_interval)
-        self._wall = clock == "wall"
-        self._lateness = int(lateness_seconds * 1e6)
-        self._at: float | None = None  # begin of the interval, by the clock that counts
-        self._step = 0
-        self._begun = -1
-        self._boundary = 0
-        self._passed = False  # a multiple of step_interval, while a sweep was under way
-        self._left = 0  # partitions still to be swept, of all tables one after another
-        self._each: list[int] = []  # rows of a partition, by table, when the eviction began
-        self._statistics: Tables = {}  # of the tables, when the eviction began
+        _check("Evict", step_interval, seconds_interval, clock, lateness_seconds)
+        self._steps = step_interval
+        self._seconds = seconds_interval
+        self._clock: Clock = clock
+        self._lateness = lateness_seconds
+        self.schedule = self._schedule({}, None)
 
     def on_fit_begin(self, run: Run) -> None:
-        if run.online and self._steps is None and self._seconds is None:
+        if run.online and _interval(self._steps) is None and _interval(self._seconds) is None:
             raise ConfigError(
                 "Evict: a stream has no epochs, got neither step_interval nor seconds_interval. "
                 "Give one or both."
             )
-        self._at = run.clock() if self._wall else None
-        self._step = run.step
-        self._begun = -1
-        self._left = 0
-        self._passed = False
+        self.schedule = self._schedule(run.tables, run.clock)
 
     def on_epoch_begin(self, run: Run) -> None:
-        run.sweeping = self._left > 0
-        run.statistics = self._statistics
-        # an eviction that began while the stream was idle, after the checkpoint that was resumed
-        if self._on_record(run):
-            self._begin(run)
+        self.schedule.repeat(run.step, run.now)
 
     def on_step_end(self, run: Run) -> None:
-        free = not run.sweeping  # between two long sweeps lies a step end that a checkpoint can use
-        self._passed = self._passed or passed(run.step, self._step, self._steps)
-        self._step = run.step
-        if free and (self._passed or self._seconds_due(run)):
-            self._begin(run)
-        self._sweep(run, SLICE_ROWS)
-        if self._on_record(run):  # an eviction that began after this step, on an idle stream
-            self._begin(run)
+        self.schedule.step(run.step, run.now)
 
     def on_idle(self, run: Run) -> None:
-        if self._wall and not run.sweeping and self._wall_due(run, idle=True):
-            self._begin(run)
+        self.schedule.idle(run.step, run.now)
 
     def on_epoch_end(self, run: Run) -> None:
         if not run.online:
-            self._begin(run)
-            self._sweep(run, None)
+            self.schedule.evict(run.step, run.now)
 
     def state(self) -> dict[str, Any]:
-        return {
-            "at": None if self._wall else self._at,
-            "step": self._step,
-            "begun": self._begun,
-            "passed": self._passed,
-            "boundary": self._boundary,
-            "left": self._left,
-            "each": list(self._each),
-            "statistics": counters([self._statistics]),
-        }
+        return self.schedule.state()
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        if not self._wall:
-            self._at = state["at"]
-        self._step = state["step"]
-        self._begun = state["begun"]
-        self._boundary = state["boundary"]
-        self._passed = state["passed"]
-        self._left = state["left"]
-        self._each = list(state["each"])
-        self._statistics = tables_of(state["statistics"])[0]
+        self.schedule.load_state(state)
 
-    def _seconds_due(self, run: Run) -> bool:
-        return self._wall_due(run) if self._wall else self._data_due(run)
-
-    def _data_due(self, run: Run) -> bool:
-        if self._seconds is None or run.now is None:
-            return False
-        if self._at is None:
-            self._at = run.now
-        return bool(run.now - self._at >= self._seconds * 1e6)
-
-    def _wall_due(self, run: Run, *, idle: bool = False) -> bool:
-        """Return whether the wall clock makes an eviction due at this step.
-
-        A decision in the journal is repeated. A new one is journalled first.
-        """
-        if self._seconds is None:
-            return False
-        if run.journal is not None and run.journal.last(TOPIC) >= run.step:
-            entry = run.journal.get(TOPIC, run.step)
-            return entry is not None and not entry["idle"] and self._begun != run.step
-        now = run.clock()
-        if self._at is None or now < self._at:  # a clock set back starts the interval anew
-            self._at = now
-        if now - self._at < self._seconds:
-            return False
-        if run.journal is not None:
-            run.journal.append(TOPIC, run.step, {"now": run.now, "idle": idle})
-        return True
-
-    def _on_record(self, run: Run) -> bool:
-        """Return whether the journal has an eviction of an idle stream that is to be repeated.
-
-        It began after this step.
-        """
-        if not self._wall or run.journal is None:
-            return False
-        entry = run.journal.get(TOPIC, run.step)
-        return entry is not None and entry["idle"] and self._begun != run.step
-
-    def _begin(self, run: Run) -> None:
-        """Make expired rows absent; this step and those after it sweep them."""
-        tables = _evicting(run)
-        # counted before rows expire: a count with expired rows among them visits each row
-        self._statistics = {name: dict(table.stats) for name, table in run.tables.items()}
-        run.statistics = self._statistics
-        self._each = [max(1, table.stats["rows"] // PARTITIONS) for table in tables]
-        # Lru and Lfu need no clock; 0 moves no watermark back
-        self._boundary = 0 if run.now is None else run.now - self._lateness
-        for table in tables:
-            table.evict(self._boundary, range(0))
-        self._left = PARTITIONS * len(tables)
-        self._passed = False
-        run.sweeping = self._left > 0
-        self._at = run.clock() if self._wall else run.now
-        self._begun = run.step
-
-    def _sweep(self, run: Run, rows: int | None) -> None:
-        """Free the memory of expired rows in the next partitions.
-
-        `rows`: about how many rows to visit; None = sweep all partitions.
-        """
-        tables = _evicting(run)
-        room = rows
-        while self._left > 0:
-            number, first = divmod(PARTITIONS * len(tables) - self._left, PARTITIONS)
-            count = PARTITIONS - first
-            if room is not None:
-                count = min(count, max(room // self._each[number], 1 if room == rows else 0))
-                room -= count * self._each[number]
-            if count == 0:
-                break
-            tables[number].evict(self._boundary, range(first, first + count))
-            self._left -= count
-        run.sweeping = self._left > 0
+    def _schedule(self, tables: Mapping[str, Table], clock: WallClock | None) -> EvictionSchedule:
+        return EvictionSchedule(
+            tables,
+            self._steps,
+            self._seconds,
+            self._clock,
+            self._lateness,
+            wall_clock=clock,
+        )
 
 
-def _evicting(run: Run) -> list[Table]:
-    return [table for _, table in sorted(run.tables.items()) if table.evictions]
+def sweeping(run: Run) -> EvictionSchedule | None:
+    """Return the schedule whose eviction is under way in a run; None if there is none."""
+    for callback in run.callbacks.of(Evict):
+        if callback.schedule.sweeping:
+            return callback.schedule
+    return None
 
 
-def _interval(name: str, value: Any) -> Any:
-    """Return None if the interval is off, else the positive number."""
-    if value is None or value == -1:
-        return None
-    checks.above(name, value, 0, "Give a positive number, or None for off.")
-    return value
+def _check(owner: str, steps: Any, seconds: Any, clock: str, lateness_seconds: float) -> None:
+    """Raise ConfigError if an argument of `owner` is out of range."""
+    checks.one_of(f"{owner}.clock", clock, ("data", "wall"))
+    checks.at_least(f"{owner}.lateness_seconds", lateness_seconds, 0, "Give 0 or more seconds.")
+    for name, interval in (("step_interval", steps), ("seconds_interval", seconds)):
+        if interval != -1:
+            advice = "Give a positive number, or None for off."
+            checks.above(f"{owner}.{name}", interval, 0, advice)
+
+
+def _interval(value: T | None) -> T | None:
+    """Return the interval; None if it is off."""
+    return None if value == -1 else value

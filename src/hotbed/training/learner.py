@@ -46,7 +46,7 @@ class Example:
         return (*self.arguments, self.labels)
 
 
-def prepare(item: Any, device: torch.device, labelled: bool) -> Example:
+def prepare(item: Any, device: torch.device, *, labelled: bool) -> Example:
     """Return an `Example` of a `Batch`, of a tuple of arrays or tensors, or of one array.
 
     `labelled`: there is a loss function, so a tuple is (data, label); otherwise all items of a

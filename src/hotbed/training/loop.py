@@ -14,188 +14,228 @@ end yields None now and then, a tick: there is nothing new, but callbacks may ac
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import logging
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from os import PathLike
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from hotbed.config import did_you_mean, kind_of
-from hotbed.connectors import Position, Source
+from hotbed import checks
+from hotbed.connectors import Source
 from hotbed.data.batch import Batch
-from hotbed.errors import ConfigError
-from hotbed.metrics.reliability import Reliability
+from hotbed.data.dataset import Dataset
+from hotbed.errors import ConfigError, DataError
+from hotbed.optim.modes import in_train_mode
 from hotbed.training.learner import Example, Update, prepare
+from hotbed.training.run import Run
+from hotbed.training.scorer import LOSS, Progressive
 
-EVENTS = (
-    "on_fit_begin",
-    "on_stream_begin",
-    "on_epoch_begin",
-    "on_predicted",
-    "on_gradients",
-    "on_step_end",
-    "on_idle",
-    "on_stream_end",
-    "on_epoch_end",
-    "on_error",
-    "on_fit_end",
-)
+if TYPE_CHECKING:
+    from hotbed.training.watching.history import History
+
+log = logging.getLogger("hotbed")
 
 
-class Observer(Protocol):
-    """Predicts batches without learning from them, and keeps metrics or the predictions."""
+def pass_over(data: Iterable[Any], run: Run, update: Update | None = None) -> None:
+    """Make one pass over `data`, to its end or until a callback stops it.
 
-    def observe(self, example: Example) -> None:
-        """Score one example in eval mode; tables are read, never grown."""
-
-    def settle(self) -> None:
-        """Count the example that was observed last: its step is done.
-
-        An example whose step failed is never counted.
-        """
-
-
-@dataclass
-class Run:
-    """The state of training, which callbacks read and may change.
-
-    Attributes:
-        step, samples: counted over all epochs of this fit, and over all resumptions of a stream.
-        metrics: the newest value of each name.
-        epoch: number of the epoch, counted over all fits of the model.
-        initial_epoch: number of the first epoch of this fit.
-        epochs: number of its last epoch plus one.
-        epoch_began: the step at which this epoch began.
-        folder: where a `Checkpoint` writes the states of this run.
-        now: the watermark, the newest event time in microseconds, which never decreases; None
-            without a Time column.
-        reliability: how the probabilities of the last validation compare with the labels, by label.
-        window: metrics of a stream's last window.
-        windows: the callback `Windows`, whose `points` are the windows so far; None without one.
-        online: True for a stream, False for a fit.
-        position: position of the dataset after the last batch learned.
-        whole: no step is half done.
-        sweeping: an eviction is under way.
-        statistics: of the tables, at the time when the last eviction began.
-        sink_size: batches learned between two `on_step_end`.
-        clock: returns seconds since 1970.
-        journal: records the decisions that depend on the clock.
+    Args:
+        data: batches; None among them is a tick.
+        run: the run that the pass belongs to.
+        update: what learns each batch; None = nothing is learned.
     """
-
-    model: Any = None
-    tables: Mapping[str, Any] = field(default_factory=dict)
-    learner: Any = None
-    observer: Any = None
-    callbacks: Any = None
-    dataset: Any = None
-    valid: Any = None
-    online: bool = False
-    epochs: int = 1
-    epoch: int = 0
-    initial_epoch: int = 0
-    epoch_began: int = 0
-    step: int = 0
-    samples: int = 0
-    skipped: int = 0
-    sink_size: int = 1
-    now: int | None = None
-    position: Position | None = None
-    journal: Any = None
-    sweeping: bool = False
-    statistics: dict[str, dict[str, int]] = field(default_factory=dict)
-    whole: bool = True
-    folder: str | PathLike[str] | None = None
-    example: Example | None = None
-    loss: Tensor | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
-    reliability: dict[str, Reliability] = field(default_factory=dict)
-    window: dict[str, float] = field(default_factory=dict)
-    windows: Any = None
-    validates: bool = False
-    validated: bool = False
-    counted: tuple[int, int] = (0, 0)
-    total_steps: int | None = None
-    stopped: str = ""
-    error: BaseException | None = None
-    clock: Callable[[], float] = time.time
-    began: float = field(default_factory=time.perf_counter)
-
-    def stop(self, reason: str) -> None:
-        """End training after this step."""
-        self.stopped = self.stopped or reason
-
-    def count(self) -> None:
-        """Add what was learned since the last count to the model's counters."""
-        self.model.counters["steps"] += self.step - self.counted[0]
-        self.model.counters["samples"] += self.samples - self.counted[1]
-        self.counted = (self.step, self.samples)
+    observer = run.observer
+    callbacks = run.callbacks
+    if run.stopped:
+        return
+    _restrict_labels(run, must_match=update is not None)
+    with closing(_calls(data, run)) as calls:
+        for examples in calls:
+            with _marked(run):
+                for example in examples:
+                    run.example = example
+                    if observer is not None:
+                        observer.observe(example)
+                        callbacks("on_predicted", run)
+                    if update is not None:
+                        run.loss = loss = update.forward(example)  # maps ids to rows on its way
+                        update.backward(loss)
+                        if update.gradients_are_finite():
+                            callbacks("on_gradients", run)
+                            update.dense_step()
+                            update.sparse_step()
+                        else:
+                            run.counts.skipped += 1
+                    run.count(example, learned=update is not None)
+                    if observer is not None:
+                        observer.settle()
+                callbacks("on_step_end", run)
+    run.example = None
+    run.loss = None
 
 
-class Callbacks:
-    """Calls the methods of each callback at their events.
+def _calls(data: Iterable[Any], run: Run) -> Generator[Sequence[Example], None, None]:
+    """Yield the examples of each call: those between two `on_step_end`.
 
-    A callback is any object with some of these methods, each taking the `Run`: `on_fit_begin`,
-    `on_stream_begin` (of a stream, after `on_fit_begin`), `on_epoch_begin`, `on_predicted` (a batch
-    was scored by `run.observer`; it is not learned yet), `on_gradients` (after backward, before
-    any update), `on_step_end`, `on_idle` (a stream has nothing new), `on_stream_end` (the stream
-    ended or was stopped), `on_epoch_end`, `on_error` (`run.error` ends training), `on_fit_end`.
-    Methods that a callback does not define cost nothing.
+    A Dataset reads and encodes ahead, on its own thread. An iterator that is made here is closed
+    here, which ends that thread.
+    """
+    learner = run.learner
+    labelled = learner.criterion is not None
+    examples: list[Example] = []
+    stream = getattr(data, "stream", None)
+    items = stream() if callable(stream) else iter(data)
+    try:
+        for item in items:
+            if item is None:
+                run.callbacks("on_idle", run)
+            else:
+                examples.append(prepare(item, learner.device, labelled=labelled))
+            if len(examples) == run.goal.sink_size:
+                yield examples
+                examples = []
+            if run.stopped:
+                return
+    finally:
+        if items is not data and hasattr(items, "close"):
+            items.close()
+    if examples:
+        yield examples
 
-    A callback whose `runs_last` is true is called after all others. A callback that must survive a
-    restart returns its state from `state()`, as nested dicts and lists of plain values and NumPy
-    arrays, and takes it back in `load_state`.
+
+@contextmanager
+def _marked(run: Run) -> Iterator[None]:
+    """Record that an error within leaves something half done."""
+    try:
+        yield
+    except BaseException as error:
+        run.fail(error, whole=False)
+        raise
+
+
+def _restrict_labels(run: Run, *, must_match: bool) -> None:
+    """Tell a Dataset which labels the loss needs from 0 to 1."""
+    dataset = run.dataset
+    criterion = run.learner.criterion
+    if not isinstance(dataset, Dataset):
+        return
+    labels: Iterable[str] = ()
+    if criterion is not None:
+        labels = criterion.unit_labels(label.name for label in dataset.schema.labels)
+    dataset.restrict_labels(labels, must_match=must_match)
+
+
+@contextmanager
+def reported(run: Run) -> Iterator[None]:
+    """Pass an error to `on_error` as `run.error` before it is raised; end with `on_fit_end`."""
+    try:
+        yield
+    except BaseException as error:
+        run.fail(error)
+        run.callbacks("on_error", run)
+        raise
+    finally:
+        run.callbacks("on_fit_end", run)
+
+
+def measure(run: Run, history: History) -> None:
+    """Add what a pass measured to the metrics of the run."""
+    loss = history.epoch_loss
+    if loss is not None:
+        run.metrics[LOSS] = loss
+    if isinstance(run.observer, Progressive):
+        run.metrics.update(run.observer.total.results())
+
+
+# --- the epochs of a fit --------------------------------------------------------------------------
+
+
+def fit_epochs(run: Run, history: History) -> None:
+    """Learn the epochs of the run's goal, until a callback stops training.
+
+    The model's counter "epochs" is the number of the epoch under way, and is incremented when an
+    epoch is over.
+    """
+    run.model.counters["epochs"] = run.epoch
+    run.callbacks("on_fit_begin", run)  # a resumption happens here
+    learner = run.learner
+    end = run.goal.end_epoch
+    with reported(run):
+        if run.epoch >= end:
+            log.warning("nothing to learn: %d of %d epochs are learned", run.epoch, end)
+        for epoch in range(run.epoch, end):
+            resumed = _begin_epoch(run, epoch)
+            if not run.stopped:
+                with epoch_of(run.dataset, epoch) as batches, in_train_mode(learner.network):
+                    pass_over(batches, run, learner)
+                measure(run, history)
+                _end_epoch(run, resumed=resumed)
+            if run.stopped:
+                log.info("training stopped at step %d: %s", run.step, run.stopped)
+                break
+
+
+def _begin_epoch(run: Run, epoch: int) -> bool:
+    """Begin an epoch; return whether it is one that was resumed in its middle."""
+    dataset = run.dataset
+    resumed = isinstance(dataset, Dataset) and dataset.resumed_epoch == epoch
+    run.counts.epoch = epoch
+    run.model.counters["epochs"] = epoch
+    if not resumed:
+        run.counts.epoch_began = run.step
+    run.callbacks("on_epoch_begin", run)
+    return resumed
+
+
+def _end_epoch(run: Run, *, resumed: bool) -> None:
+    learned = run.step - run.counts.epoch_began
+    if not learned and not resumed:
+        raise DataError("train: there is no batch, got an empty epoch. Give data with rows.")
+    # a stop at the last batch comes before the end of the data is seen
+    if not run.stopped or learned == run.goal.epoch_steps:
+        run.model.counters["epochs"] = run.epoch + 1
+    with _marked(run):  # some callbacks may have seen the end of the epoch, and some may not
+        run.callbacks("on_epoch_end", run)
+
+
+def first_epoch(data: Iterable[Any], given: int | None, learned: int) -> int:
+    """Return the number of the epoch that a fit begins with.
+
+    Args:
+        data: a Dataset that was resumed begins with the epoch of its position.
+        given: the `initial_epoch` of the user; None = after the epochs that are `learned`.
+        learned: number of epochs that the model has learned.
 
     Raises:
-        ConfigError: a callback has no such method, or one that starts with `on_` and is not listed.
+        ConfigError: `given` is below 0, or differs from the epoch of a resumed Dataset.
     """
-
-    def __init__(self, callbacks: Sequence[Any] = ()) -> None:
-        self.all = sorted(
-            callbacks, key=lambda callback: bool(getattr(callback, "runs_last", False))
+    resumed = data.resumed_epoch if isinstance(data, Dataset) else None
+    if given is None:
+        return learned if resumed is None else resumed
+    checks.whole_number("initial_epoch", given, 0, advice="Count from 0.")
+    if resumed not in (None, given):
+        raise ConfigError(
+            f"initial_epoch: the dataset was resumed inside epoch {resumed}, got {given}. "
+            "Leave initial_epoch out, or give a dataset that was not resumed."
         )
-        for callback in self.all:
-            names = [name for name in dir(callback) if name.startswith("on_")]
-            wrong = [name for name in names if name not in EVENTS]
-            if wrong or not names:
-                kind = type(callback).__name__
-                raise ConfigError(
-                    f"callbacks: {kind} is not a callback, got {wrong or 'no on_… method'}. "
-                    f"{did_you_mean(wrong[0] if wrong else '', EVENTS)}"
-                )
-        self._methods: Mapping[str, list[Callable[[Run], None]]] = {
-            event: [getattr(callback, event) for callback in self.all if hasattr(callback, event)]
-            for event in EVENTS
-        }
+    return given
 
-    def __call__(self, event: str, run: Run) -> None:
-        for method in self._methods[event]:
-            method(run)
 
-    def state(self) -> dict[str, Any]:
-        """Return the states of callbacks by kind and number: "evict.0" is the first of its kind."""
-        return {
-            name: callback.state() for name, callback in self._named() if hasattr(callback, "state")
-        }
+@contextmanager
+def epoch_of(data: Iterable[Any], number: int) -> Iterator[Iterable[Any]]:
+    """Yield the batches of epoch `number` of a Dataset, the rest of it after `resume`.
 
-    def names(self) -> list[str]:
-        """Return the names of the callbacks that have a state, as in `state`."""
-        return [name for name, callback in self._named() if hasattr(callback, "state")]
+    Other data are yielded unchanged.
+    """
+    if not isinstance(data, Dataset):
+        yield data
+        return
+    batches: Any = data.epoch(number)
+    with closing(batches):  # ends the reading thread
+        yield batches
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned; a callback without an entry starts anew."""
-        for name, callback in self._named():
-            if name in state and hasattr(callback, "load_state"):
-                callback.load_state(state[name])
 
-    def _named(self) -> Iterator[tuple[str, Any]]:
-        counts: dict[str, int] = {}
-        for callback in self.all:
-            kind = kind_of(type(callback))
-            counts[kind] = counts.get(kind, -1) + 1
-            yield f"{kind}.{counts[kind]}", callback
+# --- arguments -----------------------------------------------------------------------------------
 
 
 def check_batches(name: str, data: Any, passes: int = 1) -> None:
@@ -226,99 +266,6 @@ def check_ends(data: Any) -> None:
             "data: the data never end, got an endless Dataset. Follow it with online_train(), or "
             "give a Dataset that ends."
         )
-
-
-def pass_over(
-    data: Iterable[Any],
-    run: Run,
-    callbacks: Callbacks,
-    update: Update | None = None,
-    observer: Observer | None = None,
-    *,
-    device: torch.device,
-    labelled: bool,
-) -> bool:
-    """Make one pass over `data`, to its end or until a callback stops it.
-
-    Returns:
-        Whether the pass reached the end of the data.
-    """
-    examples: list[Example] = []  # of one call of `_step`
-    ended = not run.stopped
-    # a Dataset reads and encodes ahead, on its own thread
-    for item in _items(data) if ended else ():
-        if item is None:
-            callbacks("on_idle", run)
-        else:
-            examples.append(prepare(item, device, labelled))
-            if len(examples) >= run.sink_size:
-                _step(examples, run, callbacks, update, observer)
-                examples = []
-        if run.stopped:
-            ended = False
-            break
-    else:
-        if examples:
-            _step(examples, run, callbacks, update, observer)
-    run.example = None
-    run.loss = None
-    return ended
-
-
-def _step(
-    examples: Sequence[Example],
-    run: Run,
-    callbacks: Callbacks,
-    update: Update | None,
-    observer: Observer | None,
-) -> None:
-    """Predict and learn each of the examples, then call `on_step_end` once."""
-    run.whole = False
-    for example in examples:
-        run.example = example
-        if observer is not None:
-            observer.observe(example)
-            callbacks("on_predicted", run)
-        if update is not None:
-            run.loss = loss = update.forward(example)  # maps ids to rows on its way
-            update.backward(loss)
-            if update.gradients_are_finite():
-                callbacks("on_gradients", run)
-                update.dense_step()
-                update.sparse_step()
-            else:
-                run.skipped += 1
-        run.step += 1
-        run.samples += example.num_samples
-        run.now = newest(example.batch, run.now)
-        run.position = None if example.batch is None else example.batch.position
-        if observer is not None:
-            observer.settle()
-    callbacks("on_step_end", run)
-    run.whole = True
-
-
-def _items(data: Iterable[Any]) -> Generator[Any, None, None]:
-    """Yield the items of `data`, ticks too.
-
-    An iterator that is made here is closed here, which ends its reading thread.
-    """
-    stream = getattr(data, "stream", None)
-    items = stream() if callable(stream) else iter(data)
-    try:
-        for item in items:  # noqa: UP028 - `yield from` would close the user's own iterator
-            yield item
-    finally:
-        if items is not data and hasattr(items, "close"):
-            items.close()
-
-
-def newest(batch: Batch | None, now: int | None) -> int | None:
-    """Return the later of `now` and the newest event time of a batch, in microseconds."""
-    if batch is None or batch.time is None or len(batch.time) == 0:
-        return now
-    latest = int(batch.time.max())
-    return latest if now is None else max(now, latest)
 
 
 def passed(step: int, before: int, every: int | None) -> bool:

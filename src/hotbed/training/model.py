@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 import tempfile
@@ -16,7 +15,6 @@ from torch import nn
 
 from hotbed import checks
 from hotbed.config import build
-from hotbed.data.dataset import Dataset
 from hotbed.data.schema import Schema
 from hotbed.embedding.modules import table_modules
 from hotbed.embedding.modules.state import dense_state
@@ -24,7 +22,7 @@ from hotbed.embedding.rule import Rule
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, DataError, FormatError
 from hotbed.optim.dense import dense_optimizer
-from hotbed.optim.modes import in_eval_mode, in_train_mode
+from hotbed.optim.modes import in_eval_mode
 from hotbed.optim.precision import Boost, boost, precision
 from hotbed.optim.ranks import check_single_rank
 from hotbed.optim.sparse import SparseOptimizer, dense_parameters
@@ -43,12 +41,18 @@ from hotbed.training.described import (
     rebuilt_argument,
     summary_of,
 )
-from hotbed.training.epochs import epoch_of, first_epoch, fit_epochs
 from hotbed.training.learner import Learner, SelfUpdating, device_of, parameters_of
-from hotbed.training.loop import Callbacks, Run, check_batches, check_ends, pass_over
-from hotbed.training.online import StreamLimits, batches_a_call, follow
+from hotbed.training.loop import (
+    check_batches,
+    check_ends,
+    epoch_of,
+    first_epoch,
+    fit_epochs,
+    pass_over,
+)
+from hotbed.training.online import StreamLimits, follow
+from hotbed.training.run import Callbacks, Goal, Run
 from hotbed.training.scorer import (
-    LOSS,
     Collector,
     Progressive,
     Scorer,
@@ -175,13 +179,18 @@ class RecModel:
         check_batches("train", train, epochs)
         check_ends(train)
         first = first_epoch(train, initial_epoch, self.counters["epochs"])
-        given = [*_listed(callbacks), StreamLimits(max_steps, None)]
-        run, history = self._run(
-            train, valid, given, progressive=progressive, progress=progress, seed=seed
+        goal = Goal(
+            train,
+            valid,
+            first_epoch=first,
+            end_epoch=first + epochs,
+            epoch_steps=_num_batches(train),
         )
-        run.initial_epoch = run.epoch = first
-        run.epochs = first + epochs
-        fit_epochs(train, run, functools.partial(self._learn, history))
+        observer = Progressive(self._scorer()) if progressive else None
+        limits = StreamLimits(max_steps, None)
+        history = History()
+        called = self._callbacks(goal, [*_listed(callbacks), limits, history], progress=progress)
+        fit_epochs(self._begin(goal, called, observer, seed), history)
         return history
 
     def online_train(
@@ -217,21 +226,21 @@ class RecModel:
         """
         check_batches("train_dataset", train_dataset)
         size = batches_a_call(dataset_sink_mode, sink_size, self.learner.device.type)
-        given = [*_listed(callbacks), StreamLimits(max_steps, max_seconds)]
-        run, history = self._run(
-            train_dataset, valid, given, progressive=False, progress=progress, seed=seed
+        goal = Goal(
+            train_dataset,
+            valid,
+            online=True,
+            sink_size=size,
+            epoch_steps=_num_batches(train_dataset),
         )
-        run.online = True
-        run.sink_size = size
+        observer = None
         if progressive:
             learner = self.learner if progressive == "training" else None
-            run.observer = Progressive(self._scorer(), endless=True, learner=learner)
-        else:
-            run.observer = None
-        try:
-            follow(train_dataset, run, functools.partial(self._learn, history))
-        finally:
-            run.count()
+            observer = Progressive(self._scorer(), endless=True, learner=learner)
+        limits = StreamLimits(max_steps, max_seconds)
+        history = History()
+        called = self._callbacks(goal, [*_listed(callbacks), limits, history], progress=progress)
+        follow(self._begin(goal, called, observer, seed), history)
         return history
 
     def evaluate(self, data: Iterable[Any], callbacks: Any = ()) -> dict[str, float]:
@@ -386,68 +395,45 @@ class RecModel:
             precision=self._precision,
         )
 
-    def _run(
-        self,
-        data: Iterable[Any],
-        valid: Any,
-        callbacks: Any,
-        *,
-        progressive: bool,
-        progress: bool,
-        seed: int | None,
-    ) -> tuple[Run, History]:
-        """What `fit` and `online_train` begin with."""
-        check_single_rank("RecModel")
-        if seed is not None:
-            set_seed(seed)
-        given = _listed(callbacks)
-        history = History()
-        if valid is not None:
-            check_batches("valid", valid)
-            if not any(isinstance(one, Validate) for one in given):
-                given.insert(0, Validate())
-            if getattr(valid, "num_batches", None) == 0:
+    def _callbacks(self, goal: Goal, given: list[Any], *, progress: bool) -> Callbacks:
+        """Return the callbacks of a run: those given, validation where there are data for it."""
+        validates = any(isinstance(callback, Validate) for callback in given)
+        if goal.valid is not None:
+            check_batches("valid", goal.valid)
+            if getattr(goal.valid, "num_batches", None) == 0:
                 raise DataError(
                     "valid: no row to evaluate, got empty data. Give data with rows, or None."
                 )
-        if any(isinstance(one, Validate) for one in given):
+            if not validates:
+                given = [Validate(), *given]
+                validates = True
+        if validates:
             self._check_measurable("valid")
-        called = Callbacks([*given, history, *([ProgressBar()] if progress else [])])
-        observer = Progressive(self._scorer()) if progressive else None
-        self.schema = _typed(
-            getattr(data, "schema", None) or self.schema, self.schema, self._encoder
-        )
-        self._encoder = getattr(data, "encoder", None)
+        if progress:
+            given = [*given, ProgressBar()]
+        return Callbacks(given)
+
+    def _begin(
+        self,
+        goal: Goal,
+        callbacks: Callbacks,
+        observer: Progressive | None,
+        seed: int | None,
+    ) -> Run:
+        """Return a run that has not begun."""
+        check_single_rank("RecModel")
+        if seed is not None:
+            set_seed(seed)
+        schema = getattr(goal.dataset, "schema", None) or self.schema
+        self.schema = _typed(schema, self.schema, self._encoder)
+        self._encoder = getattr(goal.dataset, "encoder", None)
         if isinstance(self.learner, Learner):
             # what an interrupted fit, or a loop of the user's own, left behind
             self.learner.forget()
         _log_frozen_lookups(self.network)
-        run = Run(self, self.tables, self.learner, observer=observer, callbacks=called, valid=valid)
-        run.dataset = data
-        run.total_steps = getattr(data, "num_batches", None) or _length(data)
-        return run, history
-
-    def _learn(self, history: History, data: Iterable[Any], run: Run) -> bool:
-        """One pass over `data`, and what it measured; returns whether it came to the end."""
-        device = self.learner.device
-        labelled = self._criterion is not None
-        self._restrict_labels(run.dataset, must_match=True)
-        with in_train_mode(self.network):
-            ended = pass_over(
-                data,
-                run,
-                run.callbacks,
-                self.learner,
-                run.observer,
-                device=device,
-                labelled=labelled,
-            )
-        loss = history.epoch_loss
-        measured = {} if loss is None else {LOSS: loss}
-        if run.observer is not None:
-            measured |= run.observer.total.results()
-        run.metrics.update(measured)
-        return ended
+        run = Run(self, goal, callbacks, observer)
+        run.counts.epoch = goal.first_epoch
+        return run
 
     def _check_measurable(self, where: str) -> None:
         """Raise ConfigError where evaluation would have nothing to compute."""
@@ -464,23 +450,12 @@ class RecModel:
         check_ends(data)
         if self.tables and not any(len(table) for table in self.tables.values()):
             log.warning("the model has learned nothing yet, its tables are empty; train it first")
-        run = Run(model=self, learner=self.learner, tables=self.tables, observer=observer)
-        called = Callbacks(_listed(callbacks))
-        device = self.learner.device
-        labelled = self._criterion is not None
-        self._restrict_labels(data, must_match=False)
+        run = Run(self, Goal(data), Callbacks(_listed(callbacks)), observer)
         # always the same epoch, so that two evaluations of shuffled data give the same bits
         number = getattr(data, "resumed_epoch", None) or 0
         with in_eval_mode(self.network, self.eval_network), epoch_of(data, number) as batches:
-            pass_over(batches, run, called, observer=observer, device=device, labelled=labelled)
+            pass_over(batches, run)
         return run.step
-
-    def _restrict_labels(self, data: Any, *, must_match: bool) -> None:
-        """Tell a Dataset which labels the loss needs from 0 to 1."""
-        if isinstance(data, Dataset):
-            names = [label.name for label in data.schema.labels]
-            in_unit = () if self._criterion is None else self._criterion.unit_labels(names)
-            data.restrict_labels(in_unit, must_match=must_match)
 
     def _make_learner(
         self, optimizer: torch.optim.Optimizer | Rule | str | None
@@ -607,6 +582,29 @@ def _check_size(reader: Reader, network: nn.Module) -> None:
         )
 
 
+def batches_a_call(sink_mode: bool, sink_size: int, device_type: str) -> int:
+    """Return how many batches are learned between two `on_step_end`.
+
+    That is `sink_size` where batches are moved to a device before they are learned, else 1. A CPU
+    learns batch by batch; one line is logged then.
+
+    Raises:
+        ConfigError: `sink_mode` is not a bool; or it is True and `sink_size` not an integer >= 1.
+    """
+    if not isinstance(sink_mode, bool):
+        raise ConfigError(
+            f"dataset_sink_mode: must be a bool, got {sink_mode!r}. Give True or False."
+        )
+    if not sink_mode:
+        return 1
+    advice = "Give the number of batches of one call."
+    checks.whole_number("sink_size", sink_size, 1, advice=advice)
+    if device_type == "cpu":
+        log.info("dataset_sink_mode: a CPU has nowhere to sink data to; training is batch by batch")
+        return 1
+    return sink_size
+
+
 def _check_network(network: Any) -> None:
     if isinstance(network, type):
         name = network.__name__
@@ -652,7 +650,11 @@ def _listed(callbacks: Any) -> list[Any]:
     return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
 
 
-def _length(data: Any) -> int | None:
+def _num_batches(data: Any) -> int | None:
+    """Return the number of batches of one pass; None if it is not known."""
+    number: int | None = getattr(data, "num_batches", None)
+    if number:
+        return number
     try:
         return len(data)
     except TypeError:

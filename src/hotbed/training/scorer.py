@@ -400,6 +400,13 @@ class Progressive:
         self._held = None
 
 
+def scorer_of(observer: Any) -> Scorer | None:
+    """Return the scorer of an observer, that of the whole stream; None if it has none."""
+    if isinstance(observer, Progressive):
+        return observer.total
+    return observer if isinstance(observer, Scorer) else None
+
+
 def to_predict(data: Any) -> Any:
     """Return the data that `predict` reads: a Dataset without its labels, one Batch as a list."""
     if isinstance(data, Dataset):
@@ -414,7 +421,8 @@ class Collector:
 
     def __init__(self, scorer: Scorer) -> None:
         self._scorer = scorer
-        self._parts = list[Any]()
+        self._parts: list[Any] = []
+        self.watchers: list[Watcher] = []
 
     def observe(self, example: Example) -> None:
         self._parts.append(self._scorer.outputs(replace(example, labels=None))[1])

@@ -27,7 +27,7 @@ from hotbed.training.callbacks import (
     TensorBoard,
     Validate,
 )
-from hotbed.training.loop import EVENTS
+from hotbed.training.run import EVENTS
 from hotbed.training.watching.history import History
 from hotbed.training.watching.progress import ProgressBar
 

@@ -148,7 +148,7 @@ def test_seconds_are_told_by_the_clock_of_the_run_also_while_idle(
         now = 1000.0
 
         def on_fit_begin(self, run: Any) -> None:
-            run.clock = lambda: self.now
+            run.clock.read = lambda: self.now
 
         def on_step_end(self, run: Any) -> None:
             self.now += 10.0 if run.step != 5 else -5000.0  # someone sets the clock back
@@ -186,14 +186,13 @@ def test_a_save_that_is_due_while_one_is_written_waits_for_it_not_for_training(
 def test_an_eviction_under_way_puts_a_due_save_off(
     learn: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    class Sweeps:
-        def on_step_end(self, run: Any) -> None:
-            run.sweeping = 2 <= run.step < 5
-
-    learn(Sweeps(), save={"every_steps": 2, "keep": 9, "wait": True})
+    monkeypatch.setattr(
+        "hotbed.training.checkpoint.sweeping", lambda run: run if 2 <= run.step < 5 else None
+    )
+    learn(save={"every_steps": 2, "keep": 9, "wait": True})
     assert [step for _, step in kinds(tmp_path / "state")] == [0, 5, 6, 8, 10]
     monkeypatch.setattr("hotbed.training.checkpoint.PATIENCE", 2)
-    learn(Sweeps(), path=tmp_path / "impatient", save={"every_steps": 2, "keep": 9, "wait": True})
+    learn(path=tmp_path / "impatient", save={"every_steps": 2, "keep": 9, "wait": True})
     assert [step for _, step in kinds(tmp_path / "impatient")][:3] == [0, 3, 5]
 
 
@@ -215,11 +214,11 @@ def test_idle_stream_saves_when_due_also_while_an_eviction_is_under_way(
         now = 1000.0
 
         def on_fit_begin(self, run: Any) -> None:
-            run.clock = lambda: self.now
+            run.clock.read = lambda: self.now
 
         def on_idle(self, run: Any) -> None:
             self.now += 4.0
-            ticks.append(run.sweeping)
+            ticks.append(evict.schedule.sweeping)
             if len(ticks) == 8:
                 run.stop("idle for 32 seconds")
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,7 +15,7 @@ import hotbed as hb
 from hotbed.connectors import Journal
 from hotbed.errors import ConfigError
 from hotbed.training.callbacks import Evict
-from hotbed.training.loop import Run
+from hotbed.training.run import Callbacks, Goal, Run
 
 SECOND = 1_000_000
 
@@ -27,23 +28,24 @@ class Script:
     ) -> None:
         table = Spy() if tables is None else None
         self.evict, self.spy = evict, table
-        self.run = Run(
-            tables={"t": table} if tables is None else tables,
-            online=True,
-            step=step,
-            journal=journal,
-        )
+        model = SimpleNamespace(tables={"t": table} if tables is None else tables)
+        self.run = Run(model, Goal((), online=True), Callbacks([evict]))  # type: ignore[arg-type]
+        self.run.counts.step = step
+        self.run.clock.journal = journal
         self.wall = 1000.0
-        self.run.clock = lambda: self.wall
+        self.run.clock.read = lambda: self.wall
         evict.on_fit_begin(self.run)
+        if step:
+            evict.load_state({**evict.state(), "step": step})
 
     def step(self, now: float | None = None, wall: float = 0.0) -> bool:
         """One step at event time `now` (seconds), after the wall clock moved; whether an eviction
         began.
         """
         self.wall += wall
-        self.run.step += 1
-        self.run.now = self.run.now if now is None else int(now * SECOND)
+        self.run.counts.step += 1
+        if now is not None:
+            self.run.counts.now = int(now * SECOND)
         return self._began(self.evict.on_step_end)
 
     def tick(self, wall: float = 0.0) -> bool:
@@ -163,7 +165,7 @@ def test_an_eviction_begun_while_idle_comes_again_before_the_next_batch() -> Non
     assert first.tick(wall=100)
     again = Script(Evict(seconds_interval=60, clock="wall"), journal=journal, step=2)
     again.evict.load_state(state)
-    again.run.now = 5 * SECOND
+    again.run.counts.now = 5 * SECOND
     assert again._began(again.evict.on_epoch_begin)
     assert not again._began(again.evict.on_epoch_begin)
 
@@ -182,10 +184,10 @@ def test_a_large_table_is_swept_over_several_steps_once_around(
     script.spy.stats["rows"] = 256 * 25  # type: ignore[union-attr]
     assert script.step(now=1)
     for _ in range(63):
-        assert script.run.sweeping
+        assert script.evict.schedule.sweeping
         script.tick()  # idle time sweeps nothing: how far a sweep is follows from the steps
         script.step()
-    assert not script.run.sweeping
+    assert not script.evict.schedule.sweeping
     assert [len(part) for part in script.spy.swept] == [4] * 64
     assert [number for part in script.spy.swept for number in part] == list(range(256))
 
@@ -198,12 +200,12 @@ def test_a_slice_is_bounded_in_rows_whatever_the_tables_are() -> None:
     for spy, rows in zip(tables.values(), (10_000_000, 1_000, 0), strict=True):
         spy.stats = {"rows": rows}
     script = Script(Evict(step_interval=1000), tables, step=999)
-    script.run.step, script.run.now = 1000, 1
+    script.run.counts.step, script.run.counts.now = 1000, 1
     steps = 0
-    while script.run.sweeping or not steps:
+    while script.evict.schedule.sweeping or not steps:
         before = {name: len(spy.swept) for name, spy in tables.items()}
         script.evict.on_step_end(script.run)
-        script.run.step += 1
+        script.run.counts.step += 1
         looked = sum(
             len(part) * (spy.stats["rows"] // 256)
             for name, spy in tables.items()
@@ -225,7 +227,7 @@ def test_an_eviction_that_is_due_during_a_sweep_begins_when_the_sweep_is_done(
     sweeping = []
     for now in range(1, 31):
         script.step(now)  # 32 partitions a step, 8 steps a sweep
-        sweeping.append(script.run.sweeping)
+        sweeping.append(script.evict.schedule.sweeping)
     assert script.spy.begun == [at * SECOND for at in (5, 13, 21, 29)]
     assert [at + 1 for at, busy in enumerate(sweeping) if not busy] == [
         1,
@@ -256,10 +258,10 @@ def test_what_is_swept_when_follows_from_the_steps_also_after_a_restart(
         second.spy.begun, second.spy.swept = list(first.spy.begun), list(first.spy.swept)  # type: ignore[union-attr]
         second.evict.load_state(first.evict.state())
         second.evict.on_epoch_begin(second.run)
-        assert second.run.sweeping == first.run.sweeping
-        second.run.now = first.run.now
+        assert second.evict.schedule.sweeping == first.evict.schedule.sweeping
+        second.run.counts.now = first.run.now
         for now in range(stop + 1, 40):
-            second.spy.stats["rows"] = 256 * 32 if not second.run.sweeping else 1  # type: ignore[union-attr]
+            second.spy.stats["rows"] = 256 * 32 if not second.evict.schedule.sweeping else 1  # type: ignore[union-attr]
             second.step(now)
         assert second.spy.begun == whole.spy.begun
         assert second.spy.swept == whole.spy.swept
@@ -277,17 +279,17 @@ def test_statistics_stand_still_while_a_sweep_is_under_way() -> None:
     other.evict.load_state(script.evict.state())
     other.evict.on_epoch_begin(other.run)
     assert statistics(other.run) == {"t": {"rows": 10_000_000}}
-    other.run.sweeping = False
+    other.evict.load_state({**other.evict.state(), "left": 0})
     assert statistics(other.run) == {"t": {"rows": 1000}}
 
 
 def test_the_end_of_an_epoch_evicts_at_once_but_that_of_a_stream_does_not() -> None:
     script = Script(Evict(step_interval=100))
-    script.run.now = 0
+    script.run.counts.now = 0
     assert not script._began(script.evict.on_epoch_end)
-    script.run.online = False
+    script.run.goal = Goal(())
     assert script._began(script.evict.on_epoch_end)
-    assert not script.run.sweeping
+    assert not script.evict.schedule.sweeping
 
 
 def test_thresholds_mean_what_they_say(dataset: Any, network: Any) -> None:
@@ -330,7 +332,8 @@ def test_slices_and_ticks_change_no_row(admit: Any, monkeypatch: pytest.MonkeyPa
             ids = rng.integers(0, 500, 200) + step * 5
             slots = table.find_or_insert(ids, (step * 20 + rng.integers(0, 20, 200)) * SECOND)
             table.update(slots, np.ones((200, 2), np.float32))
-            script.run.step, script.run.now = script.run.step + 1, (step * 20 + 19) * SECOND
+            script.run.counts.step += 1
+            script.run.counts.now = (step * 20 + 19) * SECOND
             script.evict.on_step_end(script.run)
             for _ in range(ticks):
                 script.evict.on_idle(script.run)

@@ -95,7 +95,7 @@ def test_under_loss_scaling_a_bad_batch_is_skipped_and_the_scale_falls(
 
 
 def test_loss_scaling_leaves_the_size_of_gradients_as_it_is(dataset: Any, network: Any) -> None:
-    example = prepare(next(iter(dataset(64))), torch.device("cpu"), True)
+    example = prepare(next(iter(dataset(64))), torch.device("cpu"), labelled=True)
     gradients = []
     for scaled in (False, True):
         model = hb.RecModel(network(), "bce", "adam")

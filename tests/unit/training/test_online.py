@@ -18,8 +18,7 @@ pytest.importorskip("torch", reason="torch absent")
 
 import hotbed as hb
 from hotbed.errors import ConfigError
-from hotbed.training import online
-from hotbed.training.online import batches_a_call
+from hotbed.training.model import batches_a_call
 
 
 class Endless:
@@ -299,7 +298,7 @@ def fake_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU, taken for a device that data sink into."""
     monkeypatch.setattr(
         "hotbed.training.model.batches_a_call",
-        lambda mode, size, _: online.batches_a_call(mode, size, "fake"),
+        lambda mode, size, _: batches_a_call(mode, size, "fake"),
     )
 
 

@@ -54,7 +54,7 @@ def progressive(metrics: Any, network: nn.Module | None = None, **settings: Any)
 
 def see(observer: Progressive, data: Iterator[hb.Batch]) -> None:
     for batch in data:
-        observer.observe(prepare(batch, CPU, True))
+        observer.observe(prepare(batch, CPU, labelled=True))
         observer.settle()
 
 
@@ -282,7 +282,7 @@ def test_the_loss_of_weighted_samples_is_their_weighted_mean(loss: Any) -> None:
         example = prepare(
             hb.Batch({}, batch.dense, {"click": batch.labels["click"]}, weight=batch.weight),
             CPU,
-            True,
+            labelled=True,
         )
         outputs = scorer.outputs(example)
         scorer.feed(outputs, example)
@@ -309,7 +309,7 @@ def test_rows_of_an_example_can_be_fed_alone() -> None:
         for _ in range(2)
     )
     for batch in batches(2):
-        example = prepare(batch, CPU, True)
+        example = prepare(batch, CPU, labelled=True)
         outputs = whole.outputs(example)
         whole.feed(outputs, example)
         for rows in (slice(0, 7), slice(7, 8), slice(8, 50)):

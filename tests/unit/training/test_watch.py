@@ -235,7 +235,7 @@ def test_the_state_of_windows_knows_neither_clock_nor_memory(dataset: Any, netwo
                 self.seconds = seconds
 
             def on_fit_begin(self, run: Any) -> None:
-                run.clock = lambda: self.seconds
+                run.clock.read = lambda: self.seconds
 
         stream(model_of(network), dataset(1024), At(clock), windows)
         assert windows.points[0].observed["freshness_seconds"] == pytest.approx(clock, rel=1e-6)

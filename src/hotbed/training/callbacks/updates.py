@@ -11,7 +11,7 @@ import torch
 from hotbed import checks
 from hotbed.config import described
 from hotbed.optim.schedule import Chain, Schedule
-from hotbed.training.loop import Run
+from hotbed.training.run import Run
 
 
 @described

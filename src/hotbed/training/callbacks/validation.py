@@ -17,7 +17,9 @@ from hotbed.config import described, did_you_mean
 from hotbed.errors import ConfigError
 from hotbed.metrics import smaller_is_better
 from hotbed.persist import checkpoint
-from hotbed.training.loop import Run, passed
+from hotbed.training.checkpoint import Checkpoint
+from hotbed.training.loop import passed
+from hotbed.training.run import Run
 from hotbed.training.watching.history import ReliabilityWatch
 
 log = logging.getLogger("hotbed")
@@ -43,8 +45,7 @@ class Validate:
     def on_fit_begin(self, run: Run) -> None:
         self._at = -1
         self._step = run.step
-        run.validates = True
-        if self._data is None and run.valid is None:
+        if self._data is None and run.goal.valid is None:
             raise ConfigError(
                 "Validate: there are no data to evaluate, got fit() without valid. "
                 "Give fit(valid=…) or data=…."
@@ -72,7 +73,10 @@ class Validate:
 
     def _validate(self, run: Run) -> None:
         curves = ReliabilityWatch()
-        data = run.valid if self._data is None else self._data
+        data = self._data
+        if data is None:
+            data = run.goal.valid
+        assert data is not None
         results = run.model.evaluate(data, curves)
         run.reliability = curves.curves
         run.metrics.update({VALID + name: value for name, value in results.items()})
@@ -119,7 +123,8 @@ class Judge(ABC):
             self._look(run)
 
     def on_epoch_end(self, run: Run) -> None:
-        if run.validated or not (run.validates or run.online):
+        validates = bool(run.callbacks.of(Validate))
+        if run.validated or not (validates or run.online):
             self._look(run)
 
     def _look(self, run: Run) -> None:
@@ -251,7 +256,6 @@ class BestWeights(Judge):
 
     def judge(self, run: Run, better: bool) -> None:
         if better:
-            run.count()
             checkpoint.save(self._folder(run), run.model.state())  # no version of the model's own
             self._step = run.step
 
@@ -273,8 +277,8 @@ class BestWeights(Judge):
     def _folder(self, run: Run) -> str:
         if self._path is not None:
             return str(self._path)
-        if run.folder is not None:
-            return f"{str(run.folder).rstrip('/')}/best"
+        for saves in run.callbacks.of(Checkpoint):
+            return f"{str(saves.path).rstrip('/')}/best"
         self._temporary = self._temporary or tempfile.mkdtemp(prefix="hotbed-best-")
         return self._temporary
 

@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 
 from hotbed.metrics.reliability import Reliability
-from hotbed.training.loop import Run
+from hotbed.training.run import Run
+from hotbed.training.scorer import Progressive, scorer_of
 from hotbed.training.watching.columns import Tables, columns, counters, rows_of, tables_of
 from hotbed.training.watching.readings import statistics
 from hotbed.training.watching.window_log import Window
+from hotbed.training.watching.windows import Windows
 
 MAX_POINTS = 512
 WALL = ("seconds", "samples_per_second")
@@ -56,9 +58,12 @@ class ReliabilityWatch:
         self.curves: dict[str, Reliability] = {}
 
     def on_predicted(self, run: Run) -> None:
-        scorer = getattr(run.observer, "total", run.observer)
-        if self not in run.observer.watchers and getattr(scorer, "gives_probabilities", False):
-            run.observer.watchers.append(self)
+        observer = run.observer
+        scorer = scorer_of(observer)
+        if observer is None or scorer is None or self in observer.watchers:
+            return
+        if scorer.gives_probabilities:
+            observer.watchers.append(self)
 
     def watch(self, outputs: tuple[Any, ...], example: Any) -> None:
         """Take the scores of a batch: (loss, prediction, label) as NumPy arrays."""
@@ -123,6 +128,7 @@ class History:
         self._sum: Any = 0.0  # a tensor while steps are added: no wait for the device
         self._epoch_sum = 0.0
         self._epoch_steps = 0
+        self._began = 0.0
         self._epoch_began = (0.0, 0)
         self._ended = False
         self._whole_epochs = 0  # rows of `epochs` that ended; a stream adds a preliminary one
@@ -141,6 +147,7 @@ class History:
         return (self._epoch_sum + float(self._sum)) / steps
 
     def on_fit_begin(self, run: Run) -> None:
+        self._began = time.perf_counter()
         self._epoch_sum = 0.0
         self._epoch_steps = 0
 
@@ -161,9 +168,9 @@ class History:
             self._record(run)
 
     def on_epoch_end(self, run: Run) -> None:
-        if run.windows is not None:
-            self.windows = run.windows.points
-            self.compared |= run.windows.baselines
+        for windows in run.callbacks.of(Windows):
+            self.windows = windows.points
+            self.compared |= windows.baselines
         if run.online:
             self._add_preliminary_point(run)
         else:
@@ -183,7 +190,7 @@ class History:
         if not self._steps:
             return
         window = {}
-        if run.observer is not None:
+        if isinstance(run.observer, Progressive):
             window = dict(run.observer.window())
         self.points.append(self._point(run, window))
         self._ended = True
@@ -293,7 +300,7 @@ class History:
             run.step,
             run.epoch,
             run.samples,
-            time.perf_counter() - run.began,
+            time.perf_counter() - self._began,
             run.now,
             loss,
             window,
@@ -302,15 +309,15 @@ class History:
 
     def _roll(self, run: Run) -> dict[str, float]:
         """Return the metrics of the window if it is long enough, and begin the next one."""
-        roll = getattr(run.observer, "roll", None)
         samples = run.samples - self._window_began
         samples_a_step = run.samples // max(run.step, 1)
-        sixtieth = samples_a_step * (run.total_steps or 0) // 60
-        if roll is None or samples < max(self._window_samples, sixtieth):
+        sixtieth = samples_a_step * (run.goal.epoch_steps or 0) // 60
+        long_enough = samples >= max(self._window_samples, sixtieth)
+        if not long_enough or not isinstance(run.observer, Progressive):
             return {}
         self._window_began = run.samples
-        values: dict[str, float] = dict(roll())
-        if run.windows is None:
+        values = dict(run.observer.roll())
+        if not run.callbacks.of(Windows):
             run.window = values
         return values
 

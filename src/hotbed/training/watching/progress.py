@@ -18,7 +18,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from hotbed.training.loop import Run
+from hotbed.training.run import Run
 from hotbed.training.watching.readings import observations
 
 log = logging.getLogger("hotbed")
@@ -59,7 +59,7 @@ class ProgressBar:
             console=self._console,
             expand=True,
         )
-        self._task = self._bar.add_task(_title(run), total=run.total_steps, rate="", values="")
+        self._task = self._bar.add_task(_title(run), total=run.goal.epoch_steps, rate="", values="")
         self._bar.start()
 
     def on_step_end(self, run: Run) -> None:
@@ -117,9 +117,9 @@ class ProgressBar:
 
 
 def _title(run: Run) -> str:
-    single = run.epochs - run.initial_epoch == 1
+    single = run.goal.end_epoch - run.goal.first_epoch == 1
     streamed = run.online or (single and run.observer is not None)
-    return "stream" if streamed else f"epoch {run.epoch + 1}/{run.epochs}"
+    return "stream" if streamed else f"epoch {run.epoch + 1}/{run.goal.end_epoch}"
 
 
 def _stream_facts(run: Run) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 from hotbed import checks
 from hotbed.config import described
 from hotbed.errors import ConfigError, MissingExtra
-from hotbed.training.loop import Run
+from hotbed.training.run import Run
 from hotbed.training.watching.readings import Reading, readings
 
 log = logging.getLogger("hotbed")

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hotbed.training.loop import Run
+from hotbed.training.evict import sweeping
+from hotbed.training.run import Run
 from hotbed.training.watching.columns import Tables
 
 TOTALS = ("skipped_rows", "skipped_batches", "dead_letters")
@@ -36,7 +37,8 @@ def statistics(run: Run) -> Tables:
     While an eviction is under way they are those of its begin: how far a sweep has come at a moment
     may depend on checkpoints.
     """
-    before = run.statistics if run.sweeping else {}
+    schedule = sweeping(run)
+    before = {} if schedule is None else schedule.statistics
     tables = {}
     for name, table in run.tables.items():
         tables[name] = dict(before.get(name) or table.stats)
@@ -83,7 +85,7 @@ def observations(run: Run) -> dict[str, float]:
     num_bytes = 0
     for table in run.tables.values():
         num_bytes += sum(value for key, value in table.stats.items() if "bytes" in key)
-    values: dict[str, float] = {"bytes": num_bytes, "skipped_batches": run.skipped}
+    values: dict[str, float] = {"bytes": num_bytes, "skipped_batches": run.counts.skipped}
     if run.now is not None:
         values["freshness_seconds"] = run.clock() - run.now / 1e6
     lag = getattr(run.dataset, "lag", None)

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from hotbed.errors import MissingExtra
-from hotbed.training.loop import Run
+from hotbed.training.run import Run
 from hotbed.training.watching.readings import Reading, readings
+from hotbed.training.watching.windows import Windows
 
 log = logging.getLogger("hotbed")
 
@@ -39,7 +40,7 @@ class TensorBoard:
         self._window = -1
 
     def on_step_end(self, run: Run) -> None:
-        if run.step // self._every != (run.step - run.sink_size) // self._every:
+        if run.step // self._every != (run.step - run.goal.sink_size) // self._every:
             self._write(run)
 
     def on_epoch_end(self, run: Run) -> None:
@@ -52,7 +53,9 @@ class TensorBoard:
         for reading in readings(run):
             if reading.name != "window_metric" and math.isfinite(reading.value):
                 self._writer.add_scalar(_tag(reading), reading.value, run.step)
-        newest = None if run.windows is None else run.windows.newest
+        newest = None
+        for windows in run.callbacks.of(Windows):
+            newest = windows.newest
         if newest is not None and newest.samples > self._window:
             self._window = newest.samples
             when = None if newest.end is None else newest.end / 1e6

@@ -15,8 +15,8 @@ from hotbed.errors import ConfigError
 from hotbed.metrics import AUC, bounded, get_metric
 from hotbed.metrics.popularity import Popularity
 from hotbed.training.learner import Example
-from hotbed.training.loop import Run
-from hotbed.training.scorer import Scorer, host, metric_set
+from hotbed.training.run import Run
+from hotbed.training.scorer import Scorer, host, metric_set, scorer_of
 from hotbed.training.watching.readings import observations, statistics
 from hotbed.training.watching.window_log import Window, WindowCuts, WindowLog
 
@@ -179,7 +179,6 @@ class Windows:
 
     def _begin(self, run: Run) -> None:
         self._run = run
-        run.windows = self
         if self._scorer is None:
             self._scorer = _window_scorer(run, self._names)
             if self._saved is not None and self._scorer is not None:
@@ -297,12 +296,12 @@ def _window_scorer(run: Run, names: Sequence[str] | None) -> Scorer | None:
 
     None where the network computes its own loss and nothing predicts.
     """
-    scorer: Scorer | None = getattr(run.observer, "total", run.observer)
+    scorer = scorer_of(run.observer)
     if scorer is None:
-        criterion = getattr(run.learner, "criterion", None)
+        criterion = run.learner.criterion
         if criterion is None:
             return None
-        scorer = Scorer(run.learner.network, criterion, getattr(run.model, "metrics", {}))
+        scorer = Scorer(run.learner.network, criterion, run.model.metrics)
     if names is not None:
         return scorer.again(metric_set({name: name for name in names})).bounded()
     if not scorer.gives_probabilities:

@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run: where a training stands, and the callbacks that read and change it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from torch import Tensor
+
+from hotbed.config import kind_of, did_you_mean
+from hotbed.connectors import Journal, Position
+from hotbed.embedding.table import Table
+from hotbed.errors import ConfigError
+from hotbed.metrics.reliability import Reliability
+from hotbed.training.learner import Example, Learner, SelfUpdating
+from hotbed.training.scorer import Watcher
+
+if TYPE_CHECKING:
+    from hotbed.training.model import RecModel
+
+T = TypeVar("T")
+EVENTS = (
+    "on_fit_begin",
+    "on_stream_begin",
+    "on_epoch_begin",
+    "on_predicted",
+    "on_gradients",
+    "on_step_end",
+    "on_idle",
+    "on_stream_end",
+    "on_epoch_end",
+    "on_error",
+    "on_fit_end",
+)
+
+
+class Observer(Protocol):
+    """Predicts batches without learning from them, and keeps metrics or the predictions.
+
+    Attributes:
+        watchers: receive each example with its outputs once it counts.
+    """
+
+    watchers: list[Watcher]
+
+    def observe(self, example: Example) -> None:
+        """Score one example in eval mode; tables are read, never grown."""
+
+    def settle(self) -> None:
+        """Count the example that was observed last: its step is done.
+
+        An example whose step failed is never counted.
+        """
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a call of `fit`, `online_train` or `evaluate` reads, and how far.
+
+    Attributes:
+        dataset: the data.
+        valid: the data that `Validate` evaluates.
+        online: True for a stream, False for a fit.
+        first_epoch: number of the first epoch of a fit, counted over all fits of the model.
+        end_epoch: number of its last epoch plus one.
+        epoch_steps: number of batches of an epoch; None if it is not known.
+        sink_size: batches learned between two `on_step_end`.
+    """
+
+    dataset: Iterable[Any]
+    valid: Iterable[Any] | None = None
+    online: bool = False
+    first_epoch: int = 0
+    end_epoch: int = 1
+    epoch_steps: int | None = None
+    sink_size: int = 1
+
+
+@dataclass
+class Counts:
+    """How far a run has come; a checkpoint holds these numbers.
+
+    Attributes:
+        step: batches learned, over all epochs of this fit and over all resumptions.
+        samples: samples in them.
+        skipped: batches that loss scaling left out.
+        now: the watermark, the newest event time in microseconds, which never decreases; None
+            without a Time column.
+        epoch: number of the epoch, counted over all fits of the model.
+        epoch_began: the step at which this epoch began.
+    """
+
+    step: int = 0
+    samples: int = 0
+    skipped: int = 0
+    now: int | None = None
+    epoch: int = 0
+    epoch_began: int = 0
+
+
+@dataclass
+class WallClock:
+    """The clock of this machine, with the journal of the decisions that depend on it.
+
+    Attributes:
+        read: returns seconds since 1970.
+        journal: holds each decision before it takes effect, so that a resumed run takes the same
+            ones. None = they are not recorded.
+    """
+
+    read: Callable[[], float] = time.time
+    journal: Journal | None = None
+
+    def __call__(self) -> float:
+        return self.read()
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Why a run ends.
+
+    Attributes:
+        reason: of the callback that stopped it.
+        error: the error that ends it.
+        whole: whether no step and no end of an epoch was half done.
+    """
+
+    reason: str = ""
+    error: BaseException | None = None
+    whole: bool = True
+
+
+@dataclass
+class Run:
+    """The state of training, which callbacks read and may change.
+
+    Attributes:
+        model: the model that learns.
+        goal: what it learns, and how far.
+        callbacks: those of this run.
+        observer: predicts each batch before it is learned; None = nothing does.
+        counts: how far the run has come; `step`, `samples`, `epoch` and `now` are among them.
+        position: position of the dataset after the last batch learned.
+        example: the batch of this step.
+        loss: its loss.
+        metrics: the newest value of each name.
+        window: metrics of a stream's last window.
+        validated: True for the callbacks after `Validate` where its results are new.
+        reliability: how the probabilities of the last validation compare with the labels, by label.
+        clock: the clock of this machine, in seconds since 1970.
+        ending: why the run ends; None while it goes on.
+    """
+
+    model: RecModel
+    goal: Goal
+    callbacks: Callbacks = field(default_factory=lambda: Callbacks())
+    observer: Observer | None = None
+    counts: Counts = field(default_factory=Counts)
+    position: Position | None = None
+    example: Example | None = None
+    loss: Tensor | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    window: dict[str, float] = field(default_factory=dict)
+    validated: bool = False
+    reliability: dict[str, Reliability] = field(default_factory=dict)
+    clock: WallClock = field(default_factory=WallClock)
+    ending: Ending | None = None
+
+    @property
+    def step(self) -> int:
+        """Batches learned, over all epochs of this fit and over all resumptions."""
+        return self.counts.step
+
+    @property
+    def samples(self) -> int:
+        """Samples learned, over all epochs of this fit and over all resumptions."""
+        return self.counts.samples
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch, counted over all fits of the model."""
+        return self.counts.epoch
+
+    @property
+    def now(self) -> int | None:
+        """The newest event time learned, in microseconds; None without a Time column."""
+        return self.counts.now
+
+    @property
+    def online(self) -> bool:
+        """True for a stream, False for a fit."""
+        return self.goal.online
+
+    @property
+    def dataset(self) -> Iterable[Any]:
+        """The data that are learned."""
+        return self.goal.dataset
+
+    @property
+    def learner(self) -> Learner | SelfUpdating:
+        """The network with its optimizers."""
+        return self.model.learner
+
+    @property
+    def tables(self) -> Mapping[str, Table]:
+        """The tables of the network, by name."""
+        return self.model.tables
+
+    @property
+    def stopped(self) -> str:
+        """Why training ends after this step; empty while it goes on."""
+        return "" if self.ending is None else self.ending.reason
+
+    @property
+    def error(self) -> BaseException | None:
+        """The error that ends training."""
+        return None if self.ending is None else self.ending.error
+
+    def stop(self, reason: str) -> None:
+        """End training after this step."""
+        if self.ending is None:
+            self.ending = Ending(reason)
+
+    def fail(self, error: BaseException, *, whole: bool = True) -> None:
+        """Record that `error` ends training; `whole`: no step was half done."""
+        if self.ending is not None:
+            whole = whole and self.ending.whole
+        self.ending = Ending(self.stopped, error, whole)
+
+    def count(self, example: Example, *, learned: bool) -> None:
+        """Count an example that was learned, or that was observed where nothing learns."""
+        batch = example.batch
+        if learned:
+            self.model.counters["steps"] += 1
+            self.model.counters["samples"] += example.num_samples
+        self.counts.step += 1
+        self.counts.samples += example.num_samples
+        self.position = None if batch is None else batch.position
+        if batch is not None and batch.time is not None and len(batch.time):
+            latest = int(batch.time.max())
+            self.counts.now = latest if self.now is None else max(self.now, latest)
+
+
+class Callbacks:
+    """Calls the methods of each callback at their events.
+
+    A callback is any object with some of these methods, each taking the `Run`: `on_fit_begin`,
+    `on_stream_begin` (of a stream, after `on_fit_begin`), `on_epoch_begin`, `on_predicted` (a batch
+    was scored by `run.observer`; it is not learned yet), `on_gradients` (after backward, before
+    any update), `on_step_end`, `on_idle` (a stream has nothing new), `on_stream_end` (the stream
+    ended or was stopped), `on_epoch_end`, `on_error` (`run.error` ends training), `on_fit_end`.
+    Methods that a callback does not define cost nothing.
+
+    A callback whose `runs_last` is true is called after all others. A callback that must survive a
+    restart returns its state from `state()`, as nested dicts and lists of plain values and NumPy
+    arrays, and takes it back in `load_state`.
+
+    Raises:
+        ConfigError: a callback has no such method, or one that starts with `on_` and is not listed.
+    """
+
+    def __init__(self, callbacks: Sequence[Any] = ()) -> None:
+        self.all = sorted(
+            callbacks, key=lambda callback: bool(getattr(callback, "runs_last", False))
+        )
+        for callback in self.all:
+            _check_callback(callback)
+        self._methods: Mapping[str, list[Callable[[Run], None]]] = {
+            event: [getattr(callback, event) for callback in self.all if hasattr(callback, event)]
+            for event in EVENTS
+        }
+
+    def __call__(self, event: str, run: Run) -> None:
+        for method in self._methods[event]:
+            method(run)
+
+    def of(self, kind: type[T]) -> list[T]:
+        """Return the callbacks of a class, in their order."""
+        return [callback for callback in self.all if isinstance(callback, kind)]
+
+    def state(self) -> dict[str, Any]:
+        """Return the states of callbacks by kind and number: "evict.0" is the first of its kind."""
+        return {
+            name: callback.state() for name, callback in self._named() if hasattr(callback, "state")
+        }
+
+    def names(self) -> list[str]:
+        """Return the names of the callbacks that have a state, as in `state`."""
+        return [name for name, callback in self._named() if hasattr(callback, "state")]
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned; a callback without an entry starts anew."""
+        for name, callback in self._named():
+            if name in state and hasattr(callback, "load_state"):
+                callback.load_state(state[name])
+
+    def _named(self) -> Iterator[tuple[str, Any]]:
+        counts: dict[str, int] = {}
+        for callback in self.all:
+            kind = kind_of(type(callback))
+            counts[kind] = counts.get(kind, -1) + 1
+            yield f"{kind}.{counts[kind]}", callback
+
+
+def _check_callback(callback: Any) -> None:
+    names = [name for name in dir(callback) if name.startswith("on_")]
+    wrong = [name for name in names if name not in EVENTS]
+    if names and not wrong:
+        return
+    kind = type(callback).__name__
+    problem = wrong or "no on_… method"
+    advice = did_you_mean(wrong[0] if wrong else "", EVENTS)
+    raise ConfigError(f"callbacks: {kind} is not a callback, got {problem}. {advice}")
