@@ -83,7 +83,7 @@ def test_initial_epoch_overrides_the_models_counter(model: Any, shuffled: Any, w
     assert not world.same(world.snapshot(first), world.snapshot(other))
     assert other.counters["epochs"] == 5
     for wrong in (-1, 1.5, True):
-        with pytest.raises(ConfigError, match="initial_epoch: not an integer"):
+        with pytest.raises(ConfigError, match="initial_epoch: must be an integer"):
             fit(first, shuffled(), initial_epoch=wrong)
 
 

@@ -20,6 +20,7 @@ pytest.importorskip("torch", reason="torch absent")
 
 import hotbed as hb
 from hotbed.errors import ConfigError, DataError, MissingExtra
+from hotbed.training.run import Counts
 from hotbed.training.watching.history import History
 
 SECOND = 1_000_000  # microseconds
@@ -194,7 +195,7 @@ def test_windows_and_history_go_on_from_their_states(
         def on_epoch_begin(self, run: Any) -> None:
             for state, one in zip(self.states, (*self.looks, run.observer), strict=True):
                 one.load_state(state)
-            run.step, run.samples, run.now = 10, 640, 639 * SECOND
+            run.counts = Counts(step=10, samples=640, now=639 * SECOND)
 
     save = Save()
     # two steps too many

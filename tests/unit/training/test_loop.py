@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loop: how deep it is, and that a plain PyTorch loop gives the bits of RecModel."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch absent")
+
+import hotbed as hb
+from hotbed.embedding.module import table_modules
+from hotbed.embedding.state import dense_state
+from hotbed.persist.checkpoint import State, open_checkpoint, restore, save
+from hotbed.training.callbacks import Checkpoint, Evict
+from hotbed.training.run import Run
+
+SOURCE = str(Path(hb.__file__).parent)
+
+
+def frames_of_hotbed() -> list[str]:
+    """The functions of hotbed that are on the stack, innermost first."""
+    frame: Any = sys._getframe(1)
+    names = []
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(SOURCE):
+            names.append(frame.f_code.co_name)
+        frame = frame.f_back
+    return names
+
+
+class Watched(torch.nn.Module):
+    """A network that records the functions of hotbed that lie above its forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(1, 1)
+        self.stacks: list[list[str]] = []
+
+    def forward(self, data: Any) -> Any:
+        self.stacks.append(frames_of_hotbed())
+        return self.linear(data)
+
+
+BATCHES = [(torch.ones(4, 1), torch.ones(4))] * 2
+
+
+@pytest.mark.parametrize("verb", ["fit", "online_train"])
+def test_loop_is_at_most_four_functions_deep(verb: str) -> None:
+    network = Watched()
+    model = hb.RecModel(network, "bce", "sgd")
+    arguments: dict[str, Any] = {"progress": False}
+    if verb == "online_train":
+        arguments["progressive"] = False
+    getattr(model, verb)(BATCHES, **arguments)
+    assert len(network.stacks) == 2
+    for stack in network.stacks:
+        assert stack[-1] == verb
+        assert len(stack) <= 4, stack
+
+
+def test_run_is_small_and_typed() -> None:
+    fields = dataclasses.fields(Run)
+    assert len(fields) <= 15
+    import hotbed.training.model
+
+    names = {**vars(sys.modules["hotbed.training.run"]), "RecModel": hotbed.training.model.RecModel}
+    hints = typing.get_type_hints(Run, names)
+    assert not [field.name for field in fields if hints[field.name] is Any]
+
+
+def rows_of(tables: Any) -> dict[str, list[dict[str, Any]]]:
+    return {name: [b.to_pydict() for b in table.export()] for name, table in tables.items()}
+
+
+def test_plain_loop_with_schedule_and_checkpoint_gives_the_bits_of_the_callbacks(
+    dataset: Any, network: Any, tmp_path: Path
+) -> None:
+    """The plain loop is resumed in the middle, while an eviction is under way."""
+    stale = {"evict": hb.Ttl(seconds=150)}
+    model = hb.RecModel(network(**stale), "bce", "adam")
+    callbacks = [Evict(step_interval=3), Checkpoint(tmp_path / "model", every_steps=4)]
+    model.online_train(dataset(640), callbacks, progressive=False, progress=False)
+
+    def plain_loop(num_steps: int) -> tuple[Any, Any]:
+        here = network(**stale)
+        tables = {table.name: table for module in table_modules(here) for table in module.tables}
+        dense = torch.optim.Adam(hb.dense_parameters(here), fused=True)  # as RecModel makes it
+        sparse = hb.SparseOptimizer(here)
+        schedule = hb.EvictionSchedule(tables, step_interval=3)
+        data = dataset(640)
+        state = State(here, tables, {"dense": dense, "sparse": sparse})
+        step = 0
+        now = None
+        if (tmp_path / "plain").exists():
+            reader = open_checkpoint(tmp_path / "plain")
+            restore(reader, state)
+            data.resume(hb.Position.from_json(reader.manifest["positions"]["data"]))
+            schedule.load_state(reader.progress["eviction"])
+            step = reader.progress["step"]
+            now = reader.progress["now"]
+        position = None
+        for raw in data:
+            if step == num_steps:
+                break
+            batch = raw.map_arrays(torch.from_numpy)
+            logits = here(batch).squeeze()
+            loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, batch.labels["y"])
+            loss.backward()
+            for optimizer in (dense, sparse):
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+            step += 1
+            latest = int(raw.time.max())
+            now = latest if now is None else max(now, latest)
+            position = raw.position
+            schedule.step(step, now)
+        progress = {"eviction": schedule.state(), "step": step, "now": now}
+        positions = {"data": position.to_json()}
+        save(tmp_path / "plain", dataclasses.replace(state, positions=positions, progress=progress))
+        return here, tables
+
+    plain_loop(6)
+    here, tables = plain_loop(10)
+    assert sum(table.stats["evicted"] for table in tables.values()) > 0
+    assert rows_of(tables) == rows_of(model.tables)
+    mine = dense_state(here)
+    for name, tensor in dense_state(model.network).items():
+        assert torch.equal(tensor, mine[name]), name
