@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch absent")
+pytest.importorskip("torch", reason="torch absent")
+
+import torch
 
 import hotbed as hb
-from hotbed.embedding.module import table_modules
-from hotbed.embedding.state import dense_state
+from hotbed.embedding.modules.base import table_modules
+from hotbed.embedding.modules.state import dense_state
 from hotbed.persist.checkpoint import State, open_checkpoint, restore, save
 from hotbed.training.callbacks import Checkpoint, Evict
 from hotbed.training.run import Run
