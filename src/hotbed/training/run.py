@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from hotbed.config import kind_of, did_you_mean
+from hotbed.config import did_you_mean, kind_of
 from hotbed.connectors import Journal, Position
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
