@@ -20,6 +20,7 @@ import time
 import numpy as np
 
 import hotbed as hb
+from hotbed.training.evict import EvictionSchedule
 
 DAY = 86_400_000_000
 BATCH = 100_000
@@ -42,7 +43,7 @@ def sweep(table: hb.Table) -> tuple[list[float], list[float]]:
     """Milliseconds, and those of CPU, that each step of one eviction takes, by the callback, at the
     end of day 2.
     """
-    schedule = hb.EvictionSchedule({table.name: table}, step_interval=1_000_000)
+    schedule = EvictionSchedule({table.name: table}, step_interval=1_000_000)
     step, pauses, cpu = 1_000_000, list[float](), list[float]()
     while schedule.sweeping or not pauses:
         began, cpu_began = time.perf_counter(), time.thread_time()

@@ -71,7 +71,6 @@ if TYPE_CHECKING:
     from .serving.parameter_server import ParameterServer as ParameterServer
     from .serving.session import InferenceSession as InferenceSession
     from .training import callbacks as callbacks
-    from .training.evict import EvictionSchedule as EvictionSchedule
     from .training.model import RecModel as RecModel
     from .training.model import load as load
     from .training.watching import report as report
@@ -93,7 +92,6 @@ _HOMES: dict[str, str] = {
     "EmbeddingCache": "serving.cache:EmbeddingCache",
     "EmbeddingCollection": "embedding.modules:EmbeddingCollection",
     "Encoder": "data.encode:Encoder",
-    "EvictionSchedule": "training.evict:EvictionSchedule",
     "Follower": "persist.publish:Follower",
     "Ftrl": "embedding.rule:Ftrl",
     "Id": "data.schema:Id",

@@ -15,6 +15,8 @@ from hotbed.training.loop import passed
 from hotbed.training.run import Run, WallClock
 from hotbed.training.watching.columns import Tables, counters, tables_of
 
+__all__ = ["EvictionSchedule"]
+
 TOPIC = "evict"
 SLICE_ROWS = 40_000
 """Rows that an eviction sweeps in one step, but at least one partition of one table."""
@@ -44,7 +46,7 @@ class EvictionSchedule:
         ConfigError: an interval is not above 0, or another argument is out of range.
 
     Example:
-        >>> schedule = hb.EvictionSchedule({"user": table}, step_interval=1000)
+        >>> schedule = EvictionSchedule({"user": table}, step_interval=1000)
         >>> for step, batch in enumerate(batches, start=1):
         ...     learn(batch)
         ...     schedule.step(step, newest_event_time)

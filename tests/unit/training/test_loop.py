@@ -18,8 +18,10 @@ import torch
 import hotbed as hb
 from hotbed.embedding.modules.base import table_modules
 from hotbed.embedding.modules.state import dense_state
-from hotbed.persist.checkpoint import State, open_checkpoint, restore, save
+from hotbed.persist.checkpoint import State, restore, save
+from hotbed.persist.format import open_checkpoint
 from hotbed.training.callbacks import Checkpoint, Evict
+from hotbed.training.evict import EvictionSchedule
 from hotbed.training.run import Run
 
 SOURCE = str(Path(hb.__file__).parent)
@@ -94,7 +96,7 @@ def test_plain_loop_with_schedule_and_checkpoint_gives_the_bits_of_the_callbacks
         tables = {table.name: table for module in table_modules(here) for table in module.tables}
         dense = torch.optim.Adam(hb.dense_parameters(here), fused=True)  # as RecModel makes it
         sparse = hb.SparseOptimizer(here)
-        schedule = hb.EvictionSchedule(tables, step_interval=3)
+        schedule = EvictionSchedule(tables, step_interval=3)
         data = dataset(640)
         state = State(here, tables, {"dense": dense, "sparse": sparse})
         step = 0
