@@ -134,7 +134,7 @@ def test_a_lookup_of_ids_that_are_no_feature_is_refused(model: hb.RecModel, tmp_
         hb.Dataset(hb.sources.Memory({**columns(50, 0), "label": np.zeros(50)}), SCHEMA, 50),
         progress=False,
     )
-    with pytest.raises(ConfigError, match=r"Embedding looks up what is no feature"):
+    with pytest.raises(ConfigError, match=r"Embedding must look up features of the schema"):
         shifted.export(tmp_path / "exported")
 
 

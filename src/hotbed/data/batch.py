@@ -186,8 +186,9 @@ class Batch:
 
     `ids`: Ids by feature name. `dense`: float32 [n] or [n, k] by name. `labels`: float32 [n] by
     name (empty when encoded for prediction). `weight`: float32 [n] or None. `time`: int64 [n],
-    microseconds UTC, or None. `position`: where the Dataset is after this batch. The arrays are
-    NumPy arrays, or tensors after `map_arrays`.
+    microseconds UTC, or None. `position`: where the Dataset is after this batch. `plans`: the ids
+    as they were mapped ahead by the training loop, or None. The arrays are NumPy arrays, or tensors
+    after `map_arrays`.
 
     Example: `batch.map_arrays(torch.from_numpy)`, `batch[10:20]`, `batch.ids["user"].values`.
     """
@@ -199,6 +200,7 @@ class Batch:
     time: Any = None
     position: Position | None = None
     num_samples: int = -1
+    plans: Any = None
 
     def __post_init__(self) -> None:
         if self.num_samples < 0:

@@ -23,10 +23,12 @@ from hotbed.data.batch import Ids
 from hotbed.embedding.table import POOLINGS, Step, Table
 from hotbed.errors import ConfigError
 
-from .compiled import alive, pool_opaque
-from .gradients import Pending, Weighted, dense_rows, takes_gradient
+from .compiled import Tickets, alive
+from .gradients import Pending, dense_rows
 from .inputs import Feature, HostIds
+from .lookup import LocalLookup, Lookup, Pooled
 from .parameter import TableRows
+from .plan import Plan
 from .state import Carrier
 
 
@@ -81,6 +83,7 @@ class TableModule(Carrier, ABC):
             dim for dim, pooled in zip(self.dims, self.pooled, strict=True) if pooled
         )
         self.groups = _group(self.tables)
+        self.lookup: Lookup = LocalLookup()
         # follows .to(device); results are moved to its device
         self.register_buffer("_device", torch.empty(0), persistent=False)
         self._begin()
@@ -94,6 +97,7 @@ class TableModule(Carrier, ABC):
         self.pending: Pending | None = None
         # connects the lookup to autograd; takes no gradient itself
         self.anchor = torch.zeros((), requires_grad=True)
+        self.tickets = Tickets()  # of compiled lookups whose backward may still come
         self.number = id(self)  # by which torch.compile's operators find this module
         alive[self.number] = self
 
@@ -117,66 +121,73 @@ class TableModule(Carrier, ABC):
             lines.append(f"{feature.name}: {pooling}{self.tables[number]}")
         return "\n".join(lines)
 
-    def pool(self, inputs: Sequence[Ids], time: Any = None) -> tuple[Tensor, list[Tensor]]:
+    def pool(self, inputs: Sequence[Ids], time: Any = None, plan: Plan | None = None) -> Pooled:
         """Return the pooled features side by side, and the rows of each sequence feature.
 
-        The shapes are [n, output_dim], and [m, dim] for each sequence feature.
-        """
-        weights = [ids.weights if takes_gradient(ids.weights) else None for ids in inputs]
-        weighted = any(weight is not None for weight in weights)
-        if torch.compiler.is_compiling() and weighted:
-            results: tuple[Tensor, list[Tensor]] = _pool_eagerly(self, inputs, time)
-            return results
-        if torch.compiler.is_compiling():
-            return pool_opaque(self, inputs, time)
-        if torch.is_grad_enabled() and (weighted or self.learns):
-            anchor = self.anchor if self.learns else self.anchor.detach()
-            flat, *sequences = _Pool.apply(  # type: ignore[no-untyped-call]
-                anchor, self, inputs, time, *weights
-            )
-            return flat, sequences
-        flat, sequences, _ = self.look_up(inputs, time, training=self.training, keeps=False)
-        return flat, sequences
-
-    def look_up(
-        self, inputs: Sequence[Ids], time: Any, *, training: bool, keeps: bool
-    ) -> tuple[Tensor, list[Tensor], Step]:
-        """Map ids to rows and pool the rows, in one native call.
-
-        In training, new ids are inserted, and ids are counted and timed.
+        The shapes are [n, output_dim], and [m, dim] for each sequence feature. `self.lookup`
+        performs the lookup.
 
         Args:
             inputs: the ids of each feature.
             time: int64 microseconds, or None.
-            training: whether tables may change.
-            keeps: whether a backward pass follows.
+            plan: `self.map(inputs, time)`, if the ids were mapped ahead.
+        """
+        return self.lookup.pool(self, inputs, time, plan)
+
+    def map(self, inputs: Sequence[Ids], time: Any = None) -> Plan:
+        """Map ids to slots ahead of their lookup, and return the plan that `pool` takes.
+
+        In train mode, new ids are inserted, and ids are counted and timed: now, not in `pool`. Use
+        a plan once. `inputs` and `time` are as for `pool`.
         """
         host = HostIds(self.features, inputs)
-        times = self._times(time, host.num_samples) if training else None
-        flat = torch.empty(host.num_samples, self.output_dim)
-        sequences = []
-        out = []
-        address = flat.data_ptr()
-        for dim, pooled, values in zip(self.dims, self.pooled, host.values, strict=True):
-            if pooled:
-                out.append((address, self.output_dim))
-                address += 4 * dim
-            else:
-                rows = torch.empty(values.numel(), dim)
-                sequences.append(rows)
-                out.append((rows.data_ptr(), dim))
+        times = self._times(time, host.num_samples) if self.training else None
         step = Step(self._natives(), self._layout)
-        times_address = 0 if times is None else times.ctypes.data
         try:
-            step.lookup(host.addresses, times_address, out, training=training, keeps=keeps)
+            step.map(host.addresses, _address(times), training=self.training)
         except ValueError:
             host.check_offsets(self.features)
             raise
-        device = self._device.device
-        if device.type != "cpu":
-            flat = flat.to(device)
-            sequences = [rows.to(device) for rows in sequences]
-        return flat, sequences, step
+        return Plan(tuple(inputs), host, step)
+
+    def map_and_pool(
+        self,
+        inputs: Sequence[Ids],
+        time: Any,
+        plan: Plan | None = None,
+        *,
+        training: bool,
+        keeps: bool,
+    ) -> tuple[Pooled, Step]:
+        """Look up rows in the tables of this process, in one native call.
+
+        Args:
+            inputs: the ids of each feature.
+            time: int64 microseconds, or None.
+            plan: of these inputs, if they were mapped ahead.
+            training: whether tables may change: new ids are inserted, ids counted and timed.
+            keeps: whether a backward pass follows.
+        """
+        if plan is not None:
+            results = _Results(self, plan.host)
+            plan.step.pool(results.addresses)
+            return results.on(self._device.device), plan.step
+        host = HostIds(self.features, inputs)
+        times = self._times(time, host.num_samples) if training else None
+        results = _Results(self, host)
+        step = Step(self._natives(), self._layout)
+        try:
+            step.lookup(
+                host.addresses,
+                _address(times),
+                results.addresses,
+                training=training,
+                keeps=keeps,
+            )
+        except ValueError:
+            host.check_offsets(self.features)
+            raise
+        return results.on(self._device.device), step
 
     def _times(self, time: Any, num_samples: int) -> np.ndarray | None:
         if not self._timed:
@@ -251,10 +262,9 @@ class TableModule(Carrier, ABC):
             yield None if flat is None else flat[:, start : start + dim]
             start += dim
 
-    def weighted(self, number: int, ids: Ids) -> Weighted:
-        """Return the values that the gradient of a feature's weights needs."""
-        feature = self.features[number]
-        return Weighted.of(self.tables[self._table_of[number]], feature.name, feature.pooling, ids)
+    def table_of(self, number: int) -> Table:
+        """Return the table of a feature."""
+        return self.tables[self._table_of[number]]
 
     def addresses(self, step: Step, grads: Sequence[Tensor]) -> list[int]:
         """Return the address of each table's first sum in the groups' tensors."""
@@ -288,53 +298,35 @@ def table_modules(model: nn.Module) -> list[TableModule]:
     return [module for module in model.modules() if isinstance(module, TableModule)]
 
 
-class _Pool(torch.autograd.Function):
-    """The lookup as an autograd function.
+class _Results:
+    """What a lookup writes: `flat` [n, output_dim], and the rows [m, dim] of each sequence.
 
-    `weights`: those of each feature if they require a gradient, else None.
+    `addresses`: of each feature, the address of its first value and the floats between two rows.
     """
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        anchor: Tensor,
-        module: TableModule,
-        inputs: Sequence[Ids],
-        time: Any,
-        *weights: Tensor | None,
-    ) -> Any:
-        flat, sequences, step = module.look_up(inputs, time, training=module.training, keeps=True)
-        ctx.module = module
-        ctx.step = step
-        ctx.weighted = {
-            number: module.weighted(number, inputs[number])
-            for number, weight in enumerate(weights)
-            if weight is not None
-        }
-        ctx.num_weights = len(weights)
-        ctx.set_materialize_grads(False)
-        return (flat, *sequences)
+    def __init__(self, module: TableModule, host: HostIds) -> None:
+        width = module.output_dim
+        self.flat = torch.empty(host.num_samples, width)
+        self.sequences: list[Tensor] = []
+        self.addresses: list[tuple[int, int]] = []
+        address = self.flat.data_ptr()
+        for dim, pooled, values in zip(module.dims, module.pooled, host.values, strict=True):
+            if pooled:
+                self.addresses.append((address, width))
+                address += 4 * dim
+            else:
+                rows = torch.empty(values.numel(), dim)
+                self.sequences.append(rows)
+                self.addresses.append((rows.data_ptr(), dim))
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        module: TableModule = ctx.module
-        if module.learns and any(grad is not None for grad in grads):
-            module.receive(ctx.step, grads[0], grads[1:])
-        of_weights: list[Tensor | None] = [None] * ctx.num_weights
-        if ctx.weighted:
-            parts = list(module.split(grads[0], grads[1:]))
-            for number, weighted in ctx.weighted.items():
-                grad = parts[number]
-                if grad is not None:
-                    of_weights[number] = weighted.gradient(grad)
-        return None, None, None, None, *of_weights
+    def on(self, device: torch.device) -> Pooled:
+        if device.type == "cpu":
+            return self.flat, self.sequences
+        return self.flat.to(device), [rows.to(device) for rows in self.sequences]
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def _pool_eagerly(
-    module: TableModule, inputs: Sequence[Ids], time: Any
-) -> tuple[Tensor, list[Tensor]]:
-    return module.pool(inputs, time)
+def _address(times: np.ndarray | None) -> int:
+    return 0 if times is None else times.ctypes.data
 
 
 def _group(tables: Sequence[Table]) -> list[Group]:

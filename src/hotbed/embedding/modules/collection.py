@@ -15,6 +15,7 @@ from hotbed.errors import RowShapeError
 
 from .base import TableModule
 from .inputs import Feature
+from .lookup import Pooled
 
 if TYPE_CHECKING:
     from hotbed.data.schema import Schema
@@ -53,7 +54,7 @@ class EmbeddingCollection(TableModule):
 
         `batch`: a Batch, or a mapping of feature names to Ids or int64 tensors [n].
         """
-        flat, sequences = self.pool(self._inputs(batch), getattr(batch, "time", None))
+        flat, sequences = self._pool(batch)
         widths = [dim for dim, pooled in zip(self.dims, self.pooled, strict=True) if pooled]
         pooled = iter(torch.split(flat, widths, dim=1))
         rest = iter(sequences)
@@ -64,9 +65,19 @@ class EmbeddingCollection(TableModule):
 
     def flat(self, batch: Any) -> Tensor:
         """Return the pooled features side by side, [n, output_dim], in the order of the schema."""
-        return self.pool(self._inputs(batch), getattr(batch, "time", None))[0]
+        return self._pool(batch)[0]
 
-    def _inputs(self, batch: Any) -> list[Ids]:
+    def _pool(self, batch: Any) -> Pooled:
+        inputs = self.inputs_of(batch)
+        plan = None
+        if self.training and not torch.compiler.is_compiling():
+            plans = getattr(batch, "plans", None)
+            if plans is not None:
+                plan = plans.take(self, inputs)
+        return self.pool(inputs, getattr(batch, "time", None), plan)
+
+    def inputs_of(self, batch: Any) -> list[Ids]:
+        """Return the ids of each feature of `batch`."""
         ids = batch.ids if hasattr(batch, "ids") else batch
         try:
             inputs = [ids[feature.name] for feature in self.features]

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lookup as torch operators, so that torch.compile takes a model with tables as one graph.
 
-`hotbed::pool` runs TableModule.look_up, `hotbed::receive` returns the gradients to the module. The
-compiler does not look into them: a number stands for a module, an empty tensor for an absent one,
-and a ticket for the plan between forward and backward.
+`hotbed::pool` runs TableModule.map_and_pool, `hotbed::receive` returns the gradients to the module.
+The compiler does not look into them: a number stands for a module, an empty tensor for an absent
+one, and a ticket for the plan between forward and backward.
 """
 
 from __future__ import annotations
 
-import itertools
 import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -24,17 +23,54 @@ from hotbed.errors import ConfigError
 if TYPE_CHECKING:
     from .base import TableModule
 
-# Forward passes whose backward may still come. A pass without backward (a metric, an exception) is
-# dropped when this many newer ones wait.
-_MAX_WAITING = 256
-# Modules by number, as the operators name them.
+MAX_WAITING = 256
+"""Forward passes of a module whose backward may still come.
+
+A pass without backward (a metric, an exception) is dropped when this many newer ones wait.
+"""
 alive: weakref.WeakValueDictionary[int, TableModule] = weakref.WeakValueDictionary()
-_waiting: OrderedDict[int, Step] = OrderedDict()
-_lost = -1  # the newest ticket that was dropped
-_tickets = itertools.count()
+"""Modules by number: an operator takes tensors and plain values only."""
 
 
-def pool_opaque(
+class Tickets:
+    """The plans of a module's compiled forward passes by ticket, until a backward takes them."""
+
+    def __init__(self) -> None:
+        self._steps: OrderedDict[int, Step] = OrderedDict()
+        self._next = 0
+        self._lost = -1  # the newest ticket that was dropped
+
+    def put(self, step: Step) -> int:
+        ticket = self._next
+        self._next += 1
+        self._steps[ticket] = step
+        if len(self._steps) > MAX_WAITING:
+            self._lost, _ = self._steps.popitem(last=False)
+        return ticket
+
+    def take(self, ticket: int) -> Step | None:
+        """Return the plan of a ticket, once; None if there is none."""
+        return self._steps.pop(ticket, None)
+
+    def missing(self, ticket: int) -> ConfigError:
+        """Return the error of a ticket without a plan."""
+        if ticket < 0:
+            return ConfigError(
+                "embedding: a compiled lookup in eval mode takes no gradient. Call model.train(), "
+                "freeze the tables with requires_grad_(False), or do not compile the lookup."
+            )
+        if ticket <= self._lost:
+            return ConfigError(
+                f"embedding: backward must come before {MAX_WAITING} more forward passes, got an "
+                "old graph. Call backward before that."
+            )
+        return ConfigError(
+            "embedding: a compiled lookup takes one backward, got a second one (retain_graph=True)."
+            " Add the losses before one backward, or do not compile the lookup."
+        )
+
+
+def pool_compiled(
     module: TableModule, inputs: Sequence[Ids], time: Tensor | None
 ) -> tuple[Tensor, list[Tensor]]:
     """Run TableModule.pool as operators."""
@@ -74,16 +110,12 @@ def pool(
         Ids(v, o if len(o) else None, w if len(w) else None)
         for v, o, w in zip(values, offsets, weights, strict=True)
     ]
-    global _lost
-    flat, sequences, step = module.look_up(
+    (flat, sequences), step = module.map_and_pool(
         inputs, time if len(time) else None, training=training, keeps=learns
     )
     ticket = -1
     if learns:
-        ticket = next(_tickets)
-        _waiting[ticket] = step
-        if len(_waiting) > _MAX_WAITING:
-            _lost, _ = _waiting.popitem(last=False)
+        ticket = module.tickets.put(step)
     return [flat, *sequences, torch.tensor([ticket])]
 
 
@@ -114,32 +146,15 @@ def _(
 @torch.library.custom_op("hotbed::receive", mutates_args=())
 def receive(ticket: Tensor, grads: Sequence[Tensor], number: int) -> Tensor:
     """Give the gradients of a pool's results to its module; return the anchor's gradient, zero."""
-    step = _waiting.pop(int(ticket), None)
     module = alive[number]
+    step = module.tickets.take(int(ticket))
     if not module.learns:
         return torch.zeros(())
     if step is None:
-        raise _no_plan(int(ticket))
+        raise module.tickets.missing(int(ticket))
     flat, *sequences = [grad if grad.dim() == 2 else None for grad in grads]
     module.receive(step, flat, sequences)
     return torch.zeros(())
-
-
-def _no_plan(ticket: int) -> ConfigError:
-    if ticket < 0:
-        return ConfigError(
-            "embedding: a compiled lookup in eval mode takes no gradient. Call model.train(), "
-            "freeze the tables with requires_grad_(False), or do not compile the lookup."
-        )
-    if ticket <= _lost:
-        return ConfigError(
-            f"embedding: backward must come before {_MAX_WAITING} more forward passes, got an old "
-            "graph. Call backward before that."
-        )
-    return ConfigError(
-        "embedding: a compiled lookup takes one backward, got a second one (retain_graph=True). "
-        "Add the losses before one backward, or do not compile the lookup."
-    )
 
 
 @receive.register_fake

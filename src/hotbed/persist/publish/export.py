@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import re
 import traceback
@@ -18,7 +17,8 @@ from torch import Tensor, nn
 
 from hotbed.data.batch import Batch, Ids, SideBySide
 from hotbed.data.schema import Schema
-from hotbed.embedding.modules import TableModule, table_modules
+from hotbed.embedding.modules import Lookup, TableModule, performed_by, table_modules
+from hotbed.embedding.modules.lookup import Pooled
 from hotbed.embedding.modules.state import dense_state
 from hotbed.errors import ConfigError, MissingExtra, PersistError
 from hotbed.files import Where
@@ -95,8 +95,6 @@ def export_graph(
             "and loops over values; "
             "or pad sequences to one length and mask them"
         ) from error
-    finally:
-        half.release()
     return graph
 
 
@@ -128,37 +126,7 @@ class _DenseHalf(nn.Module):
         if self._widths:
             inputs[DENSE_INPUT] = torch.rand(_ROWS, sum(self._widths.values()), generator=draw)
 
-        def pool(module: TableModule, given: Sequence[Ids]) -> tuple[Tensor, list[Tensor]]:
-            names = [
-                next((name for name, known in ids.items() if one is known), "") for one in given
-            ]
-            if not all(names):
-                raise ConfigError(
-                    f"export: {type(module).__name__} looks up what is no feature of the schema — "
-                    "received ids of its "
-                    "own — give it batch.ids[name] as it is"
-                )
-            lookup = f"lookup/{len(self.lookups)}"
-            self.lookups[lookup] = [
-                (name, feature.table, feature.pooling)
-                for name, feature in zip(names, module.features, strict=True)
-            ]
-            flat = torch.rand(_ROWS, module.output_dim, generator=draw)
-            if module.output_dim:
-                inputs[lookup] = flat
-            rows = []
-            for name, dim in [
-                (name, dim)
-                for name, dim, pooled in zip(names, module.dims, module.pooled, strict=True)
-                if not pooled
-            ]:
-                rows.append(torch.rand(len(ids[name].values), dim, generator=draw))
-                inputs[f"{lookup}/{name}"] = rows[-1]
-                if self._sequences[name]:
-                    inputs[f"offsets/{name}"] = ids[name].offsets
-            return flat, rows
-
-        self._run(pool, ids, inputs)
+        self._run(_Recording(self.lookups, ids, inputs, draw), ids, inputs)
         self._names = list(inputs)
         return inputs
 
@@ -198,41 +166,90 @@ class _DenseHalf(nn.Module):
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         given = dict(zip(self._names, inputs, strict=True))
-        lookups = iter(self.lookups)
         nothing = torch.zeros(0, dtype=torch.int64)
-
-        def pool(module: TableModule, ids: Sequence[Ids]) -> tuple[Tensor, list[Tensor]]:
-            lookup = next(lookups)
-            sequences = [name for name, _, pooling in self.lookups[lookup] if pooling == "none"]
-            return given.get(lookup, torch.zeros(_ROWS, 0)), [
-                given[f"{lookup}/{name}"] for name in sequences
-            ]
-
         ids = {name: Ids(nothing, given.get(f"offsets/{name}")) for name in self._sequences}
-        found = self._run(pool, ids, given)
+        found = self._run(_Replaying(self.lookups, given), ids, given)
         self.outputs = list(found) if isinstance(found, dict) else ["prediction"]
         return tuple(found.values()) if isinstance(found, dict) else (found,)
 
-    def _run(
-        self, pool: Callable[..., Any], ids: Mapping[str, Ids], inputs: Mapping[str, Tensor]
-    ) -> Any:
-        for module in self._modules_with_tables:
-            module.pool = functools.partial(_pool, pool, module)  # type: ignore[method-assign]
+    # If its own trace fails, torch.onnx tries Dynamo, which lets sizes depend on values.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _run(self, lookup: Lookup, ids: Mapping[str, Ids], inputs: Mapping[str, Tensor]) -> Any:
         dense = SideBySide(inputs[DENSE_INPUT], self._widths) if self._widths else {}
         each = next((name for name in inputs if name == DENSE_INPUT or name.count("/") == 1), "")
         n = inputs[each].shape[0] - each.startswith("offsets") if each else _ROWS
-        return self._activate(self.network(Batch(ids, dense, num_samples=n)))
-
-    def release(self) -> None:
-        """Give the lookups back."""
-        for module in self._modules_with_tables:
-            module.__dict__.pop("pool", None)
+        with performed_by(lookup, self._modules_with_tables):
+            return self._activate(self.network(Batch(ids, dense, num_samples=n)))
 
 
-def _pool(
-    pool: Callable[..., Any], module: TableModule, inputs: Sequence[Ids], time: Any = None
-) -> Any:
-    return pool(module, inputs)
+class _Recording(Lookup):
+    """Records which features are looked up, and makes up the rows, as `inputs` of the graph."""
+
+    def __init__(
+        self,
+        lookups: dict[str, list[tuple[str, str, str]]],
+        ids: Mapping[str, Ids],
+        inputs: dict[str, Tensor],
+        generator: torch.Generator,
+    ) -> None:
+        self.lookups = lookups
+        self.ids = ids
+        self.inputs = inputs
+        self.generator = generator
+
+    def pool(self, module: TableModule, inputs: Sequence[Ids], time: Any, plan: Any) -> Pooled:
+        names = [self._name_of(module, ids) for ids in inputs]
+        lookup = f"lookup/{len(self.lookups)}"
+        self.lookups[lookup] = [
+            (name, feature.table, feature.pooling)
+            for name, feature in zip(names, module.features, strict=True)
+        ]
+        flat = torch.rand(_ROWS, module.output_dim, generator=self.generator)
+        if module.output_dim:
+            self.inputs[lookup] = flat
+        sequences = []
+        for name, dim, pooled in zip(names, module.dims, module.pooled, strict=True):
+            if pooled:
+                continue
+            ids = self.ids[name]
+            rows = torch.rand(len(ids.values), dim, generator=self.generator)
+            sequences.append(rows)
+            self.inputs[f"{lookup}/{name}"] = rows
+            if ids.offsets is not None:
+                self.inputs[f"offsets/{name}"] = ids.offsets
+        return flat, sequences
+
+    def _name_of(self, module: TableModule, ids: Ids) -> str:
+        for name, own in self.ids.items():
+            if own is ids:
+                return name
+        raise ConfigError(
+            f"export: {type(module).__name__} must look up features of the schema, got ids that "
+            "the network made. Give it batch.ids[name] as it is."
+        )
+
+
+class _Replaying(Lookup):
+    """Returns the inputs of the graph, for the recorded lookups in order."""
+
+    def __init__(
+        self,
+        lookups: Mapping[str, Sequence[tuple[str, str, str]]],
+        inputs: Mapping[str, Tensor],
+    ) -> None:
+        self.lookups = lookups
+        self.inputs = inputs
+        self._rest = iter(lookups)
+
+    def pool(self, module: TableModule, inputs: Sequence[Ids], time: Any, plan: Any) -> Pooled:
+        lookup = next(self._rest)
+        flat = self.inputs.get(lookup, torch.zeros(_ROWS, 0))
+        sequences = [
+            self.inputs[f"{lookup}/{name}"]
+            for name, _, pooling in self.lookups[lookup]
+            if pooling == "none"
+        ]
+        return flat, sequences
 
 
 def _export(half: _DenseHalf, inputs: Mapping[str, Tensor]) -> tuple[bytes, list[str]]:

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans: ids that were mapped to slots before the network looks them up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hotbed.data.batch import Ids
+from hotbed.embedding.table import Step
+
+from .inputs import Feature, HostIds
+
+if TYPE_CHECKING:
+    from .base import TableModule
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The mapped ids of one batch for one module: distinct ids, their slots, and the inverse.
+
+    `TableModule.map` makes it.
+
+    Attributes:
+        inputs: the ids of each feature, as the caller gave them.
+        host: the same ids, as the native code reads them.
+        step: the native plan.
+    """
+
+    inputs: tuple[Ids, ...]
+    host: HostIds
+    step: Step
+
+    def fits(self, inputs: Sequence[Ids]) -> bool:
+        """Return True if `inputs` are the ids that were mapped."""
+        return all(ids is own for ids, own in zip(inputs, self.inputs, strict=True))
+
+
+class Plans:
+    """The plans of one batch, one a module, and a record of who looked up the batch.
+
+    `Batch.plans` carries it from the map stage to the lookups. `ids`: those of the batch, by
+    feature.
+    """
+
+    def __init__(self, ids: Mapping[str, Ids]) -> None:
+        self._ids = ids
+        self._plans: dict[TableModule, Plan] = {}
+        self._seen: set[TableModule] = set()
+        self._strayed: set[TableModule] = set()
+
+    def add(self, module: TableModule, plan: Plan) -> None:
+        self._plans[module] = plan
+
+    def take(self, module: TableModule, inputs: Sequence[Ids]) -> Plan | None:
+        """Return the plan of `module` for these inputs, once; None if there is none."""
+        if module in self._seen or not self._owns(module.features, inputs):
+            self._strayed.add(module)
+        self._seen.add(module)
+        plan = self._plans.get(module)
+        if plan is None or not plan.fits(inputs):
+            return None
+        return self._plans.pop(module)
+
+    def followed(self, module: TableModule) -> bool:
+        """Return True if `module` looked up all ids of the batch as they are, exactly once."""
+        return module in self._seen and module not in self._strayed
+
+    def left(self) -> list[TableModule]:
+        """Return the modules whose plans nobody took."""
+        return list(self._plans)
+
+    def _owns(self, features: Sequence[Feature], inputs: Sequence[Ids]) -> bool:
+        pairs = zip(features, inputs, strict=True)
+        return all(self._ids.get(feature.name) is ids for feature, ids in pairs)
