@@ -22,6 +22,12 @@ from hotbed.files import new_file
 
 RowDtype = Literal["float32", "float16", "int8"]
 ROW_DTYPES: tuple[RowDtype, ...] = ("float32", "float16", "int8")
+IdArray: TypeAlias = NDArray[np.int64]
+RowArray: TypeAlias = NDArray[np.float32]
+FeatureIds: TypeAlias = Mapping[str, Ids | IdArray]
+"""Ids by feature; of an array each sample has one id."""
+FeatureSpec: TypeAlias = tuple[str, str, str]
+"""Name, table and pooling of a feature."""
 _PIECE_BYTES = 2 << 20
 
 
@@ -46,20 +52,25 @@ def write_rows(
         PersistError: The disk is full or refuses.
     """
     kind = ROW_DTYPES.index(dtype)
-    id_parts = list[NDArray[np.int64]]()
+    id_parts = list[IdArray]()
     try:
         with new_file(path) as file:
             pieces = _Pieces(file)
             for batch in batches:
                 id_parts.append(batch.column("id").to_numpy())
-                values = np.ascontiguousarray(batch.column("value").flatten().to_numpy())
-                pieces.write(np.asarray(_core.frozen_rows(values, dim, kind)))
+                lanes = batch.column("value").flatten().to_numpy()
+                rows = _core.frozen_rows(np.ascontiguousarray(lanes), dim, kind)
+                pieces.write(np.asarray(rows))
             ids = _joined(id_parts)
-            # an id that was removed and came back has a row
-            removed_ids = np.setdiff1d(ids_of(removed), ids)
-            pieces.write(bytes(-pieces.size % 64))
-            pieces.write(np.asarray(_core.frozen_index(ids, removed_ids)))
-            pieces.write(_core.frozen_footer(len(ids), len(removed_ids), dim, kind))
+            removed_ids = id_column(removed)
+            if len(removed_ids):  # an id that came back has a row
+                removed_ids = np.setdiff1d(removed_ids, ids)
+            padding = bytes(-pieces.size % 64)
+            index = _core.frozen_index(ids, removed_ids)
+            footer = _core.frozen_footer(len(ids), len(removed_ids), dim, kind)
+            pieces.write(padding)
+            pieces.write(np.asarray(index))
+            pieces.write(footer)
             pieces.flush()
     except OSError as error:
         raise PersistError(
@@ -95,13 +106,15 @@ class _Pieces:
         self._piece.clear()
 
 
-def ids_of(batches: Iterable[pa.RecordBatch]) -> NDArray[np.int64]:
+def id_column(batches: Iterable[pa.RecordBatch]) -> IdArray:
     """Return the column `id` of record batches, int64 [n]."""
-    return _joined([batch.column("id").to_numpy() for batch in batches])
+    parts = [batch.column("id").to_numpy() for batch in batches]
+    return _joined(parts)
 
 
-def _joined(parts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
-    return np.concatenate([np.empty(0, np.int64), *parts])
+def _joined(parts: Sequence[IdArray]) -> IdArray:
+    no_ids = np.empty(0, np.int64)
+    return np.concatenate([no_ids, *parts])
 
 
 class FrozenRows:
@@ -119,7 +132,7 @@ class FrozenRows:
     def __len__(self) -> int:
         return int(self.native.num_rows)
 
-    def entries(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def entries(self) -> tuple[IdArray, IdArray]:
         """Return the ids with a row, and the ids whose rows in older files do not count any more.
 
         The order of either is unspecified.
@@ -142,36 +155,50 @@ class ServedTable:
         FormatError: The files hold rows of another dim.
     """
 
-    def __init__(self, config: Mapping[str, Any], layers: Sequence[FrozenRows]) -> None:
-        self.name, self.dim, native_config = _native_table(json.dumps(config, sort_keys=True))
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        layers: Sequence[FrozenRows],
+    ) -> None:
+        key = json.dumps(config, sort_keys=True)
+        self.name, self.dim, native_config = _native_table(key)
         self.layers = tuple(layers)
+        native_layers = [layer.native for layer in layers]
         try:
-            self.native = _core.FrozenTable([layer.native for layer in layers], native_config)
+            self.native = _core.FrozenTable(native_layers, native_config)
         except ValueError as error:
             raise FormatError(
                 f"table {self.name!r}: expected rows of dim {self.dim}, got {error}. Export again."
             ) from error
 
-    def find(self, ids: Any) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    def find(self, ids: Any) -> tuple[RowArray, NDArray[np.bool_]]:
         """Return the rows of ids, int64 [n] -> float32 [n, dim], and which ids have one, bool [n].
 
         Raises RowShapeError for anything but whole numbers, as `Table.find` does.
         """
-        rows, has_row = self.native.find(as_ids(ids))
-        return rows.reshape(-1, self.dim), has_row.astype(bool)
+        flat, has_row = self.native.find(as_ids(ids))
+        rows = flat.reshape(-1, self.dim)
+        return rows, has_row.astype(bool)
 
-    def batches(self, ids: NDArray[np.int64], batch_rows: int = 65_536) -> Iterator[pa.RecordBatch]:
+    def batches(
+        self,
+        ids: IdArray,
+        batch_rows: int = 65_536,
+    ) -> Iterator[pa.RecordBatch]:
         """Yield the rows of ids as record batches of `id` and `value`."""
         for start in range(0, len(ids), batch_rows):
             part = ids[start : start + batch_rows]
             rows, _ = self.find(part)
-            values = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), self.dim)
-            yield pa.record_batch({"id": pa.array(part), "value": values})
+            lanes = pa.array(rows.reshape(-1))
+            values = pa.FixedSizeListArray.from_arrays(lanes, self.dim)
+            columns = {"id": pa.array(part), "value": values}
+            yield pa.record_batch(columns)
 
 
 @lru_cache(1024)  # each version of a model has the same tables
 def _native_table(config: str) -> tuple[str, int, _core.TableConfig]:
-    table: Table = build(json.loads(config), Table, "table")
+    keywords = json.loads(config)
+    table: Table = build(keywords, Table, "table")
     return table.name, table.dim, table._native_config()
 
 
@@ -184,12 +211,12 @@ class LookupResult(NamedTuple):
         late: How many rows read as without one because they did not arrive in time.
     """
 
-    flat: NDArray[np.float32]
-    sequences: list[NDArray[np.float32]]
+    flat: RowArray
+    sequences: list[RowArray]
     late: int = 0
 
 
-LookupCall: TypeAlias = Callable[[Mapping[str, Ids | NDArray[np.int64]], int], LookupResult]
+LookupCall: TypeAlias = Callable[[FeatureIds, int], LookupResult]
 """Ids by feature, and the number of samples -> their embeddings; see `Lookup`."""
 
 
@@ -204,16 +231,12 @@ class Lookup:
         tables: The tables by name.
     """
 
-    def __init__(
-        self, features: Sequence[tuple[str, str, str]], tables: Mapping[str, ServedTable]
-    ) -> None:
+    def __init__(self, features: Sequence[FeatureSpec], tables: Mapping[str, ServedTable]) -> None:
         names = sorted({table for _, table, _ in features})
         layout = native_layout(features, names)
         self._native = _core.FrozenLookup([tables[name].native for name in names], layout)
 
-    def __call__(
-        self, ids: Mapping[str, Ids | NDArray[np.int64]], num_samples: int
-    ) -> LookupResult:
+    def __call__(self, ids: FeatureIds, num_samples: int) -> LookupResult:
         """Return the embeddings of ids by feature; of an array each sample has one id.
 
         Raises RowShapeError, which names the feature, for ids that do not fit.
@@ -226,12 +249,13 @@ class Lookup:
 
 
 def native_layout(
-    features: Sequence[tuple[str, str, str]], tables: Sequence[str]
+    features: Sequence[FeatureSpec], tables: Sequence[str]
 ) -> list[tuple[str, int, int]]:
     """Return (name, table, pooling) of features with the numbers of table and pooling."""
-    return [
-        (name, tables.index(table), POOLINGS.index(pooling)) for name, table, pooling in features
-    ]
+    layout = []
+    for name, table, pooling in features:
+        layout.append((name, tables.index(table), POOLINGS.index(pooling)))
+    return layout
 
 
 def return_free_memory() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""InferenceSession: columns in, predictions out. No torch."""
+"""Score requests with one version of a model, without torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from hotbed.connectors.plan import ReadPlan
 from hotbed.connectors.source import Source, not_endless
@@ -21,38 +20,47 @@ from hotbed.persist.format import open_checkpoint
 from hotbed.persist.store import MANIFEST_FILE, split
 from hotbed.serving.parameter_server import ParameterServer
 from hotbed.serving.request import Columns, RequestEncoder, ScoreRequest
-from hotbed.serving.rows import Lookup, LookupCall
+from hotbed.serving.rows import FeatureSpec, Lookup, LookupCall, RowArray
 from hotbed.serving.stores.base import ModelVersion
 from hotbed.serving.stores.mapped import MappedVersion
 
 if TYPE_CHECKING:
     from hotbed.serving.cache import EmbeddingCache
 
-Predictions = NDArray[np.float32] | dict[str, NDArray[np.float32]]
+Predictions = RowArray | dict[str, RowArray]
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Predictions, float32 [n] by output, all of one `version`; `late`: rows that did not come in
-    time and read as default.
+    """Predictions of one version.
+
+    Attributes:
+        version: Number of the version.
+        outputs: Predictions by output, float32 [n].
+        late: How many rows read as without one because they did not arrive in time.
     """
 
     version: int
-    outputs: Mapping[str, NDArray[np.float32]]
+    outputs: Mapping[str, RowArray]
     late: int = 0
 
 
 class InferenceSession:
-    """Scores requests with one version of a model. Safe to call from several threads.
+    """Score requests with one version of a model. Safe to call from several threads.
 
-    `config_file`: where an exported model lies (its folder, or the MANIFEST.json in it), or a
-    version that a parameter server gave. `embedding_cache`: where rows come from; None: from the
-    version itself, the exported model's own rows where a path is given. `num_threads`: of ONNX
-    Runtime for one request. Encoding is the plan of training, unknown ids read as in training, so
-    scores are those of training.
+    Requests are encoded as in training, and unknown ids read as in training, so the scores are
+    those of training.
 
-    With a path and a cache the session is of the version that the cache's parameter server serves
-    now. Raises ConfigError where that is another model, or where rows are nowhere to be found.
+    Args:
+        config_file: An exported model (its folder, or the MANIFEST.json in it), or a version that
+            a parameter server returned.
+        embedding_cache: Source of the rows. None = the version itself; with a path the rows of the
+            exported model. With a path and a cache, the session has the version that the cache's
+            parameter server serves now.
+        num_threads: Threads of ONNX Runtime for one request.
+
+    Raises:
+        ConfigError: The cache serves another model, or the version has no rows.
 
     Example:
         >>> hb.InferenceSession("exported").predict({"item": [1, 2]}, context={"user": 7})
@@ -66,144 +74,193 @@ class InferenceSession:
         embedding_cache: EmbeddingCache | None = None,
         num_threads: int = 1,
     ) -> None:
-        model = (
-            config_file
-            if isinstance(config_file, ModelVersion)
-            else _opened(config_file, embedding_cache)
-        )
+        if isinstance(config_file, ModelVersion):
+            model = config_file
+        else:
+            model = _open_version(config_file, embedding_cache)
+        graph = model.graph
         self.model = model
         self._encode = RequestEncoder(model.schema)
-        graph = model.graph
-        self._dense = [
-            (name, next(one.width for one in model.schema.dense if one.name == name))
-            for name in graph["dense"]
-        ]
+        widths = {column.name: column.width for column in model.schema.dense}
+        self._dense = [(name, widths[name]) for name in graph["dense"]]
         self._outputs: list[str] = graph["outputs"]
         self._session = _onnx_session(model, num_threads)
-        # what the network does not look at is no input
-        self._wanted = {one.name for one in self._session.get_inputs()}
-        self._sequences = {
-            one["name"]: [name for name, _, pooling in one["features"] if pooling == "none"]
-            for one in graph["lookups"]
-        }
-        # last: with it a cache goes on to this version, and requests of the one before read past it
-        self._lookups = {
-            one["name"]: _lookup(model, [tuple(f) for f in one["features"]], embedding_cache)
-            for one in graph["lookups"]
-        }
+        # inputs that the network does not use are not in its graph
+        self._inputs = {argument.name for argument in self._session.get_inputs()}
+        self._sequences = dict[str, list[str]]()
+        self._lookups = dict[str, LookupCall]()
+        for spec in graph["lookups"]:
+            name = spec["name"]
+            features = [tuple(feature) for feature in spec["features"]]
+            sequences = [feature for feature, _, pooling in features if pooling == "none"]
+            self._sequences[name] = sequences
+            # After all else that may fail: a cache advances to this version here, and requests of
+            # the version before bypass it from then on.
+            self._lookups[name] = _lookup(model, features, embedding_cache)
 
-    def predict(self, columns: Columns, context: Mapping[str, Any] | None = None) -> Predictions:
-        """Predictions of n candidates: float32 [n], a dict of them for several labels. Arguments as
-        in `ask`.
+    def predict(
+        self,
+        columns: Columns,
+        context: Mapping[str, Any] | None = None,
+    ) -> Predictions:
+        """Return predictions of n candidates: float32 [n], a dict of them for several labels.
+
+        The arguments are those of `ask`.
         """
         outputs = self.ask(columns, context).outputs
-        return next(iter(outputs.values())) if len(outputs) == 1 else dict(outputs)
+        if len(outputs) == 1:
+            return next(iter(outputs.values()))
+        return dict(outputs)
 
-    def ask(self, columns: Columns, context: Mapping[str, Any] | None = None) -> Scores:
-        """Predictions of n candidates, by output, and which version gave them.
+    def ask(
+        self,
+        columns: Columns,
+        context: Mapping[str, Any] | None = None,
+    ) -> Scores:
+        """Return predictions of n candidates by output, and the version that gave them.
 
-        `columns`: raw columns as in training, without labels: lists, NumPy arrays or Arrow.
-        `context`: columns with one value (or an array of one) that holds for every candidate, such
-        as the user's. Raises DataError for columns that do not fit. Without candidates the outputs
-        have shape [0].
+        Args:
+            columns: Raw columns as in training, without labels: lists, NumPy arrays or Arrow.
+            context: Columns with one value (or an array of one) that holds for every candidate,
+                such as the user's.
+
+        Raises:
+            DataError: The columns do not fit.
+
+        Without candidates the outputs have shape [0].
         """
         request = self._encode(columns, context)
-        n = request.num_samples
-        late = 0
+        version = self.model.version
+        if request.num_samples == 0:
+            return Scores(version, {name: np.empty(0, np.float32) for name in self._outputs})
+        feeds, late = self._feeds(request)
+        values = self._session.run(self._outputs, feeds)
+        outputs = dict(zip(self._outputs, values, strict=True))
+        return Scores(version, outputs, late)
+
+    def _feeds(self, request: ScoreRequest) -> tuple[dict[str, Any], int]:
+        """Return the inputs of the graph by name, and the number of late rows."""
+        num_late = 0
         feeds = dict[str, Any]()
-        if n == 0:
-            return Scores(
-                self.model.version, {name: np.empty(0, np.float32) for name in self._outputs}
+        if "dense" in self._inputs:
+            feeds["dense"] = _concatenate(request, self._dense)
+        for name, lookup in self._lookups.items():
+            flat, sequences, late = lookup(request.ids, request.num_samples)
+            num_late += late
+            feeds[name] = flat
+            features = self._sequences[name]
+            for feature, rows in zip(features, sequences, strict=True):
+                self._feed_sequence(feeds, name, feature, rows, request)
+        if len(feeds) > len(self._inputs):
+            for name in feeds.keys() - self._inputs:
+                del feeds[name]
+        return feeds, num_late
+
+    def _feed_sequence(
+        self,
+        feeds: dict[str, Any],
+        lookup: str,
+        feature: str,
+        rows: RowArray,
+        request: ScoreRequest,
+    ) -> None:
+        """Add the rows of a sequence feature, and where those of each candidate begin."""
+        n = request.num_samples
+        ids = request.ids[feature]
+        if not isinstance(ids, Ids):
+            ids = Ids(ids)
+        ids = ids.with_offsets()
+        offsets = ids.offsets
+        num_rows = len(rows)
+        if len(ids) != n:  # context: each candidate has the same rows
+            offsets = np.arange(n + 1) * num_rows
+            rows = np.tile(rows, (n, 1))
+        offsets_input = f"offsets/{feature}"
+        if offsets_input not in self._inputs and len(rows) != n:
+            raise DataError(
+                f"feature {feature!r}: the network takes one id a candidate, got "
+                f"{num_rows} for {len(ids)}. Give each candidate one."
             )
-        if "dense" in self._wanted:
-            feeds["dense"] = _side_by_side(request, self._dense)
-        for lookup, look in self._lookups.items():
-            found = look(request.ids, n)
-            late += found.late
-            feeds[lookup] = found.flat
-            for feature, rows in zip(self._sequences[lookup], found.sequences, strict=True):
-                given = request.ids[feature]
-                ids = (given if isinstance(given, Ids) else Ids(given)).with_offsets()
-                once = len(ids) != n  # context: each candidate has it
-                feeds[f"{lookup}/{feature}"] = np.tile(rows, (n, 1)) if once else rows
-                feeds[f"offsets/{feature}"] = np.arange(n + 1) * len(rows) if once else ids.offsets
-                if (
-                    f"offsets/{feature}" not in self._wanted
-                    and len(feeds[f"{lookup}/{feature}"]) != n
-                ):
-                    raise DataError(
-                        f"feature {feature!r}: the network takes one id a candidate — received "
-                        f"{len(rows)} for {len(ids)} — give each candidate one"
-                    )
-        if len(feeds) > len(self._wanted):
-            feeds = {name: values for name, values in feeds.items() if name in self._wanted}
-        outputs = self._session.run(self._outputs, feeds)
-        return Scores(self.model.version, dict(zip(self._outputs, outputs, strict=True)), late)
+        feeds[f"{lookup}/{feature}"] = rows
+        feeds[offsets_input] = offsets
 
     def predict_source(self, source: Source, batch_size: int = 4096) -> Iterator[pa.RecordBatch]:
         """Yield the predictions of every row of a source, in its order.
 
-        A record batch has a float32 column for each output.
+        A record batch has a float32 column for each output. Labels need not be there. Text files
+        are read with the types of training.
 
-        Labels need not be there; text files are read with the types of training. Raises ConfigError
-        for a source that never ends, DataError for rows that do not fit.
+        Raises:
+            ConfigError: The source never ends.
+            DataError: A row does not fit.
 
         Example: `pa.Table.from_batches(session.predict_source(hb.sources.Parquet("rows.parquet")))`
         """
         not_endless(source, "scoring")
         schema = self.model.schema
-        text = {name: pa.string() for name, held in schema.types.items() if held == "text"}
-        plan = ReadPlan(tuple(schema.raw_columns(labels=False)), {**schema.number_types(), **text})
-        for rows, after in source.read(None, batch_size, plan):
+        types = dict(schema.number_types())
+        for name, kind in schema.types.items():
+            if kind == "text":
+                types[name] = pa.string()
+        columns = tuple(schema.raw_columns(labels=False))
+        plan = ReadPlan(columns, types)
+        for rows, position in source.read(None, batch_size, plan):
             try:
-                yield pa.record_batch(dict(self.ask(rows).outputs))
+                scores = self.ask(rows)
             except DecodeError as error:
-                place = source.locate(after, rows.num_rows - (error.row or 1) + 1)
+                rows_back = rows.num_rows - (error.row or 1) + 1
+                place = source.locate(position, rows_back)
                 raise DecodeError(
-                    f"{place}: {error}", place.file, place.number, error.column
+                    f"{place}: {error}",
+                    place.file,
+                    place.number,
+                    error.column,
                 ) from error
+            yield pa.record_batch(dict(scores.outputs))
 
 
-def _opened(path: str | Path, cache: EmbeddingCache | None) -> ModelVersion:
+def _open_version(path: str | Path, cache: EmbeddingCache | None) -> ModelVersion:
+    """Return the version of an exported model; with a cache, the version that its store serves."""
     root, name = split(path)
     folder = root if name == MANIFEST_FILE else path
     if cache is None:
         version: ModelVersion = ParameterServer().load("model", folder)
         return version
     served: ModelVersion = cache.parameter_server.model(cache.model)
-    link = open_checkpoint(folder).links[0]  # its rows are not needed
+    link = open_checkpoint(folder).links[0]  # only the graph is compared, not the rows
     graph = link.manifest.get("graph")
     schema = Schema.from_json(link.manifest["schema"])
     if (
-        not graph
+        graph is None
         or schema != served.schema
         or bytes(link.read(graph["file"])) != served.graph_bytes()
     ):
         raise ConfigError(
-            f"InferenceSession: {path} is not the model that the cache's server serves — received "
-            f"model {cache.model!r} with "
-            "another graph or schema — export and load the same model"
+            f"InferenceSession: {path} is not the model that the cache's server serves, got model "
+            f"{cache.model!r} with another graph or schema. Export and load the same model."
         )
     return served
 
 
 def _lookup(
-    model: ModelVersion, features: Sequence[tuple[str, str, str]], cache: EmbeddingCache | None
+    model: ModelVersion,
+    features: Sequence[FeatureSpec],
+    cache: EmbeddingCache | None,
 ) -> LookupCall:
     if cache is not None:
         return cache.lookup(model, features)
     if not isinstance(model, MappedVersion):
         raise ConfigError(
-            f"InferenceSession: version {model.version} of {model.name!r} brings no rows — "
-            "received no embedding_cache — "
-            "give hb.EmbeddingCache(server, model)"
+            f"InferenceSession: version {model.version} of {model.name!r} does not hold rows, got "
+            "no embedding_cache. Give hb.EmbeddingCache(server, model)."
         )
     return Lookup(features, model.tables)
 
 
-def _side_by_side(request: ScoreRequest, columns: Sequence[tuple[str, int]]) -> NDArray[np.float32]:
-    """Dense columns as one matrix [n, sum of widths]."""
-    matrix = np.empty((request.num_samples, sum(width for _, width in columns)), np.float32)
+def _concatenate(request: ScoreRequest, columns: Sequence[tuple[str, int]]) -> RowArray:
+    """Return dense columns, each with its width, as one matrix [n, sum of widths]."""
+    total = sum(width for _, width in columns)
+    matrix = np.empty((request.num_samples, total), np.float32)
     first = 0
     for name, width in columns:
         values = request.dense[name]
@@ -216,31 +273,31 @@ def _side_by_side(request: ScoreRequest, columns: Sequence[tuple[str, int]]) -> 
 
 
 def _onnx_session(model: ModelVersion, num_threads: int) -> Any:
-    """The graph with the weights of this version, from which ONNX Runtime then derives what it
-    likes.
-    """
+    """Open the graph with the weights of this version, which ONNX Runtime may then fold."""
     try:
         import onnxruntime
     except ImportError as error:
         raise MissingExtra(
-            "serving needs onnxruntime — it is not installed — pip install hotbed[serve]"
+            f"InferenceSession: {error.name} is not installed. Run pip install hotbed[serve]."
         ) from error
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = num_threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    weights = {
-        name: onnxruntime.OrtValue.ortvalue_from_numpy(value) for name, value in model.weights()
-    }
-    options.add_external_initializers(list(weights), list(weights.values()))
+    names = list[str]()
+    values = list[Any]()
+    for name, value in model.weights():
+        names.append(name)
+        values.append(onnxruntime.OrtValue.ortvalue_from_numpy(value))
+    options.add_external_initializers(names, values)
     try:
         return onnxruntime.InferenceSession(
             model.graph_bytes(), options, providers=["CPUExecutionProvider"]
         )
-    except Exception as error:  # of types of its own
+    except Exception as error:  # ONNX Runtime has error types of its own
+        reason = str(error).splitlines()[0][:300]
         raise FormatError(
-            f"model {model.name!r}: the graph of version {model.version} cannot be opened — "
-            f"onnxruntime {onnxruntime.__version__} "
-            f"says {str(error).splitlines()[0][:300]} — export the model that is trained now, or "
-            "upgrade onnxruntime"
+            f"model {model.name!r}: the graph of version {model.version} cannot be opened, got "
+            f"{reason!r} from onnxruntime {onnxruntime.__version__}. Export the model that is "
+            "trained now, or upgrade onnxruntime."
         ) from error

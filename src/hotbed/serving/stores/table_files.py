@@ -16,12 +16,18 @@ from hotbed.errors import FormatError
 from hotbed.files import new_file
 from hotbed.persist.format import Link, Reader
 from hotbed.persist.tables import table_folder
-from hotbed.serving.rows import FrozenRows, RowDtype, ServedTable, ids_of, write_rows
+from hotbed.serving.rows import (
+    FrozenRows,
+    IdArray,
+    RowDtype,
+    ServedTable,
+    id_column,
+    write_rows,
+)
 from hotbed.serving.stores.mapped import MappedVersion
 
 _HOT_IDS = 1 << 22  # ids that are kept in the order of their counts
 _REMEMBERED_DELTAS = 16  # the newest deltas, each with a file of the ids that it changed
-_Ids = NDArray[np.int64]
 
 
 class TableFiles:
@@ -60,11 +66,13 @@ class TableFiles:
     def _compare(self, before: MappedVersion) -> None:
         """Collect from the version before what this one need not write or read again."""
         entry = before.spec["tables"][self._name]
-        for small in (*entry["changed"], entry["hot"]):
-            if small is not None:
-                self._earlier[small["file"]] = small
-        has_same_full = before.spec["chain"][0] == self._links[0].manifest["digest"]
-        self._has_no_counts = has_same_full and entry["hot"] is None
+        for changed in entry["changed"]:
+            self._earlier[changed["file"]] = changed
+        hot = entry["hot"]
+        if hot is not None:
+            self._earlier[hot["file"]] = hot
+        elif before.spec["chain"][0] == self._digest(0):
+            self._has_no_counts = True
 
     def write(self) -> dict[str, Any]:
         """Write what is missing, and return the entry of the table in the version's file.
@@ -74,12 +82,12 @@ class TableFiles:
         layers = [self._full()]
         if self._last:
             layers.insert(0, self._overlay())
-        oldest = max(1, self._last + 1 - _REMEMBERED_DELTAS)
-        return {
-            "layers": [{"file": path.name, "bytes": path.stat().st_size} for path in layers],
-            "hot": self._hot(),
-            "changed": [self._changed(number) for number in range(oldest, self._last + 1)],
-        }
+        entries = [_layer_entry(path) for path in layers]
+        hot = self._hot()
+        end = self._last + 1
+        oldest = max(1, end - _REMEMBERED_DELTAS)
+        changed = [self._changed(number) for number in range(oldest, end)]
+        return {"layers": entries, "hot": hot, "changed": changed}
 
     @property
     def _last(self) -> int:
@@ -96,7 +104,8 @@ class TableFiles:
         return digest
 
     def _path(self, number: int, ending: str) -> Path:
-        return self._folder / f"{self._digest(number)[:32]}-{self._stem}.{ending}"
+        key = self._digest(number)[:32]
+        return self._folder / f"{key}-{self._stem}.{ending}"
 
     def _rows_path(self, number: int) -> Path:
         return self._path(number, f"{self._dtype}.rows")
@@ -113,23 +122,38 @@ class TableFiles:
         path = self._rows_path(self._last)
         if _is_whole(path):
             return path
-        earlier = self._last - 1
-        while earlier > 0 and not _is_whole(self._rows_path(earlier)):
-            earlier -= 1
-        overlay = None
-        if earlier:
-            overlay = ServedTable(self._config, [FrozenRows(self._rows_path(earlier))])
-        deltas = [self._delta(number) for number in range(earlier + 1, self._last + 1)]
-        merge = _Merge(deltas, overlay)
-        write_rows(path, self._dim, merge.rows(), merge.removed(), self._dtype)
+        number = self._last
+        deltas = [self._delta(number)]
+        earlier = None
+        while number > 1 and earlier is None:
+            number -= 1
+            earlier = self._rows_of(number)
+            if earlier is None:
+                deltas.append(self._delta(number))
+        merge = _Merge(deltas, earlier)
+        write_rows(
+            path,
+            self._dim,
+            merge.rows(),
+            merge.removed(),
+            self._dtype,
+        )
         return path
+
+    def _rows_of(self, number: int) -> ServedTable | None:
+        """Return the rows that deltas up to this one changed, None without a whole file of them."""
+        path = self._rows_path(number)
+        if not _is_whole(path):
+            return None
+        return ServedTable(self._config, [FrozenRows(path)])
 
     def _changed(self, number: int) -> dict[str, Any]:
         """Return the entry of the file of the ids that a delta changed."""
         path = self._path(number, "changed")
         entry = self._earlier_entry(path)
         if entry is None:
-            entry = write_small(path, self._delta(number).changed.tobytes())
+            ids = self._delta(number).changed
+            entry = write_small(path, ids.tobytes())
         return {**entry, "digest": self._digest(number)}
 
     def _hot(self) -> dict[str, Any] | None:
@@ -148,9 +172,15 @@ class TableFiles:
     def _earlier_entry(self, path: Path) -> dict[str, Any] | None:
         """Return the entry of a file that the version before has, None where it is gone."""
         entry = self._earlier.get(path.name)
-        if entry is None or not path.exists() or path.stat().st_size != entry["bytes"]:
+        if entry is None or not path.exists():
+            return None
+        if path.stat().st_size != entry["bytes"]:
             return None
         return entry
+
+
+def _layer_entry(path: Path) -> dict[str, Any]:
+    return {"file": path.name, "bytes": path.stat().st_size}
 
 
 class _Delta:
@@ -158,63 +188,79 @@ class _Delta:
 
     def __init__(self, link: Link, table: str) -> None:
         self.batches = list(link.parts(table))
-        self.removed = ids_of(link.parts(table, "removed"))
+        self.removed = id_column(link.parts(table, "removed"))
 
     @property
-    def changed(self) -> _Ids:
+    def changed(self) -> IdArray:
         """The ids with a new row or without one now: each once, rising."""
-        return np.union1d(ids_of(self.batches), self.removed)
+        ids = id_column(self.batches)
+        return np.union1d(ids, self.removed)
 
 
 class _Merge:
-    """Merge deltas, and a file of earlier changes; the newest entry of an id counts.
+    """Merge deltas, newest first, and a file of earlier changes: the newest entry of an id counts.
 
     `rows` has to be read to its end before `removed`.
     """
 
-    def __init__(self, deltas: list[_Delta], earlier: ServedTable | None) -> None:
+    def __init__(
+        self,
+        deltas: list[_Delta],
+        earlier: ServedTable | None,
+    ) -> None:
         self._deltas = deltas
         self._earlier = earlier
         self._decided = np.empty(0, np.int64)  # ids with an entry so far, rising
-        self._removed = list[_Ids]()
+        self._removed = list[IdArray]()
 
     def rows(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows, newest delta first."""
-        for delta in reversed(self._deltas):
+        """Yield the rows that count."""
+        for delta in self._deltas:
             for batch in delta.batches:
-                is_new = self._is_undecided(batch.column("id").to_numpy())
-                yield batch.filter(pa.array(is_new))
-            self._removed.append(delta.removed[self._is_undecided(delta.removed)])
+                ids = batch.column("id").to_numpy()
+                is_open = self._is_open(ids)
+                yield batch.filter(pa.array(is_open))
+            self._remove(delta.removed)
             self._decided = np.union1d(self._decided, delta.changed)
         if self._earlier is not None:
-            ids, removed = self._earlier.layers[0].entries()
-            yield from self._earlier.batches(ids[self._is_undecided(ids)])
-            self._removed.append(removed[self._is_undecided(removed)])
+            (layer,) = self._earlier.layers
+            ids, removed = layer.entries()
+            open_ids = ids[self._is_open(ids)]
+            yield from self._earlier.batches(open_ids)
+            self._remove(removed)
 
     def removed(self) -> Iterator[pa.RecordBatch]:
         """Yield the ids without a row."""
         for ids in self._removed:
-            yield pa.record_batch({"id": pa.array(ids)})
+            column = pa.array(ids)
+            yield pa.record_batch({"id": column})
 
-    def _is_undecided(self, ids: _Ids) -> NDArray[np.bool_]:
+    def _remove(self, ids: IdArray) -> None:
+        open_ids = ids[self._is_open(ids)]
+        self._removed.append(open_ids)
+
+    def _is_open(self, ids: IdArray) -> NDArray[np.bool_]:
         """Return which ids have no newer entry, bool [n]."""
-        if not len(self._decided):
+        num_decided = len(self._decided)
+        if not num_decided:
             return np.ones(len(ids), bool)
         places = np.searchsorted(self._decided, ids)
-        nearest = self._decided[np.minimum(places, len(self._decided) - 1)]
-        undecided: NDArray[np.bool_] = nearest != ids
-        return undecided
+        places = np.minimum(places, num_decided - 1)
+        is_open: NDArray[np.bool_] = self._decided[places] != ids
+        return is_open
 
 
-def _hottest(batches: Iterable[pa.RecordBatch]) -> _Ids:
+def _hottest(batches: Iterable[pa.RecordBatch]) -> IdArray:
     """Return the ids of the highest counts, highest first; none where rows have no counts."""
-    ids = [np.empty(0, np.int64)]
-    counts = [np.empty(0, np.int64)]
+    no_ids = np.empty(0, np.int64)
+    ids = [no_ids]
+    counts = [no_ids]
     for batch in batches:
         if "count" not in batch.schema.names:
-            return np.empty(0, np.int64)
+            return no_ids
+        batch_counts = batch.column("count").to_numpy()
         ids.append(batch.column("id").to_numpy())
-        counts.append(batch.column("count").to_numpy().astype(np.int64))
+        counts.append(batch_counts.astype(np.int64))
         if sum(map(len, ids)) > 2 * _HOT_IDS:
             top_ids, top_counts = _highest(ids, counts)
             ids = [top_ids]
@@ -222,10 +268,14 @@ def _hottest(batches: Iterable[pa.RecordBatch]) -> _Ids:
     return _highest(ids, counts)[0]
 
 
-def _highest(ids: list[_Ids], counts: list[_Ids]) -> tuple[_Ids, _Ids]:
+def _highest(
+    ids: list[IdArray],
+    counts: list[IdArray],
+) -> tuple[IdArray, IdArray]:
     all_ids = np.concatenate(ids)
     all_counts = np.concatenate(counts)
-    order = np.lexsort([all_ids, -all_counts])[:_HOT_IDS]
+    order = np.lexsort([all_ids, -all_counts])
+    order = order[:_HOT_IDS]
     return all_ids[order], all_counts[order]
 
 
@@ -243,5 +293,8 @@ def write_small(path: Path, data: bytes | memoryview) -> dict[str, Any]:
     if not path.exists() or path.read_bytes() != data:
         with new_file(path) as file:
             file.write(data)
-    digest = hashlib.sha256(data).hexdigest()
-    return {"file": path.name, "bytes": len(data), "sha256": digest}
+    return {
+        "file": path.name,
+        "bytes": len(data),
+        "sha256": hashlib.sha256(data).hexdigest(),
+    }
