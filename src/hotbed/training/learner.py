@@ -194,6 +194,11 @@ class Learner:
         return self.criterion(outputs, example.labels, example.weight)
 
     def backward(self, loss: Tensor) -> None:
+        if not loss.requires_grad:
+            raise ConfigError(
+                "network: there is nothing to learn, got a loss that depends on no parameter or "
+                "table that is trained. Unfreeze one, or train without detach() and no_grad()."
+            )
         if self._scaler is not None:
             loss = self._scaler.scale(loss)
         loss.backward()  # type: ignore[no-untyped-call]

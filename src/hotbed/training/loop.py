@@ -135,7 +135,7 @@ def reported(run: Run) -> Iterator[None]:
         run.callbacks("on_error", run)
         raise
     finally:
-        run.callbacks("on_fit_end", run)
+        run.callbacks.end(run)
 
 
 def measure(run: Run, history: History) -> None:

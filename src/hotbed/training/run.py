@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -276,6 +277,12 @@ class Callbacks:
     def __call__(self, event: str, run: Run) -> None:
         for method in self._methods[event]:
             method(run)
+
+    def end(self, run: Run) -> None:
+        """Call `on_fit_end` of every callback, also after an error in one of them."""
+        with ExitStack() as stack:
+            for method in reversed(self._methods["on_fit_end"]):
+                stack.callback(method, run)
 
     def of(self, kind: type[T]) -> list[T]:
         """Return the callbacks of a class, in their order."""

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import io
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -286,3 +288,24 @@ def test_tensorboard_receives_loss_metrics_rates_and_table_sizes(
     assert {"loss", "valid.auc", "lr/dense", "lr/tables", "tables/user/rows"} <= set(
         events.Tags()["scalars"]
     )
+
+
+def test_best_weights_remove_their_folder_where_another_callback_fails_at_the_end(
+    dataset: Any, network: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Fails:
+        def on_fit_end(self, run: Any) -> None:
+            raise RuntimeError("the end failed")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folders: list[list[Path]] = []
+
+    class Watch:
+        def on_epoch_end(self, run: Any) -> None:
+            folders.append(list(tmp_path.iterdir()))
+
+    model = hb.RecModel(network(), "bce", "adam", {"auc"})
+    with pytest.raises(RuntimeError, match="the end failed"):
+        fit(model, dataset(64), [0.9, 0.5], Fails(), BestWeights("auc"), Watch())
+    assert [len(folder) for folder in folders] == [1, 1]
+    assert list(tmp_path.iterdir()) == []

@@ -165,3 +165,9 @@ def test_sink_size_is_ignored_without_sink_mode(size: Any, dataset: Any, network
     model = hb.RecModel(network(), "bce", "adam", {"auc"})
     model.online_train(dataset(64), dataset_sink_mode=False, sink_size=size, progress=False)
     assert model.counters["steps"] == 1
+
+
+def test_a_network_that_is_frozen_as_a_whole_is_an_error(dataset: Any, network: Any) -> None:
+    frozen = network().requires_grad_(False)
+    with pytest.raises(ConfigError, match="network: there is nothing to learn"):
+        hb.RecModel(frozen, "bce", "adam").fit(dataset(64), progress=False)

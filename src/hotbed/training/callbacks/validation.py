@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import logging
 import math
-import shutil
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from hotbed import checks
@@ -247,7 +246,7 @@ class BestWeights(Judge):
     ) -> None:
         super().__init__(metric, mode, min_delta)
         self._path = path
-        self._temporary = ""
+        self._temporary: TemporaryDirectory[str] | None = None
         self._step = -1  # of the best state; -1 = none yet
 
     def on_fit_begin(self, run: Run) -> None:
@@ -271,16 +270,18 @@ class BestWeights(Judge):
             if self._step not in (-1, run.step):
                 run.model.restore(self._folder(run))
         finally:
-            shutil.rmtree(self._temporary, ignore_errors=True)
-            self._temporary = ""
+            if self._temporary is not None:
+                self._temporary.cleanup()
+                self._temporary = None
 
     def _folder(self, run: Run) -> str:
         if self._path is not None:
             return str(self._path)
         for saves in run.callbacks.of(Checkpoint):
             return f"{str(saves.path).rstrip('/')}/best"
-        self._temporary = self._temporary or tempfile.mkdtemp(prefix="hotbed-best-")
-        return self._temporary
+        if self._temporary is None:
+            self._temporary = TemporaryDirectory(prefix="hotbed-best-", ignore_cleanup_errors=True)
+        return self._temporary.name
 
 
 def groups_of(run: Run) -> list[dict[str, Any]]:
