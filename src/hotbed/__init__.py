@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hotbed trains and serves recommendation models whose embedding tables grow with new ids and
-forget stale ones.
+"""Hotbed trains and serves recommendation models with embedding tables that grow and forget.
 
     import hotbed as hb
 
@@ -77,7 +76,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Public name -> where it lives: a module, or a module and the name in it.
+# Public name -> its place: a module, or a module and the name in it.
 _HOMES: dict[str, str] = {
     "Adagrad": "embedding.rule:Adagrad",
     "Adam": "embedding.rule:Adam",
@@ -158,7 +157,7 @@ _EXTRAS = {
 __all__ = sorted(_HOMES)
 
 
-# Folders that documentation imports from: attributes before anything of them was imported.
+# Folders that pages import from; they are attributes before any of their modules is imported.
 _FOLDERS = ("connectors", "data", "embedding", "optim", "persist", "serving", "training")
 
 
@@ -176,8 +175,8 @@ def __getattr__(name: str) -> Any:
         from hotbed.errors import MissingExtra
 
         raise MissingExtra(
-            f"hotbed.{name} needs {missing} — it is not installed — pip install "
-            f"hotbed[{_EXTRAS[missing]}]"
+            f"hotbed.{name}: {missing} is not installed. "
+            f"Run pip install hotbed[{_EXTRAS[missing]}]."
         ) from error
     value = getattr(module, attribute) if attribute else module
     globals()[name] = value

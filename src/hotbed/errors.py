@@ -2,29 +2,29 @@
 """Every error that Hotbed raises on purpose.
 
 HotbedError
-├── ConfigError (ValueError)           a value, key or combination in the configuration is wrong
-├── DataError (ValueError)             the input data is wrong
-│   ├── SchemaError                    a column is missing or has a type its role cannot take
-│   └── DecodeError                    a file holds bytes that cannot be read (file, row, column)
-├── TableError                         an embedding table refuses an operation
-│   ├── TableFull                      a batch holds more unique ids than the table may keep
-│   ├── RowShapeError (ValueError)     ids, slots, rows or gradients have the wrong shape or dtype
-│   └── NonFiniteGradient              a gradient is NaN or infinite (table, id)
-├── PersistError                       a checkpoint cannot be written or read
-│   ├── FormatError                    a file is torn, foreign or fails its digest
-│   ├── VersionError                   a file has a format version that this build does not read
-│   ├── NotWritten                     a folder cannot be written: a full disk, missing rights
-│   ├── StoreAway                      an object store does not answer; try again later
-│   ├── DeltaGap                       a delta does not follow the state at hand: deltas between, or the full, are missing
-│   └── ForkedLineage                  a delta belongs to a run that branched off from the state at hand
-├── ServingError                       a server cannot answer
-│   ├── NotServed                      the model, or that version of it, is not loaded
-│   ├── Overloaded                     too many requests wait; try again later
-│   ├── Unauthorized                   the server refuses the token, or wants one
-│   └── StoreError                     rows did not come from where they are kept, or not in time
-└── MissingExtra (ImportError)         an optional dependency is not installed
+├── ConfigError (ValueError)        a value, key or combination in the configuration is wrong
+├── DataError (ValueError)          the input data is wrong
+│   ├── SchemaError                 a column is missing, or its type does not fit its role
+│   └── DecodeError                 a file holds bytes that cannot be read (file, row, column)
+├── TableError                      an embedding table rejects an operation
+│   ├── TableFull                   a batch holds more unique ids than the table may keep
+│   ├── RowShapeError (ValueError)  ids, slots, rows or gradients have the wrong shape or dtype
+│   └── NonFiniteGradient           a gradient is NaN or infinite (table, id)
+├── PersistError                    a checkpoint cannot be written or read
+│   ├── FormatError                 a file is torn, foreign or fails its digest
+│   ├── VersionError                this build does not read the format version of a file
+│   ├── NotWritten                  a folder cannot be written: a full disk, missing rights
+│   ├── StoreAway                   an object store does not answer; try again later
+│   ├── DeltaGap                    the states between the current one and a delta are missing
+│   └── ForkedLineage               a delta belongs to a run that branched off earlier
+├── ServingError                    a server cannot answer
+│   ├── NotServed                   the model, or that version of it, is not loaded
+│   ├── Overloaded                  too many requests wait; try again later
+│   ├── Unauthorized                the token is missing or wrong
+│   └── StoreError                  a store of rows did not answer in time, or at all
+└── MissingExtra (ImportError)      an optional dependency is not installed
 
-A message says what happened, what was received and what to do.
+A message says where the error is, what is wrong, which value was received and what to do.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def __dir__() -> list[str]:
 
 
 def printable(text: str) -> str:
-    """Return `text` with what UTF-8 cannot hold escaped, such as the bytes of an odd file name."""
+    """Return `text` with characters escaped that UTF-8 cannot hold, such as odd file names have."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -71,9 +71,8 @@ class HotbedError(Exception):
     """Base of every deliberate error."""
 
     def __init__(self, *arguments: object) -> None:
-        super().__init__(
-            *(printable(part) if isinstance(part, str) else part for part in arguments)
-        )
+        texts = [printable(part) if isinstance(part, str) else part for part in arguments]
+        super().__init__(*texts)
 
     def _render_traceback_(self) -> list[str]:
         """Return the lines that IPython and Jupyter show: the user's call, and the message.
@@ -82,11 +81,14 @@ class HotbedError(Exception):
         """
         if os.environ.get("HOTBED_TRACEBACK"):
             return traceback.format_exception(self)
-        frames = traceback.extract_tb(self.__traceback__)
         package = os.path.dirname(__file__)
-        inside = [frame.filename.startswith(package) for frame in frames]
-        own = frames[: inside.index(True)] if True in inside else frames
-        shown = [frame for frame in own if f"{os.sep}IPython{os.sep}" not in frame.filename]
+        notebook = f"{os.sep}IPython{os.sep}"
+        shown = []
+        for frame in traceback.extract_tb(self.__traceback__):
+            if frame.filename.startswith(package):
+                break
+            if notebook not in frame.filename:
+                shown.append(frame)
         return [*traceback.format_list(shown), f"{type(self).__name__}: {self}"]
 
 
@@ -118,7 +120,7 @@ class DecodeError(DataError):
 
 
 class TableError(HotbedError):
-    """An embedding table refuses an operation."""
+    """An embedding table rejects an operation."""
 
 
 class TableFull(TableError):
@@ -143,7 +145,7 @@ class PersistError(HotbedError):
 
 
 class NotWritten(PersistError):
-    """A folder cannot be written, as where the disk is full; what is in it may still be read."""
+    """A folder cannot be written, for example on a full disk; its files may still be readable."""
 
 
 class FormatError(PersistError):
@@ -155,19 +157,19 @@ class VersionError(PersistError):
 
 
 class StoreAway(PersistError):
-    """An object store does not answer; what it holds may be whole."""
+    """An object store does not answer; its objects may be whole."""
 
 
 class DeltaGap(PersistError):
-    """A delta cannot be applied yet: what lies between the state at hand and it is missing."""
+    """A delta cannot be applied yet: states between the current one and the delta are missing."""
 
 
 class ForkedLineage(PersistError):
-    """A delta descends from another state than the one at hand; the next full of its run recovers."""
+    """A delta does not descend from the current state; the next full of its run resolves this."""
 
 
 class ServingError(HotbedError):
-    """A server cannot answer a request that may well be right."""
+    """A server cannot answer a request; the request itself may be right."""
 
 
 class NotServed(ServingError):
@@ -175,19 +177,15 @@ class NotServed(ServingError):
 
 
 class Overloaded(ServingError):
-    """Too many requests wait; the same one may succeed later."""
+    """Too many requests wait; the same request may succeed later."""
 
 
 class Unauthorized(ServingError):
-    """The server wants a token and got none, or a wrong one; another try with the same one fails as
-    well.
-    """
+    """The token is missing or wrong; a second try with the same token fails as well."""
 
 
 class StoreError(ServingError):
-    """A store of rows does not answer, not in time, or no longer has the version that was asked
-    for.
-    """
+    """A store of rows does not answer in time, or no longer has the requested version."""
 
 
 class MissingExtra(HotbedError, ImportError):

@@ -240,7 +240,7 @@ def test_what_cannot_be_exported_or_scored_is_told(
         (["export", "model", "--out", "x"], "published values, not a state"),
         (["predict", "job.yaml", "rows.parquet"], "a job scores the files it names"),
         (["predict", "model"], "an exported model scores files"),
-        (["predict", "out", "rows.parquet"], "export the model first"),
+        (["predict", "out", "rows.parquet"], "Export the model first"),
         (["predict", "model", "rows.xls"], "unknown kind of file"),
         (["predict", "model", "rows.parquet", "bad.csv"], "several kinds"),
         (["predict", "model", "text.csv"], "it held integer values in training"),

@@ -105,7 +105,7 @@ except hb.errors.MissingExtra as error:
     print(error)
 """
     assert run_without({"torch"}, code).strip() == (
-        f"hotbed.{name} needs torch — it is not installed — pip install hotbed[train]"
+        f"hotbed.{name}: torch is not installed. Run pip install hotbed[train]."
     )
 
 

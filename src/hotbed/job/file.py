@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Job files: YAML and JSON as people mean them, and values set by dotted path.
+"""Job files: YAML and JSON as people mean them, and values that are set by dotted path.
 
 override(read_mapping("job.yaml"), {"tables.rule.lr": 0.1})
 """
@@ -20,23 +20,24 @@ from hotbed.persist.store import MANIFEST_FILE
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2's plain values: `1e-3` is a number, `no` and `2014-10-21` are strings; a key given
-    twice is an error.
+    """Reads plain values as YAML 1.2 does: `1e-3` is a number, `no` and `2014-10-21` are strings.
+
+    A key that appears twice is an error.
     """
 
     yaml_implicit_resolvers = {}  # noqa: RUF012 - the base class's table, emptied
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         keys = [key.value for key, _ in node.value]
-        twice = next((key for key in keys if keys.count(key) > 1), None)
-        if twice is not None:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"the key {twice!r} is given twice", node.start_mark
-            )
+        for key in keys:
+            if keys.count(key) > 1:
+                problem = f"the key {key!r} is given twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
         return super().construct_mapping(node, deep)
 
 
-for tag, pattern, first in (
+# Name of a tag, the texts that have it, and the characters that these texts begin with.
+_PLAIN_VALUES = (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
     ("int", r"[-+]?[0-9]+|0x[0-9a-fA-F]+", list("-+0123456789")),
@@ -46,13 +47,16 @@ for tag, pattern, first in (
         list("-+.0123456789"),
     ),
     ("merge", r"<<", ["<"]),
-):
+)
+for tag, pattern, first in _PLAIN_VALUES:
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(f"^(?:{pattern})$"), first)
 
 
 def _number(loader: _Loader, node: yaml.ScalarNode) -> int:
     text = loader.construct_scalar(node)
-    return int(text, 16) if text.startswith("0x") else int(text)
+    if text.startswith("0x"):
+        return int(text, 16)
+    return int(text)
 
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _number)
@@ -65,89 +69,106 @@ def names_a_job(what: str) -> bool:
 
 
 def parse_value(text: str) -> Any:
-    """The value of `text` as YAML reads it: `3`, `1e-3`, `true`, `null`, `[a, b]`, `{kind: sgd}`,
-    or a string.
+    """Return the value of `text` as YAML reads it: `3`, `1e-3`, `true`, `[a, b]`, `{kind: sgd}`.
+
+    Other text is a string.
+
+    Raises:
+        ConfigError: `text` cannot be parsed.
     """
     try:
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         raise ConfigError(
-            f"not a value: {_yaml_problem(error)} — received {text!r} — quote it if it is text"
+            f"--set: not a value ({_problem(error)}), got {text!r}. Quote it if it is text."
         ) from error
 
 
 def read_mapping(path: str | Path) -> dict[str, Any]:
-    """The mapping in a YAML or JSON file; ConfigError with file and line when it does not parse."""
+    """Return the mapping in a YAML or JSON file.
+
+    Raises:
+        ConfigError: the file cannot be read or parsed; the message has the file and the line.
+    """
     path = local_path(path, "job")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"{path}: cannot be read — {error} — give the path of a YAML or JSON file"
+            f"{path}: cannot be read ({error}). Give the path of a YAML or JSON file."
         ) from error
     try:
-        # JSON is YAML, but its own parser gives the better messages and does not mind tabs
-        value = json.loads(text) if path.suffix == ".json" else yaml.load(text, _Loader)
+        mapping = _parsed(text, is_json=path.suffix == ".json")
     except (yaml.YAMLError, json.JSONDecodeError) as error:
         raise ConfigError(
-            f"{path}: cannot be parsed — {_yaml_problem(error)} — correct it"
+            f"{path}: cannot be parsed ({_problem(error)}). Correct the file."
         ) from error
-    if not isinstance(value, dict):
+    if not isinstance(mapping, dict):
         raise ConfigError(
-            f"{path}: not a job — received {type(value).__name__} — write a mapping of the keys "
-            "of a job"
+            f"{path}: not a job, got {type(mapping).__name__}. Write a mapping with the keys of a "
+            "job."
         )
-    return value
+    return mapping
 
 
-def _yaml_problem(error: Exception) -> str:
-    mark = getattr(error, "problem_mark", None)
-    return f"line {mark.line + 1}: {error.problem}" if mark is not None else str(error)  # type: ignore[attr-defined]
+def _parsed(text: str, *, is_json: bool) -> Any:
+    # JSON is YAML, but its own parser gives better messages and accepts tabs
+    if is_json:
+        return json.loads(text)
+    return yaml.load(text, _Loader)
+
+
+def _problem(error: Exception) -> str:
+    """Return what a parser complains about, with the line."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f"line {error.problem_mark.line + 1}: {error.problem}"
+    return str(error)
 
 
 def override(spec: Mapping[str, Any], assignments: Mapping[str, object]) -> dict[str, Any]:
-    """A copy of `spec` with values set by dotted path; numbers index lists; a string kind becomes a
-    mapping on the way.
+    """Return a copy of `spec` with values that are set by dotted path.
+
+    Numbers index lists. A string on the way is a kind, and becomes a mapping.
 
     >>> override({"rule": "adagrad"}, {"rule.lr": 0.1})
     {'rule': {'kind': 'adagrad', 'lr': 0.1}}
     """
     # YAML anchors share nodes; a copy must not
     result: dict[str, Any] = json.loads(json.dumps(spec))
-    for dotted, value in assignments.items():
-        node: Any = result
-        steps = dotted.split(".")
-        if not all(steps):
-            raise ConfigError(
-                f"{dotted}: not a path — received {dotted!r} — write names joined by dots, such "
-                "as a.b=c"
-            )
-        for depth, step in enumerate(steps):
-            key = _step_key(node, step, ".".join(steps[: depth + 1]))
-            if depth == len(steps) - 1:
-                node[key] = value
-                break
-            child: Any = node[key] if isinstance(node, list) else node.get(key)
-            if isinstance(child, str):
-                child = {"kind": child}
-            elif not isinstance(child, (dict, list)):
-                child = {}
-            node[key] = child
-            node = child
+    for path, value in assignments.items():
+        _set_value(result, path, value)
     return result
 
 
+def _set_value(spec: dict[str, Any], path: str, value: object) -> None:
+    steps = path.split(".")
+    if not all(steps):
+        raise ConfigError(f"--set: not a path, got {path!r}. Write names joined by dots: a.b=c.")
+    node: Any = spec
+    for depth, step in enumerate(steps, 1):
+        key = _step_key(node, step, ".".join(steps[:depth]))
+        if depth == len(steps):
+            node[key] = value
+            return
+        child = node[key] if isinstance(node, list) else node.get(key)
+        if isinstance(child, str):
+            child = {"kind": child}
+        elif not isinstance(child, (dict, list)):
+            child = {}
+        node[key] = child
+        node = child
+
+
 def _step_key(node: Any, step: str, path: str) -> Any:
+    """Return the key or index of `step` in a mapping or list; an item of a list may be named."""
     if not isinstance(node, list):
         return step
     if step.isdigit() and int(step) < len(node):
         return int(step)
-    named = [
-        i for i, item in enumerate(node) if isinstance(item, Mapping) and item.get("name") == step
-    ]
-    if named:
-        return named[0]
+    for number, item in enumerate(node):
+        if isinstance(item, Mapping) and item.get("name") == step:
+            return number
     raise ConfigError(
-        f"{path}: no such item — received {step!r} — use a name in the list or a number below "
-        f"{len(node)}"
+        f"{path}: there is no such item, got {step!r}. Give the name of an item, or a number below "
+        f"{len(node)}."
     )

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Job: everything a training run is, as one value; in Python, or as a YAML or JSON file of the same
-keys.
+"""Job: a training run as one value, in Python or as a YAML or JSON file of the same keys.
 
     job = Job.read("job.yaml", {"tables.rule.lr": 0.1})
     job.to_json()                                    # plain values; Job.from_json is the inverse
@@ -40,8 +39,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tables:
-    """Keywords of the embedding tables; `overrides` gives a table (by name) its own: `{"user":
-    {"dim": 8}}`.
+    """Keywords of the embedding tables, as in `hb.make_tables`.
+
+    Args:
+        overrides: keywords of single tables by name, such as `{"user": {"dim": 8}}`.
     """
 
     dim: int = 16
@@ -55,21 +56,21 @@ class Tables:
     overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        known = {name: p for name, p in config.parameters(Tables).items() if name != "overrides"}
-        built: dict[str, dict[str, Any]] = {}
+        keywords = dict(config.parameters(Tables))
+        del keywords["overrides"]
+        tables: dict[str, dict[str, Any]] = {}
         for table, keys in self.overrides.items():
-            built[table] = {}
+            tables[table] = {}
             for key, value in keys.items():
                 path = f"overrides.{table}.{key}"
-                if key not in known:
-                    raise ConfigError(
-                        f"{path}: unknown key, got {value!r}. {config.did_you_mean(key, known)}"
-                    )
-                built[table][key] = config.build(value, known[key].annotation, path)
-        object.__setattr__(self, "overrides", built)
+                if key not in keywords:
+                    advice = config.did_you_mean(key, keywords)
+                    raise ConfigError(f"{path}: unknown key, got {value!r}. {advice}")
+                tables[table][key] = config.build(value, keywords[key].annotation, path)
+        object.__setattr__(self, "overrides", tables)
 
     def make(self, schema: Schema, seed: int) -> dict[str, Table]:
-        """One table for each table name of the schema."""
+        """Return a table for each table name of the schema."""
         from hotbed.embedding.tables import make_tables
 
         return make_tables(
@@ -91,10 +92,18 @@ class Tables:
 class Fit:
     """How to go through the data.
 
-    `shuffle`: rows in the shuffle buffer of `train`, 0 = keep the order of the source.
-    `stream_batch_size`: of `stream`, None = `batch_size`. `torch_threads`: of the dense network,
-    None = torch's choice; small networks are fastest with 1. `amp_level`, `boost_level`: as in
-    `RecModel`. `flush_seconds`, `max_ahead_seconds`: of an endless `stream`, as in `Dataset`.
+    Args:
+        epochs: passes over `train`.
+        batch_size: rows of a batch.
+        stream_batch_size: rows of a batch of `stream`; None = `batch_size`.
+        shuffle: rows in the shuffle buffer of `train`; 0 = keep the order of the source.
+        on_error: `"skip"` leaves out bad rows, which are counted.
+        torch_threads: threads of the dense network; None = torch's choice. Small networks are
+            fastest with 1.
+        amp_level: as in `RecModel`.
+        boost_level: as in `RecModel`.
+        flush_seconds: of an endless `stream`, as in `Dataset`.
+        max_ahead_seconds: of an endless `stream`, as in `Dataset`.
     """
 
     epochs: int = 1
@@ -109,20 +118,25 @@ class Fit:
     max_ahead_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("epochs", 1),
-            ("batch_size", 1),
-            ("stream_batch_size", 1),
-            ("shuffle", 0),
-            ("torch_threads", 1),
-        ):
+        least_values = {
+            "epochs": 1,
+            "batch_size": 1,
+            "stream_batch_size": 1,
+            "shuffle": 0,
+            "torch_threads": 1,
+        }
+        for name, least in least_values.items():
             checks.at_least(name, getattr(self, name), least)
 
 
 @dataclass(frozen=True)
 class WarmStart:
-    """Rows that a job begins with: those of another job's checkpoint at `path`. `rename`,
-    `optimizer_state`: as in `RecModel.warm_start`.
+    """Rows that a job begins with: those of another job's checkpoint.
+
+    Args:
+        path: where the checkpoint is.
+        rename: as in `RecModel.warm_start`.
+        optimizer_state: as in `RecModel.warm_start`.
     """
 
     path: str
@@ -134,16 +148,30 @@ class WarmStart:
 class Job:
     """One training run: data, model, tables, optimizers, how to train, where results go.
 
-    A job needs `train` or `stream`. `train` is learned first, for `fit.epochs`; `valid` is only
-    evaluated; `stream`, which may be endless, comes last, in the order of the source, each batch
-    predicted before it is learned; `predict` is what `hotbed predict` scores (default: `valid`).
-    `model`: a kind of `hb.models` and its keywords. `optimizer`: a rule, for the dense parameters;
-    rows have `tables.rule`. `loss`, `metrics`, `callbacks`: kinds of `hb.losses`, `hb.metrics`,
-    `hb.callbacks`; for several labels `metrics` may be a mapping of label to list.
-    `stream_callbacks` are those of the stream, `checkpoint` the keywords of its `Checkpoint`, whose
-    folder is `checkpoint` in `output`. `warm_start`: where rows come from before anything is
-    learned. `output`: folder of the model and the report. Raises ConfigError with the dotted path
-    of what is wrong.
+    A job needs `train` or `stream`. `train` is learned first; `stream` comes last, in the order of
+    its source, and each batch is predicted before it is learned.
+
+    Args:
+        schema: the columns and their roles.
+        model: a kind of `hb.models`, and its keywords.
+        train: source that is learned for `fit.epochs`.
+        valid: source that is only evaluated.
+        stream: source that is followed; it may be endless.
+        predict: source that `hotbed predict` scores; None = `valid`.
+        tables: keywords of the embedding tables.
+        warm_start: rows to begin with.
+        optimizer: a rule, for the dense parameters; rows have `tables.rule`.
+        loss: a kind of `hb.losses`.
+        metrics: kinds of `hb.metrics`; for several labels a mapping of label to such a list.
+        callbacks: kinds of `hb.callbacks`, for `train`.
+        stream_callbacks: kinds of `hb.callbacks`, for `stream`.
+        checkpoint: keywords of the stream's `Checkpoint`; its folder is `checkpoint` in `output`.
+        fit: how to go through the data.
+        output: folder or URL of the model and the report.
+        seed: of initial rows, dense parameters, shuffles and dropout.
+
+    Raises:
+        ConfigError: a key is wrong; the message starts with its dotted path.
 
     Example: `Job.read("job.yaml", {"fit.epochs": 2})`, `hotbed train job.yaml --set fit.epochs=2`.
     """
@@ -169,90 +197,96 @@ class Job:
     def __post_init__(self) -> None:
         if self.train is None and self.stream is None:
             raise ConfigError(
-                "train: missing key — received a job without train and stream — add one of them"
+                "train: missing key, got a job without train and stream. Add one of them."
             )
         for name in ("train", "valid", "predict"):
-            if getattr(getattr(self, name), "endless", False):
+            source = getattr(self, name)
+            if source is not None and source.endless:
                 raise ConfigError(
-                    f"{name}: it never ends — received {getattr(self, name)} — an endless source "
-                    "is a `stream`"
+                    f"{name}: it never ends, got {source}. Give an endless source as `stream`."
                 )
-        # slices of equal sources share one, so that it is sorted and held in memory once
-        whole: list[Source] = []
+        self._share_sources()
+
+    def _share_sources(self) -> None:
+        """Let slices of equal sources share one: it is sorted and held in memory once."""
+        shared: list[Source] = []
         for name in ("train", "valid", "stream", "predict"):
             part = getattr(self, name)
-            if isinstance(part, Slice):
-                source = next((one for one in whole if one == part.source), part.source)
-                object.__setattr__(self, name, replace(part, source=source))
-                whole.append(source)
+            if not isinstance(part, Slice):
+                continue
+            if part.source in shared:
+                equal = shared[shared.index(part.source)]
+                object.__setattr__(self, name, replace(part, source=equal))
+            else:
+                shared.append(part.source)
 
     @staticmethod
     def read(path: str | Path, assignments: Mapping[str, object] | None = None) -> Job:
-        """A job from a YAML or JSON file, after `assignments` of values to dotted paths."""
+        """Return the job of a YAML or JSON file, with `assignments` of values to dotted paths."""
         return Job.from_json(override(read_mapping(path), assignments or {}))
 
     @staticmethod
     def from_json(spec: Mapping[str, Any]) -> Job:
-        """A job from plain values; raises ConfigError that starts with the dotted path of the wrong
-        key.
+        """Return the job of plain values.
+
+        Raises:
+            ConfigError: a key is wrong; the message starts with its dotted path.
         """
         return typing.cast(Job, config.build(spec, Job, "job"))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, defaults left out; `Job.from_json(job.to_json()) == job`."""
+        """Return plain values without defaults; `Job.from_json(job.to_json()) == job`."""
         plain: dict[str, Any] = config.describe(self)
-        for part in (
-            plain,
-            *(plain.get(name, {}) for name in ("schema", "tables", "fit", "warm_start")),
-        ):
-            part.pop("kind", None)  # only one class fits there
+        del plain["kind"]
+        for name in ("schema", "tables", "fit", "warm_start"):
+            plain.get(name, {}).pop("kind", None)  # only one class fits there
         return plain
 
     def dataset(self, source: Source, schema: Schema, *, batch_size: int | None = None) -> Dataset:
-        """The batches of one of the job's sources; only `train` is shuffled."""
+        """Return the batches of one of the job's sources; only `train` is shuffled."""
         from hotbed.data.dataset import Dataset
 
         fit = self.fit
-        shuffle = self.fit.shuffle if source is self.train else 0
-        size = batch_size or fit.batch_size
-        live = source.endless
         return Dataset(
             source,
             schema,
-            size,
-            shuffle=shuffle,
+            batch_size or fit.batch_size,
+            shuffle=fit.shuffle if source is self.train else 0,
             seed=self.seed,
             on_error=fit.on_error,
-            flush_seconds=fit.flush_seconds if live else None,
-            max_ahead_seconds=fit.max_ahead_seconds if live else None,
+            flush_seconds=fit.flush_seconds if source.endless else None,
+            max_ahead_seconds=fit.max_ahead_seconds if source.endless else None,
         )
 
     def fitted(self) -> Schema:
-        """The schema after its transforms learned from `train`; as it is in a job without."""
-        return self.schema if self.train is None else self.schema.fit(self.train)
+        """Return the schema after its transforms learned from `train`, if there is one."""
+        if self.train is None:
+            return self.schema
+        return self.schema.fit(self.train)
 
     def schema_of(self, states: str) -> Schema:
-        """The fitted schema that a stream's states were learned with; ConfigError where the job has
-        other columns now.
+        """Return the fitted schema that a stream's states were learned with.
+
+        Raises:
+            ConfigError: the job has other columns now.
         """
         from hotbed.persist.format import open_checkpoint
 
         schema = Schema.from_json(open_checkpoint(states).manifest["schema"])
-        before, now = (
-            [(type(one), one.name) for one in columns]
-            for columns in (schema.columns, self.schema.columns)
-        )
+        before = [(type(column), column.name) for column in schema.columns]
+        now = [(type(column), column.name) for column in self.schema.columns]
         if before != now:
             raise ConfigError(
-                f"schema: its columns are not those that {states} was learned with — received "
-                f"{[name for _, name in now]} after {[name for _, name in before]} — give another "
-                "output"
+                f"schema: its columns are not those that {states} was learned with, got "
+                f"{[name for _, name in now]} after {[name for _, name in before]}. Give the job "
+                "another output."
             )
         return schema
 
     def rec_model(self, schema: Schema) -> RecModel:
-        """The job's model, untrained, over a schema that is fitted. Its dense parameters are a
-        function of `seed`.
+        """Return the job's model, untrained; `schema` is fitted.
+
+        The dense parameters depend on `seed` only.
         """
         from hotbed.models.losses import Loss, MultiTask
         from hotbed.training.model import RecModel, set_seed
@@ -261,7 +295,8 @@ class Job:
             importlib.import_module("torch").set_num_threads(self.fit.torch_threads)
         set_seed(self.seed)
         given = {"schema": schema, "tables": self.tables.make(schema, self.seed)}
-        network = _one_of(self.model, config.public_kinds("hotbed.models"), "job.model", given)
+        models = config.public_kinds("hotbed.models")
+        network = _one_of(self.model, models, "job.model", given)
         loss = config.build(self.loss, Loss | MultiTask, "job.loss")
         return RecModel(
             network,
@@ -273,44 +308,58 @@ class Job:
         )
 
     def make_callbacks(self, *, stream: bool = False) -> list[Any]:
-        """Fresh callbacks for `train`; or for `stream`, with its `Checkpoint`."""
-        key = "stream_callbacks" if stream else "callbacks"
+        """Return new callbacks for `train`; or for `stream`, with its `Checkpoint`."""
+        name = "stream_callbacks" if stream else "callbacks"
         kinds = config.public_kinds("hotbed.training.callbacks")
-        made = [_one_of(spec, kinds, f"job.{key}.{i}") for i, spec in enumerate(getattr(self, key))]
+        callbacks = []
+        for number, spec in enumerate(getattr(self, name)):
+            callbacks.append(_one_of(spec, kinds, f"job.{name}.{number}"))
         if stream:
             given = {"path": self.state_path}
-            made.append(config.build(self.checkpoint, kinds["checkpoint"], "job.checkpoint", given))
-        return made
+            checkpoint = kinds["checkpoint"]
+            callbacks.append(config.build(self.checkpoint, checkpoint, "job.checkpoint", given))
+        return callbacks
 
     @property
     def state_path(self) -> str:
-        """Where the states of the stream are."""
+        """The folder or URL of the stream's states."""
         return self.output_path("checkpoint")
 
     def output_path(self, name: str) -> str:
-        """Where a file or folder of the output is, a path or a URL."""
+        """Return the path or URL of a file or folder of the output."""
         return f"{self.output.rstrip('/')}/{name}"
 
-    def _metrics(self) -> Any:
-        from hotbed.metrics import get_metric
+    def _metrics(self) -> dict[str, Any]:
+        if not isinstance(self.metrics, Mapping):
+            return _metrics_of(self.metrics, "job.metrics")
+        metrics: dict[str, Any] = {}
+        for label, specs in self.metrics.items():
+            metrics[label] = _metrics_of(specs, f"job.metrics.{label}")
+        return metrics
 
-        def built(specs: Sequence[Any], path: str) -> dict[str, Any]:
-            metrics: dict[str, Any] = {}
-            for number, spec in enumerate(specs):
-                metric = get_metric(spec, f"{path}.{number}")
-                kind = spec.get("kind") if isinstance(spec, Mapping) else spec
-                name = kind if isinstance(kind, str) else config.kind_of(type(metric))
-                metrics[name if name not in metrics else f"{name}.{number}"] = metric
-            return metrics
 
-        if isinstance(self.metrics, Mapping):
-            return {
-                label: built(specs, f"job.metrics.{label}") for label, specs in self.metrics.items()
-            }
-        return built(self.metrics, "job.metrics")
+def _metrics_of(specs: Sequence[Spec], path: str) -> dict[str, Any]:
+    """Return metrics by kind; the second one of a kind has its number in its name."""
+    from hotbed.metrics import get_metric
+
+    metrics: dict[str, Any] = {}
+    for number, spec in enumerate(specs):
+        metric = get_metric(spec, f"{path}.{number}")
+        name = spec.get("kind") if isinstance(spec, Mapping) else spec
+        if not isinstance(name, str):
+            name = config.kind_of(type(metric))
+        if name in metrics:
+            name = f"{name}.{number}"
+        metrics[name] = metric
+    return metrics
 
 
 def _one_of(
-    spec: Spec, kinds: Mapping[str, type], path: str, given: Mapping[str, object] | None = None
+    spec: Spec,
+    kinds: Mapping[str, type],
+    path: str,
+    given: Mapping[str, object] | None = None,
 ) -> Any:
-    return config.build(spec, functools.reduce(operator.or_, kinds.values()), path, given)
+    """Return the object of one of the classes that `spec` describes."""
+    any_of_them = functools.reduce(operator.or_, kinds.values())
+    return config.build(spec, any_of_them, path, given)
