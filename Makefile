@@ -76,7 +76,7 @@ native: $(VENV)/.tools   ## the doctest suite of the native core, plain
 sanitize: $(VENV)/.tools   ## the same under the address, thread and undefined-behaviour sanitizers
 	@scripts/native_tests.sh $(BIN) address undefined thread
 
-matrix: setup        ## the suite's core on other Pythons and on torch 2.6; arm64 and clang compile
+matrix: setup        ## the suite's core on other Pythons and on torch 2.6, connections on the newest uvicorn; arm64 and clang compile
 	@scripts/matrix.sh $(BIN)
 
 protos: $(VENV)/.tools   ## compile the .proto files of the gRPC services after a change

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The suite's core on every Python here (tests marked `core`: no torch), on torch 2.6 (marked `torch_core`), and compile-only
-# checks of the native core for arm64 and with clang. A row that this machine cannot run says so and is not a failure.
-# matrix.sh BIN; MATRIX="python torch arm64 clang", PYTHONS="3.12" and TORCHES="2.6.0" choose rows.
+# The suite's core on every Python here (tests marked `core`: no torch), on torch 2.6 (marked `torch_core`), the server's
+# connections on the newest uvicorn, and compile-only checks of the native core for arm64 and with clang. A row that this machine cannot run says so and is not a failure.
+# matrix.sh BIN; MATRIX="python torch uvicorn arm64 clang", PYTHONS="3.12" and TORCHES="2.6.0" choose rows.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 bin=$1
-rows=${MATRIX:-python torch arm64 clang}
+rows=${MATRIX:-python torch uvicorn arm64 clang}
 mkdir -p build/matrix
 log=build/matrix/log.txt
 : >"$log"
@@ -66,6 +66,20 @@ case " $rows " in *" torch "*)
   for version in ${TORCHES:-2.6.0 $(pins torch | cut -d= -f3)}; do
     run "torch-$version" "$python" "core or torch_core" $(pins "${build_tools[@]}" "${libraries[@]}") "torch==$version"
   done ;;
+esac
+
+case " $rows " in *" uvicorn "*)
+  newest=build/matrix/uvicorn
+  rm -rf "$newest"
+  if "$bin/pip" install -qq --no-deps --target "$newest" uvicorn >>"$log" 2>&1; then
+    PYTHONPATH=$newest${PYTHONPATH:+:$PYTHONPATH} "$bin/pytest" -q -p no:cacheprovider \
+      tests/unit/serving/test_uvicorn.py tests/unit/serving/test_connections.py >"$newest/tests.txt" 2>&1
+    status=$?
+    cat "$newest/tests.txt" >>"$log"
+    record "uvicorn" "$status" "$(tail -n 1 "$newest/tests.txt" | tr -d '=')"
+  else
+    record "uvicorn" 1 "could not be installed: see $log"
+  fi ;;
 esac
 
 compile() {  # name, compiler, flags...

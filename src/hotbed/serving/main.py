@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hotbed import config
 from hotbed.errors import ConfigError
@@ -21,10 +21,15 @@ from hotbed.serving.stores.following import Following, collecting, open_follower
 from hotbed.serving.stores.opening import is_remote
 
 log = logging.getLogger("hotbed.serving")
-_SETTINGS: tuple[Any, Any, Any] = (Options, ServerLimits, RemoteOptions)
+T = TypeVar("T")
+_SETTINGS = (Options, ServerLimits, RemoteOptions)
 
 
-def serve_models(sources: Sequence[str], watch: Sequence[str], settings: Mapping[str, Any]) -> None:
+def serve_models(
+    sources: Sequence[str],
+    watch: Sequence[str],
+    settings: Mapping[str, Any],
+) -> None:
     """Serve exported models until SIGTERM; the command `hotbed serve`.
 
     Args:
@@ -57,7 +62,11 @@ def serve_models(sources: Sequence[str], watch: Sequence[str], settings: Mapping
         server.run()
 
 
-def serve_rows(sources: Sequence[str], watch: Sequence[str], settings: Mapping[str, Any]) -> None:
+def serve_rows(
+    sources: Sequence[str],
+    watch: Sequence[str],
+    settings: Mapping[str, Any],
+) -> None:
     """Serve the rows of exported models until SIGTERM; the command `hotbed parameter-server`.
 
     Args:
@@ -91,16 +100,24 @@ def serve_rows(sources: Sequence[str], watch: Sequence[str], settings: Mapping[s
 
 def _build_settings(settings: Mapping[str, Any]) -> tuple[Options, ServerLimits, RemoteOptions]:
     """Build the three kinds of settings of `hotbed serve` from keys of any of them."""
-    kind_of = {field.name: kind for kind in _SETTINGS for field in fields(kind)}
-    keys: dict[Any, dict[str, Any]] = {kind: {} for kind in _SETTINGS}
+    keys = {field.name for kind in _SETTINGS for field in fields(kind)}
     for key, value in settings.items():
-        if key not in kind_of:
-            raise ConfigError(
-                f"serve.{key}: unknown key, got {value!r}. {config.did_you_mean(key, kind_of)}"
-            )
-        keys[kind_of[key]][key] = value
-    options, limits, remote = (config.build(keys[kind], kind, "serve") for kind in _SETTINGS)
-    return options, limits, remote
+        if key not in keys:
+            advice = config.did_you_mean(key, keys)
+            raise ConfigError(f"serve.{key}: unknown key, got {value!r}. {advice}")
+    return (
+        _build(Options, settings),
+        _build(ServerLimits, settings),
+        _build(RemoteOptions, settings),
+    )
+
+
+def _build(kind: type[T], settings: Mapping[str, Any]) -> T:
+    """Build one kind of settings from those keys that it has."""
+    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    spec = {key: value for key, value in settings.items() if key in names}
+    built: T = config.build(spec, kind, "serve")
+    return built
 
 
 @contextmanager
@@ -111,7 +128,8 @@ def _following(
     """Call `follow` with each followed model and what opens its source."""
     with collecting(source for _, source in followed) as cache:
         for number, (name, source) in enumerate(followed):
-            follow(name, partial(open_follower, source, cache / str(number)))
+            folder = cache / str(number)
+            follow(name, partial(open_follower, source, folder))
         yield
 
 
@@ -132,12 +150,16 @@ def models_of(sources: Sequence[str]) -> dict[str, str]:
     return models
 
 
-def followed_of(watch: Sequence[str], models: Mapping[str, str]) -> list[tuple[str, str]]:
+def followed_of(
+    watch: Sequence[str],
+    models: Mapping[str, str],
+) -> list[tuple[str, str]]:
     """Return (model, source) of each `--watch [NAME=]SOURCE`; without a name, of the first model.
 
     Raises ConfigError for an unknown model, and for one that a parameter server serves.
     """
-    followed = [_split_name(argument, next(iter(models))) for argument in watch]
+    first = next(iter(models))
+    followed = [_split_name(argument, first) for argument in watch]
     for name, _ in followed:
         if name not in models:
             raise ConfigError(
@@ -154,7 +176,7 @@ def followed_of(watch: Sequence[str], models: Mapping[str, str]) -> list[tuple[s
 def _split_name(text: str, default: str) -> tuple[str, str]:
     """Return the name and the source in `[NAME=]SOURCE`."""
     name, equals, source = text.partition("=")
-    if equals and name and not set(name) & set("/:"):
+    if equals and name and "/" not in name and ":" not in name:
         return name, source
     folder = Path(text.rstrip("/")).name
     return default or folder or "model", text

@@ -213,3 +213,15 @@ def test_who_has_no_token_is_refused_before_the_message_is_taken(
         told.set()
     running.close()
     assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
+
+
+@pytest.mark.parametrize("method", [f"/{SERVICE}/ModelInfers", "/other.Service/Call"])
+def test_an_unknown_method_is_answered_with_its_name(running: Running, method: str) -> None:
+    with grpc.insecure_channel(f"127.0.0.1:{running.server.grpc_port}") as channel:
+        with pytest.raises(grpc.RpcError) as unary:
+            channel.unary_unary(method)(b"", timeout=10)
+        with pytest.raises(grpc.RpcError) as stream:
+            list(channel.stream_stream(method)(iter([b""]), timeout=10))
+    for error in (unary.value, stream.value):
+        assert error.code() == grpc.StatusCode.UNIMPLEMENTED
+        assert error.details().startswith(f"method '{method}': the server has no such method.")

@@ -236,6 +236,30 @@ def test_an_unknown_place_is_told_with_its_status(
     assert json.loads(data)["error"]
 
 
+@pytest.mark.parametrize("ready", ["x", 1, None, []])
+def test_an_index_whose_ready_is_not_a_boolean_is_rejected(running: Running, ready: Any) -> None:
+    status, answer = post(running, "/v2/repository/index", {"ready": ready})
+    assert status == 400
+    assert answer["error"].startswith("ready: expected a boolean, got ")
+
+
+def test_an_index_may_name_the_ready_models_only(running: Running) -> None:
+    for spec in ({}, {"ready": False}, {"ready": True}):
+        status, answer = post(running, "/v2/repository/index", spec)
+        assert status == 200
+        assert [entry["name"] for entry in answer] == ["m"]
+
+
+def post(running: Running, path: str, spec: Any) -> tuple[int, Any]:
+    """The status and the JSON of an answer."""
+    connection = http.client.HTTPConnection(running.http, timeout=20)
+    connection.request("POST", path, json.dumps(spec))
+    answer = connection.getresponse()
+    result = answer.status, json.loads(answer.read())
+    connection.close()
+    return result
+
+
 def test_missing_values_come_as_null(running: Running, session: Any) -> None:
     asked = body()
     asked["inputs"][0]["data"][1] = None

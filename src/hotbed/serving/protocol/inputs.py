@@ -22,7 +22,10 @@ _TEXT_TRANSFORMS = (Split, Extract, Map, Hash)
 
 
 class TensorBlock(NamedTuple):
-    """Consecutive binary tensors of plain numbers, all [num_rows] of one type."""
+    """Consecutive binary tensors of plain numbers, all [num_rows] of one type.
+
+    `start`: the first byte of the block in the data of its request.
+    """
 
     names: list[str]
     dtype: np.dtype[Any]
@@ -31,39 +34,52 @@ class TensorBlock(NamedTuple):
 
     def read(self, data: bytes) -> Iterable[tuple[str, ColumnValues]]:
         """Return the name and the column of each tensor, without a copy."""
-        num_tensors = len(self.names)
-        values = np.frombuffer(data, self.dtype, num_tensors * self.num_rows, self.start)
-        return zip(self.names, values.reshape(num_tensors, self.num_rows), strict=True)
+        shape = len(self.names), self.num_rows
+        values = np.frombuffer(data, self.dtype, shape[0] * shape[1], self.start)
+        return zip(self.names, values.reshape(shape), strict=True)
+
+
+class BinaryInput(NamedTuple):
+    """How the JSON of a request describes a binary tensor of `num_bytes` bytes."""
+
+    name: str
+    datatype: str
+    shape: Sequence[int]
+    num_bytes: int
 
 
 @dataclass(frozen=True, eq=False)
 class RequestHead:
     """The JSON of an infer request whose tensors all follow in binary.
 
-    Clients send the same head again and again. `tensors`: name, datatype and shape of each;
-    `sizes`: their bytes; `wanted` and `binary`: as in `InferRequest`.
+    Clients send the same head again and again. `wanted` and `binary`: as in `InferRequest`.
     """
 
-    tensors: Sequence[tuple[str, str, Sequence[int]]]
-    sizes: Sequence[int]
+    inputs: Sequence[BinaryInput]
     wanted: Mapping[str, bool] | None
     binary: bool
+
+    @cached_property
+    def num_bytes(self) -> int:
+        """The bytes of all tensors."""
+        return sum(entry.num_bytes for entry in self.inputs)
 
     @cached_property
     def blocks(self) -> Sequence[TensorBlock] | None:
         """The tensors in blocks; None unless all are plain numbers [n], aligned in the body."""
         blocks = list[TensorBlock]()
         start = 0
-        for (name, datatype, shape), size in zip(self.tensors, self.sizes, strict=True):
-            dtype = PLAIN_DTYPES.get(datatype)
-            if dtype is None or len(shape) != 1 or start % dtype.itemsize:
+        for entry in self.inputs:
+            dtype = PLAIN_DTYPES.get(entry.datatype)
+            if dtype is None or len(entry.shape) != 1 or start % dtype.itemsize:
                 return None
-            num_rows = shape[0]
-            if blocks and blocks[-1].dtype == dtype and blocks[-1].num_rows == num_rows:
-                blocks[-1].names.append(name)
-            else:
-                blocks.append(TensorBlock([name], dtype, num_rows, start))
-            start += size
+            num_rows = entry.shape[0]
+            block = blocks[-1] if blocks else None
+            if block is None or block.dtype != dtype or block.num_rows != num_rows:
+                block = TensorBlock([], dtype, num_rows, start)
+                blocks.append(block)
+            block.names.append(entry.name)
+            start += entry.num_bytes
         return blocks
 
 
@@ -78,9 +94,11 @@ class PackedTensors:
         """Return the tensors one by one."""
         tensors = []
         start = 0
-        for (name, datatype, shape), size in zip(self.head.tensors, self.head.sizes, strict=True):
-            tensors.append(Tensor(name, datatype, shape, self.data[start : start + size]))
-            start += size
+        for entry in self.head.inputs:
+            end = start + entry.num_bytes
+            data = self.data[start:end]
+            tensors.append(Tensor(entry.name, entry.datatype, entry.shape, data))
+            start = end
         return tensors
 
 
@@ -147,7 +165,10 @@ class ModelInputs:
 
     def _lists(self) -> set[str]:
         """Return the raw columns that hold a list for each candidate."""
-        lists = {name for name, shape in self._schema.shapes.items() if shape != "value"}
+        lists = set()
+        for name, shape in self._schema.shapes.items():
+            if shape != "value":
+                lists.add(name)
         for column in self._schema.ids:
             if column.weights:
                 lists |= {column.source, column.weights}

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hotbed.errors import DataError
 from hotbed.serving.protocol.bodies import Bounds, JsonValues, divide_json, read_json
-from hotbed.serving.protocol.inputs import PackedTensors, RequestHead
+from hotbed.serving.protocol.inputs import BinaryInput, PackedTensors, RequestHead
 from hotbed.serving.protocol.offered import check_tensor_parameters, choose_outputs
 from hotbed.serving.protocol.tensors import Tensor
 
@@ -62,9 +63,9 @@ class RequestReader:
             return None
         text, data = _split_body(body, header_length)
         head = self._heads.get(text)
-        if head is None or head.blocks is None or len(data) != sum(head.sizes):
+        if head is None or head.blocks is None or len(data) != head.num_bytes:
             return None
-        return InferRequest("", PackedTensors(head, data), head.wanted, head.binary)
+        return _packed_request(head, data)
 
     def read(self, body: bytes, header_length: str | None, bounds: Bounds) -> InferRequest:
         """Return the infer request in the body of a POST.
@@ -76,8 +77,8 @@ class RequestReader:
             return _read(body, b"", bounds)[0]
         text, data = _split_body(body, header_length)
         head = self._heads.get(text)
-        if head is not None and len(data) == sum(head.sizes):
-            return InferRequest("", PackedTensors(head, data), head.wanted, head.binary)
+        if head is not None and len(data) == head.num_bytes:
+            return _packed_request(head, data)
         request, head = _read(text, data, bounds)
         if head is not None and not request.id and len(text) <= _CACHED_HEAD_BYTES:
             with self._changing:
@@ -86,6 +87,10 @@ class RequestReader:
                     del self._heads[oldest]
                 self._heads[text] = head
         return request
+
+
+def _packed_request(head: RequestHead, data: bytes) -> InferRequest:
+    return InferRequest("", PackedTensors(head, data), head.wanted, head.binary)
 
 
 def _split_body(body: bytes, header_length: str) -> tuple[bytes, bytes]:
@@ -100,14 +105,18 @@ def _split_body(body: bytes, header_length: str) -> tuple[bytes, bytes]:
     return body[:length], body[length:]
 
 
-def _read(text: bytes, binary: bytes, bounds: Bounds) -> tuple[InferRequest, RequestHead | None]:
+def _read(
+    text: bytes,
+    binary: bytes,
+    bounds: Bounds,
+) -> tuple[InferRequest, RequestHead | None]:
     """Return an infer request, and its head if all tensors are binary."""
     divided = divide_json(text, bounds)
     spec = read_object(divided.head)
     spans = enumerate(divided.spans)
     rest = memoryview(binary)
     tensors = list[Tensor]()
-    sizes = list[int]()
+    binary_inputs = list[BinaryInput]()
     for entry in _objects(spec.get("inputs"), "inputs"):
         name = check_type(entry.get("name"), str, "name")
         datatype = check_type(entry.get("datatype"), str, "datatype")
@@ -124,7 +133,7 @@ def _read(text: bytes, binary: bytes, bounds: Bounds) -> tuple[InferRequest, Req
         if size is not None:
             tensor.data = rest[:size]
             rest = rest[size:]
-            sizes.append(size)
+            binary_inputs.append(BinaryInput(name, datatype, tensor.shape, size))
         tensors.append(tensor)
     if len(rest):
         raise DataError(
@@ -134,11 +143,11 @@ def _read(text: bytes, binary: bytes, bounds: Bounds) -> tuple[InferRequest, Req
     parameters = check_type(spec.get("parameters", {}), dict, "parameters")
     in_binary = check_type(parameters.get("binary_data_output", False), bool, "binary_data_output")
     wanted = _wanted_outputs(spec, in_binary)
-    request = InferRequest(check_type(spec.get("id", ""), str, "id"), tensors, wanted, in_binary)
-    if len(sizes) < len(tensors):
+    request_id: str = check_type(spec.get("id", ""), str, "id")
+    request = InferRequest(request_id, tensors, wanted, in_binary)
+    if len(binary_inputs) < len(tensors):
         return request, None
-    described = [(tensor.name, tensor.datatype, tensor.shape) for tensor in tensors]
-    return request, RequestHead(described, sizes, wanted, in_binary)
+    return request, RequestHead(binary_inputs, wanted, in_binary)
 
 
 def _wanted_outputs(spec: Mapping[str, Any], in_binary: bool) -> dict[str, bool] | None:
@@ -170,7 +179,9 @@ def _binary_size(name: str, entry: Mapping[str, Any], num_left: int) -> int | No
     check_type(parameters, dict, "parameters")
     check_tensor_parameters(f"input {name[:100]!r}", parameters)
     size = parameters.get("binary_data_size")
-    if size is not None and (type(size) is not int or not 0 <= size <= num_left):
+    if size is None:
+        return None
+    if type(size) is not int or not 0 <= size <= num_left:
         raise DataError(
             f"binary_data_size: expected at most {num_left}, the bytes that are left, got "
             f"{str(size)[:60]}. Send the size of the tensor in bytes."
@@ -198,7 +209,11 @@ def _objects(value: Any, name: str) -> list[dict[str, Any]]:
     return [check_type(entry, dict, name) for entry in check_type(value, list, name)]
 
 
-def write_answer(request: InferRequest, model: str, scores: Scores) -> tuple[bytes, int | None]:
+def write_answer(
+    request: InferRequest,
+    model: str,
+    scores: Scores,
+) -> tuple[bytes, int | None]:
     """Return the body of the answer and, if binary tensors follow the JSON, the JSON's length."""
     wanted = request.wanted
     if wanted is None:
@@ -208,10 +223,11 @@ def write_answer(request: InferRequest, model: str, scores: Scores) -> tuple[byt
     for name, values in choose_outputs(scores.outputs, list(wanted)).items():
         output: dict[str, Any] = {"name": name, "datatype": "FP32", "shape": [len(values)]}
         if wanted[name]:
-            tail.append(np.ascontiguousarray(values, "<f4").tobytes())
-            output["parameters"] = {"binary_data_size": len(tail[-1])}
+            data = np.ascontiguousarray(values, "<f4").tobytes()
+            output["parameters"] = {"binary_data_size": len(data)}
+            tail.append(data)
         else:
-            output["data"] = [value if math.isfinite(value) else None for value in values.tolist()]
+            output["data"] = _json_numbers(values)
         described.append(output)
     spec: dict[str, Any] = {
         "model_name": model,
@@ -226,3 +242,8 @@ def write_answer(request: InferRequest, model: str, scores: Scores) -> tuple[byt
     if not tail:
         return head, None
     return b"".join([head, *tail]), len(head)
+
+
+def _json_numbers(values: NDArray[np.float32]) -> list[float | None]:
+    """Return numbers for JSON, which has no infinity and no NaN: they become None."""
+    return [value if math.isfinite(value) else None for value in values.tolist()]

@@ -38,8 +38,10 @@ from hotbed.serving.stores.messages import CALLS, MESSAGE_BYTES, MESSAGES, PART_
 
 log = logging.getLogger("hotbed.serving")
 _INLINE_IDS = 2048  # the most that are looked up on the loop
+_ANSWER_BYTES = MESSAGE_BYTES // 2  # the most rows that a call returns
 
 NamedBytes: TypeAlias = tuple[str, memoryview]
+WantedRows: TypeAlias = tuple[ServedTable, NDArray[np.int64]]
 StreamHandler: TypeAlias = Callable[[bytes, Any], AsyncIterator[Any]]
 
 
@@ -92,10 +94,14 @@ class RowsService:
 
     def is_ready(self) -> bool:
         """Return whether every model has a version, and the server does not stop."""
+        if self.stopping:
+            return False
         try:
-            return not self.stopping and all(self._server.model(name) for name in self._names)
+            for name in self._names:
+                self._server.model(name)
         except (ConfigError, PersistError):
             return False
+        return True
 
     async def _ready(self, request: Any) -> Any:
         return MESSAGES["Readiness"](ready=self.is_ready())
@@ -104,7 +110,8 @@ class RowsService:
         newest = self._model(request.model)
         if newest.digest == request.known:
             return MESSAGES["Description"](same=True)
-        return MESSAGES["Description"](json=json.dumps(newest.to_json()).encode())
+        text = json.dumps(newest.to_json())
+        return MESSAGES["Description"](json=text.encode())
 
     async def _rows(self, request: Any) -> Any:
         version = self._version(request.model, request.digest)
@@ -113,14 +120,20 @@ class RowsService:
                 f"wanted: expected at most {len(version.tables)} tables, got "
                 f"{len(request.wanted)}. Request each table of the model once."
             )
-        wanted = [(version.table(part.table), _to_ids(part.ids)) for part in request.wanted]
-        size = sum(4 * table.dim * len(ids) for table, ids in wanted)
-        if size > MESSAGE_BYTES // 2:
+        wanted = list[WantedRows]()
+        num_rows = 0
+        num_bytes = 0
+        for part in request.wanted:
+            table = version.table(part.table)
+            ids = _to_ids(part.ids)
+            wanted.append((table, ids))
+            num_rows += len(ids)
+            num_bytes += 4 * table.dim * len(ids)
+        if num_bytes > _ANSWER_BYTES:
             raise DataError(
-                f"too many rows: expected at most {MESSAGE_BYTES // 2} bytes, got ids for {size}. "
+                f"too many rows: expected at most {_ANSWER_BYTES} bytes, got ids for {num_bytes}. "
                 "Send several calls."
             )
-        num_rows = sum(len(ids) for _, ids in wanted)
         self.meters.asked(request.model, num_rows)
         if num_rows <= _INLINE_IDS:
             rows = _find_rows(wanted)
@@ -129,10 +142,12 @@ class RowsService:
         return MESSAGES["Rows"](rows=rows)
 
     def _graph(self, request: Any) -> Iterator[NamedBytes]:
-        yield "", self._version(request.model, request.digest).blobs["graph"]
+        version = self._version(request.model, request.digest)
+        yield "", version.blobs["graph"]
 
     def _weights(self, request: Any) -> Iterator[NamedBytes]:
-        yield "", self._version(request.model, request.digest).blobs["weights"]
+        version = self._version(request.model, request.digest)
+        yield "", version.blobs["weights"]
 
     def _changes(self, request: Any) -> Iterator[NamedBytes]:
         self._model(request.model)
@@ -142,7 +157,8 @@ class RowsService:
 
     def _hot(self, request: Any) -> Iterator[NamedBytes]:
         version = self._model(request.model)
-        yield "", _to_bytes(version.hot(request.table, max(0, request.n)))
+        ids = version.hot(request.table, max(0, request.n))
+        yield "", _to_bytes(ids)
 
     def _model(self, name: str) -> Any:
         if name not in self._names:
@@ -156,9 +172,13 @@ class RowsService:
         return self._server.version(name, digest)
 
 
-def _find_rows(wanted: Sequence[tuple[ServedTable, NDArray[np.int64]]]) -> list[bytes]:
+def _find_rows(wanted: Sequence[WantedRows]) -> list[bytes]:
     """Return the rows of the ids of each table, as raw float32."""
-    return [np.ascontiguousarray(table.find(ids)[0], "<f4").tobytes() for table, ids in wanted]
+    answers = []
+    for table, ids in wanted:
+        rows, _ = table.find(ids)
+        answers.append(np.ascontiguousarray(rows, "<f4").tobytes())
+    return answers
 
 
 def _to_ids(data: bytes) -> NDArray[np.int64]:
@@ -176,7 +196,8 @@ def _stream_handler(call: Callable[[Any], Iterator[NamedBytes]], message: Any) -
 
     async def answer(data: bytes, context: Any) -> AsyncIterator[Any]:
         try:
-            answers = await asyncio.to_thread(lambda: list(call(message.FromString(data))))
+            request = message.FromString(data)
+            answers = await asyncio.to_thread(list, call(request))
             for name, whole in answers:
                 for start in range(0, max(1, len(whole)), PART_BYTES):  # also of an empty answer
                     part = bytes(whole[start : start + PART_BYTES])

@@ -18,7 +18,8 @@ def merge_metrics(texts: Mapping[str, str], starts: Mapping[str, int]) -> str:
         texts: The text of each process that answered: "parent", or the number of a worker.
         starts: How often each worker was started, by its number.
     """
-    return generate_latest(_Processes(texts, starts)).decode()
+    processes = _Processes(texts, starts)
+    return generate_latest(processes).decode()
 
 
 class _Processes(Collector):
@@ -27,21 +28,24 @@ class _Processes(Collector):
         self._starts = starts
 
     def collect(self) -> Iterator[Metric]:
-        families = dict[str, Metric]()
+        merged = dict[str, Metric]()
         for process, text in self._texts.items():
             for family in text_string_to_metric_families(text):
-                if family.name not in families:
-                    families[family.name] = Metric(family.name, family.documentation, family.type)
+                metric = merged.get(family.name)
+                if metric is None:
+                    metric = Metric(family.name, family.documentation, family.type)
+                    merged[family.name] = metric
                 for sample in family.samples:
                     labels = {"worker": process, **sample.labels}
-                    families[family.name].add_sample(sample.name, labels, sample.value)
-        yield from families.values()
+                    metric.add_sample(sample.name, labels, sample.value)
+        yield from merged.values()
         starts = CounterMetricFamily(
             "hotbed_worker_starts", "How often a worker was started", labels=["worker"]
         )
         is_up = GaugeMetricFamily("hotbed_worker_up", "Whether a worker answers", labels=["worker"])
         for worker, count in self._starts.items():
             starts.add_metric([worker], count)
-            is_up.add_metric([worker], int(worker in self._texts))
+            answers = worker in self._texts
+            is_up.add_metric([worker], int(answers))
         yield starts
         yield is_up

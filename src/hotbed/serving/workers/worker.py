@@ -68,20 +68,21 @@ class Worker:
         self._wire = Wire(wire_end, calls, self._lose_parent)
         spec = self._wire.call("spec")
         log_as_json(spec["number"])
-        self._models = self._build_models(spec)
-        self._server = Server(self._models, Options(**spec["options"]), listener)
+        options = Options(**spec["options"])
+        self._models = self._build_models(spec, options)
+        self._server = Server(self._models, options, listener)
         self._built.set()
         self._set_problems(spec["problems"])
 
     def run(self) -> None:
         """Answer until SIGTERM, or until the parent is gone: the next one needs its ports."""
-        assert self._server is not None
-        threading.Thread(target=self._report_up, args=(self._server,), daemon=True).start()
+        server = self._server
+        assert server is not None
+        threading.Thread(target=self._report_up, args=(server,), daemon=True).start()
         if not self._orphaned.is_set():
-            self._server.run()
+            server.run()
 
-    def _build_models(self, spec: Mapping[str, Any]) -> Models:
-        options = Options(**spec["options"])
+    def _build_models(self, spec: Mapping[str, Any], options: Options) -> Models:
         remote = RemoteOptions(**spec["remote"])
         store = options.parameter_server()
         limits = ServerLimits(**spec["limits"])
@@ -129,5 +130,7 @@ class Worker:
 
 def main() -> None:
     """Run a worker; the arguments are the numbers of two inherited sockets."""
-    wire_end, listener = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
+    wire_number, listener_number = sys.argv[1:3]
+    wire_end = socket.socket(fileno=int(wire_number))
+    listener = socket.socket(fileno=int(listener_number))
     Worker(wire_end, listener).run()
