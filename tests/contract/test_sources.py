@@ -15,6 +15,7 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 
+from hotbed import config
 from hotbed.connectors import (
     Csv,
     Jsonl,
@@ -121,6 +122,32 @@ MAKERS: list[Callable[[Path], Source]] = [
     joined,
     replayed,
 ]
+
+
+# Kinds of endless sources -> the tests of their promises, which need a clock or a broker.
+ENDLESS = {
+    "follow": "tests/unit/connectors/test_follow.py",
+    "kafka": "tests/unit/connectors/test_kafka.py",
+}
+
+
+def test_every_kind_of_source_is_held_to_its_promises(tmp_path: Path) -> None:
+    """A new kind of source that has no maker above, or no tests in `ENDLESS`, fails by its name."""
+    kinds = {
+        kind: cls
+        for kind, cls in config.kinds(Source).items()
+        if cls.__module__.startswith("hotbed.connectors.")
+    }
+    made = set()
+    for number, maker in enumerate(MAKERS):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        made.add(type(maker(folder)))
+    missing = {kind for kind, cls in kinds.items() if cls not in made} - ENDLESS.keys()
+    assert not missing, f"sources without a contract: {sorted(missing)}"
+    assert ENDLESS.keys() <= kinds.keys()
+    root = Path(__file__).parents[2]
+    assert [file for file in ENDLESS.values() if not (root / file).exists()] == []
 
 
 @pytest.fixture(params=MAKERS, ids=lambda maker: maker.__name__.replace("<lambda>", "memory"))

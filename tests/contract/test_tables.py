@@ -5,7 +5,9 @@ and together.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,8 @@ TABLES = [
     pytest.param(lambda *a, **k: hb.Table(*a, **k), id="native"),
     pytest.param(ReferenceTable, id="reference"),
 ]
+NAMES = {"Table", "ReferenceTable"}
+"""The classes of `TABLES`."""
 Make = Callable[..., Any]
 
 
@@ -34,6 +38,21 @@ def ids_of_partition(p: int, n: int) -> np.ndarray:
 
 def rows_of(table: Any) -> pa.Table:
     return pa.Table.from_batches(list(table.export()))
+
+
+def test_every_kind_of_table_is_held_to_its_promises() -> None:
+    """A new class with a table's verbs that is not among `TABLES` fails by its name."""
+    kinds = {
+        node.name
+        for file in Path(hb.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.ClassDef)
+        and any(getattr(part, "name", "") == "find_or_insert" for part in node.body)
+    }
+    assert kinds == NAMES
+    assert {
+        type(make("user", 2)).__name__ for (make,) in (table.values for table in TABLES)
+    } == NAMES
 
 
 @pytest.mark.parametrize("check", TABLE_CHECKS, ids=lambda check: check.__name__.strip("_"))

@@ -24,7 +24,7 @@ import pytest
 
 import hotbed as hb
 from hotbed.connectors import Position
-from hotbed.connectors.journal import Live
+from hotbed.connectors.live import Live
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.position import OPENED
 from hotbed.connectors.source import Source

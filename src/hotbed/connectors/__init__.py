@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sources of events: Arrow record batches, each with a position to resume from."""
 
+from hotbed.connectors.dead_letters import DeadLetters
 from hotbed.connectors.delimited import Csv
 from hotbed.connectors.follow import Follow
-from hotbed.connectors.journal import DeadLetters, Journal, Live
+from hotbed.connectors.journal import Journal
 from hotbed.connectors.jsonl import Jsonl
 from hotbed.connectors.kafka import Kafka
 from hotbed.connectors.late_labels import LateLabels
 from hotbed.connectors.libsvm import Libsvm
+from hotbed.connectors.live import Live
 from hotbed.connectors.memory import Memory
 from hotbed.connectors.messages import Arrow, Decoder, Json
 from hotbed.connectors.parquet import Parquet

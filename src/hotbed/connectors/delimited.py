@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import polars as pl
@@ -69,6 +69,11 @@ class Csv(FileSource):
         >>> source = hb.sources.Csv("day_0.tsv", delimiter="\t", header=False, columns=names)
     """
 
+    endings: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        ".csv": {},
+        ".tsv": {"delimiter": "\t"},
+        ".txt": {},
+    }
     path: Paths
     delimiter: str = ","
     header: bool = True
@@ -92,13 +97,6 @@ class Csv(FileSource):
                 raise ConfigError(
                     f"columns.{name}: unknown type, got {kind!r}. Use one of {', '.join(_TYPES)}."
                 )
-
-    def schema(self) -> pa.Schema:
-        cached: pa.Schema | None = self.__dict__.get("_schema")
-        if cached is None:
-            cached = self._infer(self.first_file())
-            object.__setattr__(self, "_schema", cached)
-        return cached
 
     def place(self, file: str, row: int) -> Place:
         return Place(file, row + 1 + int(self.header), "line")
@@ -192,7 +190,8 @@ class Csv(FileSource):
         names: list[str] = pacsv.read_csv(pa.BufferReader(head), **options).schema.names
         return names
 
-    def _infer(self, file: str) -> pa.Schema:
+    def infer(self) -> pa.Schema:
+        file = self.first_file()
         try:
             with Section(file).open() as stream:
                 head = stream.read(SAMPLE_BYTES)

@@ -6,8 +6,10 @@ from __future__ import annotations
 import glob
 import os
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -111,13 +113,43 @@ def open_bytes(file: str) -> pa.NativeFile:
             os.close(handle)
 
 
+def ending_of(file: str) -> str:
+    """Return the ending of a file name in lower case, without that of its compression."""
+    stem, ending = os.path.splitext(file.lower())
+    if ending in _CODECS:
+        return os.path.splitext(stem)[1]
+    return ending
+
+
 class FileSource(Source):
     """A list of files of one format, read one after another.
 
     A position holds the file and the number of its rows that were read.
+
+    `endings`: the endings of such files, each with the options that it stands for.
     """
 
+    endings: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     path: Paths
+
+    def schema(self) -> pa.Schema:
+        return self._schema
+
+    @cached_property
+    def _schema(self) -> pa.Schema:
+        return self.infer()
+
+    @abstractmethod
+    def infer(self) -> pa.Schema:
+        """Return names and types of the columns from the first file."""
+
+    def like_first(self, path: str, types: pa.Schema | None) -> FileSource:
+        """Return this source of another path; `types`: of the first file, None = its own."""
+        source: Any = replace(self, path=path)  # type: ignore[type-var]
+        if types is not None:
+            source.__dict__["_schema"] = types
+        assert isinstance(source, FileSource)
+        return source
 
     def files(self) -> list[str]:
         """Return the files in reading order."""

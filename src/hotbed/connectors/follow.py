@@ -6,7 +6,6 @@ from __future__ import annotations
 import fnmatch
 import logging
 import os
-import re
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,13 +17,10 @@ import numpy as np
 import pyarrow as pa
 
 from hotbed import checks
-from hotbed.connectors.delimited import Csv
+from hotbed.connectors.endings import source_for
 from hotbed.connectors.file_identity import Content, FileIdentity, name_of, text_of
 from hotbed.connectors.files import FileSource, Section
-from hotbed.connectors.journal import Live
-from hotbed.connectors.jsonl import Jsonl
-from hotbed.connectors.libsvm import Libsvm
-from hotbed.connectors.parquet import Parquet
+from hotbed.connectors.live import Live
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, BadRow, ReadPlan
 from hotbed.connectors.position import (
     OPENED,
@@ -157,28 +153,15 @@ class Follow(Source):
     def reader(self, name: str, types: str) -> FileSource:
         """Return the source that reads a file, with the types of the first file."""
         path = os.path.join(self.directory, name)
-        stem = re.sub(r"\.(gz|zst|bz2|lz4)$", "", name.lower())
-        kinds: dict[str, FileSource] = {
-            ".csv": Csv(path),
-            ".tsv": Csv(path, delimiter="\t"),
-            ".jsonl": Jsonl(path),
-            ".ndjson": Jsonl(path),
-            ".parquet": Parquet(path),
-            ".pq": Parquet(path),
-            ".svm": Libsvm(path),
-            ".libsvm": Libsvm(path),
-        }
-        kind = self.format or kinds.get(os.path.splitext(stem)[1])
-        if kind is None:
+        first = schema_from_text(types) if types else None
+        source = self.format or source_for(path)
+        if source is None:
             raise ConfigError(
                 f"format: unknown ending of a file in {self.directory}, got "
                 f"{text_of(name)!r}. Give `format`, or a `pattern` that leaves it out."
             )
-        source: Any = replace(kind, path=path)  # type: ignore[type-var]
-        if types:
-            object.__setattr__(source, "_schema", schema_from_text(types))
         assert isinstance(source, FileSource)
-        return source
+        return source.like_first(path, first)
 
 
 class _Reading:

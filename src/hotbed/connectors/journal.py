@@ -1,33 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The journal of an endless source's decisions, and dead letters: rows that could not be read."""
+"""The journal of an endless source's decisions."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import logging
 import os
 import threading
-import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from hotbed.errors import FormatError, PersistError
-from hotbed.files import Lock, local_path, sync_folder
+from hotbed.files import Lock, local_path, new_file, sync_folder
 
 logger = logging.getLogger("hotbed.connectors")
 
 KEPT_ENTRIES = 100_000
 """Decisions of each topic that a journal in memory keeps, the newest ones."""
-
-KEPT_LETTERS = 1_000_000
-"""Digests of dead letters (8 bytes each) in memory, so that a row that is read again after a crash
-is not written twice.
-"""
 
 
 class Journal:
@@ -216,14 +207,9 @@ class Journal:
             self._replace(self.path, b"".join(lines))
 
     def _replace(self, path: Path, data: bytes) -> None:
-        new = path.with_name(path.name + ".new")
         try:
-            with open(new, "wb") as file:
+            with new_file(path) as file:
                 file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(new, path)
-            sync_folder(path.parent)
         except OSError as error:
             raise PersistError(
                 f"{path}: cannot be written, got {error}. Free space or correct the rights."
@@ -249,145 +235,3 @@ def _parse(line: bytes) -> tuple[str, int, dict[str, Any]] | None:
 
 def _appended(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-
-
-class DeadLetters:
-    """Rows that could not be read, each with its place, as JSON lines.
-
-    A line is `{"place": {...}, "reason": "...", "payload": "..."}`; a payload that is not UTF-8 is
-    written as `payload_base64`. The same row is written once, also if it is read again after a
-    crash; other content at the same place is another row.
-
-    Args:
-        path: The file; None = rows are only counted and logged.
-
-    Example: `letters.add({"topic": "clicks", "partition": 0, "offset": 7}, "undecodable", b"{")`
-    """
-
-    def __init__(self, path: str | Path | None = None) -> None:
-        self.path = None if path is None else local_path(path, "DeadLetters.path")
-        self.counts: dict[str, int] = {}
-        self._seen: dict[bytes, None] = {}
-        self._mutex = threading.Lock()
-        if self.path is not None and self.path.exists():
-            self._recall(self.path)
-
-    @property
-    def total(self) -> int:
-        """Number of all rows, also of earlier runs."""
-        return sum(self.counts.values())
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the file; 0 if it does not exist."""
-        if self.path is None or not self.path.exists():
-            return 0
-        return self.path.stat().st_size
-
-    def add(self, place: Mapping[str, Any], reason: str, payload: bytes | str) -> None:
-        """Write one row; it is on disk when this returns.
-
-        Raises:
-            PersistError: The file cannot be written.
-        """
-        self.add_all([(place, reason, payload)])
-
-    def add_all(self, letters: Iterable[tuple[Mapping[str, Any], str, bytes | str]]) -> None:
-        """Write several rows at once, as `add` does for one."""
-        lines: list[bytes] = []
-        with self._mutex:
-            for place, reason, payload in letters:
-                letter = _letter(place, reason, payload)
-                if self._is_new(letter):
-                    self._count(reason, place)
-                    lines.append(_line_of(letter))
-            if self.path is None or not lines:
-                return
-            try:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                with open(self.path, "ab") as file:
-                    file.write(b"".join(lines))
-                    file.flush()
-                    os.fsync(file.fileno())
-            except OSError as error:
-                raise PersistError(
-                    f"{self.path}: cannot be written, got {error}. Free space or correct "
-                    "the rights."
-                ) from error
-
-    def _is_new(self, letter: Mapping[str, Any]) -> bool:
-        key = hashlib.blake2b(json.dumps(letter, sort_keys=True).encode(), digest_size=8).digest()
-        if key in self._seen:
-            return False
-        self._seen[key] = None
-        if len(self._seen) > KEPT_LETTERS:
-            del self._seen[next(iter(self._seen))]
-        return True
-
-    def _count(self, reason: str, place: Mapping[str, Any]) -> None:
-        count = self.counts.get(reason, 0) + 1
-        self.counts[reason] = count
-        # log the 1st, 2nd, 4th, 8th ...: many bad rows must not flood the log
-        if count & (count - 1) == 0:
-            logger.warning("dead letter (%s), %d so far: %s", reason, count, dict(place))
-
-    def _recall(self, path: Path) -> None:
-        """Read the counts and digests of earlier runs.
-
-        A last line that a crash tore is cut off; its row is written again when it is read again.
-        """
-        data = path.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
-        for number, line in enumerate(whole.splitlines(), 1):
-            try:
-                letter = json.loads(line)
-                self.counts[letter["reason"]] = self.counts.get(letter["reason"], 0) + 1
-                self._is_new(letter)
-            except (ValueError, KeyError, TypeError) as error:
-                raise FormatError(
-                    f"{path}, line {number}: not a dead letter, got {error}. Move the file away."
-                ) from error
-        if len(whole) < len(data):
-            os.truncate(path, len(whole))
-
-
-def _line_of(letter: Mapping[str, Any]) -> bytes:
-    # file names may hold bytes that are not UTF-8: write them as escapes of JSON
-    return json.dumps(letter, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
-
-
-def _letter(place: Mapping[str, Any], reason: str, payload: bytes | str) -> dict[str, Any]:
-    letter: dict[str, Any] = {"place": dict(place), "reason": reason}
-    if isinstance(payload, str):
-        letter["payload"] = payload
-        return letter
-    try:
-        letter["payload"] = payload.decode()
-    except UnicodeDecodeError:
-        letter["payload_base64"] = base64.b64encode(payload).decode()
-    return letter
-
-
-@dataclass
-class Live:
-    """The state that an endless source shares with its reader.
-
-    Args:
-        journal: The decisions.
-        dead_letters: The rows that could not be read.
-        tick_seconds: The source yields at least this often, so that its reader can stop.
-        lag: Rows that wait at the source; None = unknown.
-        clock: Returns seconds since 1970; tests replace it.
-
-    Example: `dataset.live.journal = Journal("run/journal")` before the first batch is read.
-    """
-
-    journal: Journal = field(default_factory=Journal)
-    dead_letters: DeadLetters = field(default_factory=DeadLetters)
-    tick_seconds: float = 0.2
-    lag: int | None = None
-    clock: Callable[[], float] = time.time
-
-    def now(self) -> int:
-        """Return the clock in microseconds since 1970."""
-        return int(self.clock() * 1e6)

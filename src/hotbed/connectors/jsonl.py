@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.json as pajson
@@ -28,25 +30,21 @@ class Jsonl(LineSource):
     Example: `hb.sources.Jsonl("events/*.jsonl.gz")`
     """
 
+    endings: ClassVar[Mapping[str, Mapping[str, Any]]] = {".jsonl": {}, ".ndjson": {}, ".json": {}}
     path: Paths
 
-    def schema(self) -> pa.Schema:
-        cached: pa.Schema | None = self.__dict__.get("_schema")
-        if cached is None:
-            file = self.first_file()
-            try:
-                with Section(file).open() as stream:
-                    lines = [line for line in next(blocks(stream), []) if line.strip()]
-            except OSError as error:
-                raise DecodeError(
-                    f"{file}: cannot be read, got {error}. Write the file again.", file
-                ) from error
-            # Arrow reads some strings as times; the Time role parses them itself, with zones.
-            cached = pa.schema(
-                [(column.name, plain_type(column.type)) for column in infer_json(lines, file)]
-            )
-            object.__setattr__(self, "_schema", cached)
-        return cached
+    def infer(self) -> pa.Schema:
+        file = self.first_file()
+        try:
+            with Section(file).open() as stream:
+                lines = [line for line in next(blocks(stream), []) if line.strip()]
+        except OSError as error:
+            raise DecodeError(
+                f"{file}: cannot be read, got {error}. Write the file again.", file
+            ) from error
+        # Arrow reads some strings as times; the Time role parses them itself, with zones.
+        inferred = infer_json(lines, file)
+        return pa.schema([(column.name, plain_type(column.type)) for column in inferred])
 
     def rows_end(self, section: Section) -> int:
         end = last_line_end(section)

@@ -8,15 +8,16 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
 from hotbed import checks
-from hotbed.connectors.journal import Live
 from hotbed.connectors.kafka_identity import Mark, TopicIdentity
 from hotbed.connectors.kafka_topic import PATIENCE_SECONDS, KafkaTopic, Message
+from hotbed.connectors.live import Live
 from hotbed.connectors.messages import Decoder, Json, decode_messages, wanted_types
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.position import OPENED, PLACE, TICK, Position
@@ -125,11 +126,11 @@ class Kafka(Source):
 
     def schema(self) -> pa.Schema:
         """Return the fields of the oldest messages; wait some seconds for the first message."""
-        cached: pa.Schema | None = self.__dict__.get("_schema")
-        if cached is None:
-            cached = _first_schema(self)
-            object.__setattr__(self, "_schema", cached)
-        return cached
+        return self._schema
+
+    @cached_property
+    def _schema(self) -> pa.Schema:
+        return _first_schema(self)
 
     def commit(self, position: Position) -> None:
         if self.group is None:

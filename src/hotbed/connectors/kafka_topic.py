@@ -8,9 +8,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hotbed.connectors.journal import Live
+from hotbed.connectors.kafka_client import kafka_library
 from hotbed.connectors.kafka_identity import Mark, TopicIdentity
-from hotbed.errors import ConfigError, DataError, MissingExtra
+from hotbed.connectors.live import Live
+from hotbed.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from hotbed.connectors.kafka import Kafka
@@ -58,7 +59,7 @@ class KafkaTopic:
     ) -> None:
         self.source = source
         self.live = live
-        self.kafka = client()
+        self.kafka = kafka_library()
         self.begins = dict(begins)
         self.pending: dict[int, list[Message]] = {}
         self.fetched: dict[int, int] = {}
@@ -456,15 +457,3 @@ class KafkaTopic:
 
 class _Doubt(Exception):
     """The topic contradicts the position, but this may pass."""
-
-
-def client() -> Any:
-    """Return the module confluent_kafka, which the extra installs."""
-    try:
-        import confluent_kafka
-        import confluent_kafka.admin
-    except ImportError as error:
-        raise MissingExtra(
-            "kafka: confluent_kafka is not installed. Install it: pip install hotbed[kafka]"
-        ) from error
-    return confluent_kafka

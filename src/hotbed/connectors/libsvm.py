@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -34,10 +35,11 @@ class Libsvm(LineSource):
     Format: https://www.csie.ntu.edu.tw/~cjlin/libsvm/
     """
 
+    endings: ClassVar[Mapping[str, Mapping[str, Any]]] = {".svm": {}, ".libsvm": {}}
     path: Paths
     binary: bool = True
 
-    def schema(self) -> pa.Schema:
+    def infer(self) -> pa.Schema:
         return pa.schema(
             [
                 ("label", pa.float64()),

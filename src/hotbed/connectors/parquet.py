@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -31,12 +32,10 @@ class Parquet(FileSource):
     Example: `hb.sources.Parquet("events/day=*/part-*.parquet")`
     """
 
+    endings: ClassVar[Mapping[str, Mapping[str, Any]]] = {".parquet": {}, ".pq": {}}
     path: Paths
 
-    def schema(self) -> pa.Schema:
-        cached: pa.Schema | None = self.__dict__.get("_schema")
-        if cached is not None:
-            return cached
+    def infer(self) -> pa.Schema:
         return _open(self.files()[0]).schema_arrow.remove_metadata()
 
     def num_rows(self) -> int:

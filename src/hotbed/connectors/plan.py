@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from hotbed.connectors.journal import Live
+from hotbed.connectors.live import Live
 from hotbed.errors import printable
 
 logger = logging.getLogger("hotbed.connectors")

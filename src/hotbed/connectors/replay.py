@@ -12,8 +12,8 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from hotbed.connectors.journal import Live
 from hotbed.connectors.late_labels import Events, LabelJoin, LateLabels
+from hotbed.connectors.live import Live
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.position import PLACE, TICK, Position
 from hotbed.connectors.source import Source, not_endless

@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -191,13 +190,14 @@ class Slice(Source):
         if not self._is_fraction():
             stop_row = None if self.stop is None else int(self.stop)
             return int(self.start), stop_row
-        cached: tuple[int, int] | None = self.__dict__.get("_bounds")
-        if cached is None:
-            count = self.source.count_rows()
-            stop = 1.0 if self.stop is None else self.stop
-            cached = round(self.start * count), round(stop * count)
-            object.__setattr__(self, "_bounds", cached)
-        return cached
+        return self._bounds
+
+    @cached_property
+    def _bounds(self) -> tuple[int, int]:
+        """Start and stop of fractions, as row numbers."""
+        count = self.source.count_rows()
+        stop = 1.0 if self.stop is None else self.stop
+        return round(self.start * count), round(stop * count)
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ class Sort(Source):
         return self.source.schema()
 
     def num_rows(self) -> int:
-        return int(self._sorted().num_rows)
+        return int(self._sorted.num_rows)
 
     def locate(self, position: Position, back: int) -> Place:
         return Place(f"the source sorted by {self.by}", int(position["row"]) - back + 1)
@@ -231,23 +231,20 @@ class Sort(Source):
         batch_rows: int = READ_ROWS,
         plan: ReadPlan = READ_ALL,
     ) -> Iterator[tuple[pa.RecordBatch, Position]]:
-        return rows_of(self._sorted(), position, batch_rows, plan)
+        return rows_of(self._sorted, position, batch_rows, plan)
 
+    @cached_property
     def _sorted(self) -> pa.Table:
-        cached: pa.Table | None = self.__dict__.get("_table")
-        if cached is None:
-            table = _read_table(self.source)
-            if self.by not in table.schema.names:
-                raise SchemaError(
-                    f"sort: no column {self.by!r} to sort by; the source has {table.schema.names}. "
-                    "Correct `by`."
-                )
-            # ties keep their order by row
-            keys = pa.table({"by": table[self.by], "row": np.arange(table.num_rows)})
-            indices = pc.sort_indices(keys, sort_keys=[("by", "ascending"), ("row", "ascending")])
-            cached = table.take(indices).combine_chunks()
-            object.__setattr__(self, "_table", cached)
-        return cached
+        """All rows in their order."""
+        table = _read_table(self.source)
+        if self.by not in table.schema.names:
+            raise SchemaError(
+                f"sort: no column {self.by!r} to sort by, got {table.schema.names}. Correct `by`."
+            )
+        # ties keep their order by row
+        keys = pa.table({"by": table[self.by], "row": np.arange(table.num_rows)})
+        indices = pc.sort_indices(keys, sort_keys=[("by", "ascending"), ("row", "ascending")])
+        return table.take(indices).combine_chunks()
 
 
 @dataclass(frozen=True)
@@ -315,7 +312,7 @@ class Join(Source):
     ) -> Iterator[tuple[pa.RecordBatch, Position]]:
         schema = self.schema()
         left = self.source.schema()
-        side = self._side()
+        side = self._side
         wanted = [name for name in schema.names if plan.columns is None or name in plan.columns]
         left_columns = tuple(name for name in left.names if name in wanted or name in self._keys())
         added = [name for name in wanted if name not in left.names]
@@ -344,18 +341,17 @@ class Join(Source):
             return [self.on]
         return list(self.on)
 
+    @cached_property
     def _side(self) -> pa.Table:
-        cached: pa.Table | None = self.__dict__.get("_table")
-        if cached is None:
-            cached = _read_table(self.table).combine_chunks()
-            unique = cached.group_by(self._keys()).aggregate([]).num_rows
-            if unique != cached.num_rows:
-                raise DataError(
-                    f"join: {cached.num_rows - unique} rows of the side table repeat a key of "
-                    f"{self._keys()}. Make the keys unique."
-                )
-            object.__setattr__(self, "_table", cached)
-        return cached
+        """All rows of the side table."""
+        table = _read_table(self.table).combine_chunks()
+        num_unique = table.group_by(self._keys()).aggregate([]).num_rows
+        if num_unique != table.num_rows:
+            raise DataError(
+                f"join: keys {self._keys()} of the side table must be unique, got "
+                f"{table.num_rows - num_unique} rows that repeat one. Leave them out."
+            )
+        return table
 
 
 def _match(batch: pa.RecordBatch, side_keys: pa.Table) -> pa.Array:
@@ -395,22 +391,6 @@ def rows_of(
 
 def _read_table(source: Source) -> pa.Table:
     return pa.Table.from_batches([batch for batch, _ in source.read()], schema=source.schema())
-
-
-def check_source(source: Any) -> None:
-    """Raise ConfigError, with the source to use instead, if `source` is not a Source."""
-    if isinstance(source, Source):
-        return
-    if not isinstance(source, (str, os.PathLike)):
-        kind = type(source).__name__
-        advice = "Give a value of hb.sources, such as hb.sources.Memory(columns)."
-        raise ConfigError(f"dataset.source: not a source, got {kind}. {advice}")
-    path = os.fspath(source)
-    kinds = {".parquet": "Parquet", ".jsonl": "Jsonl", ".svm": "Libsvm", ".libsvm": "Libsvm"}
-    kind = kinds.get(os.path.splitext(path)[1].lower(), "Csv")
-    raise ConfigError(
-        f"dataset.source: not a source, got {path!r}. Give hb.sources.{kind}({path!r})."
-    )
 
 
 def not_endless(source: Source, what: str) -> None:

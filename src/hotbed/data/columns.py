@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hotbed import config
-from hotbed.data.transforms import Split, Transform
+from hotbed.data.transforms import Transform
 from hotbed.errors import SchemaError
 
 _LISTS = {
@@ -141,7 +141,7 @@ def apply(transform: Transform, values: pa.Array, context: Any) -> pa.Array:
     """Return `transform` applied to a column, or to the items of a list column."""
     if not is_list(values.type):
         return transform.apply(values, context)
-    if isinstance(transform, Split) or transform.inputs():
+    if not transform.by_item or transform.inputs():
         raise SchemaError(
             f"{type(transform).__name__}: expected single values, got a column of {values.type}. "
             "Apply it before Split."

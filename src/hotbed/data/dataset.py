@@ -15,10 +15,11 @@ import numpy as np
 import pyarrow as pa
 
 from hotbed import checks
-from hotbed.connectors.journal import Live
+from hotbed.connectors.endings import check_source
+from hotbed.connectors.live import Live
 from hotbed.connectors.plan import READ_ROWS, ReadPlan, Skips
 from hotbed.connectors.position import OPENED, PLACE, Position
-from hotbed.connectors.source import Source, check_source
+from hotbed.connectors.source import Source
 from hotbed.data.batch import Batch
 from hotbed.data.columns import require_columns
 from hotbed.data.encode import Encoder

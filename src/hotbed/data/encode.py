@@ -40,7 +40,6 @@ from hotbed.data.schema import (
     shape_of,
     type_of,
 )
-from hotbed.data.transforms import Cross, Hash
 from hotbed.errors import DataError, DecodeError, SchemaError
 
 Aside = Callable[[pa.RecordBatch, str, str], None]
@@ -272,7 +271,7 @@ class Encoder:
         if (column.name, kind.id) in self._noted:
             return
         self._noted.add((column.name, kind.id))
-        if column.transforms and isinstance(column.transforms[-1], Hash | Cross):
+        if column.transforms and column.transforms[-1].gives_ids:
             return  # these hash integers and strings into ids of their own
         table = column.table or column.name
         if pa.types.is_dictionary(kind):

@@ -15,7 +15,7 @@ from hotbed import checks, config
 from hotbed.connectors import times
 from hotbed.connectors.source import Source, not_endless
 from hotbed.data.fit import fit
-from hotbed.data.transforms import Extract, Map, Transform
+from hotbed.data.transforms import Transform
 from hotbed.errors import ConfigError, SchemaError
 
 Type = Literal["text", "integer", "number", "mixed"]
@@ -36,6 +36,11 @@ class Column(ABC):
     def source(self) -> str:
         """The raw column that is read."""
         return self.column or self.name
+
+    @property
+    def reads_numbers(self) -> bool:
+        """Whether the raw column is read as numbers, also if it holds text."""
+        return False
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,10 @@ class Label(Column):
                 f"label {self.name!r}: threshold and positive exclude each other, got "
                 f"threshold={self.threshold} and positive={self.positive!r}. Give one of them."
             )
+
+    @property
+    def reads_numbers(self) -> bool:
+        return self.positive is None
 
 
 @dataclass(frozen=True)
@@ -89,6 +98,10 @@ class Weight(Column):
     name: str
     column: str | None = None
 
+    @property
+    def reads_numbers(self) -> bool:
+        return True
+
 
 @dataclass(frozen=True)
 class Dense(Column):
@@ -106,6 +119,10 @@ class Dense(Column):
         object.__setattr__(self, "transforms", tuple(self.transforms))
         where = f"dense {self.name!r}: width"
         checks.at_least(where, self.width, 1, "Give the length of its lists.")
+
+    @property
+    def reads_numbers(self) -> bool:
+        return not (self.transforms and self.transforms[0].reads_text)
 
 
 @dataclass(frozen=True)
@@ -248,17 +265,10 @@ class Schema:
         """
         numbers: dict[str, bool] = {}
         for column in self.columns:
-            text = isinstance(column, Label) and column.positive is not None
-            text = text or (
-                isinstance(column, Dense)
-                and bool(column.transforms)
-                and isinstance(column.transforms[0], (Extract, Map))
-            )
-            fits = isinstance(column, (Label, Weight, Dense)) and not text
-            numbers[column.source] = fits and numbers.get(column.source, True)
+            numbers[column.source] = column.reads_numbers and numbers.get(column.source, True)
             for transform in getattr(column, "transforms", ()):
                 numbers.update(dict.fromkeys(transform.inputs(), False))
-        return {name: pa.float64() for name, fits in numbers.items() if fits}
+        return {name: pa.float64() for name, is_number in numbers.items() if is_number}
 
     def fit(self, source: Source) -> Schema:
         """Return a schema with fitted transforms: means, quantiles, vocabularies.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import polars as pl
@@ -63,6 +63,15 @@ class Transform(ABC):
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
         """Return the transformed values; `values` is flat (lists are transformed item by item)."""
 
+    reads_text: ClassVar[bool] = False
+    """Whether the transform reads text; a column that begins with it is not parsed as numbers."""
+
+    gives_ids: ClassVar[bool] = False
+    """Whether text and integers become ids of their own, which do not clash in a table."""
+
+    by_item: ClassVar[bool] = True
+    """Whether a list is transformed item by item; else a column must hold single values."""
+
     def inputs(self) -> Sequence[str]:
         """Return the names of other raw columns that the transform reads."""
         return ()
@@ -84,6 +93,9 @@ class Hash(Transform):
     64 bits.
     """
 
+    reads_text: ClassVar[bool] = True
+    gives_ids: ClassVar[bool] = True
+
     bins: int | None = None
     seed: int = 0
 
@@ -102,6 +114,8 @@ class Cross(Transform):
 
     Example: `Id("user_hour", column="user", transforms=[Cross(["hour"])])`
     """
+
+    gives_ids: ClassVar[bool] = True
 
     with_: Sequence[str]
     bins: int | None = None
@@ -284,6 +298,9 @@ class Split(Transform):
     Example: `"Comedy|Drama"` becomes Comedy and Drama.
     """
 
+    reads_text: ClassVar[bool] = True
+    by_item: ClassVar[bool] = False
+
     delimiter: str = "|"
 
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
@@ -313,6 +330,8 @@ class Map(Transform):
     Without a vocabulary, `Schema.fit` learns the values that occur at least `min_count` times, most
     frequent first, at most `max_size` of them.
     """
+
+    reads_text: ClassVar[bool] = True
 
     vocabulary: Sequence[str | int] | None = None
     min_count: int = 1
@@ -353,6 +372,8 @@ class Extract(Transform):
 
     Example: `Id("year", column="title", transforms=[Extract(r"\((\d{4})\)\s*$", number=True)])`
     """
+
+    reads_text: ClassVar[bool] = True
 
     pattern: str
     number: bool = False

@@ -7,14 +7,14 @@ import csv
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import polars as pl
 import pyarrow as pa
 
 from hotbed import config
-from hotbed.connectors import Csv, Jsonl, Parquet, Source
-from hotbed.connectors.files import SAMPLE_BYTES
+from hotbed.connectors import Csv, Libsvm, Source
+from hotbed.connectors.endings import FILE_KINDS, source_for
+from hotbed.connectors.files import SAMPLE_BYTES, ending_of
 from hotbed.errors import ConfigError, SchemaError
 from hotbed.job.roles import (
     Line,
@@ -27,6 +27,11 @@ from hotbed.job.roles import (
 )
 
 SAMPLE_ROWS = 100_000
+_WEIGHTED_IDS = Line(
+    "id",
+    "{kind: id, name: features, column: indices, weights: values}",
+    "the features of each line, weighted by their values",
+)
 
 
 def draft(path: str, label: str | None = None, columns: Sequence[str] | None = None) -> str:
@@ -61,6 +66,8 @@ def draft(path: str, label: str | None = None, columns: Sequence[str] | None = N
         raise SchemaError(_no_label(path, name, frame.columns))
     time = find_time(frame, name)
     lines = _lines(frame, name, time)
+    if isinstance(source, Libsvm):
+        lines = [label_line(frame[name]), _WEIGHTED_IDS]
     if not any(line.role in ("id", "dense") for line in lines):
         raise SchemaError(
             f"{path}: no column to predict from, got {', '.join(frame.columns)}. Add features."
@@ -105,21 +112,14 @@ def source_of(path: str) -> Source:
     Raises:
         ConfigError: the ending is unknown.
     """
-    suffixes = [suffix.lower() for suffix in Path(path).suffixes]
-    endings = [suffix for suffix in suffixes if suffix not in (".gz", ".zst", ".bz2")]
-    ending = endings[-1] if endings else ""
-    if ending in (".csv", ".txt"):
-        return Csv(path)
-    if ending == ".tsv":
-        return Csv(path, delimiter="\t")
-    if ending in (".jsonl", ".json", ".ndjson"):
-        return Jsonl(path)
-    if ending in (".parquet", ".pq"):
-        return Parquet(path)
-    raise ConfigError(
-        f"{path}: unknown kind of file, got {ending or 'no ending'!r}. Give csv, tsv, jsonl or "
-        "parquet."
-    )
+    source = source_for(path)
+    if source is None:
+        endings = ", ".join(ending for kind in FILE_KINDS for ending in kind.endings)
+        raise ConfigError(
+            f"{path}: unknown kind of file, got {ending_of(path) or 'no ending'!r}. Give a file "
+            f"that ends in one of {endings}."
+        )
+    return source
 
 
 def _named(source: Csv, path: str, columns: Sequence[str] | None) -> Csv:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from hotbed.connectors.journal import Live
+from hotbed.connectors.live import Live
 from hotbed.connectors.memory import Memory
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.position import OPENED, PLACE, TICK, Position

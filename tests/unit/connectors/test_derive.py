@@ -75,7 +75,7 @@ def test_a_join_may_have_several_keys() -> None:
 
 
 def test_a_join_refuses_what_is_ambiguous() -> None:
-    with pytest.raises(DataError, match="1 rows of the side table repeat a key"):
+    with pytest.raises(DataError, match="must be unique, got 1 rows that repeat one"):
         column(EVENTS.join(Memory({"item": [1, 1], "x": [1, 2]}), on="item"), "x")
     with pytest.raises(SchemaError, match="both sides have a column 'n'"):
         EVENTS.join(Memory({"item": [1], "n": [1]}), on="item").schema()

@@ -60,7 +60,7 @@ def compacted(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, int]]:
         def __getattr__(self, name: str) -> Any:
             return getattr(kafka, name)
 
-    monkeypatch.setattr(kafka_topic, "client", Client)
+    monkeypatch.setattr(kafka_topic, "kafka_library", Client)
     return gone
 
 

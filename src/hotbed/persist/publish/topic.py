@@ -14,7 +14,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hotbed.connectors.kafka import Kafka
-from hotbed.errors import FormatError, MissingExtra, PersistError
+from hotbed.connectors.kafka_client import kafka_library
+from hotbed.errors import FormatError, PersistError
 from hotbed.files import local_path
 from hotbed.persist.format import CheckpointWriter, Link, Saved, open_checkpoint, open_link
 from hotbed.persist.manifest import unsealed
@@ -74,7 +75,7 @@ class PublishTopic(Publisher):
         return Link(LocalStore(Path()), head["folder"], unsealed(bytes(data), place))
 
     def _send(self, link: Link) -> None:
-        kafka = _confluent()
+        kafka = kafka_library()
         failed: list[Any] = []
         options = {
             **_client(self._kafka),
@@ -243,16 +244,6 @@ def _unframed(value: bytes) -> tuple[dict[str, Any], memoryview]:
 # --- the client ---------------------------------------------------------------------------------
 
 
-def _confluent() -> Any:
-    try:
-        import confluent_kafka
-    except ImportError as error:
-        raise MissingExtra(
-            "a topic needs confluent_kafka — it is not installed — pip install hotbed[kafka]"
-        ) from error
-    return confluent_kafka
-
-
 def _client(kafka: Kafka) -> dict[str, Any]:
     """Options that producers and consumers share."""
     given = kafka.client_options()
@@ -264,11 +255,11 @@ def _client(kafka: Kafka) -> dict[str, Any]:
 
 
 def _consumer(kafka: Kafka) -> Any:
-    return _confluent().Consumer({**kafka.client_options(), "enable.partition.eof": False})
+    return kafka_library().Consumer({**kafka.client_options(), "enable.partition.eof": False})
 
 
 def _place(kafka: Kafka, offset: int) -> Any:
-    return _confluent().TopicPartition(kafka.topic, 0, offset)
+    return kafka_library().TopicPartition(kafka.topic, 0, offset)
 
 
 def _next(consumer: Any, topic: str) -> Any:
@@ -285,7 +276,7 @@ def _next(consumer: Any, topic: str) -> Any:
 def _ends(consumer: Any, partition: Any) -> tuple[int, int]:
     try:
         low, high = consumer.get_watermark_offsets(partition, timeout=_CONNECT_SECONDS)
-    except _confluent().KafkaException as error:
+    except kafka_library().KafkaException as error:
         raise PersistError(
             f"topic {partition.topic}: cannot be read — received {error} — create it with one "
             "partition, or "

@@ -13,12 +13,9 @@ import numpy as np
 
 from hotbed.config import did_you_mean
 from hotbed.data.schema import Dense, Id, Schema
-from hotbed.data.transforms import Extract, Hash, Map, Split
 from hotbed.errors import DataError
 from hotbed.serving.protocol.bodies import Bounds
 from hotbed.serving.protocol.tensors import PLAIN_DTYPES, ColumnValues, Tensor
-
-_TEXT_TRANSFORMS = (Split, Extract, Map, Hash)
 
 
 class TensorBlock(NamedTuple):
@@ -159,7 +156,7 @@ class ModelInputs:
         """Return the recorded types of raw columns, and "text" for those that must be text."""
         types = dict[str, str]()
         for column in self._features():
-            if column.transforms and isinstance(column.transforms[0], _TEXT_TRANSFORMS):
+            if column.transforms and column.transforms[0].reads_text:
                 types[column.source] = "text"
         return {**types, **self._schema.types}
 
