@@ -3,17 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hotbed import checks
-from hotbed.embedding.modules import TableModule, table_modules
+from hotbed.embedding.modules import TableModule, table_modules, update_tables
 from hotbed.embedding.modules.parameter import StepsTables, TableRows
-from hotbed.embedding.table import Step, Table
-from hotbed.errors import ConfigError, NonFiniteGradient
+from hotbed.embedding.table import Table
+from hotbed.errors import ConfigError
 from hotbed.optim.ranks import check_single_rank
 
 
@@ -61,11 +61,8 @@ class SparseOptimizer(torch.optim.Optimizer, StepsTables):
             for group, rows in zip(module.groups, module.rows, strict=True)
         ]
         super().__init__(groups, {"lr": 0.0})
-        owners: dict[int, int] = {}
-        for module in self._modules:
-            for table in module.tables:
-                owners[id(table.native)] = owners.get(id(table.native), 0) + 1
-        self._shared = any(count > 1 for count in owners.values())
+        num_tables = sum(len(module.tables) for module in self._modules)
+        self._shared = len(self.tables()) < num_tables  # a table in two modules steps once
 
     def __getstate__(self) -> dict[str, Any]:
         # modules first: a copy then finds the copies of their parameters
@@ -82,20 +79,8 @@ class SparseOptimizer(torch.optim.Optimizer, StepsTables):
 
         Nothing is changed.
         """
-        for module, step, grads in self._waiting():
-            if module.pending is None or module.pending.known_finite(grads):
-                continue
-            for number, (table, address) in enumerate(
-                zip(module.tables, module.addresses(step, grads), strict=True)
-            ):
-                bad = step.find_nonfinite(number, address)
-                if bad is not None:
-                    raise NonFiniteGradient(
-                        f"table {table.name!r}: the gradient of id {bad} is not finite; nothing "
-                        "was updated. Look at the loss.",
-                        table.name,
-                        bad,
-                    )
+        for module in self._modules:
+            module.gradients.check_finite()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -116,53 +101,19 @@ class SparseOptimizer(torch.optim.Optimizer, StepsTables):
             checks.finite_number(where, own["lr"], least=0)
             for table in own["params"][0].tables:
                 table.watch_rate(own["lr"])
-        rates = {id(rows): float(own["lr"]) for own in self.param_groups for rows in own["params"]}
-        waiting = list(self._waiting())
-        steps = []
-        sums = []
-        lrs = []
-        for module, step, grads in waiting:
-            pending = module.pending
-            lr = [0.0] * len(module.tables)
-            steps.append(step)
-            if pending is not None and pending.holds(grads):
-                sums.append(pending.addresses)
-            else:
-                sums.append(module.addresses(step, grads))
-            for group, rows in zip(module.groups, module.rows, strict=True):
-                for table in group.tables:
-                    lr[table] = rates[id(rows)]
-            lrs.append(lr)
-            module.pending = None
-        if self._shared and len(steps) > 1:  # a table in two modules still steps once
-            lr_of = {
-                id(table.native): rate
-                for (module, _, _), lr in zip(waiting, lrs, strict=True)
-                for table, rate in zip(module.tables, lr, strict=True)
-            }
-            merged, arrays = Step.merge(steps, sums)
-            steps = [merged]
-            sums = [[array.__array_interface__["data"][0] for array in arrays]]
-            lrs = [[lr_of[id(native)] for native in merged.tables()]]
-        for step, addresses, lr in zip(steps, sums, lrs, strict=True):
-            step.apply(addresses, lr)
+        rate_of = {id(own["params"][0]): float(own["lr"]) for own in self.param_groups}
+        rates = [[rate_of[id(rows)] for rows in module.rows] for module in self._modules]
+        if self._shared:
+            update_tables(self._modules, rates)
+        else:
+            for module, own_rates in zip(self._modules, rates, strict=True):
+                module.update(own_rates)
         return loss
-
-    def _waiting(self) -> Iterator[tuple[TableModule, Step, list[Tensor]]]:
-        for module in self._modules:
-            grads = [rows.grad for rows in module.rows]
-            if module.pending is None or any(grad is None for grad in grads):
-                module.pending = None  # zero_grad() removed the gradients: nothing waits
-                continue
-            contiguous = [grad.contiguous() for grad in grads if grad is not None]
-            yield module, module.pending.step, contiguous
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients that wait."""
         for module in self._modules:
-            module.pending = None
-            for rows in module.rows:
-                rows.grad = None
+            module.gradients.drop()
 
 
 def _check_names(modules: Sequence[TableModule]) -> None:

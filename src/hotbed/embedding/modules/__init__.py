@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables as torch modules, for autograd, torch.compile and plain PyTorch loops."""
 
-from .base import TableModule, table_modules
+from .base import TableModule, table_modules, update_tables
 from .collection import EmbeddingCollection
 from .embedding import Embedding, EmbeddingBag
 from .inputs import Feature
@@ -20,4 +20,5 @@ __all__ = [
     "TableRows",
     "performed_by",
     "table_modules",
+    "update_tables",
 ]

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,23 +23,12 @@ from hotbed.embedding.table import POOLINGS, Step, Table
 from hotbed.errors import ConfigError
 
 from .compiled import Tickets, alive
-from .gradients import Pending, dense_rows
+from .gradients import Group, RowGradients, Sums, dense_rows
 from .inputs import Feature, HostIds
 from .lookup import LocalLookup, Lookup, Pooled
 from .parameter import TableRows
 from .plan import Plan
 from .state import Carrier
-
-
-@dataclass(frozen=True)
-class Group:
-    """Tables of one dim and rule, whose gradients share one parameter.
-
-    `tables`: their numbers in the module.
-    """
-
-    dim: int
-    tables: tuple[int, ...]
 
 
 class TableModule(Carrier, ABC):
@@ -94,7 +82,7 @@ class TableModule(Carrier, ABC):
             self.register_parameter(
                 f"rows_{number}", TableRows([self.tables[table] for table in group.tables])
             )
-        self.pending: Pending | None = None
+        self.gradients = RowGradients(self.tables, self.groups, self.rows)
         # connects the lookup to autograd; takes no gradient itself
         self.anchor = torch.zeros((), requires_grad=True)
         self.tickets = Tickets()  # of compiled lookups whose backward may still come
@@ -206,21 +194,7 @@ class TableModule(Carrier, ABC):
             flat = dense_rows(flat)
         # the tensors of these gradients must live until the native call has read them
         of_sequences = [None if grad is None else dense_rows(grad) for grad in sequences]
-        rows = self._gradient_rows(flat, of_sequences)
-        uniques = step.num_uniques()
-        grads = [
-            torch.empty(sum(uniques[t] for t in group.tables), group.dim) for group in self.groups
-        ]
-        addresses = self.addresses(step, grads)
-        finite = step.sum_gradients(rows, addresses)
-        if self.pending is not None and all(p.grad is not None for p in self.rows):
-            step, grads = self._merge(self.pending, step, grads)
-            addresses = self.addresses(step, grads)
-            # sums of finite sums may overflow: they must be checked again
-            finite = False
-        for parameter, grad in zip(self.rows, grads, strict=True):
-            parameter.grad = grad
-        self.pending = Pending(step, grads, addresses, [grad._version for grad in grads], finite)
+        self.gradients.add(step, self._gradient_rows(flat, of_sequences))
 
     def _gradient_rows(
         self, flat: Tensor | None, sequences: Sequence[Tensor | None]
@@ -262,35 +236,36 @@ class TableModule(Carrier, ABC):
             yield None if flat is None else flat[:, start : start + dim]
             start += dim
 
+    def update(self, rates: Sequence[float]) -> None:
+        """Apply the rule of each table to its rows whose gradients wait, once a row.
+
+        Args:
+            rates: the learning rate of each group of tables, see `groups`.
+        """
+        sums = self.gradients.take(rates)
+        if sums is not None:
+            sums.apply()
+
     def table_of(self, number: int) -> Table:
         """Return the table of a feature."""
         return self.tables[self._table_of[number]]
 
-    def addresses(self, step: Step, grads: Sequence[Tensor]) -> list[int]:
-        """Return the address of each table's first sum in the groups' tensors."""
-        uniques = step.num_uniques()
-        out = [0] * len(self.tables)
-        for group, grad in zip(self.groups, grads, strict=True):
-            address = grad.data_ptr()
-            for table in group.tables:
-                out[table] = address
-                address += 4 * group.dim * uniques[table]
-        return out
 
-    def _merge(
-        self, pending: Pending, step: Step, grads: list[Tensor]
-    ) -> tuple[Step, list[Tensor]]:
-        """Add the gradients of a micro-batch to those that wait already."""
-        earlier = [
-            dense_rows(parameter.grad) for parameter in self.rows if parameter.grad is not None
-        ]
-        both = [self.addresses(pending.step, earlier), self.addresses(step, grads)]
-        merged, sums = Step.merge([pending.step, step], both)
-        out = []
-        for group in self.groups:
-            parts = [torch.from_numpy(sums[table]).view(-1, group.dim) for table in group.tables]
-            out.append(torch.cat(parts) if len(parts) > 1 else parts[0])
-        return merged, out
+def update_tables(modules: Sequence[TableModule], rates: Sequence[Sequence[float]]) -> None:
+    """Update the tables of `modules` as `TableModule.update` does; a table in two steps once.
+
+    Args:
+        rates: the rates of each module.
+    """
+    parts = []
+    for module, own in zip(modules, rates, strict=True):
+        sums = module.gradients.take(own)
+        if sums is not None:
+            parts.append(sums)
+    if len(parts) > 1:
+        parts = [Sums.merge(parts)]
+    for part in parts:
+        part.apply()
 
 
 def table_modules(model: nn.Module) -> list[TableModule]:

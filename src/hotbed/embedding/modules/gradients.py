@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gradients that a lookup gets back, until the optimizer applies them."""
+"""Gradients of a lookup: those of rows, which wait for an update, and those of weights."""
 
 from __future__ import annotations
 
@@ -12,16 +12,33 @@ from torch import Tensor
 
 from hotbed.data.batch import Ids
 from hotbed.embedding.table import Step, Table
+from hotbed.errors import NonFiniteGradient
 
 from .inputs import int64
+from .parameter import TableRows
 
 
-@dataclass
+@dataclass(frozen=True)
+class Group:
+    """Tables of one dim and rule, whose gradients share one parameter.
+
+    `tables`: their numbers in the module.
+    """
+
+    dim: int
+    tables: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Pending:
-    """Gradients that wait for the optimizer: the distinct ids (`step`), a tensor of sums a group.
+    """Gradients that wait for an update.
 
-    `addresses`: the address of each table's first sum. `finite`: whether the sums were finite, at
-    these `versions` of the tensors.
+    Attributes:
+        step: the distinct ids of each table.
+        grads: their sums, a tensor a group.
+        addresses: of each table, the address of its first sum.
+        versions: those of the tensors when the sums were made.
+        finite: whether the sums were finite then.
     """
 
     step: Step
@@ -32,12 +49,172 @@ class Pending:
 
     def known_finite(self, grads: Sequence[Tensor]) -> bool:
         """Return True when the sums were finite and nothing has changed them since."""
-        versions = [grad._version for grad in grads]
-        return self.finite and self.holds(grads) and self.versions == versions
+        if not self.finite or not self.holds(grads):
+            return False
+        return self.versions == [grad._version for grad in grads]
 
     def holds(self, grads: Sequence[Tensor]) -> bool:
         """Return True when these are the tensors that backward left, whatever their values are."""
         return all(grad is own for grad, own in zip(grads, self.grads, strict=True))
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Gradients summed by id, with the learning rates of the step that applies them.
+
+    Attributes:
+        tables: the tables that are updated.
+        step: the distinct ids of each table.
+        arrays: hold the sums; they must live until `apply` has read them.
+        addresses: of each table, the address of its first sum.
+        rates: of each table, its learning rate.
+    """
+
+    tables: Sequence[Table]
+    step: Step
+    arrays: Sequence[Any]
+    addresses: list[int]
+    rates: list[float]
+
+    def apply(self) -> None:
+        """Apply one step of each table's rule to its rows that have a sum."""
+        self.step.apply(self.addresses, self.rates)
+
+    @staticmethod
+    def merge(parts: Sequence[Sums]) -> Sums:
+        """Return the sums of all parts, each table once."""
+        steps = [part.step for part in parts]
+        step, arrays = Step.merge(steps, [part.addresses for part in parts])
+        rates: dict[Table, float] = {}  # in the order of merge: as the tables come first
+        for part in parts:
+            rates.update(zip(part.tables, part.rates, strict=True))
+        addresses = [array.__array_interface__["data"][0] for array in arrays]
+        return Sums(list(rates), step, arrays, addresses, list(rates.values()))
+
+
+class RowGradients:
+    """The gradients of a module's rows, from a backward pass until an update.
+
+    They are summed by id and lie in `.grad` of the parameter of each group, where clipping and
+    GradScaler find them. `zero_grad()` drops them by setting `.grad` to None.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        groups: Sequence[Group],
+        parameters: Sequence[TableRows],
+    ) -> None:
+        self._tables = tables
+        self._groups = groups
+        self._parameters = parameters
+        self._pending: Pending | None = None
+
+    def add(self, step: Step, rows: list[tuple[int, int]]) -> None:
+        """Sum the gradients of a lookup's results by id, and add them to those that wait.
+
+        Args:
+            step: the plan of the lookup.
+            rows: of each feature, the address and the stride of its gradient.
+        """
+        uniques = step.num_uniques()
+        grads = []
+        for group in self._groups:
+            num_uniques = sum(uniques[table] for table in group.tables)
+            grads.append(torch.empty(num_uniques, group.dim))
+        addresses = self._addresses(step, grads)
+        finite = step.sum_gradients(rows, addresses)
+        earlier = self._waiting()
+        if self._pending is not None:
+            step, grads = self._merge(self._pending.step, earlier, step, grads)
+            addresses = self._addresses(step, grads)
+            # sums of finite sums may overflow: they must be checked again
+            finite = False
+        for parameter, grad in zip(self._parameters, grads, strict=True):
+            parameter.grad = grad
+        versions = [grad._version for grad in grads]
+        self._pending = Pending(step, grads, addresses, versions, finite)
+
+    def check_finite(self) -> None:
+        """Raise NonFiniteGradient, naming table and id, if a waiting gradient is not finite."""
+        grads = self._waiting()
+        if self._pending is None or self._pending.known_finite(grads):
+            return
+        step = self._pending.step
+        addresses = self._addresses(step, grads)
+        for number, table in enumerate(self._tables):
+            bad = step.find_nonfinite(number, addresses[number])
+            if bad is not None:
+                raise NonFiniteGradient(
+                    f"table {table.name!r}: the gradient of id {bad} is not finite; nothing "
+                    "was updated. Look at the loss.",
+                    table.name,
+                    bad,
+                )
+
+    def take(self, rates: Sequence[float]) -> Sums | None:
+        """Return the gradients that wait, None if there are none; afterwards none wait.
+
+        Args:
+            rates: the learning rate of each group.
+        """
+        grads = self._waiting()
+        pending = self._pending
+        if pending is None:
+            return None
+        self._pending = None
+        addresses = pending.addresses
+        if not pending.holds(grads):
+            addresses = self._addresses(pending.step, grads)
+        rate_of = [0.0] * len(self._tables)
+        for group, rate in zip(self._groups, rates, strict=True):
+            for number in group.tables:
+                rate_of[number] = rate
+        return Sums(self._tables, pending.step, grads, addresses, rate_of)
+
+    def drop(self) -> None:
+        """Drop the gradients that wait."""
+        self._pending = None
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def _waiting(self) -> list[Tensor]:
+        """Return the gradients of each group that wait, as they are now; [] for none."""
+        grads = [parameter.grad for parameter in self._parameters]
+        if self._pending is None or any(grad is None for grad in grads):
+            self._pending = None
+            return []
+        return [grad.contiguous() for grad in grads if grad is not None]
+
+    def _addresses(self, step: Step, grads: Sequence[Tensor]) -> list[int]:
+        """Return the address of each table's first sum in the groups' tensors."""
+        uniques = step.num_uniques()
+        addresses = [0] * len(self._tables)
+        for group, grad in zip(self._groups, grads, strict=True):
+            address = grad.data_ptr()
+            for table in group.tables:
+                addresses[table] = address
+                address += 4 * group.dim * uniques[table]
+        return addresses
+
+    def _merge(
+        self,
+        earlier: Step,
+        earlier_grads: Sequence[Tensor],
+        step: Step,
+        grads: Sequence[Tensor],
+    ) -> tuple[Step, list[Tensor]]:
+        """Add the gradients of a micro-batch to those that wait already."""
+        rows = [dense_rows(grad) for grad in earlier_grads]
+        addresses = [self._addresses(earlier, rows), self._addresses(step, grads)]
+        merged, sums = Step.merge([earlier, step], addresses)
+        merged_grads = []
+        for group in self._groups:
+            parts = [torch.from_numpy(sums[table]).view(-1, group.dim) for table in group.tables]
+            if len(parts) > 1:
+                parts = [torch.cat(parts)]
+            merged_grads.append(parts[0])
+        return merged, merged_grads
 
 
 @dataclass(frozen=True)

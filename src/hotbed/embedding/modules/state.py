@@ -137,7 +137,7 @@ class Carrier(nn.Module, ABC):
         """Return a module over copies of the tables; modules sharing a table share its copy."""
         copied = self.__class__.__new__(self.__class__)
         memo[id(self)] = copied
-        own = ("pending", "anchor", "tickets", "number", "_parameters")
+        own = ("gradients", "anchor", "tickets", "number", "_parameters")
         for name, value in self.__dict__.items():
             if name not in own:
                 copied.__dict__[name] = copy.deepcopy(value, memo)
