@@ -94,7 +94,7 @@ struct Workload {
     for (int t = 0; t < size.tables; t++) {
       TableConfig config;
       config.name = std::to_string(t), config.name_hash = mix64(static_cast<uint64_t>(t)), config.dim = size.dim;
-      config.rule.kind = RuleKind::kRowwiseAdagrad, config.rule.eps = 1e-10;
+      config.rule = Rule("RowwiseAdagrad").with("eps", 1e-10);
       tables.push_back(std::make_shared<Table>(config));
       features.push_back({t, Pooling::kSum});
     }

@@ -196,25 +196,23 @@ void load_scalars(Table& table, uint64_t step, int64_t watermark, uint64_t calls
   table.load_scalars(step, watermark, calls, std::move(history));
 }
 
+Scope scope_named(const std::string& name) {
+  if (name == "touched") return Scope::kTouched;
+  if (name == "all") return Scope::kAll;
+  if (name == "catch_up") return Scope::kCatchUp;
+  throw std::invalid_argument("rule: unknown scope, got '" + name + "'. Use touched, all or catch_up.");
+}
+
 void init_values(nb::module_& m) {
-  nb::class_<Rule>(m, "Rule")
-      .def(nb::init<>())
-      .def_prop_rw(
-          "kind", [](const Rule& r) { return static_cast<int>(r.kind); },
-          [](Rule& r, int kind) { r.kind = static_cast<RuleKind>(kind); })
-      .def_prop_rw(
-          "scope", [](const Rule& r) { return static_cast<int>(r.scope); },
-          [](Rule& r, int scope) { r.scope = static_cast<Scope>(scope); })
-      .def_rw("lr", &Rule::lr)
-      .def_rw("beta1", &Rule::beta1)
-      .def_rw("beta2", &Rule::beta2)
-      .def_rw("eps", &Rule::eps)
-      .def_rw("decay", &Rule::decay)
-      .def_rw("beta", &Rule::beta)
-      .def_rw("l1", &Rule::l1)
-      .def_rw("l2", &Rule::l2)
-      .def_rw("clip", &Rule::clip)
-      .def_rw("initial_accumulator", &Rule::initial_accumulator);
+  nb::class_<Rule>(m, "Rule").def(
+      "__init__",
+      [](Rule* at, const std::string& name, const std::string& scope, const nb::dict& fields) {
+        Rule rule(name);
+        rule.scope = scope_named(scope);
+        for (const auto& [field, value] : fields) rule[nb::cast<std::string>(field)] = nb::cast<double>(value);
+        new (at) Rule(rule);
+      },
+      nb::arg("name"), nb::kw_only(), nb::arg("scope"), nb::arg("fields"));
   nb::class_<Admission>(m, "Admission")
       .def(nb::init<>())
       .def_prop_rw(

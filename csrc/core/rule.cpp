@@ -2,30 +2,88 @@
 #include "rule.h"
 
 #include <algorithm>
-#include <cmath>
+#include <cstring>
+#include <stdexcept>
+
+#include "rules.h"
 
 namespace hotbed {
+namespace {
+
+struct Entry {
+  RuleTraits traits;
+  RuleStep (*step)(const Rule& rule, double lr, uint64_t step);
+};
+
+template <class R>
+RuleStep step_of(const Rule& rule, double lr, uint64_t step) {
+  static_assert(sizeof(R) <= sizeof(RuleStep::constants));
+  const R constants = R::of(rule, lr, step);
+  RuleStep s{rule.kind, rounded(rule.l1), rounded(rule.l2), rounded(rule.clip), {}};
+  std::memcpy(s.constants, &constants, sizeof constants);
+  return s;
+}
+
+template <class... Rules>
+const std::vector<Entry>& entries_of(RuleList<Rules...>) {
+  static const std::vector<Entry> entries = {{Rules::kTraits, step_of<Rules>}...};
+  return entries;
+}
+
+const std::vector<Entry>& entries() { return entries_of(AllRules{}); }
+
+std::string joined(const std::vector<std::string>& words) {
+  std::string all;
+  for (const std::string& word : words) all += (all.empty() ? "" : ", ") + word;
+  return all;
+}
+
+}  // namespace
+
+std::vector<std::string> rule_names() {
+  std::vector<std::string> names;
+  for (const Entry& entry : entries()) names.push_back(entry.traits.name);
+  return names;
+}
+
+Rule::Rule(const std::string& name) {
+  const std::vector<std::string> names = rule_names();
+  const auto at = std::find(names.begin(), names.end(), name);
+  if (at == names.end())
+    throw std::invalid_argument("rule: unknown name, got '" + name + "'. Use one of " + joined(names) + ".");
+  kind = static_cast<int>(at - names.begin());
+}
+
+const RuleTraits& Rule::traits() const noexcept { return entries()[static_cast<size_t>(kind)].traits; }
+
+double& Rule::operator[](const std::string& field) {
+  if (field == "lr") return lr;
+  if (field == "l1") return l1;
+  if (field == "l2") return l2;
+  if (field == "clip") return clip;
+  for (int i = 0; i < RuleTraits::kMaxParameters && traits().parameters[i]; i++)
+    if (field == traits().parameters[i]) return parameters[i];
+  throw std::invalid_argument(std::string("rule ") + traits().name + ": unknown field, got '" + field +
+                              "'. Add it to the rule's traits.");
+}
+
+Rule& Rule::with(const std::string& field, double value) {
+  (*this)[field] = value;
+  return *this;
+}
+
+int Rule::state_width(int dim) const noexcept { return state_width_of(traits(), dim); }
+
+std::vector<float> Rule::initial_state(int dim) const {
+  std::vector<float> state(static_cast<size_t>(state_width(dim)), 0.0f);
+  for (int i = 0; i < RuleTraits::kMaxParameters && traits().parameters[i]; i++)
+    if (std::strcmp(traits().parameters[i], "initial_accumulator") == 0)
+      std::fill_n(state.begin(), traits().rowwise ? 1 : dim, rounded(parameters[i]));
+  return state;
+}
 
 RuleStep rule_step(const Rule& rule, double lr, uint64_t step) noexcept {
-  RuleStep s{};
-  s.kind = rule.kind;
-  s.lr = static_cast<float>(lr);
-  s.beta1 = static_cast<float>(rule.beta1);
-  s.one_minus_beta1 = static_cast<float>(1.0 - rule.beta1);
-  s.beta2 = static_cast<float>(rule.beta2);
-  s.one_minus_beta2 = static_cast<float>(1.0 - rule.beta2);
-  s.eps = static_cast<float>(rule.eps);
-  s.keep = static_cast<float>(1.0 - lr * rule.decay);
-  s.beta = static_cast<float>(rule.beta);
-  s.l1 = static_cast<float>(rule.l1);
-  s.l2 = static_cast<float>(rule.l2);
-  s.clip = static_cast<float>(rule.clip);
-  if (rule.kind == RuleKind::kAdam) {
-    const double t = static_cast<double>(step);
-    s.step_size = static_cast<float>(lr / (1.0 - std::pow(rule.beta1, t)));
-    s.root_bias = static_cast<float>(std::sqrt(1.0 - std::pow(rule.beta2, t)));
-  }
-  return s;
+  return entries()[static_cast<size_t>(rule.kind)].step(rule, lr, step);
 }
 
 void RateHistory::record(uint64_t step, double lr) {

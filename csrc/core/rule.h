@@ -1,45 +1,56 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a row is updated, as data. The arithmetic is in kernels.cpp; hotbed/embedding/rule.py holds the slow reference.
+// How a row is updated, as data: a rule has the name and the fields of its class in hotbed/embedding/rule.py. The rules
+// themselves are in rules.h.
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace hotbed {
 
-enum class RuleKind : uint8_t { kSgd, kMomentum, kNesterov, kAdagrad, kRowwiseAdagrad, kRmsProp, kAdam, kFtrl };
 enum class Scope : uint8_t { kTouched, kAll, kCatchUp };
 
-struct Rule {
-  RuleKind kind = RuleKind::kSgd;
-  Scope scope = Scope::kTouched;
-  double lr = 0.01;
-  double beta1 = 0.0;  // Momentum, Nesterov: momentum · Adam: beta1
-  double beta2 = 0.0;  // RmsProp: alpha · Adam: beta2
-  double eps = 1e-8;
-  double decay = 0.0;  // Adam, decoupled
-  double beta = 0.0;   // Ftrl
-  double l1 = 0.0, l2 = 0.0;
-  double clip = 0.0;  // 0 = off
-  double initial_accumulator = 0.0;
+struct RuleTraits {
+  static constexpr int kMaxParameters = 4;
 
-  // Floats of optimizer state in a row of `dim` lanes.
-  int state_width(int dim) const noexcept {
-    switch (kind) {
-      case RuleKind::kSgd: return 0;
-      case RuleKind::kRowwiseAdagrad: return 1;
-      case RuleKind::kAdam:
-      case RuleKind::kFtrl: return 2 * dim;
-      default: return dim;
-    }
-  }
+  const char* name;
+  const char* parameters[kMaxParameters] = {};  // the fields that only this rule has; null after the last
+  int num_accumulators = 0;                     // optimizer state: so many runs of `dim` floats a row …
+  bool rowwise = false;                         // … or of one float
+  bool proximal = false;  // l1 and l2 are part of the rule's own step; else they are added to the gradient
 };
 
-// Everything one step of the rule needs, in the precision it is applied in.
+struct Rule {
+  // Throws std::invalid_argument where there is no such rule.
+  explicit Rule(const std::string& name = "Sgd");
+
+  int kind;  // place in AllRules
+  Scope scope = Scope::kTouched;
+  double lr = 0.01;
+  double l1 = 0.0, l2 = 0.0;
+  double clip = 0.0;                                   // 0 = off
+  double parameters[RuleTraits::kMaxParameters] = {};  // as in the traits
+
+  const RuleTraits& traits() const noexcept;
+  // The value of a field; throws std::invalid_argument where the rule has no such field.
+  double& operator[](const std::string& field);
+  // Sets a field, so that rules can be written in one line.
+  Rule& with(const std::string& field, double value);
+
+  // Floats of optimizer state in a row of `dim` lanes.
+  int state_width(int dim) const noexcept;
+  // State of a new row: the first accumulator starts at `initial_accumulator`, where the rule has that field.
+  std::vector<float> initial_state(int dim) const;
+};
+
+std::vector<std::string> rule_names();
+
+// What one step needs, in the precision it is applied in.
 struct RuleStep {
-  RuleKind kind;
-  float lr, beta1, one_minus_beta1, beta2, one_minus_beta2, eps, keep, beta, l1, l2, clip;
-  float step_size, root_bias;  // Adam: lr / (1 - beta1^t), sqrt(1 - beta2^t)
+  int kind;
+  float l1, l2, clip;
+  alignas(float) unsigned char constants[8 * sizeof(float)];  // the rule's struct of rules.h
 };
 
 RuleStep rule_step(const Rule& rule, double lr, uint64_t step) noexcept;

@@ -30,7 +30,10 @@ TableFull::TableFull(std::string table, uint64_t needed, uint64_t capacity)
               std::to_string(capacity) + "; raise max_rows or use smaller batches") {}
 
 Table::Table(TableConfig config)
-    : config_(std::move(config)), key_(table_key(config_.seed, config_.name_hash)), rows_(layout_of(config_)) {
+    : config_(std::move(config)),
+      key_(table_key(config_.seed, config_.name_hash)),
+      initial_state_(config_.rule.initial_state(config_.dim)),
+      rows_(layout_of(config_)) {
   maps_.reserve(kPartitions);
   partitions_.resize(kPartitions);
   for (int p = 0; p < kPartitions; p++) {
@@ -176,13 +179,7 @@ void Table::start_row(uint32_t slot, int64_t id) {
     row.write(values.data(), nullptr);
     row.set_id(id);
   }
-  const RuleKind kind = config_.rule.kind;
-  const int accumulators = kind == RuleKind::kAdagrad || kind == RuleKind::kFtrl ? fields.dim
-                           : kind == RuleKind::kRowwiseAdagrad                   ? 1
-                                                                                 : 0;
-  float* state = row.state();
-  for (int i = 0; i < fields.state_width; i++)
-    state[i] = i < accumulators ? static_cast<float>(config_.rule.initial_accumulator) : 0.0f;
+  std::copy(initial_state_.begin(), initial_state_.end(), row.state());
   if (fields.has_updated) row.set_updated(static_cast<uint32_t>(step_));
   if (fields.has_seen) row.set_seen(INT64_MIN);
   if (fields.has_count) row.set_count(0);

@@ -217,6 +217,7 @@ class Table {
 
   TableConfig config_;
   uint64_t key_;
+  std::vector<float> initial_state_;  // optimizer state of a new row
   Rows rows_;
   std::vector<IdMap> maps_;  // by partition; side by side, since every lookup reads one
   std::vector<Partition> partitions_;

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -15,68 +17,71 @@ using namespace hotbed;
 
 namespace {
 
-const RuleKind kAll[] = {
-    RuleKind::kSgd,     RuleKind::kMomentum, RuleKind::kNesterov, RuleKind::kAdagrad, RuleKind::kRowwiseAdagrad,
-    RuleKind::kRmsProp, RuleKind::kAdam,     RuleKind::kFtrl};
-
-Rule rule_of(RuleKind kind, bool extras) {
-  Rule rule;
-  rule.kind = kind, rule.lr = 0.05, rule.eps = 1e-8;
-  rule.beta1 = 0.9, rule.beta2 = 0.99;
-  if (kind == RuleKind::kFtrl) rule.beta = 0.5, rule.initial_accumulator = 0.1;
+Rule rule_of(const std::string& name, bool extras) {
+  Rule rule(name);
+  rule.lr = 0.05;
+  const std::map<std::string, double> fields = {
+      {"momentum", 0.9}, {"alpha", 0.99}, {"beta1", 0.9},
+      {"beta2", 0.99},   {"eps", 1e-8},   {"decay", 0.0},
+      {"beta", 0.5},     {"power", -0.5}, {"initial_accumulator", name == "Ftrl" ? 0.1 : 0.0}};
+  for (int i = 0; i < RuleTraits::kMaxParameters && rule.traits().parameters[i]; i++)
+    rule.parameters[i] = fields.at(rule.traits().parameters[i]);
   if (extras) rule.l1 = 0.01, rule.l2 = 0.02, rule.clip = 1.5;
-  if (extras && kind == RuleKind::kAdam) rule.decay = 0.1;
+  if (extras && name == "Adam") rule["decay"] = 0.1;
   return rule;
 }
 
 double sign(double x) { return (x > 0) - (x < 0); }
 
 // One step as the papers have it.
-void reference(const Rule& r, double lr, int t, std::vector<double>& w, std::vector<double>& s, std::vector<double> g) {
+void reference(Rule r, double lr, int t, std::vector<double>& w, std::vector<double>& s, std::vector<double> g) {
+  const std::string name = r.traits().name;
   const size_t dim = w.size();
   double squares = 0;
   for (double x : g) squares += x * x;
   if (r.clip > 0 && std::sqrt(squares) > r.clip)
     for (double& x : g) x *= r.clip / std::sqrt(squares);
-  if (r.kind != RuleKind::kFtrl)
+  if (name != "Ftrl")
     for (size_t d = 0; d < dim; d++) g[d] += r.l2 * w[d] + r.l1 * sign(w[d]);
   squares = 0;
   for (double x : g) squares += x * x;
-  if (r.kind == RuleKind::kRowwiseAdagrad) s[0] += squares / static_cast<double>(dim);
-  for (size_t d = 0; d < dim; d++) switch (r.kind) {
-      case RuleKind::kSgd: w[d] -= lr * g[d]; break;
-      case RuleKind::kMomentum: s[d] = r.beta1 * s[d] + g[d], w[d] -= lr * s[d]; break;
-      case RuleKind::kNesterov: s[d] = r.beta1 * s[d] + g[d], w[d] -= lr * (g[d] + r.beta1 * s[d]); break;
-      case RuleKind::kAdagrad: s[d] += g[d] * g[d], w[d] -= lr * g[d] / (std::sqrt(s[d]) + r.eps); break;
-      case RuleKind::kRowwiseAdagrad: w[d] -= lr / (std::sqrt(s[0]) + r.eps) * g[d]; break;
-      case RuleKind::kRmsProp:
-        s[d] = r.beta2 * s[d] + (1 - r.beta2) * g[d] * g[d], w[d] -= lr * g[d] / (std::sqrt(s[d]) + r.eps);
-        break;
-      case RuleKind::kAdam: {
-        double &m = s[d], &v = s[dim + d];
-        w[d] *= 1 - lr * r.decay;
-        m = r.beta1 * m + (1 - r.beta1) * g[d], v = r.beta2 * v + (1 - r.beta2) * g[d] * g[d];
-        w[d] -= lr / (1 - std::pow(r.beta1, t)) * m / (std::sqrt(v) / std::sqrt(1 - std::pow(r.beta2, t)) + r.eps);
-        break;
-      }
-      case RuleKind::kFtrl: {
-        double &n = s[d], &z = s[dim + d];
-        const double grown = n + g[d] * g[d];
-        z += g[d] - (std::sqrt(grown) - std::sqrt(n)) / lr * w[d], n = grown;
-        w[d] = std::abs(z) <= r.l1 ? 0 : -(z - sign(z) * r.l1) / ((r.beta + std::sqrt(n)) / lr + r.l2);
-        break;
-      }
+  if (name == "RowwiseAdagrad") s[0] += squares / static_cast<double>(dim);
+  for (size_t d = 0; d < dim; d++) {
+    if (name == "Sgd") {
+      w[d] -= lr * g[d];
+    } else if (name == "Momentum") {
+      s[d] = r["momentum"] * s[d] + g[d], w[d] -= lr * s[d];
+    } else if (name == "Nesterov") {
+      s[d] = r["momentum"] * s[d] + g[d], w[d] -= lr * (g[d] + r["momentum"] * s[d]);
+    } else if (name == "Adagrad") {
+      s[d] += g[d] * g[d], w[d] -= lr * g[d] / (std::sqrt(s[d]) + r["eps"]);
+    } else if (name == "RowwiseAdagrad") {
+      w[d] -= lr / (std::sqrt(s[0]) + r["eps"]) * g[d];
+    } else if (name == "RmsProp") {
+      s[d] = r["alpha"] * s[d] + (1 - r["alpha"]) * g[d] * g[d], w[d] -= lr * g[d] / (std::sqrt(s[d]) + r["eps"]);
+    } else if (name == "Adam") {
+      const double beta1 = r["beta1"], beta2 = r["beta2"];
+      double &m = s[d], &v = s[dim + d];
+      w[d] *= 1 - lr * r["decay"];
+      m = beta1 * m + (1 - beta1) * g[d], v = beta2 * v + (1 - beta2) * g[d] * g[d];
+      w[d] -= lr / (1 - std::pow(beta1, t)) * m / (std::sqrt(v) / std::sqrt(1 - std::pow(beta2, t)) + r["eps"]);
+    } else {
+      REQUIRE(name == "Ftrl");
+      double &n = s[d], &z = s[dim + d];
+      const double grown = n + g[d] * g[d];
+      z += g[d] - (std::sqrt(grown) - std::sqrt(n)) / lr * w[d], n = grown;
+      w[d] = std::abs(z) <= r.l1 ? 0 : -(z - sign(z) * r.l1) / ((r["beta"] + std::sqrt(n)) / lr + r.l2);
     }
+  }
 }
 
 struct Batch {
   Batch(const Rule& rule, int dim, int n) : dim(dim), width(rule.state_width(dim)) {
     Draw draw(static_cast<uint64_t>(dim) * 31 + static_cast<uint64_t>(rule.kind));
-    values.resize(static_cast<size_t>(n * dim)), state.assign(static_cast<size_t>(n * width), 0.0f);
+    values.resize(static_cast<size_t>(n * dim));
     for (float& x : values) x = draw.around() * 0.1f;
-    if (rule.kind == RuleKind::kFtrl)
-      for (int i = 0; i < n; i++)
-        std::fill_n(state.begin() + i * width, dim, static_cast<float>(rule.initial_accumulator));
+    const std::vector<float> initial = rule.initial_state(dim);
+    for (int i = 0; i < n; i++) state.insert(state.end(), initial.begin(), initial.end());
     for (int i = 0; i < n; i++) w.push_back(values.data() + i * dim), s.push_back(state.data() + i * width);
   }
   int dim, width;
@@ -87,13 +92,13 @@ struct Batch {
 }  // namespace
 
 TEST_CASE("every rule follows its paper within float precision over 100 steps") {
-  for (RuleKind kind : kAll)
+  for (const std::string& name : rule_names())
     for (bool extras : {false, true})
       for (int dim : {1, 3, 16, 33}) {
-        CAPTURE(static_cast<int>(kind));
+        CAPTURE(name);
         CAPTURE(extras);
         CAPTURE(dim);
-        const Rule rule = rule_of(kind, extras);
+        const Rule rule = rule_of(name, extras);
         const int n = 5;
         Batch batch(rule, dim, n);
         std::vector<std::vector<double>> w, s;
@@ -123,10 +128,10 @@ TEST_CASE("every rule follows its paper within float precision over 100 steps") 
 
 TEST_CASE("every instruction set gives the same bits") {
   const std::string chosen = isa_name();
-  for (RuleKind kind : kAll)
+  for (const std::string& name : rule_names())
     for (bool extras : {false, true})
       for (int dim : {1, 2, 7, 16, 17, 64, 300, 1000}) {
-        const Rule rule = rule_of(kind, extras);
+        const Rule rule = rule_of(name, extras);
         const int n = 20;
         std::vector<float> values, state, grads(static_cast<size_t>(n * dim));
         Draw draw(5);
@@ -146,10 +151,39 @@ TEST_CASE("every instruction set gives the same bits") {
   CHECK_FALSE(set_isa("abacus"));
 }
 
+TEST_CASE("a rule starts its first accumulator where its field says, the others at zero") {
+  CHECK(rule_names() == std::vector<std::string>{"Sgd", "Momentum", "Nesterov", "Adagrad", "RowwiseAdagrad", "RmsProp",
+                                                 "Adam", "Ftrl"});
+  const std::map<std::string, std::vector<float>> expected = {{"Sgd", {}},
+                                                              {"Momentum", {0, 0}},
+                                                              {"Nesterov", {0, 0}},
+                                                              {"Adagrad", {0.5f, 0.5f}},
+                                                              {"RowwiseAdagrad", {0.5f}},
+                                                              {"RmsProp", {0, 0}},
+                                                              {"Adam", {0, 0, 0, 0}},
+                                                              {"Ftrl", {0.5f, 0.5f, 0, 0}}};
+  for (const auto& [name, state] : expected) {
+    CAPTURE(name);
+    Rule rule(name);
+    if (name == "Adagrad" || name == "RowwiseAdagrad" || name == "Ftrl") rule["initial_accumulator"] = 0.5;
+    CHECK(rule.initial_state(2) == state);
+    CHECK(rule.state_width(2) == static_cast<int>(state.size()));
+  }
+}
+
+TEST_CASE("names and fields that no rule has are refused") {
+  CHECK_THROWS_WITH_AS(Rule("Lion"),
+                       "rule: unknown name, got 'Lion'. Use one of Sgd, Momentum, Nesterov, Adagrad, RowwiseAdagrad, "
+                       "RmsProp, Adam, Ftrl.",
+                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(Rule("Sgd").with("momentum", 0.9),
+                       "rule Sgd: unknown field, got 'momentum'. Add it to the rule's traits.", std::invalid_argument);
+}
+
 TEST_CASE("no gradient is the same as a gradient of zeros") {
-  for (RuleKind kind : kAll)
+  for (const std::string& name : rule_names())
     for (bool extras : {false, true}) {
-      const Rule rule = rule_of(kind, extras);
+      const Rule rule = rule_of(name, extras);
       Batch with(rule, 16, 4), without(rule, 16, 4);
       const std::vector<float> zeros(4 * 16, 0.0f);
       for (uint64_t t = 1; t <= 5; t++) {

@@ -23,7 +23,7 @@ using Picture = std::map<int64_t, std::pair<std::vector<float>, int64_t>>;  // i
 std::shared_ptr<Table> make_table() {
   TableConfig c;
   c.name = std::string("t"), c.name_hash = hash_bytes("t", 1), c.dim = 3;
-  c.rule.kind = RuleKind::kAdagrad;
+  c.rule = Rule("Adagrad").with("eps", 1e-8);
   c.keep_seen = true, c.eviction.ttl = 40;
   return std::make_shared<Table>(c);
 }

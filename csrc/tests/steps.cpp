@@ -19,7 +19,7 @@ namespace {
 TableConfig config(const std::string& name, int dim) {
   TableConfig c;
   c.name = name, c.name_hash = hash_bytes(name.data(), name.size()), c.dim = dim;
-  c.rule.kind = RuleKind::kAdagrad, c.rule.eps = 1e-10;
+  c.rule = Rule("Adagrad").with("eps", 1e-10);
   return c;
 }
 
@@ -148,7 +148,7 @@ TEST_CASE("the same bits for 1, 2 and 4 threads, small and large batches") {
       CAPTURE(static_cast<int>(dtype));
       CAPTURE(batch);
       TableConfig a = config("a", 16), b = config("b", 5);
-      b.rule.kind = RuleKind::kAdam, b.rule.beta1 = 0.9, b.rule.beta2 = 0.99, b.rule.eps = 1e-8;
+      b.rule = Rule("Adam").with("beta1", 0.9).with("beta2", 0.99).with("eps", 1e-8);
       b.eviction.ttl = 3000, b.keep_seen = true;
       b.admission.kind = AdmitKind::kMinCount, b.admission.min_count = 3;
       a.dtype = b.dtype = dtype;
@@ -161,13 +161,15 @@ TEST_CASE("the same bits for 1, 2 and 4 threads, small and large batches") {
 
 TEST_CASE("catching up gives the bits of updating every row at every step, for any thread count and storage") {
   for (Dtype dtype : {Dtype::kFloat32, Dtype::kBfloat16})
-    for (RuleKind kind : {RuleKind::kSgd, RuleKind::kMomentum, RuleKind::kAdagrad, RuleKind::kAdam, RuleKind::kFtrl}) {
-      CAPTURE(static_cast<int>(kind));
+    for (const Rule& rule : {Rule("Sgd"), Rule("Momentum").with("momentum", 0.9), Rule("Adagrad").with("eps", 1e-8),
+                             Rule("Adam").with("beta1", 0.9).with("beta2", 0.99).with("eps", 1e-8),
+                             Rule("Ftrl").with("initial_accumulator", 0.1)}) {
+      CAPTURE(rule.traits().name);
       CAPTURE(static_cast<int>(dtype));
       TableConfig a = config("a", 6);
       a.dtype = dtype;
-      a.rule.kind = kind, a.rule.beta1 = 0.9, a.rule.beta2 = 0.99, a.rule.eps = 1e-8, a.rule.l2 = 0.01;
-      a.rule.initial_accumulator = kind == RuleKind::kFtrl ? 0.1 : 0.0;
+      a.rule = rule;
+      a.rule.l2 = 0.01;
       a.rule.scope = Scope::kAll;
       TableConfig b = a;
       b.rule.scope = Scope::kCatchUp;
@@ -332,7 +334,8 @@ TEST_CASE("a mapped step pools its rows as they are when it pools") {
   for (Scope scope : {Scope::kTouched, Scope::kAll, Scope::kCatchUp}) {
     CAPTURE(static_cast<int>(scope));
     TableConfig c = config("late", 2);
-    c.rule.kind = RuleKind::kMomentum, c.rule.beta1 = 0.9, c.rule.scope = scope;
+    c.rule = Rule("Momentum").with("momentum", 0.9);
+    c.rule.scope = scope;
     c.eviction.ttl = 10, c.keep_seen = true;
     Group group({c});
     int64_t time = 0;

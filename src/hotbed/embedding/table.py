@@ -31,18 +31,7 @@ from .policy import (
     evictions,
     kept_columns,
 )
-from .rule import (
-    SCOPES,
-    Adagrad,
-    Adam,
-    Ftrl,
-    Momentum,
-    Nesterov,
-    RmsProp,
-    RowwiseAdagrad,
-    Rule,
-    Sgd,
-)
+from .rule import Adagrad, Ftrl, Rule
 from .snapshot import COLUMN_TYPES, Snapshot, candidate_batch, empty_batch, row_batch
 from .tier import Ram, Tier
 
@@ -52,18 +41,6 @@ FROZEN: tuple[Frozen, ...] = (False, "rows", "all")
 DTYPES = ("float32", "bfloat16", "float16")
 MAX_DIM = 2**20
 POOLINGS = ("sum", "mean", "max", "none")
-_RULE_KINDS = (Sgd, Momentum, Nesterov, Adagrad, RowwiseAdagrad, RmsProp, Adam, Ftrl)
-_RULE_FIELDS = {
-    "momentum": "beta1",
-    "alpha": "beta2",
-    "beta1": "beta1",
-    "beta2": "beta2",
-    "eps": "eps",
-    "decay": "decay",
-    "beta": "beta",
-    "initial_accumulator": "initial_accumulator",
-}
-"""The fields of rules, and their names in the native core."""
 _INIT_KINDS = (Uniform, Normal, Constant)
 log = logging.getLogger("hotbed")
 
@@ -657,14 +634,8 @@ def _one_each(ids: NDArray[np.int64]) -> tuple[int, int, int, int, int]:
 
 
 def _native_rule(rule: Rule) -> _core.Rule:
-    native = _core.Rule()
-    native.kind = _RULE_KINDS.index(type(rule))
-    native.scope = SCOPES.index(rule.scope)
-    native.lr = rule.lr
-    native.l1 = rule.l1
-    native.l2 = rule.l2
-    native.clip = rule.clip or 0.0
-    for field, native_field in _RULE_FIELDS.items():
-        if hasattr(rule, field):
-            setattr(native, native_field, float(getattr(rule, field)))
-    return native
+    """Return a rule as the native core takes it: by the names of its class and fields."""
+    fields = dataclasses.asdict(rule)
+    scope = fields.pop("scope")
+    fields["clip"] = rule.clip or 0.0  # 0 = off
+    return _core.Rule(type(rule).__name__, scope=scope, fields=fields)

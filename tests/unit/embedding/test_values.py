@@ -14,19 +14,11 @@ import pytest
 import hotbed as hb
 from hotbed.embedding.hashing import name_hash, xxh64
 from hotbed.embedding.policy import MIN_SKETCH_BYTES, evictions
+from hotbed.embedding.rule import Rule
 
 pytestmark = pytest.mark.core
 
-RULES = [
-    hb.Sgd,
-    hb.Momentum,
-    hb.Nesterov,
-    hb.Adagrad,
-    hb.RowwiseAdagrad,
-    hb.RmsProp,
-    hb.Adam,
-    hb.Ftrl,
-]
+RULES = [kind for kind in Rule.__subclasses__() if kind.__module__ == Rule.__module__]
 
 
 @pytest.mark.parametrize(
@@ -91,6 +83,26 @@ def test_a_rule_says_how_wide_its_state_is_and_how_it_starts(rule: Any) -> None:
     assert width == {"Sgd": 0, "RowwiseAdagrad": 1, "Adam": 12, "Ftrl": 12}.get(rule.__name__, 6)
     assert rule().initial_state(6).shape == (width,)
     assert hb.Table("user", dim=6, rule=rule()).state_width == width
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_a_new_row_of_the_native_core_starts_with_the_state_of_the_rule(rule: Any) -> None:
+    names = {field.name for field in dataclasses.fields(rule)}
+    options = {"initial_accumulator": 0.5} if "initial_accumulator" in names else {}
+    value = rule(**options)
+    table = hb.Table("user", dim=3, rule=value)
+    table.find_or_insert(np.array([7]))
+    batch = next(table.export())
+    state = batch.column("state").flatten().to_numpy() if value.state_width(3) else np.empty(0)
+    assert state.tolist() == value.initial_state(3).tolist()
+
+
+def test_a_rule_that_the_native_core_does_not_have_is_refused_by_name() -> None:
+    class Lion(hb.Sgd):
+        pass
+
+    with pytest.raises(ValueError, match=r"rule: unknown name, got 'Lion'\. Use one of Sgd, "):
+        hb.Table("user", dim=3, rule=Lion())
 
 
 def test_a_rule_says_whether_it_moves_idle_rows() -> None:
