@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads that the end of a process does not wait for."""
+"""Run work in threads that the end of a process does not wait for."""
 
 from __future__ import annotations
 
@@ -14,8 +14,13 @@ T = TypeVar("T")
 
 
 class DaemonThreads:
-    """At most `most` at a time; each ends once nothing waits. What hangs on one, as a disk or a
-    store does, holds up no exit.
+    """A pool of threads, each of which ends when no work waits.
+
+    Work that hangs, as on a disk or a store, does not delay the exit of the process.
+
+    Args:
+        most: The most threads at a time.
+        name: Name of the threads.
 
     Example: `DaemonThreads(4, "hotbed-load").submit(models.load, "ranker").result()`
     """
@@ -24,24 +29,24 @@ class DaemonThreads:
         self._most = most
         self._name = name
         self._lock = threading.Lock()
-        self._running = 0
+        self._num_running = 0
         self._waiting = deque[tuple[Future[Any], Callable[[], Any]]]()
 
-    def submit(self, work: Callable[..., T], *given: Any) -> Future[T]:
-        """What `work` will have given."""
+    def submit(self, work: Callable[..., T], *arguments: Any) -> Future[T]:
+        """Call `work` in a thread, and return the future of its result."""
         future: Future[T] = Future()
         with self._lock:
-            if self._running < self._most:
-                threading.Thread(target=self._work, daemon=True, name=self._name).start()
-                self._running += 1
-            self._waiting.append((future, partial(work, *given)))
+            if self._num_running < self._most:
+                threading.Thread(target=self._run, daemon=True, name=self._name).start()
+                self._num_running += 1
+            self._waiting.append((future, partial(work, *arguments)))
         return future
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         while True:
             with self._lock:
                 if not self._waiting:
-                    self._running -= 1
+                    self._num_running -= 1
                     return
                 future, work = self._waiting.popleft()
             if future.set_running_or_notify_cancel():

@@ -23,8 +23,8 @@ from hotbed.persist.store import MANIFEST_FILE
 from hotbed.serving.server.models import Models
 from hotbed.serving.server.options import Options, RemoteOptions, ServerLimits
 from hotbed.serving.stores.following import Following
-from hotbed.serving.wire import Wire
 from hotbed.serving.workers.pool import WorkerPool
+from hotbed.serving.workers.wire import Wire
 
 from .conftest import Process, Running, Trainer, wait_for
 

@@ -34,7 +34,7 @@ from hotbed.serving.server.grpc import grpc_status
 from hotbed.serving.server.http import http_status
 from hotbed.serving.server.options import Options, RowsOptions, ServerLimits
 from hotbed.serving.stores.following import Following
-from hotbed.serving.wire import Gone
+from hotbed.serving.workers.wire import ProcessGone
 
 from .conftest import Process, Running, draw, wait_for
 
@@ -356,7 +356,7 @@ def test_two_models_of_one_name_are_refused() -> None:
 
 
 def test_a_part_of_the_server_that_has_gone_is_no_fault_of_who_asks() -> None:
-    for error in (Gone("load: no answer"), ServingError("no answer")):
+    for error in (ProcessGone("load: no answer"), ServingError("no answer")):
         assert http_status(error) == 503
         assert grpc_status(error) == grpc.StatusCode.UNAVAILABLE
     assert [http_status(error) for error in (NotServed(""), Overloaded(""), DataError(""))] == [

@@ -6,16 +6,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from hotbed.data.schema import Schema
 from hotbed.errors import FormatError
+from hotbed.serving.rows import IdArray, RowArray
 
+Weight: TypeAlias = tuple[str, RowArray]
+"""Name and values of a parameter of the graph, float32 of any shape."""
 _FIELDS = ("name", "version", "digest", "schema", "graph", "configs", "published", "learned")
 
 
@@ -46,21 +47,24 @@ class ModelVersion(ABC):
 
     def to_json(self) -> dict[str, Any]:
         """Return the version without graph, weights and rows, for files and messages."""
-        plain = {name: getattr(self, name) for name in _FIELDS if name != "schema"}
-        return {**plain, "schema": self.schema.to_json()}
+        spec = {name: getattr(self, name) for name in _FIELDS}
+        spec["schema"] = self.schema.to_json()
+        return spec
 
     @abstractmethod
     def graph_bytes(self) -> bytes:
         """Return the ONNX graph."""
 
     @abstractmethod
-    def weights(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    def weights(self) -> Iterator[Weight]:
         """Yield the parameters of the graph by name, with the values of this version."""
 
     @abstractmethod
     def find(
-        self, wanted: Mapping[str, NDArray[np.int64]], seconds: float | None = None
-    ) -> dict[str, NDArray[np.float32]]:
+        self,
+        wanted: Mapping[str, IdArray],
+        seconds: float | None = None,
+    ) -> dict[str, RowArray]:
         """Return rows by table: ids [n] -> float32 [n, dim].
 
         An id without a row reads as in training.
@@ -81,14 +85,19 @@ class RowStore(ABC):
         """
 
     @abstractmethod
-    def changes(self, name: str, since: str, to: str) -> Mapping[str, NDArray[np.int64]] | None:
+    def changes(
+        self,
+        name: str,
+        since: str,
+        to: str,
+    ) -> Mapping[str, IdArray] | None:
         """Return by table the ids whose row differs between two versions, and maybe some more.
 
         The versions are named by digest. None means that the changes are unknown.
         """
 
     @abstractmethod
-    def hot(self, name: str, table: str, n: int) -> NDArray[np.int64]:
+    def hot(self, name: str, table: str, n: int) -> IdArray:
         """Return up to `n` ids of the newest version, the most frequent in training first.
 
         The result is empty where training did not count.
@@ -104,20 +113,23 @@ def version_fields(spec: Mapping[str, Any], place: str) -> dict[str, Any]:
     Raises FormatError, which names `place`, for anything else.
     """
     try:
-        return {
-            **{name: spec[name] for name in _FIELDS},
-            "schema": Schema.from_json(spec["schema"]),
-        }
+        fields = {name: spec[name] for name in _FIELDS}
+        fields["schema"] = Schema.from_json(spec["schema"])
+        return fields
     except (KeyError, TypeError, ValueError) as error:
         raise FormatError(
             f"{place}: expected the description of a version, got {error!r}. Load the model again."
         ) from error
 
 
-def read_weights(data: bytes | memoryview, place: str) -> Iterator[tuple[str, NDArray[np.float32]]]:
+def read_weights(
+    data: bytes | memoryview,
+    place: str,
+) -> Iterator[Weight]:
     """Yield the tensors of a safetensors file; FormatError, with `place`, for other bytes."""
     try:
-        yield from load(bytes(data)).items()
+        weights = load(bytes(data))
+        yield from weights.items()
     except (SafetensorError, KeyError, ValueError) as error:
         raise FormatError(
             f"{place}: the weights cannot be read, got {str(error)!r}. Load the model again."

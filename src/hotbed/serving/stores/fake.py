@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hotbed.data.schema import Schema
 from hotbed.errors import StoreError
-from hotbed.serving.rows import ServedTable
-from hotbed.serving.stores.base import ModelVersion, RowStore
+from hotbed.serving.rows import IdArray, RowArray, ServedTable
+from hotbed.serving.stores.base import ModelVersion, RowStore, Weight
 
 _Tables = Mapping[str, Mapping[int, Sequence[float]]]
 
@@ -29,22 +28,27 @@ class FakeVersion(ModelVersion):
     def graph_bytes(self) -> bytes:
         return b""
 
-    def weights(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    def weights(self) -> Iterator[Weight]:
         return iter(())
 
     def find(
-        self, wanted: Mapping[str, NDArray[np.int64]], seconds: float | None = None
-    ) -> dict[str, NDArray[np.float32]]:
-        self.store.asked.append({name: ids.tolist() for name, ids in wanted.items()})
+        self,
+        wanted: Mapping[str, IdArray],
+        seconds: float | None = None,
+    ) -> dict[str, RowArray]:
+        call = {name: ids.tolist() for name, ids in wanted.items()}
+        self.store.asked.append(call)
         if self.store.silent:
             raise StoreError("the store is silent, got no answer. Wait.")
-        rows = {}
+        answer = {}
         for name, ids in wanted.items():
-            rows[name] = self.absent[name].find(ids)[0]
-            for place, row_id in enumerate(ids.tolist()):
-                if row_id in self.rows[name]:
-                    rows[name][place] = self.rows[name][row_id]
-        return rows
+            rows, _ = self.absent[name].find(ids)
+            for place, row_id in enumerate(call[name]):
+                row = self.rows[name].get(row_id)
+                if row is not None:
+                    rows[place] = row
+            answer[name] = rows
+        return answer
 
 
 class FakeStore(RowStore):
@@ -65,6 +69,9 @@ class FakeStore(RowStore):
     def publish(self, rows: _Tables) -> FakeVersion:
         """Add a version of these rows, by table and id, and return it."""
         number = len(self.versions) + 1
+        absent = {}
+        for name, config in self.configs.items():
+            absent[name] = ServedTable(config, ())
         version = FakeVersion(
             name="fake",
             version=number,
@@ -75,7 +82,7 @@ class FakeStore(RowStore):
             published=None,
             learned=None,
             rows=rows,
-            absent={name: ServedTable(config, ()) for name, config in self.configs.items()},
+            absent=absent,
             store=self,
         )
         self.versions.append(version)
@@ -84,15 +91,25 @@ class FakeStore(RowStore):
     def model(self, name: str) -> FakeVersion:
         return self.versions[-1]
 
-    def changes(self, name: str, since: str, to: str) -> Mapping[str, NDArray[np.int64]] | None:
-        old = self.versions[int(since) - 1].rows
-        new = self.versions[int(to) - 1].rows
+    def changes(
+        self,
+        name: str,
+        since: str,
+        to: str,
+    ) -> Mapping[str, IdArray] | None:
+        old = self.versions[int(since) - 1]
+        new = self.versions[int(to) - 1]
         changes = {}
         for table in self.configs:
-            ids = {*old[table], *new[table]}
-            changed = [row_id for row_id in ids if old[table].get(row_id) != new[table].get(row_id)]
-            changes[table] = np.array(changed, np.int64)
+            old_rows = old.rows[table]
+            new_rows = new.rows[table]
+            ids = []
+            for row_id in {*old_rows, *new_rows}:
+                if old_rows.get(row_id) != new_rows.get(row_id):
+                    ids.append(row_id)
+            changes[table] = np.array(ids, np.int64)
         return changes
 
-    def hot(self, name: str, table: str, n: int) -> NDArray[np.int64]:
-        return np.array(self.hottest.get(table, [])[:n], np.int64)
+    def hot(self, name: str, table: str, n: int) -> IdArray:
+        hottest = self.hottest.get(table, [])
+        return np.array(hottest[:n], np.int64)

@@ -17,12 +17,11 @@ from typing import Any
 from urllib.parse import quote
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hotbed.errors import ConfigError, FormatError, HotbedError
 from hotbed.files import map_file
-from hotbed.serving.rows import FrozenRows, ServedTable
-from hotbed.serving.stores.base import ModelVersion, read_weights, version_fields
+from hotbed.serving.rows import FrozenRows, IdArray, RowArray, ServedTable
+from hotbed.serving.stores.base import ModelVersion, Weight, read_weights, version_fields
 
 log = logging.getLogger("hotbed.serving")
 POINTER_FILE = "CURRENT"
@@ -55,15 +54,20 @@ class MappedVersion(ModelVersion):
     def graph_bytes(self) -> bytes:
         return bytes(self.blobs["graph"])
 
-    def weights(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
-        yield from read_weights(
-            self.blobs["weights"], f"{self.folder}: weights of version {self.version}"
-        )
+    def weights(self) -> Iterator[Weight]:
+        place = f"{self.folder}: weights of version {self.version}"
+        yield from read_weights(self.blobs["weights"], place)
 
     def find(
-        self, wanted: Mapping[str, NDArray[np.int64]], seconds: float | None = None
-    ) -> dict[str, NDArray[np.float32]]:
-        return {table: self.table(table).find(ids)[0] for table, ids in wanted.items()}
+        self,
+        wanted: Mapping[str, IdArray],
+        seconds: float | None = None,
+    ) -> dict[str, RowArray]:
+        rows = {}
+        for name, ids in wanted.items():
+            table = self.table(name)
+            rows[name], _ = table.find(ids)
+        return rows
 
     def table(self, name: str) -> ServedTable:
         """Return a table by name. Raises ConfigError for an unknown one."""
@@ -76,15 +80,16 @@ class MappedVersion(ModelVersion):
 
     def files(self) -> set[str]:
         """Return the names of all its files in its folder."""
-        names = {file_of(self.key)}
-        names.update(entry["file"] for entry in self.spec["files"].values())
+        entries = list(self.spec["files"].values())
         for table in self.spec["tables"].values():
-            names.update(entry["file"] for entry in (*table["layers"], *table["changed"]))
+            entries += table["layers"]
+            entries += table["changed"]
             if table["hot"] is not None:
-                names.add(table["hot"]["file"])
-        return names
+                entries.append(table["hot"])
+        names = {entry["file"] for entry in entries}
+        return names | {file_of(self.key)}
 
-    def changed(self, since: str) -> Mapping[str, NDArray[np.int64]] | None:
+    def changed(self, since: str) -> Mapping[str, IdArray] | None:
         """Return by table the ids whose row differs from version `since`, and maybe some more.
 
         None means that the changes are unknown.
@@ -92,36 +97,46 @@ class MappedVersion(ModelVersion):
         chain: list[str] = self.spec["chain"]
         if since not in chain:
             return None
-        later = chain[chain.index(since) + 1 :]
+        start = chain.index(since) + 1
+        later = chain[start:]
+        changes = {}
         try:
-            return {name: self._changed(name, later) for name in self.tables}
+            for name in self.tables:
+                changes[name] = self._changed(name, later)
         except FileNotFoundError:  # a later version removed the file
             return None
         except FormatError as error:
             log.warning("%s", error)
             return None
+        return changes
 
-    def _changed(self, table: str, links: list[str]) -> NDArray[np.int64]:
-        entry = self.spec["tables"][table]
-        changes = {change["digest"]: change for change in entry["changed"]}
-        if all(link in changes for link in links):
-            parts = [self._ids(changes[link]) for link in links]
-            return np.unique(np.concatenate([np.empty(0, np.int64), *parts]))
-        overlay = self.tables[table].layers[0]  # all changes since the full
-        return np.concatenate(overlay.entries())
+    def _changed(self, table: str, links: list[str]) -> IdArray:
+        spec = self.spec["tables"][table]
+        entries = {entry["digest"]: entry for entry in spec["changed"]}
+        if not entries.keys() >= set(links):  # more deltas than are remembered apart
+            overlay = self.tables[table].layers[0]  # all changes since the full
+            return np.concatenate(overlay.entries())
+        parts = [np.empty(0, np.int64)]
+        for link in links:
+            parts.append(self._ids(entries[link]))
+        return np.unique(np.concatenate(parts))
 
-    def hot(self, table: str, n: int) -> NDArray[np.int64]:
+    def hot(self, table: str, n: int) -> IdArray:
         """Return up to n ids, the most frequent first."""
-        entry = self.spec["tables"][self.table(table).name]["hot"]
+        name = self.table(table).name
+        entry = self.spec["tables"][name]["hot"]
+        no_ids = np.empty(0, np.int64)
         if entry is None:
-            return np.empty(0, np.int64)
+            return no_ids
         try:
-            return self._ids(entry)[:n]
+            ids = self._ids(entry)
         except FileNotFoundError:  # a later version removed the file
-            return np.empty(0, np.int64)
+            return no_ids
+        return ids[:n]
 
-    def _ids(self, entry: Mapping[str, Any]) -> NDArray[np.int64]:
-        return np.frombuffer(_read(self.folder, entry), "<i8").astype(np.int64)
+    def _ids(self, entry: Mapping[str, Any]) -> IdArray:
+        data = _read(self.folder, entry)
+        return np.frombuffer(data, "<i8").astype(np.int64)
 
 
 class ModelFolder:
@@ -141,18 +156,15 @@ class ModelFolder:
 
         None without a CURRENT. Raises FormatError where it is torn or unreadable.
         """
+        place = self.path / POINTER_FILE
         try:
-            text = (self.path / POINTER_FILE).read_bytes()
+            text = place.read_bytes()
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise FormatError(
-                f"{self.path / POINTER_FILE}: unreadable, got {str(error)!r}. {_ADVICE}"
-            ) from error
+            raise FormatError(f"{place}: unreadable, got {str(error)!r}. {_ADVICE}") from error
         if not _POINTER.fullmatch(text):
-            raise FormatError(
-                f"{self.path / POINTER_FILE}: torn or changed, got {text[:80]!r}. {_ADVICE}"
-            )
+            raise FormatError(f"{place}: torn or changed, got {text[:80]!r}. {_ADVICE}")
         return text[:64].decode()
 
     def newest(self) -> MappedVersion | None:
@@ -183,37 +195,41 @@ class ModelFolder:
         """
         place = self.path / file_of(key)
         try:
-            data = place.read_bytes()
-            if hashlib.sha256(data).hexdigest() != key:
-                raise FormatError(
-                    f"{place}: expected the file that {POINTER_FILE} names, got another SHA-256. "
-                    f"{_ADVICE}"
-                )
-            spec = json.loads(data)
-            if (spec["format"], spec["format_version"]) != (FORMAT, FORMAT_VERSION):
-                raise FormatError(
-                    f"{place}: unknown format, got {spec['format']} {spec['format_version']}. "
-                    f"{_ADVICE}"
-                )
-            fields = version_fields(spec, str(place))
-            blobs = {name: _read(self.path, spec["files"][name]) for name in ("graph", "weights")}
-            tables = {
-                name: self._table(config, spec["tables"][name])
-                for name, config in fields["configs"].items()
-            }
-            version = MappedVersion(
-                **fields, tables=tables, key=key, spec=spec, folder=self.path, blobs=blobs
-            )
-            for name in version.files():
-                _inside(self.path, name)
-            if not {"origin", "dtype", "chain"} <= spec.keys():
-                raise FormatError(f"{place}: not a whole version, got {sorted(spec)}. {_ADVICE}")
+            spec = _version_spec(place, key)
+            return self._version(place, key, spec)
         except FormatError:
             raise
         except (OSError, KeyError, TypeError, ValueError, AttributeError, HotbedError) as error:
             raise FormatError(
                 f"{place}: not a whole version, got {type(error).__name__}: {error}. {_ADVICE}"
             ) from error
+
+    def _version(
+        self,
+        place: Path,
+        key: str,
+        spec: Mapping[str, Any],
+    ) -> MappedVersion:
+        """Return the version of a file with this content; it raises many errors for a bad one."""
+        fields = version_fields(spec, str(place))
+        blobs = {}
+        for name in ("graph", "weights"):
+            blobs[name] = _read(self.path, spec["files"][name])
+        tables = {}
+        for name, config in fields["configs"].items():
+            tables[name] = self._table(config, spec["tables"][name])
+        version = MappedVersion(
+            **fields,
+            tables=tables,
+            key=key,
+            spec=spec,
+            folder=self.path,
+            blobs=blobs,
+        )
+        for name in version.files():
+            _inside(self.path, name)
+        if not {"origin", "dtype", "chain"} <= spec.keys():
+            raise FormatError(f"{place}: not a whole version, got {sorted(spec)}. {_ADVICE}")
         return version
 
     def _table(self, config: Mapping[str, Any], entry: Mapping[str, Any]) -> ServedTable:
@@ -227,6 +243,21 @@ class ModelFolder:
                 )
             layers.append(FrozenRows(path))
         return ServedTable(config, layers)
+
+
+def _version_spec(place: Path, key: str) -> dict[str, Any]:
+    """Return the content of a version's file, checked by its digest."""
+    data = place.read_bytes()
+    if hashlib.sha256(data).hexdigest() != key:
+        raise FormatError(
+            f"{place}: expected the file that {POINTER_FILE} names, got another SHA-256. {_ADVICE}"
+        )
+    spec: dict[str, Any] = json.loads(data)
+    if (spec["format"], spec["format_version"]) != (FORMAT, FORMAT_VERSION):
+        raise FormatError(
+            f"{place}: unknown format, got {spec['format']} {spec['format_version']}. {_ADVICE}"
+        )
+    return spec
 
 
 def file_of(key: str) -> str:
@@ -244,7 +275,8 @@ def _read(folder: Path, entry: Mapping[str, Any]) -> memoryview:
     """Return the bytes of a small file, checked by its digest, also once the file is removed."""
     path = _inside(folder, entry["file"])
     data = map_file(path)
-    if len(data) != entry["bytes"] or hashlib.sha256(data).hexdigest() != entry["sha256"]:
+    digest = hashlib.sha256(data).hexdigest()
+    if len(data) != entry["bytes"] or digest != entry["sha256"]:
         raise FormatError(
             f"{path}: torn or changed since it was written, got another length or SHA-256. "
             f"{_ADVICE}"

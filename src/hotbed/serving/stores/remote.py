@@ -9,25 +9,39 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hotbed.data.batch import as_ids
 from hotbed.errors import ConfigError, MissingExtra, NotServed, StoreError
-from hotbed.serving.stores.base import ModelVersion, RowStore, read_weights, version_fields
+from hotbed.serving.rows import IdArray, RowArray
+from hotbed.serving.stores.base import (
+    ModelVersion,
+    RowStore,
+    Weight,
+    read_weights,
+    version_fields,
+)
 
 try:
     import grpc
 
-    from hotbed.serving.stores.messages import CALLS, MESSAGE_BYTES, MESSAGES, SERVICE
+    from hotbed.serving.stores.messages import (
+        CALLS,
+        MESSAGE_BYTES,
+        MESSAGES,
+        SERVICE,
+        CallTypes,
+    )
 except ImportError as error:
     raise MissingExtra(
         f"RemoteParameterServer: {error.name} is not installed. Run pip install hotbed[serve]."
     ) from error
 
+_Wanted: TypeAlias = list[tuple[str, IdArray]]
+"""Tables and the ids to fetch of them."""
 _ANSWER_BYTES = 16 << 20  # limit of the rows of one call; more rows take several calls
 _DESCRIBE_SECONDS = 5.0  # limit of a call for the newest version: it is polled, so it fails early
 _OPTIONS = [
@@ -72,15 +86,11 @@ class RemoteParameterServer(RowStore):
         self._seconds = deadline_seconds
         self._versions = dict[str, RemoteVersion]()
         self._lock = threading.Lock()
-        self._metadata = [] if token is None else [("authorization", f"Bearer {token}")]
-        if secure:
-            pem = None if trusted is None else _pem(trusted)
-            self._channel = grpc.secure_channel(
-                self._place, grpc.ssl_channel_credentials(pem), _OPTIONS
-            )
-        else:
-            self._channel = grpc.insecure_channel(self._place, _OPTIONS)
-        self._calls = {name: self._call(name, *rest) for name, rest in CALLS.items()}
+        self._metadata = list[tuple[str, str]]()
+        if token is not None:
+            self._metadata.append(("authorization", f"Bearer {token}"))
+        self._channel = _open_channel(self._place, secure, trusted)
+        self._calls = {name: self._call(name, types) for name, types in CALLS.items()}
 
     def close(self) -> None:
         """Close the connection; later calls raise StoreError."""
@@ -92,8 +102,9 @@ class RemoteParameterServer(RowStore):
         Raises NotServed where the server does not have this model.
         """
         cached = self._versions.get(name)
-        request = {"model": name, "known": cached.digest if cached else ""}
-        answer = self.ask("Describe", request, min(_DESCRIBE_SECONDS, self._seconds))
+        request = {"model": name, "known": "" if cached is None else cached.digest}
+        seconds = min(_DESCRIBE_SECONDS, self._seconds)
+        answer = self.ask("Describe", request, seconds)
         if answer.same and cached is not None:
             return cached
         try:
@@ -104,48 +115,65 @@ class RemoteParameterServer(RowStore):
                 "Look at the server."
             ) from error
         fields = version_fields(spec, self._place)
-        blobs = {call: self._whole(call, name, fields["digest"]) for call in ("Graph", "Weights")}
+        request = {"model": name, "digest": fields["digest"]}
+        blobs = {call: self._read_all(call, request) for call in ("Graph", "Weights")}
         version = RemoteVersion(**fields, store=self, blobs=blobs)
         with self._lock:
             self._versions[name] = version
         return version
 
-    def changes(self, name: str, since: str, to: str) -> Mapping[str, NDArray[np.int64]] | None:
-        parts = dict[str, list[bytes]]()
-        for part in self.stream("Changes", {"model": name, "since": since, "to": to}):
-            parts.setdefault(part.name, []).append(part.data)
-        return {table: _ids(b"".join(data)) for table, data in parts.items()} or None
+    def changes(
+        self,
+        name: str,
+        since: str,
+        to: str,
+    ) -> Mapping[str, IdArray] | None:
+        request = {"model": name, "since": since, "to": to}
+        data = dict[str, list[bytes]]()
+        for part in self.stream("Changes", request):
+            data.setdefault(part.name, []).append(part.data)
+        changes = {table: _ids(b"".join(parts)) for table, parts in data.items()}
+        return changes or None
 
-    def hot(self, name: str, table: str, n: int) -> NDArray[np.int64]:
-        parts = self.stream("Hot", {"model": name, "table": table, "n": n})
-        return _ids(b"".join(part.data for part in parts))
+    def hot(self, name: str, table: str, n: int) -> IdArray:
+        request = {"model": name, "table": table, "n": n}
+        return _ids(self._read_all("Hot", request))
 
-    def ask(self, call: str, request: Mapping[str, Any], seconds: float | None = None) -> Any:
+    def ask(
+        self,
+        call: str,
+        request: Mapping[str, Any],
+        seconds: float | None = None,
+    ) -> Any:
         """Call the server and return its one answer, within `seconds`."""
-        message = MESSAGES[CALLS[call][0]](**request)
+        make = MESSAGES[CALLS[call].request]
+        message = make(**request)
+        timeout = seconds or self._seconds
         try:
-            return self._calls[call](
-                message, timeout=seconds or self._seconds, metadata=self._metadata
-            )
+            return self._calls[call](message, timeout=timeout, metadata=self._metadata)
         except (grpc.RpcError, ValueError) as error:  # ValueError: the channel is closed
             raise self._error(error) from error
 
     def stream(self, call: str, request: Mapping[str, Any]) -> Iterator[Any]:
         """Call the server and yield the parts of its answer."""
-        message = MESSAGES[CALLS[call][0]](**request)
+        make = MESSAGES[CALLS[call].request]
+        message = make(**request)
         try:
             yield from self._calls[call](message, timeout=self._seconds, metadata=self._metadata)
         except (grpc.RpcError, ValueError) as error:
             raise self._error(error) from error
 
-    def _whole(self, call: str, name: str, digest: str) -> bytes:
-        return b"".join(part.data for part in self.stream(call, {"model": name, "digest": digest}))
+    def _read_all(self, call: str, request: Mapping[str, Any]) -> bytes:
+        """Return the joined data of a streamed answer."""
+        return b"".join(part.data for part in self.stream(call, request))
 
-    def _call(self, name: str, request: str, answer: str, streamed: bool) -> Callable[..., Any]:
-        make = self._channel.unary_stream if streamed else self._channel.unary_unary
-        call: Callable[..., Any] = make(
-            f"/{SERVICE}/{name}", MESSAGES[request].SerializeToString, MESSAGES[answer].FromString
-        )
+    def _call(self, name: str, types: CallTypes) -> Callable[..., Any]:
+        make = self._channel.unary_unary
+        if types.is_streamed:
+            make = self._channel.unary_stream
+        encode = MESSAGES[types.request].SerializeToString
+        decode = MESSAGES[types.answer].FromString
+        call: Callable[..., Any] = make(f"/{SERVICE}/{name}", encode, decode)
         return call
 
     def _error(self, error: Exception) -> Exception:
@@ -181,49 +209,61 @@ class RemoteVersion(ModelVersion):
     def graph_bytes(self) -> bytes:
         return self.blobs["Graph"]
 
-    def weights(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
-        yield from read_weights(self.blobs["Weights"], f"weights of version {self.version}")
+    def weights(self) -> Iterator[Weight]:
+        place = f"weights of version {self.version}"
+        yield from read_weights(self.blobs["Weights"], place)
 
     def find(
-        self, wanted: Mapping[str, NDArray[np.int64]], seconds: float | None = None
-    ) -> dict[str, NDArray[np.float32]]:
+        self,
+        wanted: Mapping[str, IdArray],
+        seconds: float | None = None,
+    ) -> dict[str, RowArray]:
         deadline = None if seconds is None else time.monotonic() + seconds
         data: dict[str, list[bytes]] = {table: [] for table in wanted}
         for tables in self._calls(wanted):
-            seconds_left = None if deadline is None else deadline - time.monotonic()
-            if seconds_left is not None and seconds_left <= 0:
-                raise StoreError(
-                    f"model {self.name!r}: the rows did not arrive in time, got {seconds} seconds. "
-                    "Ask for fewer rows, or allow more time."
-                )
-            specs = [MESSAGES["Wanted"](table=table, ids=ids.tobytes()) for table, ids in tables]
-            request = {"model": self.name, "digest": self.digest, "wanted": specs}
-            answer = self.store.ask("Rows", request, seconds_left)
-            for number, (table, ids) in enumerate(tables):
-                rows = answer.rows[number] if number < len(answer.rows) else b""
-                if len(rows) != 4 * len(ids) * self._dim(table):
+            seconds_left = None
+            if deadline is not None:
+                seconds_left = deadline - time.monotonic()
+                if seconds_left <= 0:
                     raise StoreError(
-                        f"model {self.name!r}: rows of table {table!r} have another size, got "
-                        f"{len(rows)} bytes for {len(ids)} ids. Look at the parameter server."
+                        f"model {self.name!r}: the rows did not arrive in time, got {seconds} "
+                        "seconds. Ask for fewer rows, or allow more time."
                     )
+            for (table, _), rows in zip(tables, self._fetch(tables, seconds_left), strict=True):
                 data[table].append(rows)
         return {table: _rows(parts, self._dim(table)) for table, parts in data.items()}
 
-    def _calls(
-        self, wanted: Mapping[str, NDArray[np.int64]]
-    ) -> Iterator[list[tuple[str, NDArray[np.int64]]]]:
+    def _fetch(self, tables: _Wanted, seconds: float | None) -> list[bytes]:
+        """Return the rows of each table, fetched in one call."""
+        wanted = []
+        for table, ids in tables:
+            wanted.append(MESSAGES["Wanted"](table=table, ids=ids.tobytes()))
+        request = {"model": self.name, "digest": self.digest, "wanted": wanted}
+        answer = self.store.ask("Rows", request, seconds)
+        answers = list(answer.rows)
+        answers += [b""] * (len(tables) - len(answers))
+        for (table, ids), rows in zip(tables, answers, strict=False):
+            if len(rows) != 4 * len(ids) * self._dim(table):
+                raise StoreError(
+                    f"model {self.name!r}: rows of table {table!r} have another size, got "
+                    f"{len(rows)} bytes for {len(ids)} ids. Look at the parameter server."
+                )
+        return answers[: len(tables)]
+
+    def _calls(self, wanted: Mapping[str, IdArray]) -> Iterator[_Wanted]:
         """Yield the tables and ids of each call, so that an answer stays within its limit."""
-        call = list[tuple[str, NDArray[np.int64]]]()
+        call = list[tuple[str, IdArray]]()
         call_bytes = 0
-        for table, ids in wanted.items():
-            ids = as_ids(ids).astype("<i8", copy=False)
-            start = 0
+        for table, table_ids in wanted.items():
+            ids = as_ids(table_ids).astype("<i8", copy=False)
             row_bytes = 4 * self._dim(table)
+            start = 0
             while start < len(ids):
-                n = max(1, min(len(ids) - start, (_ANSWER_BYTES - call_bytes) // row_bytes))
-                call.append((table, ids[start : start + n]))
-                start += n
-                call_bytes += n * row_bytes
+                room = (_ANSWER_BYTES - call_bytes) // row_bytes
+                part = ids[start : start + max(1, room)]
+                call.append((table, part))
+                start += len(part)
+                call_bytes += len(part) * row_bytes
                 if call_bytes + row_bytes > _ANSWER_BYTES:
                     yield call
                     call = []
@@ -240,16 +280,31 @@ class RemoteVersion(ModelVersion):
         return int(self.configs[table]["dim"])
 
 
-def _rows(parts: list[bytes], dim: int) -> NDArray[np.float32]:
-    flat = np.frombuffer(parts[0] if len(parts) == 1 else b"".join(parts), "<f4")
-    return flat.astype(np.float32, copy=False).reshape(-1, dim)
+def _rows(parts: list[bytes], dim: int) -> RowArray:
+    data = parts[0] if len(parts) == 1 else b"".join(parts)
+    flat = np.frombuffer(data, "<f4").astype(np.float32, copy=False)
+    return flat.reshape(-1, dim)
 
 
-def _ids(data: bytes) -> NDArray[np.int64]:
-    return np.frombuffer(data[: len(data) // 8 * 8], "<i8").astype(np.int64)
+def _ids(data: bytes) -> IdArray:
+    num_bytes = len(data) // 8 * 8
+    return np.frombuffer(data[:num_bytes], "<i8").astype(np.int64)
+
+
+def _open_channel(
+    place: str,
+    secure: bool,
+    trusted: str | Path | None,
+) -> Any:
+    if not secure:
+        return grpc.insecure_channel(place, _OPTIONS)
+    pem = None if trusted is None else _pem(trusted)
+    credentials = grpc.ssl_channel_credentials(pem)
+    return grpc.secure_channel(place, credentials, _OPTIONS)
 
 
 def _address(url: str) -> tuple[str, bool]:
+    """Return HOST:PORT of an address, and whether it uses TLS."""
     parts = urlsplit(url)
     try:
         port = parts.port
@@ -260,7 +315,9 @@ def _address(url: str) -> tuple[str, bool]:
             f"ParameterServer.connect: expected an address, got {url!r}. Write grpc://HOST:PORT, "
             "or grpcs:// for TLS."
         )
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    host = parts.hostname
+    if ":" in host:
+        host = f"[{host}]"
     return f"{host}:{port}", parts.scheme == "grpcs"
 
 

@@ -25,8 +25,8 @@ from hotbed.serving.server.options import Options, RemoteOptions, ServerLimits
 from hotbed.serving.server.server import open_listener
 from hotbed.serving.stores.opening import is_remote
 from hotbed.serving.threads import DaemonThreads
-from hotbed.serving.wire import ANSWER_SECONDS, Gone, Wire
 from hotbed.serving.workers.metrics import merge_metrics
+from hotbed.serving.workers.wire import ANSWER_SECONDS, ProcessGone, Wire
 from hotbed.serving.workers.worker import LOAD_SECONDS
 
 log = logging.getLogger("hotbed.serving")
@@ -311,7 +311,7 @@ class WorkerPool:
         for worker, answer in self._start_calls(workers, LOAD_SECONDS, "set_wanted", name, wanted):
             try:
                 answer.result()
-            except Gone as error:
+            except ProcessGone as error:
                 log.warning("worker %d: %s", worker.number, error)
                 if isinstance(error.__cause__, TimeoutError):
                     errors.append(ServingError(f"worker {worker.number}: {error}"))

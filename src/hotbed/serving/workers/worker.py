@@ -15,7 +15,7 @@ from hotbed.serving.server.models import Models
 from hotbed.serving.server.options import Options, RemoteOptions, ServerLimits
 from hotbed.serving.server.server import Server
 from hotbed.serving.stores.opening import is_remote
-from hotbed.serving.wire import ANSWER_SECONDS, Wire
+from hotbed.serving.workers.wire import ANSWER_SECONDS, Wire
 
 POLL_SECONDS = 0.2  # between reads of CURRENT
 LOAD_SECONDS = 3600.0  # for a load of a model by all processes
