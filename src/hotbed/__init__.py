@@ -70,8 +70,8 @@ if TYPE_CHECKING:
     from .serving.parameter_server import ParameterServer as ParameterServer
     from .serving.session import InferenceSession as InferenceSession
     from .training import callbacks as callbacks
+    from .training.load import load as load
     from .training.model import RecModel as RecModel
-    from .training.model import load as load
     from .training.watching import report as report
 
 __version__ = "0.1.0"
@@ -127,7 +127,7 @@ _HOMES: dict[str, str] = {
     "config": "config",
     "dense_parameters": "optim.sparse:dense_parameters",
     "errors": "errors",
-    "load": "training.model:load",
+    "load": "training.load:load",
     "losses": "models.losses",
     "make_tables": "embedding.tables:make_tables",
     "metrics": "metrics",

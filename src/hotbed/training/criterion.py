@@ -16,6 +16,7 @@ from hotbed.models.losses import BCE, Focal, Loss, MultiTask, get_loss
 
 BCE_FUNCTION = nn.functional.binary_cross_entropy_with_logits
 Outputs = Tensor | dict[str, Tensor]
+WeightedLoss = Callable[[Any, Any, Tensor], Tensor]
 CHECKED_BATCHES = 10
 """Batches whose labels are checked here; a Dataset checks its labels by row when it reads them."""
 
@@ -33,7 +34,7 @@ class Criterion:
             self.loss_fn: Any = {name: _loss_of(loss) for name, loss in loss_fn.items()}
         else:
             self.loss_fn = _loss_of(loss_fn)
-        self._weighted: dict[int, Callable[[Any, Any, Tensor], Tensor]] = {}
+        self._weighted: dict[int, WeightedLoss] = {}
         self._unchecked = CHECKED_BATCHES
 
     def __call__(self, outputs: Outputs, labels: Any, weight: Tensor | None) -> Tensor:
@@ -47,18 +48,28 @@ class Criterion:
             self._check_labels(outputs, labels)
         if not isinstance(outputs, dict) or isinstance(self.loss_fn, MultiTask):
             return self._one(self.loss_fn, outputs, labels, weight)
-        labels = labels if isinstance(labels, dict) else dict.fromkeys(outputs, labels)
-        missing = [name for name in outputs if name not in labels or self._of(name) is None]
-        if missing:
-            raise ConfigError(
-                f"network: output {missing[0]!r} has no label or no loss, got labels "
-                f"{sorted(labels)}. Name the network's outputs after the Label columns, and give "
-                "each a loss."
-            )
-        losses = [
-            self._one(self._of(name), outputs[name], labels[name], weight) for name in outputs
-        ]
+        labels = _by_output(labels, outputs)
+        losses = []
+        for name, output in outputs.items():
+            loss = self._of(name)
+            if name not in labels or loss is None:
+                raise ConfigError(
+                    f"network: output {name!r} has no label or no loss, got labels "
+                    f"{sorted(labels)}. Name the network's outputs after the Label columns, and "
+                    "give each a loss."
+                )
+            losses.append(self._one(loss, output, labels[name], weight))
         return torch.stack(losses).sum()
+
+    @property
+    def labels(self) -> list[str | None]:
+        """The labels that have a loss of their own; [None] if one loss serves all."""
+        losses = self.loss_fn
+        if isinstance(losses, MultiTask):
+            losses = losses.losses
+        if isinstance(losses, Mapping):
+            return list(losses)
+        return [None]
 
     def shape(self, outputs: Any, labels: Any) -> Any:
         """Return outputs as float32, and as [n] instead of [n, 1] where the label is [n].
@@ -66,8 +77,11 @@ class Criterion:
         Otherwise [n, 1] and [n] would broadcast to [n, n].
         """
         if isinstance(outputs, Mapping):
-            by_name = labels if isinstance(labels, dict) else dict.fromkeys(outputs, labels)
-            return {name: self.shape(value, by_name.get(name)) for name, value in outputs.items()}
+            labels = _by_output(labels, outputs)
+            shaped = {}
+            for name, output in outputs.items():
+                shaped[name] = self.shape(output, labels.get(name))
+            return shaped
         if not torch.is_tensor(outputs):
             raise ConfigError(
                 "network: a loss_fn needs a tensor or a dict of label name to tensor, got "
@@ -81,8 +95,10 @@ class Criterion:
     def activate(self, outputs: Any, label: str | None = None) -> Any:
         """Return predictions: probabilities where the loss is a cross-entropy of logits."""
         if isinstance(outputs, dict):
-            return {name: self.activate(value, name) for name, value in outputs.items()}
-        loss = self.loss_fn if label is None else self._of(label)
+            return {name: self.activate(output, name) for name, output in outputs.items()}
+        loss = self.loss_fn
+        if label is not None:
+            loss = self._of(label)
         if _takes_logits(loss):
             return torch.sigmoid(outputs)
         return outputs
@@ -92,18 +108,13 @@ class Criterion:
 
         A Dataset checks labels by row, but data may come from elsewhere.
         """
-        several = isinstance(labels, dict)
         if not isinstance(outputs, dict):
             self._check_one_output(labels)
-        for name, values in (labels if several else {"": labels}).items():
-            loss = self._of(name) if several else self.loss_fn
-            if _takes_logits(loss) and values.numel() and bool(((values < 0) | (values > 1)).any()):
-                place = f"label {name!r}" if name else "label"
-                raise DataError(
-                    f"{place}: the loss is a cross-entropy and needs labels from 0 to 1, got "
-                    f"{values.min():g} to {values.max():g}. Give labels from 0 to 1, or train with "
-                    "loss 'mse'."
-                )
+        if not isinstance(labels, dict):
+            _check_range("label", self.loss_fn, labels)
+            return
+        for name, values in labels.items():
+            _check_range(f"label {name!r}", self._of(name), values)
 
     def _check_one_output(self, labels: Any) -> None:
         if isinstance(labels, dict) and isinstance(self.loss_fn, (Loss, nn.modules.loss._Loss)):
@@ -122,24 +133,59 @@ class Criterion:
         """Return those labels that must lie in [0, 1]: their loss is a cross-entropy of logits."""
         if isinstance(self.loss_fn, (Mapping, MultiTask)):
             return [label for label in labels if _takes_logits(self._of(label))]
-        return list(labels) if _takes_logits(self.loss_fn) else []
+        if _takes_logits(self.loss_fn):
+            return list(labels)
+        return []
 
     def _of(self, label: str) -> Any:
-        losses = self.loss_fn.losses if isinstance(self.loss_fn, MultiTask) else self.loss_fn
+        """Return the loss of a label; None if it has none."""
+        losses = self.loss_fn
+        if isinstance(losses, MultiTask):
+            losses = losses.losses
         if isinstance(losses, Mapping):
             return losses.get(label)
         return losses
 
-    def _one(self, loss: Any, outputs: Any, labels: Any, weight: Tensor | None) -> Tensor:
+    def _one(
+        self,
+        loss: Any,
+        outputs: Any,
+        labels: Any,
+        weight: Tensor | None,
+    ) -> Tensor:
         if weight is None:
             return loss(outputs, labels)  # type: ignore[no-any-return]
-        if id(loss) not in self._weighted:
-            self._weighted[id(loss)] = _with_weight(loss)
-        return self._weighted[id(loss)](outputs, labels, weight)
+        key = id(loss)
+        if key not in self._weighted:
+            self._weighted[key] = _with_weight(loss)
+        weighted = self._weighted[key]
+        return weighted(outputs, labels, weight)
 
 
 def _loss_of(loss: Any) -> Any:
-    return get_loss(loss) if isinstance(loss, str) else loss
+    if isinstance(loss, str):
+        return get_loss(loss)
+    return loss
+
+
+def _by_output(labels: Any, outputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the labels by name; a single one belongs to every output."""
+    if isinstance(labels, dict):
+        return labels
+    return dict.fromkeys(outputs, labels)
+
+
+def _check_range(place: str, loss: Any, labels: Tensor) -> None:
+    """Raise DataError if a cross-entropy gets labels outside [0, 1]."""
+    if not _takes_logits(loss):
+        return
+    is_outside = (labels < 0) | (labels > 1)
+    if bool(is_outside.any()):
+        raise DataError(
+            f"{place}: the loss is a cross-entropy and needs labels from 0 to 1, got "
+            f"{labels.min():g} to {labels.max():g}. Give labels from 0 to 1, or train with "
+            "loss 'mse'."
+        )
 
 
 def _takes_logits(loss: Any) -> bool:
@@ -147,12 +193,14 @@ def _takes_logits(loss: Any) -> bool:
     return isinstance(loss, (BCE, Focal, nn.BCEWithLogitsLoss)) or loss is BCE_FUNCTION
 
 
-def _with_weight(loss: Any) -> Callable[[Any, Any, Tensor], Tensor]:
+def _with_weight(loss: Any) -> WeightedLoss:
+    """Return a loss as a function of outputs, labels and weight."""
     if isinstance(loss, nn.modules.loss._Loss):
         each = copy.copy(loss)
         each.reduction = "none"
         return lambda outputs, labels, weight: (each(outputs, labels) * weight).mean()
-    if "weight" in inspect.signature(_function_of(loss)).parameters:
+    parameters = inspect.signature(_function_of(loss)).parameters
+    if "weight" in parameters:
         return lambda outputs, labels, weight: loss(outputs, labels, weight=weight)
     name = getattr(loss, "__name__", type(loss).__name__)
     raise ConfigError(

@@ -28,12 +28,11 @@ def described_argument(value: Any) -> Any:
     if isinstance(value, torch.optim.Optimizer):
         if type(value) not in NAMES.values():
             return None
-        plain = {
-            key: item
-            for key, item in value.defaults.items()
-            if isinstance(item, (int, float, bool, tuple))
-        }
-        return {"torch": type(value).__name__, **plain}
+        plain: dict[str, Any] = {"torch": type(value).__name__}
+        for key, setting in value.defaults.items():
+            if isinstance(setting, (int, float, bool, tuple)):
+                plain[key] = setting
+        return plain
     try:
         return describe(value)
     except ConfigError:
@@ -55,17 +54,30 @@ def rebuilt_argument(name: str, value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     if name == "optimizer":
-        if "torch" not in value:
-            return build(value, Rule, "optimizer")
-        settings = {key: item for key, item in value.items() if key != "torch"}
-        return TorchOptimizer(value["torch"], settings)
+        return _rebuilt_optimizer(value)
     if name == "loss_fn":
-        if "kind" not in value:
-            return {label: rebuilt_argument(name, loss) for label, loss in value.items()}
-        return build(value, MultiTask if value["kind"] == "multi_task" else Loss, "loss_fn")
+        return _rebuilt_loss(value)
     if name == "boost_level":
         return build(value, Boost, "boost_level")
     return value
+
+
+def _rebuilt_optimizer(value: dict[str, Any]) -> Any:
+    if "torch" not in value:
+        return build(value, Rule, "optimizer")
+    settings = dict(value)
+    name = settings.pop("torch")
+    return TorchOptimizer(name, settings)
+
+
+def _rebuilt_loss(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    if "kind" not in value:
+        return {label: _rebuilt_loss(loss) for label, loss in value.items()}
+    if value["kind"] == "multi_task":
+        return build(value, MultiTask, "loss_fn")
+    return build(value, Loss, "loss_fn")
 
 
 def _rebuilt_metrics(value: Any) -> Any:
@@ -74,7 +86,10 @@ def _rebuilt_metrics(value: Any) -> Any:
     if isinstance(value, list):
         return [_rebuilt_metrics(metric) for metric in value]
     if isinstance(value, dict) and "kind" not in value:
-        return {name: _rebuilt_metrics(metric) for name, metric in value.items()}
+        metrics = {}
+        for name, metric in value.items():
+            metrics[name] = _rebuilt_metrics(metric)
+        return metrics
     return build(value, Metric, "metrics")
 
 
@@ -85,10 +100,16 @@ def brief(value: Any) -> str:
     except ConfigError:
         plain = repr(value).replace("\n", " ")
     if isinstance(plain, dict) and "kind" in plain:
-        keywords = ", ".join(f"{key}={item}" for key, item in plain.items() if key != "kind")
-        return f"{plain['kind']}({keywords})" if keywords else str(plain["kind"])
+        arguments = dict(plain)
+        kind = str(arguments.pop("kind"))
+        if not arguments:
+            return kind
+        keywords = ", ".join(f"{key}={item}" for key, item in arguments.items())
+        return f"{kind}({keywords})"
     text = str(plain)
-    return text if len(text) <= 100 else text[:97] + "..."
+    if len(text) > 100:
+        text = text[:97] + "..."
+    return text
 
 
 class Summary(str):
@@ -107,14 +128,18 @@ def summary_of(model: Any) -> Summary:
 
 def headline_of(model: Any) -> str:
     """Describe a RecModel in one line."""
-    network = type(model.network).__name__
-    rows = sum(len(table) for table in model.tables.values())
-    counters = model.counters
-    return (
-        f"RecModel({network}, {_num_dense(model):,} dense parameters, "
-        f"{len(model.tables)} tables with {rows:,} rows, metrics {sorted(model.metrics)}, "
-        f"learned {counters['steps']:,} steps, {counters['epochs']} epochs)"
-    )
+    num_rows = sum(len(table) for table in model.tables.values())
+    steps = model.counters["steps"]
+    epochs = model.counters["epochs"]
+    parts = [
+        type(model.network).__name__,
+        f"{_num_dense(model):,} dense parameters",
+        f"{len(model.tables)} tables with {num_rows:,} rows",
+        f"metrics {sorted(model.metrics)}",
+        f"learned {steps:,} steps",
+        f"{epochs} epochs",
+    ]
+    return f"RecModel({', '.join(parts)})"
 
 
 def _lines(model: Any) -> Iterator[str]:
@@ -122,8 +147,9 @@ def _lines(model: Any) -> Iterator[str]:
     yield f"{network}: {_num_dense(model):,} dense parameters on {model.learner.device}"
     for name, module in model.network.named_children():
         if not table_modules(module):
+            kind = type(module).__name__
             size = _num_elements(module)
-            yield f"  {name:24} {type(module).__name__:20} {size:>12,}"
+            yield f"  {name:24} {kind:20} {size:>12,}"
     if model.tables:
         yield f"{'table':18} {'dim':>4} {'rows':>10} {'MiB':>8}  rule, policies"
     for name, table in model.tables.items():
@@ -136,8 +162,13 @@ def _lines(model: Any) -> Iterator[str]:
 def _line_of(name: str, table: Table) -> str:
     policies = [table.rule, table.admit, *table.evictions]
     described = ", ".join(brief(policy) for policy in policies if policy)
-    mib = sum(value for key, value in table.stats.items() if "bytes" in key) / 2**20
-    return f"{name:18} {table.dim:>4} {len(table):>10,} {mib:>8.1f}  {described}"
+    num_bytes = 0
+    for key, value in table.stats.items():
+        if "bytes" in key:
+            num_bytes += value
+    mib = num_bytes / 2**20
+    num_rows = len(table)
+    return f"{name:18} {table.dim:>4} {num_rows:>10,} {mib:>8.1f}  {described}"
 
 
 def _num_dense(model: Any) -> int:

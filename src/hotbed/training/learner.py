@@ -57,20 +57,30 @@ def prepare(item: Any, device: torch.device, *, labelled: bool) -> Example:
     """
     if isinstance(item, Batch):
         batch = _to_torch(item, device)
-        weight: Any = batch.weight
-        return Example((batch,), _labels_of(batch), weight, item.num_samples, batch, device)
-    parts = item if isinstance(item, (tuple, list)) else (item,)
-    items = tuple(_to_tensor(part, device) for part in parts)
+        return Example(
+            (batch,),
+            _labels_of(batch),
+            batch.weight,
+            item.num_samples,
+            batch,
+            device,
+        )
+    if not isinstance(item, (tuple, list)):
+        item = (item,)
+    items = tuple(_to_tensor(part, device) for part in item)
+    num_samples = _length(items)
     if not labelled:
-        return Example(items, None, None, _length(items), None, device)
+        return Example(items, None, None, num_samples, None, device)
     if len(items) > 2:
         raise DataError(
             "data: a dataset used with a loss function must yield (data, label), got "
             f"{len(items)} items. Yield two, or leave loss_fn out and compute the loss in the "
             "network."
         )
-    labels = items[1] if len(items) == 2 else None
-    return Example(items[:1], labels, None, _length(items), None, device)
+    labels = None
+    if len(items) == 2:
+        labels = items[1]
+    return Example(items[:1], labels, None, num_samples, None, device)
 
 
 def _labels_of(batch: Batch) -> Any:
@@ -85,23 +95,27 @@ def _to_torch(batch: Batch, device: torch.device) -> Batch:
     converted = batch.map_arrays(_from_array)
     if device == CPU:
         return converted
-    moved: dict[str, Any] = {
-        "dense": {
-            name: value.to(device, non_blocking=True) for name, value in converted.dense.items()
-        },
-        "labels": {
-            name: value.to(device, non_blocking=True) for name, value in converted.labels.items()
-        },
-    }
-    if converted.weight is not None:
-        moved["weight"] = converted.weight.to(device, non_blocking=True)
-    return replace(converted, **moved)
+    weight = converted.weight
+    if weight is not None:
+        weight = weight.to(device, non_blocking=True)
+    return replace(
+        converted,
+        dense=_moved(converted.dense, device),
+        labels=_moved(converted.labels, device),
+        weight=weight,
+    )
+
+
+def _moved(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    return {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
 
 
 def _from_array(array: Any) -> Any:
     if isinstance(array, np.ndarray):
         # torch warns of read-only arrays such as Arrow's
-        return torch.from_numpy(array if array.flags.writeable else array.copy())
+        if not array.flags.writeable:
+            array = array.copy()
+        return torch.from_numpy(array)
     return array
 
 
@@ -119,7 +133,8 @@ def _length(part: Any) -> int:
     if isinstance(part, Mapping):
         part = tuple(part.values())
     if isinstance(part, tuple):
-        return max((_length(item) for item in part), default=0)
+        lengths = [_length(item) for item in part]
+        return max(lengths, default=0)
     if not hasattr(part, "__len__") or getattr(part, "ndim", 1) == 0:
         return 0
     return len(part)
@@ -214,7 +229,8 @@ class Learner:
             torch._foreach_copy_(self._buffers, self._kept)
         if self._scaler is None:
             raise fault
-        self._scaler.update(self._scaler.get_scale() * self._scaler.get_backoff_factor())
+        scale = self._scaler.get_scale() * self._scaler.get_backoff_factor()
+        self._scaler.update(scale)
         self.skipped += 1
         return False
 
@@ -249,9 +265,10 @@ class Learner:
     def _unscale(self, scaler: torch.amp.GradScaler) -> None:
         assert self.dense is not None
         scaler.unscale_(self.dense)
+        factor = 1.0 / scaler.get_scale()
         for parameter in self._row_parameters:  # on the host, also if the network is elsewhere
             if parameter.grad is not None:
-                parameter.grad.mul_(1.0 / scaler.get_scale())
+                parameter.grad.mul_(factor)
 
     def _fault(self) -> NonFiniteGradient | None:
         if self.sparse is not None:
@@ -259,20 +276,26 @@ class Learner:
                 self.sparse.check_finite()
             except NonFiniteGradient as fault:
                 return fault
-        gradients = [
-            parameter.grad for parameter in self._dense_parameters if parameter.grad is not None
-        ]
+        gradients = []
+        for parameter in self._dense_parameters:
+            if parameter.grad is not None:
+                gradients.append(parameter.grad)
         if not gradients or _all_finite(gradients):
             return None
-        names = {id(parameter): name for name, parameter in self.network.named_parameters()}
-        bad = next(
-            p for p in self._dense_parameters if p.grad is not None and not _all_finite([p.grad])
-        )
         return NonFiniteGradient(
-            f"dense parameter {names.get(id(bad), '?')!r}: its gradient is not finite, got NaN or "
+            f"dense parameter {self._bad_parameter()!r}: its gradient is not finite, got NaN or "
             "inf. Nothing was updated: look for NaN in the batch's dense columns or labels, or "
             "lower the learning rate."
         )
+
+    def _bad_parameter(self) -> str:
+        """Return the name of the first dense parameter whose gradient is not finite."""
+        names = {id(parameter): name for name, parameter in self.network.named_parameters()}
+        for parameter in self._dense_parameters:
+            gradient = parameter.grad
+            if gradient is not None and not _all_finite([gradient]):
+                return names.get(id(parameter), "?")
+        return "?"
 
 
 class SelfUpdating:
@@ -323,14 +346,20 @@ def parameters_of(optimizer: torch.optim.Optimizer | None) -> list[nn.Parameter]
 
 def device_of(network: nn.Module) -> torch.device:
     """Return the device of a network's dense part: the first that is not the CPU, else the CPU."""
-    tensors = [*network.parameters(), *network.buffers()]
-    return next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), CPU)
+    for tensor in (*network.parameters(), *network.buffers()):
+        if tensor.device.type != "cpu":
+            return tensor.device
+    return CPU
 
 
 def _all_finite(gradients: list[Tensor]) -> bool:
     # the largest absolute value: it cannot overflow as a sum of squares would, and keeps NaN
-    norms = torch._foreach_norm([g for g in gradients if g.numel()], float("inf"))
-    return not norms or bool(torch.isfinite(torch.stack([norm.float() for norm in norms])).all())
+    filled = [gradient for gradient in gradients if gradient.numel()]
+    if not filled:
+        return True
+    norms = torch._foreach_norm(filled, float("inf"))
+    stacked = torch.stack([norm.float() for norm in norms])
+    return bool(torch.isfinite(stacked).all())
 
 
 def _own_loss(outputs: Any) -> Tensor:

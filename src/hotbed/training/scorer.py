@@ -5,18 +5,17 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from hotbed.config import kind_of
 from hotbed.data.batch import Batch
 from hotbed.data.dataset import Dataset
 from hotbed.errors import ConfigError
-from hotbed.metrics import Metric, bounded, get_metric
+from hotbed.metrics import bounded
 from hotbed.optim.modes import in_eval_mode
 from hotbed.optim.precision import Precision
 from hotbed.training.criterion import Criterion
@@ -24,86 +23,21 @@ from hotbed.training.learner import Example
 
 LOSS = "loss"
 ALL = slice(None)
+Scores = tuple[Any, ...]
+"""(loss, prediction, label) of an example, or the values of `eval_network`."""
+
+Observed = tuple[Scores, Example]
+"""An example with its scores."""
+
+Fed = tuple[str, str | None, Any]
+"""Name of a metric, the label that it reads (None = the only one), and the metric."""
 
 
 class Watcher(Protocol):
     """Receives every batch that an observer scored, once it is learned."""
 
-    def watch(self, outputs: tuple[Any, ...], example: Example) -> None:
+    def watch(self, outputs: Scores, example: Example) -> None:
         """Take the `outputs` of the example, those of `Scorer.outputs`."""
-
-
-def metric_set(metrics: Any) -> dict[str, Any]:
-    """Return the metrics of the argument `RecModel(metrics=…)` by name.
-
-    Args:
-        metrics: a set or list of names and `Metric` objects, a mapping of names to either, or a
-            mapping of label names to such sets. "gauc@user" is the metric within the groups of Id
-            column `user`; a metric object has an attribute `group` for this.
-
-    Raises:
-        ConfigError: the argument, or one of its metrics, is something else.
-
-    >>> sorted(metric_set({"auc", "gauc@user"}))
-    ['auc', 'gauc@user']
-    """
-    if metrics is None:
-        return {}
-    if isinstance(metrics, (str, Metric)):
-        metrics = [metrics]
-    if isinstance(metrics, Mapping):
-        return {str(name): _metrics_of(metric, str(name)) for name, metric in metrics.items()}
-    if not isinstance(metrics, Iterable):
-        raise ConfigError(
-            f"metrics: not a set of metrics, got {metrics!r:.80}. Give names such as {{'auc'}}."
-        )
-    if isinstance(metrics, (set, frozenset)):
-        metrics = sorted(metrics, key=str)
-    named: dict[str, Any] = {}
-    for metric in metrics:
-        name = metric if isinstance(metric, str) else kind_of(type(metric))
-        named[name] = _metric(metric, name)
-    return named
-
-
-def _metrics_of(metric: Any, name: str) -> Any:
-    """Return the set of metrics of a label, or the metric of a name."""
-    if isinstance(metric, (Mapping, set, frozenset, list, tuple)):
-        return metric_set(metric)
-    return _metric(metric, name)
-
-
-def check_groups(metrics: Mapping[str, Any]) -> None:
-    """Raise ConfigError if a metric within groups does not name the Id column of the groups."""
-    for name, metric in metrics.items():
-        if isinstance(metric, Mapping):
-            check_groups(metric)
-        elif (
-            getattr(metric, "needs_group", False)
-            and metric.group is None
-            and metric.indexes is None
-        ):
-            raise ConfigError(
-                f"metrics.{name}: it ranks within groups, got no group. Name their Id column, as "
-                f"in '{kind_of(type(metric))}@user' or {type(metric).__name__}(group='user')."
-            )
-
-
-def _metric(metric: Any, name: str) -> Any:
-    """Return the metric; a name such as `ndcg@user` sets its group."""
-    if isinstance(metric, str):
-        metric = get_metric(metric)
-    for method in ("clear", "update", "eval"):
-        if not callable(getattr(metric, method, None)):
-            raise ConfigError(
-                f"metrics: {method}() is missing, got {metric!r:.80}. Give a name or a hb.metrics "
-                "object."
-            )
-    group = name.partition("@")[2]
-    if group and getattr(metric, "needs_group", False) and metric.group is None:
-        metric = copy.copy(metric)
-        metric.group = group
-    return metric
 
 
 class Scorer:
@@ -131,11 +65,11 @@ class Scorer:
         self.eval_network = eval_network
         self._indexes = (0, 1, 2) if eval_network is None else indexes
         self._precision = precision or Precision()
-        self._fed: list[tuple[str, str | None, Any]] = []
+        self._fed: list[Fed] = []
         self._saved: Mapping[str, Any] = {}
         self._loss = 0.0
         self._seen: float = 0  # samples, or their weight
-        self._held: tuple[tuple[Any, ...], Example] | None = None
+        self._observed: Observed | None = None
         self.watchers: list[Watcher] = []
 
     @property
@@ -146,13 +80,11 @@ class Scorer:
         """
         if self.has_own_outputs or self.criterion is None:
             return False
-        losses = getattr(self.criterion.loss_fn, "losses", self.criterion.loss_fn)
-        labels = losses if isinstance(losses, Mapping) else [None]
-        return all(
-            float(self.criterion.activate(torch.zeros(()), label)) == 0.5 for label in labels
-        )
+        zero = torch.zeros(())
+        middles = [self.criterion.activate(zero, label) for label in self.criterion.labels]
+        return all(float(middle) == 0.5 for middle in middles)
 
-    def outputs(self, example: Example) -> tuple[Any, ...]:
+    def outputs(self, example: Example) -> Scores:
         """Return the outputs for one example, as NumPy arrays on the host.
 
         They are (loss, prediction, label), or the values that `eval_network` returns.
@@ -164,13 +96,14 @@ class Scorer:
                 else:
                     raw = self.eval_network(*example.everything)
             if self.has_own_outputs:
-                parts = raw if isinstance(raw, (tuple, list)) else (raw,)
-                return tuple(host(part) for part in parts)
+                if not isinstance(raw, (tuple, list)):
+                    raw = (raw,)
+                return tuple(host(part) for part in raw)
         if self.criterion is None:
             return None, host(raw), host(example.labels)
         return self.outputs_of(self.criterion.shape(raw, example.labels), example)
 
-    def outputs_of(self, raw: Any, example: Example) -> tuple[Any, ...]:
+    def outputs_of(self, raw: Any, example: Example) -> Scores:
         """Return (loss, prediction, label) from the network's outputs for the example.
 
         `raw`: the outputs as `Criterion.shape` returns them.
@@ -189,31 +122,28 @@ class Scorer:
 
     def observe(self, example: Example) -> None:
         """Score one example."""
-        self._held = (self.outputs(example), example)
+        outputs = self.outputs(example)
+        self._observed = (outputs, example)
 
     def settle(self) -> None:
         """Feed every metric and watcher with the example that was observed."""
-        if self._held is not None:
-            outputs, example = self._held
-            self._held = None
-            self.feed(outputs, example)
-            for watcher in self.watchers:
-                watcher.watch(outputs, example)
+        if self._observed is None:
+            return
+        outputs, example = self._observed
+        self._observed = None
+        self.feed(outputs, example)
+        for watcher in self.watchers:
+            watcher.watch(outputs, example)
 
-    def feed(self, outputs: tuple[Any, ...], example: Example, rows: slice = ALL) -> None:
+    def feed(self, outputs: Scores, example: Example, rows: slice = ALL) -> None:
         """Feed every metric with the `outputs` of an example, or of some of its rows."""
-        weight = None if example.weight is None else host(example.weight)
         num_rows = example.num_samples
-
-        def update(metric: Any, arguments: tuple[Any, ...], extras: Mapping[str, Any]) -> None:
-            keywords = {name: _part(value, rows, num_rows) for name, value in extras.items()}
-            metric.update(*(_part(value, rows, num_rows) for value in arguments), **keywords)
-
         if self._indexes is None:
             for _, _, metric in self._fed or self._lay_out(None):
-                update(metric, outputs, {})
+                _update(metric, outputs, {}, rows, num_rows)
             return
         loss, prediction, label = (self._pick(outputs, place) for place in self._indexes)
+        weight = host(example.weight)
         if loss is not None:
             mass: float = len(range(*rows.indices(num_rows)))
             if weight is not None and not self.has_own_outputs:
@@ -226,26 +156,31 @@ class Scorer:
                 "column."
             )
         for _, name, metric in self._fed or self._lay_out(prediction):
-            has_indexes = getattr(metric, "indexes", None) is not None
-            arguments = outputs if has_indexes else (prediction, label)
-            if name is not None:
-                arguments = tuple(
-                    value[name] if isinstance(value, Mapping) else value for value in arguments
-                )
+            arguments: Scores = (prediction, label)
             extras: dict[str, Any] = {}
+            has_indexes = getattr(metric, "indexes", None) is not None
+            if has_indexes:
+                arguments = outputs
             if not (has_indexes and self.has_own_outputs):
                 extras = _extras(metric, weight, example)
-            update(metric, arguments, extras)
+            if name is not None:
+                arguments = tuple(_of_label(value, name) for value in arguments)
+            _update(metric, arguments, extras, rows, num_rows)
 
     def state(self) -> dict[str, Any]:
         """Return the sums and the metrics' states, as JSON values and NumPy arrays.
 
         A user's metric without `state` starts anew after a resumption.
         """
-        metrics = {
-            name: metric.state() for name, _, metric in self._fed if hasattr(metric, "state")
+        metrics = {}
+        for name, _, metric in self._fed:
+            if hasattr(metric, "state"):
+                metrics[name] = metric.state()
+        return {
+            "loss": self._loss,
+            "seen": self._seen,
+            "metrics": metrics or dict(self._saved),
         }
-        return {"loss": self._loss, "seen": self._seen, "metrics": metrics or dict(self._saved)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned; a metric without an entry starts anew."""
@@ -253,7 +188,7 @@ class Scorer:
         self._seen = state["seen"]
         self._fed = []  # metrics are laid out by the first batch
         self._saved = dict(state["metrics"])
-        self._held = None
+        self._observed = None
 
     def again(self, metrics: Mapping[str, Any] | None = None) -> Scorer:
         """Return a scorer of the same kind without data; `metrics` replaces this one's metrics."""
@@ -264,7 +199,7 @@ class Scorer:
         fresh._saved = {}
         fresh._loss = 0.0
         fresh._seen = 0
-        fresh._held = None
+        fresh._observed = None
         fresh.watchers = []
         return fresh
 
@@ -273,14 +208,7 @@ class Scorer:
 
         See `hb.metrics.bounded`.
         """
-
-        def each(metrics: Mapping[str, Any]) -> dict[str, Any]:
-            return {
-                name: each(metric) if isinstance(metric, Mapping) else bounded(metric)
-                for name, metric in metrics.items()
-            }
-
-        return self.again(each(self.metrics))
+        return self.again(_bounded(self.metrics))
 
     def results(self) -> dict[str, float]:
         """Return the value of each metric, and the mean loss where one is computed.
@@ -290,20 +218,27 @@ class Scorer:
         values: dict[str, float] = {}
         if self._seen:
             values[LOSS] = self._loss / self._seen
-        return values | {name: float(metric.eval()) for name, _, metric in self._fed}
+        for name, _, metric in self._fed:
+            values[name] = float(metric.eval())
+        return values
 
-    def _lay_out(self, prediction: Any) -> list[tuple[str, str | None, Any]]:
+    def _lay_out(self, prediction: Any) -> list[Fed]:
         """Decide which metric reads which label: each label gets a copy of a metric for all."""
-        labels = list(prediction) if isinstance(prediction, dict) else [None]
+        labels: list[Any] = [None]
+        if isinstance(prediction, dict):
+            labels = list(prediction)
         for name, metric in self.metrics.items():
             if isinstance(metric, Mapping):
                 self._check_label(name, labels)
                 for inner_name, inner in metric.items():
-                    self._fed.append((f"{name}.{inner_name}", name, _fresh(inner)))
-            else:
-                for label in labels:
-                    full_name = name if label is None else f"{label}.{name}"
-                    self._fed.append((full_name, label, _fresh(metric)))
+                    fed = (f"{name}.{inner_name}", name, _fresh(inner))
+                    self._fed.append(fed)
+                continue
+            for label in labels:
+                full_name = name
+                if label is not None:
+                    full_name = f"{label}.{name}"
+                self._fed.append((full_name, label, _fresh(metric)))
         for name, _, metric in self._fed:
             if name in self._saved and hasattr(metric, "load_state"):
                 metric.load_state(self._saved[name])
@@ -320,7 +255,7 @@ class Scorer:
             f"metrics.{name}: no such label, got a network with the outputs {outputs}. Use those."
         )
 
-    def _pick(self, outputs: tuple[Any, ...], place: int) -> Any:
+    def _pick(self, outputs: Scores, place: int) -> Any:
         if -len(outputs) <= place < len(outputs):
             return outputs[place]
         raise ConfigError(
@@ -355,20 +290,22 @@ class Progressive:
         self._learner = learner
         self.total = scorer.bounded() if endless else scorer
         self._window = self.total.again()
-        self._held: tuple[tuple[Any, ...], Example] | None = None
+        self._observed: Observed | None = None
         self.watchers: list[Watcher] = []
 
     def observe(self, example: Example) -> None:
-        outputs: tuple[Any, ...] = ()
+        """Score one example, unless its training forward will give the outputs."""
+        outputs: Scores = ()
         if self._learner is None:
             outputs = self.total.outputs(example)
-        self._held = (outputs, example)
+        self._observed = (outputs, example)
 
     def settle(self) -> None:
-        if self._held is None:
+        """Feed metrics and watchers with the example that was observed."""
+        if self._observed is None:
             return
-        outputs, example = self._held
-        self._held = None
+        outputs, example = self._observed
+        self._observed = None
         if self._learner is not None:
             outputs = self.total.outputs_of(self._learner.outputs, example)
         for scorer in (self.total, self._window):
@@ -397,14 +334,16 @@ class Progressive:
         self.total.load_state(state["total"])
         self._window = self.total.again()
         self._window.load_state(state["window"])
-        self._held = None
+        self._observed = None
 
 
 def scorer_of(observer: Any) -> Scorer | None:
     """Return the scorer of an observer, that of the whole stream; None if it has none."""
     if isinstance(observer, Progressive):
         return observer.total
-    return observer if isinstance(observer, Scorer) else None
+    if isinstance(observer, Scorer):
+        return observer
+    return None
 
 
 def to_predict(data: Any) -> Any:
@@ -425,7 +364,10 @@ class Collector:
         self.watchers: list[Watcher] = []
 
     def observe(self, example: Example) -> None:
-        self._parts.append(self._scorer.outputs(replace(example, labels=None))[1])
+        """Predict one example."""
+        unlabelled = replace(example, labels=None)
+        _, prediction, _ = self._scorer.outputs(unlabelled)
+        self._parts.append(prediction)
 
     def settle(self) -> None: ...
 
@@ -434,10 +376,11 @@ class Collector:
         if not self._parts:
             return np.empty(0, np.float32)
         if isinstance(self._parts[0], dict):
-            return {
-                name: np.concatenate([part[name] for part in self._parts])
-                for name in self._parts[0]
-            }
+            predictions = {}
+            for name in self._parts[0]:
+                parts = [part[name] for part in self._parts]
+                predictions[name] = np.concatenate(parts)
+            return predictions
         return np.concatenate([np.atleast_1d(part) for part in self._parts])
 
 
@@ -456,6 +399,37 @@ def host(value: Any) -> Any:
     return value
 
 
+def _update(
+    metric: Any,
+    arguments: Scores,
+    extras: Mapping[str, Any],
+    rows: slice,
+    num_rows: int,
+) -> None:
+    """Feed a metric with `rows` of its arguments."""
+    parts = [_part(value, rows, num_rows) for value in arguments]
+    keywords = {name: _part(value, rows, num_rows) for name, value in extras.items()}
+    metric.update(*parts, **keywords)
+
+
+def _of_label(value: Any, label: str) -> Any:
+    """Return the part of one label; other values as they are."""
+    if isinstance(value, Mapping):
+        return value[label]
+    return value
+
+
+def _bounded(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics in the form whose memory does not grow."""
+    forms: dict[str, Any] = {}
+    for name, metric in metrics.items():
+        if isinstance(metric, Mapping):
+            forms[name] = _bounded(metric)
+        else:
+            forms[name] = bounded(metric)
+    return forms
+
+
 def _part(value: Any, rows: slice, num_rows: int) -> Any:
     """Return `rows` of an array that has one row a sample; other values as they are."""
     if rows is ALL or getattr(value, "shape", ())[:1] != (num_rows,):
@@ -468,7 +442,9 @@ def _with_mean_one(weight: torch.Tensor | None) -> torch.Tensor | None:
     if weight is None:
         return None
     mean = weight.mean()
-    return weight / mean if mean > 0 else weight
+    if mean > 0:
+        return weight / mean
+    return weight
 
 
 def _fresh(metric: Any) -> Any:
@@ -490,15 +466,16 @@ def _extras(metric: Any, weight: Any, example: Example) -> dict[str, Any]:
 
 def _groups(name: str, example: Example) -> Any:
     """Return the ids of the Id column `name`, one a sample."""
+    batch = example.batch
     columns = "none, the data are tuples"
-    if example.batch is not None:
-        columns = ", ".join(example.batch.ids)
-    if example.batch is None or name not in example.batch.ids:
+    if batch is not None:
+        columns = ", ".join(batch.ids)
+    if batch is None or name not in batch.ids:
         raise ConfigError(
-            f"metrics: there is no Id column {name!r} to group by, got the columns {columns}. "
+            f"metrics: the Id column {name!r} to group by is missing, got the columns {columns}. "
             "Name one of them."
         )
-    ids = example.batch.ids[name]
+    ids = batch.ids[name]
     if ids.offsets is not None:
         raise ConfigError(
             f"metrics: one id a sample is needed to group by, got column {name!r} with several. "

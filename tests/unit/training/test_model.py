@@ -351,7 +351,7 @@ def test_metrics_within_groups_read_an_id_column(dataset: Any, network: Any) -> 
     model = hb.RecModel(network(), "bce", "adam", {"gauc@user"})
     quiet(model, dataset(2048), epochs=2)
     assert 0.5 < model.evaluate(dataset(512, 5))["gauc@user"] <= 1.0
-    with pytest.raises(ConfigError, match="no Id column 'shop' to group by"):
+    with pytest.raises(ConfigError, match="the Id column 'shop' to group by is missing"):
         hb.RecModel(network(), "bce", "adam", {"gauc@shop"}).evaluate(dataset(64))
 
 

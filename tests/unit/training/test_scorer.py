@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 import hotbed as hb
 from hotbed.errors import ConfigError, NonFiniteGradient
+from hotbed.metrics.metric_set import metric_set
 from hotbed.training.criterion import Criterion
 from hotbed.training.learner import prepare
-from hotbed.training.scorer import Progressive, Scorer, metric_set
+from hotbed.training.scorer import Progressive, Scorer
 
 CPU = torch.device("cpu")
 

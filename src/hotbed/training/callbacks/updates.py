@@ -26,7 +26,10 @@ class ClipGradients:
         self._max_norm = float(max_norm)
 
     def on_gradients(self, run: Run) -> None:
-        parameters = [p for p in run.learner.parameters() if p.grad is not None and p.grad.numel()]
+        parameters = []
+        for parameter in run.learner.parameters():
+            if parameter.grad is not None and parameter.grad.numel():
+                parameters.append(parameter)
         torch.nn.utils.clip_grad_norm_(parameters, self._max_norm)
 
 
@@ -46,11 +49,10 @@ class LearningRate:
         self._step = 0
 
     def on_fit_begin(self, run: Run) -> None:
-        self._schedulers = [
-            self._make(optimizer)
-            for optimizer in (run.learner.dense, run.learner.sparse)
-            if optimizer
-        ]
+        self._schedulers = []
+        for optimizer in (run.learner.dense, run.learner.sparse):
+            if optimizer is not None:
+                self._schedulers.append(self._make(optimizer))
         self._step = run.step
 
     def on_step_end(self, run: Run) -> None:

@@ -13,10 +13,11 @@ import numpy as np
 from hotbed.config import described
 from hotbed.errors import ConfigError
 from hotbed.metrics import AUC, bounded, get_metric
+from hotbed.metrics.metric_set import metric_set
 from hotbed.metrics.popularity import Popularity
 from hotbed.training.learner import Example
 from hotbed.training.run import Run
-from hotbed.training.scorer import Scorer, host, metric_set, scorer_of
+from hotbed.training.scorer import Scorer, host, scorer_of
 from hotbed.training.watching.readings import observations, statistics
 from hotbed.training.watching.window_log import Window, WindowCuts, WindowLog
 

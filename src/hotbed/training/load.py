@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Load a model from a checkpoint: rebuild it from its description, then restore its state."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from hotbed.config import build
+from hotbed.data.schema import Schema
+from hotbed.embedding.modules.state import dense_state
+from hotbed.embedding.table import Table
+from hotbed.errors import ConfigError, FormatError
+from hotbed.persist.format import Reader, read_newest
+from hotbed.training.described import rebuilt_argument
+from hotbed.training.model import RecModel
+
+_SPARE_NUMBERS = 1 << 20
+
+
+def load(path: str | Path, network: nn.Module | None = None) -> RecModel:
+    """Load a model from a checkpoint: rows, dense parameters and optimizer state as saved.
+
+    A network of `hb.models` is rebuilt from the checkpoint. For your own network, pass `network`,
+    built as it was when it was saved.
+
+    Raises:
+        FormatError: a file is missing, torn or changed; the message names it.
+
+    Example: `hb.load("model").predict(dataset)`.
+    """
+    return read_newest(path, lambda reader: _loaded(reader, network))
+
+
+def _loaded(reader: Reader, network: nn.Module | None) -> RecModel:
+    manifest = reader.manifest
+    described: dict[str, Any] = dict(manifest["model"] or {})
+    tables = described.pop("given_tables", None)
+    spec = described.pop("network", None)
+    unknown = spec is None or manifest["schema"] is None or tables is None
+    if network is None and unknown:
+        raise ConfigError(
+            f"load: {reader.folder} holds a network that Hotbed cannot rebuild, got no network. "
+            "Pass network=, built as it was when it was saved."
+        )
+    reader.verify()  # nothing is built from a description that is not whole
+    given = network is not None
+    try:
+        schema = None if manifest["schema"] is None else Schema.from_json(manifest["schema"])
+        if network is None:
+            built = {name: build(one, Table, f"tables.{name}") for name, one in tables.items()}
+            parts = {"schema": schema, "tables": built}
+            with torch.device("meta"):  # shapes alone: what is asked for may fit into no memory
+                _check_size(reader, build(spec, nn.Module, "network", parts))
+            network = build(spec, nn.Module, "network", parts)
+        arguments = {
+            name: rebuilt_argument(name, value)
+            for name, value in described.items()
+            if value is not None
+        }
+        model = RecModel(network, **arguments)
+    except (
+        ConfigError,
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        MemoryError,
+        RuntimeError,
+        TypeError,
+    ) as error:
+        if given and isinstance(error, ConfigError):  # the network is the caller's
+            raise
+        raise FormatError(
+            f"{reader.folder}/MANIFEST.json: its model cannot be built, got: {error} "
+            "Pass network=, or restore the checkpoint from a copy."
+        ) from error
+    model.schema = schema or model.schema
+    return model.restore(reader)
+
+
+def _check_size(reader: Reader, network: nn.Module) -> None:
+    """Raise ConfigError if a described network is far larger than its saved tensors."""
+    wanted = sum(tensor.numel() for tensor in dense_state(network).values())
+    saved = sum(math.prod(shape) for _, _, shape, _ in reader.tensors())
+    if wanted > 2 * saved + _SPARE_NUMBERS:
+        raise ConfigError(
+            f"network: too large, got {wanted} numbers for {saved} saved. Correct its arguments."
+        )
