@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Criteo's display advertising log as it comes: tab separated, no header, hex hashes, missing
-fields empty.
+"""Criteo's display advertising log: tab separated, no header, hex hashes, empty missing fields.
 
 python examples/criteo.py PATH/train.txt
 """
@@ -16,13 +15,12 @@ HASHES = [f"C{i}" for i in range(1, 27)]
 
 
 def main(path: str) -> None:
-    columns: dict[str, str | None] = dict.fromkeys(["label", *NUMBERS], "float64") | dict.fromkeys(
-        HASHES, "string"
-    )
+    columns: dict[str, str | None] = dict.fromkeys(["label", *NUMBERS], "float64")
+    columns |= dict.fromkeys(HASHES, "string")
     log = hb.sources.Csv(path, delimiter="\t", header=False, columns=columns)
 
-    # Counts are missing, negative or huge; hashes stay what they are: each becomes a 64-bit id,
-    # none share a row.
+    # Counts are missing, negative or huge. Hashes stay as they are: each becomes a 64-bit id with
+    # a row of its own.
     counts = [
         hb.transforms.FillMissing(0.0),
         hb.transforms.Clip(low=0.0),

@@ -1,16 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make demo`: train on the MovieLens events that the repository ships, offline and then online,
-and serve; recommend films.
+"""`make demo`: train on MovieLens events, offline and then online, serve, and recommend films.
 
-1. `hotbed train examples/movielens.yaml`: a DCNv2 learns the first 80 % of the events (the last
-tenth of them validates),
-   then follows the rest as a stream, as `hotbed online` does: each batch is predicted, then
-   learned, and what was learned is kept in checkpoints, so that a stream without end can be killed
-   and started again, and published for servers.
-2. `examples/serve_and_ask.py`: meanwhile `hotbed serve` follows it, and Triton's client asks for
-scores.
-3. `examples/recommend.py`: a new process loads the model and ranks the films that a user has not
-seen.
+1. `hotbed train examples/movielens.yaml`: a DCNv2 learns the first 80 % of the events; the last
+   tenth of them validates. Then it follows the rest as a stream, as `hotbed online` does: each batch
+   is predicted, then learned. Checkpoints let a killed run resume, and are published for servers.
+2. `examples/serve_and_ask.py`: `hotbed serve` follows the run meanwhile, and Triton's client asks
+   for scores.
+3. `examples/recommend.py`: a new process loads the model and ranks films that a user has not seen.
 
 Arguments are passed on to `hotbed train`: `python examples/demo.py --set fit.epochs=2`.
 """
@@ -33,10 +29,9 @@ ROOT = Path(__file__).resolve().parent.parent
 JOB = "examples/movielens.yaml"
 SCORES_NOTE = (
     "In these data, the stream's busiest user rates 2,478 films and likes 8 % of them: the model "
-    "learns this from batches that "
-    "hold little else, and the scores for this user fall. The reference user rates seldom in the "
-    "stream; these scores move "
-    "only as far as the model as a whole does."
+    "learns this from batches that hold little else, and the scores for this user fall. The "
+    "reference user rates seldom in the stream; these scores move only as far as the model as a "
+    "whole does."
 )
 
 
@@ -83,21 +78,20 @@ def main(arguments: list[str]) -> None:
 
 
 def popularity() -> list[float]:
-    """AUC of the number of likes that a film had had before: on 72 % to 80 % of the events, and on
-    the rest.
-    """
+    """Return the AUC of ranking films by their likes so far: on the validation and the stream."""
     ratings = pl.read_csv(ROOT / "data/ml_latest_small/ratings.csv").sort(
         "timestamp", maintain_order=True
     )
     liked = (pl.col("rating") >= 4).cast(pl.Float64)
     before = (liked.cum_sum() - liked).over(ratings["movieId"])
     events = ratings.select(liked=liked, before=before)
-    result = []
+    values = []
     for start, stop in ((0.72, 0.8), (0.8, 1.0)):
-        part, auc = events[int(start * len(events)) : int(stop * len(events))], hb.metrics.AUC()
+        part = events[int(start * len(events)) : int(stop * len(events))]
+        auc = hb.metrics.AUC()
         auc.update(part["before"].to_numpy(), part["liked"].to_numpy())
-        result.append(auc.eval())
-    return result
+        values.append(auc.eval())
+    return values
 
 
 if __name__ == "__main__":

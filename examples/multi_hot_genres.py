@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Columns that hold lists: `Adventure|Children|Fantasy` becomes three ids whose rows are pooled
-into one vector.
+"""Columns that hold lists: `Adventure|Children|Fantasy` becomes three ids, pooled into one vector.
 
-A linear model on genres alone: its weights say what people like.
+The model is linear, on genres alone: its weights show which genres people like.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ network = hb.models.LR(schema, hb.make_tables(schema, dim=1, rule=hb.Adagrad(lr=
 model = hb.RecModel(network, "bce", hb.Adam(lr=0.01), metrics=["auc"])
 model.fit(hb.Dataset(events, schema, batch_size=1024), epochs=1, seed=0)
 
-# One film of each genre, and one of three genres at once, through the same encoding as the training
-# data.
+# A film of each genre, and a film of three genres, encoded as the training data were.
 genres = ["Film-Noir", "War", "Documentary", "Drama", "Comedy", "Horror", "Film-Noir|War|Horror"]
 films = hb.sources.Memory({"genres": genres}).table.to_batches()[0]
 batch = hb.Encoder(schema)(films, labels=False)

