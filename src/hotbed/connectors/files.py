@@ -18,6 +18,7 @@ from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.position import Place, Position
 from hotbed.connectors.source import Source
 from hotbed.errors import DataError, DecodeError
+from hotbed.files import resolve
 
 SAMPLE_BYTES = 1 << 20
 """Bytes of a file from which the names and types of its columns are inferred."""
@@ -31,6 +32,8 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 def expand(path: Paths) -> list[str]:
     """Return the files of `path`: a file, a glob (sorted; `**` recurses) or a list of both.
 
+    A `file://` URL is the path after it.
+
     Raises:
         DataError: A path or glob matches no file.
     """
@@ -39,6 +42,8 @@ def expand(path: Paths) -> list[str]:
     files: list[str] = []
     for item in path:
         text = os.fspath(item)
+        if text.startswith("file:"):
+            text = str(resolve(text))
         matches = [text]
         if not os.path.isfile(text):
             matches = sorted(filter(os.path.isfile, glob.glob(text, recursive=True)))

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hotbed.connectors import Memory, Parquet, Position, ReadPlan, Skips
+from hotbed.connectors import Csv, Memory, Parquet, Position, ReadPlan, Skips
+from hotbed.connectors.files import expand
 from hotbed.errors import DataError, DecodeError, SchemaError
 
 pytestmark = pytest.mark.core
@@ -125,3 +126,12 @@ def test_positions_are_small_json_objects() -> None:
     )
     with pytest.raises(DataError, match="a position is a JSON object"):
         Position.from_json("[1]")
+
+
+def test_a_file_url_is_the_path_after_it(tmp_path: Path) -> None:
+    for name in ("b.csv", "a.csv"):
+        (tmp_path / name).write_text("user\n1\n")
+    assert expand(f"file://{tmp_path}/b.csv") == [f"{tmp_path}/b.csv"]
+    assert expand([f"file://{tmp_path}/*.csv"]) == [f"{tmp_path}/a.csv", f"{tmp_path}/b.csv"]
+    (batch,) = (rows for rows, _ in Csv(f"file://{tmp_path}/a.csv").read())
+    assert batch.to_pydict() == {"user": [1]}
