@@ -166,20 +166,20 @@ def test_train_evaluate_predict_inspect(
     assert "not trained yet" not in after
 
 
-def test_an_exported_model_scores_files_as_the_job_does(
+def test_exported_model_scores_files_as_the_job_does(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code, _, error = call(capsys, monkeypatch, "export", "job.yaml")
     assert code == 2
     assert "not trained yet" in error
     call(capsys, monkeypatch, "train", "job.yaml")
-    code, told, error = call(capsys, monkeypatch, "export", "job.yaml")
+    code, printed, error = call(capsys, monkeypatch, "export", "job.yaml")
     assert code == 0, error
     manifest = json.loads(next((folder / "out/export").glob("*/MANIFEST.json")).read_text())
     rows = sum(table["rows"] for table in manifest["tables"])
     size = sum(file["bytes"] for file in manifest["files"].values())
-    assert f"1 tables, {rows:,} rows, {size:,} bytes, learned until 2020-10-" in told
-    assert f"digest {manifest['digest']}" in told
+    assert f"1 tables, {rows:,} rows, {size:,} bytes, learned until 2020-10-" in printed
+    assert f"digest {manifest['digest']}" in printed
     # the stream's last event: it is the newest state
     assert manifest["learned"] == 1_600_000_000 + 499 * 3600
 
@@ -194,7 +194,7 @@ def test_an_exported_model_scores_files_as_the_job_does(
     table = pq.read_table("rows.parquet").drop_columns(["clicked"])
     pq.write_table(table[:300], "a.parquet")
     pq.write_table(table[300:], "b.parquet")
-    code, told, error = call(
+    code, printed, error = call(
         capsys,
         monkeypatch,
         "predict",
@@ -205,7 +205,7 @@ def test_an_exported_model_scores_files_as_the_job_does(
         "scores.parquet",
     )
     assert code == 0, error
-    assert "500 predictions" in told
+    assert "500 predictions" in printed
     call(
         capsys,
         monkeypatch,
@@ -225,7 +225,7 @@ def test_an_exported_model_scores_files_as_the_job_does(
     assert pq.read_table("predictions.parquet").equals(theirs)
 
 
-def test_what_cannot_be_exported_or_scored_is_told(
+def test_wrong_exports_and_scorings_are_errors(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     call(capsys, monkeypatch, "train", "job.yaml")
@@ -253,7 +253,7 @@ def test_what_cannot_be_exported_or_scored_is_told(
     assert not [path for path in folder.iterdir() if "predictions" in path.name]
 
 
-def test_online_learns_the_past_once_and_goes_on_where_it_was_left(
+def test_online_learns_the_past_once_and_then_resumes(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code, first, _ = call(capsys, monkeypatch, "online", "job.yaml", "--max-steps", "1")
@@ -392,7 +392,7 @@ def test_a_job_starts_from_the_rows_of_another(
     np.testing.assert_array_equal(here.lookup(ids), there.lookup(ids))
 
 
-def test_train_leaves_the_state_of_a_stream_alone_until_it_is_told_to_restart(
+def test_train_keeps_the_state_of_a_stream_without_restart(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     states = folder / "out" / "checkpoint"
@@ -579,7 +579,7 @@ def test_a_draft_of_the_shipped_data_needs_no_correction() -> None:
         ("a.xml", "<a/>", ConfigError, "unknown kind of file"),
     ],
 )
-def test_a_file_that_cannot_be_drafted_says_why(
+def test_draft_of_an_unusable_file_is_an_error_that_says_why(
     tmp_path: Path, name: str, text: str, error: type[Exception], message: str
 ) -> None:
     (tmp_path / name).write_text(text)
@@ -608,7 +608,7 @@ def test_a_draft_names_the_columns_of_a_file_without_a_header(
         draft("a.tsv", columns=["clicked", "user"])
 
 
-def test_a_draft_tells_whole_numbers_that_name_things_from_amounts(tmp_path: Path) -> None:
+def test_draft_distinguishes_ids_from_amounts(tmp_path: Path) -> None:
     """Also where a name says nothing: neighbours are about equally frequent in counts, not in
     codes.
     """

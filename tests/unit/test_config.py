@@ -38,7 +38,7 @@ class RoundHole(Shape):
     def __post_init__(self) -> None:
         if self.radius < 0:
             raise ConfigError(
-                f"RoundHole.radius: must be >= 0 — received {self.radius} — give such a number"
+                f"RoundHole.radius: must be >= 0, got {self.radius}. Give such a number."
             )
 
     def area(self) -> float:

@@ -35,7 +35,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return defined
 
 
-def test_an_own_metric_has_all_verbs_and_goes_on_from_its_state(page: dict[str, Any]) -> None:
+def test_own_metric_has_all_methods_and_resumes_from_its_state(page: dict[str, Any]) -> None:
     kind = page["BrierScore"]
     rng = np.random.default_rng(1)
     prediction, label, weight = rng.random(100), rng.integers(0, 2, 100), rng.random(100)
@@ -79,7 +79,7 @@ def test_an_own_source_keeps_the_promises_of_every_source(page: dict[str, Any]) 
     assert rows(columns=("item",)) == [{"item": row["item"]} for row in whole]
 
 
-def test_a_position_that_is_no_position_is_an_error_that_says_what_to_yield(
+def test_wrong_position_is_an_error_that_says_what_to_yield(
     page: dict[str, Any],
 ) -> None:
     class Careless(page["Sqlite"]):  # type: ignore[misc]

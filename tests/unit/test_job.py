@@ -259,7 +259,7 @@ def test_values_read_as_people_mean_them(text: str, value: Any) -> None:
         ("a.yaml", "!!python/object:os.system {}", r"a\.yaml: cannot be parsed"),
     ],
 )
-def test_a_file_that_is_no_job_is_an_error_with_its_name(
+def test_file_that_is_not_a_job_is_an_error_with_its_name(
     tmp_path: Path, name: str, text: str, message: str
 ) -> None:
     (tmp_path / name).write_text(text)
@@ -267,18 +267,18 @@ def test_a_file_that_is_no_job_is_an_error_with_its_name(
         read_mapping(tmp_path / name)
 
 
-def test_a_job_file_that_is_absent_is_an_error_with_its_name(tmp_path: Path) -> None:
+def test_missing_job_file_is_an_error_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nothing\.yaml: cannot be read"):
         Job.read(tmp_path / "nothing.yaml")
 
 
 def test_the_json_schema_for_editors_is_up_to_date() -> None:
-    assert hb.testing.FakeStream  # what tests import is no kind of a job
+    assert hb.testing.FakeStream  # the classes of tests are not kinds of jobs
     shipped = json.loads((REPOSITORY / "docs" / "job.schema.json").read_text())
     assert shipped == json_schema(), "run: hotbed schema > docs/job.schema.json"
 
 
-def test_the_json_schema_knows_every_key_and_kind() -> None:
+def test_json_schema_has_every_key_and_kind() -> None:
     schema = json_schema()
     job = schema["$defs"]["job.job"]
     assert set(job["properties"]) == {"kind", *Job.__dataclass_fields__}

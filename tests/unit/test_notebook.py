@@ -63,7 +63,7 @@ def test_repr_says_what_is_in_a_model_a_history_a_dataset_and_a_client(trained: 
     )
 
 
-def test_epoch_line_shows_the_training_loss_beside_that_of_validation(trained: Any) -> None:
+def test_epoch_line_shows_training_and_validation_loss(trained: Any) -> None:
     _, history, lines = trained
     for row, line in zip(history.epochs, lines.splitlines(), strict=True):
         assert f"  loss {row['loss']:.4f}" in line
@@ -78,7 +78,7 @@ def test_tab_completion_shows_public_names_only(name: str) -> None:
     assert set(dir(hb)) == {*hb.__all__, "__version__"}
 
 
-def test_folders_are_attributes_before_anything_of_them_was_imported() -> None:
+def test_folders_are_attributes_before_they_are_imported() -> None:
     code = (
         "import hotbed as hb; print(hb.training.__name__, hb.optim.__name__, hb.persist.__name__)"
     )

@@ -17,8 +17,9 @@ from hotbed.embedding.rule import Adagrad, Adam, Sgd
 from hotbed.errors import NonFiniteGradient, RowShapeError, TableError, TableFull
 
 MakeTable = Callable[..., Any]
-"""Returns a new table, or an object with its methods: `make_table(name, dim, **keywords)`, where the
-keywords are those of `hb.Table`.
+"""Returns a new table, or an object with its methods: `make_table(name, dim, **keywords)`.
+
+The keywords are those of `hb.Table`.
 """
 
 _IDS = np.array([-1, -2, 0, -(2**63), 2**63 - 1, 7], np.int64)
