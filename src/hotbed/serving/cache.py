@@ -12,12 +12,19 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hotbed import _core, checks
-from hotbed.data.batch import Ids
 from hotbed.errors import ConfigError, HotbedError, NotServed, RowShapeError, StoreError
-from hotbed.serving.rows import LookupCall, LookupResult, ServedTable, native_layout
+from hotbed.serving.rows import (
+    FeatureIds,
+    FeatureSpec,
+    IdArray,
+    LookupCall,
+    LookupResult,
+    RowArray,
+    ServedTable,
+    native_layout,
+)
 from hotbed.serving.stores.backoff import Backoff
 from hotbed.serving.stores.base import ModelVersion, RowStore
 
@@ -62,7 +69,8 @@ class EmbeddingCache:
 
     Example:
         >>> cache = hb.EmbeddingCache(server, "ranker", max_bytes=1 << 30)
-        >>> hb.InferenceSession(server.model("ranker"), cache).predict({"item": [1, 2]}, context={"user": 7})
+        >>> session = hb.InferenceSession(server.model("ranker"), cache)
+        >>> session.predict({"item": [1, 2]}, context={"user": 7})
     """
 
     def __init__(
@@ -97,7 +105,7 @@ class EmbeddingCache:
         self._earlier_misses = 0
         self._start(parameter_server.model(model))
 
-    def lookup(self, version: ModelVersion, features: Sequence[tuple[str, str, str]]) -> LookupCall:
+    def lookup(self, version: ModelVersion, features: Sequence[FeatureSpec]) -> LookupCall:
         """Return the embedding half of `version` over this cache, called like a `Lookup`.
 
         A version newer than the cached one replaces it, without the rows that changed.
@@ -206,9 +214,7 @@ class EmbeddingCache:
             changes = None
         self._enter(version, changes)
 
-    def _enter(
-        self, version: ModelVersion, changes: Mapping[str, NDArray[np.int64]] | None
-    ) -> None:
+    def _enter(self, version: ModelVersion, changes: Mapping[str, IdArray] | None) -> None:
         self._epoch += 1
         no_ids = np.empty(0, np.int64)
         changed = [
@@ -248,7 +254,7 @@ class _CachedLookup:
         cache: EmbeddingCache,
         rows: _core.RowCache,
         version: ModelVersion,
-        features: Sequence[tuple[str, str, str]],
+        features: Sequence[FeatureSpec],
         epoch: int,
     ) -> None:
         self._cache = cache
@@ -261,9 +267,7 @@ class _CachedLookup:
         self._native = _core.CachedLookup(rows, layout, epoch)
         self._absent = {name: ServedTable(version.configs[name], ()) for _, name, _ in features}
 
-    def __call__(
-        self, ids: Mapping[str, Ids | NDArray[np.int64]], num_samples: int
-    ) -> LookupResult:
+    def __call__(self, ids: FeatureIds, num_samples: int) -> LookupResult:
         try:
             lookup = self._native(ids, num_samples)
         except ValueError as error:
@@ -282,9 +286,7 @@ class _CachedLookup:
         flat, sequences = lookup.pool(absent, False)
         return LookupResult(flat, sequences, late)
 
-    def _fetch(
-        self, missing: Mapping[str, NDArray[np.int64]]
-    ) -> Mapping[str, NDArray[np.float32]] | None:
+    def _fetch(self, missing: Mapping[str, IdArray]) -> Mapping[str, RowArray] | None:
         """Return the rows of the missing ids, None where they are late."""
         deadline = self._cache.deadline_seconds
         began = time.monotonic()
@@ -309,7 +311,7 @@ class _CachedLookup:
         self._retries.answered()
         return rows
 
-    def _retry(self, missing: Mapping[str, NDArray[np.int64]], deadline: float) -> None:
+    def _retry(self, missing: Mapping[str, IdArray], deadline: float) -> None:
         """Fetch rows outside of any request, with more time than a request has.
 
         A store that is too slow for an empty cache would otherwise leave the cache empty.
@@ -411,5 +413,5 @@ def _dims(version: ModelVersion) -> dict[str, int]:
     return {name: int(version.configs[name]["dim"]) for name in sorted(version.configs)}
 
 
-def _flat(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+def _flat(rows: RowArray) -> RowArray:
     return np.ascontiguousarray(rows, np.float32).reshape(-1)

@@ -14,7 +14,6 @@ from urllib.parse import quote, urlsplit
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from hotbed.connectors.memory import Memory
 from hotbed.data.columns import is_bytes, is_list
@@ -30,7 +29,7 @@ from hotbed.errors import (
 from hotbed.serving.protocol.rest import HEADER_LENGTH
 from hotbed.serving.protocol.tensors import DTYPES, text_of
 from hotbed.serving.request import check_columns, check_context
-from hotbed.serving.session import Scores
+from hotbed.serving.session import Predictions, Scores
 
 
 class Client:
@@ -87,8 +86,11 @@ class Client:
             connection.close()
 
     def predict(
-        self, model: str, columns: Mapping[str, Any], context: Mapping[str, Any] | None = None
-    ) -> NDArray[np.float32] | dict[str, NDArray[np.float32]]:
+        self,
+        model: str,
+        columns: Mapping[str, Any],
+        context: Mapping[str, Any] | None = None,
+    ) -> Predictions:
         """Return predictions of n candidates by the version that is served now.
 
         The arguments and the result are those of `InferenceSession.predict`.
@@ -99,13 +101,17 @@ class Client:
                 for a missing or a wrong token.
             ServingError: The server does not answer.
         """
-        outputs = dict(self.ask(model, columns, context).outputs)
+        scores = self.ask(model, columns, context)
+        outputs = dict(scores.outputs)
         if len(outputs) == 1:
             return next(iter(outputs.values()))
         return outputs
 
     def ask(
-        self, model: str, columns: Mapping[str, Any], context: Mapping[str, Any] | None = None
+        self,
+        model: str,
+        columns: Mapping[str, Any],
+        context: Mapping[str, Any] | None = None,
     ) -> Scores:
         """Return predictions by output, the version that gave them, and the number of late rows.
 
@@ -114,27 +120,19 @@ class Client:
         """
         check_columns(columns)
         check_context(context)
-        tensors = sorted(_tensors(columns, context or {}), key=lambda tensor: -tensor.width)
+        tensors = _tensors(columns, context or {})
+        tensors.sort(key=lambda tensor: -tensor.width)
         specs = [tensor.spec for tensor in tensors]
-        head = json.dumps(
-            {"inputs": specs, "parameters": {"binary_data_output": True}},
-        ).encode()
-        headers = {HEADER_LENGTH: str(len(head)), "Content-Type": "application/octet-stream"}
+        head = {"inputs": specs, "parameters": {"binary_data_output": True}}
+        parts = [json.dumps(head).encode()]
+        parts += [tensor.data for tensor in tensors]
+        headers = {
+            HEADER_LENGTH: str(len(parts[0])),
+            "Content-Type": "application/octet-stream",
+        }
         path = f"/v2/models/{quote(model, safe='')}/infer"
-        request_body = b"".join([head, *(tensor.data for tensor in tensors)])
-        body, head_bytes = self._send("POST", path, request_body, headers)
-        answer = json.loads(body[: int(head_bytes or len(body))])
-        start = int(head_bytes or 0)
-        outputs = {}
-        for output in answer["outputs"]:
-            end = start + output["parameters"]["binary_data_size"]
-            outputs[output["name"]] = np.frombuffer(body[start:end], "<f4")
-            start = end
-        return Scores(
-            int(answer["model_version"]),
-            outputs,
-            int(answer.get("parameters", {}).get("late_rows", 0)),
-        )
+        body, head_bytes = self._send("POST", path, b"".join(parts), headers)
+        return _scores(body, head_bytes)
 
     def models(self) -> list[dict[str, str]]:
         """Return the name, version, state and reason of each model of the server."""
@@ -143,15 +141,20 @@ class Client:
         return models
 
     def _send(
-        self, method: str, path: str, body: bytes, headers: Mapping[str, str]
-    ) -> tuple[bytes, str | None]:
+        self,
+        method: str,
+        path: str,
+        body: bytes,
+        headers: Mapping[str, str],
+    ) -> tuple[bytes, int]:
+        """Return the body of the answer, and the length of its JSON."""
+        path = self._parts.path.rstrip("/") + path
+        headers = {**self._headers, **headers}
         while True:
             idled = self._idled()
             connection = idled or self._connect()
             try:
-                connection.request(
-                    method, self._parts.path.rstrip("/") + path, body, {**self._headers, **headers}
-                )
+                connection.request(method, path, body, headers)
                 answer = connection.getresponse()
                 data = answer.read()
                 break
@@ -164,12 +167,13 @@ class Client:
                         "the server's log."
                     ) from error
         self._idle.append(connection)
-        if answer.status == 200:
-            return data, answer.headers.get(HEADER_LENGTH)
-        raise _reason(answer.status, data)
+        if answer.status != 200:
+            raise _reason(answer.status, data)
+        head_bytes = answer.headers.get(HEADER_LENGTH)
+        return data, int(head_bytes or len(data))
 
     def _idled(self) -> HTTPConnection | None:
-        """Take an idle connection, None where there is none; other threads take them as well."""
+        """Take an idle connection, None if all are in use."""
         try:
             return self._idle.pop()
         except IndexError:
@@ -181,6 +185,20 @@ class Client:
         if self._parts.scheme == "https":
             return HTTPSConnection(host, port, timeout=self._seconds, context=self._tls)
         return HTTPConnection(host, port, timeout=self._seconds)
+
+
+def _scores(body: bytes, head_bytes: int) -> Scores:
+    """Return the scores of an answer: its JSON, then the values of each output."""
+    head = json.loads(body[:head_bytes])
+    outputs = {}
+    start = head_bytes
+    for output in head["outputs"]:
+        end = start + output["parameters"]["binary_data_size"]
+        outputs[output["name"]] = np.frombuffer(body[start:end], "<f4")
+        start = end
+    parameters = head.get("parameters", {})
+    late = int(parameters.get("late_rows", 0))
+    return Scores(int(head["model_version"]), outputs, late)
 
 
 def _reason(status: int, data: bytes) -> Exception:

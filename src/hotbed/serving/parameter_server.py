@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from hotbed.errors import ConfigError, FormatError, StoreError
 from hotbed.files import Where, local_path
 from hotbed.persist.format import Reader, open_checkpoint
-from hotbed.serving.rows import RowDtype, return_free_memory
+from hotbed.serving.rows import IdArray, RowArray, RowDtype, return_free_memory
 from hotbed.serving.stores.base import RowStore
 from hotbed.serving.stores.locking import SharedLock, TemporaryFolder
 from hotbed.serving.stores.mapped import MappedVersion, ModelFolder
@@ -44,7 +44,11 @@ class ParameterServer(RowStore):
         >>> rows, found = server.lookup("ranker", "user", [7, 8])
     """
 
-    def __init__(self, folder: str | Path | None = None, dtype: RowDtype = "float32") -> None:
+    def __init__(
+        self,
+        folder: str | Path | None = None,
+        dtype: RowDtype = "float32",
+    ) -> None:
         if folder is None:
             self._temporary = TemporaryFolder(_TEMPORARY)
             folder = self._temporary.path
@@ -56,7 +60,11 @@ class ParameterServer(RowStore):
         self._folder_lock: SharedLock | None = None
 
     @staticmethod
-    def connect(url: str, token: str | None = None, trusted: str | Path | None = None) -> RowStore:
+    def connect(
+        url: str,
+        token: str | None = None,
+        trusted: str | Path | None = None,
+    ) -> RowStore:
         """Connect to a `hotbed parameter-server` in another process. Needs the extra `serve`.
 
         Args:
@@ -169,20 +177,31 @@ class ParameterServer(RowStore):
             f"{newest.digest[:12]}. Use the newest."
         )
 
-    def changes(self, name: str, since: str, to: str) -> Mapping[str, NDArray[np.int64]] | None:
-        return self.version(name, to).changed(since)
+    def changes(
+        self,
+        name: str,
+        since: str,
+        to: str,
+    ) -> Mapping[str, IdArray] | None:
+        version = self.version(name, to)
+        return version.changed(since)
 
-    def hot(self, name: str, table: str, n: int) -> NDArray[np.int64]:
-        return self.model(name).hot(table, n)
+    def hot(self, name: str, table: str, n: int) -> IdArray:
+        version = self.model(name)
+        return version.hot(table, n)
 
     def lookup(
-        self, model: str, table: str, ids: Any
-    ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        self,
+        model: str,
+        table: str,
+        ids: Any,
+    ) -> tuple[RowArray, NDArray[np.bool_]]:
         """Return the rows of ids, int64 [n] -> float32 [n, dim], and which ids have one, bool [n].
 
         Raises RowShapeError for anything but whole numbers, as `Table.find` does.
         """
-        return self.model(model).table(table).find(ids)
+        version = self.model(model)
+        return version.table(table).find(ids)
 
     def _writing(self) -> AbstractContextManager[bool]:
         self._folder_lock = SharedLock.of(self.folder)
@@ -202,6 +221,9 @@ class ParameterServer(RowStore):
         return newest
 
     def _keep(self, newest: MappedVersion) -> None:
-        versions = self._versions.get(newest.name, ())
-        others = [version for version in versions if version.digest != newest.digest]
-        self._versions[newest.name] = (*others[1 - _KEPT :], newest)
+        versions = list[MappedVersion]()
+        for version in self._versions.get(newest.name, ()):
+            if version.digest != newest.digest:
+                versions.append(version)
+        versions.append(newest)
+        self._versions[newest.name] = tuple(versions[-_KEPT:])

@@ -65,7 +65,8 @@ class InferenceSession:
     Example:
         >>> hb.InferenceSession("exported").predict({"item": [1, 2]}, context={"user": 7})
         >>> cache = hb.EmbeddingCache(server, "ranker")
-        >>> hb.InferenceSession(server.model("ranker"), cache).predict({"item": [1, 2]}, context={"user": 7})
+        >>> session = hb.InferenceSession(server.model("ranker"), cache)
+        >>> session.predict({"item": [1, 2]}, context={"user": 7})
     """
 
     def __init__(

@@ -43,7 +43,7 @@ def open_row_store(
         trusted: A PEM file of certificate authorities for TLS, instead of those of the system.
 
     Raises:
-        ConfigError: There is no store for such an address, or `trusted` cannot be read.
+        ConfigError: No store has such addresses, or `trusted` cannot be read.
     """
     open_store = STORES.get(urlsplit(url).scheme)
     if open_store is None:

@@ -157,7 +157,7 @@ class TableFiles:
         return {**entry, "digest": self._digest(number)}
 
     def _hot(self) -> dict[str, Any] | None:
-        """Return the entry of the file of ids by falling count, None where there are no counts."""
+        """Return the entry of the file of ids by falling count; None if rows have no counts."""
         if self._has_no_counts:
             return None
         path = self._path(0, "hot")
