@@ -21,6 +21,7 @@ from hotbed.errors import ConfigError, SchemaError
 Type = Literal["text", "integer", "number", "mixed"]
 Shape = Literal["value", "list", "mixed"]
 POOLINGS = ("sum", "mean", "max", "none")
+"""In the order of the native core's numbers."""
 
 
 class Column(ABC):

@@ -17,15 +17,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from hotbed.errors import ConfigError, NonFiniteGradient, RowShapeError, TableError, TableFull
 
-from .hashing import mix64_int, name_hash, table_key
+from .hashing import name_hash
 from .init import Init, Uniform
-from .policy import PARTITIONS, Admission, Eviction, Lfu, Lru, MinCount, Probability, Ttl, evictions
+from .policy import PARTITIONS, Admission, Eviction, Lfu, Lru, MinCount, Ttl, evictions
+from .reference_admission import MAX_COUNT, ReferenceAdmission, partition_of
 from .rule import Adagrad, Rule
 from .table import Frozen
 from .tier import Ram, Tier
-
-_GOLDEN = 0x9E3779B97F4A7C15
-_MAX_COUNT = (1 << 32) - 1
 
 
 @dataclass
@@ -70,24 +68,25 @@ class ReferenceTable:
         self.admit = admit
         self.init = init or Uniform(0.05)
         self.tier = tier or Ram()
-        self.policies = [
-            policy
-            for policy in evictions(evict)
-            if policy.is_on  # type: ignore[attr-defined]
-        ]
-        self.ttl = next((p.microseconds for p in self.policies if isinstance(p, Ttl)), None)
-        self.bound = next((p for p in self.policies if isinstance(p, (Lru, Lfu))), None)
-        admits_all = isinstance(admit, MinCount) and admit.count == 0
-        self.counting: MinCount | Probability | None = None
-        if isinstance(admit, (MinCount, Probability)) and admit.is_on and not admits_all:
-            self.counting = admit
-        self.keeps_time = self.ttl is not None or isinstance(self.bound, Lru) or admits_all
-        self.keeps_count = isinstance(self.bound, Lfu) or admits_all
+        self.ttl: int | None = None
+        self.bound: Lru | Lfu | None = None
+        self.policies: list[Ttl | Lru | Lfu] = []
+        for policy in evictions(evict):
+            assert isinstance(policy, (Ttl, Lru, Lfu))
+            if not policy.is_on:
+                continue
+            self.policies.append(policy)
+            if isinstance(policy, Ttl):
+                self.ttl = policy.microseconds
+            else:
+                self.bound = policy
+        self.name_hash = name_hash(name)
+        self.admission = ReferenceAdmission(admit, seed, self.name_hash)
+        counts_all = isinstance(admit, MinCount) and admit.count == 0
+        self.keeps_time = self.ttl is not None or isinstance(self.bound, Lru) or counts_all
+        self.keeps_count = isinstance(self.bound, Lfu) or counts_all
         self.rows: dict[int, _Row] = {}
         self.ids_of_slots: dict[int, int] = {}
-        self.waiting: dict[int, dict[int, tuple[int, int]]] = {p: {} for p in range(PARTITIONS)}
-        width = self.counting.sketch_width if self.counting else 0
-        self.sketch = np.zeros((PARTITIONS, 4, width), np.uint32)
         self.step = 0
         self.clock = 0
         self.next_slot = 0
@@ -99,59 +98,82 @@ class ReferenceTable:
 
     def find(self, ids: ArrayLike) -> NDArray[np.int64]:
         """Return the slots int64 [n] of ids [n]; -1 without a row."""
-        return np.array([self.rows[i].slot if i in self.rows else -1 for i in _ids(ids)], np.int64)
+        slots = []
+        for id in _ids(ids):
+            row = self.rows.get(id)
+            slots.append(-1 if row is None else row.slot)
+        return np.array(slots, np.int64)
 
     def find_or_insert(self, ids: ArrayLike, time: ArrayLike | None = None) -> NDArray[np.int64]:
         """Return the slots int64 [n] of ids; count new ids and insert those that are admitted.
 
         `time`: microseconds, one or [n].
         """
-        unique = self._occurrences(_ids(ids), time)
-        if self.frozen:
-            return self._touch_frozen(ids, unique)
-        before = copy.deepcopy((self.waiting, self.sketch)) if self.bound else None
-        new = {i: self._count(i, times) for i, times in unique.items() if i not in self.rows}
-        admitted = {
-            i: count for i, count in new.items() if self._is_admitted(i, count, len(unique[i]))
-        }
-        try:
-            self._check_room([i for i in unique if i in self.rows or i in admitted])
-        except TableFull:
-            if before is not None:
-                self.waiting, self.sketch = before
-            raise
+        times_of = self._occurrences(_ids(ids), time)
+        if self.frozen == "all":
+            return self.find(ids)
+        admitted: dict[int, int] = {}
+        if not self.frozen:
+            admitted = self._admitted(times_of)
         self.clock += 1
-        for i, times in unique.items():
-            if i in self.rows:
-                self._touch(self.rows[i], times)
-        for i, count in admitted.items():
-            self._insert(i, count, unique)
-        self._shrink(unique)
+        for id, times in times_of.items():
+            if id in self.rows:
+                self._touch(self.rows[id], times)
+        for id, count in admitted.items():
+            self._insert(id, count, times_of[id])
+        self._shrink(times_of)
         return self.find(ids)
 
-    def _touch_frozen(self, ids: ArrayLike, unique: Mapping[int, list[int]]) -> NDArray[np.int64]:
-        if self.frozen == "rows":
-            self.clock += 1
-            for i, times in unique.items():
-                if i in self.rows:
-                    self._touch(self.rows[i], times)
-            self._shrink(unique)
-        return self.find(ids)
+    def _admitted(self, times_of: Mapping[int, list[int]]) -> dict[int, int]:
+        """Count the new ids of a batch; return those that get a row, with their counts.
+
+        Raises:
+            TableFull: the batch would use more rows than the table may keep; nothing has changed.
+        """
+        before = None
+        if self.bound is not None:
+            before = copy.deepcopy(self.admission)
+        admitted = {}
+        num_rows = 0
+        for id, times in times_of.items():
+            if id in self.rows:
+                num_rows += 1
+                continue
+            count = self.admission.count(id, times)
+            if self.admission.admits(id, count, len(times)):
+                admitted[id] = count
+                num_rows += 1
+        if self.bound is not None and before is not None:
+            max_rows = _quota(self.bound) * PARTITIONS
+            if num_rows > max_rows:
+                self.admission = before
+                raise TableFull(
+                    f"table {self.name!r}: a batch may use {max_rows} rows, got {num_rows}. "
+                    "Raise max_rows or make the batch smaller."
+                )
+        return admitted
 
     def lookup(self, ids: ArrayLike) -> NDArray[np.float32]:
         """Return the rows of ids, float32 [n, dim].
 
         An id without a row reads as its initial row, or as `default` if admission is on.
         """
-        out = [self.rows[i].value if i in self.rows else self._absent(i) for i in _ids(ids)]
-        return np.array(out, np.float32).reshape(len(out), self.dim)
+        values = []
+        for id in _ids(ids):
+            row = self.rows.get(id)
+            values.append(self._absent(id) if row is None else row.value)
+        return np.array(values, np.float32).reshape(len(values), self.dim)
 
     def gather(self, slots: ArrayLike) -> NDArray[np.float32]:
         """Return the rows float32 [n, dim] of slots [n]; `default` where -1."""
-        empty = np.full(self.dim, self.default, np.float32)
-        ids = [self.ids_of_slots.get(slot) for slot in _ids(slots)]
-        values = [empty if i is None else self.rows[i].value for i in ids]
-        return np.array(values, np.float32).reshape(len(ids), self.dim)
+        values = []
+        for slot in _ids(slots):
+            id = self.ids_of_slots.get(slot)
+            if id is None:
+                values.append(np.full(self.dim, self.default, np.float32))
+            else:
+                values.append(self.rows[id].value)
+        return np.array(values, np.float32).reshape(len(values), self.dim)
 
     def update(self, slots: ArrayLike, grads: ArrayLike, lr: float | None = None) -> None:
         """Sum the gradients float32 [n, dim] of each row in order, then apply the rule once a row.
@@ -169,28 +191,38 @@ class ReferenceTable:
                 f"table {self.name!r}: gradients must be float32 [{len(numbers)}, {self.dim}], got "
                 f"{gradients.dtype} {list(gradients.shape)}. Convert them."
             )
-        summed: dict[int, NDArray[np.float32]] = {}
+        sums: dict[int, NDArray[np.float32]] = {}
         for slot, grad in zip(numbers, gradients.astype(np.float32), strict=True):
-            i = self.ids_of_slots.get(slot)
-            if i is not None:
-                summed[i] = summed[i] + grad if i in summed else grad
-        for i, grad in summed.items():
+            id = self.ids_of_slots.get(slot)
+            if id is None:
+                continue
+            if id in sums:
+                sums[id] = sums[id] + grad
+            else:
+                sums[id] = grad
+        for id, grad in sums.items():
             if not np.isfinite(grad).all():
                 raise NonFiniteGradient(
-                    f"table {self.name!r}: the gradient of id {i} is not finite; nothing was "
+                    f"table {self.name!r}: the gradient of id {id} is not finite; nothing was "
                     "updated. Look at the loss.",
                     self.name,
-                    i,
+                    id,
                 )
         self.step += 1
         zero = np.zeros(self.dim, np.float32)
-        stepped: Iterable[int] = summed if self.rule.scope == "touched" else self.rows
-        for i in stepped:
-            row = self.rows[i]
-            grad = summed.get(i, zero)
-            w, s = self.rule.reference(row.value[None], row.state[None], grad[None], self.step, lr)
-            row.value = w[0].astype(np.float32)
-            row.state = s[0].astype(np.float32)
+        stepped: Iterable[int] = sums if self.rule.scope == "touched" else self.rows
+        for id in stepped:
+            row = self.rows[id]
+            grad = sums.get(id, zero)
+            value, state = self.rule.reference(
+                row.value[None],
+                row.state[None],
+                grad[None],
+                self.step,
+                lr,
+            )
+            row.value = value[0].astype(np.float32)
+            row.state = state[0].astype(np.float32)
 
     def evict(self, now: int) -> int:
         """Remove rows and candidates whose time to live is over; return the number of rows removed.
@@ -201,63 +233,57 @@ class ReferenceTable:
             return 0
         if self.watermark is None or self.watermark < now:
             self.watermark = now
-        expired = [
-            i
-            for i, r in self.rows.items()
-            if self.ttl is not None and self.watermark - r.last_seen >= self.ttl
-        ]
-        for i in expired:
-            self._remove(i)
-        expire = None
-        if isinstance(self.counting, MinCount):
-            expire = self.counting.expire_microseconds
-        if expire is not None:
-            for p, waiting in self.waiting.items():
-                self.waiting[p] = {
-                    i: c for i, c in waiting.items() if self.watermark - c[1] < expire
-                }
+        expired = []
+        for id, row in self.rows.items():
+            if self.ttl is not None and self.watermark - row.last_seen >= self.ttl:
+                expired.append(id)
+        for id in expired:
+            self._remove(id)
+        self.admission.expire(self.watermark)
         return len(expired)
 
     def export(self, partitions: Iterable[int] | None = None) -> Iterator[pa.RecordBatch]:
         """Yield rows as record batches ordered by (partition, id); columns as in docs/format.md."""
-        members: dict[int, list[int]] = {}
-        for i in sorted(self.rows):
-            members.setdefault(_partition(i), []).append(i)
-        for p in range(PARTITIONS) if partitions is None else partitions:
-            ids = members.get(p, [])
-            rows = [self.rows[i] for i in ids]
-            columns: dict[str, pa.Array] = {
-                "partition": pa.array([p] * len(ids), pa.uint8()),
-                "id": pa.array(ids, pa.int64()),
-                "value": _lists([r.value for r in rows], self.dim),
-            }
-            if width := self.rule.state_width(self.dim):
-                columns["state"] = _lists([r.state for r in rows], width)
-            if self.keeps_time:
-                columns["last_seen"] = pa.array([r.last_seen for r in rows], pa.int64())
-            if self.keeps_count:
-                columns["count"] = pa.array([r.count for r in rows], pa.uint32())
-            if isinstance(self.bound, Lfu) and self.bound.half_life_microseconds is not None:
-                columns["score"] = pa.array([r.score for r in rows], pa.float64())
-            if self.rule.scope != "touched":
-                columns["updated"] = pa.array([self.step] * len(ids), pa.uint32())
-            if ids or (partitions is None and not members and p == 0):
-                yield pa.RecordBatch.from_pydict(columns)
+        members = _by_partition(sorted(self.rows))
+        for partition in range(PARTITIONS) if partitions is None else partitions:
+            ids = members.get(partition, [])
+            empty_table = partitions is None and not members and partition == 0
+            if ids or empty_table:
+                yield self._record_batch(partition, ids)
+
+    def _record_batch(self, partition: int, ids: list[int]) -> pa.RecordBatch:
+        rows = [self.rows[id] for id in ids]
+        columns: dict[str, pa.Array] = {
+            "partition": pa.array([partition] * len(ids), pa.uint8()),
+            "id": pa.array(ids, pa.int64()),
+            "value": _lists([row.value for row in rows], self.dim),
+        }
+        width = self.rule.state_width(self.dim)
+        if width:
+            columns["state"] = _lists([row.state for row in rows], width)
+        if self.keeps_time:
+            columns["last_seen"] = pa.array([row.last_seen for row in rows], pa.int64())
+        if self.keeps_count:
+            columns["count"] = pa.array([row.count for row in rows], pa.uint32())
+        if isinstance(self.bound, Lfu) and self.bound.half_life_microseconds is not None:
+            columns["score"] = pa.array([row.score for row in rows], pa.float64())
+        if self.rule.scope != "touched":
+            columns["updated"] = pa.array([self.step] * len(ids), pa.uint32())
+        return pa.RecordBatch.from_pydict(columns)
 
     def load(self, batches: Iterable[pa.RecordBatch]) -> None:
         """Insert or overwrite rows from `export`'s batches; a missing column changes nothing."""
         for batch in batches:
             for record in batch.to_pylist():
-                i = record["id"]
                 value = np.array(record["value"], np.float32)
                 if value.shape != (self.dim,):
                     raise RowShapeError(
                         f"table {self.name!r}: column 'value' must hold float32 lists of "
                         f"{self.dim}, got {list(value.shape)}. Give rows of the same dim."
                     )
-                if i not in self.rows:
-                    self._new_row(i)
-                row = self.rows[i]
+                row = self.rows.get(record["id"])
+                if row is None:
+                    row = self._new_row(record["id"])
                 row.value = value
                 row.last_seen = record.get("last_seen", row.last_seen)
                 row.state = np.array(record.get("state", row.state), np.float32)
@@ -275,27 +301,19 @@ class ReferenceTable:
 
     def candidates(self) -> Iterator[pa.RecordBatch]:
         """Yield the state of the admission policy, for `load_candidates`."""
-        flat = [
-            (p, i, c, t) for p, waiting in self.waiting.items() for i, (c, t) in waiting.items()
-        ]
-        names = ["partition", "id", "count", "last_seen"]
-        yield pa.RecordBatch.from_pydict(
-            {n: pa.array([r[k] for r in flat], pa.int64()) for k, n in enumerate(names)}
-        )
-        yield pa.RecordBatch.from_pydict({"sketch": pa.array(self.sketch.reshape(-1), pa.uint32())})
+        return self.admission.export()
 
     def load_candidates(self, batches: Iterable[pa.RecordBatch]) -> None:
-        for batch in batches:
-            if "sketch" in batch.schema.names:
-                self.sketch = batch["sketch"].to_numpy().reshape(self.sketch.shape).copy()
-            else:
-                for r in batch.to_pylist():
-                    self.waiting[r["partition"]][r["id"]] = (r["count"], r["last_seen"])
+        """Load batches from `candidates`."""
+        self.admission.load(batches)
 
-    def _absent(self, i: int) -> NDArray[np.float32]:
-        if self.counting is not None:
+    def _absent(self, id: int) -> NDArray[np.float32]:
+        if self.admission.policy is not None:
             return np.full(self.dim, self.default, np.float32)
-        row: NDArray[np.float32] = self.init.rows(self.seed, name_hash(self.name), [i], self.dim)[0]
+        return self._initial_row(id)
+
+    def _initial_row(self, id: int) -> NDArray[np.float32]:
+        row: NDArray[np.float32] = self.init.rows(self.seed, self.name_hash, [id], self.dim)[0]
         return row
 
     def _occurrences(self, ids: list[int], time: ArrayLike | None) -> dict[int, list[int]]:
@@ -307,102 +325,43 @@ class ReferenceTable:
         if time is None:
             time = self.clock + 1
         times = np.broadcast_to(np.asarray(time, np.int64), (len(ids),))
-        unique: dict[int, list[int]] = {}
-        for i, moment in zip(ids, times.tolist(), strict=True):
-            unique.setdefault(i, []).append(moment)
-        return unique
-
-    def _count(self, i: int, times: list[int]) -> int:
-        """Count the occurrences of a new id in this batch; return its count so far.
-
-        An occurrence counts `coefficient`.
-        """
-        if self.counting is None:
-            return len(times)
-        added = len(times) * self._coefficient()
-        if self.counting.sketch_width:
-            return self._count_in_sketch(i, added, self.counting.sketch_width)
-        waiting = self.waiting[_partition(i)]
-        while i not in waiting and len(waiting) >= -(-self.counting.max_candidates // PARTITIONS):
-            halved = {j: (c // 2, t) for j, (c, t) in waiting.items() if c >= 2}
-            waiting.clear()
-            waiting.update(halved)
-        count, seen = waiting.get(i, (0, min(times)))
-        count = min(count + added, _MAX_COUNT)
-        waiting[i] = (count, max(seen, *times))
-        if self._is_admitted(i, count, len(times)):
-            del waiting[i]
-        return count
-
-    def _count_in_sketch(self, i: int, added: int, width: int) -> int:
-        h = mix64_int(i)
-        p = _partition(i)
-        counts = []
-        for k in range(4):
-            column = mix64_int(h + (k + 1) * _GOLDEN) & (width - 1)
-            count = min(int(self.sketch[p, k, column]) + added, _MAX_COUNT)
-            self.sketch[p, k, column] = count
-            counts.append(count)
-        return min(counts)
-
-    def _coefficient(self) -> int:
-        """Return how much an occurrence counts."""
-        if isinstance(self.counting, MinCount):
-            return self.counting.coefficient
-        return 1
-
-    def _is_admitted(self, i: int, count: int, occurrences: int) -> bool:
-        if isinstance(self.counting, MinCount):
-            return count >= (self.counting.count or 0)
-        if isinstance(self.counting, Probability):
-            base = mix64_int(table_key(self.seed, name_hash(self.name)) ^ mix64_int(i))
-            draws = [mix64_int(base + k) >> 11 for k in range(count - occurrences + 1, count + 1)]
-            return any(draw * 2.0**-53 < (self.counting.p or 0.0) for draw in draws)
-        return True
-
-    def _cap(self) -> int | None:
-        return None if self.bound is None else self.bound.rows_a_partition
-
-    def _check_room(self, ids: list[int]) -> None:
-        cap = self._cap()
-        if cap is not None and len(ids) > cap * PARTITIONS:
-            raise TableFull(
-                f"table {self.name!r}: a batch may use {cap * PARTITIONS} rows, got {len(ids)}. "
-                "Raise max_rows or make the batch smaller."
-            )
+        times_of: dict[int, list[int]] = {}
+        for id, moment in zip(ids, times.tolist(), strict=True):
+            times_of.setdefault(id, []).append(moment)
+        return times_of
 
     def _touch(self, row: _Row, times: list[int]) -> None:
+        added = len(times) * self.admission.coefficient
         row.last_seen = max(row.last_seen, *times)
-        row.count = min(row.count + len(times) * self._coefficient(), _MAX_COUNT)
+        row.count = min(row.count + added, MAX_COUNT)
         self._warm(row, times)
 
     def _warm(self, row: _Row, times: list[int]) -> None:
         if not isinstance(self.bound, Lfu):
             return
         half_life = self.bound.half_life_microseconds
-        if half_life is not None:
-            for time in times:
-                row.score = float(np.logaddexp2(row.score, time / half_life))
+        if half_life is None:
+            return
+        for time in times:
+            row.score = float(np.logaddexp2(row.score, time / half_life))
 
-    def _insert(self, i: int, count: int, batch: Mapping[int, list[int]]) -> None:
-        row = self._new_row(i)
-        row.last_seen = max(batch[i])
+    def _insert(self, id: int, count: int, times: list[int]) -> None:
+        row = self._new_row(id)
+        row.last_seen = max(times)
         row.count = count
-        self._warm(row, batch[i])
+        self._warm(row, times)
 
     def _shrink(self, batch: Mapping[int, list[int]]) -> None:
         """Remove rows until every partition has its quota, or only rows that the batch uses."""
-        cap = self._cap()
-        if cap is None:
+        if self.bound is None:
             return
-        members: dict[int, list[int]] = {}
-        for i in self.rows:
-            members.setdefault(_partition(i), []).append(i)
-        for ids in members.values():
-            idle = [i for i in ids if i not in batch]
-            idle.sort(key=lambda i: (self._worth(self.rows[i]), i))
-            for i in idle[: max(0, len(ids) - cap)]:
-                self._remove(i)
+        quota = _quota(self.bound)
+        for ids in _by_partition(self.rows).values():
+            idle = [id for id in ids if id not in batch]
+            idle.sort(key=lambda id: (self._worth(self.rows[id]), id))
+            excess = max(0, len(ids) - quota)
+            for id in idle[:excess]:
+                self._remove(id)
 
     def _worth(self, row: _Row) -> float:
         if isinstance(self.bound, Lru):
@@ -411,32 +370,53 @@ class ReferenceTable:
             return row.count
         return row.score
 
-    def _new_row(self, i: int) -> _Row:
-        value = self.init.rows(self.seed, name_hash(self.name), [i], self.dim)[0]
-        row = _Row(self.next_slot, value, self.rule.initial_state(self.dim), 0, 0, -np.inf)
-        self.rows[i] = row
-        self.ids_of_slots[row.slot] = i
+    def _new_row(self, id: int) -> _Row:
+        row = _Row(
+            slot=self.next_slot,
+            value=self._initial_row(id),
+            state=self.rule.initial_state(self.dim),
+            last_seen=0,
+            count=0,
+            score=-np.inf,
+        )
+        self.rows[id] = row
+        self.ids_of_slots[row.slot] = id
         self.next_slot += 1
         return row
 
-    def _remove(self, i: int) -> None:
-        del self.ids_of_slots[self.rows.pop(i).slot]
+    def _remove(self, id: int) -> None:
+        row = self.rows.pop(id)
+        del self.ids_of_slots[row.slot]
+
+
+def _quota(bound: Lru | Lfu) -> int:
+    """Return how many rows a partition keeps."""
+    quota = bound.rows_a_partition
+    assert quota is not None, "the policy is on"
+    return quota
+
+
+def _by_partition(ids: Iterable[int]) -> dict[int, list[int]]:
+    members: dict[int, list[int]] = {}
+    for id in ids:
+        members.setdefault(partition_of(id), []).append(id)
+    return members
 
 
 def _ids(ids: ArrayLike) -> list[int]:
     array = np.asarray(ids)
-    if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
+    is_integer = array.dtype.kind in "iu" or array.size == 0
+    if array.ndim != 1 or not is_integer:
         raise RowShapeError(
             f"ids: must be integers of shape [n], got {array.dtype} {list(array.shape)}. "
             "Give int64 [n]."
         )
-    return [int(i) for i in array.astype(np.int64)]
-
-
-def _partition(i: int) -> int:
-    return mix64_int(i) >> 56
+    ids_of_array: list[int] = array.astype(np.int64).tolist()
+    return ids_of_array
 
 
 def _lists(rows: list[NDArray[np.float32]], width: int) -> pa.Array:
-    flat = np.concatenate(rows) if rows else np.zeros(0, np.float32)
-    return pa.FixedSizeListArray.from_arrays(pa.array(flat, pa.float32()), width)
+    values = np.zeros(0, np.float32)
+    if rows:
+        values = np.concatenate(rows)
+    return pa.FixedSizeListArray.from_arrays(pa.array(values, pa.float32()), width)

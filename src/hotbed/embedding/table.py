@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from hotbed import _core, checks
 from hotbed._core import Step as Step
 from hotbed.data.batch import as_ids
+from hotbed.data.schema import POOLINGS
 from hotbed.errors import ConfigError, NonFiniteGradient, PersistError, RowShapeError, TableError
 
 from .hashing import name_hash
@@ -40,7 +41,6 @@ Frozen = Literal[False, "rows", "all"]
 FROZEN: tuple[Frozen, ...] = (False, "rows", "all")
 DTYPES = ("float32", "bfloat16", "float16")
 MAX_DIM = 2**20
-POOLINGS = ("sum", "mean", "max", "none")
 _INIT_KINDS = (Uniform, Normal, Constant)
 log = logging.getLogger("hotbed")
 

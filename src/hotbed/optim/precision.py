@@ -38,7 +38,7 @@ AMP_LEVELS = ("O0", "O1", "O2", "O3", "auto")
 
 
 @dataclass(frozen=True)
-class Precision:
+class AmpPrecision:
     """The number format in which the dense network computes.
 
     `compute`: the autocast dtype (None = no autocast). `scaled`: with dynamic loss scaling.
@@ -82,11 +82,11 @@ def _cast_inputs(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ..
     )
 
 
-def precision(level: str, device: torch.device) -> Precision:
+def precision(level: str, device: torch.device) -> AmpPrecision:
     """Return the precision of an `amp_level` on a device; raise ConfigError for an unknown level.
 
     >>> precision("O2", torch.device("cpu"))
-    Precision(compute=torch.bfloat16, scaled=False, convert=False)
+    AmpPrecision(compute=torch.bfloat16, scaled=False, convert=False)
     """
     checks.one_of("amp_level", level, AMP_LEVELS, did_you_mean(str(level), AMP_LEVELS))
     if level == "auto":
@@ -97,12 +97,12 @@ def precision(level: str, device: torch.device) -> Precision:
                 device.type,
             )
     if level == "O0":
-        return Precision()
+        return AmpPrecision()
     if level == "O3":
-        return Precision(torch.bfloat16, convert=True)
+        return AmpPrecision(torch.bfloat16, convert=True)
     if device.type == "cuda":
-        return Precision(torch.float16, scaled=True)
-    return Precision(torch.bfloat16)
+        return AmpPrecision(torch.float16, scaled=True)
+    return AmpPrecision(torch.bfloat16)
 
 
 @dataclass(frozen=True)

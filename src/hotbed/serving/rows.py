@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from hotbed import _core
 from hotbed.config import build
 from hotbed.data.batch import Ids, as_ids
-from hotbed.embedding.table import POOLINGS, Table
+from hotbed.data.schema import POOLINGS
+from hotbed.embedding.table import Table
 from hotbed.errors import FormatError, PersistError, RowShapeError
 from hotbed.files import new_file
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from hotbed.data.batch import Batch
 from hotbed.errors import ConfigError, DataError, NonFiniteGradient
-from hotbed.optim.precision import Boost, Precision
+from hotbed.optim.precision import AmpPrecision, Boost
 from hotbed.training.criterion import Criterion, Outputs
 
 CPU = torch.device("cpu")
@@ -173,14 +173,14 @@ class Learner:
         dense: torch.optim.Optimizer | None,
         sparse: Any,
         *,
-        precision: Precision | None = None,
+        precision: AmpPrecision | None = None,
         boost: Boost | None = None,
     ) -> None:
         self.network = network
         self.criterion = criterion
         self.dense = dense
         self.sparse = sparse
-        self.precision = precision or Precision()
+        self.precision = precision or AmpPrecision()
         self.device = device_of(network)
         self.skipped = 0
         self.outputs: Outputs | None = None

@@ -17,7 +17,7 @@ from hotbed.data.dataset import Dataset
 from hotbed.errors import ConfigError
 from hotbed.metrics import bounded
 from hotbed.optim.modes import in_eval_mode
-from hotbed.optim.precision import Precision
+from hotbed.optim.precision import AmpPrecision
 from hotbed.training.criterion import Criterion
 from hotbed.training.learner import Example
 
@@ -57,14 +57,14 @@ class Scorer:
         *,
         eval_network: Any = None,
         indexes: tuple[int, int, int] | None = None,
-        precision: Precision | None = None,
+        precision: AmpPrecision | None = None,
     ) -> None:
         self.network = network
         self.criterion = criterion
         self.metrics = metrics
         self.eval_network = eval_network
         self._indexes = (0, 1, 2) if eval_network is None else indexes
-        self._precision = precision or Precision()
+        self._precision = precision or AmpPrecision()
         self._fed: list[Fed] = []
         self._saved: Mapping[str, Any] = {}
         self._loss = 0.0

@@ -16,7 +16,7 @@ from torch import nn
 
 import hotbed as hb
 from hotbed.errors import NonFiniteGradient
-from hotbed.optim.precision import Precision
+from hotbed.optim.precision import AmpPrecision
 from hotbed.training.criterion import Criterion
 from hotbed.training.learner import Learner, prepare
 
@@ -79,7 +79,7 @@ def test_under_loss_scaling_a_bad_batch_is_skipped_and_the_scale_falls(
         Criterion("bce"),
         dense,
         sparse,
-        precision=Precision(torch.bfloat16, scaled=True),
+        precision=AmpPrecision(torch.bfloat16, scaled=True),
     )
     model.learner = scaled
     batches = list(dataset(640))
@@ -101,7 +101,11 @@ def test_loss_scaling_leaves_the_size_of_gradients_as_it_is(dataset: Any, networ
         model = hb.RecModel(network(), "bce", "adam")
         dense, sparse = model.learner.dense, model.learner.sparse
         learner = Learner(
-            model.network, Criterion("bce"), dense, sparse, precision=Precision(None, scaled=scaled)
+            model.network,
+            Criterion("bce"),
+            dense,
+            sparse,
+            precision=AmpPrecision(None, scaled=scaled),
         )
         learner.backward(learner.forward(example))
         assert learner.gradients_are_finite()

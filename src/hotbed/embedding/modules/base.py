@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from hotbed.data.batch import Ids
-from hotbed.embedding.table import POOLINGS, Step, Table
+from hotbed.data.schema import POOLINGS
+from hotbed.embedding.table import Step, Table
 from hotbed.errors import ConfigError
 
 from .compiled import Tickets, alive
