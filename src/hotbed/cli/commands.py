@@ -33,17 +33,17 @@ app = typer.Typer(
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="A job: YAML, or JSON.")]
 Assignments = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="A.B=C", help="Set one value of the job; may be given often."),
+    typer.Option("--set", metavar="A.B=C", help="Set one value of the job; may be repeated."),
 ]
 ServerSettings = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="Set one value of the server; may be given often."
+        "--set", metavar="KEY=VALUE", help="Set one value of the server; may be repeated."
     ),
 ]
 
 Checkpoint = Annotated[
-    str, typer.Argument(metavar="CKPT", help="A folder of states, one of them, or a URL.")
+    str, typer.Argument(metavar="CKPT", help="A folder of states, one state, or a URL.")
 ]
 
 
@@ -52,13 +52,12 @@ def train(
     job_file: JobFile,
     assignments: Assignments = None,
     restart: Annotated[
-        bool, typer.Option("--restart", help="Move the state of an earlier stream aside.")
+        bool, typer.Option("--restart", help="Move the state of an earlier stream aside first.")
     ] = False,
 ) -> None:
-    """Train the job's model, from the start; run its stream; write model and report to its output
-    folder.
+    """Train the job's model from the start, then run its stream; write the model and a report.
 
-    A job whose stream has a state is refused: resume it with `hotbed online`.
+    A job whose stream has a state is rejected: resume it with `hotbed online`.
     """
     learned = run.train(
         _read(job_file, assignments),
@@ -74,14 +73,15 @@ def online(
     job_file: JobFile,
     assignments: Assignments = None,
     max_steps: Annotated[
-        int | None, typer.Option(help="End after so many steps, earlier runs included.")
+        int | None, typer.Option(help="End after this number of steps, earlier runs included.")
     ] = None,
-    max_seconds: Annotated[float | None, typer.Option(help="End after so many seconds.")] = None,
+    max_seconds: Annotated[
+        float | None, typer.Option(help="End after this number of seconds.")
+    ] = None,
 ) -> None:
-    """Follow the job's stream: predict each batch, then learn it. Started again, it goes on where
-    it was left.
+    """Follow the job's stream: predict each batch, then learn it. Started again, it resumes.
 
-    A job with `train` learns that first, once. Ctrl-C ends it after a step, and leaves its state.
+    A job with `train` learns it first, once. Ctrl-C ends the run after a step and saves its state.
     """
     learned = run.online(
         _read(job_file, assignments),
@@ -109,21 +109,20 @@ def predict(
     what: Annotated[
         str,
         typer.Argument(
-            metavar="JOB.yaml|MODEL", help="A job file; or the folder of an exported model."
+            metavar="JOB.yaml|MODEL", help="A job file, or the folder of an exported model."
         ),
     ],
     files: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[FILES]...", help="What an exported model scores."),
+        typer.Argument(metavar="[FILES]...", help="The files that an exported model scores."),
     ] = None,
     out: Annotated[str | None, typer.Option(help="The Parquet file to write, or its URL.")] = None,
     assignments: Assignments = None,
 ) -> None:
-    """Score files with an exported model; or a job's `predict` source (default: `valid`) with its
-    newest model.
+    """Score files with an exported model, or a job's `predict` source with its newest model.
 
-    Writes predictions.parquet: the predictions in the order of the rows. An exported model needs no
-    torch.
+    Without `predict`, `valid` is scored. predictions.parquet has the predictions in the order of
+    the rows. An exported model does not need torch.
     """
     if names_a_job(what):
         if files:
@@ -148,7 +147,7 @@ def export(
     what: Annotated[
         str,
         typer.Argument(
-            metavar="JOB.yaml|CKPT", help="A trained job; or a folder or URL of states."
+            metavar="JOB.yaml|CKPT", help="A trained job, or a folder or URL of states."
         ),
     ],
     out: Annotated[
@@ -157,9 +156,7 @@ def export(
     ] = None,
     assignments: Assignments = None,
 ) -> None:
-    """Freeze a job's newest model, or the newest state of a checkpoint, for `hotbed serve` and
-    `hotbed predict`.
-    """
+    """Freeze the newest model of a job or a checkpoint for `hotbed serve` and `hotbed predict`."""
     if names_a_job(what):
         exported = run.export(_read(Path(what), assignments), out)
     elif out is None:
@@ -175,13 +172,11 @@ def export(
 def inspect(
     what: Annotated[
         str,
-        typer.Argument(metavar="JOB.yaml|CKPT", help="A job file; or a folder or URL of states."),
+        typer.Argument(metavar="JOB.yaml|CKPT", help="A job file, or a folder or URL of states."),
     ],
     assignments: Assignments = None,
 ) -> None:
-    """Show what a job is: its data, columns and tables, and the trained model; or what a checkpoint
-    holds.
-    """
+    """Show a job with its columns, tables and trained model; or the contents of a checkpoint."""
     if names_a_job(what):
         show.print_job(run.inspect(_read(Path(what), assignments)))
     else:
@@ -194,7 +189,7 @@ def serve(
         list[str],
         typer.Argument(
             metavar="[NAME=]MODEL...",
-            help="Folders of exported models; grpc://HOST:PORT: of a parameter server.",
+            help="Folders of exported models, or grpc://HOST:PORT of a parameter server.",
         ),
     ],
     watch: Annotated[
@@ -202,16 +197,20 @@ def serve(
     ] = None,
     host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
     http_port: Annotated[
-        int, typer.Option(help="Of REST, metrics and the page; 0: a free one.")
+        int, typer.Option(help="The port of REST, metrics and the page; 0: a free one.")
     ] = 8000,
-    grpc_port: Annotated[int, typer.Option(help="0: a free one; -1: no gRPC.")] = 8001,
+    grpc_port: Annotated[
+        int, typer.Option(help="The port of gRPC; 0: a free one; -1: no gRPC.")
+    ] = 8001,
     token_file: Annotated[
-        Path | None, typer.Option(help="Answer only who sends one of its lines as a token.")
+        Path | None,
+        typer.Option(help="A file of tokens, one a line; requests without one are rejected."),
     ] = None,
     assignments: ServerSettings = None,
 ) -> None:
-    """Answer prediction requests over the Open Inference Protocol; follow a trainer. SIGTERM
-    drains. See docs/serving.md.
+    """Answer prediction requests over the Open Inference Protocol, and follow a trainer.
+
+    SIGTERM drains the server. See docs/serving.md.
     """
     settings: dict[str, Any] = {
         "host": host,
@@ -232,17 +231,19 @@ def parameter_server(
         list[str] | None, typer.Option(help="[NAME=]DIR or kafka://HOST:PORT/TOPIC to follow.")
     ] = None,
     host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0: a free one.")] = 8002,
+    port: Annotated[int, typer.Option(help="The port; 0: a free one.")] = 8002,
     rows: Annotated[
         Path | None, typer.Option(help="The folder that keeps rows; default: a temporary one.")
     ] = None,
     token_file: Annotated[
-        Path | None, typer.Option(help="Answer only who sends one of its lines as a token.")
+        Path | None,
+        typer.Option(help="A file of tokens, one a line; requests without one are rejected."),
     ] = None,
     assignments: ServerSettings = None,
 ) -> None:
-    """Hold rows for `hotbed serve NAME=grpc://HOST:PORT` elsewhere; follow a trainer. SIGTERM
-    drains. See docs/serving.md.
+    """Hold rows for `hotbed serve NAME=grpc://HOST:PORT` elsewhere, and follow a trainer.
+
+    SIGTERM drains the server. See docs/serving.md.
     """
     settings: dict[str, Any] = {
         "host": host,
@@ -256,8 +257,9 @@ def parameter_server(
 
 @app.command()
 def verify(checkpoint: Checkpoint) -> None:
-    """Check every file of a checkpoint and of what it rests on; what is wrong is named, with exit
-    code 2.
+    """Check every file of a checkpoint and of the states it needs.
+
+    A bad file is named, and the exit code is 2.
     """
     show.print_verified(run.verify(checkpoint))
 
@@ -265,17 +267,15 @@ def verify(checkpoint: Checkpoint) -> None:
 @app.command()
 def restore(
     path: Annotated[str, typer.Argument(metavar="PATH", help="A local folder of states.")],
-    state: Annotated[
-        int | None, typer.Option(help="The number of the state to go back to.")
-    ] = None,
+    state: Annotated[int | None, typer.Option(help="The number of the state to return to.")] = None,
 ) -> None:
-    """Go back to an earlier state of a stream; move newer states aside. See docs/persist.md."""
+    """Return to an earlier state of a stream; move newer states aside. See docs/persist.md."""
     show.print_restored(path, run.restore(path, state))
 
 
 @app.command()
 def diff(one: Checkpoint, two: Checkpoint) -> None:
-    """Show what differs between two checkpoints; exit code 1 where something does."""
+    """Show the differences between two checkpoints; the exit code is 1 if there are any."""
     difference = run.diff(one, two)
     if difference["same"]:
         show.print_line("the same content")
@@ -290,7 +290,7 @@ def init(
         Path, typer.Argument(metavar="DATAFILE", help="csv, tsv, jsonl or parquet.")
     ],
     label: Annotated[
-        str | None, typer.Option(help="The column to predict, where it is not plain.")
+        str | None, typer.Option(help="The column to predict; default: guessed.")
     ] = None,
     columns: Annotated[
         str | None,
@@ -316,7 +316,7 @@ def schema() -> None:
 
 @app.command()
 def doctor() -> None:
-    """Tell what this machine and this install can do."""
+    """List what this machine and this install can do."""
     show.print_machine(machine.diagnose())
     if not machine.has_native_core():
         raise typer.Exit(1)

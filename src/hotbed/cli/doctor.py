@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this machine and this install can do: the values that `hotbed doctor` prints."""
+"""The parts of this machine and this install, and their state, for `hotbed doctor`."""
 
 from __future__ import annotations
 

@@ -81,13 +81,12 @@ def _no_label(path: str, name: str | None, columns: Sequence[str]) -> str:
     choices = ", ".join(columns)
     if name is not None:
         return (
-            f"{path}: there is no column {name!r} to predict, got {choices}. Name one of them with "
-            "--label."
+            f"{path}: no column {name!r} to predict, got {choices}. Name one of them with --label."
         )
     return (
         f"{path}: which column is to be predicted is not known, got {choices}. Name it with "
         "--label. If every row is something that happened (a click, a play, a purchase), there is "
-        "no such column yet: add one that is 1 in these rows, and rows with 0 for what was shown "
+        "no such column yet: add one that is 1 in these rows, and rows with 0 for items shown "
         "and not chosen, or for a few items drawn at random for each event."
     )
 

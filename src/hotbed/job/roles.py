@@ -82,7 +82,7 @@ def _has_two_values(values: pl.Series) -> bool:
 
 
 def find_time(frame: pl.DataFrame, label: str) -> str | None:
-    """Return the name of the first column of times; None where there is none."""
+    """Return the name of the first column of times, else None."""
     for name in frame.columns:
         if name == label:
             continue
@@ -155,7 +155,7 @@ def time_line(values: pl.Series) -> Line:
 
 
 def feature_line(values: pl.Series) -> Line:
-    """Return the line of a column to predict from; one that is of no use is left out."""
+    """Return the line of a column to predict from; a useless column is left out."""
     name = quoted(values.name)
     plain = f"{{kind: id, name: {name}}}"
     known = values.drop_nulls()

@@ -366,7 +366,7 @@ class ColumnFacts:
 
 @dataclass(frozen=True)
 class JobFacts:
-    """What a job is. `settings`: its other keys; `model`: text, None where it is not trained."""
+    """A job's columns and settings, and the text of its model; None where it is not trained."""
 
     columns: Sequence[ColumnFacts]
     settings: Mapping[str, Any]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The states of a job: where its newest model is, and who may change the states of its stream."""
+"""The states of a job: the place of its newest model, and the lock of its stream's states."""
 
 from __future__ import annotations
 
