@@ -554,12 +554,12 @@ def test_a_draft_of_the_shipped_data_needs_no_correction() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "error", "message"),
     [
-        ("a.csv", "a,b,c\n1,2,3\n4,5,6\n7,8,9\n", SchemaError, "which column is to be predicted"),
+        ("a.csv", "a,b,c\n1,2,3\n4,5,6\n7,8,9\n", SchemaError, "no column looks like a label"),
         (
             "a.csv",
             "user,item\n1,2\n4,5\n7,8\n",
             SchemaError,
-            "If every row is something that happened .* add one that is 1",
+            "If every row is something that happened .* add a column that is 1",
         ),
         (
             "a.csv",

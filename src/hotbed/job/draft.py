@@ -84,10 +84,10 @@ def _no_label(path: str, name: str | None, columns: Sequence[str]) -> str:
             f"{path}: no column {name!r} to predict, got {choices}. Name one of them with --label."
         )
     return (
-        f"{path}: which column is to be predicted is not known, got {choices}. Name it with "
+        f"{path}: no column looks like a label, got {choices}. Name the column to predict with "
         "--label. If every row is something that happened (a click, a play, a purchase), there is "
-        "no such column yet: add one that is 1 in these rows, and rows with 0 for items shown "
-        "and not chosen, or for a few items drawn at random for each event."
+        "no label yet: add a column that is 1 in these rows. Then add rows with 0 for items that "
+        "were shown and not chosen, or for a few items drawn at random for each event."
     )
 
 
