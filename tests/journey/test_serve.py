@@ -193,7 +193,7 @@ def test_what_cannot_be_served_is_refused_by_name(tmp_path: Path) -> None:
     model = trained("LR")[0]
     path = frozen(model, tmp_path)
     server = hb.ParameterServer(tmp_path / "rows")
-    with pytest.raises(ConfigError, match="export the model first"):
+    with pytest.raises(ConfigError, match="Export the model first"):
         server.load("m", model.save(tmp_path / "state"))
     with pytest.raises(ConfigError, match="not loaded"):
         server.model("m")
