@@ -36,7 +36,7 @@ def test_a_checkpoint_of_version_1_is_read_as_it_was_written(tmp_path: Path) -> 
     )
     state = State(network=network, tables={"item/colour": table}, optimizers={"dense": optimizer})
     reader = open_checkpoint(HERE / "checkpoint_1")
-    assert reader.manifest["format_version"] == 1
+    assert reader.manifest.format_version == 1
     restore(reader, state)
     assert (len(table), table.step, reader.progress, reader.random) == (5, 2, {}, {})
     rows = table.lookup(np.array([0, 7], np.int64))
@@ -68,8 +68,8 @@ def test_a_full_and_deltas_of_version_2_are_read_as_they_were_written() -> None:
         seed=3,
     )
     reader = open_checkpoint(HERE / "checkpoint_2")
-    assert reader.manifest["format_version"] == 2
-    assert [link.manifest["kind"] for link in reader.links] == ["full", "delta", "delta"]
+    assert reader.manifest.format_version == 2
+    assert [link.manifest.kind for link in reader.links] == ["full", "delta", "delta"]
     restore(
         reader,
         State(network=network, tables={"item/colour": table}, optimizers={"dense": optimizer}),

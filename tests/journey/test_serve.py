@@ -143,7 +143,7 @@ def test_published_versions_are_served_with_the_scores_of_the_trainer(
         publisher.publish(saved)
         for reader in follower.poll():
             before, loaded = server.model("m"), server.load("m", reader)
-            kinds.append(reader.manifest["kind"])
+            kinds.append(reader.manifest.kind)
         found = hb.InferenceSession(loaded).predict(asked)
         expected = model.predict(
             hb.Dataset(hb.sources.Memory({**asked, "label": np.zeros(300)}), schema, 100)
@@ -177,11 +177,11 @@ def test_a_server_starts_from_what_a_trainer_publishes_and_training_does_not_not
         name: value for name, value in columns(100, 9).items() if name not in ("label", "like")
     }
     versions = list(Follower(tmp_path / "published").poll())
-    assert [("graph" in one.manifest, one.manifest["version"]) for one in versions] == [
+    assert [(one.manifest.graph is not None, one.manifest.version) for one in versions] == [
         (True, 0),
         *((False, n) for n in (4, 8, 10)),
     ]
-    assert all(one.manifest["caught"] <= one.manifest["published"] for one in versions)
+    assert all(one.manifest.caught <= one.manifest.published for one in versions)
     expected = model.predict(
         hb.Dataset(hb.sources.Memory({**asked, "label": np.zeros(100)}), schema, 100)
     )

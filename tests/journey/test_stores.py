@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,16 +110,13 @@ def test_a_graph_that_the_runtime_cannot_open_stops_neither_a_server_nor_its_nex
     """As where a trainer is upgraded before its servers."""
     exported, future = frozen(trained("DCNv2")[0], tmp_path), tmp_path / "future"
     link = open_checkpoint(exported).links[0]
-    graph = onnx.load_model_from_string(bytes(link.read(link.manifest["graph"]["file"])))
+    graph = onnx.load_model_from_string(bytes(link.read(link.manifest.graph.file)))
     graph.opset_import[0].version = 9999
     with CheckpointWriter(future) as writer:
-        for name in link.manifest["files"]:
-            is_graph = name == link.manifest["graph"]["file"]
+        for name in link.manifest.files:
+            is_graph = name == link.manifest.graph.file
             writer.write(name, graph.SerializeToString() if is_graph else link.read(name))
-        own = ("format", "format_version", "files", "digest")
-        writer.commit(
-            {key: value for key, value in link.manifest.items() if key not in own} | {"version": 9}
-        )
+        writer.commit(replace(link.manifest, version=9))
 
     for start in range(2):
         models = Models(hb.ParameterServer(tmp_path / "rows"))

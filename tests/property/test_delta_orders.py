@@ -69,8 +69,8 @@ class Run:
         self.last = write(self.where, capture(state, changes=not full), 99, self.last)
         link = open_checkpoint(self.last.folder).links[-1]
         self.links.append(link)
-        self.values[link.manifest["digest"]] = values_digest({"t": self.table})
-        self.contents[link.manifest["digest"]] = content_digest({"t": self.table})
+        self.values[link.manifest.digest] = values_digest({"t": self.table})
+        self.contents[link.manifest.digest] = content_digest({"t": self.table})
 
     def go(self, steps: Any, every: int) -> Run:
         for number, (ids, gone, later) in enumerate(steps):
@@ -89,7 +89,7 @@ def test_a_chain_holds_what_the_run_held_and_so_does_its_compaction(
             loaded = run.make()
             reader = open_checkpoint(link.store.path(link.folder))
             restore(reader, State(tables={"t": loaded}))
-            digest = link.manifest["digest"]
+            digest = link.manifest.digest
             assert content_digest({"t": loaded}) == run.contents[digest]
             assert values_digest(reader) == run.values[digest]
         whole = save(Path(folder) / "whole", State(tables={"t": run.table}))
@@ -112,7 +112,7 @@ def test_a_replica_holds_a_state_of_a_run_after_any_arrivals(
         run = Run(Path(folder), policies).go(steps, every)
         begin = run.links[branch % len(run.links)]
         saved = Saved(
-            begin.store.path(begin.folder), begin.manifest["digest"], 0, 0, "", tuple(begin.chain)
+            begin.store.path(begin.folder), begin.manifest.digest, 0, 0, "", tuple(begin.chain)
         )
         other = Run(Path(folder), policies, begin=saved).go(more, every)
         links = [*run.links, *other.links]
@@ -123,13 +123,13 @@ def test_a_replica_holds_a_state_of_a_run_after_any_arrivals(
         replica, held, taken = Replica(), None, set[str]()
         for link in [links[number] for number in order] + run.links[-1:] + other.links:
             digest, chain = (
-                link.manifest["digest"],
-                [one["digest"] for one in link.manifest["chain"]],
+                link.manifest.digest,
+                [one.digest for one in link.manifest.chain],
             )
             if digest in taken:
                 assert not replica.apply(link)
-            elif link.manifest["kind"] == "full" or (
-                held is not None and link.manifest["parent"] == held
+            elif link.manifest.kind == "full" or (
+                held is not None and link.manifest.parent == held
             ):
                 assert replica.apply(link)
                 held = digest

@@ -50,7 +50,7 @@ def test_run_returns_values_reports_events_and_prints_nothing(
     assert run.predict(job).num_rows == 100
 
     exported = run.export(job)
-    assert exported.manifest["tables"][0]["rows"] == 20
+    assert exported.manifest.tables[0].rows == 20
     scored: list[Event] = []
     predictions = run.predict_files(
         exported.path, ["rows.parquet"], "scores.parquet", scored.append

@@ -27,6 +27,7 @@ from hotbed.config import describe
 from hotbed.embedding.hashing import partition
 from hotbed.errors import ConfigError, FormatError, PersistError, StoreError
 from hotbed.persist.format import CheckpointWriter, Saved, open_checkpoint
+from hotbed.persist.manifest import Manifest
 from hotbed.serving.stores.mapped import ModelFolder
 
 pytestmark = pytest.mark.core
@@ -70,21 +71,23 @@ def write(
             "candidates": None,
         }
         return writer.commit(
-            {
-                "kind": "full" if before is None else "delta",
-                "contents": "values",
-                "schema": SCHEMA,
-                "published": 1.5,
-                "chain": [] if before is None else list(before.chain),
-                "parent": None if before is None else before.digest,
-                "dense": {"file": "dense.safetensors", "optimizers": {}},
-                "package_version": "0",
-                "model": None,
-                "positions": {},
-                "counters": {},
-                **members,
-                "tables": [{**entry, "parts": parts[0], "removed": parts[1]}],
-            }
+            Manifest.from_json(
+                {
+                    "kind": "full" if before is None else "delta",
+                    "contents": "values",
+                    "schema": SCHEMA,
+                    "published": 1.5,
+                    "chain": [] if before is None else [link.to_json() for link in before.chain],
+                    "parent": None if before is None else before.digest,
+                    "dense": {"file": "dense.safetensors", "optimizers": {}},
+                    "package_version": "0",
+                    "model": None,
+                    "positions": {},
+                    "counters": {},
+                    **members,
+                    "tables": [{**entry, "parts": parts[0], "removed": parts[1]}],
+                }
+            )
         )
 
 

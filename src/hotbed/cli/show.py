@@ -183,23 +183,23 @@ def print_predictions(predictions: Predictions) -> None:
 def print_export(exported: Exported) -> None:
     """Print an exported model: tables, rows, bytes, digest, and how to serve it."""
     manifest = exported.manifest
-    tables = manifest["tables"]
-    files = manifest["files"]
+    tables = manifest.tables
+    files = manifest.files
     grid = Grid("table", "dim", "rows", "MiB")
     for table in tables:
-        num_bytes = sum(files[part["file"]]["bytes"] for part in table["parts"])
-        dim = str(table["config"]["dim"])
-        grid.add_row(escape(table["name"]), dim, f"{table['rows']:,}", _mebibytes(num_bytes))
+        num_bytes = sum(files[part.file].bytes for part in table.parts)
+        dim = str(table.config["dim"])
+        grid.add_row(escape(table.name), dim, f"{table.rows:,}", _mebibytes(num_bytes))
     console.print(grid)
-    num_rows = sum(table["rows"] for table in tables)
-    num_bytes = sum(file["bytes"] for file in files.values())
+    num_rows = sum(table.rows for table in tables)
+    num_bytes = sum(file.bytes for file in files.values())
     learned = ""
-    if "learned" in manifest:
-        learned = f", learned until {_moment(manifest['learned'])}"
+    if manifest.learned is not None:
+        learned = f", learned until {_moment(manifest.learned)}"
     print_line(
-        f"version {manifest['version']}: {len(tables)} tables, {num_rows:,} rows, "
+        f"version {manifest.version}: {len(tables)} tables, {num_rows:,} rows, "
         f"{num_bytes:,} bytes{learned}\n"
-        f"digest {manifest['digest']}\n"
+        f"digest {manifest.digest}\n"
         f"exported: {exported.path}\n"
         f"serve it: hotbed serve {exported.path}"
     )

@@ -272,7 +272,7 @@ class Job:
         """
         from hotbed.persist.format import open_checkpoint
 
-        schema = Schema.from_json(open_checkpoint(states).manifest["schema"])
+        schema = Schema.from_json(open_checkpoint(states).manifest.schema or {})
         before = [(type(column), column.name) for column in schema.columns]
         now = [(type(column), column.name) for column in self.schema.columns]
         if before != now:

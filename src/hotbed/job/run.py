@@ -24,6 +24,7 @@ from hotbed.job.states import has_state, newest, own_states, trained
 from hotbed.persist.store import new_file
 
 if TYPE_CHECKING:
+    from hotbed.persist.manifest import Manifest
     from hotbed.training.model import RecModel
     from hotbed.training.watching.history import History
 
@@ -228,7 +229,7 @@ class Predictions:
 class Exported:
     """A folder or URL of an exported model, and its manifest."""
 
-    manifest: Mapping[str, Any]
+    manifest: Manifest
     path: Where
 
 
@@ -333,7 +334,7 @@ def export_state(states: Where, out: Where) -> Exported:
     import hotbed as hb
     from hotbed.persist.format import open_checkpoint
 
-    description = open_checkpoint(states).manifest["model"] or {}
+    description = open_checkpoint(states).manifest.model or {}
     if not description.get("network"):
         raise ConfigError(
             f"{states}: its network cannot be rebuilt, got a checkpoint without its description. "

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fulls and the deltas on them: which follows which, which stay, and one full from a chain."""
+"""Fulls and the deltas on them: which follows which, which are kept, and one full from a chain."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 from hotbed.config import build
 from hotbed.embedding.table import Table
@@ -19,74 +19,87 @@ from hotbed.persist.format import (
     open_folder,
     open_link,
 )
+from hotbed.persist.manifest import Manifest
 from hotbed.persist.store import CheckpointStore, number_of
-from hotbed.persist.tables import settle_table, write_merged
+from hotbed.persist.tables import check_loaded, load_changes, write_merged
 
 _REMEMBERED = 4096
 
 
 class Lineage:
-    """Which states somebody has taken, and which come next; the rules stand in docs/format.md under
-    "Deltas".
+    """Which states a reader has taken, and which come next; see "Deltas" in docs/format.md.
 
-    `digest`: of the state at hand; None = none yet.
+    `digest`: of the newest state taken; None before the first.
     """
 
     def __init__(self) -> None:
         self.digest: str | None = None
-        # digests of the state at hand: a compacted full is its parent too
+        # digests of the newest state: a compacted full also has that of the delta it replaces
         self._same: set[str] = set()
         self._taken: dict[str, None] = {}
 
-    def accepts(self, manifest: Mapping[str, Any]) -> bool:
-        """Whether this state is to be taken next; False = it was taken before. DeltaGap,
-        ForkedLineage where it cannot be.
+    def accepts(self, manifest: Manifest) -> bool:
+        """Return whether a state is to be taken next; False if it was taken before.
+
+        Raises:
+            DeltaGap: The states before this delta are missing.
+            ForkedLineage: The delta belongs to a run that branched off.
         """
-        digest = manifest["digest"]
-        version = manifest["version"]
-        if digest in self._taken:
+        if manifest.digest in self._taken:
             return False
-        if manifest["kind"] == "full" or manifest["parent"] in self._same:
+        if manifest.kind == "full" or manifest.parent in self._same:
             return True
-        chain = [link["digest"] for link in manifest["chain"]]
+        delta = f"delta {manifest.version}"
+        parent = str(manifest.parent)[:12]
         if self.digest is None:
             raise DeltaGap(
-                f"delta {version}: there is no state yet to apply it to — received parent "
-                f"{manifest['parent'][:12]} — "
-                "take the full of its chain first"
+                f"{delta}: there is no state yet to apply it to, got parent {parent}. "
+                "Take the full of its chain first."
             )
-        if self._same & set(chain):
-            missing = len(chain) - 1 - max(n for n, one in enumerate(chain) if one in self._same)
-            raise DeltaGap(
-                f"delta {version}: {missing} deltas before it are missing — received parent "
-                f"{manifest['parent'][:12]} on {self.digest[:12]} — take them first, in order"
+        newest = self.digest[:12]
+        missing = self._missing(manifest)
+        if missing is None:
+            raise ForkedLineage(
+                f"{delta}: it belongs to a run that branched off, got parent {parent} after "
+                f"{newest}. Take the next full of its run."
             )
-        raise ForkedLineage(
-            f"delta {version}: it belongs to a run that branched off — received parent "
-            f"{manifest['parent'][:12]} on "
-            f"{self.digest[:12]} — take the next full of its run"
+        raise DeltaGap(
+            f"{delta}: {missing} deltas before it are missing, got parent {parent} after "
+            f"{newest}. Take them first, in order."
         )
 
-    def was_taken(self, manifest: Mapping[str, Any]) -> bool:
-        """Whether this state was at hand before."""
-        return manifest["digest"] in self._taken and manifest["digest"] != self.digest
+    def _missing(self, manifest: Manifest) -> int | None:
+        """Return the number of deltas between; None if the newest state is not in the chain."""
+        for missing, link in enumerate(reversed(manifest.chain)):
+            if link.digest in self._same:
+                return missing
+        return None
 
-    def took(self, manifest: Mapping[str, Any]) -> None:
-        """The state of `manifest` is now at hand."""
-        self.digest = digest = str(manifest["digest"])
-        self._same = {digest, manifest["parent"]} if manifest.get("compacted") else {digest}
-        for one in [*(link["digest"] for link in manifest.get("chain", ())), *self._same]:
-            self._taken[one] = None
+    def was_taken(self, manifest: Manifest) -> bool:
+        """Return whether a state is an earlier one of those that were taken."""
+        return manifest.digest in self._taken and manifest.digest != self.digest
+
+    def took(self, manifest: Manifest) -> None:
+        """Make a state the newest one taken."""
+        self.digest = manifest.digest
+        self._same = {manifest.digest}
+        if manifest.compacted and manifest.parent is not None:
+            self._same.add(manifest.parent)
+        for link in manifest.chain:
+            self._taken[link.digest] = None
+        for digest in self._same:
+            self._taken[digest] = None
         while len(self._taken) > _REMEMBERED:
             del self._taken[next(iter(self._taken))]
 
 
 class Replica:
-    """Tables that follow a run: each full and delta once, in order, checked before anything
-    changes.
+    """Tables that follow a run: each full and delta once, in order, checked before tables change.
 
-    `tables`: made from the first state's description where none are given. Ids that wait for
-    admission are not followed: a replica is read, and does not learn.
+    Ids that wait for admission are not followed: a replica is read, and does not learn.
+
+    Args:
+        tables: The tables by name; None: they are made from the description in the first state.
 
     Example:
         >>> replica = Replica()
@@ -99,45 +112,47 @@ class Replica:
         self.lineage = Lineage()
 
     def apply(self, state: Reader | Link) -> bool:
-        """Take a state: a full, or the one delta that follows. False where it was taken before.
+        """Take a full, or the delta that follows next; return False if it was taken before.
 
-        A Reader whose whole chain is there is taken whole where its delta alone does not fit.
-        Raises DeltaGap and ForkedLineage for a Link that does not fit, FormatError naming a bad
-        file; the tables are then as before.
+        If the delta of a Reader does not follow, its whole chain is taken.
+
+        Raises:
+            DeltaGap: The deltas before a Link are missing.
+            ForkedLineage: A Link belongs to a run that branched off.
+            FormatError: A file is bad; the message names it. The tables are then as before.
         """
-        link = state.links[-1] if isinstance(state, Reader) else state
+        link = state.newest_link if isinstance(state, Reader) else state
+        links = [link]
         try:
             if not self.lineage.accepts(link.manifest):
                 return False
-            links = [link]
         except (DeltaGap, ForkedLineage):
             if not isinstance(state, Reader):
                 raise
             links = list(state.links)
-        for one in links:
-            one.verify()
-        for one in links:
-            self._take(one)
+        for link in links:
+            link.verify()
+        for link in links:
+            self._take(link)
         return True
 
     def _take(self, link: Link) -> None:
-        for entry in link.manifest["tables"]:
-            name = entry["name"]
+        for entry in link.manifest.tables:
+            name = entry.name
             if name not in self.tables:
-                self.tables[name] = build(dict(entry["config"]), Table, f"tables.{name}")
+                self.tables[name] = build(entry.config, Table, f"tables.{name}")
             table = self.tables[name]
-            if link.manifest["kind"] == "full":
+            if link.manifest.kind == "full":
                 table.clear()
-            for batch in link.parts(name, "removed"):
-                table.remove(batch.column("id"))
-            table.load(link.parts(name))
-            settle_table(table, entry, link)
+            load_changes(link, name, table)
+            check_loaded(link, name, table)
         self.lineage.took(link.manifest)
 
 
 def retain(store: CheckpointStore, keep: int) -> None:
-    """Remove all but the newest `keep` fulls, the deltas that rest on them, and what the newest
-    state needs.
+    """Remove all but the newest `keep` fulls, the deltas on them, and what the newest state needs.
+
+    A folder whose manifest cannot be read is removed only if it is older than these.
     """
     newest = store.newest_state()
     if newest is None:
@@ -145,55 +160,58 @@ def retain(store: CheckpointStore, keep: int) -> None:
     needed = {link.folder for link in open_folder(store, newest.folder).links}
     folders = store.folders()
     bases = {folder: _base(store, folder) for folder in folders}
-    kept = [folder for folder in folders if bases[folder] == folder][-keep:]
+    fulls = [folder for folder in folders if bases[folder] == folder][-keep:]
     for folder in reversed(folders):  # deltas before what they rest on
-        late = number_of(folder) > number_of(newest.folder)
-        unknown = bases[folder] is None and number_of(folder) > number_of(kept[0])
-        if not (late or unknown or folder in needed or bases[folder] in kept):
+        is_later = number_of(folder) > number_of(newest.folder)
+        is_unknown = bases[folder] is None and number_of(folder) > number_of(fulls[0])
+        is_kept = folder in needed or bases[folder] in fulls
+        if not (is_later or is_unknown or is_kept):
             store.remove(folder)
 
 
 def _base(store: CheckpointStore, folder: str) -> str | None:
-    """The full that a checkpoint rests on, itself for a full; None where its manifest cannot be
-    read.
-    """
+    """Return the full that a checkpoint rests on, itself for a full; None if it is damaged."""
     try:
-        chain = open_link(store, folder).manifest.get("chain")
+        chain = open_link(store, folder).manifest.chain
     except PersistError:
         return None
-    return str(chain[0]["folder"]) if chain else folder
+    return chain[0].folder if chain else folder
 
 
 def compact(where: Where) -> Saved | None:
-    """Make a full of the newest state under `where`, of the same content digest; None where it is a
-    full already.
+    """Make a full of the newest state under `where`, with the same content digest.
 
-    The chain stays until retention gives it up, so what rests on it goes on; a follower takes
-    either.
+    The chain stays until retention removes it, so states that rest on it can still be read.
+    Followers take the full or the chain.
+
+    Returns:
+        The full; None if the newest state is a full already.
     """
     reader = open_checkpoint(where)
     if len(reader.links) == 1:
         return None
     reader.verify()
+    newest = reader.newest_link
+    manifest = newest.manifest
     with CheckpointWriter(reader.store) as writer:
-        newest = reader.links[-1]
-        named = {part["file"] for entry in newest.manifest["tables"] for part in all_parts(entry)}
-        for name in newest.manifest["files"]:
-            if name not in named:
+        row_files = {part.file for entry in manifest.tables for part in entry.all_parts}
+        for name in manifest.files:
+            if name not in row_files:
                 writer.write(name, newest.read(name))
-        tables = [
-            write_merged(writer, number, reader, name)
-            for number, name in enumerate(reader.table_names)
-        ]
-        dropped = ("format", "format_version", "files", "digest")
-        members = {name: value for name, value in newest.manifest.items() if name not in dropped}
-        link = {"kind": "full", "parent": newest.manifest["digest"], "chain": [], "compacted": True}
-        if (latest := reader.store.newest_state()) is None or latest.folder != newest.folder:
+        tables = []
+        for number, name in enumerate(reader.table_names):
+            tables.append(write_merged(writer, number, reader, name))
+        full = replace(
+            manifest,
+            kind="full",
+            parent=manifest.digest,
+            chain=(),
+            compacted=True,
+            tables=tuple(tables),
+        )
+        latest = reader.store.newest_state()
+        if latest is None or latest.folder != newest.folder:
             raise PersistError(
-                f"{where}: another became newest meanwhile — received {latest} — compact again"
+                f"{where}: another state became the newest meanwhile, got {latest}. Compact again."
             )
-        return writer.commit({**members, **link, "tables": tables})
-
-
-def all_parts(entry: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [*entry["parts"], *entry.get("removed", ())]
+        return writer.commit(full)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is in a checkpoint: network, tables, optimizers, progress and their description, in the
-container of `format`.
+"""What is in a checkpoint: network, tables, optimizers, progress and their description.
 
-saved = save(path, State(network=network, tables=tables, optimizers={"dense": optimizer}))
-restore(open_checkpoint(path), State(network=network, tables=tables, optimizers={"dense":
-optimizer}))
+Example:
+    >>> state = State(network=network, tables=tables, optimizers={"dense": optimizer})
+    >>> saved = save(path, state)
+    >>> restore(open_checkpoint(path), state)
 
-While training goes on: `capture` the state between two steps, and let a `Saver` write it on another
+During training, `capture` takes the state between two steps, and a `Saver` writes it on another
 thread.
 """
 
@@ -16,7 +16,7 @@ import contextlib
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from typing import Any
 
@@ -31,7 +31,16 @@ from hotbed.files import Lock, Where, lock_file
 from hotbed.optim.sparse import SparseOptimizer
 from hotbed.persist.chain import retain
 from hotbed.persist.format import CheckpointWriter, Reader, Saved, open_link
-from hotbed.persist.manifest import DENSE_FILE, PROGRESS_FILE, Arrays, encode, packed
+from hotbed.persist.manifest import (
+    DENSE_FILE,
+    PROGRESS_FILE,
+    Arrays,
+    DenseEntry,
+    Manifest,
+    ProgressEntry,
+    encode,
+    packed,
+)
 from hotbed.persist.network import (
     flatten,
     load_network,
@@ -42,7 +51,7 @@ from hotbed.persist.network import (
 )
 from hotbed.persist.resume import Meaning, compare, meaning
 from hotbed.persist.store import JOURNAL, CheckpointStore, LocalStore, open_store
-from hotbed.persist.tables import CapturedTable, LiveRows, load_table, write_table
+from hotbed.persist.tables import CapturedTable, LiveRows, TableRows, load_table, write_table
 
 log = logging.getLogger("hotbed.persist")
 
@@ -51,10 +60,20 @@ log = logging.getLogger("hotbed.persist")
 class State:
     """Everything a checkpoint holds.
 
-    `tables` by name; `optimizers` by name, None = there is none; `rows` = parameters of `network`
-    that are rows of tables, which are saved with the tables instead; `progress` = nested dicts and
-    lists with numbers, text and NumPy arrays (callbacks, metrics, the run); `random` = states of
-    torch's generators by name. The rest is plain JSON, see docs/format.md.
+    Attributes:
+        network: The dense part.
+        tables: By name.
+        optimizers: By name; None: there is none.
+        rows: Parameters of `network` that are rows of tables. They are saved with the tables.
+        model: How to build the model again, as JSON values; see docs/format.md.
+        schema: What `Schema.to_json` returns.
+        positions: Positions of sources by name.
+        counters: Epochs, steps and samples learned.
+        progress: Nested dicts and lists with numbers, text and NumPy arrays (callbacks, metrics,
+            the run).
+        random: States of torch's generators by name.
+        version: Number of the state in its lineage.
+        parent: Digest of the state before.
     """
 
     network: nn.Module | None = None
@@ -71,89 +90,188 @@ class State:
     parent: str | None = None
 
 
+# --- saving -------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Capture:
-    """A state at one moment, to be written while training goes on. `write` closes it; else call
-    `close(saved=False)`.
+    """A state at one moment, to be written while training continues.
+
+    `write` closes it; a capture that is not written needs `close(saved=False)`.
+
+    Attributes:
+        manifest: What is known before the files are written.
+        tensors: Of the dense part.
+        arrays: Of the progress.
+        tables: Snapshots of the tables.
+        changes: Whether the tables hold only what changed.
     """
 
-    members: Mapping[str, Any]
+    manifest: Manifest
     tensors: Mapping[str, Tensor]
-    optimizers: Mapping[str, Any] | None
-    progress: Mapping[str, Any]
     arrays: Arrays
     tables: tuple[CapturedTable, ...]
     changes: bool
 
     def close(self, saved: bool) -> None:
-        """End the snapshots; not `saved`: the next capture of changes holds these changes too."""
+        """End the snapshots. If it was not saved, the next capture holds these changes too."""
         for table in self.tables:
             table.rows.close(saved)
 
 
 def capture(state: State, changes: bool = False) -> Capture:
-    """The state of this moment. Call it between two steps, on the thread that trains; it copies the
-    dense part only.
+    """Capture the state of this moment.
 
-    `changes`: of tables only rows that changed or went since the last capture that was saved; every
-    table must `track`. Raises PersistError where a snapshot of a table is open, or where something
-    cannot be saved, naming it.
+    Call it between two steps, on the thread that trains. It copies the dense part only.
+
+    Args:
+        state: The state.
+        changes: Capture only rows that changed or were removed since the last capture that was
+            saved. Every table must `track`.
+
+    Raises:
+        PersistError: A snapshot of a table is open, or a value cannot be saved; the message names
+            it.
     """
     with contextlib.ExitStack() as undo:
         tables = []
         for name, table in sorted(state.tables.items()):
             rows = table.snapshot(changes=changes)
             undo.callback(rows.close, saved=False)
-            tables.append(CapturedTable(name, describe(table.config), len(table), rows))
+            tables.append(_captured_table(name, table, rows))
         captured = _capture(state, tuple(tables), changes=changes)
         undo.pop_all()
     return captured
 
 
+def _captured_table(name: str, table: Table, rows: TableRows) -> CapturedTable:
+    return CapturedTable(name, describe(table.config), len(table), rows)
+
+
+def _capture(state: State, tables: tuple[CapturedTable, ...], *, changes: bool) -> Capture:
+    tensors: dict[str, Tensor] = {}
+    dense = None
+    optimizers: dict[str, Any] = {}
+    for name, optimizer in state.optimizers.items():
+        if optimizer is not None:
+            optimizer_tensors, optimizers[name] = flatten(optimizer, name)
+            tensors |= optimizer_tensors
+    if state.network is not None:
+        tensors = {**network_tensors(state.network, state.rows), **tensors}
+        dense = DenseEntry(file=DENSE_FILE if tensors else None, optimizers=optimizers)
+    generators = {name: generator.cpu().numpy() for name, generator in state.random.items()}
+    tree, arrays = encode(state.progress, "progress")
+    random, random_arrays = encode(generators, "random")
+    arrays |= random_arrays
+    progress = None
+    if tree or random:
+        file = PROGRESS_FILE if arrays else None
+        progress = ProgressEntry(file=file, tree=tree, random=random)
+    manifest = Manifest(
+        package_version=_package_version(),
+        kind="full",
+        contents="state",
+        version=state.version,
+        parent=state.parent,
+        model=None if state.model is None else dict(state.model),
+        schema=state.schema,
+        positions=dict(state.positions),
+        counters=dict(state.counters),
+        dense=dense,
+        progress=progress,
+        tables=(),
+    )
+    return Capture(manifest, tensors, arrays, tables, changes)
+
+
 def write(where: Where, captured: Capture, keep: int = 1, parent: Saved | None = None) -> Saved:
     """Write a capture as the newest checkpoint under `where` and close it.
 
-    `keep`: fulls that stay, each with the deltas on it. `parent`: the checkpoint that it descends
-    from, needed for a capture of changes, which becomes a delta on it; else `State.parent` counts.
-    Raises PersistError when the disk refuses or the parent is gone; what was newest before then
-    stays so, and the changes are held by the next capture.
+    Args:
+        where: A path or URL.
+        captured: The capture.
+        keep: Number of fulls that are kept, each with the deltas on it.
+        parent: The checkpoint that it descends from. A capture of changes needs it, and becomes a
+            delta on it. None: `State.parent` counts.
+
+    Raises:
+        PersistError: The disk refuses, or the parent is gone. The state that was newest stays so,
+            and the next capture holds these changes too.
     """
-    saved = False
+    is_saved = False
     try:
         with CheckpointWriter(where) as writer:
-            done = _write(writer, captured, parent)
-        saved = True
+            saved = _write(writer, captured, parent)
+        is_saved = True
     finally:
-        captured.close(saved)
-    if done.kind == "full":
+        captured.close(is_saved)
+    if saved.kind == "full":
         try:
             retain(writer.store, keep)
         except (PersistError, OSError) as error:
-            log.warning("%s: older checkpoints stay: %s", where, error)
-    return done
+            log.warning("%s: older checkpoints are kept: %s", where, error)
+    return saved
+
+
+def _write(writer: CheckpointWriter, captured: Capture, parent: Saved | None) -> Saved:
+    manifest = captured.manifest
+    if captured.changes:
+        parent = _checked_parent(writer, parent)
+        manifest = replace(manifest, kind="delta", chain=parent.chain)
+    if parent is not None:
+        manifest = replace(manifest, parent=parent.digest)
+    if captured.tensors:
+        writer.write(DENSE_FILE, safetensors.torch.save(dict(captured.tensors)))
+    if captured.arrays:
+        writer.write(PROGRESS_FILE, packed(captured.arrays))
+    tables = [write_table(writer, number, table) for number, table in enumerate(captured.tables)]
+    return writer.commit(replace(manifest, tables=tuple(tables)))
+
+
+def _checked_parent(writer: CheckpointWriter, parent: Saved | None) -> Saved:
+    """Return the parent of a delta, which must never become newest without its chain."""
+    if parent is None:
+        raise PersistError(
+            "write: a capture of changes needs the checkpoint before them, got parent=None. "
+            "Save a full first."
+        )
+    for link in parent.chain:
+        digest = open_link(writer.store, link.folder).manifest.digest
+        if digest != link.digest:
+            raise PersistError(
+                f"{writer.store.place(link.folder)}: a delta rests on another checkpoint of this "
+                f"name, got digest {digest} instead of {link.digest}. Save a full."
+            )
+    return parent
 
 
 def save(where: Where, state: State, keep: int = 1) -> Saved:
-    """Write `state` as the newest checkpoint under `where` (a path or URL), a full; `keep` = fulls
-    that stay.
+    """Write `state` as the newest checkpoint under `where`, a full.
 
-    What tables track is left alone. Raises PersistError when the disk refuses, where a stream that
-    runs keeps its states, or when optimizer state is neither a tensor nor JSON; what was newest
-    before then stays so. Raises FormatError where CURRENT is torn, or missing beside states.
+    What tables track is left alone.
+
+    Args:
+        where: A path or URL.
+        state: The state.
+        keep: Number of fulls that are kept.
+
+    Raises:
+        PersistError: The disk refuses, a running stream keeps its states there, or a value cannot
+            be saved. The state that was newest stays so.
+        FormatError: CURRENT is torn, or missing next to states.
     """
-    tables = [
-        CapturedTable(name, describe(t.config), len(t), LiveRows(t))
-        for name, t in sorted(state.tables.items())
-    ]
+    tables = []
+    for name, table in sorted(state.tables.items()):
+        tables.append(_captured_table(name, table, LiveRows(table)))
     store = open_store(where)
     with _only_writer(store):
-        store.newest_state()  # raises where CURRENT is torn or lost: retention would remove the states
+        store.newest_state()  # raises if CURRENT is lost: retention would remove the states
         return write(where, _capture(state, tuple(tables), changes=False), keep)
 
 
 @contextlib.contextmanager
 def _only_writer(store: CheckpointStore) -> Iterator[None]:
-    """Hold the lock of the states where a stream keeps its own there."""
+    """Hold the lock of the states if a stream keeps its own there."""
     if isinstance(store, LocalStore) and lock_file(store.root / JOURNAL).exists():
         with Lock(store.root / JOURNAL):
             yield
@@ -161,77 +279,112 @@ def _only_writer(store: CheckpointStore) -> Iterator[None]:
         yield
 
 
-def restore(reader: Reader, state: State, allow: Sequence[str] = ()) -> None:
-    """Load a checkpoint into the network, tables and optimizers of `state`, which were built alike.
+def _package_version() -> str:
+    try:
+        return metadata.version("hotbed")
+    except metadata.PackageNotFoundError:
+        return "0"
 
-    `reader.progress` and `reader.random` are for the caller. Every file is checked before anything
-    changes. `allow`: names of fields that may differ although the state means something else with
-    them; see docs/persist.md. Raises FormatError naming a bad file, PersistError naming the field,
-    parameter, table or optimizer that the checkpoint does not fit.
+
+# --- restoring ----------------------------------------------------------------------------------
+
+
+def restore(reader: Reader, state: State, allow: Sequence[str] = ()) -> None:
+    """Load a checkpoint into network, tables and optimizers, which were built alike.
+
+    Every file is checked before anything changes. `reader.progress` and `reader.random` are for
+    the caller.
+
+    Args:
+        reader: The checkpoint.
+        state: The network, tables and optimizers to load.
+        allow: Names of fields that may differ although the state means something else with them;
+            see docs/persist.md.
+
+    Raises:
+        FormatError: A file is bad; the message names it.
+        PersistError: A field, parameter, table or optimizer does not fit; the message names it.
     """
-    if reader.manifest.get("contents") == "values":
+    folder = reader.folder
+    if reader.manifest.contents == "values":
         raise PersistError(
-            f"{reader.folder}: published values, not a state — received contents 'values' — give "
-            "the path that "
-            "training saves to"
+            f"{folder}: expected a state, got published values. Give the path that training saves "
+            "to."
         )
     reader.verify()
-    saved = {entry["name"]: entry for entry in reader.manifest["tables"]}
-    if set(saved) != set(state.tables):
+    if set(reader.table_names) != set(state.tables):
         raise PersistError(
-            f"{reader.folder}: it has tables {sorted(saved)} — received a network with "
-            f"{sorted(state.tables)} — build the network as it was when it was saved"
+            f"{folder}: it has tables {sorted(reader.table_names)}, got a network with "
+            f"{sorted(state.tables)}. Build the network as it was when it was saved."
         )
-    accepted = compare(reader.folder, *_meanings(reader, state), allow)
-    loaded = safetensors.torch.load(bytes(reader.dense())) if reader.dense() else {}
-    # clones lie where torch's allocator aligns them: kernels may give other last bits for other
-    # alignments
-    tensors = {name: tensor.clone() for name, tensor in loaded.items()}
+    accepted = compare(folder, *_meanings(reader, state), allow)
+    tensors = _loaded_tensors(reader)
     if state.network is not None:
-        load_network(reader.folder, state.network, state.rows, tensors)
-    for name in saved:
+        load_network(folder, state.network, state.rows, tensors)
+    for name in reader.table_names:
         load_table(reader, name, state.tables[name])
-    optimizers = (reader.manifest["dense"] or {"optimizers": {}})["optimizers"]
+    dense = reader.manifest.dense
+    optimizers: Mapping[str, Any] = {} if dense is None else dense.optimizers
     for name, optimizer in state.optimizers.items():
-        if optimizer is None or name not in optimizers:
-            continue
-        rates = [group["lr"] for group in optimizer.param_groups]
-        try:
-            if isinstance(optimizer, SparseOptimizer):
-                load_table_groups(optimizer, optimizers[name])
-            else:
-                unflatten(optimizer, name, tensors, optimizers[name])
-        except PersistError as error:
-            raise PersistError(f"{reader.folder}: {error}") from error
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            fields = [f"tables.{table}.rule.lr" for table in group.get("tables", ())] or [
-                "optimizer.lr"
-            ]
-            if accepted.intersection(fields):
-                set_rate(group, rate)
+        if optimizer is not None and name in optimizers:
+            try:
+                _load_optimizer(optimizer, name, tensors, optimizers[name], accepted)
+            except PersistError as error:
+                raise PersistError(f"{folder}: {error}") from error
 
 
 def _meanings(reader: Reader, state: State) -> tuple[Meaning, Meaning]:
-    """What the checkpoint means, and what `state` does; parts that `state` does not describe are
-    left out.
+    """Return what the checkpoint means, and what `state` does.
+
+    Parts that one of them does not describe are left out of both.
     """
     manifest = reader.manifest
-    configs = {entry["name"]: entry["config"] for entry in manifest["tables"]}
-    schema = None if state.schema is None else manifest["schema"]
-    model = None if state.model is None else manifest["model"]
+    configs = {entry.name: entry.config for entry in manifest.tables}
+    schema = None if state.schema is None else manifest.schema
+    model = None if state.model is None else manifest.model
     own_configs = {name: describe(table.config) for name, table in state.tables.items()}
     own_schema = None if schema is None else state.schema
     own_model = None if model is None else state.model
     return meaning(configs, schema, model), meaning(own_configs, own_schema, own_model)
 
 
+def _loaded_tensors(reader: Reader) -> dict[str, Tensor]:
+    data = reader.dense()
+    if not data:
+        return {}
+    # clones lie where torch's allocator aligns them: with other alignments kernels may give other
+    # last bits
+    tensors = safetensors.torch.load(bytes(data))
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def _load_optimizer(
+    optimizer: torch.optim.Optimizer,
+    name: str,
+    tensors: Mapping[str, Tensor],
+    plain: Mapping[str, Any],
+    accepted: set[str],
+) -> None:
+    """Load the state of an optimizer; learning rates in `accepted` stay as they were built."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    if isinstance(optimizer, SparseOptimizer):
+        load_table_groups(optimizer, plain)
+    else:
+        unflatten(optimizer, name, tensors, plain)
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        fields = [f"tables.{table}.rule.lr" for table in group.get("tables", ())]
+        if accepted.intersection(fields or ["optimizer.lr"]):
+            set_rate(group, rate)
+
+
+# --- on another thread --------------------------------------------------------------------------
+
+
 class Saver:
     """Writes captures under one path, one at a time, each on a thread of its own.
 
-    `submit` hands a capture over and returns; `busy` tells whether one is being written; `wait`
-    returns the last checkpoint on disk. A save that failed raises PersistError at the next `submit`
-    or `wait`; the last good state stays newest, and the next capture has to be a full
-    (`needs_full`).
+    A save that fails raises PersistError at the next `submit` or `wait`. The last good state stays
+    the newest, and the next capture has to be a full.
 
     Example:
         >>> saver = Saver("model", keep=2)
@@ -254,28 +407,26 @@ class Saver:
 
     @property
     def needs_full(self) -> bool:
-        """Whether the next capture has to be a full: nothing was saved yet, or the last save
-        failed.
-        """
-        failed = (
-            self._writing is not None
-            and self._writing.done()
-            and self._writing.exception() is not None
-        )
-        return self._failed or failed or (self._last is None and self._writing is None)
+        """Whether the next capture has to be a full: there is no save, or the last one failed."""
+        writing = self._writing
+        if writing is None:
+            return self._failed or self._last is None
+        has_failed = writing.done() and writing.exception() is not None
+        return self._failed or has_failed
 
     def submit(self, captured: Capture) -> None:
-        """Write `captured` on the thread; waits where another is still being written.
+        """Write `captured` on a thread; wait first if another capture is still being written.
 
-        Raises PersistError for a failure of the save before, or for changes where a full is needed;
-        `captured` is closed.
+        Raises:
+            PersistError: The save before failed, or a full is needed and this is a capture of
+                changes. `captured` is closed.
         """
         try:
             self.wait()
             if captured.changes and self.needs_full:
                 raise PersistError(
-                    f"{self._where}: a full is needed first — received a capture of changes — "
-                    "capture with changes=not saver.needs_full"
+                    f"{self._where}: a full is needed first, got a capture of changes. "
+                    "Capture with changes=not saver.needs_full."
                 )
         except BaseException:
             captured.close(saved=False)
@@ -285,100 +436,24 @@ class Saver:
         self._thread.shutdown(wait=False)  # it ends with the save
 
     def wait(self) -> Saved | None:
-        """The last checkpoint on disk, once nothing is being written; None before the first. Raises
-        what a save raised.
+        """Return the last checkpoint once nothing is being written; None before the first.
+
+        Raises:
+            PersistError: The save failed.
         """
         writing = self._writing
         self._writing = None
         if writing is not None:
-            self._failed = True  # until the result says otherwise
+            self._failed = True  # until there is a result
             try:
                 self._last = writing.result()
             except PersistError:
                 raise
             except Exception as error:
                 raise PersistError(
-                    f"{self._where}: not saved — {error!r} — the last good state stays newest"
+                    f"{self._where}: not saved, got {error!r}. The last good state stays newest."
                 ) from error
             finally:
                 self._thread.shutdown()
             self._failed = False
         return self._last
-
-
-def _capture(state: State, tables: tuple[CapturedTable, ...], *, changes: bool) -> Capture:
-    tensors = {} if state.network is None else network_tensors(state.network, state.rows)
-    optimizers: dict[str, Any] = {}
-    for name, optimizer in state.optimizers.items():
-        if optimizer is not None:
-            found, optimizers[name] = flatten(optimizer, name)
-            tensors |= found
-    tree, arrays = encode(state.progress, "progress")
-    random, states = encode(
-        {name: one.cpu().numpy() for name, one in state.random.items()}, "random"
-    )
-    members = {
-        "package_version": _package_version(),
-        "contents": "state",
-        "version": state.version,
-        "parent": state.parent,
-        "model": state.model,
-        "schema": state.schema,
-        "positions": dict(state.positions),
-        "counters": dict(state.counters),
-    }
-    progress = {"tree": tree, "random": random}
-    dense = None if state.network is None else optimizers
-    return Capture(members, tensors, dense, progress, {**arrays, **states}, tables, changes)
-
-
-def _write(writer: CheckpointWriter, captured: Capture, parent: Saved | None) -> Saved:
-    if captured.changes:
-        _check_chain(writer, parent)
-    if captured.tensors:
-        writer.write(DENSE_FILE, safetensors.torch.save(dict(captured.tensors)))
-    if captured.arrays:
-        writer.write(PROGRESS_FILE, packed(captured.arrays))
-    tables = [write_table(writer, number, table) for number, table in enumerate(captured.tables)]
-    chain = parent.chain if captured.changes and parent is not None else ()
-    kind = "delta" if captured.changes else "full"
-    dense = captured.optimizers
-    progress = captured.progress
-    members = {
-        **captured.members,
-        "kind": kind,
-        "parent": captured.members["parent"] if parent is None else parent.digest,
-        "chain": list(chain),
-        "dense": None
-        if dense is None
-        else {"file": DENSE_FILE if captured.tensors else None, "optimizers": dense},
-        "progress": {"file": PROGRESS_FILE if captured.arrays else None, **progress}
-        if any(progress.values())
-        else None,
-        "tables": tables,
-    }
-    return writer.commit(members)
-
-
-def _check_chain(writer: CheckpointWriter, parent: Saved | None) -> None:
-    """A delta must never become newest without what it rests on."""
-    for link in () if parent is None else parent.chain:
-        if open_link(writer.store, link["folder"]).manifest["digest"] != link["digest"]:
-            raise PersistError(
-                f"{writer.store.place(link['folder'])}: a delta rests on it, but it is another "
-                "checkpoint — "
-                "received another digest — save a full"
-            )
-    if parent is None:
-        raise PersistError(
-            "write: a capture of changes needs the checkpoint that they follow — received "
-            "parent=None — "
-            "save a full first"
-        )
-
-
-def _package_version() -> str:
-    try:
-        return metadata.version("hotbed")
-    except metadata.PackageNotFoundError:
-        return "0"

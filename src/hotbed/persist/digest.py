@@ -12,97 +12,108 @@ import numpy as np
 import pyarrow as pa
 
 from hotbed.embedding.table import Table
-from hotbed.persist.format import Reader
-from hotbed.persist.rows import flat, sorted_rows
+from hotbed.persist.format import Reader, sorted_rows
+from hotbed.persist.manifest import Arrays
+from hotbed.persist.tables import flat
 
 _COLUMNS = ("partition", "id", "value", "state", "last_seen", "count", "updated", "score")
+_PASSED_OVER = ("now", "topic")  # members of positions that do not say how far they are
 
 
 def content_digest(state: Reader | Mapping[str, Table]) -> str:
-    """SHA-256 (hex) of what a checkpoint, or of what live tables hold; see docs/format.md.
+    """Return the SHA-256 (hex) of what a checkpoint, or what live tables hold.
 
-    It does not depend on how a checkpoint was cut into files, fulls and deltas, nor on what it
-    descends from. Two runs that learned the same have the same.
+    It does not depend on how a checkpoint was cut into files, fulls and deltas, nor on the states
+    before it: two runs that learned the same have the same. See docs/format.md.
 
     Example: `content_digest(open_checkpoint("a")) == content_digest(open_checkpoint("b"))`
     """
     if isinstance(state, Mapping):
-        tables = {
-            name: _of_table(one.dim, one.scalars(), one.export(), one.candidates())
-            for name, one in state.items()
-        }
+        tables = {}
+        for name, table in state.items():
+            candidates = table.candidates()
+            tables[name] = _of_table(table.dim, table.scalars(), table.export(), candidates)
         return _hex(_canonical({"tables": tables}))
-    tables = {name: table_digest(state, name) for name in state.table_names}
     parts = {
-        "tables": tables,
+        "tables": {name: table_digest(state, name) for name in state.table_names},
         "dense": _of_dense(state),
         "progress": _of_progress(state),
-        "positions": comparable_position(state.manifest["positions"]),
-        "counters": state.manifest["counters"],
+        "positions": comparable_position(state.manifest.positions),
+        "counters": state.manifest.counters,
     }
     return _hex(_canonical(parts))
 
 
 def comparable_position(position: Any) -> Any:
-    """A position without what does not tell how far it is.
+    """Return a position without the members that do not say how far it is.
 
-    That is `now`, the time on the wall clock at which a block of a stream was taken, and `topic`,
+    These are `now`, the time on the wall clock at which a block of a stream was taken, and `topic`,
     the id of a topic and the broker's timestamps.
     """
     if isinstance(position, list):
         return [comparable_position(item) for item in position]
     if not isinstance(position, dict):
         return position
-    kept = {key: item for key, item in position.items() if key not in ("now", "topic")}
-    return {key: comparable_position(item) for key, item in kept.items()}
+    return {
+        key: comparable_position(item) for key, item in position.items() if key not in _PASSED_OVER
+    }
 
 
 def values_digest(state: Reader | Mapping[str, Table]) -> str:
-    """SHA-256 (hex) of the rows' values alone: what a server holds that followed a run, and the run
-    itself, have the same.
+    """Return the SHA-256 (hex) of the values of the rows alone.
+
+    A run, and a server that followed it, have the same.
     """
+    tables = {}
     if isinstance(state, Mapping):
-        sources = {name: (table.dim, table.export()) for name, table in state.items()}
+        for name, table in state.items():
+            tables[name] = _of_values(table.dim, table.export())
     else:
-        entries = {name: state.links[-1].entry(name) for name in state.table_names}
-        sources = {
-            name: (entry["config"]["dim"], state.rows(name)) for name, entry in entries.items()
-        }
-    tables = {
-        name: _of_table(dim, None, rows, (), ("id", "value"))
-        for name, (dim, rows) in sources.items()
-    }
+        for name in state.table_names:
+            tables[name] = _of_values(state.entry(name).config["dim"], state.rows(name))
     return _hex(_canonical({"tables": tables}))
 
 
 def table_digest(reader: Reader, name: str) -> str:
-    """The content digest of one table of a checkpoint."""
-    entry = reader.links[-1].entry(name)
-    return _of_table(
-        entry["config"]["dim"], entry["scalars"], reader.rows(name), reader.candidates(name)
-    )
+    """Return the content digest of one table of a checkpoint."""
+    entry = reader.entry(name)
+    dim = entry.config["dim"]
+    return _of_table(dim, entry.scalars, reader.rows(name), reader.candidates(name))
 
 
 def _of_table(
     dim: int,
-    scalars: Mapping[str, Any] | None,
+    scalars: Mapping[str, Any],
     rows: Iterable[pa.RecordBatch],
     candidates: Iterable[pa.RecordBatch],
-    columns: tuple[str, ...] = _COLUMNS,
 ) -> str:
     waiting = list(candidates)
-    sorted_ = [sorted_rows(pa.concat_batches(waiting))] if waiting else []
-    held = {"rows": _of_columns(rows, columns), "candidates": _of_columns(sorted_, columns)}
-    return _hex(_canonical({"dim": dim, "scalars": scalars, **held}))
+    if waiting:
+        waiting = [sorted_rows(pa.concat_batches(waiting))]
+    parts = {
+        "dim": dim,
+        "scalars": scalars,
+        "rows": _of_columns(rows, _COLUMNS),
+        "candidates": _of_columns(waiting, _COLUMNS),
+    }
+    return _hex(_canonical(parts))
+
+
+def _of_values(dim: int, rows: Iterable[pa.RecordBatch]) -> str:
+    columns = _of_columns(rows, ("id", "value"))
+    parts = {"dim": dim, "scalars": None, "rows": columns, "candidates": {}}
+    return _hex(_canonical(parts))
 
 
 def _of_columns(batches: Iterable[pa.RecordBatch], columns: tuple[str, ...]) -> dict[str, str]:
     hashes: dict[str, Any] = {}
-    for batch in (batch for batch in batches if batch.num_rows):
-        for name in (name for name in columns if name in batch.schema.names):
-            hashes.setdefault(name, hashlib.sha256()).update(
-                np.ascontiguousarray(flat(batch.column(name)))
-            )
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        for name in columns:
+            if name in batch.schema.names:
+                values = np.ascontiguousarray(flat(batch.column(name)))
+                hashes.setdefault(name, hashlib.sha256()).update(values)
     return {name: sha.hexdigest() for name, sha in hashes.items()}
 
 
@@ -111,35 +122,36 @@ def _of_dense(reader: Reader) -> str:
     for name, dtype, shape, data in reader.tensors():
         sha.update(_canonical([name, dtype, shape]))
         sha.update(data)
-    sha.update(_canonical((reader.manifest["dense"] or {"optimizers": {}})["optimizers"]))
+    dense = reader.manifest.dense
+    sha.update(_canonical({} if dense is None else dense.optimizers))
     return sha.hexdigest()
 
 
 def _of_progress(reader: Reader) -> str:
-    part = reader.manifest.get("progress") or {"file": None, "tree": {}, "random": {}}
+    part = reader.manifest.progress
+    if part is None:
+        return _hex(_canonical({"tree": {}, "random": {}}))
     arrays = reader.arrays()
+    trees = {"tree": _hashed(part.tree, arrays), "random": _hashed(part.random, arrays)}
+    return _hex(_canonical(trees))
 
-    def plain(tree: Any) -> Any:
-        if isinstance(tree, list):
-            return [plain(item) for item in tree]
-        if not isinstance(tree, dict):
-            return tree
-        if set(tree) in ({"$array"}, {"$scalar"}):
-            (mark, name), *_ = tree.items()
-            return {
-                mark: [
-                    str(arrays[name].dtype),
-                    list(arrays[name].shape),
-                    _hex(arrays[name].tobytes()),
-                ]
-            }
-        return {key: plain(item) for key, item in tree.items() if not key.startswith("wall_")}
 
-    return _hex(_canonical({"tree": plain(part["tree"]), "random": plain(part["random"])}))
+def _hashed(tree: Any, arrays: Arrays) -> Any:
+    """Return a tree with the digests of its arrays, without what depends on the wall clock."""
+    if isinstance(tree, list):
+        return [_hashed(item, arrays) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    for mark in ("$array", "$scalar"):
+        if set(tree) == {mark}:
+            array = arrays[tree[mark]]
+            return {mark: [str(array.dtype), list(array.shape), _hex(array.tobytes())]}
+    return {key: _hashed(item, arrays) for key, item in tree.items() if not key.startswith("wall_")}
 
 
 def _canonical(value: Any) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return text.encode()
 
 
 def _hex(data: bytes) -> str:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The container of docs/format.md: files with digests, a manifest written last, fulls and the
-deltas that rest on them.
+"""The container of docs/format.md: files with digests, a manifest that is written last, fulls, and
+the deltas on them.
 
 It knows nothing of networks or optimizers, imports no torch, and unpickles nothing.
 """
@@ -12,35 +12,40 @@ import hashlib
 import itertools
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import safetensors
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 
+from hotbed.embedding.policy import PARTITIONS
 from hotbed.errors import FormatError, PersistError
 from hotbed.files import Where
-from hotbed.persist.manifest import (
-    Arrays,
+from hotbed.persist.check import (
+    arrow_batches,
     check_descriptions,
     check_links,
-    decode,
-    sealed,
-    unpacked,
-    unsealed,
-)
-from hotbed.persist.rows import (
-    RowCuts,
-    arrow_batches,
     checked_candidates,
     checked_rows,
-    merged_rows,
-    partition_ranges,
+    removed_types,
     row_types,
+    unsealed,
+)
+from hotbed.persist.manifest import (
+    Arrays,
+    ChainEntry,
+    FileEntry,
+    Manifest,
+    PartEntry,
+    TableEntry,
+    decode,
+    unpacked,
 )
 from hotbed.persist.sink import HashedFile
 from hotbed.persist.store import (
@@ -53,17 +58,23 @@ from hotbed.persist.store import (
 )
 
 READS = 5
-"""How often a state is read, where each time a writer replaces it meanwhile."""
+"""How often a state is read again, each time because a writer replaced it meanwhile."""
 T = TypeVar("T")
 log = logging.getLogger("hotbed.persist")
+_NOT_DECODED = (SafetensorError, ArithmeticError, LookupError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
 class Saved:
     """A checkpoint that is on disk.
 
-    `folder`: a Path, or a URL as text; `bytes`: of its files, manifest aside; `chain`: what a delta
-    on it rests on.
+    Attributes:
+        folder: A Path, or a URL as text.
+        digest: Of its manifest.
+        version: Number of the state in its lineage.
+        bytes: Size of its files without the manifest.
+        kind: `full` or `delta`.
+        chain: The states that a delta on this one needs, itself the last.
     """
 
     folder: Where
@@ -71,7 +82,7 @@ class Saved:
     version: int
     bytes: int
     kind: str
-    chain: tuple[Mapping[str, str], ...]
+    chain: tuple[ChainEntry, ...]
 
 
 class DenseTensor(NamedTuple):
@@ -84,14 +95,14 @@ class DenseTensor(NamedTuple):
 
 
 class CheckpointWriter:
-    """Writes one checkpoint under `root`.
+    """Write one checkpoint under `root`.
 
-    Nothing is visible before `commit`. Leaving without it removes the files.
+    Nothing is visible before `commit`. Leaving the block without it removes the files.
 
     Example:
         >>> with CheckpointWriter(root) as writer:
         ...     writer.write("dense.safetensors", data)
-        ...     saved = writer.commit(members)
+        ...     saved = writer.commit(manifest)
     """
 
     def __init__(self, root: Where | CheckpointStore) -> None:
@@ -100,10 +111,7 @@ class CheckpointWriter:
         try:
             self._draft = self.store.draft()
         except OSError as error:
-            raise PersistError(
-                f"{self.store.place('')}: cannot be written — {error} — give a place that this "
-                "process may write"
-            ) from error
+            raise self._not_written(error, "Give a place that this process may write.") from error
 
     def __enter__(self) -> CheckpointWriter:
         return self
@@ -116,21 +124,19 @@ class CheckpointWriter:
     ) -> None:
         self._draft.discard()
         if isinstance(error, OSError):
-            raise PersistError(
-                f"{self.store.place('')}: cannot be written — {error} — free space or choose "
-                "another place"
-            ) from error
+            raise self._not_written(error, "Free space, or choose another place.") from error
+
+    def _not_written(self, error: OSError, advice: str) -> PersistError:
+        return PersistError(f"{self.store.place('')}: cannot be written, got {error}. {advice}")
 
     def write(self, name: str, data: bytes | memoryview) -> None:
-        """One file from bytes."""
+        """Write one file."""
         with self._draft.create(name) as file:
             file.write(data)
         self.files[name] = file
 
     def write_batches(self, name: str, batches: Iterable[pa.RecordBatch]) -> int:
-        """One Arrow IPC file; returns its rows. Without a single batch no file is written and 0 is
-        returned.
-        """
+        """Write one Arrow IPC file and return its rows; write none if there is no batch."""
         iterator = iter(batches)
         first = next(iterator, None)
         if first is None:
@@ -146,125 +152,160 @@ class CheckpointWriter:
         self.files[name] = file
         return rows
 
-    def commit(self, members: Mapping[str, Any]) -> Saved:
-        """Write the manifest with `members`, make the checkpoint visible and newest."""
-        files = {name: self.files[name].entry() for name in sorted(self.files)}
-        text, digest = sealed({**members, "files": files})
-        self._draft.publish(text.encode())
-        name = self._draft.folder
-        num_bytes = sum(int(entry["bytes"]) for entry in files.values())
-        chain = (*members.get("chain", ()), {"folder": name, "digest": digest})
+    def commit(self, manifest: Manifest) -> Saved:
+        """Write the manifest with the entries of all files; make the checkpoint the newest."""
+        files = {}
+        for name in sorted(self.files):
+            num_bytes, sha256 = self.files[name].result()
+            files[name] = FileEntry(bytes=num_bytes, sha256=sha256)
+        text, manifest = manifest.with_files(files)
+        self._draft.publish(text)
+        folder = self._draft.folder
         return Saved(
-            self.store.path(name),
-            digest,
-            members.get("version", 0),
-            num_bytes,
-            members["kind"],
-            chain,
+            folder=self.store.path(folder),
+            digest=manifest.digest,
+            version=manifest.version,
+            bytes=sum(entry.bytes for entry in files.values()),
+            kind=manifest.kind,
+            chain=chain_on(manifest, folder),
         )
+
+
+def chain_on(manifest: Manifest, folder: str) -> tuple[ChainEntry, ...]:
+    """Return the chain of a delta on the state in `folder`."""
+    return (*manifest.chain, ChainEntry(folder=folder, digest=manifest.digest))
+
+
+# --- one folder ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Link:
-    """One checkpoint folder by itself; every file is checked against its digest when it is read."""
+    """One checkpoint folder by itself. Every file is checked against its digest when it is read."""
 
     store: CheckpointStore
     folder: str
-    manifest: Mapping[str, Any]
-    _checked: dict[str, memoryview] = field(default_factory=dict, repr=False)
+    manifest: Manifest
+    _contents: dict[str, memoryview] = field(default_factory=dict, repr=False)  # checked files
     _sound: set[str] = field(default_factory=set, repr=False)  # parts whose rows were checked
 
     @property
-    def chain(self) -> list[Mapping[str, str]]:
-        """What a delta on this state gives as its chain."""
-        return [
-            *self.manifest.get("chain", ()),
-            {"folder": self.folder, "digest": self.manifest["digest"]},
-        ]
+    def chain(self) -> tuple[ChainEntry, ...]:
+        """The chain of a delta on this state."""
+        return chain_on(self.manifest, self.folder)
+
+    def place(self, name: str) -> str:
+        """Return where a file of the folder lies, for messages."""
+        return self.store.place(f"{self.folder}/{name}")
 
     def read(self, name: str) -> memoryview:
-        """Bytes of one file. Raises FormatError naming the file when it is missing, torn or
-        changed.
+        """Return the bytes of one file.
+
+        Raises:
+            FormatError: The file is missing, torn or changed; the message names it.
         """
-        place = self.store.place(f"{self.folder}/{name}")
-        if name in self._checked:
-            return self._checked[name]
-        entry = self.manifest["files"].get(name)
+        if name in self._contents:
+            return self._contents[name]
+        entry = self.manifest.files.get(name)
         if entry is None:
             raise FormatError(
-                f"{place}: not listed in {MANIFEST_FILE} — a part refers to it — restore the "
-                "checkpoint from a copy"
+                f"{self.place(name)}: a part refers to it, but it is not listed, got "
+                f"{len(self.manifest.files)} files in {MANIFEST_FILE}. {ADVICE}"
             )
         data = self.store.read(f"{self.folder}/{name}")
-        if len(data) != entry["bytes"]:
+        if len(data) != entry.bytes:
             raise FormatError(
-                f"{place}: torn — received {len(data)} bytes instead of {entry['bytes']} — {ADVICE}"
-            )
-        if hashlib.sha256(data).hexdigest() != entry["sha256"]:
-            raise FormatError(
-                f"{place}: changed since it was written — its SHA-256 is not the manifest's — "
+                f"{self.place(name)}: torn, got {len(data)} bytes instead of {entry.bytes}. "
                 f"{ADVICE}"
             )
-        self._checked[name] = data
+        digest = hashlib.sha256(data).hexdigest()
+        if digest != entry.sha256:
+            raise FormatError(
+                f"{self.place(name)}: changed since it was written, got SHA-256 {digest} instead "
+                f"of {entry.sha256}. {ADVICE}"
+            )
+        self._contents[name] = data
         return data
 
     def batches(self, name: str) -> Iterator[pa.RecordBatch]:
-        """Record batches of one Arrow file, without copying."""
-        return arrow_batches(self.read(name), self.store.place(f"{self.folder}/{name}"))
+        """Yield the record batches of one Arrow file, without copying."""
+        return arrow_batches(self.read(name), self.place(name))
 
     def verify(self) -> None:
-        """Check every file, and that rows are those of their tables; FormatError names the first
-        bad one.
+        """Check every file, and that the rows are those of their tables.
+
+        Raises:
+            FormatError: Something is wrong; the message names the first bad file.
         """
-        check_descriptions(self.manifest, self.store.place(f"{self.folder}/{MANIFEST_FILE}"))
+        check_descriptions(self.manifest, self.place(MANIFEST_FILE))
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            for _ in pool.map(self.read, self.manifest["files"]):
-                pass
-            for _ in pool.map(self._check_part, self._parts()):
-                pass
-        for entry in self.manifest["tables"]:
-            for _ in self.candidates(entry["name"]):
-                pass
+            _exhaust(pool.map(self.read, self.manifest.files))
+            _exhaust(pool.map(_exhaust, self._all_parts()))
+        for entry in self.manifest.tables:
+            _exhaust(self.candidates(entry.name))
         self.tensors()
         self.tree("tree")
         self.tree("random")
 
-    def parts(self, table: str, member: str = "parts") -> Iterator[pa.RecordBatch]:
-        """The rows (or `removed` ids) that this folder itself holds of a table, by (partition, id)."""
+    def _all_parts(self) -> Iterator[Iterator[pa.RecordBatch]]:
+        for entry in self.manifest.tables:
+            for part in entry.parts:
+                yield self.part(entry, part)
+            for part in entry.removed:
+                yield self.part(entry, part, removed=True)
+
+    def entry(self, table: str) -> TableEntry:
+        """Return the manifest's entry of a table; raise PersistError if there is none."""
+        for entry in self.manifest.tables:
+            if entry.name == table:
+                return entry
+        names = [entry.name for entry in self.manifest.tables]
+        raise PersistError(
+            f"{self.store.place(self.folder)}: there is no table {table!r}, got {names}. "
+            "Name one of these."
+        )
+
+    def parts(self, table: str) -> Iterator[pa.RecordBatch]:
+        """Yield the rows that this folder itself holds of a table, by (partition, id)."""
         entry = self.entry(table)
-        for part in entry.get(member, ()):
-            yield from self.part(entry, member, part)
+        for part in entry.parts:
+            yield from self.part(entry, part)
+
+    def removed(self, table: str) -> Iterator[pa.RecordBatch]:
+        """Yield the ids of a table that lost their row since the parent, by (partition, id)."""
+        entry = self.entry(table)
+        for part in entry.removed:
+            yield from self.part(entry, part, removed=True)
 
     def part(
-        self, entry: Mapping[str, Any], member: str, part: Mapping[str, Any]
+        self, entry: TableEntry, part: PartEntry, *, removed: bool = False
     ) -> Iterator[pa.RecordBatch]:
-        """The rows of one part of a table, checked unless they were."""
-        name = part["file"]
-        if name in self._sound:
-            yield from self.batches(name)
+        """Yield the rows of one part of a table; they are checked at the first call."""
+        batches = self.batches(part.file)
+        if part.file in self._sound:
+            yield from batches
             return
-        types = row_types(entry, self.contents, self.store.place(f"{self.folder}/{MANIFEST_FILE}"))
-        if member == "removed":
-            types = {column: types[column] for column in ("partition", "id")}
-        yield from checked_rows(
-            self.batches(name), part, types, self.store.place(f"{self.folder}/{name}")
-        )
-        self._sound.add(name)
+        if removed:
+            types = removed_types()
+        else:
+            types = row_types(entry, self.manifest.contents, self.place(MANIFEST_FILE))
+        yield from checked_rows(batches, part, types, self.place(part.file))
+        self._sound.add(part.file)
 
     def candidates(self, table: str) -> Iterator[pa.RecordBatch]:
-        """What waits for admission to a table."""
+        """Yield the ids that wait for admission to a table."""
         entry = self.entry(table)
-        if entry["candidates"] is None:
+        if entry.candidates is None:
             return
-        name = entry["candidates"]["file"]
-        yield from checked_candidates(
-            self.batches(name), entry, self.store.place(f"{self.folder}/{name}")
-        )
+        file = entry.candidates.file
+        yield from checked_candidates(self.batches(file), entry, self.place(file))
 
     def dense(self) -> memoryview:
-        """The bytes of dense.safetensors; empty without a dense part."""
-        part = self.manifest["dense"] or {"file": None}
-        return self.read(part["file"]) if part["file"] else memoryview(b"")
+        """Return the bytes of the safetensors file; empty without a dense part."""
+        part = self.manifest.dense
+        if part is None or part.file is None:
+            return memoryview(b"")
+        return self.read(part.file)
 
     def tensors(self) -> list[DenseTensor]:
         """Return the tensors of the dense part in the order of their names, without torch.
@@ -275,187 +316,171 @@ class Link:
         data = self.dense()
         if not data:
             return []
-        with self._reading("dense"):
+        with self._decoding("dense"):
             plain = safetensors.deserialize(bytes(data))  # type: ignore[no-untyped-call]
-        tensors = [
-            DenseTensor(name, tensor["dtype"], tensor["shape"], memoryview(tensor["data"]))
-            for name, tensor in plain
-        ]
+        tensors = []
+        for name, tensor in plain:
+            data = memoryview(tensor["data"])
+            tensors.append(DenseTensor(name, tensor["dtype"], tensor["shape"], data))
         return sorted(tensors, key=lambda tensor: tensor.name)
 
     def arrays(self) -> Arrays:
-        """The arrays of `progress` and `random` by the names in their trees."""
-        part = self.manifest.get("progress")
-        if part is None or part["file"] is None:
+        """Return the arrays of `progress` by the names in its trees."""
+        part = self.manifest.progress
+        if part is None or part.file is None:
             return {}
-        data = self.read(part["file"])
-        with self._reading("progress"):
+        data = self.read(part.file)
+        with self._decoding("progress"):
             return unpacked(data)
 
     def tree(self, member: str) -> Any:
-        """The nested value `tree` or `random` of `progress`, with NumPy arrays; {} where nothing
-        was kept.
-        """
-        part = self.manifest.get("progress")
+        """Return `tree` or `random` of `progress` with NumPy arrays; {} if nothing was kept."""
+        part = self.manifest.progress
         if part is None:
             return {}
         arrays = self.arrays()
-        with self._reading("progress"):
-            return decode(part[member], arrays)
+        with self._decoding("progress"):
+            return decode(getattr(part, member), arrays)
 
     @contextlib.contextmanager
-    def _reading(self, member: str) -> Iterator[None]:
-        """Name the file of a member of the manifest in the errors of who decodes it."""
+    def _decoding(self, member: str) -> Iterator[None]:
+        """Name the file of a member of the manifest in the errors of the block."""
         try:
             yield
-        except (SafetensorError, ArithmeticError, LookupError, TypeError, ValueError) as error:
-            name = self.manifest[member]["file"] or MANIFEST_FILE
-            place = self.store.place(f"{self.folder}/{name}")
-            what = f"received {type(error).__name__}: {error}"
-            raise FormatError(f"{place}: {member} cannot be decoded — {what} — {ADVICE}") from error
+        except _NOT_DECODED as error:
+            place = self.place(getattr(self.manifest, member).file or MANIFEST_FILE)
+            raise FormatError(
+                f"{place}: {member} cannot be decoded, got {type(error).__name__}: {error}. "
+                f"{ADVICE}"
+            ) from error
 
-    @property
-    def contents(self) -> str:
-        """`state`, or `values` in what is published for serving."""
-        contents: str = self.manifest.get("contents", "state")
-        return contents
 
-    def _parts(self) -> Iterator[tuple[Mapping[str, Any], str, Mapping[str, Any]]]:
-        for entry in self.manifest["tables"]:
-            for member in ("parts", "removed"):
-                for part in entry.get(member, ()):
-                    yield entry, member, part
+def _exhaust(iterator: Iterable[object]) -> None:
+    for _ in iterator:
+        pass
 
-    def _check_part(self, place: tuple[Mapping[str, Any], str, Mapping[str, Any]]) -> None:
-        for _ in self.part(*place):
-            pass
 
-    def entry(self, table: str) -> Mapping[str, Any]:
-        """The manifest's entry of a table; PersistError when there is none of that name."""
-        for entry in self.manifest["tables"]:
-            if entry["name"] == table:
-                found: Mapping[str, Any] = entry
-                return found
-        names = [entry["name"] for entry in self.manifest["tables"]]
-        raise PersistError(
-            f"{self.store.place(self.folder)}: no table {table!r} — it has {names} — name one of "
-            "these"
-        )
+# --- a full and its deltas ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Reader:
-    """One complete state: a full, or a delta with its chain. `links`: the full first, the state's
-    own folder last.
+    """One complete state: a full, or a delta with its chain.
+
+    `links`: the full first, the state's own folder last.
     """
 
     links: tuple[Link, ...]
 
     @property
+    def newest_link(self) -> Link:
+        """The state's own folder."""
+        return self.links[-1]
+
+    @property
     def store(self) -> CheckpointStore:
-        return self.links[-1].store
+        return self.newest_link.store
+
+    @property
+    def folder(self) -> str:
+        """Where the state's own folder lies, as a path or URL."""
+        return self.store.place(self.newest_link.folder)
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.newest_link.manifest
 
     @property
     def table_names(self) -> list[str]:
         """Names of the tables."""
-        return [entry["name"] for entry in self.manifest["tables"]]
+        return [entry.name for entry in self.manifest.tables]
 
-    @property
-    def folder(self) -> str:
-        """Where the newest link lies, as a path or URL."""
-        return self.store.place(self.links[-1].folder)
-
-    @property
-    def manifest(self) -> Mapping[str, Any]:
-        """The manifest of the state itself."""
-        return self.links[-1].manifest
+    def entry(self, table: str) -> TableEntry:
+        """Return the manifest's entry of a table; raise PersistError if there is none."""
+        return self.newest_link.entry(table)
 
     def verify(self) -> None:
-        """Check every file of every link and what is in it; FormatError names the first bad one."""
+        """Check every file of every link; raise FormatError naming the first bad one."""
         for link in self.links:
             link.verify()
 
-    def read(self, name: str) -> memoryview:
-        """Bytes of a file of the newest link."""
-        return self.links[-1].read(name)
-
-    def batches(self, name: str) -> Iterator[pa.RecordBatch]:
-        """Record batches of an Arrow file of the newest link."""
-        return self.links[-1].batches(name)
-
     def rows(self, table: str) -> Iterator[pa.RecordBatch]:
-        """All rows of a table in this state by (partition, id), in batches of some ten thousand."""
-        held = sum(part["rows"] for link in self.links for part in link.entry(table)["parts"])
-        return (
-            batch
-            for batch in self.spans(table, partition_ranges(held, 1 << 16))
-            if batch is not None
-        )
+        """Yield all rows of a table, by (partition, id), in batches of some ten thousand."""
+        num_rows = sum(part.rows for link in self.links for part in link.entry(table).parts)
+        for batch in self.spans(table, partition_ranges(num_rows, 1 << 16)):
+            if batch is not None:
+                yield batch
 
     def spans(self, table: str, spans: Iterable[range]) -> Iterator[pa.RecordBatch | None]:
-        """The rows of each span of partitions, by (partition, id); None where there are none.
+        """Yield the rows of each span of partitions, by (partition, id); None for no rows.
+
         `spans`: rising, without gaps.
         """
         rows = [RowCuts(link.parts(table)) for link in self.links]
-        gone = [RowCuts(link.parts(table, "removed")) for link in self.links]
+        removed = [RowCuts(link.removed(table)) for link in self.links]
         for span in spans:
-            merged = merged_rows(
-                [one.until(span.stop) for one in rows], [one.until(span.stop) for one in gone]
-            )
-            yield merged if merged is not None and merged.num_rows else None
+            rows_of_links = [cuts.until(span.stop) for cuts in rows]
+            removed_of_links = [cuts.until(span.stop) for cuts in removed]
+            merged = merged_rows(rows_of_links, removed_of_links)
+            if merged is not None and not merged.num_rows:
+                merged = None
+            yield merged
 
     def candidates(self, table: str) -> Iterator[pa.RecordBatch]:
-        """Admission's memory of a table."""
-        return self.links[-1].candidates(table)
+        """Yield the ids that wait for admission to a table."""
+        return self.newest_link.candidates(table)
 
     def dense(self) -> memoryview:
-        """The bytes of dense.safetensors; empty without a dense part."""
-        return self.links[-1].dense()
+        """Return the bytes of the safetensors file; empty without a dense part."""
+        return self.newest_link.dense()
 
     def tensors(self) -> list[DenseTensor]:
         """Return the tensors of the dense part in the order of their names, without torch."""
-        return self.links[-1].tensors()
+        return self.newest_link.tensors()
 
     def arrays(self) -> Arrays:
-        """The arrays of `progress` and `random` by the names in their trees."""
-        return self.links[-1].arrays()
+        """Return the arrays of `progress` by the names in its trees."""
+        return self.newest_link.arrays()
 
     @property
     def progress(self) -> Any:
-        """What `State.progress` was, with NumPy arrays; {} where nothing was kept."""
-        return self.links[-1].tree("tree")
+        """What `State.progress` was, with NumPy arrays; {} if nothing was kept."""
+        return self.newest_link.tree("tree")
 
     @property
     def random(self) -> Any:
-        """What `State.random` was, as NumPy arrays; {} where nothing was kept."""
-        return self.links[-1].tree("random")
+        """What `State.random` was, as NumPy arrays; {} if nothing was kept."""
+        return self.newest_link.tree("random")
 
 
 def open_checkpoint(path: Where) -> Reader:
-    """The newest checkpoint under `path`, or the one in `path` itself, with its chain; all
-    manifests checked.
+    """Open the newest checkpoint under `path`, or the one in `path` itself, with its chain.
 
-    `path`: a local path, or a URL for fsspec. Raises FormatError naming what is missing, torn or
-    changed, VersionError for another format version.
+    Args:
+        path: A local path, or a URL for fsspec.
+
+    Raises:
+        FormatError: Something is missing, torn or changed; the message names it. All manifests
+            are checked, files when they are read.
+        VersionError: A manifest has a format version that this build does not read.
     """
     return read_newest(path, lambda reader: reader)
 
 
 def read_newest(path: Where, read: Callable[[Reader], T]) -> T:
-    """Call `read` with the newest checkpoint under `path`, or the one in `path` itself; return what
-    it returns.
+    """Return what `read` returns for the newest checkpoint under `path`, or the one in `path`.
 
-    Where a writer made another state the newest one meanwhile, retention may have removed files
-    that `read` needed: it is then called again with that state. Raises what `open_checkpoint` and
-    `read` raise.
+    If a writer makes another state the newest one meanwhile, retention may have removed files that
+    `read` needed; it is then called again with that state. Raises what `open_checkpoint` and `read`
+    raise.
     """
     store = open_store(path)
-    for left in reversed(range(READS)):
+    for remaining in reversed(range(READS)):
         newest = store.newest_state()
         try:
             return read(_opened(path, store, newest))
         except FormatError as error:
-            if newest is None or left == 0 or store.newest_state() == newest:
+            if newest is None or remaining == 0 or store.newest_state() == newest:
                 raise
             log.info("%s; reading the state that became newest meanwhile", error)
     raise AssertionError("the last attempt returns or raises")
@@ -466,68 +491,68 @@ def _opened(path: Where, store: CheckpointStore, newest: NewestState | None) -> 
         return open_folder(store, newest.folder, newest.sha256)
     if not store.exists(MANIFEST_FILE):
         raise FormatError(
-            f"{path}: no checkpoint — it holds neither CURRENT nor {MANIFEST_FILE} — "
-            "give the path that save() was called with"
+            f"{path}: there is no checkpoint, got neither CURRENT nor {MANIFEST_FILE}. "
+            "Give the path that save() was called with."
         )
     root, folder = split(path)
     return open_folder(open_store(root), folder)
 
 
 def open_folder(store: CheckpointStore, folder: str, sha256: str | None = None) -> Reader:
-    """The state of one checkpoint folder; `sha256`: what its manifest must hash to, else its own
-    digest is trusted.
+    """Return the state of one checkpoint folder with its chain.
+
+    `sha256`: what its manifest must hash to; None: its own digest is trusted.
     """
     newest = open_link(store, folder, sha256)
     links = []
-    for entry in newest.manifest.get("chain", ()):
-        link = open_link(store, entry["folder"])
-        if link.manifest["digest"] != entry["digest"]:
+    for entry in newest.manifest.chain:
+        link = open_link(store, entry.folder)
+        if link.manifest.digest != entry.digest:
             raise FormatError(
-                f"{store.place(entry['folder'])}/{MANIFEST_FILE}: not the state that {folder} rests on "
-                "— its digest is "
-                f"{link.manifest['digest']} — {ADVICE}"
+                f"{link.place(MANIFEST_FILE)}: {folder} rests on another state, got digest "
+                f"{link.manifest.digest} instead of {entry.digest}. {ADVICE}"
             )
         links.append(link)
-    check_links(
-        [link.manifest for link in (*links, newest)], f"{store.place(folder)}/{MANIFEST_FILE}"
-    )
-    return Reader((*links, newest))
+    links.append(newest)
+    check_links([link.manifest for link in links], newest.place(MANIFEST_FILE))
+    return Reader(tuple(links))
 
 
 def open_link(store: CheckpointStore, folder: str, sha256: str | None = None) -> Link:
-    """One checkpoint folder without its chain."""
+    """Return one checkpoint folder without its chain."""
     name = f"{folder}/{MANIFEST_FILE}"
+    place = store.place(name)
     data = bytes(store.read(name))
-    if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
-        raise FormatError(
-            f"{store.place(name)}: not the manifest that CURRENT points to — its SHA-256 differs "
-            f"— {ADVICE}"
-        )
-    return Link(store, folder, unsealed(data, store.place(name)))
+    if sha256 is not None:
+        actual = hashlib.sha256(data).hexdigest()
+        if actual != sha256:
+            raise FormatError(
+                f"{place}: CURRENT points to another manifest, got SHA-256 {actual} instead of "
+                f"{sha256}. {ADVICE}"
+            )
+    return Link(store, folder, unsealed(data, place))
 
 
 def newest_link(store: CheckpointStore) -> Link | None:
-    """The newest checkpoint folder without its chain; None where there is none."""
+    """Return the newest checkpoint folder without its chain, None if there is none."""
     newest = store.newest_state()
     return None if newest is None else open_link(store, newest.folder, newest.sha256)
 
 
 def refuse_states(link: Link | None) -> None:
-    """Raise PersistError where values are to be written over `link`, a state that training resumes
-    from.
-    """
-    if link is not None and link.manifest.get("contents") != "values":
+    """Raise PersistError if values are to be written over `link`, a state to resume from."""
+    if link is not None and link.manifest.contents != "values":
         raise PersistError(
             f"{link.store.place('')}: it holds checkpoints, not published versions, "
-            f"got contents {link.manifest.get('contents')!r}. Write to another place."
+            f"got contents {link.manifest.contents!r}. Write to another place."
         )
 
 
 def refuse_others(store: CheckpointStore) -> None:
-    """Raise PersistError where a model is to be saved over a stream's states or published versions.
+    """Raise PersistError if a model is to be saved over a stream's states or published versions.
 
-    Raises FormatError where CURRENT is torn or lost. A newest checkpoint whose manifest is damaged
-    may be replaced.
+    A newest checkpoint whose manifest is damaged may be replaced. Raises FormatError if CURRENT is
+    torn or lost.
     """
     newest = store.newest_state()
     if newest is None:
@@ -536,10 +561,80 @@ def refuse_others(store: CheckpointStore) -> None:
         manifest = open_link(store, newest.folder, newest.sha256).manifest
     except FormatError:
         return
-    if manifest.get("contents") == "values" or manifest["positions"]:
-        kind = (
-            "published versions" if manifest.get("contents") == "values" else "states of a stream"
-        )
+    kind = None
+    if manifest.contents == "values":
+        kind = "published versions"
+    elif manifest.positions:
+        kind = "states of a stream"
+    if kind is not None:
         raise PersistError(
             f"{store.place('')}: it holds {kind}, got a model to save. Save to another place."
         )
+
+
+# --- rows in order ------------------------------------------------------------------------------
+
+
+def partition_ranges(rows: int, rows_per_part: int = 1 << 20) -> list[range]:
+    """Return equal ranges of the 256 partitions, each with about `rows_per_part` of `rows`."""
+    parts = 1
+    while parts < PARTITIONS and rows > parts * rows_per_part:
+        parts *= 2
+    width = PARTITIONS // parts
+    return [range(first, first + width) for first in range(0, PARTITIONS, width)]
+
+
+class RowCuts:
+    """Batches in the order of partitions, cut where the reader asks."""
+
+    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+        self._batches = batches
+        self._head = next(batches, None)
+
+    def until(self, stop: int) -> pa.RecordBatch | None:
+        """Return the rows of partitions below `stop` that were not returned before."""
+        pieces = []
+        while self._head is not None:
+            partitions = self._head.column("partition").to_numpy()
+            num_rows = int(np.searchsorted(partitions, stop))
+            if num_rows:
+                pieces.append(self._head.slice(0, num_rows))
+            if num_rows < self._head.num_rows:
+                self._head = self._head.slice(num_rows)
+                break
+            self._head = next(self._batches, None)
+        if len(pieces) > 1:
+            return pa.concat_batches(pieces)
+        return pieces[0] if pieces else None
+
+
+def sorted_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the rows in the order of (partition, id)."""
+    keys = [batch.column(name).to_numpy() for name in ("id", "partition")]
+    return batch.take(pa.array(np.lexsort(keys)))
+
+
+def merged_rows(
+    rows: list[pa.RecordBatch | None], removed: list[pa.RecordBatch | None]
+) -> pa.RecordBatch | None:
+    """Merge rows of some partitions, a full's first: the newest of each id, unless it was removed
+    later.
+    """
+    decided: NDArray[np.int64] = np.empty(0, np.int64)
+    batches = []
+    for batch, removed_ids in zip(reversed(rows), reversed(removed), strict=True):
+        if batch is not None:
+            ids = batch.column("id").to_numpy()
+            if len(decided):
+                batch = batch.filter(pa.array(~np.isin(ids, decided)))
+            batches.append(batch)
+            if len(rows) > 1:
+                decided = np.union1d(decided, ids)
+        if removed_ids is not None:
+            decided = np.union1d(decided, removed_ids.column("id").to_numpy())
+    if len(batches) < 2:
+        return batches[0] if batches else None
+    names = batches[0].schema.names
+    for batch in batches[1:]:
+        names = [name for name in names if name in batch.schema.names]
+    return sorted_rows(pa.concat_batches([batch.select(names) for batch in batches]))

@@ -271,7 +271,7 @@ def _set_aside(store: LocalStore, folder: str) -> None:
 @contextlib.contextmanager
 def _journal_of(store: LocalStore, reader: Reader) -> Iterator[Journal | None]:
     """The journal of a stream or a fit, which is the lock of its states; None for other states."""
-    if not {STREAM, EPOCHS} & set(reader.manifest["positions"]):
+    if not {STREAM, EPOCHS} & set(reader.manifest.positions):
         yield None
         return
     journal = Journal(store.root / JOURNAL)
@@ -283,7 +283,7 @@ def _journal_of(store: LocalStore, reader: Reader) -> Iterator[Journal | None]:
 
 def _decided(reader: Reader) -> dict[str, int]:
     """By topic, the number of the last decision that the state rests on."""
-    positions = reader.manifest["positions"]
+    positions = reader.manifest.positions
     position = positions[STREAM] if STREAM in positions else positions[EPOCHS]
     last = {"evict": int(reader.progress["run"]["step"])}
     if "rows" in position:

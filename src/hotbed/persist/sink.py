@@ -168,11 +168,11 @@ class HashedFile:
     def flush(self) -> None:
         """Arrow asks for it after each batch; pieces go out when they are full and at the end."""
 
-    def entry(self) -> dict[str, Any]:
-        """The file's entry in the manifest, once it is on disk; raises what its writing raised."""
+    def result(self) -> tuple[int, str]:
+        """Return bytes and SHA-256 once the file is on disk; raise what its writing raised."""
         assert self._ended is not None
         self._ended.result()
-        return {"bytes": self._bytes, "sha256": self._hash.hexdigest()}
+        return self._bytes, self._hash.hexdigest()
 
     def _emit(self) -> None:
         if self._piece is not None:

@@ -4,26 +4,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, cast
 from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from hotbed.config import describe
 from hotbed.embedding.table import Table
 from hotbed.errors import FormatError, PersistError
-from hotbed.persist.format import CheckpointWriter, Link, Reader
-from hotbed.persist.rows import partition_ranges, with_columns
+from hotbed.persist.format import CheckpointWriter, Link, Reader, partition_ranges
+from hotbed.persist.manifest import CandidatesEntry, PartEntry, Scalars, TableEntry
 from hotbed.persist.store import ADVICE
 
 BATCH_ROWS = 4096
 
 
 class TableRows(Protocol):
-    """The rows of a table at one moment: what `Table.snapshot` gives."""
+    """The rows of a table at one moment: what `Table.snapshot` returns."""
 
     num_rows: int
     changes: bool
@@ -37,8 +38,9 @@ class TableRows(Protocol):
 
 @dataclass(frozen=True)
 class CapturedTable:
-    """One table in a capture. `total`: its rows at that moment; `rows`: all of them, or those that
-    changed.
+    """One table in a capture.
+
+    `total`: its rows at that moment; `rows`: all of them, or those that changed.
     """
 
     name: str
@@ -48,7 +50,7 @@ class CapturedTable:
 
 
 class LiveRows:
-    """A table itself in the place of a snapshot, for a save that nothing runs beside."""
+    """A table itself in the place of a snapshot, for a save while nothing else runs."""
 
     def __init__(self, table: Table) -> None:
         self.num_rows = len(table)
@@ -63,75 +65,98 @@ class LiveRows:
     def close(self, saved: bool) -> None: ...
 
 
-def write_table(writer: CheckpointWriter, number: int, table: CapturedTable) -> dict[str, Any]:
+# --- writing ------------------------------------------------------------------------------------
+
+
+def write_table(writer: CheckpointWriter, number: int, table: CapturedTable) -> TableEntry:
+    """Write the files of a captured table, and return its entry in the manifest."""
     folder = table_folder(number, table.name)
     rows = table.rows
-    spans = partition_ranges(rows.num_rows)
-    # every part before the next kind: a part's file is written in one go, and tombstones are few
-    parts = _parts(writer, f"{folder}/rows", spans, rows.rows)
-    removed = (
-        _parts(writer, f"{folder}/removed", partition_ranges(0), rows.removed)
-        if rows.changes
-        else []
-    )
+    # every part before the removed ids: a part's file is written in one go, and removals are few
+    parts = _write_parts(writer, f"{folder}/rows", partition_ranges(rows.num_rows), rows.rows)
+    removed: tuple[PartEntry, ...] = ()
+    if rows.changes:
+        removed = _write_parts(writer, f"{folder}/removed", partition_ranges(0), rows.removed)
     file = f"{folder}/candidates.arrow"
-    waiting = writer.write_batches(file, rows.candidates())
-    return {
-        "name": table.name,
-        "config": table.config,
-        "rows": table.total,
-        "scalars": rows.scalars,
-        "parts": parts,
-        "removed": removed,
-        "candidates": {"file": file, "rows": waiting} if waiting else None,
-    }
+    num_candidates = writer.write_batches(file, rows.candidates())
+    candidates = None
+    if num_candidates:
+        candidates = CandidatesEntry(file=file, rows=num_candidates)
+    return TableEntry(
+        name=table.name,
+        config=dict(table.config),
+        rows=table.total,
+        scalars=cast(Scalars, rows.scalars),
+        parts=parts,
+        removed=removed,
+        candidates=candidates,
+    )
 
 
 def write_merged(
-    writer: CheckpointWriter, number: int, reader: Reader, name: str, columns: tuple[str, ...] = ()
-) -> dict[str, Any]:
-    """All rows of a table of a chain as parts of a full; returns the table's entry. `columns`: only
-    these, where they are.
+    writer: CheckpointWriter,
+    number: int,
+    reader: Reader,
+    name: str,
+    columns: tuple[str, ...] | None = None,
+) -> TableEntry:
+    """Write all rows of a table of a chain as parts of a full; return its entry in the manifest.
+
+    `columns`: write only these, as far as the table has them; None: all.
     """
-    entry = reader.links[-1].entry(name)
-    spans = partition_ranges(entry["rows"])
-    parts = []
-    for span, batch in zip(spans, reader.spans(name, spans), strict=True):
+    entry = reader.entry(name)
+    spans = partition_ranges(entry.rows)
+    merged = reader.spans(name, spans)
+
+    def next_span(span: range) -> Iterator[pa.RecordBatch]:
+        batch = next(merged)
         if batch is not None:
-            file = f"{table_folder(number, name)}/rows-{span.start:03d}-{span.stop - 1:03d}.arrow"
-            rows = writer.write_batches(file, [with_columns(batch, columns) if columns else batch])
-            parts.append({"file": file, "first": span.start, "last": span.stop - 1, "rows": rows})
-    return {**entry, "parts": parts, "removed": []}
+            yield batch if columns is None else with_columns(batch, columns)
+
+    folder = table_folder(number, name)
+    parts = _write_parts(writer, f"{folder}/rows", spans, next_span)
+    return replace(entry, parts=parts, removed=())
 
 
-def _parts(
-    writer: CheckpointWriter, name: str, spans: list[range], batches: Any
-) -> list[dict[str, Any]]:
+def _write_parts(
+    writer: CheckpointWriter,
+    name: str,
+    spans: list[range],
+    batches_of: Callable[[range], Iterable[pa.RecordBatch]],
+) -> tuple[PartEntry, ...]:
+    """Write one file for each span of partitions that has rows."""
     parts = []
     for span in spans:
-        file = f"{name}-{span.start:03d}-{span.stop - 1:03d}.arrow"
-        if rows := writer.write_batches(file, _gathered(batches(span))):
-            parts.append({"file": file, "first": span.start, "last": span.stop - 1, "rows": rows})
-    return parts
+        first = span.start
+        last = span.stop - 1
+        file = f"{name}-{first:03d}-{last:03d}.arrow"
+        rows = writer.write_batches(file, _gathered(batches_of(span)))
+        if rows:
+            parts.append(PartEntry(file=file, first=first, last=last, rows=rows))
+    return tuple(parts)
 
 
 def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of at least BATCH_ROWS, but for the last."""
+    """Yield the same rows in batches of at least BATCH_ROWS; only the last may be smaller."""
     waiting: list[pa.RecordBatch] = []
-    held = 0
+    num_rows = 0
     for batch in batches:
         waiting.append(batch)
-        held += batch.num_rows
-        if held >= BATCH_ROWS:
-            yield pa.concat_batches(waiting) if len(waiting) > 1 else batch
+        num_rows += batch.num_rows
+        if num_rows >= BATCH_ROWS:
+            yield _joined(waiting)
             waiting = []
-            held = 0
+            num_rows = 0
     if waiting:
-        yield pa.concat_batches(waiting)
+        yield _joined(waiting)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
 def table_folder(number: int, name: str) -> str:
-    """Folder of a table: its number and its name, made safe for any file system.
+    """Return the folder of a table: its number and its name, made safe for any file system.
 
     >>> table_folder(3, "item/colour")
     'tables/003-item%2Fcolour'
@@ -139,124 +164,171 @@ def table_folder(number: int, name: str) -> str:
     return f"tables/{number:03d}-{quote(name, safe='')[:100]}"
 
 
+def with_columns(batch: pa.RecordBatch, columns: tuple[str, ...]) -> pa.RecordBatch:
+    """Return those of the named columns that the batch has."""
+    return batch.select([name for name in columns if name in batch.schema.names])
+
+
+def flat(column: pa.Array) -> NDArray[Any]:
+    """Return a column's values as one flat array, without a copy where Arrow allows that."""
+    if pa.types.is_fixed_size_list(column.type):
+        column = column.flatten()
+    values: NDArray[Any] = column.to_numpy()
+    return values
+
+
+# --- loading ------------------------------------------------------------------------------------
+
+
 def load_table(reader: Reader, name: str, table: Table) -> None:
     """Load a table of a checkpoint, its chain in order, in the place of all that `table` holds."""
     if len(table) or table.step:
         table.clear()
     for link in reader.links:
-        for batch in link.parts(name, "removed"):
-            table.remove(batch.column("id"))
-        table.load(link.parts(name))
-    settle_table(table, reader.links[-1].entry(name), reader.links[-1])
+        load_changes(link, name, table)
+    check_loaded(link, name, table)
     table.load_candidates(reader.candidates(name))
 
 
-def settle_table(table: Table, entry: Mapping[str, Any], link: Link) -> None:
-    """After the rows of a full or a delta: what belongs to the table as a whole, and a check of its
-    size.
-    """
-    table.load_scalars(entry["scalars"])
-    if len(table) != entry["rows"]:
+def load_changes(link: Link, name: str, table: Table) -> None:
+    """Load the rows of one link into a table that holds the state before it."""
+    for batch in link.removed(name):
+        table.remove(batch.column("id"))
+    table.load(link.parts(name))
+
+
+def check_loaded(link: Link, name: str, table: Table) -> None:
+    """Load what belongs to a table as a whole, after its rows; check the number of rows."""
+    entry = link.entry(name)
+    table.load_scalars(entry.scalars)
+    if len(table) != entry.rows:
         raise FormatError(
-            f"{link.store.place(link.folder)}: table {entry['name']!r} has {len(table)} rows "
-            "after loading — "
-            f"received {entry['rows']} in the manifest — {ADVICE}"
+            f"{link.store.place(link.folder)}: table {name!r} has other rows than the manifest "
+            f"says, got {len(table)} instead of {entry.rows}. {ADVICE}"
         )
+
+
+# --- rows of another job ------------------------------------------------------------------------
+
+Renames = Mapping[str, str] | Sequence[tuple[str, str]]
+"""Names there to names here, or pairs of a pattern and its replacement."""
 
 
 def warm_start(
     tables: Mapping[str, Table],
     checkpoint: Reader,
-    rename: Mapping[str, str] | Sequence[tuple[str, str]] = (),
+    rename: Renames = (),
     *,
     optimizer_state: bool = False,
     now: int | None = None,
 ) -> dict[str, str]:
-    """Rows of another job's checkpoint into tables of this one; returns table here -> table there.
+    """Load rows of another job's checkpoint into tables of this one.
 
-    `rename`: names there to names here, or pairs of a regular expression that matches the whole
-    name there and its replacement, the first that matches counts. Tables without a counterpart,
-    here or there, are left alone. `optimizer_state`: also state and the step that bias correction
-    counts; both tables then need the same rule. Counts and times come where the table here keeps
-    them; `now`: int64 microseconds, when rows without a time count as seen. Raises PersistError for
-    two tables with one name, other dims or rules, and FormatError naming a bad file, before
-    anything changes.
+    Tables without a counterpart, here or there, are left alone. Counts and times are loaded where
+    the table here keeps them.
+
+    Args:
+        tables: The tables of this job by name.
+        checkpoint: The state of the other job.
+        rename: Names there to names here, or pairs of a regular expression that matches the whole
+            name there and its replacement; the first pair that matches counts.
+        optimizer_state: Also load optimizer state and the step that bias correction counts. Both
+            tables then need the same rule.
+        now: Int64 microseconds at which rows without a time count as seen.
+
+    Returns:
+        Table here -> table there, for each table that was loaded.
+
+    Raises:
+        PersistError: Two tables get one name, or dims or rules differ; nothing has changed.
+        FormatError: A file is bad; the message names it, and nothing has changed.
 
     Example: `warm_start({"item": table}, open_checkpoint("old"), rename=[(r"v1_(.*)", r"\\1")])`
     """
+    sources = _sources(checkpoint, rename)
+    matches = {here: there for here, there in sources.items() if here in tables}
+    for here, there in matches.items():
+        _check_alike(tables[here], checkpoint, there, optimizer_state=optimizer_state)
+        if now is None:
+            _check_times(tables[here], checkpoint, there)
+    checkpoint.verify()
+    for here, there in matches.items():
+        _load_rows(tables[here], checkpoint, there, optimizer_state=optimizer_state, now=now)
+    return matches
+
+
+def _sources(checkpoint: Reader, rename: Renames) -> dict[str, str]:
+    """Return name here -> name there for every table of a checkpoint."""
     sources: dict[str, str] = {}
     for there in checkpoint.table_names:
         here = _renamed(there, rename)
         if here in sources:
             raise PersistError(
-                f"warm start: two tables become {here!r} — received {sources[here]!r} and "
-                f"{there!r} — "
-                "rename one of them"
+                f"warm start: two tables become {here!r}, got {sources[here]!r} and {there!r}. "
+                "Rename one of them."
             )
         sources[here] = there
-    found = {here: there for here, there in sources.items() if here in tables}
-    for here, there in found.items():
-        entry = checkpoint.links[-1].entry(there)["config"]
-        _check_alike(tables[here], entry, there, optimizer_state=optimizer_state)
-        timed = next(checkpoint.links[0].parts(there), None)
-        if (
-            now is None
-            and tables[here].needs_times
-            and timed is not None
-            and "last_seen" not in timed.schema.names
-        ):
-            raise PersistError(
-                f"warm start: table {here!r} needs times — received none in {there!r} — give "
-                "now=, when its "
-                "rows count as seen"
-            )
-    checkpoint.verify()
-    for here, there in found.items():
-        table = tables[here]
-        scalars = checkpoint.links[-1].entry(there)["scalars"]
-        dropped = ("partition", "updated") if optimizer_state else ("partition", "updated", "state")
-        for batch in checkpoint.rows(there):
-            kept = batch.select([name for name in batch.schema.names if name not in dropped])
-            if now is not None and "last_seen" not in kept.schema.names:
-                kept = kept.append_column(
-                    "last_seen", pa.array(np.full(kept.num_rows, now, np.int64))
-                )
-            table.load([kept])
-        if optimizer_state:
-            table.load_scalars(
-                {**table.scalars(), "step": scalars["step"], "rates": scalars["rates"]}
-            )
-    return found
+    return sources
 
 
-def _renamed(name: str, rename: Mapping[str, str] | Sequence[tuple[str, str]]) -> str:
+def _renamed(name: str, rename: Renames) -> str:
     if isinstance(rename, Mapping):
         return rename.get(name, name)
     for pattern, replacement in rename:
         try:
-            if (match := re.fullmatch(pattern, name)) is not None:
+            match = re.fullmatch(pattern, name)
+            if match is not None:
                 return match.expand(replacement)
         except (re.error, IndexError) as error:
             raise PersistError(
-                f"warm start: no rule to rename by — received {(pattern, replacement)!r}: {error} "
-                "— give a "
-                "regular expression and what takes its place"
+                f"warm start: not a rule to rename by, got {(pattern, replacement)!r}: {error}. "
+                "Give a regular expression and its replacement."
             ) from error
     return name
 
 
-def _check_alike(
-    table: Table, config: Mapping[str, Any], there: str, *, optimizer_state: bool
-) -> None:
+def _check_alike(table: Table, checkpoint: Reader, there: str, *, optimizer_state: bool) -> None:
+    config = checkpoint.entry(there).config
     if config["dim"] != table.dim:
         raise PersistError(
-            f"warm start: table {table.name!r} has dim {table.dim} — received {config['dim']} in "
-            f"{there!r} — "
-            "build it with the same dim, or rename it away"
+            f"warm start: table {table.name!r} has dim {table.dim}, got dim {config['dim']} in "
+            f"{there!r}. Build it with the same dim, or rename it to something else."
         )
     rule = describe(table.rule)
     if optimizer_state and rule["kind"] != config["rule"]["kind"]:
         raise PersistError(
-            f"warm start: table {table.name!r} has the rule {rule['kind']} — received the state of "
-            f"{config['rule']['kind']} in {there!r} — use optimizer_state=False"
+            f"warm start: table {table.name!r} has the rule {rule['kind']}, got the state of "
+            f"{config['rule']['kind']} in {there!r}. Use optimizer_state=False."
         )
+
+
+def _check_times(table: Table, checkpoint: Reader, there: str) -> None:
+    first = next(checkpoint.links[0].parts(there), None)
+    has_times = first is None or "last_seen" in first.schema.names
+    if table.needs_times and not has_times:
+        raise PersistError(
+            f"warm start: table {table.name!r} needs times, got none in {there!r}. "
+            "Give now=, the time at which its rows count as seen."
+        )
+
+
+def _load_rows(
+    table: Table,
+    checkpoint: Reader,
+    there: str,
+    *,
+    optimizer_state: bool,
+    now: int | None,
+) -> None:
+    left_out = {"partition", "updated"} if optimizer_state else {"partition", "updated", "state"}
+    for batch in checkpoint.rows(there):
+        names = [name for name in batch.schema.names if name not in left_out]
+        rows = batch.select(names)
+        if now is not None and "last_seen" not in names:
+            times = np.full(rows.num_rows, now, np.int64)
+            rows = rows.append_column("last_seen", pa.array(times))
+        table.load([rows])
+    if optimizer_state:
+        scalars = checkpoint.entry(there).scalars
+        step = {"step": scalars["step"], "rates": scalars["rates"]}
+        table.load_scalars({**table.scalars(), **step})

@@ -111,7 +111,7 @@ class ParameterServer(RowStore):
                 if before is not None and self._resumes(name, reader, before):
                     newest = before
                 else:
-                    follows = isinstance(source, Reader) or not reader.manifest.get("graph")
+                    follows = isinstance(source, Reader) or reader.manifest.graph is None
                     origin = before.spec["origin"] if before and follows else None
                     newest = folder.open(write_served(folder, reader, before, self._dtype, origin))
                     if accept:
@@ -211,7 +211,7 @@ class ParameterServer(RowStore):
         """Return whether `before` was followed from the state of `reader` by an earlier process."""
         if name in self._loaded or before.spec["dtype"] != self._dtype:
             return False
-        return bool(before.spec["origin"] == reader.manifest["digest"])
+        return bool(before.spec["origin"] == reader.manifest.digest)
 
     def _take(self, name: str, folder: ModelFolder) -> MappedVersion:
         newest = folder.newest()

@@ -229,12 +229,12 @@ def _open_version(path: str | Path, cache: EmbeddingCache | None) -> ModelVersio
         return version
     served: ModelVersion = cache.parameter_server.model(cache.model)
     link = open_checkpoint(folder).links[0]  # only the graph is compared, not the rows
-    graph = link.manifest.get("graph")
-    schema = Schema.from_json(link.manifest["schema"])
+    graph = link.manifest.graph
+    schema = Schema.from_json(link.manifest.schema or {})
     if (
         graph is None
         or schema != served.schema
-        or bytes(link.read(graph["file"])) != served.graph_bytes()
+        or bytes(link.read(graph.file)) != served.graph_bytes()
     ):
         raise ConfigError(
             f"InferenceSession: {path} is not the model that the cache's server serves, got model "

@@ -452,7 +452,7 @@ def setting_of(run: Run) -> dict[str, Any]:
 
 def resume(run: Run, reader: Reader, allow: Sequence[str] = ()) -> None:
     """Resume `run`, which has not begun, from a checkpoint of the same stream or fit."""
-    position = reader.manifest["positions"].get(_source(run))
+    position = reader.manifest.positions.get(_source(run))
     if position is None:
         kind = "stream" if run.online else "fit"
         raise PersistError(

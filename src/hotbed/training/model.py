@@ -306,8 +306,8 @@ class RecModel:
         checkpoint.restore(reader, self.state(), allow)
         if isinstance(self.learner, Learner):
             self.learner.forget()
-        self.counters = {**self.counters, **reader.manifest["counters"]}
-        self.parent = reader.manifest["digest"]
+        self.counters = {**self.counters, **reader.manifest.counters}
+        self.parent = reader.manifest.digest
         return self
 
     def export(self, path: str | Path, state: str | Path | None = None) -> str | Path:

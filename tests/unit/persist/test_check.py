@@ -128,10 +128,10 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
             data, [hb.callbacks.Evict(step_interval=1), saves], progress=False, max_steps=steps
         )
     reader = open_checkpoint(root)
-    assert [link.manifest["kind"] for link in reader.links] == ["full", "delta"]
+    assert [link.manifest.kind for link in reader.links] == ["full", "delta"]
     assert all(
         entry["parts"] and entry["removed"] and entry["candidates"]
-        for entry in reader.manifest["tables"][1:]
+        for entry in reader.manifest.tables[1:]
     )
     return root
 
@@ -316,7 +316,7 @@ def test_a_read_that_races_with_retention_reads_the_state_that_became_newest(
     versions: list[int] = []
 
     def read(reader: Any) -> int:
-        versions.append(reader.manifest["version"])
+        versions.append(reader.manifest.version)
         if len(versions) < 3:
             save(tmp_path, State(version=len(versions) + 1))  # retention removes what is being read
         assert bytes(reader.store.read(f"{Path(reader.folder).name}/MANIFEST.json"))

@@ -246,7 +246,7 @@ def test_a_full_disk_leaves_the_last_good_state(tmp_path: Path, changes: bool) -
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
         try:
             saver.submit(capture(state_of(table), changes))
-            with pytest.raises(PersistError, match=r"cannot be written — .*File too large"):
+            with pytest.raises(PersistError, match=r"cannot be written, got .*File too large"):
                 saver.wait()
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -12,30 +12,31 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from hotbed.errors import FormatError, PersistError, VersionError
 from hotbed.persist.chain import retain
-from hotbed.persist.format import CheckpointWriter, Reader, open_checkpoint
-from hotbed.persist.rows import partition_ranges
+from hotbed.persist.format import CheckpointWriter, Reader, open_checkpoint, partition_ranges
+from hotbed.persist.manifest import Manifest
 from hotbed.persist.store import CURRENT_FILE, MANIFEST_FILE, open_store
 from hotbed.persist.tables import table_folder
 
-MEMBERS: dict[str, Any] = {
-    "package_version": "0",
-    "kind": "full",
-    "version": 0,
-    "parent": None,
-    "model": None,
-    "schema": None,
-    "positions": {},
-    "counters": {},
-    "dense": None,
-    "tables": [],
-}
+MANIFEST = Manifest.from_json(
+    {
+        "package_version": "0",
+        "kind": "full",
+        "version": 0,
+        "parent": None,
+        "model": None,
+        "schema": None,
+        "positions": {},
+        "counters": {},
+        "dense": None,
+        "tables": [],
+    }
+)
 
 
 def write(root: Path, text: bytes = b"some bytes") -> Path:
@@ -44,7 +45,7 @@ def write(root: Path, text: bytes = b"some bytes") -> Path:
         batch = pa.record_batch({"id": pa.array([1, -1, 2**63 - 1], pa.int64())})
         assert writer.write_batches("tables/000-user/rows-000-255.arrow", iter([batch, batch])) == 6
         assert writer.write_batches("tables/000-user/candidates.arrow", iter([])) == 0
-        return Path(writer.commit(MEMBERS).folder)
+        return Path(writer.commit(MANIFEST).folder)
 
 
 def files(root: Path) -> list[Path]:
@@ -57,19 +58,19 @@ def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
         reader = open_checkpoint(path)
         reader.verify()
         assert reader.folder == str(folder)
-        assert bytes(reader.read("dense.safetensors")) == b"some bytes"
+        assert bytes(reader.newest_link.read("dense.safetensors")) == b"some bytes"
         ids = [
             batch.column("id").to_pylist()
-            for batch in reader.batches("tables/000-user/rows-000-255.arrow")
+            for batch in reader.newest_link.batches("tables/000-user/rows-000-255.arrow")
         ]
         assert ids == [[1, -1, 2**63 - 1]] * 2
-        assert reader.manifest["kind"] == "full"
+        assert reader.manifest.kind == "full"
 
 
 def test_a_second_save_becomes_current_and_the_first_stays_until_retention(tmp_path: Path) -> None:
     first, second = write(tmp_path), write(tmp_path, b"newer")
-    assert bytes(open_checkpoint(tmp_path).read("dense.safetensors")) == b"newer"
-    assert bytes(open_checkpoint(first).read("dense.safetensors")) == b"some bytes"
+    assert bytes(open_checkpoint(tmp_path).newest_link.read("dense.safetensors")) == b"newer"
+    assert bytes(open_checkpoint(first).newest_link.read("dense.safetensors")) == b"some bytes"
     third = write(tmp_path)
     retain(open_store(tmp_path), keep=2)
     assert (first.exists(), second.exists(), third.exists()) == (False, True, True)
@@ -125,7 +126,7 @@ def test_files_of_two_checkpoints_cannot_be_mixed(tmp_path: Path) -> None:
     first = write(tmp_path, b"same size!")
     second = write(tmp_path, b"SAME SIZE!")
     (second / MANIFEST_FILE).write_bytes((first / MANIFEST_FILE).read_bytes())
-    with pytest.raises(FormatError, match="not the manifest"):
+    with pytest.raises(FormatError, match="CURRENT points to another manifest"):
         check_all(tmp_path)
 
 
@@ -183,12 +184,12 @@ def test_of_two_that_write_at_once_one_is_refused_and_neither_is_torn(tmp_path: 
         with CheckpointWriter(tmp_path) as second:
             second.write("dense.safetensors", b"second")
             first.write("dense.safetensors", b"first")
-            first.commit(MEMBERS)
+            first.commit(MANIFEST)
             with pytest.raises(PersistError, match="another process wrote it meanwhile"):
-                second.commit(MEMBERS)
+                second.commit(MANIFEST)
     newest = open_checkpoint(tmp_path)
     newest.verify()
-    assert {bytes(newest.read(name)) for name in newest.manifest["files"]} == {b"first"}
+    assert {bytes(newest.newest_link.read(name)) for name in newest.manifest.files} == {b"first"}
     assert not list(tmp_path.glob(".*"))
 
 
@@ -206,7 +207,7 @@ def test_a_path_that_leaves_the_checkpoint_is_refused(tmp_path: Path) -> None:
     with CheckpointWriter(tmp_path) as writer:
         writer.write("file", b"")
         writer.files["../../secret"] = writer.files["file"]
-        writer.commit(MEMBERS)
+        writer.commit(MANIFEST)
     with pytest.raises(FormatError, match="outside of the checkpoint"):
         open_checkpoint(tmp_path)
 

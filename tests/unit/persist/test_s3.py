@@ -32,6 +32,7 @@ from hotbed.persist.checkpoint import Saver, State, capture, restore, save
 from hotbed.persist.digest import content_digest, values_digest
 from hotbed.persist.format import CheckpointWriter, Saved, open_checkpoint
 from hotbed.persist.inspect import verify
+from hotbed.persist.manifest import Manifest
 from hotbed.persist.publish import Follower, PublishDirectory
 
 pytestmark = pytest.mark.slow
@@ -186,7 +187,7 @@ def test_harmed_objects_are_refused_by_name_and_absent_manifests_passed_over(
             verify(url)
     fs.rm_file(path)
     if name == "MANIFEST.json":  # the newest complete one counts
-        assert open_checkpoint(url).manifest["version"] == 0
+        assert open_checkpoint(url).manifest.version == 0
     else:
         with pytest.raises(FormatError, match=name):
             verify(url)
@@ -197,25 +198,25 @@ def test_what_a_writer_that_died_left_is_invisible_and_goes_later(url: str) -> N
     fs, root = fsspec.core.url_to_fs(url)
     for name in ("CLAIM", "dense.safetensors"):
         fs.pipe_file(f"{root}/checkpoint-00000002/{name}", b"half")
-    assert open_checkpoint(url).manifest["version"] == 1
+    assert open_checkpoint(url).manifest.version == 1
     assert str(save(url, State(version=3), keep=9).folder).endswith("checkpoint-00000003")
     save(url, State(version=4), keep=9)
     assert not [name for name in names(url) if name.startswith("checkpoint-00000002")]
-    assert open_checkpoint(url).manifest["version"] == 4
+    assert open_checkpoint(url).manifest.version == 4
 
 
 def test_the_store_itself_keeps_two_writers_apart(url: str, members: dict[str, Any]) -> None:
     with CheckpointWriter(url) as first, CheckpointWriter(url) as second:
         first.write("dense.safetensors", b"first")
         second.write("dense.safetensors", b"second")
-        folders = [str(one.commit(members).folder) for one in (second, first)]
+        folders = [str(one.commit(Manifest.from_json(members)).folder) for one in (second, first)]
     assert len(set(folders)) == 2
-    assert bytes(open_checkpoint(url).read("dense.safetensors")) == b"second"
+    assert bytes(open_checkpoint(url).newest_link.read("dense.safetensors")) == b"second"
     with CheckpointWriter(url) as writer:
         fs, root = fsspec.core.url_to_fs(url)
         fs.pipe_file(f"{root}/checkpoint-00000003/MANIFEST.json", b"another's")
         with pytest.raises(PersistError, match="another process wrote it meanwhile"):
-            writer.commit(members)
+            writer.commit(Manifest.from_json(members))
 
 
 def test_a_save_that_fails_leaves_no_trace(url: str) -> None:

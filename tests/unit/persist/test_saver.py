@@ -109,7 +109,7 @@ def test_a_failed_save_keeps_the_last_good_state_and_its_changes(
     )
     saver.submit(capture(state, changes=True))
     monkeypatch.undo()
-    with pytest.raises(PersistError, match="not saved — ZeroDivisionError"):
+    with pytest.raises(PersistError, match="not saved, got ZeroDivisionError"):
         saver.wait()
     assert saver.needs_full
     assert good is not None
@@ -152,8 +152,8 @@ def test_submit_hands_over_and_returns_and_the_next_one_waits(
     saved = saver.wait()
     assert saved is not None
     assert (saved.version, saver.busy) == (2, False)
-    assert open_checkpoint(tmp_path).manifest["version"] == 2
-    assert open_checkpoint(tmp_path).manifest["parent"] is not None
+    assert open_checkpoint(tmp_path).manifest.version == 2
+    assert open_checkpoint(tmp_path).manifest.parent is not None
 
 
 def test_a_delta_without_its_parent_is_refused(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_delta_without_its_parent_is_refused(tmp_path: Path) -> None:
     learn(table, range(10))
     first = write(tmp_path, capture(state))
     learn(table, range(10))
-    with pytest.raises(PersistError, match="needs the checkpoint that they follow"):
+    with pytest.raises(PersistError, match="needs the checkpoint before them"):
         write(tmp_path, capture(state, changes=True))
     with pytest.raises(PersistError, match=r"checkpoint-00000001.*missing"):
         write(tmp_path / "elsewhere", capture(state, changes=True), parent=first)

@@ -47,7 +47,7 @@ def test_a_file_holds_what_was_written_whatever_the_file_system_has(
     with sink.HashedFile(raw, workers, raw.finish) as file:
         for at in range(0, len(data), 777_777):
             file.write(data[at : at + 777_777])
-    assert file.entry() == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    assert file.result() == (len(data), hashlib.sha256(data).hexdigest())
     assert (tmp_path / "file").read_bytes() == data
     expected = {"all": [True, True, False], "no direct writes": [False] * 3}
     assert direct == expected.get(has, [True, False, True, False, False])
@@ -64,7 +64,7 @@ def test_memory_of_pieces_is_used_again_and_what_was_lost_is_told(
     with sink.HashedFile(raw, workers, raw.finish) as file:
         for number in range(30):
             file.write(bytes([number]) * sink.PIECE_BYTES)
-    assert file.entry()["bytes"] == 30 * sink.PIECE_BYTES
+    assert file.result()[0] == 30 * sink.PIECE_BYTES
     assert len(made) == sink._PIECES
     written = np.fromfile(tmp_path / "file", np.uint8).reshape(30, -1)
     assert (written == np.arange(30)[:, None]).all()
@@ -77,7 +77,7 @@ def test_memory_of_pieces_is_used_again_and_what_was_lost_is_told(
     with sink.HashedFile(raw, workers, raw.finish) as file:
         file.write(b"small")
     with pytest.raises(OSError, match="No space left"):
-        file.entry()
+        file.result()
     with pytest.raises(OSError, match="No space left"):
         workers.settle()
     workers.close()

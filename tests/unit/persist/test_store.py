@@ -28,6 +28,7 @@ from hotbed.persist.checkpoint import Saver, State, capture, restore, save, writ
 from hotbed.persist.digest import content_digest
 from hotbed.persist.format import CheckpointWriter, Saved, open_checkpoint
 from hotbed.persist.inspect import verify
+from hotbed.persist.manifest import Manifest
 from hotbed.persist.store import LocalStore, ObjectStore, open_store, split
 
 
@@ -100,13 +101,13 @@ def test_the_manifest_comes_last_and_nothing_is_visible_before(url: str, monkeyp
 
     def watching(made_in: ObjectStore, name: str, data: bytes) -> bool:
         made.append(name)
-        assert open_checkpoint(url).manifest["version"] == 1
+        assert open_checkpoint(url).manifest.version == 1
         return real(made_in, name, data)
 
     monkeypatch.setattr(ObjectStore, "create", watching)
     save(url, State(nn.Linear(2, 1), version=2), keep=9)
     assert made == ["checkpoint-00000002/CLAIM", "checkpoint-00000002/MANIFEST.json"]
-    assert open_checkpoint(url).manifest["version"] == 2
+    assert open_checkpoint(url).manifest.version == 2
 
 
 def test_what_a_writer_that_died_left_is_invisible_and_goes_later(url: str) -> None:
@@ -114,11 +115,11 @@ def test_what_a_writer_that_died_left_is_invisible_and_goes_later(url: str) -> N
     fs, root = fsspec.core.url_to_fs(url)
     fs.pipe_file(f"{root}/checkpoint-00000002/CLAIM", b"")
     fs.pipe_file(f"{root}/checkpoint-00000002/dense.safetensors", b"half")
-    assert open_checkpoint(url).manifest["version"] == 1
+    assert open_checkpoint(url).manifest.version == 1
     assert str(save(url, State(version=3), keep=9).folder).endswith("checkpoint-00000003")
     save(url, State(version=4), keep=9)
     assert not [name for name in files(url) if name.startswith("checkpoint-00000002")]
-    assert open_checkpoint(url).manifest["version"] == 4
+    assert open_checkpoint(url).manifest.version == 4
 
 
 def test_a_save_that_fails_leaves_no_trace(url: str) -> None:
@@ -139,11 +140,13 @@ def test_two_writers_at_once_never_mix(url: str, members: dict[str, Any]) -> Non
     with CheckpointWriter(url) as first, CheckpointWriter(url) as second:
         first.write("dense.safetensors", b"first")
         second.write("dense.safetensors", b"second")
-        folders = [str(one.commit(members).folder) for one in (second, first)]
+        folders = [str(one.commit(Manifest.from_json(members)).folder) for one in (second, first)]
     assert len(set(folders)) == 2
     for folder, text in zip(folders, (b"second", b"first"), strict=True):
-        assert bytes(open_checkpoint(folder).read("dense.safetensors")) == text
-    assert bytes(open_checkpoint(url).read("dense.safetensors")) == b"second"  # the higher number
+        assert bytes(open_checkpoint(folder).newest_link.read("dense.safetensors")) == text
+    assert (
+        bytes(open_checkpoint(url).newest_link.read("dense.safetensors")) == b"second"
+    )  # the higher number
 
 
 def test_a_manifest_is_written_once(url: str, members: dict[str, Any]) -> None:
@@ -151,7 +154,7 @@ def test_a_manifest_is_written_once(url: str, members: dict[str, Any]) -> None:
         fs, root = fsspec.core.url_to_fs(url)
         fs.pipe_file(f"{root}/checkpoint-00000001/MANIFEST.json", b"another's")
         with pytest.raises(PersistError, match="another process wrote it meanwhile"):
-            writer.commit(members)
+            writer.commit(Manifest.from_json(members))
 
 
 def test_retention_in_a_store_keeps_fulls_with_their_deltas(url: str) -> None:
@@ -178,7 +181,7 @@ def test_harmed_objects_are_refused_by_name(url: str, name: str) -> None:
             verify(url)
     fs.rm_file(path)
     if name == "MANIFEST.json":  # that checkpoint is not there any more
-        assert open_checkpoint(url).manifest["version"] == 1
+        assert open_checkpoint(url).manifest.version == 1
     else:
         with pytest.raises(FormatError, match=name):
             verify(url)

@@ -202,7 +202,7 @@ def test_versions_of_a_cold_start_refuse_text_for_numbers(
     )
     server = hb.ParameterServer(tmp_path / "served")
     versions = list(Follower(tmp_path / "published").poll())
-    assert [version.manifest["kind"] for version in versions] == ["full", "delta", "delta"]
+    assert [version.manifest.kind for version in versions] == ["full", "delta", "delta"]
     for number, version in enumerate(versions):
         session = hb.InferenceSession(server.load("m", version))
         session.predict({"item": [1], "tag": ["t1"]})
@@ -254,8 +254,8 @@ def test_a_source_that_begins_anew_is_followed(trainer: Trainer) -> None:
     follower = Follower(trainer.folder / "published")
     for seed in (1, 2):
         trainer.publish(seed, full=True)
-    assert [one.manifest["version"] for one in follower.poll()] == [trainer.model.counters["steps"]]
+    assert [one.manifest.version for one in follower.poll()] == [trainer.model.counters["steps"]]
     shutil.rmtree(trainer.folder / "published")
     newest = trainer.publish(3, full=True)
-    assert [one.manifest["version"] for one in follower.poll()] == [newest]
+    assert [one.manifest.version for one in follower.poll()] == [newest]
     assert follower.told == []

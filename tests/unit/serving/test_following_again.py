@@ -54,11 +54,11 @@ class Taking:
         return follower
 
     def _take(self, reader: Any) -> None:
-        self.tries.append(reader.manifest["version"])
+        self.tries.append(reader.manifest.version)
         if self.left:
             self.left -= 1
             raise PersistError("rows: cannot be written — No space left on device")
-        self.taken.append(reader.manifest["version"])
+        self.taken.append(reader.manifest.version)
 
 
 def followed(trainer: Trainer) -> Models:

@@ -65,7 +65,7 @@ def digest(path: Path) -> str:
 def kinds(path: Path) -> list[tuple[str, int]]:
     """(kind, step) of the checkpoints in a folder, oldest first."""
     manifests = [open_checkpoint(folder).manifest for folder in sorted(path.glob("checkpoint-*"))]
-    return [(manifest["kind"], manifest["version"]) for manifest in manifests]
+    return [(manifest.kind, manifest.version) for manifest in manifests]
 
 
 def test_a_stream_left_at_any_step_goes_on_to_the_bits_of_one_that_was_not(
@@ -121,15 +121,15 @@ def test_a_resumed_stream_begins_a_lineage_with_a_full_of_its_own(
     learn: Any, tmp_path: Path
 ) -> None:
     learn(max_steps=4, save={"every_steps": 2, "keep": 9, "wait": True})
-    before = open_checkpoint(tmp_path / "state").manifest["digest"]
+    before = open_checkpoint(tmp_path / "state").manifest.digest
     learn(save={"every_steps": 3, "keep": 9, "wait": True})
     assert kinds(tmp_path / "state")[3:] == [("full", 6), ("delta", 9), ("delta", 10)]
     manifests = [
         open_checkpoint(folder).manifest
         for folder in sorted((tmp_path / "state").glob("checkpoint-*"))
     ]
-    assert manifests[3]["parent"] == before
-    assert manifests[4]["parent"] == manifests[3]["digest"]
+    assert manifests[3].parent == before
+    assert manifests[4].parent == manifests[3].digest
 
 
 def test_a_stream_resumed_by_the_same_model_saves_deltas_again(
@@ -247,7 +247,7 @@ def test_a_stream_that_is_left_is_safe_before_anything_looks_back(
 
     class LooksBack:
         def on_epoch_end(self, run: Any) -> None:
-            seen.append(open_checkpoint(tmp_path / "state").manifest["counters"]["steps"])
+            seen.append(open_checkpoint(tmp_path / "state").manifest.counters["steps"])
 
     learn(LooksBack(), max_steps=3)
     assert seen == [3]
@@ -267,7 +267,7 @@ def test_an_error_while_reading_leaves_the_last_step(
 
     with pytest.raises(OSError, match="the disk is gone"):
         learn(data=Torn())
-    assert open_checkpoint(tmp_path / "state").manifest["counters"]["steps"] == 7
+    assert open_checkpoint(tmp_path / "state").manifest.counters["steps"] == 7
     learn(path=tmp_path / "other", max_steps=7)
     learn()
     learn(path=tmp_path / "other")
@@ -292,7 +292,7 @@ def test_a_batch_that_fails_half_learned_is_not_in_any_state(
     with pytest.raises(NonFiniteGradient):
         learn(data=Poisoned(), save={"every_steps": 4, "wait": True})
     assert "step 7 failed half learned" in caplog.text
-    assert open_checkpoint(tmp_path / "state").manifest["counters"]["steps"] == 4
+    assert open_checkpoint(tmp_path / "state").manifest.counters["steps"] == 4
     learn(path=tmp_path / "whole")
     learn()
     assert digest(tmp_path / "state") == digest(tmp_path / "whole")
@@ -315,7 +315,7 @@ def test_a_resumption_that_fails_leaves_the_state_as_it_was(learn: Any, tmp_path
     with pytest.raises(ValueError, match="not mine"):
         learn(Refuses(), path=tmp_path / "other")
     assert digest(tmp_path / "state") == before
-    assert open_checkpoint(tmp_path / "other").manifest["counters"]["steps"] == 4
+    assert open_checkpoint(tmp_path / "other").manifest.counters["steps"] == 4
 
 
 @pytest.mark.parametrize("fails", [2, 10])
@@ -399,7 +399,7 @@ def test_what_the_clock_decided_is_decided_again(
     (tmp_path / "whole" / "journal").write_bytes((tmp_path / "state" / "journal").read_bytes())
     learn(evict, path=tmp_path / "whole", data=script(7))
     # idle times ended batches early
-    assert open_checkpoint(tmp_path / "state").manifest["counters"]["steps"] > 10
+    assert open_checkpoint(tmp_path / "state").manifest.counters["steps"] > 10
     assert digest(tmp_path / "state") == digest(tmp_path / "whole")
 
 
@@ -418,7 +418,7 @@ def test_the_source_hears_of_durable_positions_only_and_the_journal_forgets_them
     data = stream(world.columns, world.schema, [])
     learn(data=data, max_steps=5)
     source: Any = data.source
-    saved = open_checkpoint(tmp_path / "state").manifest["positions"]["stream"]["source"]
+    saved = open_checkpoint(tmp_path / "state").manifest.positions["stream"]["source"]
     assert source.commits[-1].to_json() == saved
     journal = Journal(tmp_path / "state" / "journal")
     assert journal.get("block", saved["block"] - 1) is None
@@ -542,5 +542,5 @@ def test_a_network_that_cannot_become_a_graph_is_published_without_one(
         in caplog.text
     )
     manifest = open_checkpoint(tmp_path / "out").manifest
-    assert manifest["version"] == 10
-    assert "graph" not in manifest
+    assert manifest.version == 10
+    assert manifest.graph is None

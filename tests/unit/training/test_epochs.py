@@ -213,7 +213,7 @@ def test_error_in_a_fit_leaves_the_last_whole_step(
             epochs=2,
             callbacks=[Fails(), Checkpoint(tmp_path / "parts", every_steps=4, wait=True)],
         )
-    assert open_checkpoint(tmp_path / "parts").manifest["counters"]["steps"] == 8
+    assert open_checkpoint(tmp_path / "parts").manifest.counters["steps"] == 8
     for path in (tmp_path / "parts", tmp_path / "whole"):
         fit(model(), shuffled(), epochs=2, callbacks=Checkpoint(path))
     assert digest(tmp_path / "parts") == digest(tmp_path / "whole")

@@ -104,7 +104,7 @@ def test_plain_loop_with_schedule_and_checkpoint_gives_the_bits_of_the_callbacks
         if (tmp_path / "plain").exists():
             reader = open_checkpoint(tmp_path / "plain")
             restore(reader, state)
-            data.resume(hb.Position.from_json(reader.manifest["positions"]["data"]))
+            data.resume(hb.Position.from_json(reader.manifest.positions["data"]))
             schedule.load_state(reader.progress["eviction"])
             step = reader.progress["step"]
             now = reader.progress["now"]

@@ -128,7 +128,7 @@ def test_going_back_cuts_journal_and_dead_letters(learn: Any, world: Any, tmp_pa
     journal = Journal(path / "journal")
     assert (
         journal.last("block")
-        < open_checkpoint(path).manifest["positions"]["stream"]["source"]["block"]
+        < open_checkpoint(path).manifest.positions["stream"]["source"]["block"]
     )
     journal.close()
     model = learn(data=stream())
@@ -146,7 +146,7 @@ def test_version_published_after_going_back_is_a_full(learn: Any, tmp_path: Path
     go_back(path, 2)
     learn(save={"publish": hb.PublishDirectory(published, keep=9)}, max_steps=4)
     newest = open_checkpoint(published)
-    assert (newest.manifest["kind"], newest.manifest["version"]) == ("full", 4)
+    assert (newest.manifest.kind, newest.manifest.version) == ("full", 4)
     for version in follower.poll():
         replica.apply(version)
     values = [

@@ -211,7 +211,7 @@ def test_a_stream_is_not_resumed_with_another_rule_unless_it_is_allowed(tmp_path
         stream(tmp_path, 10, build(rule=hb.Momentum()))
     assert open_checkpoint(tmp_path).folder == newest
     stream(tmp_path, 10, build(rule=hb.Momentum()), allow=["tables.user.rule"])
-    assert open_checkpoint(tmp_path).manifest["version"] == 20
+    assert open_checkpoint(tmp_path).manifest.version == 20
 
 
 def test_allow_takes_a_list_of_names() -> None:

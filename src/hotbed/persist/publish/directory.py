@@ -25,8 +25,9 @@ log = logging.getLogger("hotbed.persist")
 
 @described
 class PublishDirectory(Publisher):
-    """Versions in a directory or under a URL, in the container of docs/format.md; `keep` fulls
-    stay, with their deltas.
+    """Publish versions in a directory or under a URL, in the container of docs/format.md.
+
+    `keep`: number of fulls that are kept, with their deltas.
 
     Example: `hb.callbacks.Checkpoint("runs/clicks", publish=PublishDirectory("published/clicks"))`
     """
@@ -38,20 +39,21 @@ class PublishDirectory(Publisher):
     def publish(self, saved: Saved) -> Saved | None:
         reader = open_checkpoint(saved.folder)
         store = open_store(self._path)
-        last = _newest(store)
-        if last is not None and last.manifest["source"] == saved.digest:
+        last = _last_version(store)
+        if last is not None and last.manifest.source == saved.digest:
             return None
         with CheckpointWriter(store) as writer:
-            made = write_published(writer, reader, last, self.graph)
-        if made.kind == "full":
+            version = write_published(writer, reader, last, self.graph)
+        if version.kind == "full":
             retain(store, self._keep)
-        return made
+        return version
 
 
-def _newest(store: CheckpointStore) -> Link | None:
+def _last_version(store: CheckpointStore) -> Link | None:
+    """Return the version published last; None, logged, if it is damaged: a new full recovers."""
     try:
         link = newest_link(store)
-    except FormatError as error:  # a new full recovers
+    except FormatError as error:
         log.warning("%s; publishing a full", error)
         return None
     refuse_states(link)

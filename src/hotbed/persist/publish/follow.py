@@ -14,100 +14,8 @@ from hotbed.persist.chain import Lineage
 from hotbed.persist.format import Reader, open_folder
 from hotbed.persist.store import CheckpointStore, NewestState, number_of, open_store
 
+_REMEMBERED_ERRORS = 100
 log = logging.getLogger("hotbed.persist")
-
-
-class Follower:
-    """The versions that a publisher hands on: complete, in order, each once.
-
-    `source`: the directory or URL of a `PublishDirectory`, or a `TopicFeed`. A gap or a fork is logged
-    and kept in `told`; the next version that can be loaded whole recovers. Versions only grow:
-    where the source goes back to an earlier one, that is logged and kept in `told` as well, and not
-    handed on. Feed what comes to `Replica.apply`.
-
-    Example:
-        >>> for reader in Follower("published/clicks"):
-        ...     replica.apply(reader)
-    """
-
-    def __init__(self, source: Where | VersionFeed, poll_seconds: float = 1.0) -> None:
-        self._feed: VersionFeed = (
-            source if isinstance(source, VersionFeed) else _DirectoryFeed(open_store(source))
-        )
-        self._poll_seconds = poll_seconds
-        self._lineage = Lineage()
-        self._newest: Reader | None = None  # what was handed on last
-        self.told: list[PersistError] = []
-
-    def __iter__(self) -> Iterator[Reader]:
-        while True:
-            yield from self.poll()
-            time.sleep(self._poll_seconds)
-
-    def poll(self) -> Iterator[Reader]:
-        """What is new now, without waiting for more."""
-        try:
-            for folder in self._feed.arrivals():
-                try:
-                    reader = open_folder(self._feed.store, folder)
-                except FormatError as error:  # its chain, or itself, is not (or no longer) there
-                    self._tell(
-                        DeltaGap(f"{folder}: it cannot be read with what it rests on — {error}")
-                    )
-                    return
-                yield from self._advance(reader)
-        except StoreAway as error:  # the next poll asks again
-            self._tell(error)
-
-    def close(self) -> None:
-        """Let go of connections."""
-        self._feed.close()
-
-    def _advance(self, reader: Reader) -> Iterator[Reader]:
-        if self._is_earlier(reader):
-            self._tell(self._rolled_back(reader))
-            return
-        for number, link in enumerate(reader.links, 1):
-            try:
-                if self._lineage.accepts(link.manifest):
-                    self._lineage.took(link.manifest)
-                    self._newest = Reader(reader.links[:number])
-                    yield self._newest
-            except (DeltaGap, ForkedLineage) as error:
-                self._tell(error)
-                self._lineage.took(reader.manifest)  # it is whole: what follows rests on it
-                self._newest = reader
-                yield reader
-                return
-
-    def _is_earlier(self, reader: Reader) -> bool:
-        """Whether the source went back: its newest version is in an earlier folder than the last
-        one, and was taken or published before it."""
-        last = self._newest
-        if last is None or _number(reader) >= _number(last):
-            return False  # of a source that began anew the numbers are low, and the moments late
-        if self._lineage.was_taken(reader.manifest):
-            return True
-        published = reader.manifest.get("published")
-        before = last.manifest.get("published")
-        return published is not None and before is not None and published < before
-
-    def _rolled_back(self, reader: Reader) -> PersistError:
-        assert self._newest is not None
-        return PersistError(
-            f"{reader.folder}: versions only grow, got version {reader.manifest['version']} after "
-            f"version {self._newest.manifest['version']}, which stays. Publish the earlier state "
-            "again to return to it."
-        )
-
-    def _tell(self, error: PersistError) -> None:
-        if not self.told or str(self.told[-1]) != str(error):  # a poll later it is the same
-            log.warning("%s", error)
-            self.told = [*self.told[-99:], error]
-
-
-def _number(reader: Reader) -> int:
-    return number_of(reader.links[-1].folder)
 
 
 class VersionFeed(ABC):
@@ -117,22 +25,122 @@ class VersionFeed(ABC):
 
     @abstractmethod
     def arrivals(self) -> Iterator[str]:
-        """Folders in `store` of versions that are complete since the last call, in order."""
+        """Yield the folders in `store` of versions that were completed since the last call."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of connections; the next call makes new ones."""
+        """Close connections; the next call makes new ones."""
+
+
+class Follower:
+    """The versions of a publisher: complete, in order, each once.
+
+    A gap or a fork is logged and kept in `told`; the next version that can be loaded whole
+    recovers. Versions only grow: if the source goes back to an earlier one, that is logged and kept
+    in `told` too, and the earlier version is not yielded. `Replica.apply` takes the versions.
+
+    Args:
+        source: The directory or URL of a `PublishDirectory`, or a `TopicFeed`.
+        poll_seconds: Seconds between two looks at the source.
+
+    Example:
+        >>> for reader in Follower("published/clicks"):
+        ...     replica.apply(reader)
+    """
+
+    def __init__(self, source: Where | VersionFeed, poll_seconds: float = 1.0) -> None:
+        if isinstance(source, VersionFeed):
+            self._feed = source
+        else:
+            self._feed = _DirectoryFeed(open_store(source))
+        self._poll_seconds = poll_seconds
+        self._lineage = Lineage()
+        self._newest: Reader | None = None  # the version yielded last
+        self.told: list[PersistError] = []
+
+    def __iter__(self) -> Iterator[Reader]:
+        while True:
+            yield from self.poll()
+            time.sleep(self._poll_seconds)
+
+    def poll(self) -> Iterator[Reader]:
+        """Yield the versions that are new now, without waiting for more."""
+        try:
+            for folder in self._feed.arrivals():
+                try:
+                    reader = open_folder(self._feed.store, folder)
+                except FormatError as error:  # it, or a part of its chain, is missing or damaged
+                    self._log(DeltaGap(f"{folder}: it cannot be read with its chain, got: {error}"))
+                    return
+                yield from self._advance(reader)
+        except StoreAway as error:  # the next poll asks again
+            self._log(error)
+
+    def close(self) -> None:
+        """Close connections."""
+        self._feed.close()
+
+    def _advance(self, reader: Reader) -> Iterator[Reader]:
+        if self._is_earlier(reader):
+            self._log(self._rolled_back(reader))
+            return
+        for number, link in enumerate(reader.links, 1):
+            try:
+                if not self._lineage.accepts(link.manifest):
+                    continue
+            except (DeltaGap, ForkedLineage) as error:
+                self._log(error)
+                self._lineage.took(reader.manifest)  # it is whole: later versions rest on it
+                self._newest = reader
+                yield reader
+                return
+            self._lineage.took(link.manifest)
+            self._newest = Reader(reader.links[:number])
+            yield self._newest
+
+    def _is_earlier(self, reader: Reader) -> bool:
+        """Return whether the source went back.
+
+        Its newest version then is in an earlier folder than the last one, and was taken or
+        published before it. A source that began anew has low numbers, but late times.
+        """
+        last = self._newest
+        if last is None or _number(reader) >= _number(last):
+            return False
+        if self._lineage.was_taken(reader.manifest):
+            return True
+        published = reader.manifest.published
+        before = last.manifest.published
+        return published is not None and before is not None and published < before
+
+    def _rolled_back(self, reader: Reader) -> PersistError:
+        assert self._newest is not None
+        return PersistError(
+            f"{reader.folder}: versions only grow, got version {reader.manifest.version} after "
+            f"version {self._newest.manifest.version}, which stays. Publish the earlier state "
+            "again to return to it."
+        )
+
+    def _log(self, error: PersistError) -> None:
+        if self.told and str(self.told[-1]) == str(error):  # the same as at the poll before
+            return
+        log.warning("%s", error)
+        self.told = [*self.told, error][-_REMEMBERED_ERRORS:]
+
+
+def _number(reader: Reader) -> int:
+    return number_of(reader.newest_link.folder)
 
 
 class _DirectoryFeed(VersionFeed):
     def __init__(self, store: CheckpointStore) -> None:
         self.store = store
-        self._seen = NewestState("", None)
+        self._last: NewestState | None = None
 
     def arrivals(self) -> Iterator[str]:
         newest = self.store.newest_state()
-        if newest is not None and newest != self._seen:
+        if newest is not None and newest != self._last:
             yield newest.folder
-            self._seen = newest  # one that could not be read comes again
+            self._last = newest  # not reached if it could not be read: it is tried again
 
     def close(self) -> None: ...

@@ -8,32 +8,43 @@ import struct
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any, ClassVar
 
 import numpy as np
 
-from hotbed.persist.format import CheckpointWriter, Link, Reader, Saved
-from hotbed.persist.manifest import DENSE_FILE
-from hotbed.persist.rows import with_columns
-from hotbed.persist.tables import table_folder, write_merged
+from hotbed.persist.format import CheckpointWriter, DenseTensor, Link, Reader, Saved
+from hotbed.persist.manifest import (
+    DENSE_FILE,
+    DenseEntry,
+    GraphEntry,
+    Manifest,
+    PartEntry,
+    TableEntry,
+)
+from hotbed.persist.tables import table_folder, with_columns, write_merged
 
-VALUES = ("partition", "id", "value", "count")
-_NEVER = -(2**63)  # the watermark of a table that was told no time
+VALUE_COLUMNS = ("partition", "id", "value", "count")
+REMOVED_COLUMNS = ("partition", "id")
+_NEVER = -(2**63)  # the watermark of a table that was given no time
 
 
 @dataclass(frozen=True)
 class Graph:
-    """An ONNX graph and what it is fed with.
+    """An ONNX graph and its inputs.
 
-    `weights`: parameters of the network that the graph names and does not hold; each version brings
-    its own. `lookups`: for each lookup of the network, its name and its features (name, table,
-    pooling); the graph's input of that name takes the pooled ones side by side, float32 [n, width].
-    Of one that is not pooled `<lookup>/<feature>` takes the rows, float32 [m, dim], and where it is
-    a sequence in the schema `offsets/<feature>` int64 [n + 1]; else m is n. `dense`: columns that
-    the input `dense` takes side by side, float32 [n, sum of widths]. `outputs`: names of the
-    predictions, one a label.
+    Attributes:
+        onnx: The graph.
+        weights: Parameters of the network that the graph names and does not hold; each version
+            brings its own.
+        lookups: For each lookup of the network its features (name, table, pooling). The graph's
+            input with the name of the lookup takes the pooled features side by side, float32
+            [n, width]. For a feature that is not pooled, `<lookup>/<feature>` takes the rows,
+            float32 [m, dim]. If the feature is a sequence in the schema, `offsets/<feature>` takes
+            int64 [n + 1]; else m is n.
+        dense: Columns that the input `dense` takes side by side, float32 [n, sum of widths].
+        outputs: Names of the predictions, one for each label.
     """
 
     file: ClassVar[str] = "graph.onnx"
@@ -43,22 +54,22 @@ class Graph:
     dense: Sequence[str]
     outputs: Sequence[str]
 
-    def describe(self) -> dict[str, Any]:
-        """Everything but the graph itself, as JSON values."""
-        lookups = [
-            {"name": name, "features": [list(one) for one in found]}
-            for name, found in self.lookups.items()
-        ]
-        plain = {
-            "weights": list(self.weights),
-            "dense": list(self.dense),
-            "outputs": list(self.outputs),
-        }
-        return {"file": self.file, "lookups": lookups, **plain}
+    def entry(self) -> GraphEntry:
+        """Return everything but the graph itself, for the manifest."""
+        lookups = []
+        for name, features in self.lookups.items():
+            lookups.append({"name": name, "features": [list(feature) for feature in features]})
+        return GraphEntry(
+            file=self.file,
+            lookups=lookups,
+            weights=list(self.weights),
+            dense=list(self.dense),
+            outputs=list(self.outputs),
+        )
 
 
 class Publisher(ABC):
-    """Hands saved states on. Publishing the same bits again changes nothing.
+    """Hands saved states on to servers. Publishing the same bits again changes nothing.
 
     `graph`: the network for servers, as `hotbed.persist.publish.export.export_graph` returns it.
     Each full brings the graph along, so that a server needs nothing else to start. None: servers
@@ -69,104 +80,123 @@ class Publisher(ABC):
 
     @abstractmethod
     def publish(self, saved: Saved) -> Saved | None:
-        """Publish a checkpoint, as a delta where the version published last is its parent, else in
-        full.
+        """Publish a checkpoint: as a delta if its parent is the version published last, else full.
 
-        Returns what was published; None where it was published before. Raises PersistError, naming
-        what is wrong.
+        Returns:
+            What was published; None if it was published before.
+
+        Raises:
+            PersistError: It cannot be published; the message says why.
         """
 
 
 def write_published(
     writer: CheckpointWriter, reader: Reader, last: Link | None, graph: Graph | None = None
 ) -> Saved:
-    """Write what a server needs of a checkpoint: a delta where `last` is its parent, else a full
-    with `graph`.
+    """Write what a server needs of a checkpoint.
+
+    It is a delta if `last`, the version published before, is its parent; else a full with `graph`.
     """
     manifest = reader.manifest
-    link = reader.links[-1]
-    delta = (
-        last is not None
-        and manifest["kind"] == "delta"
-        and last.manifest["source"] == manifest["parent"]
-    )
-    names = reader.table_names
-    tables = [
-        write_values(writer, number, link, name)
-        if delta
-        else write_merged(writer, number, reader, name, VALUES)
-        for number, name in enumerate(names)
-    ]
-    if network := network_bytes(reader):
+    delta_on = None
+    if last is not None and manifest.kind == "delta" and last.manifest.source == manifest.parent:
+        delta_on = last
+    tables = []
+    for number, name in enumerate(reader.table_names):
+        if delta_on is None:
+            entry = write_merged(writer, number, reader, name, VALUE_COLUMNS)
+        else:
+            entry = _write_values(writer, number, reader.newest_link, name)
+        tables.append(replace(entry, candidates=None))
+    dense = None
+    network = network_bytes(reader)
+    if network:
         writer.write(DENSE_FILE, network)
-    if graph is not None and not delta:
+        dense = DenseEntry(file=DENSE_FILE, optimizers={})
+    graph_entry = None
+    if graph is not None and delta_on is None:
         writer.write(graph.file, graph.onnx)
+        graph_entry = graph.entry()
     return writer.commit(
-        {
-            **{
-                name: manifest[name]
-                for name in ("package_version", "version", "model", "schema", "counters")
-            },
-            **({"graph": graph.describe()} if graph is not None and not delta else {}),
-            "kind": "delta" if delta else "full",
-            "contents": "values",
-            "parent": None if last is None else last.manifest["digest"],
-            "chain": last.chain if delta and last is not None else [],
-            "source": manifest["digest"],
-            "published": time.time(),
-            **moments(manifest),
-            "positions": {},
-            "dense": {"file": DENSE_FILE, "optimizers": {}} if network else None,
-            "progress": None,
-            "tables": [{**entry, "candidates": None} for entry in tables],
-        }
+        Manifest(
+            package_version=manifest.package_version,
+            version=manifest.version,
+            model=manifest.model,
+            schema=manifest.schema,
+            counters=manifest.counters,
+            graph=graph_entry,
+            kind="full" if delta_on is None else "delta",
+            contents="values",
+            parent=None if last is None else last.manifest.digest,
+            chain=() if delta_on is None else delta_on.chain,
+            source=manifest.digest,
+            published=time.time(),
+            learned=_learned(manifest),
+            caught=_caught(manifest),
+            positions={},
+            dense=dense,
+            tables=tuple(tables),
+        )
     )
 
 
-def write_values(writer: CheckpointWriter, number: int, link: Link, name: str) -> dict[str, Any]:
-    """Write the values of a delta's own rows, and its removed ids; returns the table's entry in the
-    manifest.
-    """
-    entry = dict(link.entry(name))
+def _write_values(writer: CheckpointWriter, number: int, link: Link, name: str) -> TableEntry:
+    """Write the values of a delta's own rows, and its removed ids; return the table's entry."""
+    entry = link.entry(name)
     folder = table_folder(number, name)
-    for member, columns in (("parts", VALUES), ("removed", VALUES[:2])):
-        parts = []
-        for part in entry[member]:
-            file = f"{folder}/{PurePosixPath(part['file']).name}"
-            rows = link.part(link.entry(name), member, part)
-            writer.write_batches(file, (with_columns(batch, columns) for batch in rows))
-            parts.append({**part, "file": file})
-        entry[member] = parts
-    return entry
+
+    def write(part: PartEntry, columns: tuple[str, ...], *, removed: bool) -> PartEntry:
+        file = f"{folder}/{PurePosixPath(part.file).name}"
+        batches = link.part(entry, part, removed=removed)
+        writer.write_batches(file, (with_columns(batch, columns) for batch in batches))
+        return replace(part, file=file)
+
+    parts = [write(part, VALUE_COLUMNS, removed=False) for part in entry.parts]
+    removed = [write(part, REMOVED_COLUMNS, removed=True) for part in entry.removed]
+    return replace(entry, parts=tuple(parts), removed=tuple(removed))
 
 
-def moments(manifest: Mapping[str, Any]) -> dict[str, float]:
-    """Unix seconds, where known: `learned`, of the newest event in a state; `caught`, when training
-    had come to it.
-    """
-    tree = (manifest["progress"] or {}).get("tree") or {}
-    known = [
-        (tree.get("run") or {}).get("now"),
-        *(entry["scalars"]["watermark"] for entry in manifest["tables"]),
-    ]
-    times = [micros for micros in known if micros is not None and micros != _NEVER]
-    caught = {"caught": float(tree["wall_caught"])} if "wall_caught" in tree else {}
-    return {"learned": max(times) / 1e6, **caught} if times else caught
+def _tree(manifest: Manifest) -> Mapping[str, Any]:
+    return {} if manifest.progress is None else manifest.progress.tree
+
+
+def _learned(manifest: Manifest) -> float | None:
+    """Return the time of the newest event in a state, in Unix seconds; None if unknown."""
+    run = _tree(manifest).get("run") or {}
+    watermarks = [entry.scalars["watermark"] for entry in manifest.tables]
+    times = [micros for micros in (run.get("now"), *watermarks) if micros not in (None, _NEVER)]
+    return max(times) / 1e6 if times else None
+
+
+def _caught(manifest: Manifest) -> float | None:
+    """Return when training had come to a state, in Unix seconds; None if unknown."""
+    tree = _tree(manifest)
+    return float(tree["wall_caught"]) if "wall_caught" in tree else None
 
 
 def network_bytes(reader: Reader) -> bytes:
-    """The network's tensors alone as the bytes of a safetensors file, without torch; empty where
-    there are none.
-    """
-    found = [one for one in reader.tensors() if one[0].startswith("network/")]
-    found.sort(
-        key=lambda one: (-len(one[3]) // max(1, int(np.prod(one[2]))), one[0])
-    )  # wide types first: all are aligned
+    """Return the network's tensors alone as a safetensors file, without torch; empty for none."""
+    tensors = [tensor for tensor in reader.tensors() if tensor.name.startswith("network/")]
+    if not tensors:
+        return b""
+    tensors.sort(key=_alignment)
     header = {}
-    at = 0
-    for name, dtype, shape, data in found:
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(data)]}
-        at += len(data)
+    end = 0
+    for tensor in tensors:
+        start = end
+        end += len(tensor.data)
+        offsets = [start, end]
+        header[tensor.name] = {
+            "dtype": tensor.dtype,
+            "shape": tensor.shape,
+            "data_offsets": offsets,
+        }
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text + b"".join(one[3] for one in found) if found else b""
+    return struct.pack("<Q", len(text)) + text + b"".join(tensor.data for tensor in tensors)
+
+
+def _alignment(tensor: DenseTensor) -> tuple[int, str]:
+    """Sort wide types first, so that all tensors are aligned."""
+    num_values = max(1, int(np.prod(tensor.shape)))
+    return -len(tensor.data) // num_values, tensor.name

@@ -49,12 +49,12 @@ class TableFiles:
         dtype: RowDtype,
         before: MappedVersion | None,
     ) -> None:
-        entry = reader.manifest["tables"][number]
+        entry = reader.manifest.tables[number]
         self._folder = folder
         self._links = reader.links
         self._dtype = dtype
-        self._name: str = entry["name"]
-        self._config: Mapping[str, Any] = entry["config"]
+        self._name = entry.name
+        self._config: Mapping[str, Any] = entry.config
         self._dim = int(self._config["dim"])
         self._stem = Path(table_folder(number, self._name)).name
         self._deltas = dict[int, _Delta]()
@@ -100,8 +100,7 @@ class TableFiles:
         return self._deltas[number]
 
     def _digest(self, number: int) -> str:
-        digest: str = self._links[number].manifest["digest"]
-        return digest
+        return self._links[number].manifest.digest
 
     def _path(self, number: int, ending: str) -> Path:
         key = self._digest(number)[:32]
@@ -188,7 +187,7 @@ class _Delta:
 
     def __init__(self, link: Link, table: str) -> None:
         self.batches = list(link.parts(table))
-        self.removed = id_column(link.parts(table, "removed"))
+        self.removed = id_column(link.removed(table))
 
     @property
     def changed(self) -> IdArray:

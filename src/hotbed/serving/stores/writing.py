@@ -89,14 +89,14 @@ def _spec(
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "name": folder.name,
-        "version": manifest["version"],
-        "digest": manifest["digest"],
-        "published": manifest.get("published") or _modified(reader),
-        "learned": manifest.get("learned"),
+        "version": manifest.version,
+        "digest": manifest.digest,
+        "published": manifest.published or _modified(reader),
+        "learned": manifest.learned,
         "dtype": dtype,
-        "configs": {entry["name"]: entry["config"] for entry in manifest["tables"]},
-        "chain": [link.manifest["digest"] for link in reader.links],
-        "origin": origin or manifest["digest"],
+        "configs": {entry.name: entry.config for entry in manifest.tables},
+        "chain": [link.manifest.digest for link in reader.links],
+        "origin": origin or manifest.digest,
         **network,
         "tables": tables,
     }
@@ -146,18 +146,18 @@ def _network(folder: ModelFolder, reader: Reader, before: MappedVersion | None) 
     The weights are those of `reader`. Graph and schema may be those of the version before.
     """
     full = reader.links[0].manifest
-    graph = full.get("graph")
-    if graph:
-        onnx = reader.links[0].read(graph["file"])
-        graph_file = write_small(folder.path / f"{full['digest'][:32]}.onnx", onnx)
-        schema = full["schema"]
+    if full.graph is not None:
+        graph = full.graph.to_json()
+        onnx = reader.links[0].read(full.graph.file)
+        graph_file = write_small(folder.path / f"{full.digest[:32]}.onnx", onnx)
+        schema = full.schema or {}
     else:
         before = _with_same_tables(reader, before)
-        graph = before.graph
+        graph = dict(before.graph)
         graph_file = before.spec["files"]["graph"]
         schema = before.spec["schema"]
     weights = _weights(folder, reader, graph)
-    weights_path = folder.path / f"{reader.manifest['digest'][:32]}.safetensors"
+    weights_path = folder.path / f"{reader.manifest.digest[:32]}.safetensors"
     files = {"graph": graph_file, "weights": write_small(weights_path, save(weights))}
     return {"schema": _newest_schema(schema, reader), "graph": graph, "files": files}
 
@@ -183,7 +183,7 @@ def _newest_schema(schema: Mapping[str, Any], reader: Reader) -> dict[str, Any]:
 
     The full may be older than the first event that was learned.
     """
-    newest = reader.manifest["schema"] or {}
+    newest = reader.manifest.schema or {}
     merged = dict(schema)
     for member in ("types", "shapes"):
         entries = {**schema.get(member, {}), **newest.get(member, {})}

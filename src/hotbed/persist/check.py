@@ -1,0 +1,474 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one validator of docs/format.md: what a digest does not show of a manifest and of row files.
+
+A digest shows that a file is as its writer sealed it, not that the writer told the truth. Loading,
+verifying, following and serving all read through these checks, so that they refuse the same files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import PurePosixPath, PureWindowsPath
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from hotbed import config
+from hotbed.data.schema import Schema
+from hotbed.embedding.hashing import partition
+from hotbed.embedding.policy import evictions, kept_columns
+from hotbed.embedding.rule import Adagrad
+from hotbed.embedding.snapshot import COLUMN_TYPES
+from hotbed.embedding.table import MAX_DIM, Table
+from hotbed.errors import FormatError, HotbedError, VersionError
+from hotbed.persist.manifest import FORMAT, FORMAT_VERSION, ZEROS, Manifest, PartEntry, TableEntry
+from hotbed.persist.store import ADVICE, MANIFEST_FILE, number_of
+
+MAX_DEPTH = 100
+_DIGEST_MEMBER = b'"digest": "'
+_NOT_BUILT = (
+    HotbedError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+_MAGIC = b"ARROW1\0\0"
+_HEADER = 2  # number of the field `header` in Arrow's flatbuffer table Message
+_COMPRESSION = 3  # number of the field `compression` in its table RecordBatch
+_NOT_ARROW = (pa.ArrowException, OSError, EOFError, StopIteration, UnicodeDecodeError, struct.error)
+_ROWS_AT_ONCE = 1 << 16  # bounds the memory of a check, whatever the size of a batch
+_PLACE_TYPES = {"partition": pa.uint8(), "id": pa.int64()}
+_CANDIDATE_TYPES = {**_PLACE_TYPES, "count": pa.uint32(), "last_seen": pa.int64()}
+
+# --- the manifest -------------------------------------------------------------------------------
+
+
+def unsealed(data: bytes, place: str) -> Manifest:
+    """Return the manifest in `data`, once its digest and everything that it says were checked.
+
+    Raises:
+        FormatError: It is torn, changed, or not as docs/format.md says; the message names `place`.
+        VersionError: It is of a format version that this build does not read.
+    """
+    start = data.rfind(_DIGEST_MEMBER) + len(_DIGEST_MEMBER)
+    digest = data[start : start + 64]
+    hashed = data[:start] + ZEROS.encode() + data[start + 64 :]
+    if hashlib.sha256(hashed).hexdigest().encode() != digest:
+        raise FormatError(
+            f"{place}: torn or changed since it was written, got {digest[:64]!r} as its digest. "
+            f"{ADVICE}"
+        )
+    try:
+        plain = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{place}: not JSON, got {error}. {ADVICE}") from error
+    if not isinstance(plain, dict) or plain.get("format") != FORMAT:
+        raise FormatError(
+            f"{place}: not the manifest of a Hotbed checkpoint, got {data[:40]!r}. "
+            "Give another path."
+        )
+    version = plain.get("format_version")
+    if type(version) is not int or version not in (FORMAT_VERSION - 1, FORMAT_VERSION):
+        raise VersionError(
+            f"{place}: this build reads format version {FORMAT_VERSION}, got format version "
+            f"{version!r:.20}. Use the Hotbed version that wrote it, or a newer one."
+        )
+    return checked_manifest(plain, place)
+
+
+def checked_manifest(plain: Mapping[str, Any], place: str) -> Manifest:
+    """Build a manifest from JSON values, and check that it does not contradict itself.
+
+    Args:
+        plain: The JSON object, its digest included.
+        place: Where the manifest lies, for messages. Files are not read.
+
+    Raises:
+        FormatError: A member is not as docs/format.md says; the message names it.
+    """
+    _check_nesting(plain, place)
+    required = ("format_version", "files", "digest")
+    missing = [name for name in required if name not in plain]
+    if missing:
+        raise format_error(place, f"{missing[0]}: missing", list(plain))
+    members = {name: value for name, value in plain.items() if name != "format"}
+    try:
+        manifest = Manifest.from_json(members)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        member = ".".join(str(step) for step in first["loc"]) or "the manifest"
+        raise format_error(place, f"{member}: {first['msg']}", first["input"]) from error
+    _check_paths(manifest, place)
+    _check_parent(manifest, place)
+    _check_files(manifest, place)
+    names = [entry.name for entry in manifest.tables]
+    if len(set(names)) != len(names):
+        raise format_error(place, "tables: two have one name", names)
+    for entry in manifest.tables:
+        _check_table(manifest.kind, entry, place)
+    return manifest
+
+
+def check_links(manifests: Sequence[Manifest], place: str) -> None:
+    """Raise FormatError unless the manifests are those of one chain, the full first."""
+    first = manifests[0]
+    digests: list[str] = []
+    for number, manifest in enumerate(manifests):
+        expected = "delta" if number else "full"
+        if manifest.kind != expected:
+            raise format_error(place, "chain: a full comes first, then deltas", manifest.kind)
+        if [link.digest for link in manifest.chain] != digests:
+            raise format_error(
+                place, "chain: a state in it rests on another chain", manifest.digest
+            )
+        digests.append(manifest.digest)
+        names = sorted(entry.name for entry in manifest.tables)
+        if names != sorted(entry.name for entry in first.tables):
+            raise format_error(place, "chain: its states have other tables", names)
+        if manifest.contents != first.contents:
+            raise format_error(place, "chain: its states have other contents", manifest.contents)
+
+
+def check_descriptions(manifest: Manifest, place: str) -> None:
+    """Raise FormatError unless the schema and the configs of the tables can be built."""
+    schema = manifest.schema
+    if schema is not None:
+        _built("schema", lambda: Schema.from_json(schema), place)
+    model = manifest.model or {}
+    given = model.get("given_tables") or {}
+    for entry in manifest.tables:
+        name = entry.name
+        if isinstance(given, dict) and given.get(name, entry.config) != entry.config:
+            raise format_error(
+                place, f"table {name!r}: the model describes another one", given[name]
+            )
+        built_config(entry, place)
+        _check_config(entry, place)
+
+
+def built_config(entry: TableEntry, place: str) -> dict[str, Any]:
+    """Return the values of a table's config, each built by the type hint of its own parameter.
+
+    Raises:
+        FormatError: A value cannot be built, or a key is unknown.
+    """
+    where = f"table {entry.name!r}"
+    parameters = config.parameters(Table)
+
+    def build_values() -> dict[str, Any]:
+        unknown = sorted(entry.config.keys() - parameters.keys())
+        if unknown:
+            raise ValueError(f"unknown keys {unknown}")
+        values = {}
+        for key, value in entry.config.items():
+            values[key] = config.build(value, parameters[key].annotation, f"{where}.{key}")
+        return values
+
+    values: dict[str, Any] = _built(where, build_values, place)
+    return values
+
+
+def _check_config(entry: TableEntry, place: str) -> None:
+    """Build an empty table, wherever its rows would lie: the native core has limits of its own."""
+    where = f"table {entry.name!r}"
+    values = {key: value for key, value in entry.config.items() if key != "tier"}
+    _built(where, lambda: config.build(values, Table, where), place)
+
+
+def _built(part: str, build: Callable[[], Any], place: str) -> Any:
+    try:
+        return build()
+    except _NOT_BUILT as error:
+        message = f"{place}: {part} cannot be built, got {error}. {ADVICE}"
+        raise FormatError(message) from error
+
+
+def _check_nesting(plain: Any, place: str) -> None:
+    """Check depth and text, which Python's own walks, encoders and paths would trip over."""
+    level = [plain]
+    for _ in range(MAX_DEPTH):
+        inner: list[Any] = []
+        for value in level:
+            if isinstance(value, dict):
+                inner.extend(value)
+                inner.extend(value.values())
+            elif isinstance(value, list):
+                inner.extend(value)
+            elif isinstance(value, str) and not value.isascii():
+                _check_text(value, place)
+        if not inner:
+            return
+        level = inner
+    raise format_error(place, f"it is nested more than {MAX_DEPTH} deep", "")
+
+
+def _check_text(value: str, place: str) -> None:
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise format_error(place, "a text is not Unicode", ascii(value)) from error
+
+
+def _check_paths(manifest: Manifest, place: str) -> None:
+    """Names of files stay inside the folder; names of states are those of folders next to it."""
+    for name in manifest.files:
+        paths = (PurePosixPath(name), PureWindowsPath(name))
+        leaves = any(path.root or path.drive or ".." in path.parts for path in paths)
+        if leaves or "\0" in name:
+            raise format_error(place, "a file outside of the checkpoint", name)
+    for link in manifest.chain:
+        number_of(link.folder)
+
+
+def _check_parent(manifest: Manifest, place: str) -> None:
+    chain = manifest.chain
+    if (manifest.kind == "delta") != bool(chain):
+        problem = f"chain: a {manifest.kind} with {len(chain)} states before it"
+        raise format_error(place, problem, [link.folder for link in chain])
+    if chain and chain[-1].digest != manifest.parent:
+        raise format_error(place, "parent: it is not the last of the chain", manifest.parent)
+
+
+def _check_files(manifest: Manifest, place: str) -> None:
+    names: list[str] = []
+    for entry in manifest.tables:
+        names += [part.file for part in entry.all_parts]
+        if entry.candidates is not None:
+            names.append(entry.candidates.file)
+    for member in (manifest.dense, manifest.progress, manifest.graph):
+        if member is not None and member.file is not None:
+            names.append(member.file)
+    for name in names:
+        if name not in manifest.files:
+            problem = f"files: a part refers to a file not listed in {MANIFEST_FILE}"
+            raise format_error(place, problem, name)
+        if names.count(name) > 1:
+            raise format_error(place, "files: two parts refer to one file", name)
+
+
+def _check_table(kind: str, entry: TableEntry, place: str) -> None:
+    where = f"table {entry.name!r}"
+    dim = entry.config.get("dim")
+    if type(dim) is not int or not 1 <= dim <= MAX_DIM:
+        raise format_error(place, f"{where}: dim must be from 1 to {MAX_DIM}", dim)
+    if entry.config.get("name") != entry.name:
+        name = entry.config.get("name")
+        raise format_error(place, f"{where}: its config has another name", name)
+    for parts in (entry.parts, entry.removed):
+        last = -1
+        for part in parts:
+            if not last < part.first <= part.last:
+                problem = f"{where}: partitions of its parts must rise"
+                raise format_error(place, problem, part.to_json())
+            last = part.last
+    rows = sum(part.rows for part in entry.parts)
+    incomplete = kind == "full" and (rows < entry.rows or len(entry.removed) > 0)
+    if rows > entry.rows or incomplete:
+        raise format_error(place, f"{where}: {entry.rows} rows, unlike its parts", rows)
+
+
+def format_error(place: str, problem: str, value: Any) -> FormatError:
+    """Return the error about a value in a file of a checkpoint."""
+    return FormatError(f"{place}: {problem}, got {value!r:.120}. {ADVICE}")
+
+
+# --- rows ---------------------------------------------------------------------------------------
+
+
+def arrow_batches(data: memoryview, place: str) -> Iterator[pa.RecordBatch]:
+    """Yield the record batches of an Arrow IPC file, without copying.
+
+    Raises:
+        FormatError: It is not an Arrow file of uncompressed columns; compressed buffers could be a
+            thousand times larger in memory. The message names `place`.
+    """
+    try:
+        if bytes(data[: len(_MAGIC)]) != _MAGIC:
+            raise pa.ArrowInvalid("it does not begin as one")
+        with pa.ipc.open_file(pa.py_buffer(data)) as file:
+            schema = file.schema
+            names = schema.names  # raises here where a name is not UTF-8
+            num_batches = file.num_record_batches
+        messages = pa.ipc.MessageReader.open_stream(pa.py_buffer(data[len(_MAGIC) :]))
+        if messages.read_next_message().type != "schema" or not names:
+            raise pa.ArrowInvalid("it does not begin with a schema of columns")
+        for _ in range(num_batches):
+            yield _checked_batch(messages.read_next_message(), schema)
+    except _NOT_ARROW as error:
+        message = f"{place}: not an Arrow IPC file of rows, got {error}. {ADVICE}"
+        raise FormatError(message) from error
+
+
+def _checked_batch(message: pa.ipc.Message, schema: pa.Schema) -> pa.RecordBatch:
+    if message.type != "record batch":
+        raise pa.ArrowInvalid(f"a message is a {message.type}")
+    if _is_compressed(memoryview(message.metadata)):
+        raise pa.ArrowInvalid("its buffers are compressed")
+    batch = pa.ipc.read_record_batch(message, schema)
+    batch.validate()
+    return batch
+
+
+def _is_compressed(metadata: memoryview) -> bool:
+    """Return whether a record batch's header names a compression; Arrow verified the flatbuffer."""
+    message = struct.unpack_from("<I", metadata, 0)[0]
+    header = _field(metadata, message, _HEADER)
+    if header is None:
+        return False
+    batch = header + struct.unpack_from("<I", metadata, header)[0]
+    return _field(metadata, batch, _COMPRESSION) is not None
+
+
+def _field(data: memoryview, table: int, number: int) -> int | None:
+    """Return where a flatbuffer table has a field, None if it lacks it."""
+    offsets = table - struct.unpack_from("<i", data, table)[0]
+    slot = 4 + 2 * number
+    if slot >= struct.unpack_from("<H", data, offsets)[0]:
+        return None
+    offset = struct.unpack_from("<H", data, offsets + slot)[0]
+    return table + offset if offset else None
+
+
+def row_types(entry: TableEntry, contents: str, place: str) -> dict[str, pa.DataType]:
+    """Return the columns that the row files of a table must have, by the table's config.
+
+    Args:
+        entry: The table in the manifest.
+        contents: Those of the manifest. Published values have neither state nor policies.
+        place: Where the manifest lies, for messages.
+
+    Raises:
+        FormatError: The config cannot be built.
+    """
+    values = built_config(entry, place)
+    dim = int(values["dim"])
+    types = {**_PLACE_TYPES, "value": pa.list_(pa.float32(), dim)}
+    if contents == "values":
+        return types
+    rule = values.get("rule") or Adagrad()
+    width = rule.state_width(dim)
+    if width:
+        types["state"] = pa.list_(pa.float32(), width)
+    for name in kept_columns(values.get("admit"), evictions(values.get("evict"))):
+        types[name] = COLUMN_TYPES[name]
+    if rule.scope == "catch_up":
+        types["updated"] = COLUMN_TYPES["updated"]
+    return types
+
+
+def removed_types() -> dict[str, pa.DataType]:
+    """Return the columns of a file of removed ids."""
+    return dict(_PLACE_TYPES)
+
+
+def checked_rows(
+    batches: Iterator[pa.RecordBatch],
+    part: PartEntry,
+    types: Mapping[str, pa.DataType],
+    place: str,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of a part, each checked: columns, partitions, order, number of rows."""
+    rows = 0
+    last: tuple[int, int] | None = None
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        _check_columns(batch, types, place)
+        for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
+            last = _check_order(batch.slice(start, _ROWS_AT_ONCE), part, last, place)
+        rows += batch.num_rows
+        yield batch
+    _check_number(rows, part.rows, place)
+
+
+def _check_order(
+    rows: pa.RecordBatch, part: PartEntry, last: tuple[int, int] | None, place: str
+) -> tuple[int, int]:
+    """Check that rows follow `last`, the (partition, id) before them; return their own last."""
+    partitions = rows.column("partition").to_numpy()
+    ids = rows.column("id").to_numpy()
+    _check_partitions(partitions, ids, place)
+    first = (int(partitions[0]), int(ids[0]))
+    if not _rise(partitions, ids) or (last is not None and first <= last):
+        raise format_error(place, "rows out of order, or two of one id", first)
+    end = (int(partitions[-1]), int(ids[-1]))
+    if first[0] < part.first or end[0] > part.last:
+        raise format_error(place, "rows of other partitions than the manifest says", first[0])
+    return end
+
+
+def checked_candidates(
+    batches: Iterator[pa.RecordBatch], entry: TableEntry, place: str
+) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of the ids that wait for admission, or of a sketch, each checked."""
+    hint = config.parameters(Table)["admit"].annotation
+    admit = config.build(entry.config.get("admit"), hint)
+    width = getattr(admit, "sketch_width", 0)
+    rows = 0
+    waiting = [np.empty(0, np.int64)]
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        _check_columns(batch, _CANDIDATE_TYPES, place)
+        partitions = batch.column("partition").to_numpy()
+        ids = batch.column("id").to_numpy()
+        if not width:
+            _check_partitions(partitions, ids, place)
+            waiting.append(ids)
+        elif len(ids) != 4 * width or (partitions != partitions[0]).any():
+            problem = f"a sketch has {4 * width} counters a partition"
+            raise format_error(place, problem, len(ids))
+        rows += batch.num_rows
+        yield batch
+    all_ids = np.concatenate(waiting)
+    if len(np.unique(all_ids)) != len(all_ids):
+        raise format_error(place, "an id waits twice", len(all_ids))
+    assert entry.candidates is not None
+    _check_number(rows, entry.candidates.rows, place)
+
+
+def _check_partitions(partitions: NDArray[np.uint8], ids: NDArray[np.int64], place: str) -> None:
+    if not np.array_equal(partitions, partition(ids)):
+        problem = "an id lies in a partition that is not its own"
+        raise format_error(place, problem, int(ids[0]))
+
+
+def _check_number(rows: int, expected: int, place: str) -> None:
+    if rows != expected:
+        problem = f"it has {rows} rows, the manifest says otherwise"
+        raise format_error(place, problem, expected)
+
+
+def _rise(partitions: NDArray[np.uint8], ids: NDArray[np.int64]) -> bool:
+    same = partitions[1:] == partitions[:-1]
+    rising = (partitions[1:] > partitions[:-1]) | (same & (ids[1:] > ids[:-1]))
+    return bool(rising.all())
+
+
+def _check_columns(batch: pa.RecordBatch, types: Mapping[str, pa.DataType], place: str) -> None:
+    names = batch.schema.names
+    missing = [name for name in types if name not in names]
+    if missing:
+        raise format_error(place, f"columns {missing} are missing", names)
+    if len(set(names)) != len(names):
+        raise format_error(place, "two columns have one name", names)
+    for name in names:
+        expected = types.get(name, COLUMN_TYPES.get(name))
+        column = batch.column(name)
+        if expected is not None and column.type != expected:
+            raise format_error(place, f"column {name!r} must be {expected}", str(column.type))
+        nulls = column.null_count
+        if pa.types.is_fixed_size_list(column.type):
+            nulls += column.flatten().null_count
+        if nulls:
+            raise format_error(place, f"column {name!r} has nulls", nulls)
