@@ -194,7 +194,7 @@ class Link:
         """The chain of a delta on this state."""
         return chain_on(self.manifest, self.folder)
 
-    def place(self, name: str) -> str:
+    def _place(self, name: str) -> str:
         """Return where a file of the folder lies, for messages."""
         return self.store.place(f"{self.folder}/{name}")
 
@@ -209,19 +209,19 @@ class Link:
         entry = self.manifest.files.get(name)
         if entry is None:
             raise FormatError(
-                f"{self.place(name)}: a part refers to it, but it is not listed, got "
+                f"{self._place(name)}: a part refers to it, but it is not listed, got "
                 f"{len(self.manifest.files)} files in {MANIFEST_FILE}. {ADVICE}"
             )
         data = self.store.read(f"{self.folder}/{name}")
         if len(data) != entry.bytes:
             raise FormatError(
-                f"{self.place(name)}: torn, got {len(data)} bytes instead of {entry.bytes}. "
+                f"{self._place(name)}: torn, got {len(data)} bytes instead of {entry.bytes}. "
                 f"{ADVICE}"
             )
         digest = hashlib.sha256(data).hexdigest()
         if digest != entry.sha256:
             raise FormatError(
-                f"{self.place(name)}: changed since it was written, got SHA-256 {digest} instead "
+                f"{self._place(name)}: changed since it was written, got SHA-256 {digest} instead "
                 f"of {entry.sha256}. {ADVICE}"
             )
         self._contents[name] = data
@@ -229,7 +229,7 @@ class Link:
 
     def batches(self, name: str) -> Iterator[pa.RecordBatch]:
         """Yield the record batches of one Arrow file, without copying."""
-        return arrow_batches(self.read(name), self.place(name))
+        return arrow_batches(self.read(name), self._place(name))
 
     def verify(self) -> None:
         """Check every file, and that the rows are those of their tables.
@@ -237,7 +237,7 @@ class Link:
         Raises:
             FormatError: Something is wrong; the message names the first bad file.
         """
-        check_descriptions(self.manifest, self.place(MANIFEST_FILE))
+        check_descriptions(self.manifest, self._place(MANIFEST_FILE))
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
             _exhaust(pool.map(self.read, self.manifest.files))
             _exhaust(pool.map(_exhaust, self._all_parts()))
@@ -288,8 +288,8 @@ class Link:
         if removed:
             types = removed_types()
         else:
-            types = row_types(entry, self.manifest.contents, self.place(MANIFEST_FILE))
-        yield from checked_rows(batches, part, types, self.place(part.file))
+            types = row_types(entry, self.manifest.contents, self._place(MANIFEST_FILE))
+        yield from checked_rows(batches, part, types, self._place(part.file))
         self._sound.add(part.file)
 
     def candidates(self, table: str) -> Iterator[pa.RecordBatch]:
@@ -298,7 +298,7 @@ class Link:
         if entry.candidates is None:
             return
         file = entry.candidates.file
-        yield from checked_candidates(self.batches(file), entry, self.place(file))
+        yield from checked_candidates(self.batches(file), entry, self._place(file))
 
     def dense(self) -> memoryview:
         """Return the bytes of the safetensors file; empty without a dense part."""
@@ -348,7 +348,7 @@ class Link:
         try:
             yield
         except _NOT_DECODED as error:
-            place = self.place(getattr(self.manifest, member).file or MANIFEST_FILE)
+            place = self._place(getattr(self.manifest, member).file or MANIFEST_FILE)
             raise FormatError(
                 f"{place}: {member} cannot be decoded, got {type(error).__name__}: {error}. "
                 f"{ADVICE}"
@@ -509,12 +509,12 @@ def open_folder(store: CheckpointStore, folder: str, sha256: str | None = None) 
         link = open_link(store, entry.folder)
         if link.manifest.digest != entry.digest:
             raise FormatError(
-                f"{link.place(MANIFEST_FILE)}: {folder} rests on another state, got digest "
+                f"{store.place(link.folder)}/{MANIFEST_FILE}: {folder} rests on another state, got digest "
                 f"{link.manifest.digest} instead of {entry.digest}. {ADVICE}"
             )
         links.append(link)
     links.append(newest)
-    check_links([link.manifest for link in links], newest.place(MANIFEST_FILE))
+    check_links([link.manifest for link in links], f"{store.place(folder)}/{MANIFEST_FILE}")
     return Reader(tuple(links))
 
 

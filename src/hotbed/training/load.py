@@ -38,10 +38,10 @@ def load(path: str | Path, network: nn.Module | None = None) -> RecModel:
 
 def _loaded(reader: Reader, network: nn.Module | None) -> RecModel:
     manifest = reader.manifest
-    described: dict[str, Any] = dict(manifest["model"] or {})
+    described: dict[str, Any] = dict(manifest.model or {})
     tables = described.pop("given_tables", None)
     spec = described.pop("network", None)
-    unknown = spec is None or manifest["schema"] is None or tables is None
+    unknown = spec is None or manifest.schema is None or tables is None
     if network is None and unknown:
         raise ConfigError(
             f"load: {reader.folder} holds a network that Hotbed cannot rebuild, got no network. "
@@ -50,7 +50,7 @@ def _loaded(reader: Reader, network: nn.Module | None) -> RecModel:
     reader.verify()  # nothing is built from a description that is not whole
     given = network is not None
     try:
-        schema = None if manifest["schema"] is None else Schema.from_json(manifest["schema"])
+        schema = None if manifest.schema is None else Schema.from_json(manifest.schema)
         if network is None:
             built = {name: build(one, Table, f"tables.{name}") for name, one in tables.items()}
             parts = {"schema": schema, "tables": built}
