@@ -509,8 +509,8 @@ def open_folder(store: CheckpointStore, folder: str, sha256: str | None = None) 
         link = open_link(store, entry.folder)
         if link.manifest.digest != entry.digest:
             raise FormatError(
-                f"{store.place(link.folder)}/{MANIFEST_FILE}: {folder} rests on another state, got digest "
-                f"{link.manifest.digest} instead of {entry.digest}. {ADVICE}"
+                f"{store.place(link.folder)}/{MANIFEST_FILE}: {folder} rests on another state, "
+                f"got digest {link.manifest.digest} instead of {entry.digest}. {ADVICE}"
             )
         links.append(link)
     links.append(newest)
