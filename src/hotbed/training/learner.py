@@ -8,7 +8,7 @@ changes none of them: parameters, rows, optimizer state and the network's buffer
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hotbed.data.batch import Batch
+from hotbed.embedding.modules import Planner
 from hotbed.errors import ConfigError, DataError, NonFiniteGradient
 from hotbed.optim.precision import AmpPrecision, Boost
 from hotbed.training.criterion import Criterion, Outputs
@@ -143,8 +144,15 @@ def _length(part: Any) -> int:
 class Update(Protocol):
     """The part of the loop that learns from a batch."""
 
+    def map(self, example: Example) -> Example:
+        """Map the ids of a batch to rows; return the example with the plans of its lookups.
+
+        Call it after everything that must see the tables as they were. `forward` maps ids that
+        were not mapped here.
+        """
+
     def forward(self, example: Example) -> Tensor:
-        """Map ids to rows, run the network and return the loss, a scalar tensor."""
+        """Run the network on a mapped example and return the loss, a scalar tensor."""
 
     def backward(self, loss: Tensor) -> None:
         """Compute the gradients of dense parameters and rows."""
@@ -184,7 +192,12 @@ class Learner:
         self.device = device_of(network)
         self.skipped = 0
         self.outputs: Outputs | None = None
-        self._network = network if boost is None else boost.compile(network)
+        self._network: Callable[..., Any] = network
+        self._planner: Planner | None = None
+        if boost is not None:
+            self._network = boost.compile(network)
+        elif _looks_up_every_id_once(network):
+            self._planner = Planner(network)
         self._dense_parameters = parameters_of(dense)
         self._row_parameters = parameters_of(sparse)
         self._buffers = [buffer for buffer in network.buffers() if buffer.numel()]
@@ -196,6 +209,12 @@ class Learner:
     def parameters(self) -> list[nn.Parameter]:
         """Return all parameters with gradients: dense parameters and row parameters of tables."""
         return [*self._dense_parameters, *self._row_parameters]
+
+    def map(self, example: Example) -> Example:
+        if self._planner is None or example.batch is None:
+            return example
+        batch = self._planner.map(example.batch)
+        return replace(example, arguments=(batch,), batch=batch)
 
     def forward(self, example: Example) -> Tensor:
         if self._buffers:
@@ -315,6 +334,9 @@ class SelfUpdating:
     def parameters(self) -> list[nn.Parameter]:
         return []
 
+    def map(self, example: Example) -> Example:
+        return example
+
     def forward(self, example: Example) -> Tensor:
         outputs = self.network(*example.arguments)
         if self.criterion is None:
@@ -335,6 +357,15 @@ class SelfUpdating:
     def dense_step(self) -> None: ...
 
     def sparse_step(self) -> None: ...
+
+
+def _looks_up_every_id_once(network: nn.Module) -> bool:
+    """Return True for a network of `hb.models`: its lookups can be mapped before its forward pass.
+
+    A network of the user's own may look up other ids at any step. Ids that were mapped for nothing
+    would be inserted and counted, and a resumed run would not repeat that.
+    """
+    return type(network).__module__.startswith("hotbed.models.")
 
 
 def parameters_of(optimizer: torch.optim.Optimizer | None) -> list[nn.Parameter]:

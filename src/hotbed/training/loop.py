@@ -58,7 +58,8 @@ def pass_over(data: Iterable[Any], run: Run, update: Update | None = None) -> No
                         observer.observe(example)
                         callbacks("on_predicted", run)
                     if update is not None:
-                        run.loss = loss = update.forward(example)  # maps ids to rows on its way
+                        planned = update.map(example)
+                        run.loss = loss = update.forward(planned)
                         update.backward(loss)
                         if update.gradients_are_finite():
                             callbacks("on_gradients", run)

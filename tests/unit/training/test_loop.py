@@ -136,3 +136,65 @@ def test_plain_loop_with_schedule_and_checkpoint_gives_the_bits_of_the_callbacks
     mine = dense_state(here)
     for name, tensor in dense_state(model.network).items():
         assert torch.equal(tensor, mine[name]), name
+
+
+class Own(torch.nn.Module):
+    """A network of the user's own, which looks up a collection not at all, twice, or other ids."""
+
+    def __init__(self, inner: Any, way: str) -> None:
+        super().__init__()
+        self.inner = inner
+        self.way = way
+
+    def forward(self, batch: Any) -> Any:
+        if self.way == "not at all":
+            return self.inner.head.linear.weight.sum() * batch.dense["x"]
+        if self.way == "twice":
+            self.inner(batch)
+        if self.way == "other":
+            user = batch.ids["user"]
+            shifted = dataclasses.replace(user, values=user.values + 1)
+            batch = dataclasses.replace(batch, ids={**batch.ids, "user": shifted})
+        return self.inner(batch)
+
+
+@pytest.mark.parametrize("way", ["as it is", "not at all", "twice", "other"])
+def test_map_stage_gives_the_bits_of_mapping_in_the_forward_pass(
+    dataset: Any, network: Any, world: Any, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    admit = {"admit": hb.MinCount(3)}
+
+    def learned() -> hb.RecModel:
+        net = network(**admit)
+        if way != "as it is":
+            net = Own(net, way)
+        model = hb.RecModel(net, "bce", "adam")
+        model.fit(dataset(640), epochs=2, progress=False)
+        return model
+
+    ahead = learned()
+    mapped_ahead = ahead.learner._planner is not None  # type: ignore[union-attr]
+    assert mapped_ahead == (way == "as it is")
+    monkeypatch.setattr("hotbed.training.learner._looks_up_every_id_once", lambda network: False)
+    in_forward = learned()
+    assert in_forward.learner._planner is None  # type: ignore[union-attr]
+    assert world.same(world.snapshot(ahead), world.snapshot(in_forward))
+
+
+def test_map_stage_hands_the_plans_of_a_batch_to_its_lookups(dataset: Any, network: Any) -> None:
+    model = hb.RecModel(network(), "bce", "adam")
+    learner: Any = model.learner
+    plans: list[Any] = []
+    forward = learner.forward
+
+    def recorded(example: Any) -> Any:
+        plans.append(example.batch.plans)
+        before = len(plans[-1].left())
+        loss = forward(example)
+        plans[-1] = (before, len(plans[-1].left()))
+        return loss
+
+    learner.forward = recorded
+    model.fit(dataset(256), progress=False)
+    assert plans[0] == (0, 0)  # the first batch shows what the network looks up
+    assert set(plans[1:]) == {(1, 0)}
