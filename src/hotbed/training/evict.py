@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Remove stale rows from tables while training goes on: in `RecModel`, or in a loop of your own."""
+"""Remove stale rows from tables during training: in `RecModel`, or in a loop of your own."""
 
 from __future__ import annotations
 
@@ -300,7 +300,7 @@ class Evict:
 
 
 def sweeping(run: Run) -> EvictionSchedule | None:
-    """Return the schedule whose eviction is under way in a run; None if there is none."""
+    """Return the schedule whose eviction is under way in a run; None outside evictions."""
     for callback in run.callbacks.of(Evict):
         if callback.schedule.sweeping:
             return callback.schedule

@@ -85,7 +85,7 @@ def prepare(item: Any, device: torch.device, *, labelled: bool) -> Example:
 
 
 def _labels_of(batch: Batch) -> Any:
-    """Return the labels by name, the label itself if there is one, None if there is none."""
+    """Return the labels by name, a single label itself, or None without labels."""
     labels = dict(batch.labels)
     if len(labels) == 1:
         return next(iter(labels.values()))

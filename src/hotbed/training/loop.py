@@ -177,7 +177,7 @@ def fit_epochs(run: Run, history: History) -> None:
 
 
 def _begin_epoch(run: Run, epoch: int) -> bool:
-    """Begin an epoch; return whether it is one that was resumed in its middle."""
+    """Begin an epoch; return whether it was resumed in its middle."""
     dataset = run.dataset
     resumed = isinstance(dataset, Dataset) and dataset.resumed_epoch == epoch
     run.counts.epoch = epoch
@@ -191,7 +191,7 @@ def _begin_epoch(run: Run, epoch: int) -> bool:
 def _end_epoch(run: Run, *, resumed: bool) -> None:
     learned = run.step - run.counts.epoch_began
     if not learned and not resumed:
-        raise DataError("train: there is no batch, got an empty epoch. Give data with rows.")
+        raise DataError("train: an epoch needs a batch, got empty data. Give data with rows.")
     # a stop at the last batch comes before the end of the data is seen
     if not run.stopped or learned == run.goal.epoch_steps:
         run.model.counters["epochs"] = run.epoch + 1

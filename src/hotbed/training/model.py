@@ -290,7 +290,7 @@ class RecModel:
     def restore(self, path: str | Path | Reader, allow: Sequence[str] = ()) -> RecModel:
         """Restore network, tables and optimizer state from a checkpoint, and return self.
 
-        The model must be built like the one that was saved.
+        Build the model as it was when it was saved.
 
         Args:
             path: the checkpoint.

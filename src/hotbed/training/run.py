@@ -152,7 +152,7 @@ class Run:
         validated: True for the callbacks after `Validate` where its results are new.
         reliability: how the probabilities of the last validation compare with the labels, by label.
         clock: the clock of this machine, in seconds since 1970.
-        ending: why the run ends; None while it goes on.
+        ending: why the run ends; None until then.
     """
 
     model: RecModel
@@ -212,7 +212,7 @@ class Run:
 
     @property
     def stopped(self) -> str:
-        """Why training ends after this step; empty while it goes on."""
+        """Why training ends after this step; empty until then."""
         return "" if self.ending is None else self.ending.reason
 
     @property

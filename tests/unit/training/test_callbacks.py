@@ -111,7 +111,7 @@ def test_validation_runs_each_epoch_and_every_n_steps(dataset: Any, network: Any
 
 
 def test_validation_without_data_says_so(dataset: Any, network: Any) -> None:
-    with pytest.raises(ConfigError, match="Validate: there are no data"):
+    with pytest.raises(ConfigError, match="Validate: it needs data"):
         hb.RecModel(network(), "bce", "adam").fit(dataset(64), callbacks=Validate(), progress=False)
 
 

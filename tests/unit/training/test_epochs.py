@@ -221,5 +221,5 @@ def test_error_in_a_fit_leaves_the_last_whole_step(
 
 def test_empty_training_data_are_an_error(model: Any, world: Any) -> None:
     empty = hb.Dataset(hb.sources.Memory(world.columns(0)), world.schema, 64)
-    with pytest.raises(DataError, match=re.escape("train: there is no batch, got an empty epoch")):
+    with pytest.raises(DataError, match=re.escape("train: an epoch needs a batch, got empty data")):
         fit(model(), empty)

@@ -46,7 +46,7 @@ class Validate:
         self._step = run.step
         if self._data is None and run.goal.valid is None:
             raise ConfigError(
-                "Validate: there are no data to evaluate, got fit() without valid. "
+                "Validate: it needs data to evaluate, got fit() without valid. "
                 "Give fit(valid=…) or data=…."
             )
 
