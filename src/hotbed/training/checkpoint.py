@@ -329,8 +329,8 @@ class Checkpoint:
             return
         if folder is None:
             log.warning(
-                "%s: a journal needs a local disk: without one a killed stream resumes without loss "
-                "or repeat, but decisions of the clock may differ; set dataset.live.journal",
+                "%s: a journal needs a local disk: without one a killed stream resumes without "
+                "loss or repeat, but decisions of the clock may differ; set dataset.live.journal",
                 self.path,
             )
             journal = Journal(None)
