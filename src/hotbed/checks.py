@@ -21,18 +21,38 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-def at_least(where: str, value: float | None, least: float, advice: str = "") -> None:
+def at_least(
+    where: str,
+    value: float | None,
+    least: float,
+    advice: str = "",
+) -> None:
     """Raise ConfigError if `value` is below `least`."""
     if value is not None and not value >= least:
         problem = f"must be at least {least}"
-        raise _error(where, problem, value, advice or f"Give a number from {least} on.")
+        raise _error(
+            where,
+            problem,
+            value,
+            advice or f"Give a number from {least} on.",
+        )
 
 
-def above(where: str, value: float | None, bound: float, advice: str = "") -> None:
+def above(
+    where: str,
+    value: float | None,
+    bound: float,
+    advice: str = "",
+) -> None:
     """Raise ConfigError if `value` is not above `bound`."""
     if value is not None and not value > bound:
         problem = f"must be above {bound}"
-        raise _error(where, problem, value, advice or f"Give a number above {bound}.")
+        raise _error(
+            where,
+            problem,
+            value,
+            advice or f"Give a number above {bound}.",
+        )
 
 
 def between(
@@ -45,7 +65,12 @@ def between(
     """Raise ConfigError if `value` is not in [least, most]."""
     if value is not None and not least <= value <= most:
         problem = f"must be from {least} to {most}"
-        raise _error(where, problem, value, advice or f"Give a number from {least} to {most}.")
+        raise _error(
+            where,
+            problem,
+            value,
+            advice or f"Give a number from {least} to {most}.",
+        )
 
 
 def whole_number(
@@ -60,7 +85,12 @@ def whole_number(
     if is_integer and least <= value <= most:  # type: ignore[operator]
         return
     bounds = f">= {least}" if most == math.inf else f"from {least} to {most}"
-    raise _error(where, f"must be an integer {bounds}", value, advice)
+    raise _error(
+        where,
+        f"must be an integer {bounds}",
+        value,
+        advice,
+    )
 
 
 def finite_number(
@@ -84,15 +114,35 @@ def finite_number(
     bounds = (">=", least), (">", above), ("<=", most), ("<", below)
     given = [f"{sign} {bound:g}" for sign, bound in bounds if math.isfinite(bound)]
     problem = " ".join(["must be a finite number", " and ".join(given)])
-    raise _error(where, problem.strip(), value, advice)
+    raise _error(
+        where,
+        problem.strip(),
+        value,
+        advice,
+    )
 
 
-def one_of(where: str, value: object, choices: Iterable[object], advice: str = "") -> None:
+def one_of(
+    where: str,
+    value: object,
+    choices: Iterable[object],
+    advice: str = "",
+) -> None:
     """Raise ConfigError if `value` is not among `choices`."""
     if value not in choices:
         names = ", ".join(repr(choice) for choice in choices)
-        raise _error(where, "unknown value", value, advice or f"Give one of {names}.")
+        raise _error(
+            where,
+            "unknown value",
+            value,
+            advice or f"Give one of {names}.",
+        )
 
 
-def _error(where: str, problem: str, value: object, advice: str) -> ConfigError:
+def _error(
+    where: str,
+    problem: str,
+    value: object,
+    advice: str,
+) -> ConfigError:
     return ConfigError(f"{where}: {problem}, got {value!r}. {advice}")

@@ -102,7 +102,11 @@ class Csv(FileSource):
         return Place(file, row + 1 + int(self.header), "line")
 
     def read_file(
-        self, section: Section, skip_rows: int, batch_rows: int, plan: ReadPlan
+        self,
+        section: Section,
+        skip_rows: int,
+        batch_rows: int,
+        plan: ReadPlan,
     ) -> Iterator[Rows]:
         schema = self.schema()
         names = [name for name in schema.names if plan.columns is None or name in plan.columns]
@@ -113,11 +117,26 @@ class Csv(FileSource):
             if plan.skips is None:
                 # Only a reader with one thread knows the line: read again to name it.
                 try:
-                    for _ in _Reading(self, section, plan, threads=False).rows(types):
+                    for _ in _Reading(
+                        self,
+                        section,
+                        plan,
+                        threads=False,
+                    ).rows(types):
                         pass
                 except (pa.ArrowException, OSError, UnicodeDecodeError) as located:
-                    raise _decode_error(located, section, schema.names, self.header) from located
-            raise _decode_error(error, section, schema.names, self.header) from error
+                    raise _decode_error(
+                        located,
+                        section,
+                        schema.names,
+                        self.header,
+                    ) from located
+            raise _decode_error(
+                error,
+                section,
+                schema.names,
+                self.header,
+            ) from error
 
     def holds_lines(self, file: str) -> bool:
         return Section(file).compression is None and not self._is_wide
@@ -140,7 +159,10 @@ class Csv(FileSource):
         return {}
 
     def _options(
-        self, threads: bool, leave_out: Callable[[Any], str], names: Sequence[str] | None = None
+        self,
+        threads: bool,
+        leave_out: Callable[[Any], str],
+        names: Sequence[str] | None = None,
     ) -> dict[str, Any]:
         """Return the options for pyarrow; `names` are the columns of a section without a header."""
         skip_rows = 0
@@ -258,7 +280,12 @@ class _Reading:
     """One reading of a section: its rows, and the rows that were left out."""
 
     def __init__(
-        self, source: Csv, section: Section, plan: ReadPlan, *, threads: bool = True
+        self,
+        source: Csv,
+        section: Section,
+        plan: ReadPlan,
+        *,
+        threads: bool = True,
     ) -> None:
         self.source = source
         self.section = section
@@ -359,7 +386,10 @@ class _Reading:
         return "skip"
 
     def _forgive(
-        self, batch: pa.RecordBatch, numbers: np.ndarray, types: Mapping[str, pa.DataType]
+        self,
+        batch: pa.RecordBatch,
+        numbers: np.ndarray,
+        types: Mapping[str, pa.DataType],
     ) -> Rows:
         """Return a `batch` of bytes cast to `types`, without the rows that have a bad value."""
         columns: dict[str, pa.Array] = {}
@@ -369,7 +399,13 @@ class _Reading:
             failed = pc.and_(cast.is_null(), batch.column(name).is_valid())
             wrong = failed.to_numpy(zero_copy_only=False)
             if wrong.any():
-                self._put_aside(batch, numbers, name, kind, np.flatnonzero(wrong & good))
+                self._put_aside(
+                    batch,
+                    numbers,
+                    name,
+                    kind,
+                    np.flatnonzero(wrong & good),
+                )
                 good &= ~wrong
             columns[name] = cast
         schema = pa.schema(list(types.items()))
@@ -474,7 +510,10 @@ def _rows_bytes(lines: bytes, quote: bytes, delimiter: bytes) -> int:
 
 
 def _decode_error(
-    error: Exception, section: Section, names: list[str], header: bool = False
+    error: Exception,
+    section: Section,
+    names: list[str],
+    header: bool = False,
 ) -> DecodeError:
     file = section.file
     text = (str(error).splitlines() or [""])[0]

@@ -167,7 +167,11 @@ class FileSource(Source):
 
     @abstractmethod
     def read_file(
-        self, section: Section, skip_rows: int, batch_rows: int, plan: ReadPlan
+        self,
+        section: Section,
+        skip_rows: int,
+        batch_rows: int,
+        plan: ReadPlan,
     ) -> Iterator[Rows]:
         """Yield the rows of a section after its first `skip_rows` rows, cast to `schema()`.
 
@@ -210,7 +214,12 @@ class FileSource(Source):
         for index in range(first, len(files)):
             name = os.path.basename(files[index])
             try:
-                for whole, _ in self.read_file(Section(files[index]), row, batch_rows, plan):
+                for whole, _ in self.read_file(
+                    Section(files[index]),
+                    row,
+                    batch_rows,
+                    plan,
+                ):
                     for batch in cut(whole, batch_rows):
                         row += batch.num_rows
                         yield batch, Position({"file": index, "name": name, "row": row})

@@ -170,7 +170,12 @@ class Kafka(Source):
 class _Reader:
     """One reading of a topic: the offsets of the current block, and its rows."""
 
-    def __init__(self, source: Kafka, live: Live, position: Position | None) -> None:
+    def __init__(
+        self,
+        source: Kafka,
+        live: Live,
+        position: Position | None,
+    ) -> None:
         self.source = source
         self.live = live
         state = dict(position.state) if position else {}
@@ -182,7 +187,12 @@ class _Reader:
         self.types = state.get("schema", "")
         self.count: int = state.get("count", 0)  # messages of the current block; 0 = unknown
         self.identity = TopicIdentity.from_json(state.get("topic", {}))
-        self.topic = KafkaTopic(source, live, self.offsets, self.identity)
+        self.topic = KafkaTopic(
+            source,
+            live,
+            self.offsets,
+            self.identity,
+        )
         self._waiting_since: float | None = None
         self._marks: dict[int, Mark] = {}  # the last messages of the current block
 
@@ -303,7 +313,10 @@ class _Reader:
         return {p: heads[p][:count] for p, count in counts.items() if count}
 
     def rows(
-        self, messages: list[tuple[int, Message]], batch_rows: int, plan: ReadPlan
+        self,
+        messages: list[tuple[int, Message]],
+        batch_rows: int,
+        plan: ReadPlan,
     ) -> Iterator[tuple[pa.RecordBatch, Position]]:
         """Yield the decoded rows of the block from row `row` on.
 
@@ -326,7 +339,12 @@ class _Reader:
     def _decoded(self, messages: list[tuple[int, Message]], plan: ReadPlan) -> pa.RecordBatch:
         """Return the rows of some messages, each with its place; bad messages are put aside."""
         values = [message[2] or b"" for _, message in messages]
-        schema, self.types = wanted_types(self.source.decoder, values, plan, self.types)
+        schema, self.types = wanted_types(
+            self.source.decoder,
+            values,
+            plan,
+            self.types,
+        )
         parts, counts, bad = decode_messages(self.source.decoder, values, schema)
         if bad:
             self._put_aside(messages, bad, plan)
@@ -342,7 +360,10 @@ class _Reader:
         return table.to_batches()[0]
 
     def _put_aside(
-        self, messages: list[tuple[int, Message]], bad: Mapping[int, Exception], plan: ReadPlan
+        self,
+        messages: list[tuple[int, Message]],
+        bad: Mapping[int, Exception],
+        plan: ReadPlan,
     ) -> None:
         """Write bad messages to the dead letters, or raise if the plan has no `skips`."""
         letters = []

@@ -211,7 +211,12 @@ class KafkaTopic:
             if topic.error.code() == topic.error.TOPIC_AUTHORIZATION_FAILED:
                 raise self._error(cause, f"{self.source.servers}", "Ask for the right to read it.")
             advice = "Create it or correct the name."
-            self._doubt("topic", "the broker does not know it", cause, advice)
+            self._doubt(
+                "topic",
+                "the broker does not know it",
+                cause,
+                advice,
+            )
             raise _Doubt
         rank, ranks = self.source.shard
         names = topic.partitions if self.source.partitions is None else self.source.partitions
@@ -224,7 +229,12 @@ class KafkaTopic:
             advice = (
                 "Begin without the position if the topic was recreated, or read other partitions."
             )
-            self._doubt("topic", f"partitions {missing} are not there", there, advice)
+            self._doubt(
+                "topic",
+                f"partitions {missing} are not there",
+                there,
+                advice,
+            )
             raise _Doubt
         self._doubts.pop("topic", None)
         return partitions
@@ -282,7 +292,12 @@ class KafkaTopic:
         self._marks |= {partition: Mark.of(message) for partition, message in self._newest.items()}
         self._newest = {}
 
-    def _compare(self, partition: int, offset: int, message: Message) -> None:
+    def _compare(
+        self,
+        partition: int,
+        offset: int,
+        message: Message,
+    ) -> None:
         """Raise DataError if a message differs from the one that was read at its offset before."""
         mark = self._marks.get(partition)
         if mark is None or offset < mark.offset:
@@ -394,10 +409,21 @@ class KafkaTopic:
 
     # --- errors and outages
 
-    def _error(self, what: str, received: str, advice: str) -> DataError:
+    def _error(
+        self,
+        what: str,
+        received: str,
+        advice: str,
+    ) -> DataError:
         return DataError(f"kafka topic {self.source.topic!r}: {what}, got {received}. {advice}")
 
-    def _doubt(self, key: str, what: str, received: str, advice: str) -> None:
+    def _doubt(
+        self,
+        key: str,
+        what: str,
+        received: str,
+        advice: str,
+    ) -> None:
         """Note a contradiction to the position, which may pass while a broker starts.
 
         Raises:
@@ -407,7 +433,12 @@ class KafkaTopic:
         if time.monotonic() - since >= PATIENCE_SECONDS:
             raise self._error(what, received, advice)
 
-    def _failed(self, error: Any, partition: int, offset: int) -> None:
+    def _failed(
+        self,
+        error: Any,
+        partition: int,
+        offset: int,
+    ) -> None:
         if error.code() == error._PARTITION_EOF:
             self._ended[partition] = offset
             if partition in self._unproven and offset > self._marks[partition].offset:
@@ -418,7 +449,12 @@ class KafkaTopic:
         # librdkafka stops to fetch such a partition; the next check finds the cause and assigns it
         # again
         else:
-            logger.info("topic %r, partition %d: %s", self.source.topic, partition, error)
+            logger.info(
+                "topic %r, partition %d: %s",
+                self.source.topic,
+                partition,
+                error,
+            )
             self._shake()
 
     def _shake(self) -> None:

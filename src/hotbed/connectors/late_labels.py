@@ -108,7 +108,12 @@ class LabelJoin:
         past = np.maximum(
             first + np.searchsorted(run.keys, times + self.window, "right"), numbers + 1
         )
-        cause = self._next_cause(samples, numbers, run.table.take(pa.array(causes)), first + causes)
+        cause = self._next_cause(
+            samples,
+            numbers,
+            run.table.take(pa.array(causes)),
+            first + causes,
+        )
         positive = cause < past
         when = np.where(positive, cause, past)
         order = np.lexsort((numbers, np.where(positive, 0, times), positive, when))
@@ -123,7 +128,12 @@ class LabelJoin:
         self.times = times[still]
         place = self._places(numbers[order], run)
         return Events(
-            table, run.keys[when[order] - first], times[order], run.before, run.after, place
+            table,
+            run.keys[when[order] - first],
+            times[order],
+            run.before,
+            run.after,
+            place,
         )
 
     def _rows_of(self, table: pa.Table, kind: str) -> np.ndarray:
@@ -132,7 +142,11 @@ class LabelJoin:
         return np.flatnonzero(matches.to_numpy())
 
     def _next_cause(
-        self, samples: pa.Table, numbers: np.ndarray, causes: pa.Table, cause_numbers: np.ndarray
+        self,
+        samples: pa.Table,
+        numbers: np.ndarray,
+        causes: pa.Table,
+        cause_numbers: np.ndarray,
     ) -> np.ndarray:
         """Return the number of the next positive event with the same keys after each sample.
 

@@ -56,7 +56,12 @@ class Memory(Source):
         batch_rows: int = READ_ROWS,
         plan: ReadPlan = READ_ALL,
     ) -> Iterator[tuple[pa.RecordBatch, Position]]:
-        return rows_of(self.table, position, batch_rows, plan)
+        return rows_of(
+            self.table,
+            position,
+            batch_rows,
+            plan,
+        )
 
 
 def _as_table(columns: Any) -> pa.Table:

@@ -138,7 +138,10 @@ def _declared(name: str, kind: str) -> pa.DataType:
 
 
 def wanted_types(
-    decoder: Decoder, values: Sequence[bytes], plan: ReadPlan, types: str
+    decoder: Decoder,
+    values: Sequence[bytes],
+    plan: ReadPlan,
+    types: str,
 ) -> tuple[pa.Schema, str]:
     """Return the columns to decode with their types, and the new value of `types`.
 
@@ -182,7 +185,10 @@ Decoded = tuple[list[pa.RecordBatch], list[int], dict[int, Exception]]
 
 
 def decode_messages(
-    decoder: Decoder, values: Sequence[bytes], schema: pa.Schema, first: int = 0
+    decoder: Decoder,
+    values: Sequence[bytes],
+    schema: pa.Schema,
+    first: int = 0,
 ) -> Decoded:
     """Decode messages, numbered from `first`, at once; halve them to locate bad ones."""
     if not decoder.many or len(values) == 1:
@@ -196,6 +202,16 @@ def decode_messages(
             if len(values) == 1:
                 return [], [0], {first: error}
     half = len(values) // 2
-    left = decode_messages(decoder, values[:half], schema, first)
-    right = decode_messages(decoder, values[half:], schema, first + half)
+    left = decode_messages(
+        decoder,
+        values[:half],
+        schema,
+        first,
+    )
+    right = decode_messages(
+        decoder,
+        values[half:],
+        schema,
+        first + half,
+    )
     return [*left[0], *right[0]], [*left[1], *right[1]], {**left[2], **right[2]}

@@ -42,7 +42,11 @@ class Parquet(FileSource):
         return sum(_open(file).metadata.num_rows for file in self.files())
 
     def read_file(
-        self, section: Section, skip_rows: int, batch_rows: int, plan: ReadPlan
+        self,
+        section: Section,
+        skip_rows: int,
+        batch_rows: int,
+        plan: ReadPlan,
     ) -> Iterator[Rows]:
         file = section.file
         parquet = _open(file)

@@ -96,7 +96,12 @@ class Replay(Source):
         state: Mapping[str, Any] = {"at": [{}] * len(self.sources), "emitted": 0}
         if position:
             state = position.state
-        runs = _merged(self, state["at"], plan, columns)
+        runs = _merged(
+            self,
+            state["at"],
+            plan,
+            columns,
+        )
         labelled = _plain(runs) if self.late is None else map(LabelJoin(self.late), runs)
         pace = None if self.speed is None else _Pace(self.speed, plan.live or Live())
         skip = int(state["emitted"])
@@ -126,7 +131,11 @@ class _Reading:
     """
 
     def __init__(
-        self, replay: Replay, number: int, state: Mapping[str, Any], plan: ReadPlan
+        self,
+        replay: Replay,
+        number: int,
+        state: Mapping[str, Any],
+        plan: ReadPlan,
     ) -> None:
         self.source = replay.sources[number]
         self.number = number
@@ -213,7 +222,10 @@ class _Reading:
 
 
 def _merged(
-    replay: Replay, states: Sequence[Mapping[str, Any]], plan: ReadPlan, columns: list[str]
+    replay: Replay,
+    states: Sequence[Mapping[str, Any]],
+    plan: ReadPlan,
+    columns: list[str],
 ) -> Iterator[Events]:
     """Yield the events of all sources by time, ties by source."""
     schema = pa.unify_schemas([source.schema().remove_metadata() for source in replay.sources])
@@ -230,7 +242,14 @@ def _merged(
     for number, (source, state) in enumerate(zip(replay.sources, states, strict=True)):
         present = source.schema().names
         own_plan = replace(plan, columns=tuple(n for n in needed if n in present), types=types)
-        readings.append(_Reading(replay, number, state, own_plan))
+        readings.append(
+            _Reading(
+                replay,
+                number,
+                state,
+                own_plan,
+            )
+        )
     while True:
         for reading in readings:
             reading.fill()
@@ -256,14 +275,27 @@ def _next_run(readings: Sequence[_Reading], target: pa.Schema) -> Events:
         count = int(np.searchsorted(reading.keys, latest, side))
         if count:
             rows, keys, times, numbers = reading.take(count)
-            batches.append(_as_wanted(rows, target, reading.number, numbers))
+            batches.append(
+                _as_wanted(
+                    rows,
+                    target,
+                    reading.number,
+                    numbers,
+                )
+            )
             all_keys.append(keys)
             all_times.append(times)
     merged = np.concatenate(all_keys)
     order = np.argsort(merged, kind="stable")
     table = pa.Table.from_batches(batches).take(pa.array(order))
     after = [reading.state() for reading in readings]
-    return Events(table, merged[order], np.concatenate(all_times)[order], before, after)
+    return Events(
+        table,
+        merged[order],
+        np.concatenate(all_times)[order],
+        before,
+        after,
+    )
 
 
 def _is_number(schema: pa.Schema, name: str) -> bool:
@@ -272,7 +304,10 @@ def _is_number(schema: pa.Schema, name: str) -> bool:
 
 
 def _as_wanted(
-    rows: pa.RecordBatch, target: pa.Schema, source: int, numbers: np.ndarray
+    rows: pa.RecordBatch,
+    target: pa.Schema,
+    source: int,
+    numbers: np.ndarray,
 ) -> pa.RecordBatch:
     """Return the rows with exactly the columns of `target`, and with the place of each row."""
     arrays: list[pa.Array] = []

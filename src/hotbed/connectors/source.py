@@ -231,7 +231,12 @@ class Sort(Source):
         batch_rows: int = READ_ROWS,
         plan: ReadPlan = READ_ALL,
     ) -> Iterator[tuple[pa.RecordBatch, Position]]:
-        return rows_of(self._sorted, position, batch_rows, plan)
+        return rows_of(
+            self._sorted,
+            position,
+            batch_rows,
+            plan,
+        )
 
     @cached_property
     def _sorted(self) -> pa.Table:

@@ -90,7 +90,12 @@ def _from_format(values: pa.Array, form: str) -> pa.Array:
         text = text + " 00"
         form = f"{form} %M"
     zone = "UTC" if "%z" in form else None
-    parsed = text.str.to_datetime(form, time_unit="us", strict=False, time_zone=zone)
+    parsed = text.str.to_datetime(
+        form,
+        time_unit="us",
+        strict=False,
+        time_zone=zone,
+    )
     return parsed.to_physical().to_arrow().cast(pa.int64())
 
 

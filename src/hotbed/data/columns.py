@@ -122,7 +122,12 @@ def text_buffers(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         return np.zeros(1, np.int64), np.zeros(0, np.uint8)
     _, offsets, data = values.buffers()
     width = np.dtype(np.int64 if values.type.id in _WIDE else np.int32)
-    bounds = np.frombuffer(offsets, width, len(values) + 1, values.offset * width.itemsize)
+    bounds = np.frombuffer(
+        offsets,
+        width,
+        len(values) + 1,
+        values.offset * width.itemsize,
+    )
     if data is None or not data.size:
         return bounds, np.zeros(0, np.uint8)
     return bounds, np.frombuffer(data, np.uint8)

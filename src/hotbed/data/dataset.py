@@ -76,7 +76,14 @@ class Dataset:
         checks.whole_number("dataset.shuffle", shuffle, 0)
         checks.whole_number("dataset.prefetch", prefetch, 0)
         checks.one_of("dataset.on_error", on_error, ("raise", "skip"))
-        _check_stream_arguments(source, schema, shuffle, cache, flush_seconds, max_ahead_seconds)
+        _check_stream_arguments(
+            source,
+            schema,
+            shuffle,
+            cache,
+            flush_seconds,
+            max_ahead_seconds,
+        )
         self.source = source
         self.schema = schema
         self.batch_size = int(batch_size)
@@ -325,7 +332,12 @@ class Dataset:
                     self._position = batch.position
                 yield batch
 
-    def _at(self, epoch: int, place: dict[str, Any], rows: int = 0) -> Position:
+    def _at(
+        self,
+        epoch: int,
+        place: dict[str, Any],
+        rows: int = 0,
+    ) -> Position:
         state = {"epoch": epoch, **place}
         if self.endless:
             state["rows"] = rows
@@ -485,7 +497,12 @@ class Dataset:
         columns = self.schema.raw_columns(self._labels)
         if self.schema.time is not None and not self._labels:
             columns.append(self.schema.time.source)  # read if it is there
-        plan = ReadPlan(tuple(columns), self.schema.number_types(), skips, live)
+        plan = ReadPlan(
+            tuple(columns),
+            self.schema.number_types(),
+            skips,
+            live,
+        )
         num_rows = 0
         before = position
         chunk_rows = max(self.batch_size, READ_ROWS)
@@ -566,15 +583,32 @@ class Dataset:
         if decision is not None and self.live.journal.last("block") == block:
             self.live.journal.revise("block", block, {**decision, "failed": True})
 
-    def _put_aside(self, rows: pa.RecordBatch, reason: str, message: str) -> None:
+    def _put_aside(
+        self,
+        rows: pa.RecordBatch,
+        reason: str,
+        message: str,
+    ) -> None:
         """Store rows of an endless source that were left out as dead letters."""
         columns = [with_readable_times(column) for column in rows.columns]
         letters = pa.RecordBatch.from_arrays(columns, names=rows.schema.names).to_pylist()
         places = [letter.pop(PLACE) for letter in letters]
         payloads = [json.dumps(letter, default=str, ensure_ascii=False) for letter in letters]
-        self.live.dead_letters.add_all(zip(places, [reason] * len(places), payloads, strict=True))
+        self.live.dead_letters.add_all(
+            zip(
+                places,
+                [reason] * len(places),
+                payloads,
+                strict=True,
+            )
+        )
 
-    def _located(self, error: DecodeError, raw: pa.RecordBatch, after: Position) -> DecodeError:
+    def _located(
+        self,
+        error: DecodeError,
+        raw: pa.RecordBatch,
+        after: Position,
+    ) -> DecodeError:
         row = error.row or 1
         if self.endless:
             keys = raw.column(PLACE)[row - 1].as_py()
@@ -582,7 +616,12 @@ class Dataset:
             return DecodeError(f"{text}: {error}", row=error.row, column=error.column)
         place = self.source.locate(after, raw.num_rows - row + 1)
         message = f"{place}: {error}" if place.file else str(error)
-        return DecodeError(message, place.file, place.number, error.column)
+        return DecodeError(
+            message,
+            place.file,
+            place.number,
+            error.column,
+        )
 
 
 def _without_ticks(items: Generator[Batch | None, None, None]) -> Iterator[Batch]:

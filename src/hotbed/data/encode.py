@@ -81,7 +81,12 @@ class Encoder:
     Example: `Encoder(schema)(pa.record_batch({"user": ["ann"], "label": [1]}))`
     """
 
-    def __init__(self, schema: Schema, on_error: str = "raise", aside: Aside | None = None) -> None:
+    def __init__(
+        self,
+        schema: Schema,
+        on_error: str = "raise",
+        aside: Aside | None = None,
+    ) -> None:
         self.schema = schema
         self.on_error = on_error
         self.aside = aside
@@ -97,7 +102,11 @@ class Encoder:
         self._noted: set[tuple[str, int]] = set()
 
     def __call__(
-        self, rows: pa.RecordBatch | pa.Table, *, labels: bool = True, latest: int | None = None
+        self,
+        rows: pa.RecordBatch | pa.Table,
+        *,
+        labels: bool = True,
+        latest: int | None = None,
     ) -> Batch:
         """Return the Batch of `rows`.
 
@@ -125,7 +134,12 @@ class Encoder:
                         message = (
                             f"event of the future: the clock allows {latest} us, got {newest} us"
                         )
-                        batch = self._leave_out(batch, future, "future", message)
+                        batch = self._leave_out(
+                            batch,
+                            future,
+                            "future",
+                            message,
+                        )
                         encoded = encoded.take(np.flatnonzero(~future))
                 self.stats.rows += encoded.num_samples
                 for name, count in context.missing.items():
@@ -134,15 +148,30 @@ class Encoder:
             except BadRows as bad:
                 if self.on_error != "skip":
                     row = int(np.flatnonzero(bad.mask)[0]) + 1
-                    raise DecodeError(bad.message, "", row, bad.column) from None
-                batch = self._leave_out(batch, bad.mask, "value", bad.message)
+                    raise DecodeError(
+                        bad.message,
+                        "",
+                        row,
+                        bad.column,
+                    ) from None
+                batch = self._leave_out(
+                    batch,
+                    bad.mask,
+                    "value",
+                    bad.message,
+                )
 
     def forget_positives(self) -> None:
         """Count rows and matches of labels with `positive` from zero."""
         labels = self.schema.labels
         self.positives = [Positives(label) for label in labels if label.positive is not None]
 
-    def _note(self, encoded: Batch, context: Columns, latest: int | None) -> None:
+    def _note(
+        self,
+        encoded: Batch,
+        context: Columns,
+        latest: int | None,
+    ) -> None:
         """Check whole columns: the unit of times, and the texts of positive labels."""
         time = self.schema.time
         if time is not None and encoded.time is not None and not self._times_checked:
@@ -154,7 +183,11 @@ class Encoder:
             positives.add(encoded.labels[label.name], context.column(label.source))
 
     def _leave_out(
-        self, batch: pa.RecordBatch, mask: np.ndarray, reason: str, message: str
+        self,
+        batch: pa.RecordBatch,
+        mask: np.ndarray,
+        reason: str,
+        message: str,
     ) -> pa.RecordBatch:
         """Return the rows outside `mask`; count those inside and hand them to `aside`."""
         self.stats.skips.add(reason, message, int(mask.sum()))
@@ -190,7 +223,12 @@ class Encoder:
             )
         self.shapes = {**self.shapes, name: joined_shape(self.shapes.get(name), shape)}
 
-    def _encode(self, batch: pa.RecordBatch, labels: bool, context: Columns) -> Batch:
+    def _encode(
+        self,
+        batch: pa.RecordBatch,
+        labels: bool,
+        context: Columns,
+    ) -> Batch:
         ids: dict[str, Ids] = {}
         dense: dict[str, np.ndarray] = {}
         targets: dict[str, np.ndarray] = {}
@@ -216,7 +254,15 @@ class Encoder:
                 raise SchemaError(
                     f"column {column.name!r}: {str(error).splitlines()[0]}"
                 ) from error
-        return Batch(ids, dense, targets, weight, time, None, batch.num_rows)
+        return Batch(
+            ids,
+            dense,
+            targets,
+            weight,
+            time,
+            None,
+            batch.num_rows,
+        )
 
     def _ids(self, column: Id, context: Columns) -> Ids:
         if not column.transforms and column.padding is None and column.weights is None:

@@ -66,7 +66,10 @@ def _learn(schema: Schema, source: Source, tasks: list[Task]) -> list[Any]:
     frame = _frame(first[0], tasks)
 
     def batches(
-        _columns: Any, predicate: pl.Expr | None, _rows: int | None, _size: int | None
+        _columns: Any,
+        predicate: pl.Expr | None,
+        _rows: int | None,
+        _size: int | None,
     ) -> Iterator[pl.DataFrame]:
         for raw, _ in source.read(None, plan=plan):
             data = _frame(raw, tasks)

@@ -25,7 +25,12 @@ _YEAR_2200 = 230 * _YEAR
 class BadRows(Exception):
     """Rows of a column that cannot be used: those where `mask`, bool [n], is true."""
 
-    def __init__(self, column: str, mask: np.ndarray, message: str) -> None:
+    def __init__(
+        self,
+        column: str,
+        mask: np.ndarray,
+        message: str,
+    ) -> None:
         super().__init__(message)
         self.column = column
         self.mask = mask

@@ -75,7 +75,12 @@ class Shuffle:
     seed: int
     epoch: int
 
-    def buffers(self, chunks: Iterator[Encoded], index: int, skip: int) -> Iterator[Buffer]:
+    def buffers(
+        self,
+        chunks: Iterator[Encoded],
+        index: int,
+        skip: int,
+    ) -> Iterator[Buffer]:
         """Yield the buffers from number `index` on, without the first `skip` rows of `chunks`."""
         pending: list[Encoded] = []
         num_pending = -skip
@@ -83,15 +88,29 @@ class Shuffle:
             pending.append(chunk)
             num_pending += chunk[0].num_samples
             while num_pending >= (size := self._rows(index)):
-                buffer, skip = self._permuted(pending, skip, size, index)
+                buffer, skip = self._permuted(
+                    pending,
+                    skip,
+                    size,
+                    index,
+                )
                 yield buffer
                 index = index + 1
                 num_pending = num_pending - size
         if num_pending > 0:
-            yield self._permuted(pending, skip, num_pending, index)[0]
+            yield self._permuted(
+                pending,
+                skip,
+                num_pending,
+                index,
+            )[0]
 
     def _permuted(
-        self, pending: list[Encoded], skip: int, size: int, index: int
+        self,
+        pending: list[Encoded],
+        skip: int,
+        size: int,
+        index: int,
     ) -> tuple[Buffer, int]:
         """Return the next `size` rows of `pending` after `skip`, permuted, and the new skip.
 
@@ -118,7 +137,12 @@ class Shuffle:
         else:
             after = place_at(chunk_begin, skip, index + 1)
         order = np.random.default_rng((self.seed, self.epoch, index)).permutation(size)
-        return Buffer(Batch.concat(parts).take(order), before, after, permuted=True), skip
+        return Buffer(
+            Batch.concat(parts).take(order),
+            before,
+            after,
+            permuted=True,
+        ), skip
 
     def _rows(self, index: int) -> int:
         if index:

@@ -119,7 +119,12 @@ class Dense(Column):
     def __post_init__(self) -> None:
         object.__setattr__(self, "transforms", tuple(self.transforms))
         where = f"dense {self.name!r}: width"
-        checks.at_least(where, self.width, 1, "Give the length of its lists.")
+        checks.at_least(
+            where,
+            self.width,
+            1,
+            "Give the length of its lists.",
+        )
 
     @property
     def reads_numbers(self) -> bool:
@@ -151,7 +156,12 @@ class Id(Column):
         object.__setattr__(self, "table", self.table or self.name)
         checks.one_of(f"id {self.name!r}: pooling", self.pooling, POOLINGS)
         advice = "Give a length, or None for no limit."
-        checks.at_least(f"id {self.name!r}: max_length", self.max_length, 1, advice)
+        checks.at_least(
+            f"id {self.name!r}: max_length",
+            self.max_length,
+            1,
+            advice,
+        )
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,12 @@ class Hash(Transform):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        checks.at_least("hash.bins", self.bins, 1, _BINS_ADVICE)
+        checks.at_least(
+            "hash.bins",
+            self.bins,
+            1,
+            _BINS_ADVICE,
+        )
 
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
         return _into_bins(context.hash(values, self.seed), self.bins)
@@ -124,7 +129,12 @@ class Cross(Transform):
     def __post_init__(self) -> None:
         names = [self.with_] if isinstance(self.with_, str) else self.with_
         object.__setattr__(self, "with_", tuple(names))
-        checks.at_least("cross.bins", self.bins, 1, _BINS_ADVICE)
+        checks.at_least(
+            "cross.bins",
+            self.bins,
+            1,
+            _BINS_ADVICE,
+        )
         if not self.with_:
             raise ConfigError(
                 "cross.with_: expected at least one column, got []. Name the columns to combine "
@@ -176,7 +186,12 @@ class Bucketize(Transform):
                     f"bucketize.boundaries: boundaries must rise, got {self.boundaries}. Sort "
                     "them and drop repeats."
                 )
-        checks.at_least("bucketize.bins", self.bins, 2, "Give the number of buckets.")
+        checks.at_least(
+            "bucketize.bins",
+            self.bins,
+            2,
+            "Give the number of buckets.",
+        )
 
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
         if self.boundaries is None:
