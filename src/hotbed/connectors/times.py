@@ -38,24 +38,39 @@ def to_microseconds(values: pa.Array, unit: str, zones: set[str] | None = None) 
     if pa.types.is_timestamp(kind):
         return _scale(values.cast(pa.int64()), kind.unit)
     if pa.types.is_date(kind):
-        return _scale(values.cast(pa.date64()).cast(pa.int64()), "ms")
+        milliseconds = values.cast(pa.date64())
+        return _scale(milliseconds.cast(pa.int64()), "ms")
     if _is_text(kind):
-        if unit in (*UNITS, "ns"):
-            whole = pl.Series(values.cast(pa.string())).cast(pl.Int64, strict=False).to_arrow()
-            return to_microseconds(whole, unit)
-        if unit == "iso":
-            return _from_iso(values, set() if zones is None else zones)
-        return _from_format(values, unit)
+        return _from_text(values, unit, zones)
     if "%" in unit and pa.types.is_integer(kind):  # 14102100 read as a number
         return _from_format(values, unit)
-    if unit == "iso" or not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+    return _from_numbers(values, unit)
+
+
+def _from_text(values: pa.Array, unit: str, zones: set[str] | None) -> pa.Array:
+    if unit in (*UNITS, "ns"):
+        text = pl.Series(values.cast(pa.string()))
+        whole = text.cast(pl.Int64, strict=False)
+        return _from_numbers(whole.to_arrow(), unit)
+    if unit != "iso":
+        return _from_format(values, unit)
+    if zones is None:
+        zones = set()
+    return _from_iso(values, zones)
+
+
+def _from_numbers(values: pa.Array, unit: str) -> pa.Array:
+    kind = values.type
+    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    if unit == "iso" or not is_number:
         raise SchemaError(
             f"times: unit {unit!r} does not fit a column of {kind}. Declare the column's real unit."
         )
     if pa.types.is_floating(kind):
         factor = float(UNITS.get(unit, 1e-3))
-        micros = pc.round(pc.multiply(values.cast(pa.float64()), factor))
-        return _within(micros, -(2.0**63), _FLOAT_BELOW_MAX).cast(pa.int64())
+        exact = pc.multiply(values.cast(pa.float64()), factor)
+        micros = _within(pc.round(exact), -(2.0**63), _FLOAT_BELOW_MAX)
+        return micros.cast(pa.int64())
     if pa.types.is_uint64(kind):
         values = _within(values, 0, LATEST)
     return _scale(values.cast(pa.int64()), unit)
@@ -68,34 +83,45 @@ def _scale(whole: pa.Array, unit: str) -> pa.Array:
         return pc.multiply(_within(whole, -limit, limit), UNITS[unit])
     # Arrow divides towards zero; shifting keeps times before 1970 in order.
     limited = _within(whole, EARLIEST + 999, LATEST)
-    return pc.divide(pc.subtract(limited, pc.if_else(pc.less(limited, 0), 999, 0)), 1_000)
+    is_before_1970 = pc.less(limited, 0)
+    shift = pc.if_else(is_before_1970, 999, 0)
+    return pc.divide(pc.subtract(limited, shift), 1_000)
 
 
 def _within(values: pa.Array, least: float, most: float) -> pa.Array:
     """Return `values`, null where they are NaN or lie outside `least` to `most`."""
     kind = values.type
-    above = pc.greater_equal(values, pa.scalar(least, kind))
-    inside = pc.and_(above, pc.less_equal(values, pa.scalar(most, kind)))
-    return pc.if_else(inside, values, pa.scalar(None, kind))
+    is_above = pc.greater_equal(values, pa.scalar(least, kind))
+    is_below = pc.less_equal(values, pa.scalar(most, kind))
+    is_inside = pc.and_(is_above, is_below)
+    return pc.if_else(is_inside, values, pa.scalar(None, kind))
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    checks = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-    return any(check(kind) for check in checks)
+    return bool(
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    )
 
 
 def _from_format(values: pa.Array, form: str) -> pa.Array:
     text = pl.Series(values.cast(pa.string())).str.strip_chars()
-    if ("%H" in form or "%I" in form) and "%M" not in form:  # Polars needs minutes with hours
+    has_hours = "%H" in form or "%I" in form
+    if has_hours and "%M" not in form:  # Polars needs minutes with hours
         text = text + " 00"
         form = f"{form} %M"
-    zone = "UTC" if "%z" in form else None
+    zone = None
+    if "%z" in form:
+        zone = "UTC"
     parsed = text.str.to_datetime(
         form,
         time_unit="us",
         strict=False,
         time_zone=zone,
     )
+    return _microseconds(parsed)
+
+
+def _microseconds(parsed: pl.Series) -> pa.Array:
     return parsed.to_physical().to_arrow().cast(pa.int64())
 
 
@@ -114,18 +140,24 @@ def _from_iso(values: pa.Array, zones: set[str]) -> pa.Array:
     if zone:
         text = text.str.replace(r"\s*(Z|UTC|GMT|[+-]\d{2}:?\d{2})$", "")
     text = text.str.replace(" ", "T", literal=True)
-    parsed = text.str.to_datetime(_FORMATS[0], time_unit="us", strict=False)
-    for form in _FORMATS[1:]:
+    first, *others = _FORMATS
+    parsed = text.str.to_datetime(first, time_unit="us", strict=False)
+    for form in others:
         if parsed.null_count() > text.null_count():
-            parsed = parsed.fill_null(text.str.to_datetime(form, time_unit="us", strict=False))
-    micros = parsed.to_physical().to_arrow().cast(pa.int64())
+            missing = text.str.to_datetime(form, time_unit="us", strict=False)
+            parsed = parsed.fill_null(missing)
+    micros = _microseconds(parsed)
     shift = _offset_microseconds(zone)
-    return pc.subtract(micros, shift) if shift else micros
+    if shift:
+        return pc.subtract(micros, shift)
+    return micros
 
 
 def _canonical_zone(zone: str) -> str:
     """Return one spelling of a zone: "Z" for UTC, "+02:00" for an offset, "" for no zone."""
-    if zone in ("Z", "UTC", "GMT") or (zone and set(zone[1:]) <= {"0", ":"}):
+    if zone in ("Z", "UTC", "GMT"):
+        return "Z"
+    if zone and set(zone[1:]) <= {"0", ":"}:
         return "Z"
     if not zone or ":" in zone:
         return zone
@@ -135,7 +167,9 @@ def _canonical_zone(zone: str) -> str:
 def _offset_microseconds(zone: str) -> int:
     if not zone or zone[0] not in "+-":
         return 0
-    seconds = int(zone[1:3]) * 3600 + int(zone[4:]) * 60
+    hours = int(zone[1:3])
+    minutes = int(zone[4:])
+    seconds = hours * 3600 + minutes * 60
     if zone[0] == "-":
         seconds = -seconds
     return seconds * 1_000_000

@@ -13,6 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from hotbed.connectors.position import Position
+from hotbed.data.arrays import as_numpy, offsets_of
 from hotbed.errors import RowShapeError
 
 
@@ -33,18 +34,26 @@ class Ids:
     weights: Any = None
 
     def __len__(self) -> int:
-        return len(self.values) if self.offsets is None else len(self.offsets) - 1
+        if self.offsets is None:
+            return len(self.values)
+        return len(self.offsets) - 1
 
     def __getitem__(self, rows: slice) -> Ids:
         start, stop, _ = rows.indices(len(self))
         if self.offsets is None:
-            weights = None if self.weights is None else self.weights[start:stop]
-            return Ids(self.values[start:stop], None, weights)
+            return self._part(slice(start, stop), None)
         stop = max(start, stop)
         first = int(self.offsets[start])
         last = int(self.offsets[stop])
-        weights = None if self.weights is None else self.weights[first:last]
-        return Ids(self.values[first:last], self.offsets[start : stop + 1] - first, weights)
+        offsets = self.offsets[start : stop + 1] - first
+        return self._part(slice(first, last), offsets)
+
+    def _part(self, index: Any, offsets: Any) -> Ids:
+        """Return the ids and weights at `index`, a slice or an array, with new offsets."""
+        weights = self.weights
+        if weights is not None:
+            weights = weights[index]
+        return Ids(self.values[index], offsets, weights)
 
     def lengths(self) -> Any:
         """Return the number of ids of each sample, [n]."""
@@ -61,21 +70,23 @@ class Ids:
     def take(self, rows: np.ndarray) -> Ids:
         """Return the samples of the numbers `rows`, in that order (NumPy only)."""
         if self.offsets is None:
-            weights = None if self.weights is None else self.weights[rows]
-            return Ids(self.values[rows], None, weights)
+            return self._part(rows, None)
         starts = self.offsets[:-1][rows]
         lengths = self.lengths()[rows]
-        offsets = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum(lengths, out=offsets[1:])
-        index = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
-        weights = None if self.weights is None else self.weights[index]
-        return Ids(self.values[index], offsets, weights)
+        offsets = offsets_of(lengths)
+        shifts = np.repeat(starts - offsets[:-1], lengths)
+        index = shifts + np.arange(offsets[-1])
+        return self._part(index, offsets)
 
     def map_arrays(self, fn: Callable[[Any], Any]) -> Ids:
         """Return Ids with `fn` applied to each array."""
         values = fn(self.values)
-        offsets = None if self.offsets is None else fn(self.offsets)
-        weights = None if self.weights is None else fn(self.weights)
+        offsets = self.offsets
+        if offsets is not None:
+            offsets = fn(offsets)
+        weights = self.weights
+        if weights is not None:
+            weights = fn(weights)
         return Ids(values, offsets, weights)
 
     @staticmethod
@@ -89,9 +100,8 @@ class Ids:
         values = np.concatenate([part.values for part in parts])
         if all(part.offsets is None for part in parts):
             return Ids(values, None, weights)
-        offsets = np.zeros(sum(map(len, parts)) + 1, np.int64)
-        np.cumsum(np.concatenate([part.lengths() for part in parts]), out=offsets[1:])
-        return Ids(values, offsets, weights)
+        lengths = np.concatenate([part.lengths() for part in parts])
+        return Ids(values, offsets_of(lengths), weights)
 
 
 def as_ids(ids: Any, what: str = "ids") -> NDArray[np.int64]:
@@ -111,7 +121,7 @@ def as_ids(ids: Any, what: str = "ids") -> NDArray[np.int64]:
                 f"{what}: nulls are not ids, got {ids.null_count} nulls. Drop or fill them."
             )
         if isinstance(ids, pa.Array):
-            ids = ids.to_numpy(zero_copy_only=False)
+            ids = as_numpy(ids)
         else:
             ids = ids.to_numpy()
     elif not isinstance(ids, (np.ndarray, list, tuple)) and hasattr(ids, "__dlpack__"):

@@ -7,24 +7,17 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from hotbed import config
+from hotbed.data.arrays import as_numpy, is_bytes, is_list, list_array, list_lengths, nulls_of
 from hotbed.data.transforms import Transform
 from hotbed.errors import SchemaError
 
-_LISTS = {
-    kind.id for kind in (pa.list_(pa.null()), pa.large_list(pa.null()), pa.list_(pa.null(), 1))
-}
-
-
-_BYTES = {kind.id for kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())}
-
-
 # Only a few functions of Arrow take views.
-_VIEWS = {pa.string_view().id: pa.large_string(), pa.binary_view().id: pa.large_binary()}
-
-
+_VIEWS = {
+    pa.string_view().id: pa.large_string(),
+    pa.binary_view().id: pa.large_binary(),
+}
 _WIDE = {pa.large_string().id, pa.large_binary().id}
 
 
@@ -49,17 +42,19 @@ class Columns:
     def hash(self, values: pa.Array, seed: int) -> pa.Array:
         if pa.types.is_dictionary(values.type):
             values = values.dictionary_decode()
-        null = values.is_null().to_numpy(zero_copy_only=False)
-        if pa.types.is_null(values.type):
+        kind = values.type
+        if pa.types.is_null(kind):
             return pa.nulls(len(values), pa.int64())
-        if pa.types.is_integer(values.type) or pa.types.is_boolean(values.type):
-            return pa.array(_hash_integers(ids_of(values, "hash"), seed), mask=null)
-        if not is_bytes(values.type):
+        if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+            integers = ids_of(values, "hash")
+            hashes = _hash_integers(integers, seed)
+        elif is_bytes(kind):
+            hashes = hash_strings(values, seed)
+        else:
             raise SchemaError(
-                f"hash: expected strings or integers, got a column of {values.type}. Bucketize it "
-                "first."
+                f"hash: expected strings or integers, got a column of {kind}. Bucketize it first."
             )
-        return pa.array(hash_strings(values, seed), mask=null)
+        return pa.array(hashes, mask=nulls_of(values))
 
 
 def ids_of(values: pa.Array, name: str) -> np.ndarray:
@@ -72,15 +67,17 @@ def ids_of(values: pa.Array, name: str) -> np.ndarray:
     if not len(values):  # of any type: NumPy's empty arrays are floats
         return np.zeros(0, np.int64)
     if pa.types.is_dictionary(kind):
-        table = np.append(ids_of(values.dictionary, name), np.int64(0))
-        place = values.indices.cast(pa.int64()).fill_null(len(table) - 1)
-        return np.asarray(table[place.to_numpy(zero_copy_only=False)])
+        words = ids_of(values.dictionary, name)
+        table = np.append(words, np.int64(0))  # the last one is the id of null
+        indices = values.indices.cast(pa.int64())
+        places = indices.fill_null(len(words))
+        return np.asarray(table[as_numpy(places)])
     if pa.types.is_null(kind):
         return np.zeros(len(values), np.int64)
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         if values.null_count:
-            values = values.fill_null(False if pa.types.is_boolean(kind) else 0)
-        integers: np.ndarray = values.to_numpy(zero_copy_only=False)
+            values = values.fill_null(pa.scalar(0).cast(kind))
+        integers = as_numpy(values)
         if kind.bit_width == 64:
             return integers.view(np.int64).copy()
         return integers.astype(np.int64)
@@ -102,7 +99,9 @@ def plain_columns(
     """
     from hotbed import _core
 
-    read = _core.plain_ids if kind is int else _core.plain_numbers
+    read = _core.plain_numbers
+    if kind is int:
+        read = _core.plain_ids
     values: tuple[np.ndarray, list[int]] = read(columns, names, np.ndarray)
     return values
 
@@ -121,12 +120,14 @@ def text_buffers(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     if not len(values):
         return np.zeros(1, np.int64), np.zeros(0, np.uint8)
     _, offsets, data = values.buffers()
-    width = np.dtype(np.int64 if values.type.id in _WIDE else np.int32)
+    width: np.dtype[Any] = np.dtype(np.int32)
+    if values.type.id in _WIDE:
+        width = np.dtype(np.int64)
     bounds = np.frombuffer(
         offsets,
-        width,
-        len(values) + 1,
-        values.offset * width.itemsize,
+        dtype=width,
+        count=len(values) + 1,
+        offset=values.offset * width.itemsize,
     )
     if data is None or not data.size:
         return bounds, np.zeros(0, np.uint8)
@@ -136,9 +137,9 @@ def text_buffers(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 def _hash_integers(values: np.ndarray, seed: int) -> np.ndarray:
     from hotbed import _core
 
-    hashed: np.ndarray = _core.hash_strings(
-        np.arange(len(values) + 1, dtype=np.int64) * 8, values.view(np.uint8), seed
-    )
+    offsets = np.arange(len(values) + 1, dtype=np.int64) * 8
+    data = values.view(np.uint8)
+    hashed: np.ndarray = _core.hash_strings(offsets, data, seed)
     return hashed
 
 
@@ -151,12 +152,8 @@ def apply(transform: Transform, values: pa.Array, context: Any) -> pa.Array:
             f"{type(transform).__name__}: expected single values, got a column of {values.type}. "
             "Apply it before Split."
         )
-    lengths = pc.list_value_length(values).fill_null(0).to_numpy(zero_copy_only=False)
-    offsets = np.zeros(len(values) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
     items = transform.apply(values.flatten(), context)
-    missing = values.is_null() if values.null_count else None
-    return pa.LargeListArray.from_arrays(pa.array(offsets), items, mask=missing)
+    return list_array(items, list_lengths(values), values)
 
 
 def require_columns(names: list[str], present: list[str]) -> None:
@@ -165,20 +162,13 @@ def require_columns(names: list[str], present: list[str]) -> None:
     if not missing:
         return
     for delimiter in (";", "\t", "|", ","):
-        if len(present) == 1 and set(present[0].split(delimiter)) & set(missing):
+        if len(present) > 1:
+            break
+        fields = set("".join(present).split(delimiter))
+        if fields & set(missing):
             raise SchemaError(
                 f"columns {missing} are missing, got one column, {present[0]!r}. Read the file "
                 f"with delimiter={delimiter!r}."
             )
     near = " ".join(f"{name!r}: {config.did_you_mean(name, present)}" for name in missing[:3])
     raise SchemaError(f"columns {missing} are missing, got {present}. {near}")
-
-
-def is_list(kind: pa.DataType) -> bool:
-    """Return whether an Arrow type is a list, of variable or fixed length."""
-    return kind.id in _LISTS
-
-
-def is_bytes(kind: pa.DataType) -> bool:
-    """Return whether an Arrow type is text or binary, except the view types."""
-    return kind.id in _BYTES

@@ -14,16 +14,9 @@ import pyarrow.compute as pc
 from hotbed.connectors.plan import Skips
 from hotbed.connectors.position import PLACE
 from hotbed.data import numbers
+from hotbed.data.arrays import is_bytes, is_list
 from hotbed.data.batch import Batch, Ids
-from hotbed.data.columns import (
-    Columns,
-    apply,
-    ids_of,
-    is_bytes,
-    is_list,
-    require_columns,
-    text_buffers,
-)
+from hotbed.data.columns import Columns, apply, ids_of, require_columns, text_buffers
 from hotbed.data.numbers import BadRows, numeric
 from hotbed.data.positives import Positives
 from hotbed.data.schema import (

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hotbed.connectors.times import to_microseconds
-from hotbed.data.columns import is_bytes, is_list
+from hotbed.data.arrays import as_numpy, is_bytes, is_list, list_lengths, nulls_of
 from hotbed.data.schema import Dense, Label, Time, Weight
 from hotbed.errors import SchemaError
 
@@ -48,7 +48,7 @@ def dense(column: Dense, values: pa.Array) -> np.ndarray:
                 f"got {values.type}. Give lists or width=1."
             )
         return numeric(column.name, values)
-    lengths = pc.list_value_length(values).fill_null(0).to_numpy(zero_copy_only=False)
+    lengths = list_lengths(values)
     if (lengths != column.width).any():
         wrong = lengths != column.width
         raise BadRows(
@@ -68,10 +68,10 @@ def label(column: Label, values: pa.Array, in_unit: bool = False) -> np.ndarray:
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
     if values.null_count:
-        raise _missing_label(column, values.is_null().to_numpy(zero_copy_only=False))
+        raise _missing_label(column, nulls_of(values))
     if column.positive is not None:
         equal = pc.equal(values.cast(pa.string()), column.positive)
-        return np.asarray(equal.to_numpy(zero_copy_only=False), np.float32)
+        return np.asarray(as_numpy(equal), np.float32)
     try:
         numbers = numeric(column.name, values)
     except BadRows as bad:
@@ -136,14 +136,14 @@ def time(column: Time, values: pa.Array, zones: set[str] | None = None) -> np.nd
         values = values.dictionary_decode()
     micros = to_microseconds(values, column.unit, zones)
     if micros.null_count:
-        mask = micros.is_null().to_numpy(zero_copy_only=False)
+        mask = nulls_of(micros)
         raise BadRows(
             column.source,
             mask,
             f"time {column.name!r}: expected times of unit {column.unit!r}, "
             f"got {_first(values, mask)!r}. Correct the row or the unit.",
         )
-    return np.array(micros.to_numpy(zero_copy_only=False), dtype=np.int64)
+    return np.array(as_numpy(micros), dtype=np.int64)
 
 
 def check_times(column: Time, values: pa.Array, micros: np.ndarray) -> None:
@@ -200,7 +200,7 @@ def numeric(name: str, values: pa.Array, lengths: np.ndarray | None = None) -> n
     else:
         numbers = values.cast(pa.float64(), safe=False)
     with np.errstate(over="ignore"):
-        result = np.array(numbers.to_numpy(zero_copy_only=False), dtype=np.float32)
+        result = np.array(as_numpy(numbers), dtype=np.float32)
     wrong = ~np.isfinite(result)
     if not wrong.any():
         return result

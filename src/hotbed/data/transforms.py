@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from hotbed import checks
 from hotbed.connectors.times import to_microseconds
+from hotbed.data.arrays import list_array, nulls_of
 from hotbed.errors import ConfigError, SchemaError
 
 __all__ = [
@@ -157,7 +158,7 @@ class Cross(Transform):
         mixed = np.zeros(len(values), np.uint64)
         null = np.zeros(len(values), bool)
         for part in parts:
-            null |= part.is_null().to_numpy(zero_copy_only=False)
+            null |= nulls_of(part)
             hashes = part.fill_null(0).to_numpy(zero_copy_only=False).view(np.uint64)
             mixed = (mixed ^ hashes) * _GOLDEN
             mixed ^= mixed >> np.uint64(32)
@@ -332,10 +333,7 @@ class Split(Transform):
             owner = np.repeat(np.arange(len(values)), lengths)
             lengths = np.bincount(owner[filled], minlength=len(values))
             items = items.filter(pa.array(filled))
-        offsets = np.zeros(len(values) + 1, np.int64)
-        np.cumsum(lengths, out=offsets[1:])
-        missing = values.is_null() if values.null_count else None
-        return pa.LargeListArray.from_arrays(pa.array(offsets), items, mask=missing)
+        return list_array(items, lengths, values)
 
 
 @dataclass(frozen=True)
@@ -428,14 +426,14 @@ class TimeOfDay(Transform):
             "weekday": weekday,
             "hour_of_week": weekday * 24 + hours % 24,
         }
-        return pa.array(parts[self.part], mask=micros.is_null().to_numpy(zero_copy_only=False))
+        return pa.array(parts[self.part], mask=nulls_of(micros))
 
 
 def _into_bins(hashed: pa.Array, bins: int | None) -> pa.Array:
     if bins is None:
         return hashed
     values = hashed.fill_null(0).to_numpy(zero_copy_only=False).view(np.uint64) % np.uint64(bins)
-    return pa.array(values.astype(np.int64), mask=hashed.is_null().to_numpy(zero_copy_only=False))
+    return pa.array(values.astype(np.int64), mask=nulls_of(hashed))
 
 
 def _numbers(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrow arrays as NumPy arrays, and the lengths and offsets of lists."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+_LISTS = {
+    pa.list_(pa.null()).id,
+    pa.large_list(pa.null()).id,
+    pa.list_(pa.null(), 1).id,
+}
+_BYTES = {
+    pa.string().id,
+    pa.large_string().id,
+    pa.binary().id,
+    pa.large_binary().id,
+}
+
+
+def as_numpy(values: pa.Array) -> np.ndarray:
+    """Return the values as a NumPy array, without a copy where that is possible."""
+    array: np.ndarray = values.to_numpy(zero_copy_only=False)
+    return array
+
+
+def list_lengths(values: pa.Array) -> np.ndarray:
+    """Return the number of items of each list, [n]; 0 for null."""
+    return as_numpy(pc.list_value_length(values).fill_null(0))
+
+
+def offsets_of(lengths: Any) -> NDArray[np.int64]:
+    """Return the offsets [n + 1] of bags that have these lengths, [n]."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def nulls_of(values: pa.Array) -> np.ndarray:
+    """Return bool [n], true where a value is null."""
+    return as_numpy(values.is_null())
+
+
+def list_array(items: pa.Array, lengths: Any, values: pa.Array) -> pa.Array:
+    """Return a list array of `items`; a row is null where it is null in `values`."""
+    missing = None
+    if values.null_count:
+        missing = values.is_null()
+    offsets = pa.array(offsets_of(lengths))
+    return pa.LargeListArray.from_arrays(offsets, items, mask=missing)
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Return whether an Arrow type is a list, of variable or fixed length."""
+    return kind.id in _LISTS
+
+
+def is_bytes(kind: pa.DataType) -> bool:
+    """Return whether an Arrow type is text or binary, except the view types."""
+    return kind.id in _BYTES
