@@ -84,7 +84,10 @@ def whole_number(
     is_integer = not isinstance(value, bool) and isinstance(value, numbers.Integral)
     if is_integer and least <= value <= most:  # type: ignore[operator]
         return
-    bounds = f">= {least}" if most == math.inf else f"from {least} to {most}"
+    if most == math.inf:
+        bounds = f">= {least}"
+    else:
+        bounds = f"from {least} to {most}"
     raise _error(
         where,
         f"must be an integer {bounds}",

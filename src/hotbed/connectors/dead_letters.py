@@ -39,7 +39,9 @@ class DeadLetters:
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
-        self.path = None if path is None else local_path(path, "DeadLetters.path")
+        self.path: Path | None = None
+        if path is not None:
+            self.path = local_path(path, "DeadLetters.path")
         self.counts: dict[str, int] = {}
         self._seen: dict[bytes, None] = {}
         self._mutex = threading.Lock()

@@ -191,7 +191,9 @@ class Csv(FileSource):
     @property
     def separator(self) -> str:
         """The delimiter for pyarrow, which takes one byte."""
-        return self.delimiter if len(self.delimiter) == 1 else "\x1f"
+        if len(self.delimiter) == 1:
+            return self.delimiter
+        return "\x1f"
 
     def open(self, section: Section, replace: Callable[[int, bytes], bytes]) -> Any:
         """Open the bytes for pyarrow, with `replace` in place of lines that are too long."""
@@ -200,7 +202,9 @@ class Csv(FileSource):
             # Long delimiters become the unit separator. The section passes through memory whole.
             data = stream.read().replace(self.delimiter.encode(), self.separator.encode())
             stream = pa.BufferReader(data)
-        return stream if self._is_wide else ShortLines(stream, LINE_BYTES, replace)
+        if self._is_wide:
+            return stream
+        return ShortLines(stream, LINE_BYTES, replace)
 
     def names_of(self, file: str) -> list[str]:
         """Return the names of the columns of a file, from its header."""
@@ -477,7 +481,10 @@ def _last_row_end(lines: Section, quote: str, delimiter: str) -> int:
     A line end between quotes does not end a row.
     """
     begin = lines.begin
-    end = begin if lines.end is None else lines.end
+    if lines.end is None:
+        end = begin
+    else:
+        end = lines.end
     size = SAMPLE_BYTES
     with open(lines.file, "rb") as file:
         while begin < end:
@@ -488,7 +495,10 @@ def _last_row_end(lines: Section, quote: str, delimiter: str) -> int:
             if not taken and begin + size >= end:
                 break
             begin += taken
-            size = SAMPLE_BYTES if taken else 2 * size
+            if taken:
+                size = SAMPLE_BYTES
+            else:
+                size = 2 * size
     return begin
 
 

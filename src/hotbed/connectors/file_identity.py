@@ -66,7 +66,9 @@ class FileIdentity:
                 return "other"
         except FileNotFoundError:
             return "gone"
-        return "same" if size == self.size else "longer"
+        if size == self.size:
+            return "same"
+        return "longer"
 
     def begins_as(self, other: FileIdentity) -> bool:
         """Return whether both have the same first 64 KiB."""

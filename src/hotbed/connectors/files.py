@@ -82,7 +82,10 @@ class Section:
         """
         stream = open_bytes(self.file)
         if self.begin or self.end is not None:
-            end = stream.size() if self.end is None else self.end
+            if self.end is None:
+                end = stream.size()
+            else:
+                end = self.end
             stream = stream.get_stream(self.begin, end - self.begin)
         codec = self.compression
         if codec is None:
@@ -235,7 +238,9 @@ class FileSource(Source):
         index = int(position["file"])
         name = position["name"]
         if index >= len(files) or os.path.basename(files[index]) != name:
-            current = os.path.basename(files[index]) if index < len(files) else "absent"
+            current = "absent"
+            if index < len(files):
+                current = os.path.basename(files[index])
             raise DataError(
                 f"position: file {index} was {name!r} and is now {current!r}. Put "
                 "the files back in the same order."

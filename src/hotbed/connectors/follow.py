@@ -142,7 +142,9 @@ class Follow(Source):
                 continue
             names.add(entry.name)
             if now - changed.st_mtime >= self.settle_seconds or not self.settle_seconds:
-                time_of_change = changed.st_mtime_ns if self.order == "time" else 0
+                time_of_change = 0
+                if self.order == "time":
+                    time_of_change = changed.st_mtime_ns
                 ready.append((time_of_change, entry.name, entry))
         return names, [entry for _, _, entry in sorted(ready, key=lambda item: item[:2])]
 
@@ -153,7 +155,9 @@ class Follow(Source):
     def reader(self, name: str, types: str) -> FileSource:
         """Return the source that reads a file, with the types of the first file."""
         path = os.path.join(self.directory, name)
-        first = schema_from_text(types) if types else None
+        first = None
+        if types:
+            first = schema_from_text(types)
         source = self.format or source_for(path)
         if source is None:
             raise ConfigError(
@@ -179,7 +183,9 @@ class _Reading:
         plan: ReadPlan,
         position: Position | None,
     ) -> None:
-        state = dict(position.state) if position else {}
+        state = {}
+        if position:
+            state = dict(position.state)
         self.source = source
         self.plan = plan
         self.live = plan.live or Live()
@@ -362,7 +368,9 @@ class _Reading:
             size,
             rows,
         )
-        return None if section.is_blank() else self._whole_rows(text, section, reader)
+        if section.is_blank():
+            return None
+        return self._whole_rows(text, section, reader)
 
     def _may_read(
         self,
@@ -376,7 +384,10 @@ class _Reading:
 
         If not, it raises, or is left out where the plan has `skips`.
         """
-        is_wanted = self.source.grows if grown else self.source.replaced == "read"
+        if grown:
+            is_wanted = self.source.grows
+        else:
+            is_wanted = self.source.replaced == "read"
         if is_wanted:
             return True
         if grown:
@@ -474,7 +485,9 @@ class _Reading:
         content = FileIdentity(block["size"], block["digest"]).compare(path)
         if content == "longer":
             reader = self.source.reader(name_of(block["file"]), self.types)
-            return "same" if reader.holds_lines(path) else "other"
+            if reader.holds_lines(path):
+                return "same"
+            return "other"
         return content
 
     def _refuse_change(self, block: Mapping[str, Any], content: Content) -> None:

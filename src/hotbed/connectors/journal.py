@@ -49,7 +49,9 @@ class Journal:
         self._lock: Lock | None = None
         self._entries: dict[str, dict[int, dict[str, Any]]] = {}
         self._mutex = threading.Lock()
-        self.path = None if path is None else local_path(path, "Journal.path")
+        self.path: Path | None = None
+        if path is not None:
+            self.path = local_path(path, "Journal.path")
         if self.path is not None:
             self._lock = Lock(self.path)
             try:
@@ -172,7 +174,9 @@ class Journal:
         return str(self.path or "journal in memory")
 
     def _open(self, path: Path) -> None:
-        data = path.read_bytes() if path.exists() else b""
+        data = b""
+        if path.exists():
+            data = path.read_bytes()
         *lines, rest = data.split(b"\n")
         valid = 0
         for line_number, line in enumerate(lines, 1):

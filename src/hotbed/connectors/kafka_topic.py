@@ -95,7 +95,9 @@ class KafkaTopic:
     @property
     def id(self) -> str | None:
         """The topic's id; None if the broker gives no id."""
-        return self._identity.id if self._unproven else self._id
+        if self._unproven:
+            return self._identity.id
+        return self._id
 
     @property
     def is_proven(self) -> bool:
@@ -117,7 +119,9 @@ class KafkaTopic:
 
         The last ones of a compacted topic may be gone; the end of the partition counts as well.
         """
-        return max(self.fetched.get(partition, -1), self._ended.get(partition, -1)) >= offset
+        fetched = self.fetched.get(partition, -1)
+        ended = self._ended.get(partition, -1)
+        return max(fetched, ended) >= offset
 
     def connect(self) -> bool:
         """Return whether the topic was found and is being fetched; call again if not."""
@@ -131,11 +135,13 @@ class KafkaTopic:
         for message in self._consumer.consume(self.source.block_rows, timeout):
             partition = message.partition()
             offset = message.offset()
-            if (error := message.error()) is not None:
+            error = message.error()
+            if error is not None:
                 self._failed(error, partition, offset)
             if error is not None or self._shaken:  # it is fetched again
                 continue
-            entry = (message.timestamp()[1], offset, message.value())
+            _, timestamp = message.timestamp()
+            entry = (timestamp, offset, message.value())
             if partition in self._unproven or offset < fetched.get(partition, 0):
                 self._compare(partition, offset, entry)
             # lower offsets were fetched before, and again after a new assignment
@@ -183,8 +189,10 @@ class KafkaTopic:
         try:
             partitions = self._partitions()
             new = sorted(partitions - self.fetched.keys())
-            again = self.fetched if self._shaken else self._next_in_turn()
-            bounds = {p: self._bounds(p) for p in [*new, *again]}
+            again = list(self.fetched)
+            if not self._shaken:
+                again = self._next_in_turn()
+            bounds = {partition: self._bounds(partition) for partition in [*new, *again]}
             if first or self._shaken:
                 self._check_id()
         except self.kafka.KafkaException as error:
@@ -219,11 +227,14 @@ class KafkaTopic:
             )
             raise _Doubt
         rank, ranks = self.source.shard
-        names = topic.partitions if self.source.partitions is None else self.source.partitions
-        partitions = {int(p) for p in names if p in topic.partitions and p % ranks == rank}
-        required = {p for p in self.source.partitions or () if p % ranks == rank}
-        required |= self.begins.keys() | self.fetched.keys()
-        if missing := sorted(required - partitions):
+        partitions = {int(p) for p in topic.partitions if p % ranks == rank}
+        required = self.begins.keys() | self.fetched.keys()
+        if self.source.partitions is not None:
+            own = {p for p in self.source.partitions if p % ranks == rank}
+            partitions &= own
+            required |= own
+        missing = sorted(required - partitions)
+        if missing:
             ours = f"of which {sorted(partitions)} are to be read"
             there = f"partitions {sorted(topic.partitions)}, {ours}"
             advice = (
@@ -282,14 +293,16 @@ class KafkaTopic:
         admin = self.kafka.admin.AdminClient(own)
         topics = self.kafka.TopicCollection([self.source.topic])
         try:
-            described = admin.describe_topics(topics, request_timeout=LOOK_TIMEOUT)
-            return str(described[self.source.topic].result(2 * LOOK_TIMEOUT).topic_id)
+            answers = admin.describe_topics(topics, request_timeout=LOOK_TIMEOUT)
+            described = answers[self.source.topic].result(2 * LOOK_TIMEOUT)
+            return str(described.topic_id)
         except (self.kafka.KafkaException, TimeoutError) as error:
             logger.debug("%s: no id: %s", self.source.topic, error)
             return None
 
     def _keep_marks(self) -> None:
-        self._marks |= {partition: Mark.of(message) for partition, message in self._newest.items()}
+        for partition, message in self._newest.items():
+            self._marks[partition] = Mark.of(message)
         self._newest = {}
 
     def _compare(
@@ -322,47 +335,76 @@ class KafkaTopic:
         """Check that partitions hold the messages of the position, and begin to fetch new ones."""
         if not self.begins:
             self._choose_start(bounds)
-        begins = {p: self.begins.get(p, self._begin_on_record(p, bounds[p][0])) for p in new}
-        for p, (low, high) in bounds.items():
-            offset = {**self.fetched, **begins}[p]
-            if offset < low:
-                raise self._error(
-                    f"messages {offset} to {low - 1} of partition {p} are gone",
-                    f"{low} as the oldest",
-                    "Keep more on the broker (retention), or begin without the position and lose "
-                    "them.",
-                )
-            # Tansu reports too low an end, but fetches rightly
-            if offset <= high or self._ended.get(p, -1) >= offset:
-                self._doubts.pop(f"end of {p}", None)
-            else:
-                self._doubt(
-                    f"end of {p}",
-                    f"partition {p} ends before the position",
-                    f"{high} messages, position {offset}",
-                    "If the topic was recreated, begin without the position.",
-                )
+        begins: dict[int, int] = {}
+        for partition in new:
+            low, _ = bounds[partition]
+            begins[partition] = self._begin_of(partition, low)
+        offsets = {**self.fetched, **begins}
+        for partition, (low, high) in bounds.items():
+            self._check_bounds(
+                partition,
+                offsets[partition],
+                low,
+                high,
+            )
         self.begins |= begins
         self.fetched |= begins
-        self.pending |= {p: [] for p in new}
+        self.pending |= {partition: [] for partition in new}
         if new or self._shaken:
             self._assign()
         return True
+
+    def _check_bounds(
+        self,
+        partition: int,
+        offset: int,
+        low: int,
+        high: int,
+    ) -> None:
+        """Check that a partition still has the message at `offset`.
+
+        Raises:
+            DataError: It is gone, or the partition has ended before it for a while.
+        """
+        if offset < low:
+            raise self._error(
+                f"messages {offset} to {low - 1} of partition {partition} are gone",
+                f"{low} as the oldest",
+                "Keep more on the broker (retention), or begin without the position and lose them.",
+            )
+        doubt = f"end of {partition}"
+        # Tansu reports too low an end, but fetches rightly
+        if offset <= high or self._ended.get(partition, -1) >= offset:
+            self._doubts.pop(doubt, None)
+            return
+        self._doubt(
+            doubt,
+            f"partition {partition} ends before the position",
+            f"{high} messages, position {offset}",
+            "If the topic was recreated, begin without the position.",
+        )
 
     def _choose_start(self, bounds: Mapping[int, tuple[int, int]]) -> None:
         """Decide once where reading without a position begins."""
         begin = self.live.journal.get("begin", 0)
         if begin is None and bounds:
-            side = 0 if self.source.start == "earliest" else 1
-            begin = {str(p): offsets[side] for p, offsets in bounds.items()}
+            begin = {}
+            for partition, (low, high) in bounds.items():
+                begin[str(partition)] = low
+                if self.source.start == "latest":
+                    begin[str(partition)] = high
             self.live.journal.append("begin", 0, begin)
-        self.begins = {int(p): int(offset) for p, offset in (begin or {}).items()}
+        for name, offset in (begin or {}).items():
+            self.begins[int(name)] = int(offset)
 
-    def _begin_on_record(self, partition: int, low: int) -> int:
+    def _begin_of(self, partition: int, low: int) -> int:
         """Return the offset to begin a new partition with.
 
-        It is that of a block in the journal, which may have to be read again, else `low`.
+        It is that of the position, or of a block in the journal, which may have to be read again,
+        else `low`.
         """
+        if partition in self.begins:
+            return self.begins[partition]
         for _, block in self.live.journal.after("block", -1):
             begin = block.get("begin", {})
             if str(partition) in begin:
@@ -394,15 +436,19 @@ class KafkaTopic:
             self.source.block_rows // 2,
             HELD_BLOCKS * self.source.block_rows // max(1, len(self.pending)),
         )
-        full = {p for p, queue in self.pending.items() if len(queue) >= limit}
-        light = {p for p in self._paused if len(self.pending[p]) < limit // 4}
-        for change, call in (
-            (full - self._paused, self._consumer.pause),
-            (light, self._consumer.resume),
-        ):
-            if change:
-                call([self._place(p) for p in change])
-                self._paused ^= change
+        full: set[int] = set()
+        light: set[int] = set()
+        for partition, messages in self.pending.items():
+            is_paused = partition in self._paused
+            if not is_paused and len(messages) >= limit:
+                full.add(partition)
+            if is_paused and len(messages) < limit // 4:
+                light.add(partition)
+        if full:
+            self._consumer.pause([self._place(partition) for partition in full])
+        if light:
+            self._consumer.resume([self._place(partition) for partition in light])
+        self._paused = (self._paused | full) - light
 
     def _place(self, partition: int, offset: int = -1001) -> Any:
         return self.kafka.TopicPartition(self.source.topic, partition, offset)

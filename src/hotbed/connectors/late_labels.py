@@ -13,6 +13,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from hotbed.connectors.times import LATEST
 from hotbed.errors import ConfigError
 
 
@@ -98,16 +99,15 @@ class LabelJoin:
         self.starts.append((first, run.before))
         self.num_events += count
         new = self._rows_of(run.table, self.late.event)
-        causes = self._rows_of(run.table, self.late.positive)
         samples = run.table.take(pa.array(new))
         if self.waiting is not None:
             samples = pa.concat_tables([self.waiting, samples])
         numbers = np.concatenate([self.numbers, first + new])
         times = np.concatenate([self.times, run.times[new]])
         # The event that decides a sample: the first past its window, or a cause before that.
-        past = np.maximum(
-            first + np.searchsorted(run.keys, times + self.window, "right"), numbers + 1
-        )
+        ends = np.searchsorted(run.keys, times + self.window, "right")
+        past = np.maximum(first + ends, numbers + 1)
+        causes = self._rows_of(run.table, self.late.positive)
         cause = self._next_cause(
             samples,
             numbers,
@@ -116,13 +116,11 @@ class LabelJoin:
         )
         positive = cause < past
         when = np.where(positive, cause, past)
-        order = np.lexsort((numbers, np.where(positive, 0, times), positive, when))
+        tie = np.where(positive, 0, times)
+        order = np.lexsort((numbers, tie, positive, when))
         order = order[when[order] < first + count]
         still = np.setdiff1d(np.arange(len(numbers)), order)
-        table = samples.take(pa.array(order))
-        if self.late.label in table.schema.names:
-            table = table.drop_columns([self.late.label])
-        table = table.append_column(self.late.label, pa.array(positive[order].astype(np.float64)))
+        table = self._labelled(samples.take(pa.array(order)), positive[order])
         self.waiting = samples.take(pa.array(still))
         self.numbers = numbers[still]
         self.times = times[still]
@@ -136,9 +134,17 @@ class LabelJoin:
             place,
         )
 
+    def _labelled(self, samples: pa.Table, positive: np.ndarray) -> pa.Table:
+        """Return the samples with their labels, which replace a column of that name."""
+        if self.late.label in samples.schema.names:
+            samples = samples.drop_columns([self.late.label])
+        labels = pa.array(positive.astype(np.float64))
+        return samples.append_column(self.late.label, labels)
+
     def _rows_of(self, table: pa.Table, kind: str) -> np.ndarray:
         """Return the row numbers of the events of a kind."""
-        matches = pc.fill_null(pc.equal(table[self.late.column], kind), False)
+        equal = pc.equal(table[self.late.column], kind)
+        matches = pc.fill_null(equal, False)
         return np.flatnonzero(matches.to_numpy())
 
     def _next_cause(
@@ -153,14 +159,11 @@ class LabelJoin:
         Samples without one get the largest int64.
         """
         keys = list(self.late.on)
-        left = pl.DataFrame(samples.select(keys)).with_columns(
-            event=pl.Series(numbers), row=pl.int_range(pl.len())
-        )
-        right = (
-            pl.DataFrame(causes.select(keys))
-            .with_columns(event=pl.Series(cause_numbers), cause=pl.Series(cause_numbers))
-            .drop_nulls()
-        )
+        left = pl.DataFrame(samples.select(keys))
+        left = left.with_columns(event=pl.Series(numbers), row=pl.int_range(pl.len()))
+        right = pl.DataFrame(causes.select(keys))
+        events = pl.Series(cause_numbers)
+        right = right.with_columns(event=events, cause=events).drop_nulls()
         joined = left.sort("event").join_asof(
             right,
             on="event",
@@ -169,7 +172,8 @@ class LabelJoin:
             allow_exact_matches=False,
             check_sortedness=False,
         )
-        return np.asarray(joined.sort("row")["cause"].fill_null(2**63 - 1).to_numpy())
+        next_causes = joined.sort("row")["cause"]
+        return np.asarray(next_causes.fill_null(LATEST).to_numpy())
 
     def _places(self, done: np.ndarray, run: Events) -> Callable[[int], dict[str, Any]]:
         """Return a function that gives the position after each sample of a run.
@@ -186,13 +190,15 @@ class LabelJoin:
         events = self.num_events
         after = run.after
         waiting = self.numbers.min(initial=events)
-        oldest = np.minimum.accumulate(np.append(done, waiting)[::-1])[::-1]
+        from_last = np.append(done, waiting)[::-1]
+        oldest = np.minimum.accumulate(from_last)[::-1]
 
         def place(row: int) -> dict[str, Any]:
             if oldest[row] == events:
                 return {"at": after, "emitted": 0}
             number, state = next(start for start in reversed(starts) if start[0] <= oldest[row])
-            repeated = (history >= number).sum() + (done[:row] >= number).sum()
+            repeated = np.count_nonzero(history >= number)
+            repeated += np.count_nonzero(done[:row] >= number)
             return {"at": state, "emitted": int(repeated)}
 
         while len(self.starts) > 1 and self.starts[1][0] <= waiting:

@@ -52,7 +52,9 @@ class LineSource(FileSource):
                     numbers = np.arange(row, row + len(numbered)) + 1
                     line += len(lines)
                     row += len(numbered)
-                    dropped = min(skip_rows, len(numbered)) if plan.skips is None else 0
+                    dropped = 0
+                    if plan.skips is None:
+                        dropped = min(skip_rows, len(numbered))
                     skip_rows -= dropped
                     for start in range(dropped, len(numbered), batch_rows):
                         stop = start + batch_rows
@@ -118,7 +120,10 @@ class LineSource(FileSource):
 def last_line_end(section: Section) -> int:
     """Return the offset after the last line end of a section, or its begin if there is none."""
     with open(section.file, "rb") as file:
-        stop = os.fstat(file.fileno()).st_size if section.end is None else section.end
+        if section.end is None:
+            stop = os.fstat(file.fileno()).st_size
+        else:
+            stop = section.end
         while stop > section.begin:
             start = max(section.begin, stop - BLOCK_BYTES)
             file.seek(start)
@@ -208,4 +213,6 @@ class ShortLines(io.RawIOBase):
         self._tail = data[end:]
         self._read += end
         parts.append(data[start:end])
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        if len(parts) == 1:
+            return parts[0]
+        return b"".join(parts)

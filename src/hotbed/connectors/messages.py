@@ -66,25 +66,30 @@ class Json(Decoder):
 
     def infer(self, values: Sequence[bytes]) -> pa.Schema:
         declared = pa.schema([(name, _declared(name, kind)) for name, kind in self.columns.items()])
-        lines = [
-            value.replace(b"\n", b" ") for value in values if value and value.lstrip()[:1] == b"{"
-        ]
+        lines = [_as_line(value) for value in values if value.lstrip()[:1] == b"{"]
         if not lines and (values or not self.columns):
             raise ValueError("no JSON object among them")
         if not lines:
             return declared
         columns = list(declared)
         for column in infer_json(lines, "a message"):
-            if column.name not in declared.names:
-                kind = column.type if has_nulls(column.type) else plain_type(column.type)
-                columns.append(pa.field(column.name, kind))
+            if column.name in declared.names:
+                continue
+            kind = column.type
+            if not has_nulls(kind):
+                kind = plain_type(kind)
+            columns.append(pa.field(column.name, kind))
         return pa.schema(columns)
 
     def decode(self, values: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch:
         for value in values:
             if value[:1] != b"{" and value.lstrip()[:1] != b"{":
                 raise ValueError("not a JSON object")
-        return read_json_lines([value.replace(b"\n", b" ") for value in values], schema)
+        return read_json_lines([_as_line(value) for value in values], schema)
+
+
+def _as_line(value: bytes) -> bytes:
+    return value.replace(b"\n", b" ")
 
 
 @dataclass(frozen=True)
@@ -111,19 +116,22 @@ class Arrow(Decoder):
         raise ValueError("no Arrow stream among them")
 
     def decode(self, values: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch:
-        table = pa.concat_tables([pa.ipc.open_stream(value).read_all() for value in values])
-        table = table.combine_chunks()
+        parts = [pa.ipc.open_stream(value).read_all() for value in values]
+        table = pa.concat_tables(parts).combine_chunks()
         columns: list[pa.Array] = []
         for name, kind in zip(schema.names, schema.types, strict=True):
             if name in table.schema.names:
-                columns.append(_flat(table[name].combine_chunks().cast(kind)))
+                column = table[name].combine_chunks()
+                columns.append(_flat(column.cast(kind)))
             else:
                 columns.append(pa.nulls(table.num_rows, kind))
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _flat(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if isinstance(column, pa.ChunkedArray):
+        return column.combine_chunks()
+    return column
 
 
 def _declared(name: str, kind: str) -> pa.DataType:
@@ -134,7 +142,9 @@ def _declared(name: str, kind: str) -> pa.DataType:
             f"columns.{name}: unknown type, got {kind!r}. Use one of {', '.join(_TYPES)}, or "
             "list<one of them>."
         )
-    return _TYPES[inner] if kind == inner else pa.list_(_TYPES[inner])
+    if kind == inner:
+        return _TYPES[inner]
+    return pa.list_(_TYPES[inner])
 
 
 def wanted_types(
@@ -155,7 +165,9 @@ def wanted_types(
         SchemaError: A column is not in `types`, not declared, and not in any of the messages.
     """
     schema = schema_from_text(types)
-    columns = list(schema.names if plan.columns is None else plan.columns)
+    columns = schema.names
+    if plan.columns is not None:
+        columns = list(plan.columns)
     if plan.columns is None or not set(columns) <= set(schema.names):
         try:
             inferred = decoder.infer(values)
@@ -163,21 +175,34 @@ def wanted_types(
             inferred = pa.schema([(name, pa.null()) for name in columns])
         if plan.columns is None:
             columns += [name for name in inferred.names if name not in columns]
-        if absent := [name for name in columns if name not in {*schema.names, *inferred.names}]:
-            raise SchemaError(
-                f"columns: no message has columns {absent}, got {inferred.names}. Correct the "
-                "schema, or declare columns that may be absent: Json(columns={...})."
-            )
-        new = [c for c in inferred if c.name in columns and c.name not in schema.names]
-        schema = pa.schema([*schema, *(column for column in new if not has_nulls(column.type))])
+        schema = _with_new_types(schema, inferred, columns)
         types = schema_to_text(schema)
-    kinds = {name: pa.null() for name in columns}
+    kinds: dict[str, pa.DataType] = {}
     for name in columns:
+        kind = pa.null()
         if name in schema.names:
-            kinds[name] = schema.field(name).type
-        if name in plan.types and is_number(kinds[name]):
-            kinds[name] = plan.types[name]
+            kind = schema.field(name).type
+        if name in plan.types and is_number(kind):
+            kind = plan.types[name]
+        kinds[name] = kind
     return pa.schema(list(kinds.items())), types
+
+
+def _with_new_types(schema: pa.Schema, inferred: pa.Schema, columns: list[str]) -> pa.Schema:
+    """Return `schema` with the inferred types of those `columns` that it lacks."""
+    known = {*schema.names, *inferred.names}
+    absent = [name for name in columns if name not in known]
+    if absent:
+        raise SchemaError(
+            f"columns: no message has columns {absent}, got {inferred.names}. Correct the "
+            "schema, or declare columns that may be absent: Json(columns={...})."
+        )
+    fields = list(schema)
+    for column in inferred:
+        is_new = column.name in columns and column.name not in schema.names
+        if is_new and not has_nulls(column.type):
+            fields.append(column)
+    return pa.schema(fields)
 
 
 Decoded = tuple[list[pa.RecordBatch], list[int], dict[int, Exception]]
@@ -196,22 +221,28 @@ def decode_messages(
             batch = decoder.decode(values, schema)
             if not decoder.many and batch.num_rows != len(values):
                 raise ValueError(f"{len(values)} messages gave {batch.num_rows} rows")
-            counts = [batch.num_rows] if decoder.many else [1] * len(values)
+            counts = [1] * len(values)
+            if decoder.many:
+                counts = [batch.num_rows]
             return [batch], counts, {}
         except (ValueError, TypeError, KeyError, OSError, pa.ArrowException) as error:
             if len(values) == 1:
                 return [], [0], {first: error}
     half = len(values) // 2
-    left = decode_messages(
+    batches, counts, errors = decode_messages(
         decoder,
         values[:half],
         schema,
         first,
     )
-    right = decode_messages(
+    more_batches, more_counts, more_errors = decode_messages(
         decoder,
         values[half:],
         schema,
         first + half,
     )
-    return [*left[0], *right[0]], [*left[1], *right[1]], {**left[2], **right[2]}
+    return (
+        [*batches, *more_batches],
+        [*counts, *more_counts],
+        {**errors, **more_errors},
+    )

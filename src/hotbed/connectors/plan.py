@@ -36,7 +36,10 @@ class Skips:
         count: int = 1,
     ) -> None:
         """Count `count` bad rows (or one torn file) under `reason`, and log `message`."""
-        level = logging.DEBUG if reason in self.counts else logging.WARNING
+        if reason in self.counts:
+            level = logging.DEBUG
+        else:
+            level = logging.WARNING
         self.counts[reason] = self.counts.get(reason, 0) + count
         self.last = printable(message)
         logger.log(

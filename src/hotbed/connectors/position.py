@@ -54,7 +54,9 @@ class Position:
         """
         if isinstance(value, Position):
             return value
-        state = json.loads(value) if isinstance(value, str) else value
+        state = value
+        if isinstance(value, str):
+            state = json.loads(value)
         if not isinstance(state, Mapping):
             raise DataError(
                 f"position: a position is a JSON object, got {value!r}. Pass the value that "

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
+from hotbed.connectors.jsonl import is_number
 from hotbed.connectors.late_labels import Events, LabelJoin, LateLabels
 from hotbed.connectors.live import Live
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
@@ -102,8 +103,14 @@ class Replay(Source):
             plan,
             columns,
         )
-        labelled = _plain(runs) if self.late is None else map(LabelJoin(self.late), runs)
-        pace = None if self.speed is None else _Pace(self.speed, plan.live or Live())
+        if self.late is None:
+            labelled = _plain(runs)
+        else:
+            labelled = map(LabelJoin(self.late), runs)
+        if self.speed is None:
+            pace = None
+        else:
+            pace = _Pace(self.speed, plan.live or Live())
         skip = int(state["emitted"])
         for run in labelled:
             row = min(skip, len(run.keys))
@@ -170,8 +177,15 @@ class _Reading:
         "source": a position; "skip": the rows used after it; "row": the rows before it; "time": the
         newest time so far.
         """
-        source = None if self._position is None else dict(self._position.state)
-        return {"source": source, "skip": self._used, "row": self._row, "time": self._high}
+        source = None
+        if self._position is not None:
+            source = dict(self._position.state)
+        return {
+            "source": source,
+            "skip": self._used,
+            "row": self._row,
+            "time": self._high,
+        }
 
     def fill(self) -> None:
         """Read until rows are at hand or the source ends."""
@@ -189,8 +203,10 @@ class _Reading:
             is_valid = times.is_valid().to_numpy(zero_copy_only=False)
             self.indices = np.flatnonzero(is_valid[self._used :]) + self._used
             self.rows = batch.take(pa.array(self.indices))
-            self.times = times.fill_null(0).to_numpy(zero_copy_only=False)[self.indices]
-            self.keys = np.maximum.accumulate(np.concatenate([[self._high], self.times]))[1:]
+            micros = times.fill_null(0).to_numpy(zero_copy_only=False)
+            self.times = micros[self.indices]
+            with_newest = np.concatenate([[self._high], self.times])
+            self.keys = np.maximum.accumulate(with_newest)[1:]
 
     def take(self, count: int) -> tuple[pa.RecordBatch, np.ndarray, np.ndarray, np.ndarray]:
         """Return the next rows with keys, times and numbers in the source (from 1)."""
@@ -209,7 +225,8 @@ class _Reading:
     def _report_bad(self, bad: np.ndarray) -> None:
         """Count rows whose time cannot be read, or raise DecodeError if the plan has no `skips`."""
         assert self._after is not None
-        place = self.source.locate(self._after, self._size - int(np.flatnonzero(bad)[0]))
+        first = int(np.flatnonzero(bad)[0])
+        place = self.source.locate(self._after, self._size - first)
         message = f"{place}: column {self.time!r} does not hold a time of unit {self.unit!r}"
         if self.plan.skips is None:
             raise DecodeError(
@@ -228,28 +245,19 @@ def _merged(
     columns: list[str],
 ) -> Iterator[Events]:
     """Yield the events of all sources by time, ties by source."""
-    schema = pa.unify_schemas([source.schema().remove_metadata() for source in replay.sources])
-    own = replay._own_columns()
-    names = [name for name in columns if replay.late is None or name != replay.late.label]
-    needed = list(dict.fromkeys([*names, *own]))
-    types = {
-        name: kind
-        for name, kind in plan.types.items()
-        if name not in own and name in needed and _is_number(schema, name)
-    }
-    target = pa.schema([(name, types.get(name, schema.field(name).type)) for name in needed])
+    target, types = _target(replay, plan, columns)
     readings: list[_Reading] = []
     for number, (source, state) in enumerate(zip(replay.sources, states, strict=True)):
         present = source.schema().names
-        own_plan = replace(plan, columns=tuple(n for n in needed if n in present), types=types)
-        readings.append(
-            _Reading(
-                replay,
-                number,
-                state,
-                own_plan,
-            )
+        own_columns = tuple(name for name in target.names if name in present)
+        own_plan = replace(plan, columns=own_columns, types=types)
+        reading = _Reading(
+            replay,
+            number,
+            state,
+            own_plan,
         )
+        readings.append(reading)
     while True:
         for reading in readings:
             reading.fill()
@@ -258,49 +266,72 @@ def _merged(
         yield _next_run(readings, target)
 
 
+def _target(
+    replay: Replay,
+    plan: ReadPlan,
+    columns: list[str],
+) -> tuple[pa.Schema, dict[str, pa.DataType]]:
+    """Return the columns to read of all sources, and the types that the plan gives some of them."""
+    schema = pa.unify_schemas([source.schema().remove_metadata() for source in replay.sources])
+    own = replay._own_columns()
+    needed = dict.fromkeys([*columns, *own])
+    if replay.late is not None and replay.late.label not in own:
+        needed.pop(replay.late.label, None)
+    types: dict[str, pa.DataType] = {}
+    kinds: dict[str, pa.DataType] = {}
+    for name in needed:
+        kind = schema.field(name).type
+        if name in plan.types and name not in own and is_number(kind):
+            kind = plan.types[name]
+            types[name] = kind
+        kinds[name] = kind
+    return pa.schema(list(kinds.items())), types
+
+
 def _next_run(readings: Sequence[_Reading], target: pa.Schema) -> Events:
     """Return the events that no later row of any source can precede."""
     before = [reading.state() for reading in readings]
     filled = [reading for reading in readings if len(reading.keys)]
     # Rows that were not read yet may not be overtaken: the limit is the source whose rows at hand
     # end earliest, the first one of several.
-    limits = [(int(reading.keys[-1]), reading.number) for reading in filled if not reading.ended]
-    latest, last = min(limits, default=(LATEST, len(readings)))
+    latest = LATEST
+    last = len(readings)
+    for reading in filled:
+        end = int(reading.keys[-1])
+        if not reading.ended and (end, reading.number) < (latest, last):
+            latest = end
+            last = reading.number
     batches = []
     all_keys = []
     all_times = []
     for reading in filled:
-        # ties are in the order of the sources
-        side: Literal["left", "right"] = "right" if reading.number <= last else "left"
+        side: Literal["left", "right"] = "left"
+        if reading.number <= last:  # ties are in the order of the sources
+            side = "right"
         count = int(np.searchsorted(reading.keys, latest, side))
         if count:
             rows, keys, times, numbers = reading.take(count)
-            batches.append(
-                _as_wanted(
-                    rows,
-                    target,
-                    reading.number,
-                    numbers,
-                )
+            batch = _as_wanted(
+                rows,
+                target,
+                reading.number,
+                numbers,
             )
+            batches.append(batch)
             all_keys.append(keys)
             all_times.append(times)
-    merged = np.concatenate(all_keys)
-    order = np.argsort(merged, kind="stable")
-    table = pa.Table.from_batches(batches).take(pa.array(order))
+    keys = np.concatenate(all_keys)
+    times = np.concatenate(all_times)
+    order = np.argsort(keys, kind="stable")
+    table = pa.Table.from_batches(batches)
     after = [reading.state() for reading in readings]
     return Events(
-        table,
-        merged[order],
-        np.concatenate(all_times)[order],
+        table.take(pa.array(order)),
+        keys[order],
+        times[order],
         before,
         after,
     )
-
-
-def _is_number(schema: pa.Schema, name: str) -> bool:
-    kind = schema.field(name).type
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def _as_wanted(
@@ -316,9 +347,10 @@ def _as_wanted(
             arrays.append(rows.column(column.name).cast(column.type))
         else:
             arrays.append(pa.nulls(rows.num_rows, column.type))
-    origin = pa.array(np.full(rows.num_rows, source, np.int32))
-    place = pa.StructArray.from_arrays([origin, pa.array(numbers)], ["source", "row"])
-    return pa.RecordBatch.from_arrays([*arrays, place], names=[*target.names, PLACE])
+    sources = np.full(rows.num_rows, source, np.int32)
+    columns = [pa.array(sources), pa.array(numbers)]
+    places = pa.StructArray.from_arrays(columns, ["source", "row"])
+    return pa.RecordBatch.from_arrays([*arrays, places], names=[*target.names, PLACE])
 
 
 def _plain(runs: Iterator[Events]) -> Iterator[Events]:

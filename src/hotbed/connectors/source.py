@@ -171,7 +171,10 @@ class Slice(Source):
                 row = int(position["row"])
         for batch, after in self.source.read(inner, batch_rows, plan):
             end = row + batch.num_rows
-            last = end if stop is None else min(end, stop)
+            if stop is None:
+                last = end
+            else:
+                last = min(end, stop)
             if last > begin:
                 first = max(begin, row)
                 yield (
@@ -188,7 +191,10 @@ class Slice(Source):
     def _rows(self) -> tuple[int, int | None]:
         """Return start and stop as row numbers."""
         if not self._is_fraction():
-            stop_row = None if self.stop is None else int(self.stop)
+            if self.stop is None:
+                stop_row = None
+            else:
+                stop_row = int(self.stop)
             return int(self.start), stop_row
         return self._bounds
 
@@ -196,7 +202,10 @@ class Slice(Source):
     def _bounds(self) -> tuple[int, int]:
         """Start and stop of fractions, as row numbers."""
         count = self.source.count_rows()
-        stop = 1.0 if self.stop is None else self.stop
+        if self.stop is None:
+            stop = 1.0
+        else:
+            stop = self.stop
         return round(self.start * count), round(stop * count)
 
 
@@ -375,7 +384,9 @@ def _match(batch: pa.RecordBatch, side_keys: pa.Table) -> pa.Array:
 
 
 def _one_chunk(array: pa.ChunkedArray | pa.Array) -> pa.Array:
-    return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+    if isinstance(array, pa.ChunkedArray):
+        return array.combine_chunks()
+    return array
 
 
 def rows_of(
@@ -385,7 +396,9 @@ def rows_of(
     plan: ReadPlan,
 ) -> Iterator[tuple[pa.RecordBatch, Position]]:
     """Yield the rows of `table` after `position`, as `Source.read` does."""
-    row = int(position["row"]) if position else 0
+    row = 0
+    if position:
+        row = int(position["row"])
     if plan.columns is not None:
         table = table.select([name for name in table.schema.names if name in plan.columns])
     for batch in table.slice(row).to_batches(max_chunksize=batch_rows):

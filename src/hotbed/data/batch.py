@@ -159,7 +159,9 @@ def _reinterpreted(id: int, what: str) -> int:
     """Return the signed number with the 64 bits of `id`."""
     if not -(2**63) <= id < 2**64:
         raise RowShapeError(f"{what}: expected numbers of 64 bits, got {id}. Hash longer ones.")
-    return id - 2**64 if id >= 2**63 else id
+    if id >= 2**63:
+        return id - 2**64
+    return id
 
 
 class SideBySide(Mapping[str, Any]):
@@ -181,7 +183,9 @@ class SideBySide(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         first = self._places[name]
         width = self._widths[name]
-        return self.matrix[:, first] if width == 1 else self.matrix[:, first : first + width]
+        if width == 1:
+            return self.matrix[:, first]
+        return self.matrix[:, first : first + width]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._widths)

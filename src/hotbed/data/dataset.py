@@ -115,10 +115,18 @@ class Dataset:
 
     def __repr__(self) -> str:
         text = repr(self.source)
-        source = text if len(text) <= 80 else f"{type(self.source).__name__}(…)"
+        if len(text) <= 80:
+            source = text
+        else:
+            source = f"{type(self.source).__name__}(…)"
         names = [column.name for column in self.schema.columns]
-        rows = "unknown" if self.num_rows is None else f"{self.num_rows:,}"
-        order = f", shuffle={self.shuffle}" if self.shuffle else ""
+        if self.num_rows is None:
+            rows = "unknown"
+        else:
+            rows = f"{self.num_rows:,}"
+        order = ""
+        if self.shuffle:
+            order = f", shuffle={self.shuffle}"
         return (
             f"Dataset({source}, columns={names}, batch_size={self.batch_size}{order}, rows={rows})"
         )
@@ -131,7 +139,9 @@ class Dataset:
     @property
     def resumed_epoch(self) -> int | None:
         """The epoch whose rest the next iteration reads after `resume`; None without `resume`."""
-        return None if self._resume is None else int(self._resume["epoch"])
+        if self._resume is None:
+            return None
+        return int(self._resume["epoch"])
 
     @property
     def endless(self) -> bool:
@@ -186,7 +196,9 @@ class Dataset:
         Entries of the journal before the position are removed, and the source commits its own
         position.
         """
-        source = position["source"] if self.endless else None
+        source = None
+        if self.endless:
+            source = position["source"]
         if source is not None:
             self.live.journal.forget({"block": source["block"], "cut": position["rows"]})
             self.source.commit(Position.from_json(source))
@@ -205,7 +217,9 @@ class Dataset:
             self._cached = None  # its rows were not checked
         self._in_unit = names
         self._must_match = must_match
-        self.encoder.unit_labels = frozenset() if self._maps else names
+        self.encoder.unit_labels = names
+        if self._maps:
+            self.encoder.unit_labels = frozenset()
 
     def _begin(self, number: int) -> Generator[Batch | None, None, None]:
         if not self.endless and self._cached is None:  # before another thread begins to read
@@ -214,7 +228,10 @@ class Dataset:
         self._resume = None
         if start is not None and start["epoch"] != number:
             start = None
-        self._next_epoch = number if self.endless else number + 1
+        if self.endless:
+            self._next_epoch = number
+        else:
+            self._next_epoch = number + 1
         return self._run(number, start)
 
     def resume(self, position: Position | Mapping[str, Any] | str) -> Dataset:
@@ -355,7 +372,10 @@ class Dataset:
         pending = 0  # rows in `parts`
         idle_since = None
         position = start
-        begin = None if start["source"] is None else Position(start["source"])
+        if start["source"] is None:
+            begin = None
+        else:
+            begin = Position(start["source"])
         for chunk, before, after in self._encoded(begin):
             if skip and self._is_past(before, start):
                 skip = 0  # the rest of the block, with the rows to skip, was abandoned
@@ -380,7 +400,10 @@ class Dataset:
                 idle_since = None
                 continue
             now = self.live.clock()
-            idle_since = now if idle_since is None else min(idle_since, now)
+            if idle_since is None:
+                idle_since = now
+            else:
+                idle_since = min(idle_since, now)
             if pending and self._flushes(after, idle_since):
                 self.live.journal.append("cut", rows + pending, {})
                 yield self._finish(parts, position)
@@ -470,7 +493,10 @@ class Dataset:
         skip = int(place["skip"])
         if self.cache:
             return self._cached_buffers(epoch, skip)
-        begin = None if place["source"] is None else Position.from_json(place["source"])
+        if place["source"] is None:
+            begin = None
+        else:
+            begin = Position.from_json(place["source"])
         chunks = self._encoded(begin)
         if self.shuffle > 1:
             shuffle = Shuffle(self.shuffle, self.seed, epoch)
@@ -480,20 +506,30 @@ class Dataset:
     def _cached_buffers(self, epoch: int, skip: int) -> Iterator[Buffer]:
         if self._cached is None:
             chunks = [chunk[0] for chunk in self._encoded(None)]
-            self._cached = Batch.concat(chunks) if chunks else Batch(num_samples=0)
+            if chunks:
+                self._cached = Batch.concat(chunks)
+            else:
+                self._cached = Batch(num_samples=0)
         rows = self._cached
         order = None
         if self.shuffle:
             order = np.random.default_rng((self.seed, epoch)).permutation(rows.num_samples)
         for begin in range(skip, rows.num_samples, READ_ROWS):
             end = min(begin + READ_ROWS, rows.num_samples)
-            part = rows[begin:end] if order is None else rows.take(order[begin:end])
+            if order is None:
+                part = rows[begin:end]
+            else:
+                part = rows.take(order[begin:end])
             yield Buffer(part, place_at(None, begin), place_at(None, end))
 
     def _encoded(self, position: Position | None) -> Iterator[Encoded]:
         """Yield the encoded chunks of the source after `position`, and ticks."""
-        skips = self.skips if self.on_error == "skip" else None
-        live = self.live if self.endless else None
+        skips = None
+        if self.on_error == "skip":
+            skips = self.skips
+        live = None
+        if self.endless:
+            live = self.live
         columns = self.schema.raw_columns(self._labels)
         if self.schema.time is not None and not self._labels:
             columns.append(self.schema.time.source)  # read if it is there
@@ -615,7 +651,10 @@ class Dataset:
             text = ", ".join(f"{key} {value}" for key, value in keys.items())
             return DecodeError(f"{text}: {error}", row=error.row, column=error.column)
         place = self.source.locate(after, raw.num_rows - row + 1)
-        message = f"{place}: {error}" if place.file else str(error)
+        if place.file:
+            message = f"{place}: {error}"
+        else:
+            message = str(error)
         return DecodeError(
             message,
             place.file,
@@ -648,7 +687,9 @@ def _check_stream_arguments(
                 "Leave it out."
             )
     if source.endless and (shuffle > 1 or cache):
-        name = "cache" if cache else "shuffle"
+        name = "shuffle"
+        if cache:
+            name = "cache"
         raise ConfigError(
             f"dataset.{name}: the source is endless, its order is the order of events, got "
             f"{cache or shuffle!r}. Leave it out."

@@ -382,7 +382,10 @@ def _newest(ids: Ids, max_length: int) -> Ids:
     keep = from_end <= max_length
     offsets = np.zeros_like(ids.offsets)
     np.cumsum(np.minimum(lengths, max_length), out=offsets[1:])
-    weights = None if ids.weights is None else ids.weights[keep]
+    if ids.weights is None:
+        weights = None
+    else:
+        weights = ids.weights[keep]
     return Ids(ids.values[keep], offsets, weights)
 
 

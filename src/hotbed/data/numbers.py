@@ -101,7 +101,10 @@ def outside_unit(labels: np.ndarray) -> np.ndarray:
 
 def label_outside_unit(column: Label, value: float) -> str:
     """Return the message for a label that a cross-entropy cannot take."""
-    source = "" if column.source == column.name else f" of column {column.source!r}"
+    if column.source == column.name:
+        source = ""
+    else:
+        source = f" of column {column.source!r}"
     return (
         f"label {column.name!r}{source}: the loss is a cross-entropy and needs labels from 0 to 1, "
         f"got {value:g}. Give Label({column.name!r}, threshold=…), which makes 1 of values from "

@@ -58,7 +58,9 @@ def in_order(chunks: Iterator[Encoded], skip: int) -> Iterator[Buffer]:
     """Yield the chunks in their order, without the first `skip` rows."""
     for rows, before, after in chunks:
         if skip < rows.num_samples:
-            rest = rows[skip:] if skip else rows
+            rest = rows
+            if skip:
+                rest = rows[skip:]
             yield Buffer(rest, place_at(before, skip), place_at(after, 0))
         skip = max(0, skip - rows.num_samples)
 

@@ -7,7 +7,7 @@ import json
 from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import pyarrow as pa
 
@@ -324,10 +324,11 @@ class Schema:
 
         Raises ConfigError with the path of a wrong key.
         """
-        spec = json.loads(value) if isinstance(value, str) else value
-        columns: list[Column] = config.build(spec["columns"], Sequence[Column], "schema.columns")
-        types = config.build(spec.get("types", {}), Mapping[str, Type], "schema.types")
-        shapes = config.build(spec.get("shapes", {}), Mapping[str, Shape], "schema.shapes")
+        if isinstance(value, str):
+            value = cast(Mapping[str, Any], json.loads(value))
+        columns = config.build(value["columns"], Sequence[Column], "schema.columns")
+        types = config.build(value.get("types", {}), Mapping[str, Type], "schema.types")
+        shapes = config.build(value.get("shapes", {}), Mapping[str, Shape], "schema.shapes")
         return cls(columns, types, shapes)
 
 
@@ -361,7 +362,9 @@ def shape_of(kind: pa.DataType) -> Shape | None:
     """Return whether a row of an Arrow type is one value or a list; None for the null type."""
     if pa.types.is_null(kind):
         return None
-    return "list" if pa.types.is_nested(kind) else "value"
+    if pa.types.is_nested(kind):
+        return "list"
+    return "value"
 
 
 def joined_shape(before: Shape | None, shape: Shape) -> Shape:

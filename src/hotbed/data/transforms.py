@@ -128,8 +128,10 @@ class Cross(Transform):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        names = [self.with_] if isinstance(self.with_, str) else self.with_
-        object.__setattr__(self, "with_", tuple(names))
+        if isinstance(self.with_, str):
+            object.__setattr__(self, "with_", (self.with_,))
+        else:
+            object.__setattr__(self, "with_", tuple(self.with_))
         checks.at_least(
             "cross.bins",
             self.bins,
