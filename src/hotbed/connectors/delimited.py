@@ -109,8 +109,9 @@ class Csv(FileSource):
         plan: ReadPlan,
     ) -> Iterator[Rows]:
         schema = self.schema()
-        names = [name for name in schema.names if plan.columns is None or name in plan.columns]
-        types = {name: plan.types.get(name, schema.field(name).type) for name in names}
+        types: dict[str, pa.DataType] = {}
+        for name in plan.wanted(schema.names):
+            types[name] = plan.types.get(name, schema.field(name).type)
         try:
             yield from _drop(_Reading(self, section, plan).rows(types), skip_rows)
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -200,8 +201,7 @@ class Csv(FileSource):
         stream = section.open()
         if len(self.delimiter) > 1:
             # Long delimiters become the unit separator. The section passes through memory whole.
-            data = stream.read().replace(self.delimiter.encode(), self.separator.encode())
-            stream = pa.BufferReader(data)
+            stream = pa.BufferReader(self._separated(stream.read()))
         if self._is_wide:
             return stream
         return ShortLines(stream, LINE_BYTES, replace)
@@ -209,12 +209,16 @@ class Csv(FileSource):
     def names_of(self, file: str) -> list[str]:
         """Return the names of the columns of a file, from its header."""
         with Section(file).open() as stream:
-            head = stream.read(SAMPLE_BYTES)
-        if len(self.delimiter) > 1:
-            head = head.replace(self.delimiter.encode(), self.separator.encode())
+            head = self._separated(stream.read(SAMPLE_BYTES))
         options = self._options(threads=False, leave_out=lambda row: "skip")
         names: list[str] = pacsv.read_csv(pa.BufferReader(head), **options).schema.names
         return names
+
+    def _separated(self, data: bytes) -> bytes:
+        """Return `data` with the separator in place of a long delimiter."""
+        if len(self.delimiter) == 1:
+            return data
+        return data.replace(self.delimiter.encode(), self.separator.encode())
 
     def infer(self) -> pa.Schema:
         file = self.first_file()
@@ -225,8 +229,7 @@ class Csv(FileSource):
             raise _decode_error(error, Section(file), []) from error
         if len(head) == SAMPLE_BYTES and b"\n" in head:
             head = head[: head.rindex(b"\n") + 1]
-        if len(self.delimiter) > 1:
-            head = head.replace(self.delimiter.encode(), self.separator.encode())
+        head = self._separated(head)
         options = self._options(threads=False, leave_out=lambda row: "skip")  # reading reports it
         try:
             names = pacsv.read_csv(pa.BufferReader(head), **options).schema.names
@@ -248,13 +251,15 @@ class Csv(FileSource):
         unknown = [name for name in declared if name not in names]
         if unknown:
             raise SchemaError(
-                f"{file}: declared columns {unknown} are absent; the file has {names}. Correct "
-                "`columns`."
+                f"{file}: declared columns {unknown} are absent, got {names}. Correct `columns`."
             )
         types: list[tuple[str, pa.DataType]] = []
         for name in names:
             kind = declared.get(name)
-            types.append((name, _TYPES[kind] if kind else _infer(table[name])))
+            if kind is None:
+                types.append((name, _infer(table[name])))
+            else:
+                types.append((name, _TYPES[kind]))
         return pa.schema(types)
 
 
@@ -263,7 +268,8 @@ def _infer(column: pa.ChunkedArray) -> pa.DataType:
     values = column.drop_null()
     if len(values) == 0:
         return pa.string()
-    if pc.all(pc.match_substring_regex(values, _INTEGER)).as_py():
+    is_integer = pc.match_substring_regex(values, _INTEGER)
+    if pc.all(is_integer).as_py():
         for kind in (pa.int64(), pa.uint64()):
             try:
                 values.cast(kind)
@@ -271,7 +277,8 @@ def _infer(column: pa.ChunkedArray) -> pa.DataType:
             except pa.ArrowInvalid:
                 continue
         return pa.string()
-    if pc.any(pc.match_substring_regex(values, r"^-?0[0-9]")).as_py():
+    has_leading_zero = pc.match_substring_regex(values, r"^-?0[0-9]")
+    if pc.any(has_leading_zero).as_py():
         return pa.string()
     try:
         values.cast(pa.float64())
@@ -308,8 +315,11 @@ class _Reading:
         skips = self.plan.skips is not None
         # To skip bad values, read all as bytes: pyarrow's own conversion stops at a bad value, the
         # cast in `_forgive` gives null for it.
+        read_types = types
+        if skips:
+            read_types = dict.fromkeys(types, pa.binary())
         convert = pacsv.ConvertOptions(
-            column_types={name: pa.binary() if skips else kind for name, kind in types.items()},
+            column_types=read_types,
             include_columns=list(types),
             null_values=list(source.null_values),
             strings_can_be_null=True,

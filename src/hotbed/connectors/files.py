@@ -24,7 +24,12 @@ SAMPLE_BYTES = 1 << 20
 """Bytes of a file from which the names and types of its columns are inferred."""
 
 _BLANK_BYTES = 1 << 16
-_CODECS = {".bz2": "bz2", ".gz": "gzip", ".lz4": "lz4", ".zst": "zstd"}
+_CODECS = {
+    ".bz2": "bz2",
+    ".gz": "gzip",
+    ".lz4": "lz4",
+    ".zst": "zstd",
+}
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -225,7 +230,16 @@ class FileSource(Source):
                 ):
                     for batch in cut(whole, batch_rows):
                         row += batch.num_rows
-                        yield batch, Position({"file": index, "name": name, "row": row})
+                        yield (
+                            batch,
+                            Position(
+                                {
+                                    "file": index,
+                                    "name": name,
+                                    "row": row,
+                                }
+                            ),
+                        )
             except DecodeError as error:
                 if plan.skips is None:
                     raise

@@ -468,7 +468,11 @@ class _Reading:
             if now.begins_as(identity):
                 row = block["rows"] + self.row
                 logger.warning("%s was corrected; resuming after its row %d", printable(path), row)
-                corrected = {"size": size, "digest": now.digest, "failed": False}
+                corrected = {
+                    "size": size,
+                    "digest": now.digest,
+                    "failed": False,
+                }
                 self.live.journal.revise("block", self.number, {**entry, **corrected})
                 block |= {"size": size, "digest": now.digest}
                 return True
@@ -476,7 +480,15 @@ class _Reading:
             logger.warning("%s stopped the stream and was corrected or removed", printable(path))
         else:
             self._refuse_change(block, content)
-        self.live.journal.revise("block", self.number, {**block, "now": self.now, "left": True})
+        self.live.journal.revise(
+            "block",
+            self.number,
+            {
+                **block,
+                "now": self.now,
+                "left": True,
+            },
+        )
         return False
 
     def _content(self, block: Mapping[str, Any]) -> Content:
@@ -558,7 +570,13 @@ class _Hint:
     racy: bool
 
 
-_NO_BLOCK: dict[str, Any] = {"file": None, "begin": 0, "rows": 0, "size": 0, "digest": ""}
+_NO_BLOCK: dict[str, Any] = {
+    "file": None,
+    "begin": 0,
+    "rows": 0,
+    "size": 0,
+    "digest": "",
+}
 
 
 def _decision(state: Mapping[str, Any]) -> dict[str, Any]:

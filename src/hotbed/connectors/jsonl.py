@@ -30,7 +30,11 @@ class Jsonl(LineSource):
     Example: `hb.sources.Jsonl("events/*.jsonl.gz")`
     """
 
-    endings: ClassVar[Mapping[str, Mapping[str, Any]]] = {".jsonl": {}, ".ndjson": {}, ".json": {}}
+    endings: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        ".jsonl": {},
+        ".ndjson": {},
+        ".json": {},
+    }
     path: Paths
 
     def infer(self) -> pa.Schema:
@@ -56,13 +60,13 @@ class Jsonl(LineSource):
 
     def parse(self, lines: list[bytes], plan: ReadPlan) -> pa.RecordBatch:
         schema = self.schema()
-        if plan.columns is not None:
-            schema = pa.schema([column for column in schema if column.name in plan.columns])
-        for index, column in enumerate(schema):
-            if is_number(column.type) and column.name in plan.types:
-                kind = plan.types[column.name]
-                schema = schema.set(index, pa.field(column.name, kind))
-        return read_json_lines(lines, schema)
+        kinds: dict[str, pa.DataType] = {}
+        for name in plan.wanted(schema.names):
+            kind = schema.field(name).type
+            if name in plan.types and is_number(kind):
+                kind = plan.types[name]
+            kinds[name] = kind
+        return read_json_lines(lines, pa.schema(list(kinds.items())))
 
 
 def _is_object(text: bytes) -> bool:
@@ -76,14 +80,10 @@ def _is_object(text: bytes) -> bool:
 def read_json_lines(lines: list[bytes], schema: pa.Schema) -> pa.RecordBatch:
     """Return the columns of `schema` from JSON objects, one per line; absent keys are null."""
     if not lines:
-        return pa.RecordBatch.from_arrays(
-            [pa.array([], type=field.type) for field in schema], schema=schema
-        )
-    options = pajson.ParseOptions(
-        explicit_schema=schema, unexpected_field_behavior="ignore", newlines_in_values=False
-    )
+        empty = [pa.array([], type=column.type) for column in schema]
+        return pa.RecordBatch.from_arrays(empty, schema=schema)
     data = b"\n".join(lines)
-    table = pajson.read_json(io.BytesIO(data), read_options=_whole(data), parse_options=options)
+    table = _read_json(data, schema)
     if table.num_rows != len(lines):
         raise ValueError(f"{len(lines)} lines hold {table.num_rows} objects")
     batch: pa.RecordBatch = table.combine_chunks().to_batches()[0]
@@ -105,7 +105,7 @@ def infer_json(lines: list[bytes], file: str) -> pa.Schema:
     while schema is None and count:
         try:
             data = b"\n".join(lines[:count])
-            schema = pajson.read_json(io.BytesIO(data), read_options=_whole(data)).schema
+            schema = _read_json(data).schema
         except pa.ArrowException:
             if count > 1:
                 count //= 2
@@ -125,27 +125,45 @@ def _with_big_ids(data: bytes, schema: pa.Schema) -> pa.Schema:
     Arrow reads such integers as floats, which lose digits.
     """
     for index, column in enumerate(schema):
-        if pa.types.is_floating(column.type):
-            wanted = pa.field(column.name, pa.uint64())
-            options = pajson.ParseOptions(
-                explicit_schema=pa.schema([wanted]), unexpected_field_behavior="ignore"
-            )
-            try:
-                pajson.read_json(io.BytesIO(data), read_options=_whole(data), parse_options=options)
-                schema = schema.set(index, wanted)
-            except pa.ArrowException:
-                continue
+        if not pa.types.is_floating(column.type):
+            continue
+        wanted = pa.field(column.name, pa.uint64())
+        try:
+            _read_json(data, pa.schema([wanted]))
+        except pa.ArrowException:
+            continue
+        schema = schema.set(index, wanted)
     return schema
 
 
-def _whole(data: bytes) -> pajson.ReadOptions:
-    """Return options that read `data` as one block, so that block ends do not change types."""
-    return pajson.ReadOptions(use_threads=False, block_size=max(len(data) + 1, 1 << 10))
+def _read_json(data: bytes, schema: pa.Schema | None = None) -> pa.Table:
+    """Return the rows of `data`: the columns of `schema`, or all columns with inferred types.
+
+    The data are read as one block, so that block ends do not change types.
+    """
+    read_options = pajson.ReadOptions(
+        use_threads=False,
+        block_size=max(len(data) + 1, 1 << 10),
+    )
+    parse_options = None
+    if schema is not None:
+        parse_options = pajson.ParseOptions(
+            explicit_schema=schema,
+            unexpected_field_behavior="ignore",
+            newlines_in_values=False,
+        )
+    return pajson.read_json(
+        io.BytesIO(data),
+        read_options=read_options,
+        parse_options=parse_options,
+    )
 
 
 def has_nulls(kind: pa.DataType) -> bool:
     """Return whether only nulls (or empty lists) were read, so that the type is not known yet."""
-    return bool(pa.types.is_null(kind) or (pa.types.is_list(kind) and has_nulls(kind.value_type)))
+    if pa.types.is_list(kind):
+        return has_nulls(kind.value_type)
+    return bool(pa.types.is_null(kind))
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:

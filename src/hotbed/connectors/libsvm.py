@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -49,10 +49,13 @@ class Libsvm(LineSource):
         )
 
     def parse(self, lines: list[bytes], plan: ReadPlan) -> pa.RecordBatch:
-        arrays = dict(zip(self.schema().names, _parse_libsvm(lines, self._labels), strict=True))
-        names = [
-            name for name in self.schema().names if plan.columns is None or name in plan.columns
-        ]
+        labels, indices, values = _parse_libsvm(lines)
+        arrays = {
+            "label": pa.array(self._labels(labels)),
+            "indices": indices,
+            "values": values,
+        }
+        names = plan.wanted(arrays)
         return pa.RecordBatch.from_arrays([arrays[name] for name in names], names=names)
 
     def _labels(self, labels: np.ndarray) -> np.ndarray:
@@ -66,30 +69,30 @@ class Libsvm(LineSource):
         return np.asarray(np.maximum(labels, 0.0))
 
 
-def _parse_libsvm(
-    lines: list[bytes], read_labels: Callable[[np.ndarray], np.ndarray]
-) -> list[pa.Array]:
+def _parse_libsvm(lines: list[bytes]) -> tuple[np.ndarray, pa.Array, pa.Array]:
     """Return labels, indices and values of all lines."""
     if any(b"#" in line for line in lines):
         lines = [line.partition(b"#")[0] for line in lines]
-    fields = pc.ascii_split_whitespace(
-        pc.ascii_trim_whitespace(pa.array(lines, pa.binary()).cast(pa.string()))
-    )
+    text = pa.array(lines, pa.binary()).cast(pa.string())
+    fields = pc.ascii_split_whitespace(pc.ascii_trim_whitespace(text))
     counts = pc.list_value_length(fields).to_numpy(zero_copy_only=False)
     flat = fields.flatten()
     is_pair = np.ones(len(flat), dtype=bool)
-    is_pair[np.cumsum(counts) - counts] = False
-    labels = flat.filter(pa.array(~is_pair)).cast(pa.float64()).to_numpy(zero_copy_only=False)
+    starts = np.cumsum(counts) - counts
+    is_pair[starts] = False
+    labels = flat.filter(pa.array(~is_pair)).cast(pa.float64())
     pairs = flat.filter(pa.array(is_pair))
-    if not pc.all(pc.equal(pc.count_substring(pairs, ":"), 1), min_count=0).as_py():
+    has_one_colon = pc.equal(pc.count_substring(pairs, ":"), 1)
+    if not pc.all(has_one_colon, min_count=0).as_py():
         raise ValueError("not 'label index:value index:value ...'")
     parts = pc.split_pattern(pairs, ":").flatten()
     even = np.arange(0, len(parts), 2)
-    indices = parts.take(pa.array(even)).cast(pa.int64())
-    values = parts.take(pa.array(even + 1)).cast(pa.float32())
-    offsets = pa.array(np.concatenate([[0], np.cumsum(counts - 1)]).astype(np.int32))
-    return [
-        pa.array(read_labels(labels)),
-        pa.ListArray.from_arrays(offsets, indices),
-        pa.ListArray.from_arrays(offsets, values),
-    ]
+    indices = parts.take(pa.array(even))
+    values = parts.take(pa.array(even + 1))
+    ends = np.cumsum(counts - 1)
+    offsets = pa.array(np.concatenate([[0], ends]).astype(np.int32))
+    return (
+        labels.to_numpy(zero_copy_only=False),
+        pa.ListArray.from_arrays(offsets, indices.cast(pa.int64())),
+        pa.ListArray.from_arrays(offsets, values.cast(pa.float32())),
+    )

@@ -51,8 +51,7 @@ class Parquet(FileSource):
         file = section.file
         parquet = _open(file)
         wanted = self.schema()
-        if plan.columns is not None:
-            wanted = pa.schema([column for column in wanted if column.name in plan.columns])
+        wanted = pa.schema([wanted.field(name) for name in plan.wanted(wanted.names)])
         groups: list[int] = []
         skip = skip_rows
         for group in range(parquet.metadata.num_row_groups):
@@ -97,7 +96,7 @@ def _conform(batch: pa.RecordBatch, wanted: pa.Schema, file: str) -> pa.RecordBa
     missing = [name for name in wanted.names if name not in batch.schema.names]
     if missing:
         raise SchemaError(
-            f"{file}: columns {missing} are absent; the first file has {wanted.names}. Give all "
+            f"{file}: columns {missing} are absent, got {batch.schema.names} and in the first file {wanted.names}. Give all "
             "files one set of columns."
         )
     try:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -77,6 +77,12 @@ class ReadPlan:
     skips: Skips | None = None
     live: Live | None = None
     aside: Callable[[Sequence[BadRow]], None] | None = None
+
+    def wanted(self, names: Iterable[str]) -> list[str]:
+        """Return those of the columns `names` that are to be read."""
+        if self.columns is None:
+            return list(names)
+        return [name for name in names if name in self.columns]
 
     def leave_out(
         self,

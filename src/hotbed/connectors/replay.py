@@ -71,8 +71,7 @@ class Replay(Source):
             ) from error
         if missing := [name for name in self._own_columns() if name not in whole.names]:
             raise SchemaError(
-                f"replay: columns {missing} are absent; the sources have {whole.names}. Correct "
-                "them."
+                f"replay: columns {missing} are absent, got {whole.names}. Correct them."
             )
         if self.late is None:
             return whole
@@ -93,7 +92,7 @@ class Replay(Source):
         plan: ReadPlan = READ_ALL,
     ) -> Iterator[tuple[pa.RecordBatch, Position]]:
         schema = self.schema()
-        columns = [name for name in schema.names if plan.columns is None or name in plan.columns]
+        columns = plan.wanted(schema.names)
         state: Mapping[str, Any] = {"at": [{}] * len(self.sources), "emitted": 0}
         if position:
             state = position.state
@@ -390,4 +389,10 @@ class _Pace:
         return count
 
     def position(self, run: Events, row: int) -> Position:
-        return Position({**run.place(row), "block": 0, "now": self.now})
+        return Position(
+            {
+                **run.place(row),
+                "block": 0,
+                "now": self.now,
+            }
+        )

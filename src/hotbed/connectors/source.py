@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from hotbed import checks
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.position import PLACE, Place, Position
 from hotbed.errors import ConfigError, DataError, SchemaError
@@ -127,10 +128,20 @@ class Slice(Source):
     def __post_init__(self) -> None:
         not_endless(self.source, "a slice")
         for name, value in (("start", self.start), ("stop", self.stop)):
-            if value is not None and (value < 0 or (isinstance(value, float) and value > 1)):
-                raise ConfigError(
-                    f"{name}: must be a row number >= 0 or a fraction in [0, 1], got {value!r}. "
-                    "Correct it."
+            advice = "Give a row number from 0 on, or a fraction from 0.0 to 1.0."
+            checks.at_least(
+                name,
+                value,
+                0,
+                advice,
+            )
+            if isinstance(value, float):
+                checks.between(
+                    name,
+                    value,
+                    0,
+                    1,
+                    advice,
                 )
 
     def schema(self) -> pa.Schema:
@@ -171,16 +182,17 @@ class Slice(Source):
                 row = int(position["row"])
         for batch, after in self.source.read(inner, batch_rows, plan):
             end = row + batch.num_rows
-            if stop is None:
-                last = end
-            else:
+            last = end
+            if stop is not None:
                 last = min(end, stop)
             if last > begin:
                 first = max(begin, row)
-                yield (
-                    batch.slice(first - row, last - first),
-                    Position({"row": last, "cut": end - last, "source": after.to_json()}),
-                )
+                state = {
+                    "row": last,
+                    "cut": end - last,
+                    "source": after.to_json(),
+                }
+                yield batch.slice(first - row, last - first), Position(state)
             row = end
             if stop is not None and row >= stop:
                 return
@@ -190,23 +202,20 @@ class Slice(Source):
 
     def _rows(self) -> tuple[int, int | None]:
         """Return start and stop as row numbers."""
-        if not self._is_fraction():
-            if self.stop is None:
-                stop_row = None
-            else:
-                stop_row = int(self.stop)
-            return int(self.start), stop_row
-        return self._bounds
+        if self._is_fraction():
+            return self._bounds
+        if self.stop is None:
+            return int(self.start), None
+        return int(self.start), int(self.stop)
 
     @cached_property
     def _bounds(self) -> tuple[int, int]:
         """Start and stop of fractions, as row numbers."""
         count = self.source.count_rows()
-        if self.stop is None:
-            stop = 1.0
-        else:
-            stop = self.stop
-        return round(self.start * count), round(stop * count)
+        stop = count
+        if self.stop is not None:
+            stop = round(self.stop * count)
+        return round(self.start * count), stop
 
 
 @dataclass(frozen=True)
@@ -257,7 +266,8 @@ class Sort(Source):
             )
         # ties keep their order by row
         keys = pa.table({"by": table[self.by], "row": np.arange(table.num_rows)})
-        indices = pc.sort_indices(keys, sort_keys=[("by", "ascending"), ("row", "ascending")])
+        rising = [("by", "ascending"), ("row", "ascending")]
+        indices = pc.sort_indices(keys, sort_keys=rising)
         return table.take(indices).combine_chunks()
 
 
@@ -301,16 +311,20 @@ class Join(Source):
             missing = [key for key in self._keys() if key not in schema.names]
             if missing:
                 raise SchemaError(
-                    f"join: the {side} has no key column {missing}; it has {schema.names}. "
+                    f"join: the {side} has no key column {missing}, got {schema.names}. "
                     "Correct `on`."
                 )
-        added = [column for column in right if column.name not in self._keys()]
-        if clash := [column.name for column in added if column.name in left.names]:
-            raise SchemaError(
-                f"join: both sides have a column {clash[0]!r}, got {left.names} on the left. "
-                "Rename one of them."
-            )
-        return pa.schema([*left, *added])
+        columns = list(left)
+        for column in right:
+            if column.name in self._keys():
+                continue
+            if column.name in left.names:
+                raise SchemaError(
+                    f"join: both sides have a column {column.name!r}, got {left.names} on the "
+                    "left. Rename one of them."
+                )
+            columns.append(column)
+        return pa.schema(columns)
 
     def num_rows(self) -> int | None:
         return self.source.num_rows()
@@ -327,28 +341,27 @@ class Join(Source):
         schema = self.schema()
         left = self.source.schema()
         side = self._side
-        wanted = [name for name in schema.names if plan.columns is None or name in plan.columns]
-        left_columns = tuple(name for name in left.names if name in wanted or name in self._keys())
-        added = [name for name in wanted if name not in left.names]
-        side_keys = side.select(self._keys())
-        types = {name: kind for name, kind in plan.types.items() if name not in self._keys()}
-        for batch, after in self.source.read(
-            position, batch_rows, replace(plan, columns=left_columns, types=types)
-        ):
+        keys = self._keys()
+        wanted = plan.wanted(schema.names)
+        needed = {*wanted, *keys}
+        types = {name: kind for name, kind in plan.types.items() if name not in keys}
+        left_columns = tuple(name for name in left.names if name in needed)
+        left_plan = replace(plan, columns=left_columns, types=types)
+        side_keys = side.select(keys)
+        for batch, after in self.source.read(position, batch_rows, left_plan):
             if not batch.num_rows:
                 yield batch, after
                 continue
             rows = _match(batch, side_keys)
-            arrays = [
-                side[name].take(rows).combine_chunks() if name in added else batch.column(name)
-                for name in wanted
-            ]
-            names = list(wanted)
+            columns: dict[str, pa.Array] = {}
+            for name in wanted:
+                if name in left.names:
+                    columns[name] = batch.column(name)
+                else:
+                    columns[name] = _one_chunk(side[name].take(rows))
             if PLACE in batch.schema.names:
-                names.append(PLACE)
-                arrays.append(batch.column(PLACE))
-            chunks = [_one_chunk(array) for array in arrays]
-            yield pa.RecordBatch.from_arrays(chunks, names=names), after
+                columns[PLACE] = batch.column(PLACE)
+            yield pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns)), after
 
     def _keys(self) -> list[str]:
         if isinstance(self.on, str):
@@ -370,7 +383,7 @@ class Join(Source):
 
 def _match(batch: pa.RecordBatch, side_keys: pa.Table) -> pa.Array:
     """Return for every row of `batch` the row number in `side_keys` with the same keys, or null."""
-    names = [f"key{i}" for i in range(side_keys.num_columns)]
+    names = [f"key{number}" for number in range(side_keys.num_columns)]
     try:
         keys = [batch.column(field.name).cast(field.type) for field in side_keys.schema]
     except pa.ArrowException as error:
@@ -399,8 +412,7 @@ def rows_of(
     row = 0
     if position:
         row = int(position["row"])
-    if plan.columns is not None:
-        table = table.select([name for name in table.schema.names if name in plan.columns])
+    table = table.select(plan.wanted(table.schema.names))
     for batch in table.slice(row).to_batches(max_chunksize=batch_rows):
         if batch.num_rows:
             row += batch.num_rows
@@ -408,7 +420,8 @@ def rows_of(
 
 
 def _read_table(source: Source) -> pa.Table:
-    return pa.Table.from_batches([batch for batch, _ in source.read()], schema=source.schema())
+    batches = [batch for batch, _ in source.read()]
+    return pa.Table.from_batches(batches, schema=source.schema())
 
 
 def not_endless(source: Source, what: str) -> None:

@@ -12,7 +12,11 @@ from hotbed.errors import DataError, SchemaError
 EARLIEST = -(2**63)
 LATEST = 2**63 - 1
 _FLOAT_BELOW_MAX = 2.0**63 - 1024
-UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1}
+UNITS = {
+    "s": 1_000_000,
+    "ms": 1_000,
+    "us": 1,
+}
 _FORMATS = ("%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%dT%H:%M", "%Y-%m-%d")
 
 

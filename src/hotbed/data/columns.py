@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -154,6 +155,20 @@ def apply(transform: Transform, values: pa.Array, context: Any) -> pa.Array:
         )
     items = transform.apply(values.flatten(), context)
     return list_array(items, list_lengths(values), values)
+
+
+def transformed(
+    name: str,
+    transforms: Sequence[Transform],
+    context: Columns,
+) -> pa.Array:
+    """Return the raw column `name` after `transforms`."""
+    values = context.column(name)
+    if transforms and pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    for transform in transforms:
+        values = apply(transform, values, context)
+    return values
 
 
 def require_columns(names: list[str], present: list[str]) -> None:

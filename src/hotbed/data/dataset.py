@@ -108,7 +108,11 @@ class Dataset:
         # Part of every position: resuming with another order would repeat and lose rows.
         self._order = {}
         if shuffle > source.endless:
-            self._order = {"shuffle": shuffle, "seed": seed, "cache": cache}
+            self._order = {
+                "shuffle": shuffle,
+                "seed": seed,
+                "cache": cache,
+            }
         self._position = self._at(0, place_at(None, 0))
         self._cached: Batch | None = None
         self._num_rows: int | None = None

@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 from hotbed.connectors.plan import Skips
 from hotbed.connectors.position import PLACE
 from hotbed.data import numbers
-from hotbed.data.arrays import is_bytes, is_list
+from hotbed.data.arrays import is_bytes, is_list, list_lengths, offsets_of
 from hotbed.data.batch import Batch, Ids
-from hotbed.data.columns import Columns, apply, ids_of, require_columns, text_buffers
+from hotbed.data.columns import Columns, ids_of, require_columns, text_buffers, transformed
 from hotbed.data.numbers import BadRows, numeric
 from hotbed.data.positives import Positives
 from hotbed.data.schema import (
@@ -111,9 +111,7 @@ class Encoder:
                 `on_error`.
         """
         batch = _one_batch(rows)
-        if not any(mode == labels and schema.equals(batch.schema) for schema, mode in self._seen):
-            self._check(batch.schema, labels)
-            self._seen = [*self._seen[-KEPT_SCHEMAS:], (batch.schema, labels)]
+        self._check_once(batch.schema, labels)
         while True:
             try:
                 context = Columns(batch)
@@ -121,19 +119,7 @@ class Encoder:
                 if labels and batch.num_rows:
                     self._note(encoded, context, latest)
                 if latest is not None and encoded.time is not None:
-                    future = encoded.time > latest
-                    if future.any():
-                        newest = int(encoded.time.max())
-                        message = (
-                            f"event of the future: the clock allows {latest} us, got {newest} us"
-                        )
-                        batch = self._leave_out(
-                            batch,
-                            future,
-                            "future",
-                            message,
-                        )
-                        encoded = encoded.take(np.flatnonzero(~future))
+                    encoded = self._without_future(batch, encoded, latest)
                 self.stats.rows += encoded.num_samples
                 for name, count in context.missing.items():
                     self.stats.missing[name] = self.stats.missing.get(name, 0) + count
@@ -153,6 +139,26 @@ class Encoder:
                     "value",
                     bad.message,
                 )
+
+    def _without_future(
+        self,
+        batch: pa.RecordBatch,
+        encoded: Batch,
+        latest: int,
+    ) -> Batch:
+        """Leave out the rows whose time is after `latest`."""
+        future = encoded.time > latest
+        if not future.any():
+            return encoded
+        newest = int(encoded.time.max())
+        message = f"event of the future: the clock allows {latest} us, got {newest} us"
+        self._leave_out(
+            batch,
+            future,
+            "future",
+            message,
+        )
+        return encoded.take(np.flatnonzero(~future))
 
     def forget_positives(self) -> None:
         """Count rows and matches of labels with `positive` from zero."""
@@ -187,6 +193,14 @@ class Encoder:
         if self.aside is not None:
             self.aside(batch.filter(pa.array(mask)), reason, message)
         return batch.filter(pa.array(~mask))
+
+    def _check_once(self, schema: pa.Schema, labels: bool) -> None:
+        """Check the raw columns, unless columns of these names and types were checked before."""
+        for checked, with_labels in self._seen:
+            if with_labels == labels and checked.equals(schema):
+                return
+        self._check(schema, labels)
+        self._seen = [*self._seen[-KEPT_SCHEMAS:], (schema, labels)]
 
     def _check(self, schema: pa.Schema, labels: bool) -> None:
         names = [name for name in schema.names if name != PLACE]
@@ -231,12 +245,12 @@ class Encoder:
                 if isinstance(column, Id):
                     ids[column.name] = self._ids(column, context)
                 elif isinstance(column, Dense):
-                    dense[column.name] = numbers.dense(column, _transformed(column, context))
+                    values = transformed(column.source, column.transforms, context)
+                    dense[column.name] = numbers.dense(column, values)
                 elif isinstance(column, Label) and labels:
                     in_unit = column.name in self.unit_labels
-                    targets[column.name] = numbers.label(
-                        column, context.column(column.source), in_unit
-                    )
+                    raw = context.column(column.source)
+                    targets[column.name] = numbers.label(column, raw, in_unit)
                 elif isinstance(column, Weight) and labels:
                     weight = numbers.weight(column, context.column(column.source))
                 elif isinstance(column, Time) and (labels or column.source in batch.schema.names):
@@ -264,7 +278,8 @@ class Encoder:
             if plain.type.id == _INT64 and not plain.null_count:
                 self._note_kind(column, plain.type)
                 return Ids(plain.to_numpy().copy())
-        values = _plain_dictionary(_transformed(column, context))
+        values = transformed(column.source, column.transforms, context)
+        values = _plain_dictionary(values)
         if column.weights:
             raw_weights, values = _alike(context.column(column.weights), values)
         num_missing = values.null_count
@@ -272,12 +287,7 @@ class Encoder:
         lengths = None
         weights = None
         if is_list(values.type):
-            lengths = (
-                pc.list_value_length(values)
-                .fill_null(0)
-                .to_numpy(zero_copy_only=False)
-                .astype(np.int64)
-            )
+            lengths = list_lengths(values).astype(np.int64)
             if column.weights:
                 weights = _id_weights(column, raw_weights, lengths)
             values = values.flatten()
@@ -299,9 +309,7 @@ class Encoder:
             lengths = np.bincount(owner[keep], minlength=num_rows)
         if lengths is None:
             return Ids(ids, None, weights)
-        offsets = np.zeros(num_rows + 1, np.int64)
-        np.cumsum(lengths, out=offsets[1:])
-        bags = Ids(ids, offsets, weights)
+        bags = Ids(ids, offsets_of(lengths), weights)
         if column.max_length is None:
             return bags
         return _newest(bags, column.max_length)
@@ -331,15 +339,6 @@ class Encoder:
                 UserWarning,
                 stacklevel=4,
             )
-
-
-def _transformed(column: Dense | Id, context: Columns) -> pa.Array:
-    values = context.column(column.source)
-    if column.transforms and pa.types.is_dictionary(values.type):
-        values = values.dictionary_decode()
-    for transform in column.transforms:
-        values = apply(transform, values, context)
-    return values
 
 
 def _plain_dictionary(values: pa.Array) -> pa.Array:

@@ -15,7 +15,7 @@ from polars.io.plugins import register_io_source
 
 from hotbed.connectors.plan import ReadPlan
 from hotbed.connectors.source import Source
-from hotbed.data.columns import Columns, apply, require_columns
+from hotbed.data.columns import Columns, require_columns, transformed
 from hotbed.errors import DataError
 
 if TYPE_CHECKING:
@@ -30,11 +30,14 @@ def fit(schema: Schema, source: Source) -> Schema:
 
     `source` is read as many times as there are learned steps behind each other in one column.
     """
-    while tasks := _tasks(schema):
-        for (column, step), value in zip(tasks, _learn(schema, source, tasks), strict=True):
+    tasks = _tasks(schema)
+    while tasks:
+        learned = _learn(source, tasks)
+        for (column, step), value in zip(tasks, learned, strict=True):
             transforms = list(column.transforms)
             transforms[step] = transforms[step].learned(value)
             schema = schema.with_transforms(column.name, transforms)
+        tasks = _tasks(schema)
     return schema
 
 
@@ -42,28 +45,18 @@ def _tasks(schema: Schema) -> list[Task]:
     tasks: list[Task] = []
     columns: list[Dense | Id] = [*schema.dense, *schema.ids]
     for column in columns:
-        steps = [
-            step
-            for step, transform in enumerate(column.transforms)
-            if transform.expression(pl.lit(0)) is not None
-        ]
-        if steps:
-            tasks.append((column, steps[0]))
+        for step, transform in enumerate(column.transforms):
+            if transform.expression(pl.lit(0)) is not None:
+                tasks.append((column, step))
+                break
     return tasks
 
 
-def _learn(schema: Schema, source: Source, tasks: list[Task]) -> list[Any]:
+def _learn(source: Source, tasks: list[Task]) -> list[Any]:
     """Return the values of all tasks from one streaming pass over `source`."""
     columns = _raw_columns(tasks)
     plan = ReadPlan(tuple(columns))
-    first = next(iter(source.read(None, 1000, plan)), None)
-    if first is None:
-        raise DataError(
-            "fit: the source has no rows, got an empty source. Fit on the training range."
-        )
-    if not set(columns) <= set(first[0].schema.names):
-        require_columns(columns, source.schema().names)
-    frame = _frame(first[0], tasks)
+    types = _types(source, plan, tasks)
 
     def batches(
         _columns: Any,
@@ -79,18 +72,41 @@ def _learn(schema: Schema, source: Source, tasks: list[Task]) -> list[Any]:
                 data = data.select(_columns)
             yield data
 
-    lazy = register_io_source(batches, schema=frame.schema)
+    lazy = register_io_source(batches, schema=types)
     expressions = []
     for number, (column, step) in enumerate(tasks):
         name = f"x{number}"
         values = pl.col(name)
-        if isinstance(frame.schema[name], pl.List):
+        if isinstance(types[name], pl.List):
             values = values.explode()
         expression = column.transforms[step].expression(values.alias("x"))
         assert expression is not None
         expressions.append(expression.alias(name))
     learned = lazy.select(expressions).collect(engine="streaming")
     return [learned[f"x{number}"][0] for number in range(len(tasks))]
+
+
+def _types(
+    source: Source,
+    plan: ReadPlan,
+    tasks: list[Task],
+) -> pl.Schema:
+    """Return the types of the inputs of all tasks, from the first rows of `source`.
+
+    Raises:
+        DataError: There are no rows.
+        SchemaError: A column is missing.
+    """
+    first = next(iter(source.read(None, 1000, plan)), None)
+    if first is None:
+        raise DataError(
+            "fit: the source has no rows, got an empty source. Fit on the training range."
+        )
+    rows, _ = first
+    columns = list(plan.columns or ())
+    if not set(columns) <= set(rows.schema.names):
+        require_columns(columns, source.schema().names)
+    return _frame(rows, tasks).schema
 
 
 def _raw_columns(tasks: list[Task]) -> list[str]:
@@ -107,11 +123,9 @@ def _frame(raw: pa.RecordBatch, tasks: list[Task]) -> pl.DataFrame:
     context = Columns(raw)
     series = []
     for number, (column, step) in enumerate(tasks):
-        values = context.column(column.source)
+        values = transformed(column.source, column.transforms[:step], context)
         if pa.types.is_dictionary(values.type):
             values = values.dictionary_decode()
-        for transform in column.transforms[:step]:
-            values = apply(transform, values, context)
         if pa.types.is_null(values.type):
             values = values.cast(pa.int64())
         series.append(pl.Series(f"x{number}", values))

@@ -16,7 +16,12 @@ from hotbed.data.schema import Dense, Label, Time, Weight
 from hotbed.errors import SchemaError
 
 _PLAIN = {kind.id for kind in (pa.float32(), pa.int8(), pa.int16(), pa.int32(), pa.int64())}
-_MICROSECONDS = {"s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}
+_MICROSECONDS = {
+    "s": 1e6,
+    "ms": 1e3,
+    "us": 1.0,
+    "ns": 1e-3,
+}
 _YEAR = 31_556_952_000_000
 _YEAR_1980 = 10 * _YEAR
 _YEAR_2200 = 230 * _YEAR

@@ -22,6 +22,14 @@ Type = Literal["text", "integer", "number", "mixed"]
 Shape = Literal["value", "list", "mixed"]
 POOLINGS = ("sum", "mean", "max", "none")
 """In the order of the native core's numbers."""
+_TEXT = {
+    pa.string().id,
+    pa.large_string().id,
+    pa.string_view().id,
+    pa.binary().id,
+    pa.large_binary().id,
+    pa.binary_view().id,
+}
 
 
 class Column(ABC):
@@ -292,13 +300,13 @@ class Schema:
 
     def with_transforms(self, name: str, transforms: Sequence[Transform]) -> Schema:
         """Return this schema with other transforms on the column `name`."""
-        changed = [
-            replace(column, transforms=tuple(transforms))
-            if isinstance(column, (Dense, Id)) and column.name == name
-            else column
-            for column in self.columns
-        ]
-        return Schema(changed, self.types, self.shapes)
+        columns: list[Column] = []
+        for column in self.columns:
+            if isinstance(column, (Dense, Id)) and column.name == name:
+                columns.append(replace(column, transforms=tuple(transforms)))
+            else:
+                columns.append(column)
+        return Schema(columns, self.types, self.shapes)
 
     def with_types(self, types: Mapping[str, Type], shapes: Mapping[str, Shape]) -> Schema:
         """Return this schema with `types` and `shapes` of raw columns added to its own."""
@@ -312,10 +320,12 @@ class Schema:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values, including learned numbers."""
-        columns = [config.describe(column) for column in self.columns]
-        learned = {"types": dict(self.types), "shapes": dict(self.shapes)}
-        learned = {name: entries for name, entries in learned.items() if entries}
-        value: dict[str, Any] = json.loads(json.dumps({"columns": columns, **learned}))
+        spec: dict[str, Any] = {"columns": [config.describe(column) for column in self.columns]}
+        if self.types:
+            spec["types"] = dict(self.types)
+        if self.shapes:
+            spec["shapes"] = dict(self.shapes)
+        value: dict[str, Any] = json.loads(json.dumps(spec))
         return value
 
     @classmethod
@@ -345,15 +355,7 @@ def type_of(kind: pa.DataType) -> Type | None:
         return "integer"
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         return "number"
-    checks: Any = (
-        pa.types.is_string,
-        pa.types.is_large_string,
-        pa.types.is_string_view,
-        pa.types.is_binary,
-        pa.types.is_large_binary,
-        pa.types.is_binary_view,
-    )
-    if any(is_text(kind) for is_text in checks):
+    if kind.id in _TEXT:
         return "text"
     return None
 
