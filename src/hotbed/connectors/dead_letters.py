@@ -97,7 +97,8 @@ class DeadLetters:
                 ) from error
 
     def _is_new(self, letter: Mapping[str, Any]) -> bool:
-        key = hashlib.blake2b(json.dumps(letter, sort_keys=True).encode(), digest_size=8).digest()
+        text = json.dumps(letter, sort_keys=True)
+        key = hashlib.blake2b(text.encode(), digest_size=8).digest()
         if key in self._seen:
             return False
         self._seen[key] = None
@@ -127,7 +128,8 @@ class DeadLetters:
         for number, line in enumerate(whole.splitlines(), 1):
             try:
                 letter = json.loads(line)
-                self.counts[letter["reason"]] = self.counts.get(letter["reason"], 0) + 1
+                reason = letter["reason"]
+                self.counts[reason] = self.counts.get(reason, 0) + 1
                 self._is_new(letter)
             except (ValueError, KeyError, TypeError) as error:
                 raise FormatError(

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
-from hotbed.connectors.files import SAMPLE_BYTES, FileSource, Paths, Rows, Section
+from hotbed.connectors.files import SAMPLE_BYTES, Endings, FileSource, Paths, Rows, Section
 from hotbed.connectors.lines import HEAD_BYTES, ShortLines, last_line_end
-from hotbed.connectors.plan import ReadPlan
+from hotbed.connectors.plan import BadRow, ReadPlan
 from hotbed.connectors.position import Place
 from hotbed.errors import ConfigError, DecodeError, SchemaError
 
@@ -69,7 +69,7 @@ class Csv(FileSource):
         >>> source = hb.sources.Csv("day_0.tsv", delimiter="\t", header=False, columns=names)
     """
 
-    endings: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    endings: ClassVar[Endings] = {
         ".csv": {},
         ".tsv": {"delimiter": "\t"},
         ".txt": {},
@@ -211,7 +211,8 @@ class Csv(FileSource):
         with Section(file).open() as stream:
             head = self._separated(stream.read(SAMPLE_BYTES))
         options = self._options(threads=False, leave_out=lambda row: "skip")
-        names: list[str] = pacsv.read_csv(pa.BufferReader(head), **options).schema.names
+        table = pacsv.read_csv(pa.BufferReader(head), **options)
+        names: list[str] = table.schema.names
         return names
 
     def _separated(self, data: bytes) -> bytes:
@@ -350,7 +351,8 @@ class _Reading:
 
     def _numbers(self, count: int) -> np.ndarray:
         """Return the numbers of the next `count` rows that pyarrow did not leave out."""
-        numbers = np.arange(self._next, self._next + count + len(self._left_out))
+        end = self._next + count + len(self._left_out)
+        numbers = np.arange(self._next, end)
         if self._left_out:
             numbers = numbers[~np.isin(numbers, self._left_out)][:count]
         if count:
@@ -359,7 +361,7 @@ class _Reading:
         return numbers
 
     def _replace(self, begin: int, head: bytes) -> bytes:
-        """Return a line with too many fields, which pyarrow reads instead of one that is too long.
+        """Return the line that pyarrow reads in place of a long line: it has too many fields.
 
         Raises:
             DecodeError: The plan has no `skips`.
@@ -382,7 +384,9 @@ class _Reading:
     @cached_property
     def _too_many(self) -> bytes:
         """A line with more fields than the header."""
-        return self.source.separator.encode() * (len(self.source.names_of(self.section.file)) + 1)
+        names = self.source.names_of(self.section.file)
+        separator = self.source.separator.encode()
+        return separator * (len(names) + 1)
 
     def _leave_out(self, row: Any) -> str:
         """Return pyarrow's action, "error" or "skip", for a row with too few or too many fields."""
@@ -396,7 +400,8 @@ class _Reading:
             text = self._long.pop(0)
             cause = f"longer than {LINE_BYTES} bytes"
         where = self.source.place(self.section.file, number - 1)
-        self.plan.leave_out("fields", f"{where}: {cause}: {text[:80]!r}", [(number, text)])
+        message = f"{where}: {cause}: {text[:80]!r}"
+        self.plan.leave_out("fields", message, [(number, text)])
         return "skip"
 
     def _forgive(
@@ -439,16 +444,15 @@ class _Reading:
         """Leave out `rows`, whose values of column `name` are not of type `kind`."""
         if not len(rows):
             return
-        letters = [
-            {name: None if value is None else _shown(value) for name, value in row.items()}
-            for row in batch.take(pa.array(rows)).to_pylist()
-        ]
-        texts = [json.dumps(letter, ensure_ascii=False) for letter in letters]
-        bad = [(int(number), text) for number, text in zip(numbers[rows], texts, strict=True)]
-        where = self.source.place(self.section.file, bad[0][0] - 1)
-        self.plan.leave_out(
-            "value", f"{where}, column {name!r}: {letters[0][name]!r} is not {kind}", bad
-        )
+        bad: list[BadRow] = []
+        for number, row in zip(numbers[rows], batch.take(pa.array(rows)).to_pylist(), strict=True):
+            letter = {column: _shown(value) for column, value in row.items()}
+            bad.append((int(number), json.dumps(letter, ensure_ascii=False)))
+        first = int(rows[0])
+        where = self.source.place(self.section.file, int(numbers[first]) - 1)
+        value = _shown(batch.column(name)[first].as_py())
+        message = f"{where}, column {name!r}: {value!r} is not {kind}"
+        self.plan.leave_out("value", message, bad)
 
 
 def _cast(values: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -456,11 +460,13 @@ def _cast(values: pa.Array, kind: pa.DataType) -> pa.Array:
     try:
         text = values.cast(pa.string())
     except pa.ArrowInvalid:  # some values are not UTF-8
-        text = pa.array([_decoded(value) for value in values.to_pylist()], pa.string())
+        decoded = [_decoded(value) for value in values.to_pylist()]
+        text = pa.array(decoded, pa.string())
     if pa.types.is_string(kind):
         return text
-    wanted = pl.DataFrame(pa.schema([("value", kind)]).empty_table()).schema["value"]
-    return pl.Series(text).cast(wanted, strict=False).to_arrow().cast(kind)
+    wanted = pl.Series(pa.array([], kind)).dtype
+    numbers = pl.Series(text).cast(wanted, strict=False)
+    return numbers.to_arrow().cast(kind)
 
 
 def _decoded(value: bytes | None) -> str | None:
@@ -472,8 +478,10 @@ def _decoded(value: bytes | None) -> str | None:
         return None
 
 
-def _shown(value: bytes) -> str:
+def _shown(value: bytes | None) -> str | None:
     """Return the first bytes of a value as text for a message, whether they are UTF-8 or not."""
+    if value is None:
+        return None
     return value[:HEAD_BYTES].decode(errors="backslashreplace")
 
 
@@ -522,7 +530,8 @@ def _rows_bytes(lines: bytes, quote: bytes, delimiter: bytes) -> int:
     row = 0
     after = 0  # offset after the previous quoted field
     for match in field.finditer(lines):
-        row = max(row, lines.rfind(b"\n", after, match.start()) + 1)
+        line_end = lines.rfind(b"\n", after, match.start())
+        row = max(row, line_end + 1)
         if match.end() == len(lines):  # its closing quote is not in `lines`
             return row
         after = match.end()
@@ -544,7 +553,8 @@ def _decode_error(
     line = None
     name = None
     if row:
-        cause = text.rsplit("Row #", 1)[-1].split(": ", 1)[-1]
+        _, _, details = text.rpartition("Row #")
+        cause = details.split(": ", 1)[-1]
         line = int(row.group(1))
         if section.begin:
             line += section.rows + int(header)

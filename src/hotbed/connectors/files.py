@@ -31,6 +31,9 @@ _CODECS = {
     ".zst": "zstd",
 }
 
+Endings = Mapping[str, Mapping[str, Any]]
+"""Endings of file names, each with the options that it stands for."""
+
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
@@ -51,7 +54,8 @@ def expand(path: Paths) -> list[str]:
             text = str(resolve(text))
         matches = [text]
         if not os.path.isfile(text):
-            matches = sorted(filter(os.path.isfile, glob.glob(text, recursive=True)))
+            paths = glob.glob(text, recursive=True)
+            matches = sorted(path for path in paths if os.path.isfile(path))
         if not matches:
             raise DataError(
                 f"path: no file to read, got {text!r}, which matches nothing. Check the path (a "
@@ -142,7 +146,7 @@ class FileSource(Source):
     `endings`: the endings of such files, each with the options that it stands for.
     """
 
-    endings: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    endings: ClassVar[Endings] = {}
     path: Paths
 
     def schema(self) -> pa.Schema:
@@ -171,7 +175,10 @@ class FileSource(Source):
     def first_file(self) -> str:
         """Return the first file that is not blank; columns and types come from it."""
         files = self.files()
-        return next((file for file in files if not Section(file).is_blank()), files[0])
+        for file in files:
+            if not Section(file).is_blank():
+                return file
+        return files[0]
 
     @abstractmethod
     def read_file(
@@ -205,7 +212,9 @@ class FileSource(Source):
         raise NotImplementedError
 
     def locate(self, position: Position, back: int) -> Place:
-        return self.place(self.files()[int(position["file"])], int(position["row"]) - back)
+        file = self.files()[int(position["file"])]
+        row = int(position["row"]) - back
+        return self.place(file, row)
 
     def place(self, file: str, row: int) -> Place:
         """Return the place of the row that follows the first `row` rows of a file."""
@@ -243,7 +252,8 @@ class FileSource(Source):
             except DecodeError as error:
                 if plan.skips is None:
                     raise
-                plan.skips.add("file", f"{error}; the rest of {files[index]} is left out")
+                message = f"{error}; the rest of {files[index]} is left out"
+                plan.skips.add("file", message)
             row = 0
 
     def _start(self, files: list[str], position: Position | None) -> tuple[int, int]:
@@ -251,10 +261,10 @@ class FileSource(Source):
             return 0, 0
         index = int(position["file"])
         name = position["name"]
-        if index >= len(files) or os.path.basename(files[index]) != name:
-            current = "absent"
-            if index < len(files):
-                current = os.path.basename(files[index])
+        current = "absent"
+        if index < len(files):
+            current = os.path.basename(files[index])
+        if current != name:
             raise DataError(
                 f"position: file {index} was {name!r} and is now {current!r}. Put "
                 "the files back in the same order."

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +33,7 @@ from hotbed.connectors.position import (
 from hotbed.connectors.source import Source
 from hotbed.errors import ConfigError, DataError, DecodeError, printable
 
+T = TypeVar("T")
 logger = logging.getLogger("hotbed.connectors")
 
 RACY_SECONDS = 1.0
@@ -133,8 +134,7 @@ class Follow(Source):
                 "Make the directory, or correct its path or rights."
             ) from error
         for entry in entries:
-            hidden = entry.name.startswith(".") or entry.name.endswith((".tmp", ".partial"))
-            if hidden or not fnmatch.fnmatch(entry.name, self.pattern) or not entry.is_file():
+            if not self._matches(entry.name) or not entry.is_file():
                 continue
             try:
                 changed = entry.stat()
@@ -146,7 +146,14 @@ class Follow(Source):
                 if self.order == "time":
                     time_of_change = changed.st_mtime_ns
                 ready.append((time_of_change, entry.name, entry))
-        return names, [entry for _, _, entry in sorted(ready, key=lambda item: item[:2])]
+        ready.sort(key=lambda item: item[:2])
+        return names, [entry for _, _, entry in ready]
+
+    def _matches(self, name: str) -> bool:
+        """Return whether a file of this name is to be read."""
+        if name.startswith(".") or name.endswith((".tmp", ".partial")):
+            return False
+        return fnmatch.fnmatch(name, self.pattern)
 
     def path(self, text: str) -> str:
         """Return the path of a file from its name in a position."""
@@ -193,7 +200,10 @@ class _Reading:
         self.now: int = state.get("now", 0)
         self.types: str = state.get("schema", "")
         self.seen = _identities(state.get("seen", {}))  # by name; replaced, never changed
-        self._incomplete = {text for text, (_, digest, _) in self.seen.items() if not digest}
+        self._incomplete: set[str] = set()  # names without a digest
+        for text, (_, digest, _) in self.seen.items():
+            if not digest:
+                self._incomplete.add(text)
         self.row: int = state.get("row", 0)  # rows of the block that were yielded
         self.block: dict[str, Any] | None = None
         if state.get("file") is not None:
@@ -275,8 +285,8 @@ class _Reading:
         names, ready = self.source.listing(self.live.clock())
         present = {text_of(name) for name in names}
         if not self.seen.keys() <= present:
-            self.seen = {text: value for text, value in self.seen.items() if text in present}
-            self._hints = {text: hint for text, hint in self._hints.items() if text in present}
+            self.seen = _only(self.seen, present)
+            self._hints = _only(self._hints, present)
         self._complete()
         self._ready = deque(ready)
 
@@ -349,8 +359,10 @@ class _Reading:
         if text in self.seen:
             identity = FileIdentity.from_json(self.seen[text])
             content = identity.compare(path, size)
+            if content == "same":
+                return None
             grown = content == "longer" and reader.holds_lines(path)
-            if content == "same" or (grown and Section(path, identity.size, size).is_blank()):
+            if grown and Section(path, identity.size, size).is_blank():
                 return None
             if grown:
                 begin = identity.size
@@ -416,7 +428,8 @@ class _Reading:
         end = reader.rows_end(section)
         if end == section.end:
             return section
-        if not self.source.grows and (self.plan.skips is None or end == section.begin):
+        is_refused = self.plan.skips is None or end == section.begin
+        if is_refused and not self.source.grows:
             advice = (
                 "End each line, and rename a file when it is whole; grows=True waits for the rest, "
                 "on_error='skip' leaves it out."
@@ -556,7 +569,10 @@ class _Reading:
 
     def _put_aside(self, text: str, bad: Sequence[BadRow]) -> None:
         """Write bad rows to the dead letters."""
-        letters = [({"file": text, "row": number}, "value", payload) for number, payload in bad]
+        letters = []
+        for number, payload in bad:
+            place = {"file": text, "row": number}
+            letters.append((place, "value", payload))
         self.live.dead_letters.add_all(letters)
 
 
@@ -584,6 +600,11 @@ def _decision(state: Mapping[str, Any]) -> dict[str, Any]:
     return {key: state.get(key, default) for key, default in _NO_BLOCK.items()}
 
 
+def _only(values: Mapping[str, T], names: set[str]) -> dict[str, T]:
+    """Return the values of these names."""
+    return {name: value for name, value in values.items() if name in names}
+
+
 def _identities(seen: Mapping[str, Any] | Sequence[str]) -> dict[str, list[Any]]:
     """Return the files that were read; positions of older versions hold only names."""
     if isinstance(seen, Mapping):
@@ -593,5 +614,7 @@ def _identities(seen: Mapping[str, Any] | Sequence[str]) -> dict[str, list[Any]]
 
 def _places(text: str, numbers: np.ndarray) -> pa.Array:
     """Return file and row number of each row."""
-    file = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(numbers), np.int8)), [text])
-    return pa.StructArray.from_arrays([file, pa.array(numbers)], ["file", "row"])
+    zeros = pa.array(np.zeros(len(numbers), np.int8))
+    files = pa.DictionaryArray.from_arrays(zeros, [text])
+    columns = [files, pa.array(numbers)]
+    return pa.StructArray.from_arrays(columns, ["file", "row"])

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import logging
 import os
@@ -19,6 +20,10 @@ logger = logging.getLogger("hotbed.connectors")
 
 KEPT_ENTRIES = 100_000
 """Decisions of each topic that a journal in memory keeps, the newest ones."""
+
+
+Entries = dict[str, dict[int, dict[str, Any]]]
+"""Decisions by topic and number."""
 
 
 class Journal:
@@ -47,7 +52,7 @@ class Journal:
     def __init__(self, path: str | Path | None = None) -> None:
         self._file: int | None = None
         self._lock: Lock | None = None
-        self._entries: dict[str, dict[int, dict[str, Any]]] = {}
+        self._entries: Entries = {}
         self._mutex = threading.Lock()
         self.path: Path | None = None
         if path is not None:
@@ -146,12 +151,12 @@ class Journal:
 
     def _keep(self, is_needed: Callable[[str, int], bool]) -> None:
         """Drop the entries for which `is_needed(topic, number)` is False."""
-        old = self._entries
-        rest = {
-            topic: {n: value for n, value in entries.items() if is_needed(topic, n)}
-            for topic, entries in old.items()
-        }
-        if all(len(rest[topic]) == len(old[topic]) for topic in old):
+        rest: Entries = {}
+        num_dropped = 0
+        for topic, entries in self._entries.items():
+            rest[topic] = {n: value for n, value in entries.items() if is_needed(topic, n)}
+            num_dropped += len(entries) - len(rest[topic])
+        if not num_dropped:
             return
         self._write_all(rest)
         self._entries = rest
@@ -174,6 +179,8 @@ class Journal:
         return str(self.path or "journal in memory")
 
     def _open(self, path: Path) -> None:
+        for partial in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
+            partial.unlink()  # a kill interrupted the replacement of the file
         data = b""
         if path.exists():
             data = path.read_bytes()
@@ -212,12 +219,12 @@ class Journal:
                 f"{self._name()}: cannot be written, got {error}. Free space or correct the rights."
             ) from error
 
-    def _write_all(self, entries: Mapping[str, Mapping[int, dict[str, Any]]]) -> None:
+    def _write_all(self, entries: Entries) -> None:
         """Replace the content of the file, if there is one, with these entries."""
         if self.path is not None and self._file is not None:
-            lines = [
-                _line(topic, n, value) for topic in entries for n, value in entries[topic].items()
-            ]
+            lines: list[bytes] = []
+            for topic, values in entries.items():
+                lines += [_line(topic, number, value) for number, value in values.items()]
             self._replace(self.path, b"".join(lines))
 
     def _replace(self, path: Path, data: bytes) -> None:
@@ -241,7 +248,8 @@ def _line(topic: str, number: int, value: Mapping[str, Any]) -> bytes:
 def _parse(line: bytes) -> tuple[str, int, dict[str, Any]] | None:
     """Return topic, number and value of a line; None = it is damaged."""
     data = line[9:]
-    if line[:9] != b"%08x " % zlib.crc32(data) or not data:
+    checksum = b"%08x " % zlib.crc32(data)
+    if not data or line[:9] != checksum:
         return None
     topic, number, value = json.loads(data)
     return topic, number, value

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.json as pajson
 
-from hotbed.connectors.files import Paths, Section
+from hotbed.connectors.files import Endings, Paths, Section
 from hotbed.connectors.lines import LineSource, blocks, last_line_end
 from hotbed.connectors.plan import ReadPlan
 from hotbed.errors import DecodeError
@@ -30,7 +29,7 @@ class Jsonl(LineSource):
     Example: `hb.sources.Jsonl("events/*.jsonl.gz")`
     """
 
-    endings: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    endings: ClassVar[Endings] = {
         ".jsonl": {},
         ".ndjson": {},
         ".json": {},

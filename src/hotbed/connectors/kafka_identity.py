@@ -41,14 +41,15 @@ class TopicIdentity:
 
     def to_json(self) -> dict[str, Any]:
         """Return the identity as JSON for a position."""
-        last = {
-            str(partition): [mark.offset, mark.timestamp, mark.checksum]
-            for partition, mark in sorted(self.last.items())
-        }
+        last: dict[str, list[int]] = {}
+        for partition, mark in sorted(self.last.items()):
+            last[str(partition)] = [mark.offset, mark.timestamp, mark.checksum]
         return {"id": self.id, "last": last}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> TopicIdentity:
         """Return the identity that `to_json` wrote; an empty mapping gives an empty one."""
-        last = {int(partition): Mark(*mark) for partition, mark in value.get("last", {}).items()}
+        last: dict[int, Mark] = {}
+        for partition, mark in value.get("last", {}).items():
+            last[int(partition)] = Mark(*mark)
         return cls(value.get("id"), last)

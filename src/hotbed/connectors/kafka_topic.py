@@ -112,7 +112,10 @@ class KafkaTopic:
     def is_at_end(self, partition: int) -> bool:
         """Return whether all known messages of a partition were fetched."""
         offset = self.fetched[partition]
-        return self._ended.get(partition, -1) >= offset or offset >= self.end(partition) >= 0
+        if self._ended.get(partition, -1) >= offset:
+            return True
+        end = self.end(partition)
+        return 0 <= end <= offset
 
     def reaches(self, partition: int, offset: int) -> bool:
         """Return whether all messages before `offset` were fetched.
@@ -155,7 +158,9 @@ class KafkaTopic:
         """Commit offsets to the group, without waiting for the answer."""
         if not offsets:
             return
-        places = [self._place(int(partition), offset) for partition, offset in offsets.items()]
+        places = []
+        for partition, offset in offsets.items():
+            places.append(self._place(int(partition), offset))
         self._committing += 1
         try:
             self._consumer.commit(offsets=places, asynchronous=True)
@@ -311,7 +316,7 @@ class KafkaTopic:
         offset: int,
         message: Message,
     ) -> None:
-        """Raise DataError if a message differs from the one that was read at its offset before."""
+        """Raise DataError if another message was read at this offset before."""
         mark = self._marks.get(partition)
         if mark is None or offset < mark.offset:
             return
@@ -319,8 +324,8 @@ class KafkaTopic:
         if offset > mark.offset:
             self._must_be_proven(partition)
         elif Mark.of(message) != mark:
-            received = f"message {offset} of partition {partition} with {Mark.of(message)}"
-            raise self._other_topic(f"{received} instead of {mark}")
+            place = f"message {offset} of partition {partition}"
+            raise self._other_topic(f"{place} with {Mark.of(message)} instead of {mark}")
         self._unproven.discard(partition)
 
     def _must_be_proven(self, partition: int) -> None:
@@ -421,7 +426,8 @@ class KafkaTopic:
         for partition, offset in self.fetched.items():
             mark = self._marks.get(partition)
             begin = offset
-            if mark is not None and self._lows.get(partition, 0) <= mark.offset < offset:
+            low = self._lows.get(partition, 0)
+            if mark is not None and low <= mark.offset < offset:
                 begin = mark.offset
             places.append(self._place(partition, begin))
         self._ended = {}
@@ -461,7 +467,8 @@ class KafkaTopic:
         received: str,
         advice: str,
     ) -> DataError:
-        return DataError(f"kafka topic {self.source.topic!r}: {what}, got {received}. {advice}")
+        topic = self.source.topic
+        return DataError(f"kafka topic {topic!r}: {what}, got {received}. {advice}")
 
     def _doubt(
         self,

@@ -53,6 +53,10 @@ class LateLabels:
             )
 
 
+PlaceAfter = Callable[[int], dict[str, Any]]
+"""Takes a number of events; returns the position after them."""
+
+
 @dataclass
 class Events:
     """Some events in their order.
@@ -71,7 +75,7 @@ class Events:
     times: np.ndarray
     before: Sequence[Any]
     after: Sequence[Any]
-    place: Callable[[int], dict[str, Any]] = field(default=lambda row: {})
+    place: PlaceAfter = field(default=lambda row: {})
 
 
 class LabelJoin:
@@ -120,7 +124,8 @@ class LabelJoin:
         order = np.lexsort((numbers, tie, positive, when))
         order = order[when[order] < first + count]
         still = np.setdiff1d(np.arange(len(numbers)), order)
-        table = self._labelled(samples.take(pa.array(order)), positive[order])
+        decided = samples.take(pa.array(order))
+        table = self._labelled(decided, positive[order])
         self.waiting = samples.take(pa.array(still))
         self.numbers = numbers[still]
         self.times = times[still]
@@ -160,7 +165,8 @@ class LabelJoin:
         """
         keys = list(self.late.on)
         left = pl.DataFrame(samples.select(keys))
-        left = left.with_columns(event=pl.Series(numbers), row=pl.int_range(pl.len()))
+        rows = pl.int_range(pl.len())
+        left = left.with_columns(event=pl.Series(numbers), row=rows)
         right = pl.DataFrame(causes.select(keys))
         events = pl.Series(cause_numbers)
         right = right.with_columns(event=events, cause=events).drop_nulls()
@@ -175,7 +181,7 @@ class LabelJoin:
         next_causes = joined.sort("row")["cause"]
         return np.asarray(next_causes.fill_null(LATEST).to_numpy())
 
-    def _places(self, done: np.ndarray, run: Events) -> Callable[[int], dict[str, Any]]:
+    def _places(self, done: np.ndarray, run: Events) -> PlaceAfter:
         """Return a function that gives the position after each sample of a run.
 
         A position holds the state to resume reading from, and how many samples come again from
@@ -201,8 +207,12 @@ class LabelJoin:
             repeated += np.count_nonzero(done[:row] >= number)
             return {"at": state, "emitted": int(repeated)}
 
-        while len(self.starts) > 1 and self.starts[1][0] <= waiting:
+        while len(self.starts) > 1:
+            second, _ = self.starts[1]
+            if second > waiting:
+                break
             self.starts.popleft()
         emitted = np.concatenate([history, done])
-        self.emitted = emitted[emitted >= self.starts[0][0]]
+        oldest_start, _ = self.starts[0]
+        self.emitted = emitted[emitted >= oldest_start]
         return place

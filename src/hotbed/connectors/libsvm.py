@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hotbed.connectors.files import Paths
+from hotbed.connectors.files import Endings, Paths
 from hotbed.connectors.lines import LineSource
 from hotbed.connectors.plan import ReadPlan
 
@@ -35,7 +34,7 @@ class Libsvm(LineSource):
     Format: https://www.csie.ntu.edu.tw/~cjlin/libsvm/
     """
 
-    endings: ClassVar[Mapping[str, Mapping[str, Any]]] = {".svm": {}, ".libsvm": {}}
+    endings: ClassVar[Endings] = {".svm": {}, ".libsvm": {}}
     path: Paths
     binary: bool = True
 

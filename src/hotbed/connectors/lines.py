@@ -114,11 +114,12 @@ class LineSource(FileSource):
                         f"{message}. Correct it or use on_error='skip'.", file, number
                     ) from error
                 plan.leave_out("value", message, [(int(numbers[index]), line)])
-        return self.parse([numbered[index][1] for index in good], plan), numbers[good]
+        lines = [numbered[index][1] for index in good]
+        return self.parse(lines, plan), numbers[good]
 
 
 def last_line_end(section: Section) -> int:
-    """Return the offset after the last line end of a section, or its begin if there is none."""
+    """Return the offset after the last line end of a section; without one, its begin."""
     with open(section.file, "rb") as file:
         if section.end is None:
             stop = os.fstat(file.fileno()).st_size
@@ -184,7 +185,8 @@ class ShortLines(io.RawIOBase):
 
     def read(self, size: int = -1) -> bytes:
         while True:
-            chunk = self._stream.read(max(size - len(self._tail), self._limit))
+            missing = size - len(self._tail)
+            chunk = self._stream.read(max(missing, self._limit))
             if not chunk:
                 tail = self._tail
                 self._tail = b""
@@ -206,7 +208,8 @@ class ShortLines(io.RawIOBase):
                 end = newline
             elif len(data) - end > self._limit:
                 head = data[end : end + HEAD_BYTES]
-                parts += [data[start:end], self._replace(self._read + end, head), b"\n"]
+                instead = self._replace(self._read + end, head)
+                parts += [data[start:end], instead, b"\n"]
                 self._dropping = True
             else:
                 break

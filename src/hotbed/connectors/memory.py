@@ -102,11 +102,13 @@ def _as_table(columns: Any) -> pa.Table:
 def _as_array(values: Any) -> pa.Array:
     if isinstance(values, (pa.Array, pa.ChunkedArray)):
         return values
-    if isinstance(values, np.ndarray) and values.ndim == 2 and not values.shape[1]:
-        return pa.nulls(len(values)).cast(pa.list_(pa.null())).fill_null([])
     if isinstance(values, np.ndarray) and values.ndim == 2:
-        flat = pa.array(np.ascontiguousarray(values).reshape(-1))
-        return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+        _, width = values.shape
+        if not width:
+            empty = pa.nulls(len(values)).cast(pa.list_(pa.null()))
+            return empty.fill_null([])
+        flat = np.ascontiguousarray(values).reshape(-1)
+        return pa.FixedSizeListArray.from_arrays(pa.array(flat), width)
     try:
         return pa.array(values)
     except OverflowError:  # Python integers above int64: ids that use the upper half of 64 bits

@@ -35,7 +35,7 @@ class Decoder(ABC):
         """Return names and types of the declared fields and of the fields of some messages.
 
         Raises:
-            ValueError: No message can be decoded, or there are no messages and no declared fields.
+            ValueError: No message can be decoded; or both messages and declared fields are missing.
         """
 
     @abstractmethod
@@ -65,7 +65,8 @@ class Json(Decoder):
             _declared(name, kind)
 
     def infer(self, values: Sequence[bytes]) -> pa.Schema:
-        declared = pa.schema([(name, _declared(name, kind)) for name, kind in self.columns.items()])
+        kinds = {name: _declared(name, kind) for name, kind in self.columns.items()}
+        declared = pa.schema(list(kinds.items()))
         lines = [_as_line(value) for value in values if value.lstrip()[:1] == b"{"]
         if not lines and (values or not self.columns):
             raise ValueError("no JSON object among them")

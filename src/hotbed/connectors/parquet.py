@@ -3,15 +3,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hotbed.connectors.files import FileSource, Paths, Rows, Section, first_line, open_bytes
+from hotbed.connectors.files import (
+    Endings,
+    FileSource,
+    Paths,
+    Rows,
+    Section,
+    first_line,
+    open_bytes,
+)
 from hotbed.connectors.plan import ReadPlan
 from hotbed.errors import DecodeError, SchemaError
 
@@ -32,7 +40,7 @@ class Parquet(FileSource):
     Example: `hb.sources.Parquet("events/day=*/part-*.parquet")`
     """
 
-    endings: ClassVar[Mapping[str, Mapping[str, Any]]] = {".parquet": {}, ".pq": {}}
+    endings: ClassVar[Endings] = {".parquet": {}, ".pq": {}}
     path: Paths
 
     def infer(self) -> pa.Schema:
@@ -51,7 +59,8 @@ class Parquet(FileSource):
         file = section.file
         parquet = _open(file)
         wanted = self.schema()
-        wanted = pa.schema([wanted.field(name) for name in plan.wanted(wanted.names)])
+        names = plan.wanted(wanted.names)
+        wanted = pa.schema([wanted.field(name) for name in names])
         groups: list[int] = []
         skip = skip_rows
         for group in range(parquet.metadata.num_row_groups):
@@ -68,7 +77,8 @@ class Parquet(FileSource):
                 skip = max(0, skip - batch.num_rows)
                 if batch.num_rows > dropped:
                     rest = batch.slice(dropped)
-                    yield _conform(rest, wanted, file), np.arange(done - rest.num_rows, done) + 1
+                    numbers = np.arange(done - rest.num_rows, done) + 1
+                    yield _conform(rest, wanted, file), numbers
         except (pa.ArrowException, OSError) as error:
             raise DecodeError(
                 f"{file}: torn or damaged parquet after row {done}, got {first_line(error)}. Write "
@@ -96,8 +106,8 @@ def _conform(batch: pa.RecordBatch, wanted: pa.Schema, file: str) -> pa.RecordBa
     missing = [name for name in wanted.names if name not in batch.schema.names]
     if missing:
         raise SchemaError(
-            f"{file}: columns {missing} are absent, got {batch.schema.names} and in the first file {wanted.names}. Give all "
-            "files one set of columns."
+            f"{file}: columns {missing} are absent, got {batch.schema.names}. Give all files the "
+            f"columns of the first: {wanted.names}."
         )
     try:
         return pa.RecordBatch.from_arrays(

@@ -42,7 +42,8 @@ class Position:
 
     def to_json(self) -> dict[str, Any]:
         """Return this position as plain JSON values (dict, list, str, int, float, bool, None)."""
-        value: dict[str, Any] = json.loads(json.dumps(dict(self.state)))
+        text = json.dumps(dict(self.state))
+        value: dict[str, Any] = json.loads(text)
         return value
 
     @classmethod

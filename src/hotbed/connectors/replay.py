@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
+from hotbed import checks
 from hotbed.connectors.jsonl import is_number
 from hotbed.connectors.late_labels import Events, LabelJoin, LateLabels
 from hotbed.connectors.live import Live
@@ -50,11 +51,9 @@ class Replay(Source):
     late: LateLabels | None = None
 
     def __post_init__(self) -> None:
-        if not self.sources or (self.speed is not None and not self.speed > 0):
-            raise ConfigError(
-                f"replay: needs at least one source and a speed > 0, got {len(self.sources)} "
-                f"sources and speed {self.speed!r}. Correct them."
-            )
+        if not self.sources:
+            raise ConfigError("replay.sources: must not be empty, got []. Give one or more.")
+        checks.above("replay.speed", self.speed, 0)
         for source in self.sources:
             not_endless(source, "a replay")
 
@@ -93,7 +92,8 @@ class Replay(Source):
     ) -> Iterator[tuple[pa.RecordBatch, Position]]:
         schema = self.schema()
         columns = plan.wanted(schema.names)
-        state: Mapping[str, Any] = {"at": [{}] * len(self.sources), "emitted": 0}
+        begin: list[Any] = [{} for _ in self.sources]
+        state: Mapping[str, Any] = {"at": begin, "emitted": 0}
         if position:
             state = position.state
         runs = _merged(
@@ -124,10 +124,11 @@ class Replay(Source):
                 part = run.table.slice(row, count).combine_chunks()
                 row += count
                 if pace is None:
-                    yield part.select(columns).to_batches()[0], Position(run.place(row))
+                    (batch,) = part.select(columns).to_batches()
+                    yield batch, Position(run.place(row))
                 else:
-                    part = part.select([*columns, PLACE])
-                    yield part.to_batches()[0], pace.position(run, row)
+                    (batch,) = part.select([*columns, PLACE]).to_batches()
+                    yield batch, pace.position(run, row)
 
 
 class _Reading:
@@ -377,9 +378,11 @@ class _Pace:
 
     def due(self, times: np.ndarray) -> int:
         """Return how many of the next events are due now; if none, wait for at most a tick."""
-        self._origin = self._origin or (int(times[0]), self.live.clock())
+        if self._origin is None:
+            self._origin = (int(times[0]), self.live.clock())
         begin, since = self._origin
-        now = begin + (self.live.clock() - since) * self.speed * 1e6
+        seconds = (self.live.clock() - since) * self.speed
+        now = begin + seconds * 1e6
         count = int(np.searchsorted(times, now, "right"))
         if count:
             self.now = int(times[count - 1])

@@ -21,7 +21,9 @@ from hotbed.errors import ConfigError, DataError, SchemaError
 class Source(ABC):
     """A sequence of rows that can be read any number of times.
 
-    Sources are values: they hold no open file and no state.
+    Sources are values: equal ones read the same rows, and they hold no open file. What they have
+    inferred, such as types, is cached and is not part of the value. Only `Kafka` remembers the
+    reader that is running, whose connection `commit` uses.
 
     An endless source (Kafka, a followed directory) yields blocks. The clock decides once which rows
     are in a block. This decision is in the plan's journal before the rows are yielded, so that a
@@ -88,7 +90,10 @@ class Source(ABC):
             return count
         not_endless(self, "a count of rows")
         first = tuple(self.schema().names[:1])
-        return sum(batch.num_rows for batch, _ in self.read(plan=ReadPlan(columns=first)))
+        count = 0
+        for batch, _ in self.read(plan=ReadPlan(columns=first)):
+            count += batch.num_rows
+        return count
 
     def slice(self, start: int | float = 0, stop: int | float | None = None) -> Slice:
         """Return rows `start` to `stop` (exclusive) as a source.
@@ -241,7 +246,8 @@ class Sort(Source):
         return int(self._sorted.num_rows)
 
     def locate(self, position: Position, back: int) -> Place:
-        return Place(f"the source sorted by {self.by}", int(position["row"]) - back + 1)
+        number = int(position["row"]) - back + 1
+        return Place(f"the source sorted by {self.by}", number)
 
     def read(
         self,
@@ -361,7 +367,8 @@ class Join(Source):
                     columns[name] = _one_chunk(side[name].take(rows))
             if PLACE in batch.schema.names:
                 columns[PLACE] = batch.column(PLACE)
-            yield pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns)), after
+            arrays = list(columns.values())
+            yield pa.RecordBatch.from_arrays(arrays, names=list(columns)), after
 
     def _keys(self) -> list[str]:
         if isinstance(self.on, str):
@@ -390,8 +397,10 @@ def _match(batch: pa.RecordBatch, side_keys: pa.Table) -> pa.Array:
         raise SchemaError(
             f"join: keys of two types, got {error}. Declare one type for them in both sources."
         ) from error
-    left = pa.table([*keys, np.arange(batch.num_rows)], names=[*names, "left"])
-    right = pa.table([*side_keys.columns, np.arange(side_keys.num_rows)], names=[*names, "right"])
+    left = pa.table(keys, names=names)
+    left = left.append_column("left", pa.array(np.arange(batch.num_rows)))
+    right = side_keys.rename_columns(names)
+    right = right.append_column("right", pa.array(np.arange(side_keys.num_rows)))
     joined = left.join(right, keys=names, join_type="left outer").sort_by("left")
     return _one_chunk(joined["right"])
 

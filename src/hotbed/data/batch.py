@@ -65,7 +65,8 @@ class Ids:
         """Return the same ids with explicit offsets (NumPy only)."""
         if self.offsets is not None:
             return self
-        return Ids(self.values, np.arange(len(self) + 1, dtype=np.int64), self.weights)
+        offsets = np.arange(len(self) + 1, dtype=np.int64)
+        return Ids(self.values, offsets, self.weights)
 
     def take(self, rows: np.ndarray) -> Ids:
         """Return the samples of the numbers `rows`, in that order (NumPy only)."""
@@ -152,7 +153,8 @@ def _of_list(ids: Sequence[Any], what: str) -> NDArray[np.int64]:
     try:
         return np.asarray(ids, np.int64)
     except OverflowError:  # ids that use the upper half of 64 bits, or more
-        return np.array([_reinterpreted(int(id), what) for id in ids], np.int64)
+        signed = [_reinterpreted(int(id), what) for id in ids]
+        return np.array(signed, np.int64)
 
 
 def _reinterpreted(id: int, what: str) -> int:
@@ -235,7 +237,11 @@ class Batch:
         start, stop, _ = rows.indices(self.num_samples)
         stop = max(start, stop)
         part = slice(start, stop)
-        return self._changed(lambda ids: ids[part], lambda array: array[part], stop - start)
+        return self._changed(
+            lambda ids: ids[part],
+            lambda array: array[part],
+            stop - start,
+        )
 
     def at(self, position: Position) -> Batch:
         """Return the same samples, with `position`."""
@@ -248,7 +254,11 @@ class Batch:
 
     def take(self, rows: np.ndarray) -> Batch:
         """Return the samples of the numbers `rows`, in that order (NumPy only)."""
-        return self._changed(lambda ids: ids.take(rows), lambda array: array[rows], len(rows))
+        return self._changed(
+            lambda ids: ids.take(rows),
+            lambda array: array[rows],
+            len(rows),
+        )
 
     def _changed(
         self,
@@ -257,12 +267,21 @@ class Batch:
         num_samples: int,
     ) -> Batch:
         """Return a Batch of changed ids and arrays, without a position; None stays None."""
+        ids = {name: change_ids(values) for name, values in self.ids.items()}
+        dense = {name: change(values) for name, values in self.dense.items()}
+        labels = {name: change(values) for name, values in self.labels.items()}
+        weight = self.weight
+        if weight is not None:
+            weight = change(weight)
+        time = self.time
+        if time is not None:
+            time = change(time)
         return Batch(
-            {name: change_ids(ids) for name, ids in self.ids.items()},
-            {name: change(values) for name, values in self.dense.items()},
-            {name: change(values) for name, values in self.labels.items()},
-            None if self.weight is None else change(self.weight),
-            None if self.time is None else change(self.time),
+            ids,
+            dense,
+            labels,
+            weight,
+            time,
             None,
             num_samples,
         )
@@ -273,12 +292,27 @@ class Batch:
         if len(parts) == 1:
             return parts[0]
         first = parts[0]
+        ids: dict[str, Ids] = {}
+        for name in first.ids:
+            ids[name] = Ids.concat([part.ids[name] for part in parts])
+        dense: dict[str, np.ndarray] = {}
+        for name in first.dense:
+            dense[name] = np.concatenate([part.dense[name] for part in parts])
+        labels: dict[str, np.ndarray] = {}
+        for name in first.labels:
+            labels[name] = np.concatenate([part.labels[name] for part in parts])
+        weight = None
+        if first.weight is not None:
+            weight = np.concatenate([part.weight for part in parts])
+        time = None
+        if first.time is not None:
+            time = np.concatenate([part.time for part in parts])
         return Batch(
-            {name: Ids.concat([part.ids[name] for part in parts]) for name in first.ids},
-            {name: np.concatenate([part.dense[name] for part in parts]) for name in first.dense},
-            {name: np.concatenate([part.labels[name] for part in parts]) for name in first.labels},
-            None if first.weight is None else np.concatenate([part.weight for part in parts]),
-            None if first.time is None else np.concatenate([part.time for part in parts]),
+            ids,
+            dense,
+            labels,
+            weight,
+            time,
             None,
             sum(part.num_samples for part in parts),
         )

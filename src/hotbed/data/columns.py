@@ -185,5 +185,7 @@ def require_columns(names: list[str], present: list[str]) -> None:
                 f"columns {missing} are missing, got one column, {present[0]!r}. Read the file "
                 f"with delimiter={delimiter!r}."
             )
-    near = " ".join(f"{name!r}: {config.did_you_mean(name, present)}" for name in missing[:3])
-    raise SchemaError(f"columns {missing} are missing, got {present}. {near}")
+    near = ""
+    for name in missing[:3]:
+        near += f" {name!r}: {config.did_you_mean(name, present)}"
+    raise SchemaError(f"columns {missing} are missing, got {present}.{near}")

@@ -24,7 +24,7 @@ from hotbed.data.batch import Batch
 from hotbed.data.columns import require_columns
 from hotbed.data.encode import Encoder
 from hotbed.data.numbers import label_outside_unit, outside_unit, with_readable_times
-from hotbed.data.order import Buffer, Encoded, Shuffle, in_order, place_at
+from hotbed.data.order import Buffer, Encoded, Shuffle, place_at, unshuffled
 from hotbed.data.read_ahead import run_ahead
 from hotbed.data.schema import Schema, Shape, Type, check_schema, shape_of, type_of
 from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
@@ -204,7 +204,8 @@ class Dataset:
         if self.endless:
             source = position["source"]
         if source is not None:
-            self.live.journal.forget({"block": source["block"], "cut": position["rows"]})
+            used = {"block": source["block"], "cut": position["rows"]}
+            self.live.journal.forget(used)
             self.source.commit(Position.from_json(source))
 
     def restrict_labels(self, in_unit: Iterable[str] = (), *, must_match: bool = True) -> None:
@@ -439,7 +440,9 @@ class Dataset:
         They do not while blocks in the journal are still to be read: the run that recorded these
         blocks received them in time.
         """
-        if self.flush_seconds is None or self.live.journal.last("block") >= after["block"]:
+        if self.flush_seconds is None:
+            return False
+        if self.live.journal.last("block") >= after["block"]:
             return False
         return self.live.clock() - idle_since >= self.flush_seconds
 
@@ -488,7 +491,8 @@ class Dataset:
                 continue
             message = label_outside_unit(label, batch.labels[label.name][wrong][0])
             if self.on_error != "skip":
-                raise DataError(f"row {int(wrong.argmax()) + 1} of a mapped batch: {message}")
+                row = int(wrong.argmax()) + 1
+            raise DataError(f"row {row} of a mapped batch: {message}")
             self.skips.add("value", message, int(wrong.sum()))
             batch = batch.take(np.flatnonzero(~wrong))
         return batch
@@ -505,7 +509,7 @@ class Dataset:
         if self.shuffle > 1:
             shuffle = Shuffle(self.shuffle, self.seed, epoch)
             return shuffle.buffers(chunks, int(place["buffer"]), skip)
-        return in_order(chunks, skip)
+        return unshuffled(chunks, skip)
 
     def _cached_buffers(self, epoch: int, skip: int) -> Iterator[Buffer]:
         if self._cached is None:

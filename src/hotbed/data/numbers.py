@@ -15,7 +15,13 @@ from hotbed.data.arrays import as_numpy, is_bytes, is_list, list_lengths, nulls_
 from hotbed.data.schema import Dense, Label, Time, Weight
 from hotbed.errors import SchemaError
 
-_PLAIN = {kind.id for kind in (pa.float32(), pa.int8(), pa.int16(), pa.int32(), pa.int64())}
+_PLAIN = {
+    pa.float32().id,
+    pa.int8().id,
+    pa.int16().id,
+    pa.int32().id,
+    pa.int64().id,
+}
 _MICROSECONDS = {
     "s": 1e6,
     "ms": 1e3,
@@ -54,8 +60,8 @@ def dense(column: Dense, values: pa.Array) -> np.ndarray:
             )
         return numeric(column.name, values)
     lengths = list_lengths(values)
-    if (lengths != column.width).any():
-        wrong = lengths != column.width
+    wrong = lengths != column.width
+    if wrong.any():
         raise BadRows(
             column.name,
             wrong,
@@ -128,10 +134,11 @@ def _missing_label(column: Label, mask: np.ndarray) -> BadRows:
 def weight(column: Weight, values: pa.Array) -> np.ndarray:
     """Return float32 [n]; values below 0 are bad rows."""
     numbers = numeric(column.name, values)
-    if (numbers < 0).any():
+    is_negative = numbers < 0
+    if is_negative.any():
         raise BadRows(
             column.source,
-            numbers < 0,
+            is_negative,
             f"weight {column.name!r}: expected weights >= 0, got {numbers.min():g}. "
             "Correct the row.",
         )
@@ -204,7 +211,8 @@ def numeric(name: str, values: pa.Array, lengths: np.ndarray | None = None) -> n
             f"column {name!r}: expected numbers, got {kind}. Transform it or give it another role."
         )
     if is_bytes(kind):
-        numbers = pl.Series(values.cast(pa.string())).cast(pl.Float64, strict=False).to_arrow()
+        text = pl.Series(values.cast(pa.string()))
+        numbers = text.cast(pl.Float64, strict=False).to_arrow()
     else:
         numbers = values.cast(pa.float64(), safe=False)
     with np.errstate(over="ignore"):
@@ -219,7 +227,8 @@ def numeric(name: str, values: pa.Array, lengths: np.ndarray | None = None) -> n
         fault = f"got {first!r}. Correct or Clip it."
     if lengths is not None:
         owner = np.repeat(np.arange(len(lengths)), lengths)
-        wrong = np.bincount(owner[wrong], minlength=len(lengths)) > 0
+        num_wrong = np.bincount(owner[wrong], minlength=len(lengths))
+        wrong = num_wrong > 0
     raise BadRows(name, wrong, f"column {name!r}: expected finite float32 numbers, {fault}")
 
 

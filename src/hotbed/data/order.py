@@ -46,15 +46,18 @@ def place_at(source: Position | None, skip: int, buffer: int = 0) -> dict[str, A
 
     The place is at the start of the shuffle buffer number `buffer`.
     """
+    state = None
+    if source is not None:
+        state = dict(source.state)
     return {
-        "source": None if source is None else dict(source.state),
+        "source": state,
         "skip": skip,
         "buffer": buffer,
         "emitted": 0,
     }
 
 
-def in_order(chunks: Iterator[Encoded], skip: int) -> Iterator[Buffer]:
+def unshuffled(chunks: Iterator[Encoded], skip: int) -> Iterator[Buffer]:
     """Yield the chunks in their order, without the first `skip` rows."""
     for rows, before, after in chunks:
         if skip < rows.num_samples:
@@ -138,7 +141,8 @@ class Shuffle:
             after = place_at(chunk_end, 0, index + 1)
         else:
             after = place_at(chunk_begin, skip, index + 1)
-        order = np.random.default_rng((self.seed, self.epoch, index)).permutation(size)
+        random = np.random.default_rng((self.seed, self.epoch, index))
+        order = random.permutation(size)
         return Buffer(
             Batch.concat(parts).take(order),
             before,
@@ -150,4 +154,5 @@ class Shuffle:
         if index:
             return self.size
         random = np.random.default_rng((self.seed, self.epoch))
-        return int(random.integers(self.size // 2 + 1, self.size + 1))
+        least = self.size // 2 + 1
+        return int(random.integers(least, self.size + 1))

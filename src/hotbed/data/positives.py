@@ -39,7 +39,8 @@ class Positives:
 
     def message(self) -> str:
         """Return the message that no row matched, with some of the other texts."""
-        names = ", ".join(repr(text) for text in list(self.others)[:NAMED_VALUES])
+        named = list(self.others)[:NAMED_VALUES]
+        names = ", ".join(repr(text) for text in named)
         return (
             f"label {self.label.name!r}: none of {self.rows:,} rows is "
             f"positive={self.label.positive!r}, got {names}. Give one of them."

@@ -85,7 +85,7 @@ class Time(Column):
     """The time of the event, int64 microseconds UTC in a Batch.
 
     `unit`: "s", "ms", "us", "ns", "iso" (text), or a strptime format. Arrow timestamps bring their
-    own unit. Text without a time zone is UTC.
+    own unit. Text without a time zone is UTC. `hotbed.connectors.times` parses them.
     """
 
     name: str
@@ -93,7 +93,8 @@ class Time(Column):
     column: str | None = None
 
     def __post_init__(self) -> None:
-        if self.unit not in (*times.UNITS, "ns", "iso") and "%" not in self.unit:
+        is_known = self.unit in (*times.UNITS, "ns", "iso")
+        if not is_known and "%" not in self.unit:
             raise ConfigError(
                 f"time {self.name!r}: unknown unit, got {self.unit!r}. Use s, ms, us, ns, iso or a "
                 "format such as '%y%m%d%H'."
@@ -219,7 +220,7 @@ class Schema:
                 return column
         names = [column.name for column in self.columns]
         raise SchemaError(
-            f"schema: there is no column {name!r}. {config.did_you_mean(name, names)}"
+            f"schema: unknown column, got {name!r}. {config.did_you_mean(name, names)}"
         )
 
     @property
@@ -320,7 +321,8 @@ class Schema:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values, including learned numbers."""
-        spec: dict[str, Any] = {"columns": [config.describe(column) for column in self.columns]}
+        columns = [config.describe(column) for column in self.columns]
+        spec: dict[str, Any] = {"columns": columns}
         if self.types:
             spec["types"] = dict(self.types)
         if self.shapes:
@@ -337,8 +339,10 @@ class Schema:
         if isinstance(value, str):
             value = cast(Mapping[str, Any], json.loads(value))
         columns = config.build(value["columns"], Sequence[Column], "schema.columns")
-        types = config.build(value.get("types", {}), Mapping[str, Type], "schema.types")
-        shapes = config.build(value.get("shapes", {}), Mapping[str, Shape], "schema.shapes")
+        types = value.get("types", {})
+        types = config.build(types, Mapping[str, Type], "schema.types")
+        shapes = value.get("shapes", {})
+        shapes = config.build(shapes, Mapping[str, Shape], "schema.shapes")
         return cls(columns, types, shapes)
 
 

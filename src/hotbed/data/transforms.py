@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from hotbed import checks
 from hotbed.connectors.times import to_microseconds
-from hotbed.data.arrays import list_array, nulls_of
+from hotbed.data.arrays import as_numpy, list_array, nulls_of
 from hotbed.errors import ConfigError, SchemaError
 
 __all__ = [
@@ -164,7 +164,8 @@ class Cross(Transform):
             hashes = part.fill_null(0).to_numpy(zero_copy_only=False).view(np.uint64)
             mixed = (mixed ^ hashes) * _GOLDEN
             mixed ^= mixed >> np.uint64(32)
-        return _into_bins(pa.array(mixed.view(np.int64), mask=null), self.bins)
+        ids = pa.array(mixed.view(np.int64), mask=null)
+        return _into_bins(ids, self.bins)
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,8 @@ class Bucketize(Transform):
                 "bucketize: expected boundaries or bins, got neither. Give one of them."
             )
         if self.boundaries is not None:
-            object.__setattr__(self, "boundaries", tuple(float(edge) for edge in self.boundaries))
+            boundaries = tuple(float(edge) for edge in self.boundaries)
+            object.__setattr__(self, "boundaries", boundaries)
             if list(self.boundaries) != sorted(set(self.boundaries)):
                 raise ConfigError(
                     f"bucketize.boundaries: boundaries must rise, got {self.boundaries}. Sort "
@@ -206,10 +208,12 @@ class Bucketize(Transform):
     def expression(self, x: pl.Expr) -> pl.Expr | None:
         if self.boundaries is not None or self.bins is None:
             return None
-        return pl.concat_list([x.quantile(i / self.bins, "linear") for i in range(1, self.bins)])
+        shares = [number / self.bins for number in range(1, self.bins)]
+        return pl.concat_list([x.quantile(share, "linear") for share in shares])
 
     def learned(self, value: Any) -> Bucketize:
-        return replace(self, boundaries=sorted({float(edge) for edge in value if edge is not None}))
+        edges = {float(edge) for edge in value if edge is not None}
+        return replace(self, boundaries=sorted(edges))
 
 
 @dataclass(frozen=True)
@@ -259,7 +263,9 @@ class Normalize(Transform):
         return pl.struct(mean=x.mean(), std=x.std(ddof=0))
 
     def learned(self, value: Any) -> Normalize:
-        return replace(self, mean=float(value["mean"] or 0.0), std=float(value["std"] or 0.0))
+        mean = float(value["mean"] or 0.0)
+        std = float(value["std"] or 0.0)
+        return replace(self, mean=mean, std=std)
 
 
 @dataclass(frozen=True)
@@ -372,11 +378,13 @@ class Map(Transform):
         return x.drop_nulls().value_counts().implode()
 
     def learned(self, value: Any) -> Map:
-        counts = sorted(
-            ((item["count"], item["x"]) for item in value if item["count"] >= self.min_count),
-            key=lambda entry: (-entry[0], entry[1]),
-        )
-        return replace(self, vocabulary=[word for _, word in counts[: self.max_size]])
+        counts: list[tuple[int, Any]] = []
+        for item in value:
+            if item["count"] >= self.min_count:
+                counts.append((-item["count"], item["x"]))
+        counts.sort()
+        vocabulary = [word for _, word in counts]
+        return replace(self, vocabulary=vocabulary[: self.max_size])
 
 
 @dataclass(frozen=True)
@@ -394,10 +402,12 @@ class Extract(Transform):
     number: bool = False
 
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
-        text = pl.Series(values.cast(pa.string())).str.extract(self.pattern, 1)
+        text = pl.Series(values.cast(pa.string()))
+        groups = text.str.extract(self.pattern, 1)
         if self.number:
-            return text.cast(pl.Int64, strict=False).to_arrow().cast(pa.int64())
-        return text.to_arrow().cast(pa.string())
+            numbers = groups.cast(pl.Int64, strict=False)
+            return numbers.to_arrow().cast(pa.int64())
+        return groups.to_arrow().cast(pa.string())
 
 
 @dataclass(frozen=True)
@@ -419,8 +429,9 @@ class TimeOfDay(Transform):
 
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
         micros = to_microseconds(values, self.unit)
-        hours = np.floor_divide(micros.fill_null(0).to_numpy(zero_copy_only=False), 3_600_000_000)
-        minutes = np.floor_divide(micros.fill_null(0).to_numpy(zero_copy_only=False), 60_000_000)
+        times = as_numpy(micros.fill_null(0))
+        hours = np.floor_divide(times, 3_600_000_000)
+        minutes = np.floor_divide(times, 60_000_000)
         weekday = (hours // 24 + 3) % 7  # 1970-01-01 was a Thursday
         parts = {
             "hour": hours % 24,
@@ -434,23 +445,26 @@ class TimeOfDay(Transform):
 def _into_bins(hashed: pa.Array, bins: int | None) -> pa.Array:
     if bins is None:
         return hashed
-    values = hashed.fill_null(0).to_numpy(zero_copy_only=False).view(np.uint64) % np.uint64(bins)
+    hashes = as_numpy(hashed.fill_null(0)).view(np.uint64)
+    values = hashes % np.uint64(bins)
     return pa.array(values.astype(np.int64), mask=nulls_of(hashed))
 
 
 def _numbers(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     """Return float64 values, and where they are null (NaN counts as null)."""
-    if not (
-        pa.types.is_integer(values.type)
-        or pa.types.is_floating(values.type)
-        or pa.types.is_boolean(values.type)
-        or pa.types.is_null(values.type)
-    ):
+    kind = values.type
+    is_number = (
+        pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_null(kind)
+    )
+    if not is_number:
         raise SchemaError(
-            f"a transform of numbers: expected numbers, got a column of {values.type}. Cast it or "
+            f"a transform of numbers: expected numbers, got a column of {kind}. Cast it or "
             "Extract the number."
         )
-    numbers = values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    numbers = as_numpy(values.cast(pa.float64(), safe=False))
     return numbers, np.isnan(numbers)
 
 
