@@ -492,7 +492,7 @@ class Dataset:
             message = label_outside_unit(label, batch.labels[label.name][wrong][0])
             if self.on_error != "skip":
                 row = int(wrong.argmax()) + 1
-            raise DataError(f"row {row} of a mapped batch: {message}")
+                raise DataError(f"row {row} of a mapped batch: {message}")
             self.skips.add("value", message, int(wrong.sum()))
             batch = batch.take(np.flatnonzero(~wrong))
         return batch

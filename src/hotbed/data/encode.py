@@ -388,10 +388,10 @@ def _newest(ids: Ids, max_length: int) -> Ids:
     lengths = ids.lengths()
     if len(lengths) == 0 or lengths.max() <= max_length:
         return ids
-    from_end = np.repeat(ids.offsets[1:], lengths) - np.arange(len(ids.values))
+    ends = np.repeat(ids.offsets[1:], lengths)
+    from_end = ends - np.arange(len(ids.values))
     keep = from_end <= max_length
-    offsets = np.zeros_like(ids.offsets)
-    np.cumsum(np.minimum(lengths, max_length), out=offsets[1:])
+    offsets = offsets_of(np.minimum(lengths, max_length))
     if ids.weights is None:
         weights = None
     else:

@@ -83,11 +83,7 @@ def _learn(source: Source, tasks: list[Task]) -> list[Any]:
         assert expression is not None
         expressions.append(expression.alias(name))
     learned = lazy.select(expressions).collect(engine="streaming")
-    values: list[Any] = []
-    for number in range(len(tasks)):
-        column_values = learned[f"x{number}"]
-        values.append(column_values[0])
-    return values
+    return [learned[f"x{number}"][0] for number in range(len(tasks))]
 
 
 def _types(
