@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ids -> slots -> rows: tables that grow, the rules that update rows, and torch modules over them.
 
-    table.py      Table: one table, on the native core; snapshot.py reads it while training goes on
+    table.py      Table: one table, on the native core
+    snapshot.py   a table at one moment, to be read while training continues
     tables.py     make_tables: the tables that a schema names
     rule.py       how a step changes a row
     policy.py     which ids get a row, and which rows are removed
     tier.py       where rows lie
     init.py       how a row starts
     hashing.py    the hashes of ids and of names
-    reference.py  ReferenceTable: the same semantics in plain Python, for tests
+    reference.py  ReferenceTable: the same semantics in plain Python, for tests;
+                  reference_admission.py counts ids for it
     modules/      tables as torch modules
 
 Only `modules` imports torch: a server has tables without it.

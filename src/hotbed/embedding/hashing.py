@@ -11,6 +11,7 @@ Uint64Array = NDArray[np.uint64]
 GOLDEN = 0x9E3779B97F4A7C15
 """2^64 divided by the golden ratio, the distance of two counters."""
 _MASK = (1 << 64) - 1
+_FACTORS = (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53)
 _XXH = (
     11400714785074694791,
     14029467366897019727,
@@ -30,27 +31,27 @@ def mix64(values: ArrayLike) -> Uint64Array:
         x = x.view(np.uint64)
     else:
         x = x.astype(np.uint64)
-    x ^= x >> np.uint64(33)
-    x *= np.uint64(0xFF51AFD7ED558CCD)
-    x ^= x >> np.uint64(33)
-    x *= np.uint64(0xC4CEB9FE1A85EC53)
-    x ^= x >> np.uint64(33)
+    shift = np.uint64(33)
+    for factor in _FACTORS:
+        x ^= x >> shift
+        x *= np.uint64(factor)
+    x ^= x >> shift
     return x
 
 
 def mix64_int(value: int) -> int:
     """Return `mix64` of one Python integer, taken modulo 2^64."""
     x = value & _MASK
-    x ^= x >> 33
-    x = x * 0xFF51AFD7ED558CCD & _MASK
-    x ^= x >> 33
-    x = x * 0xC4CEB9FE1A85EC53 & _MASK
+    for factor in _FACTORS:
+        x ^= x >> 33
+        x = x * factor & _MASK
     return x ^ (x >> 33)
 
 
 def partition(ids: ArrayLike) -> NDArray[np.uint8]:
     """Return the partition (0..255) of each id: the top 8 bits of its hash."""
-    return (mix64(np.asarray(ids, np.int64)) >> np.uint64(56)).astype(np.uint8)
+    hashes = mix64(np.asarray(ids, np.int64))
+    return (hashes >> np.uint64(56)).astype(np.uint8)
 
 
 def xxh64(data: bytes, seed: int = 0) -> int:
@@ -69,29 +70,39 @@ def xxh64(data: bytes, seed: int = 0) -> int:
         return int.from_bytes(data[start : start + width], "little")
 
     if size >= 32:
-        lanes = [(seed + p1 + p2) & _MASK, (seed + p2) & _MASK, seed & _MASK, (seed - p1) & _MASK]
+        lanes = [
+            (seed + p1 + p2) & _MASK,
+            (seed + p2) & _MASK,
+            seed & _MASK,
+            (seed - p1) & _MASK,
+        ]
         while position + 32 <= size:
-            lanes = [one_round(lane, word(position + 8 * i, 8)) for i, lane in enumerate(lanes)]
-            position += 32
-        h = (
-            sum(rotate(lane, bits) for lane, bits in zip(lanes, (1, 7, 12, 18), strict=True))
-            & _MASK
-        )
+            for number in range(4):
+                lanes[number] = one_round(lanes[number], word(position, 8))
+                position += 8
+        h = 0
+        for lane, bits in zip(lanes, (1, 7, 12, 18), strict=True):
+            h = (h + rotate(lane, bits)) & _MASK
         for lane in lanes:
             h = ((h ^ one_round(0, lane)) * p1 + p4) & _MASK
     else:
         h = (seed + p5) & _MASK
     h = (h + size) & _MASK
     while position + 8 <= size:
-        h = (rotate(h ^ one_round(0, word(position, 8)), 27) * p1 + p4) & _MASK
+        h ^= one_round(0, word(position, 8))
+        h = (rotate(h, 27) * p1 + p4) & _MASK
         position += 8
     if position + 4 <= size:
-        h = (rotate(h ^ (word(position, 4) * p1 & _MASK), 23) * p2 + p3) & _MASK
+        h ^= word(position, 4) * p1 & _MASK
+        h = (rotate(h, 23) * p2 + p3) & _MASK
         position += 4
     for byte in data[position:]:
-        h = (rotate(h ^ (byte * p5 & _MASK), 11) * p1) & _MASK
-    h = ((h ^ (h >> 33)) * p2) & _MASK
-    h = ((h ^ (h >> 29)) * p3) & _MASK
+        h ^= byte * p5 & _MASK
+        h = rotate(h, 11) * p1 & _MASK
+    h ^= h >> 33
+    h = h * p2 & _MASK
+    h ^= h >> 29
+    h = h * p3 & _MASK
     return h ^ (h >> 32)
 
 

@@ -29,7 +29,12 @@ _LN_2 = 0.6931471805599453
 _TWO_PI = 6.283185307179586
 
 
-def _bits(seed: int, name: int, ids: ArrayLike, dim: int) -> tuple[Uint64Array, Uint64Array]:
+def _bits(
+    seed: int,
+    name: int,
+    ids: ArrayLike,
+    dim: int,
+) -> tuple[Uint64Array, Uint64Array]:
     """Return 24 random bits for the even and for the odd lane of each lane pair.
 
     Returns two arrays [n, ceil(dim / 2)].
@@ -42,9 +47,9 @@ def _bits(seed: int, name: int, ids: ArrayLike, dim: int) -> tuple[Uint64Array, 
 
 
 def _lanes(even: Float32Array, odd: Float32Array, dim: int) -> Float32Array:
-    return np.ascontiguousarray(
-        np.stack([even, odd], axis=2).reshape(len(even), 2 * even.shape[1])[:, :dim]
-    )
+    pairs = np.stack([even, odd], axis=2)
+    lanes = pairs.reshape(len(even), 2 * even.shape[1])
+    return np.ascontiguousarray(lanes[:, :dim])
 
 
 def own_log(r: Float64Array) -> Float64Array:
@@ -88,7 +93,13 @@ class Init(ABC):
     """How a new row starts; use `Uniform`, `Normal`, `Zeros` or `Constant`."""
 
     @abstractmethod
-    def rows(self, seed: int, name: int, ids: ArrayLike, dim: int) -> Float32Array:
+    def rows(
+        self,
+        seed: int,
+        name: int,
+        ids: ArrayLike,
+        dim: int,
+    ) -> Float32Array:
         """Return the initial rows, float32 [n, dim], of int64 ids [n].
 
         `name`: the hash of the table's name, see `name_hash`.
@@ -106,7 +117,13 @@ class Uniform(Init):
     def __post_init__(self) -> None:
         checks.finite_number("Uniform.scale", self.scale, least=0)
 
-    def rows(self, seed: int, name: int, ids: ArrayLike, dim: int) -> Float32Array:
+    def rows(
+        self,
+        seed: int,
+        name: int,
+        ids: ArrayLike,
+        dim: int,
+    ) -> Float32Array:
         scale = np.float32(self.scale)
         unit = np.float32(2.0**-24)
 
@@ -114,7 +131,12 @@ class Uniform(Init):
             r = bits.astype(np.float32) * unit
             return (r + r - np.float32(1.0)) * scale
 
-        even, odd = _bits(seed, name, ids, dim)
+        even, odd = _bits(
+            seed,
+            name,
+            ids,
+            dim,
+        )
         return _lanes(lane(even), lane(odd), dim)
 
 
@@ -130,8 +152,19 @@ class Normal(Init):
     def __post_init__(self) -> None:
         checks.finite_number("Normal.std", self.std, least=0)
 
-    def rows(self, seed: int, name: int, ids: ArrayLike, dim: int) -> Float32Array:
-        even, odd = _bits(seed, name, ids, dim)
+    def rows(
+        self,
+        seed: int,
+        name: int,
+        ids: ArrayLike,
+        dim: int,
+    ) -> Float32Array:
+        even, odd = _bits(
+            seed,
+            name,
+            ids,
+            dim,
+        )
         radius = np.sqrt(-2.0 * own_log((even + np.uint64(1)).astype(np.float64) * 2.0**-24))
         cos, sin = own_cos_sin(odd.astype(np.float64) * 2.0**-24)
         std = float(self.std)
@@ -144,7 +177,13 @@ class Normal(Init):
 class Zeros(Init):
     """Every lane 0."""
 
-    def rows(self, seed: int, name: int, ids: ArrayLike, dim: int) -> Float32Array:
+    def rows(
+        self,
+        seed: int,
+        name: int,
+        ids: ArrayLike,
+        dim: int,
+    ) -> Float32Array:
         return np.zeros((np.size(np.asarray(ids)), dim), np.float32)
 
 
@@ -157,5 +196,11 @@ class Constant(Init):
     def __post_init__(self) -> None:
         checks.finite_number("Constant.value", self.value)
 
-    def rows(self, seed: int, name: int, ids: ArrayLike, dim: int) -> Float32Array:
+    def rows(
+        self,
+        seed: int,
+        name: int,
+        ids: ArrayLike,
+        dim: int,
+    ) -> Float32Array:
         return np.full((np.size(np.asarray(ids)), dim), self.value, np.float32)

@@ -118,7 +118,12 @@ class Probability(Admission):
 
     def __post_init__(self) -> None:
         if not is_off(self.p):
-            checks.finite_number("Probability.p", self.p, least=0, most=1)
+            checks.finite_number(
+                "Probability.p",
+                self.p,
+                least=0,
+                most=1,
+            )
         _check_candidates("Probability", self.sketch_bytes, self.max_candidates)
 
     @property

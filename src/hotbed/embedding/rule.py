@@ -73,7 +73,14 @@ class Rule(ABC):
         """Return True when a step with zero gradient, l1 and l2 changes a row or its state."""
 
     @abstractmethod
-    def _step(self, w: FloatArray, s: FloatArray, g: FloatArray, step: int, lr: float) -> None:
+    def _step(
+        self,
+        w: FloatArray,
+        s: FloatArray,
+        g: FloatArray,
+        step: int,
+        lr: float,
+    ) -> None:
         """Apply the rule in place to values [n, dim] and state [n, width].
 
         `g`: regularized gradients [n, dim].
@@ -126,7 +133,13 @@ class Rule(ABC):
                 g = g + w.dtype.type(self.l2) * w
             if not self._proximal and self.l1:
                 g = g + w.dtype.type(self.l1) * np.sign(w)
-            self._step(w, s, g, step, self.lr if lr is None else lr)
+            self._step(
+                w,
+                s,
+                g,
+                step,
+                self.lr if lr is None else lr,
+            )
         return w, s
 
 
@@ -142,7 +155,14 @@ class Sgd(Rule):
     def _idles(self) -> bool:
         return False
 
-    def _step(self, w: FloatArray, s: FloatArray, g: FloatArray, step: int, lr: float) -> None:
+    def _step(
+        self,
+        w: FloatArray,
+        s: FloatArray,
+        g: FloatArray,
+        step: int,
+        lr: float,
+    ) -> None:
         w -= w.dtype.type(lr) * g
 
 
@@ -156,12 +176,24 @@ class Momentum(Rule):
     _num_slots: ClassVar[int] = 1
 
     def _check(self, name: str) -> None:
-        checks.finite_number(f"{name}.momentum", self.momentum, least=0, below=1)
+        checks.finite_number(
+            f"{name}.momentum",
+            self.momentum,
+            least=0,
+            below=1,
+        )
 
     def _idles(self) -> bool:
         return True
 
-    def _step(self, w: FloatArray, s: FloatArray, g: FloatArray, step: int, lr: float) -> None:
+    def _step(
+        self,
+        w: FloatArray,
+        s: FloatArray,
+        g: FloatArray,
+        step: int,
+        lr: float,
+    ) -> None:
         s[:] = _within(w.dtype.type(self.momentum) * s + g)
         w -= w.dtype.type(lr) * s
 
@@ -179,12 +211,24 @@ class Nesterov(Rule):
     _num_slots: ClassVar[int] = 1
 
     def _check(self, name: str) -> None:
-        checks.finite_number(f"{name}.momentum", self.momentum, least=0, below=1)
+        checks.finite_number(
+            f"{name}.momentum",
+            self.momentum,
+            least=0,
+            below=1,
+        )
 
     def _idles(self) -> bool:
         return True
 
-    def _step(self, w: FloatArray, s: FloatArray, g: FloatArray, step: int, lr: float) -> None:
+    def _step(
+        self,
+        w: FloatArray,
+        s: FloatArray,
+        g: FloatArray,
+        step: int,
+        lr: float,
+    ) -> None:
         momentum = w.dtype.type(self.momentum)
         s[:] = _within(momentum * s + g)
         w -= w.dtype.type(lr) * (g + momentum * s)
@@ -210,7 +254,14 @@ class Adagrad(Rule):
     def initial_state(self, dim: int) -> NDArray[np.float32]:
         return np.full(dim, self.initial_accumulator, np.float32)
 
-    def _step(self, w: FloatArray, s: FloatArray, g: FloatArray, step: int, lr: float) -> None:
+    def _step(
+        self,
+        w: FloatArray,
+        s: FloatArray,
+        g: FloatArray,
+        step: int,
+        lr: float,
+    ) -> None:
         s[:] = _within(s + g * g)
         w -= w.dtype.type(lr) * g / (np.sqrt(s) + w.dtype.type(self.eps))
 
@@ -239,7 +290,14 @@ class RowwiseAdagrad(Rule):
     def initial_state(self, dim: int) -> NDArray[np.float32]:
         return np.full(1, self.initial_accumulator, np.float32)
 
-    def _step(self, w: FloatArray, s: FloatArray, g: FloatArray, step: int, lr: float) -> None:
+    def _step(
+        self,
+        w: FloatArray,
+        s: FloatArray,
+        g: FloatArray,
+        step: int,
+        lr: float,
+    ) -> None:
         s[:] = _within(s + _sum_of_squares(g) / w.dtype.type(g.shape[1]))
         w -= (w.dtype.type(lr) / (np.sqrt(s) + w.dtype.type(self.eps))) * g
 
@@ -258,13 +316,25 @@ class RmsProp(Rule):
     _num_slots: ClassVar[int] = 1
 
     def _check(self, name: str) -> None:
-        checks.finite_number(f"{name}.alpha", self.alpha, least=0, below=1)
+        checks.finite_number(
+            f"{name}.alpha",
+            self.alpha,
+            least=0,
+            below=1,
+        )
         checks.finite_number(f"{name}.eps", self.eps, above=0)
 
     def _idles(self) -> bool:
         return True
 
-    def _step(self, w: FloatArray, s: FloatArray, g: FloatArray, step: int, lr: float) -> None:
+    def _step(
+        self,
+        w: FloatArray,
+        s: FloatArray,
+        g: FloatArray,
+        step: int,
+        lr: float,
+    ) -> None:
         real = w.dtype.type
         s[:] = _within(real(self.alpha) * s + real(1.0 - self.alpha) * (g * g))
         w -= real(lr) * g / (np.sqrt(s) + real(self.eps))
@@ -289,15 +359,32 @@ class Adam(Rule):
     _num_slots: ClassVar[int] = 2
 
     def _check(self, name: str) -> None:
-        checks.finite_number(f"{name}.beta1", self.beta1, least=0, below=1)
-        checks.finite_number(f"{name}.beta2", self.beta2, least=0, below=1)
+        checks.finite_number(
+            f"{name}.beta1",
+            self.beta1,
+            least=0,
+            below=1,
+        )
+        checks.finite_number(
+            f"{name}.beta2",
+            self.beta2,
+            least=0,
+            below=1,
+        )
         checks.finite_number(f"{name}.eps", self.eps, above=0)
         checks.finite_number(f"{name}.decay", self.decay, least=0)
 
     def _idles(self) -> bool:
         return True
 
-    def _step(self, w: FloatArray, s: FloatArray, g: FloatArray, step: int, lr: float) -> None:
+    def _step(
+        self,
+        w: FloatArray,
+        s: FloatArray,
+        g: FloatArray,
+        step: int,
+        lr: float,
+    ) -> None:
         real = w.dtype.type
         dim = w.shape[1]
         m = s[:, :dim]
@@ -355,7 +442,14 @@ class Ftrl(Rule):
             [np.full(dim, self.initial_accumulator, np.float32), np.zeros(dim, np.float32)]
         )
 
-    def _step(self, w: FloatArray, s: FloatArray, g: FloatArray, step: int, lr: float) -> None:
+    def _step(
+        self,
+        w: FloatArray,
+        s: FloatArray,
+        g: FloatArray,
+        step: int,
+        lr: float,
+    ) -> None:
         real = w.dtype.type
         dim = w.shape[1]
         n = s[:, :dim]

@@ -123,7 +123,12 @@ class Table:
                 f"table.name: must be a string, not empty, got {self.name!r}. "
                 "Give the table a name."
             )
-        checks.whole_number(f"{where}: dim", self.dim, 1, MAX_DIM)
+        checks.whole_number(
+            f"{where}: dim",
+            self.dim,
+            1,
+            MAX_DIM,
+        )
         checks.finite_number(f"{where}: default", self.default)
         if not isinstance(self.seed, int) or not -(2**63) <= self.seed < 2**64:
             raise ConfigError(
@@ -334,7 +339,11 @@ class Table:
         return _core.Step([self.native], [(0, POOLINGS.index("none"))])
 
     def _map(
-        self, ids: NDArray[np.int64], times: NDArray[np.int64] | None, *, training: bool
+        self,
+        ids: NDArray[np.int64],
+        times: NDArray[np.int64] | None,
+        *,
+        training: bool,
     ) -> _core.Step:
         step = self._step()
         step.map([_one_each(ids)], 0 if times is None else _address(times), training=training)
@@ -393,7 +402,12 @@ class Table:
         self.native.gather(slots, _address(rows))
         return rows
 
-    def update(self, slots: Any, grads: Any, lr: float | None = None) -> None:
+    def update(
+        self,
+        slots: Any,
+        grads: Any,
+        lr: float | None = None,
+    ) -> None:
         """Sum the gradients of each slot in order, then apply one step of the rule once a row.
 
         Args:
@@ -469,7 +483,12 @@ class Table:
             partitions: sweep only these, to bound the pause.
         """
         where = f"table {self.name!r}: now (int64 microseconds)"
-        checks.whole_number(where, now, -(2**63), 2**63 - 1)
+        checks.whole_number(
+            where,
+            now,
+            -(2**63),
+            2**63 - 1,
+        )
         if self.frozen == "all":
             return 0
         return int(self.native.evict(int(now), partitions.start, partitions.stop))
@@ -517,7 +536,12 @@ class Table:
             raise PersistError(
                 f"table {self.name!r}: one snapshot at a time, got a second. Close the first."
             )
-        return Snapshot(self.native, self.scalars, self.state_width, changes=changes)
+        return Snapshot(
+            self.native,
+            self.scalars,
+            self.state_width,
+            changes=changes,
+        )
 
     def remove(self, ids: Any) -> int:
         """Remove the rows of ids, int64 [n], as an eviction does, and return their number."""
@@ -575,7 +599,12 @@ class Table:
         """
         self._timed = scalars["timed"]
         rates = [(int(step), float(lr)) for step, lr in scalars["rates"]]
-        self.native.load_scalars(scalars["step"], scalars["watermark"], scalars["calls"], rates)
+        self.native.load_scalars(
+            scalars["step"],
+            scalars["watermark"],
+            scalars["calls"],
+            rates,
+        )
         self.native.load_counters(scalars["admitted"], scalars["refused"], scalars["evicted"])
         if "frozen" not in scalars:
             return

@@ -43,7 +43,12 @@ T = TypeVar("T", Tensor, float)
 class Loss(ABC):
     """Base of the losses of one label; use `BCE`, `MSE`, …."""
 
-    def __call__(self, prediction: Tensor, label: Tensor, weight: Tensor | None = None) -> Tensor:
+    def __call__(
+        self,
+        prediction: Tensor,
+        label: Tensor,
+        weight: Tensor | None = None,
+    ) -> Tensor:
         """Return the loss of a batch, a float32 scalar; 0 for an empty batch.
 
         Args:
@@ -67,7 +72,12 @@ class Loss(ABC):
         return self._mean(prediction.float(), label.float(), weight)
 
     @abstractmethod
-    def _mean(self, prediction: Tensor, label: Tensor, weight: Tensor | None) -> Tensor:
+    def _mean(
+        self,
+        prediction: Tensor,
+        label: Tensor,
+        weight: Tensor | None,
+    ) -> Tensor:
         """Return the loss of checked float32 inputs."""
 
 
@@ -90,14 +100,28 @@ class BCE(Loss):
 
     def __post_init__(self) -> None:
         checks.finite_number("BCE.pos_weight", self.pos_weight, least=0)
-        checks.finite_number("BCE.label_smoothing", self.label_smoothing, least=0, most=1)
+        checks.finite_number(
+            "BCE.label_smoothing",
+            self.label_smoothing,
+            least=0,
+            most=1,
+        )
 
-    def _mean(self, prediction: Tensor, label: Tensor, weight: Tensor | None) -> Tensor:
+    def _mean(
+        self,
+        prediction: Tensor,
+        label: Tensor,
+        weight: Tensor | None,
+    ) -> Tensor:
         if self.label_smoothing:
             label = label * (1.0 - self.label_smoothing) + 0.5 * self.label_smoothing
         positive = None if self.pos_weight == 1.0 else prediction.new_tensor(self.pos_weight)
         total = F.binary_cross_entropy_with_logits(
-            prediction, label, weight, reduction="sum", pos_weight=positive
+            prediction,
+            label,
+            weight,
+            reduction="sum",
+            pos_weight=positive,
         )
         return total / max(len(label), 1)
 
@@ -109,7 +133,12 @@ class MSE(Loss):
     The prediction is used as it is.
     """
 
-    def _mean(self, prediction: Tensor, label: Tensor, weight: Tensor | None) -> Tensor:
+    def _mean(
+        self,
+        prediction: Tensor,
+        label: Tensor,
+        weight: Tensor | None,
+    ) -> Tensor:
         squared = (prediction - label).square()
         return _sum(squared, weight) / max(len(label), 1)
 
@@ -126,7 +155,12 @@ class Focal(Loss):
     def __post_init__(self) -> None:
         checks.finite_number("Focal.gamma", self.gamma, least=0)
 
-    def _mean(self, prediction: Tensor, label: Tensor, weight: Tensor | None) -> Tensor:
+    def _mean(
+        self,
+        prediction: Tensor,
+        label: Tensor,
+        weight: Tensor | None,
+    ) -> Tensor:
         entropy = F.binary_cross_entropy_with_logits(prediction, label, reduction="none")
         return _sum(entropy * (1.0 - torch.exp(-entropy)).pow(self.gamma), weight) / max(
             len(label), 1
@@ -144,7 +178,12 @@ class Pairwise(Loss):
     Source: Burges et al., "Learning to Rank using Gradient Descent" (RankNet), ICML 2005.
     """
 
-    def _mean(self, prediction: Tensor, label: Tensor, weight: Tensor | None) -> Tensor:
+    def _mean(
+        self,
+        prediction: Tensor,
+        label: Tensor,
+        weight: Tensor | None,
+    ) -> Tensor:
         positive = label > 0.5
         margin = prediction[positive].unsqueeze(1) - prediction[~positive].unsqueeze(0)
         pairs = None
@@ -169,7 +208,12 @@ class Softmax(Loss):
     def __post_init__(self) -> None:
         checks.finite_number("Softmax.temperature", self.temperature, least=1e-6)
 
-    def _mean(self, prediction: Tensor, label: Tensor, weight: Tensor | None) -> Tensor:
+    def _mean(
+        self,
+        prediction: Tensor,
+        label: Tensor,
+        weight: Tensor | None,
+    ) -> Tensor:
         gains = label
         if weight is not None:
             gains = label * weight
@@ -204,7 +248,7 @@ class MultiTask:
         for name in self.weights:
             if name not in self.losses:
                 raise ConfigError(
-                    f"MultiTask.weights.{name}: there is no loss of that name, got weights "
+                    f"MultiTask.weights.{name}: no loss has this name, got weights "
                     f"{sorted(self.weights)}. {config.did_you_mean(name, self.losses)}"
                 )
         for name, weight in self.weights.items():
@@ -258,7 +302,12 @@ def correct_sampling(logit: T, negative_rate: float) -> T:
     Source: He et al., "Practical Lessons from Predicting Clicks on Ads at Facebook", ADKDD 2014,
         section 6.3.
     """
-    checks.finite_number("negative_rate", negative_rate, above=0, most=1)
+    checks.finite_number(
+        "negative_rate",
+        negative_rate,
+        above=0,
+        most=1,
+    )
     return logit + math.log(negative_rate)
 
 

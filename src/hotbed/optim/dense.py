@@ -44,7 +44,7 @@ def dense_optimizer(
 ) -> torch.optim.Optimizer | None:
     """Return the torch optimizer that `spec` stands for, fused on a CPU.
 
-    Returns None if there are no dense parameters to update.
+    Returns None if all parameters are rows of tables.
 
     Args:
         spec: a torch optimizer (returned as it is), a name such as "adam" (torch's defaults), or a

@@ -57,7 +57,7 @@ class TableModule(Carrier, ABC):
                 )
             if feature.table not in numbers:
                 raise ConfigError(
-                    f"feature {feature.name!r}: there is no table {feature.table!r}, got "
+                    f"feature {feature.name!r}: unknown table {feature.table!r}, got tables "
                     f"{sorted(numbers)}. Give that table."
                 )
         self._table_of = [numbers[feature.table] for feature in self.features]
@@ -110,7 +110,12 @@ class TableModule(Carrier, ABC):
             lines.append(f"{feature.name}: {pooling}{self.tables[number]}")
         return "\n".join(lines)
 
-    def pool(self, inputs: Sequence[Ids], time: Any = None, plan: Plan | None = None) -> Pooled:
+    def pool(
+        self,
+        inputs: Sequence[Ids],
+        time: Any = None,
+        plan: Plan | None = None,
+    ) -> Pooled:
         """Return the pooled features side by side, and the rows of each sequence feature.
 
         The shapes are [n, output_dim], and [m, dim] for each sequence feature. `self.lookup`
@@ -121,7 +126,12 @@ class TableModule(Carrier, ABC):
             time: int64 microseconds, or None.
             plan: `self.map(inputs, time)`, if the ids were mapped ahead.
         """
-        return self.lookup.pool(self, inputs, time, plan)
+        return self.lookup.pool(
+            self,
+            inputs,
+            time,
+            plan,
+        )
 
     def map(self, inputs: Sequence[Ids], time: Any = None) -> Plan:
         """Map ids to slots ahead of their lookup, and return the plan that `pool` takes.
@@ -186,7 +196,12 @@ class TableModule(Carrier, ABC):
         times = [table.check_times(time, num_samples) for table in self.tables]
         return times[0]
 
-    def receive(self, step: Step, flat: Tensor | None, sequences: Sequence[Tensor | None]) -> None:
+    def receive(
+        self,
+        step: Step,
+        flat: Tensor | None,
+        sequences: Sequence[Tensor | None],
+    ) -> None:
         """Sum the gradients of a lookup's results by id, as `.grad` of the group parameters.
 
         Rows of a frozen table get sums of zero, so that gradient clipping ignores them.
@@ -209,7 +224,12 @@ class TableModule(Carrier, ABC):
         frozen = [table.frozen for table in self.tables]
         rest = iter(sequences)
         rows = []
-        for table, dim, pooled in zip(self._table_of, self.dims, self.pooled, strict=True):
+        for table, dim, pooled in zip(
+            self._table_of,
+            self.dims,
+            self.pooled,
+            strict=True,
+        ):
             row = (0, 0)
             if not pooled:
                 grad = next(rest)
@@ -286,7 +306,12 @@ class _Results:
         self.sequences: list[Tensor] = []
         self.addresses: list[tuple[int, int]] = []
         address = self.flat.data_ptr()
-        for dim, pooled, values in zip(module.dims, module.pooled, host.values, strict=True):
+        for dim, pooled, values in zip(
+            module.dims,
+            module.pooled,
+            host.values,
+            strict=True,
+        ):
             if pooled:
                 self.addresses.append((address, width))
                 address += 4 * dim

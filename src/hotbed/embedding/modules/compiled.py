@@ -49,7 +49,7 @@ class Tickets:
         return ticket
 
     def take(self, ticket: int) -> Step | None:
-        """Return the plan of a ticket, once; None if there is none."""
+        """Return the plan of a ticket, or None; a ticket is taken once."""
         return self._steps.pop(ticket, None)
 
     def missing(self, ticket: int) -> ConfigError:
@@ -81,7 +81,14 @@ def pool_compiled(
     moment = nothing if time is None else time
     learns = torch.is_grad_enabled() and module.training
     results = pool(
-        module.anchor, values, offsets, weights, moment, module.number, module.training, learns
+        module.anchor,
+        values,
+        offsets,
+        weights,
+        moment,
+        module.number,
+        module.training,
+        learns,
     )
     return results[0], list(results[1:-1])
 
@@ -108,10 +115,18 @@ def pool(
     module = alive[number]
     inputs = [
         Ids(v, o if len(o) else None, w if len(w) else None)
-        for v, o, w in zip(values, offsets, weights, strict=True)
+        for v, o, w in zip(
+            values,
+            offsets,
+            weights,
+            strict=True,
+        )
     ]
     (flat, sequences), step = module.map_and_pool(
-        inputs, time if len(time) else None, training=training, keeps=learns
+        inputs,
+        time if len(time) else None,
+        training=training,
+        keeps=learns,
     )
     ticket = -1
     if learns:

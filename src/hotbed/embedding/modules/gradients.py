@@ -89,7 +89,13 @@ class Sums:
         for part in parts:
             rates.update(zip(part.tables, part.rates, strict=True))
         addresses = [array.__array_interface__["data"][0] for array in arrays]
-        return Sums(list(rates), step, arrays, addresses, list(rates.values()))
+        return Sums(
+            list(rates),
+            step,
+            arrays,
+            addresses,
+            list(rates.values()),
+        )
 
 
 class RowGradients:
@@ -126,14 +132,25 @@ class RowGradients:
         finite = step.sum_gradients(rows, addresses)
         earlier = self._waiting()
         if self._pending is not None:
-            step, grads = self._merge(self._pending.step, earlier, step, grads)
+            step, grads = self._merge(
+                self._pending.step,
+                earlier,
+                step,
+                grads,
+            )
             addresses = self._addresses(step, grads)
             # sums of finite sums may overflow: they must be checked again
             finite = False
         for parameter, grad in zip(self._parameters, grads, strict=True):
             parameter.grad = grad
         versions = [grad._version for grad in grads]
-        self._pending = Pending(step, grads, addresses, versions, finite)
+        self._pending = Pending(
+            step,
+            grads,
+            addresses,
+            versions,
+            finite,
+        )
 
     def check_finite(self) -> None:
         """Raise NonFiniteGradient, naming table and id, if a waiting gradient is not finite."""
@@ -170,7 +187,13 @@ class RowGradients:
         for group, rate in zip(self._groups, rates, strict=True):
             for number in group.tables:
                 rate_of[number] = rate
-        return Sums(self._tables, pending.step, grads, addresses, rate_of)
+        return Sums(
+            self._tables,
+            pending.step,
+            grads,
+            addresses,
+            rate_of,
+        )
 
     def drop(self) -> None:
         """Drop the gradients that wait."""
@@ -231,7 +254,12 @@ class Weighted:
     device: torch.device
 
     @staticmethod
-    def of(table: Table, feature: str, pooling: str, ids: Ids) -> Weighted:
+    def of(
+        table: Table,
+        feature: str,
+        pooling: str,
+        ids: Ids,
+    ) -> Weighted:
         rows = torch.from_numpy(table.lookup(int64(ids.values, feature).numpy()))
         results = torch.arange(len(rows))
         shares = torch.ones(len(rows))
@@ -240,7 +268,12 @@ class Weighted:
             results = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
             if pooling == "mean":
                 shares = 1.0 / lengths[results].float()
-        return Weighted(rows, results, shares, ids.weights.device)
+        return Weighted(
+            rows,
+            results,
+            shares,
+            ids.weights.device,
+        )
 
     def gradient(self, grad: Tensor) -> Tensor:
         """Return the gradient of the weights [m] from `grad`, that of the results [n, dim]."""

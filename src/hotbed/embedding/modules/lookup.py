@@ -69,10 +69,21 @@ class LocalLookup(Lookup):
         if torch.is_grad_enabled() and (weighted or module.learns):
             anchor = module.anchor if module.learns else module.anchor.detach()
             flat, *sequences = _Pool.apply(  # type: ignore[no-untyped-call]
-                anchor, module, inputs, time, plan, *weights
+                anchor,
+                module,
+                inputs,
+                time,
+                plan,
+                *weights,
             )
             return flat, sequences
-        results, _ = module.map_and_pool(inputs, time, plan, training=module.training, keeps=False)
+        results, _ = module.map_and_pool(
+            inputs,
+            time,
+            plan,
+            training=module.training,
+            keeps=False,
+        )
         return results
 
 
@@ -106,7 +117,11 @@ class _Pool(torch.autograd.Function):
         *weights: Tensor | None,
     ) -> Any:
         results, step = module.map_and_pool(
-            inputs, time, plan, training=module.training, keeps=True
+            inputs,
+            time,
+            plan,
+            training=module.training,
+            keeps=True,
         )
         ctx.step = step
         ctx.module = module
@@ -116,7 +131,10 @@ class _Pool(torch.autograd.Function):
             if weight is not None:
                 feature = module.features[number]
                 ctx.weighted[number] = Weighted.of(
-                    module.table_of(number), feature.name, feature.pooling, inputs[number]
+                    module.table_of(number),
+                    feature.name,
+                    feature.pooling,
+                    inputs[number],
                 )
         ctx.set_materialize_grads(False)
         flat, sequences = results

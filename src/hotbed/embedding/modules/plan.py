@@ -38,7 +38,7 @@ class Plan:
 
 
 class Plans:
-    """The plans of one batch, one a module, and a record of who looked up the batch.
+    """The plans of one batch, one a module, and which modules looked it up.
 
     `Batch.plans` carries it from the map stage to the lookups. `ids`: those of the batch, by
     feature.
@@ -54,7 +54,7 @@ class Plans:
         self._plans[module] = plan
 
     def take(self, module: TableModule, inputs: Sequence[Ids]) -> Plan | None:
-        """Return the plan of `module` for these inputs, once; None if there is none."""
+        """Return the plan of `module` for these inputs, or None; a plan is taken once."""
         if module in self._seen or not self._owns(module.features, inputs):
             self._strayed.add(module)
         self._seen.add(module)
@@ -72,5 +72,7 @@ class Plans:
         return list(self._plans)
 
     def _owns(self, features: Sequence[Feature], inputs: Sequence[Ids]) -> bool:
-        pairs = zip(features, inputs, strict=True)
-        return all(self._ids.get(feature.name) is ids for feature, ids in pairs)
+        return all(
+            self._ids.get(feature.name) is ids
+            for feature, ids in zip(features, inputs, strict=True)
+        )

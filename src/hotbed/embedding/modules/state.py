@@ -73,9 +73,13 @@ class Carrier(nn.Module, ABC):
         tables, before anything changes.
         """
         names = {table.name for table in self.tables}
-        states = state.get("tables") if isinstance(state, Mapping) else None
+        states = None
+        if isinstance(state, Mapping):
+            states = state.get("tables")
         if not isinstance(states, Mapping) or set(states) != names:
-            received = sorted(states) if isinstance(states, Mapping) else type(state).__name__
+            received: Any = type(state).__name__
+            if isinstance(states, Mapping):
+                received = sorted(states)
             raise PersistError(
                 f"state_dict: expected tables {sorted(names)}, got {received}. {ADVICE}",
             )
@@ -97,11 +101,14 @@ class Carrier(nn.Module, ABC):
                 destination[prefix + name] = value if keep_vars else value.detach()
         if isinstance(destination, DenseState):
             return
-        states = [value for key, value in destination.items() if key.endswith(EXTRA)]
-        carried = [state["tables"] for state in states if "tables" in state]
+        carried = []
+        for key, value in destination.items():
+            if key.endswith(EXTRA) and "tables" in value:
+                carried.append(value["tables"])
         tables = self.get_extra_state()["tables"]
         for name, own in tables.items():
-            tables[name] = shared(own, [others[name] for others in carried if name in others])
+            others = [tables_of[name] for tables_of in carried if name in tables_of]
+            tables[name] = shared(own, others)
         destination[prefix + EXTRA] = {"tables": tables}
 
     def _load_from_state_dict(self, *args: Any) -> None:
@@ -125,9 +132,10 @@ class Carrier(nn.Module, ABC):
     def _rows_aside(self) -> Iterator[None]:
         """Hide the parameters of tables, which lie on the host and are not moved or converted."""
         own = self._parameters
-        rows = {name: value for name, value in own.items() if isinstance(value, TableRows)}
-        for name in rows:
-            del own[name]
+        rows = {}
+        for name, value in list(own.items()):
+            if isinstance(value, TableRows):
+                rows[name] = own.pop(name)
         try:
             yield
         finally:
@@ -219,12 +227,17 @@ def load_state(table: Table, state: Mapping[str, Any]) -> None:
 
 def shared(state: Mapping[str, Any], others: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
     """Return `state`, or the first of `others` that equals it: one table is carried once."""
-    return next((other for other in others if _equal(state, other)), state)
+    for other in others:
+        if _equal(state, other):
+            return other
+    return state
 
 
 def _equal(state: Any, other: Any) -> bool:
     if torch.is_tensor(state):
-        return torch.is_tensor(other) and state.dtype == other.dtype and torch.equal(state, other)
+        if not torch.is_tensor(other) or state.dtype != other.dtype:
+            return False
+        return torch.equal(state, other)
     if not isinstance(state, Mapping):
         return bool(state == other)
     if not isinstance(other, Mapping) or set(state) != set(other):
@@ -246,20 +259,24 @@ def _tensors(batches: Iterable[pa.RecordBatch]) -> dict[str, Tensor]:
         values = np.concatenate([column.to_numpy() for column in columns])
         if values.dtype == np.uint32:
             values = values.astype(np.int64)
-        tensors[field.name] = torch.from_numpy(values.reshape(-1, width) if width else values)
+        if width:
+            values = values.reshape(-1, width)
+        tensors[field.name] = torch.from_numpy(values)
     return tensors
 
 
 def _lists(values: Tensor) -> pa.Array:
-    flat = pa.array(values.cpu().contiguous().numpy().reshape(-1))
+    numbers = values.cpu().contiguous().numpy()
+    flat = pa.array(numbers.reshape(-1))
     return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
 
 
 def _columns(tensors: Mapping[str, Tensor]) -> dict[str, pa.Array]:
-    return {
-        name: pa.array(tensor.cpu().numpy()).cast(COLUMN_TYPES.get(name, pa.int64()))
-        for name, tensor in tensors.items()
-    }
+    columns = {}
+    for name, tensor in tensors.items():
+        kind = COLUMN_TYPES.get(name, pa.int64())
+        columns[name] = pa.array(tensor.cpu().numpy()).cast(kind)
+    return columns
 
 
 def _by_partition(candidates: Mapping[str, Tensor]) -> Iterator[pa.RecordBatch]:

@@ -65,7 +65,12 @@ class CrossNetMix(nn.Module):
     """
 
     def __init__(
-        self, width: int, num_layers: int, *, rank: int = 32, num_experts: int = 4
+        self,
+        width: int,
+        num_layers: int,
+        *,
+        rank: int = 32,
+        num_experts: int = 4,
     ) -> None:
         super().__init__()
         checks.at_least("num_cross_layers", num_layers, 1)
@@ -75,15 +80,14 @@ class CrossNetMix(nn.Module):
         self.rank = rank
         self.num_experts = num_experts
         inner = rank * num_experts
-        self.down = nn.ModuleList(nn.Linear(width, inner, bias=False) for _ in range(num_layers))
+        layers = range(num_layers)
+        self.down = nn.ModuleList(nn.Linear(width, inner, bias=False) for _ in layers)
         self.core = nn.ParameterList(
-            nn.Parameter(torch.empty(num_experts, rank, rank)) for _ in range(num_layers)
+            nn.Parameter(torch.empty(num_experts, rank, rank)) for _ in layers
         )
-        self.up = nn.ModuleList(nn.Linear(inner, width, bias=False) for _ in range(num_layers))
-        self.gates = nn.ModuleList(
-            nn.Linear(width, num_experts, bias=False) for _ in range(num_layers)
-        )
-        self.biases = nn.ParameterList(nn.Parameter(torch.zeros(width)) for _ in range(num_layers))
+        self.up = nn.ModuleList(nn.Linear(inner, width, bias=False) for _ in layers)
+        self.gates = nn.ModuleList(nn.Linear(width, num_experts, bias=False) for _ in layers)
+        self.biases = nn.ParameterList(nn.Parameter(torch.zeros(width)) for _ in layers)
         with torch.no_grad():
             for core in self.core:
                 core.normal_(std=math.sqrt(1.0 / rank))  # Xavier of a rank x rank matrix
@@ -92,11 +96,14 @@ class CrossNetMix(nn.Module):
         """[n, width] -> [n, width]."""
         x = x0
         for layer in range(self.num_layers):
-            inner = torch.tanh(self.down[layer](x)).view(-1, self.num_experts, self.rank)
-            inner = torch.tanh(torch.einsum("ner,esr->nes", inner, self.core[layer]))
+            inner = torch.tanh(self.down[layer](x))
+            inner = inner.view(-1, self.num_experts, self.rank)
+            inner = torch.einsum("ner,esr->nes", inner, self.core[layer])
+            inner = torch.tanh(inner)
             gate = F.softmax(self.gates[layer](x), dim=-1)
             # The gates sum to 1: gating before U and adding the bias once equals gating the outputs
             # of the experts.
-            mixed = self.up[layer]((inner * gate.unsqueeze(-1)).flatten(1)) + self.biases[layer]
+            gated = inner * gate.unsqueeze(-1)
+            mixed = self.up[layer](gated.flatten(1)) + self.biases[layer]
             x = torch.addcmul(x, x0, mixed)
         return x

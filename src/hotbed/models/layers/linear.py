@@ -29,9 +29,11 @@ class LogitHead(nn.Module):
         with torch.autocast(parts[0].device.type, enabled=False):
             weight = self.linear.weight.float()
             first = self.widths[0]
-            logit = F.linear(parts[0].float(), weight[:, :first], self.linear.bias.float())
+            bias = self.linear.bias.float()
+            logit = F.linear(parts[0].float(), weight[:, :first], bias)
             for part, width in zip(parts[1:], self.widths[1:], strict=True):
-                logit = logit + F.linear(part.float(), weight[:, first : first + width])
+                columns = weight[:, first : first + width]
+                logit = logit + F.linear(part.float(), columns)
                 first += width
         return logit.squeeze(-1)
 

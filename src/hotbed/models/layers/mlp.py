@@ -37,7 +37,14 @@ class BatchNorm(nn.BatchNorm1d):
         """[n, width] -> [n, width]."""
         if self.training and len(x) < 2:
             return F.batch_norm(
-                x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
+                x,
+                self.running_mean,
+                self.running_var,
+                self.weight,
+                self.bias,
+                False,
+                0.0,
+                self.eps,
             )
         return super().forward(x)
 
