@@ -133,7 +133,7 @@ def test_the_package_has_no_reader_that_runs_what_it_reads() -> None:
                 if name.split(".")[0] in modules
             ]
             if isinstance(node, ast.Call) and ast.unparse(node.func) in calls:
-                # of jobfile.py, a SafeLoader
+                # of job/file.py, a SafeLoader
                 safe = len(node.args) == 2 and ast.unparse(node.args[1]) == "_Loader"
                 wrong += [] if safe else [f"{path}:{node.lineno} calls {ast.unparse(node.func)}"]
     assert not wrong, "\n".join(wrong)
