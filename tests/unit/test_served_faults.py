@@ -49,7 +49,7 @@ print(peak - before, anonymous() - before)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
-def test_a_new_full_beside_the_old_one_takes_a_few_dozen_bytes_a_row(tmp_path: Path) -> None:
+def test_loading_a_second_full_takes_a_few_dozen_bytes_a_row(tmp_path: Path) -> None:
     rows = dict.fromkeys(range(ROWS), 1.0)
     write(tmp_path / "export", rows, version=0, graph=GRAPH, counts=rows)
     write(tmp_path / "out", rows, version=1, counts=rows)
@@ -156,7 +156,7 @@ server.load("m", sys.argv[2])
     assert not list((tmp_path / "rows" / "m").glob(".*"))
 
 
-def test_what_cannot_be_tidied_away_stops_no_load(export: Path, tmp_path: Path) -> None:
+def test_file_that_cannot_be_removed_does_not_stop_a_load(export: Path, tmp_path: Path) -> None:
     server = hb.ParameterServer(tmp_path / "rows")
     server.load("m", export)
     (tmp_path / "rows" / "m" / "somebody's").mkdir()

@@ -130,9 +130,7 @@ STEP = st.tuples(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(first=ROWS, steps=st.lists(STEP, max_size=8))
-def test_whatever_is_loaded_skipped_or_started_again_rows_are_those_of_the_run(
-    first: Any, steps: list[Any]
-) -> None:
+def test_served_rows_equal_those_of_the_run_after_any_steps(first: Any, steps: list[Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         root, known, asked = Path(folder), dict(first), list(range(-4, 14))
         export = write(root / "export", first, version=0, graph=GRAPH)
@@ -184,7 +182,7 @@ def export(tmp_path: Path) -> Path:
     return tmp_path / "export"
 
 
-def test_a_second_start_needs_neither_export_nor_writer(export: Path, tmp_path: Path) -> None:
+def test_second_start_needs_neither_export_nor_writer(export: Path, tmp_path: Path) -> None:
     first = hb.ParameterServer(tmp_path / "rows")
     first.load("m", export)
     shutil.rmtree(export)
@@ -201,7 +199,7 @@ def test_a_second_start_needs_neither_export_nor_writer(export: Path, tmp_path: 
         found.find({"x": np.array([1])})
 
 
-def test_a_start_goes_on_from_what_was_published_for_the_same_export(
+def test_start_resumes_with_versions_followed_from_the_same_export(
     export: Path, tmp_path: Path
 ) -> None:
     hb.ParameterServer(tmp_path / "rows").load("m", export)
@@ -224,7 +222,7 @@ def test_a_start_goes_on_from_what_was_published_for_the_same_export(
     assert hb.ParameterServer(tmp_path / "rows").load("m", export).version == 7
 
 
-def test_two_versions_are_answered_for_and_older_ones_are_said_to_have_gone(
+def test_newest_two_versions_can_be_read_and_older_ones_are_an_error(
     export: Path, tmp_path: Path
 ) -> None:
     server, saved = hb.ParameterServer(tmp_path / "rows"), None
@@ -240,7 +238,7 @@ def test_two_versions_are_answered_for_and_older_ones_are_said_to_have_gone(
     assert next(old[0].weights())[1].tolist() == [3.0, 3.0, 3.0]
 
 
-def test_several_models_live_side_by_side_under_any_name(export: Path, tmp_path: Path) -> None:
+def test_several_models_share_a_folder_under_any_names(export: Path, tmp_path: Path) -> None:
     server = hb.ParameterServer(tmp_path / "rows")
     names = ["a", "a/b", "..a", "Ö %", "CURRENT"]
     for number, name in enumerate(names):
@@ -259,7 +257,7 @@ def test_several_models_live_side_by_side_under_any_name(export: Path, tmp_path:
             server.load(name, export)
 
 
-def test_changes_say_which_ids_a_delta_touched(export: Path, tmp_path: Path) -> None:
+def test_changes_are_the_ids_that_deltas_touched(export: Path, tmp_path: Path) -> None:
     server = hb.ParameterServer(tmp_path / "rows")
     start = server.load("m", export)
     full = write(tmp_path / "out", {one: 1.0 for one in range(50)}, version=4)
@@ -282,7 +280,7 @@ def test_changes_say_which_ids_a_delta_touched(export: Path, tmp_path: Path) -> 
         server.changes("m", versions[0].digest, versions[1].digest)
 
 
-def test_more_deltas_than_are_remembered_apart_still_tell_what_may_have_changed(
+def test_changes_over_many_deltas_are_those_since_the_full(
     export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hotbed.serving.stores.table_files._REMEMBERED_DELTAS", 2)
@@ -322,7 +320,7 @@ def test_a_removed_row_stays_removed_over_later_deltas_until_it_comes_back(
     ]
 
 
-def test_a_reader_that_is_overtaken_reads_what_is_newest_by_then(
+def test_reader_that_is_overtaken_reads_the_newest_version(
     export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = hb.ParameterServer(tmp_path / "rows")
@@ -366,7 +364,7 @@ sys.stdin.read()
 """
 
 
-def test_a_second_process_that_writes_is_refused_and_may_read(export: Path, tmp_path: Path) -> None:
+def test_second_writing_process_is_rejected_and_may_read(export: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", WRITE, tmp_path / "rows", export]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -385,7 +383,7 @@ def test_a_second_process_that_writes_is_refused_and_may_read(export: Path, tmp_
     assert server.load("m", export).version == 3
 
 
-def test_a_torn_foreign_or_escaping_folder_is_refused_by_name(export: Path, tmp_path: Path) -> None:
+def test_torn_foreign_or_escaping_folder_is_rejected_by_name(export: Path, tmp_path: Path) -> None:
     hb.ParameterServer(tmp_path / "rows").load("m", export)
     home = tmp_path / "rows" / "m"
     whole = {path: path.read_bytes() for path in home.iterdir()}

@@ -48,7 +48,7 @@ FEATURES = [("x", "t", "sum")]
 @pytest.mark.parametrize("policy", ["lru", "lfu"])
 @pytest.mark.parametrize("max_bytes", [TINY, 1 << 20])
 @pytest.mark.parametrize("preload", [0.0, 1.0])
-def test_scores_are_those_without_a_cache_cold_warm_crowded_and_from_threads(
+def test_cached_scores_equal_those_without_a_cache(
     exported: Path, session: hb.InferenceSession, policy: Policy, max_bytes: int, preload: float
 ) -> None:
     server = hb.ParameterServer()
@@ -70,7 +70,7 @@ def test_scores_are_those_without_a_cache_cold_warm_crowded_and_from_threads(
     assert cache.hits > 0
 
 
-def test_a_context_of_one_sample_holds_for_all_candidates(
+def test_context_of_one_sample_holds_for_all_candidates(
     exported: Path, session: hb.InferenceSession
 ) -> None:
     server = hb.ParameterServer()
@@ -116,7 +116,7 @@ def test_a_delta_drops_the_rows_that_it_changed_and_no_others(
         assert cache.hits > hits or cache.num_rows == 0
 
 
-def test_a_version_that_the_store_calls_newest_is_taken_whatever_its_number() -> None:
+def test_newest_version_of_the_store_is_cached_whatever_its_number() -> None:
     store = one_table({1: [1.0, 2.0]})
     store.publish({"t": {1: [3.0, 4.0]}})
     cache = hb.EmbeddingCache(store, "fake", 1 << 16)
@@ -131,7 +131,7 @@ def test_a_version_that_the_store_calls_newest_is_taken_whatever_its_number() ->
     assert look(cache.lookup(store.versions[0], FEATURES), 1) == ([[3.0, 4.0]], 0)
 
 
-def test_a_version_with_other_tables_begins_a_cache_of_its_own() -> None:
+def test_version_with_other_tables_starts_an_empty_cache() -> None:
     store = one_table({1: [1.0, 2.0]})
     cache = hb.EmbeddingCache(store, "fake", 1 << 16)
     old = cache.lookup(store.versions[0], FEATURES)
@@ -163,7 +163,7 @@ def test_all_misses_of_a_request_are_fetched_at_once_and_each_id_once() -> None:
     assert store.asked == [{"t": [1, 2, 3], "u": [5]}]
 
 
-def test_what_comes_late_reads_as_an_unknown_id_is_told_and_is_not_kept() -> None:
+def test_late_row_reads_as_unknown_is_counted_and_not_cached() -> None:
     for keywords in ({"admit": hb.MinCount(2), "default": 0.5}, {"init": hb.Uniform(0.3)}):
         store = one_table({1: [1.0, 2.0], 2: [3.0, 4.0]}, **keywords)
         absent = hb.Table("t", 2, **keywords).lookup(np.array([2, 9])).tolist()
@@ -183,7 +183,7 @@ class AtOnce(threading.Thread):
         self.run()
 
 
-def test_a_silent_store_is_asked_now_and_then_beside_requests_and_taken_back_when_it_answers(
+def test_silent_store_is_retried_with_growing_pauses_until_it_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [1000.0]
@@ -209,7 +209,7 @@ def test_a_silent_store_is_asked_now_and_then_beside_requests_and_taken_back_whe
     assert look(lookup, 7)[1] == 0
 
 
-def test_a_store_too_slow_for_an_empty_cache_fills_it_all_the_same() -> None:
+def test_slow_store_fills_an_empty_cache() -> None:
     store = one_table({one: [float(one), 0.0] for one in range(40)})
     cache = hb.EmbeddingCache(store, "fake", deadline_seconds=0.05)
     lookup = cache.lookup(store.versions[0], FEATURES)
@@ -235,7 +235,7 @@ def test_a_store_too_slow_for_an_empty_cache_fills_it_all_the_same() -> None:
     assert look(lookup, *range(40)) == ([[float(one), 0.0] for one in range(40)], 0)
 
 
-def test_requests_that_fail_together_are_one_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_of_simultaneous_requests_count_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     store = one_table({})
     lookup = hb.EmbeddingCache(store, "fake").lookup(store.versions[0], FEATURES)
     store.silent = True
@@ -252,7 +252,7 @@ def test_requests_that_fail_together_are_one_failure(monkeypatch: pytest.MonkeyP
     assert lookup._retries._backoff._pause == caching.FIRST_PAUSE
 
 
-def test_a_version_that_the_store_has_let_go_of_delays_no_rows_of_the_next() -> None:
+def test_failure_of_a_dropped_version_does_not_delay_the_next() -> None:
     store = one_table({1: [1.0, 2.0]})
     cache = hb.EmbeddingCache(store, "fake", preload=0.0)
     before = cache.lookup(store.versions[0], FEATURES)
@@ -268,7 +268,7 @@ def test_a_version_that_the_store_has_let_go_of_delays_no_rows_of_the_next() -> 
     assert look(after, 2) == ([[5.0, 6.0]], 0)
 
 
-def test_a_store_that_has_just_started_and_lacks_the_model_yet_is_late(
+def test_store_that_lacks_the_model_after_its_start_is_late(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     store = one_table({1: [1.0, 2.0]})
@@ -283,7 +283,7 @@ def test_a_store_that_has_just_started_and_lacks_the_model_yet_is_late(
     assert len(caplog.records) == 1
 
 
-def test_without_a_deadline_requests_wait_and_errors_are_theirs() -> None:
+def test_requests_without_a_deadline_raise_errors_of_the_store() -> None:
     store = one_table({1: [1.0, 2.0]})
     cache = hb.EmbeddingCache(store, "fake", deadline_seconds=None)
     lookup = cache.lookup(store.versions[0], FEATURES)
@@ -295,7 +295,7 @@ def test_without_a_deadline_requests_wait_and_errors_are_theirs() -> None:
     assert cache.late == 0
 
 
-def test_it_starts_with_the_rows_that_training_counted_most() -> None:
+def test_preload_takes_the_rows_that_training_counted_most() -> None:
     store = one_table({one: [float(one), 0.0] for one in range(1000)})
     store.hottest = {"t": list(range(999, -1, -1))}
     cache = hb.EmbeddingCache(store, "fake", 40 * 100, preload=0.5)
@@ -310,7 +310,7 @@ def test_it_starts_with_the_rows_that_training_counted_most() -> None:
     assert (empty.num_rows, empty.hit_rate) == (0, 0.0)
 
 
-def test_a_store_that_is_silent_at_the_start_costs_only_the_hot_rows() -> None:
+def test_store_that_is_silent_at_the_start_costs_only_the_hot_rows() -> None:
     store = one_table({1: [1.0, 2.0]})
     store.hottest, store.silent = {"t": [1]}, True
     cache = hb.EmbeddingCache(store, "fake")
@@ -318,7 +318,7 @@ def test_a_store_that_is_silent_at_the_start_costs_only_the_hot_rows() -> None:
     assert look(cache.lookup(store.versions[0], FEATURES), 1) == ([[1.0, 2.0]], 0)
 
 
-def test_it_counts_what_it_did() -> None:
+def test_cache_counts_hits_misses_and_fetches() -> None:
     store = one_table({1: [1.0, 2.0]})
     cache = hb.EmbeddingCache(store, "fake")
     lookup = cache.lookup(store.versions[0], FEATURES)
@@ -338,12 +338,12 @@ def test_it_counts_what_it_did() -> None:
         ({"max_bytes": 100}, "max_bytes"),
     ],
 )
-def test_values_that_make_no_sense_are_refused_by_name(keywords: dict[str, Any], name: str) -> None:
+def test_invalid_value_is_rejected_by_name(keywords: dict[str, Any], name: str) -> None:
     with pytest.raises(ConfigError, match=rf"^EmbeddingCache\.{name}: .*, got .*\. "):
         hb.EmbeddingCache(one_table({}), "fake", **keywords)
 
 
-def test_ids_that_do_not_fit_are_refused_by_feature() -> None:
+def test_ids_that_do_not_fit_are_rejected_by_feature() -> None:
     store = one_table({})
     lookup = hb.EmbeddingCache(store, "fake").lookup(store.versions[0], FEATURES)
     with pytest.raises(RowShapeError, match="'x'"):

@@ -134,7 +134,7 @@ def test_many_threads_ask_one_store(running: Running) -> None:
     assert not wrong
 
 
-def test_what_is_not_there_is_named(running: Running) -> None:
+def test_missing_model_table_or_version_is_named(running: Running) -> None:
     store, version = running.store, running.store.model("m")
     with pytest.raises(NotServed, match="got 'x'"):
         store.model("x")
@@ -155,9 +155,7 @@ def test_what_is_not_there_is_named(running: Running) -> None:
         gone.model("m")
 
 
-def test_made_up_bytes_get_a_reason_and_never_an_error_of_the_server(
-    running: Running, caplog: Any
-) -> None:
+def test_invalid_bytes_are_rejected_with_a_reason(running: Running, caplog: Any) -> None:
     draw = np.random.default_rng(0)
     codes = set()
     table = table_of(running.store)
@@ -193,7 +191,7 @@ def samples(running: Running) -> dict[str, float]:
     }
 
 
-def test_prometheus_is_told_of_calls_rows_and_versions(exported: Path) -> None:
+def test_metrics_report_calls_rows_and_versions(exported: Path) -> None:
     running = Running(exported, metrics_port=0)
     version = running.store.model("m")
     version.find({name: np.arange(5) for name in version.configs})
@@ -220,7 +218,7 @@ def test_prometheus_is_told_of_calls_rows_and_versions(exported: Path) -> None:
     running.close()
 
 
-def test_prometheus_is_told_how_fresh_the_versions_are(trainer: Trainer) -> None:
+def test_metrics_report_the_freshness_of_versions(trainer: Trainer) -> None:
     running = Running(trainer.folder / "export", metrics_port=0)
     number = trainer.publish(0)
     running.running.load("m", trainer.folder / "published")
@@ -243,7 +241,7 @@ def test_prometheus_is_told_how_fresh_the_versions_are(trainer: Trainer) -> None
     running.close()
 
 
-def test_more_calls_than_it_takes_on_are_refused_at_once(exported: Path) -> None:
+def test_calls_above_the_limit_are_rejected_at_once(exported: Path) -> None:
     running = Running(exported, calls=1)
     told, digest = list[str](), running.server.model("m").digest
 
@@ -268,7 +266,7 @@ def test_more_calls_than_it_takes_on_are_refused_at_once(exported: Path) -> None
     running.close()
 
 
-def test_only_who_holds_a_token_gets_rows_and_tls_hides_them(
+def test_rows_need_a_token_and_tls_encrypts_them(
     exported: Path, tmp_path: Path, certificate: tuple[str, str]
 ) -> None:
     cert, key = certificate
@@ -290,7 +288,7 @@ def test_only_who_holds_a_token_gets_rows_and_tls_hides_them(
     running.close()
 
 
-def test_what_it_cannot_start_with_is_named(exported: Path, running: Running) -> None:
+def test_invalid_settings_are_named_at_the_start(exported: Path, running: Running) -> None:
     with pytest.raises(ConfigError, match="Did you mean 'calls'"):
         serve_rows([str(exported)], [], {"port": 0, "call": 4})
     with pytest.raises(ConfigError, match="unknown model, got"):
@@ -309,7 +307,7 @@ def test_what_it_cannot_start_with_is_named(exported: Path, running: Running) ->
 
 
 @pytest.mark.slow
-def test_down_stopped_and_restarted_it_costs_a_deadline_and_comes_back(
+def test_lost_parameter_server_costs_a_deadline_and_is_found_again(
     trainer: Trainer, tmp_path: Path
 ) -> None:
     source = (f"m={trainer.folder / 'export'}", "--watch", trainer.folder / "published")
@@ -349,7 +347,7 @@ def answers(version: Any, table: str) -> bool:
 
 
 @pytest.mark.slow
-def test_gaps_forks_and_torn_versions_leave_what_it_has_and_the_next_full_recovers(
+def test_gaps_forks_and_torn_versions_keep_the_version_until_the_next_full(
     trainer: Trainer, tmp_path: Path
 ) -> None:
     server = Held(

@@ -45,7 +45,7 @@ def test_a_path_and_a_cache_serve_what_the_caches_server_serves(
         assert cached.model.digest == version.digest
 
 
-def test_a_cache_over_another_model_is_refused(exported: Path, tmp_path: Path) -> None:
+def test_cache_of_another_model_is_rejected(exported: Path, tmp_path: Path) -> None:
     schema = hb.Schema([hb.Label("label"), hb.Id("user")])
     other = hb.RecModel(
         hb.models.LR(schema, hb.make_tables(schema, dim=2)), "bce", hb.Adam(lr=0.01)
@@ -60,7 +60,7 @@ def test_a_cache_over_another_model_is_refused(exported: Path, tmp_path: Path) -
         hb.InferenceSession(exported, EmbeddingCache(server, "m"))
 
 
-def test_a_version_without_rows_of_its_own_needs_a_cache(session: hb.InferenceSession) -> None:
+def test_version_without_rows_needs_a_cache(session: hb.InferenceSession) -> None:
     class Elsewhere(ModelVersion):
         def graph_bytes(self) -> bytes:
             return session.model.graph_bytes()
@@ -90,7 +90,7 @@ def test_a_context_may_be_a_value_or_an_arrow_array_of_one(session: hb.Inference
         session.predict(rest, {"user": pa.array([1, 2])})
 
 
-def test_what_does_not_fit_is_refused_by_the_columns_name(session: hb.InferenceSession) -> None:
+def test_columns_that_do_not_fit_are_rejected_by_name(session: hb.InferenceSession) -> None:
     with pytest.raises(DataError, match=r"\['item'\] are missing"):
         session.predict(
             {name: values for name, values in ASKED.items() if name != "item"}, {"hour": 3}
