@@ -26,12 +26,16 @@ template <class Offset>
 void check(const Offset* offsets, std::size_t num_strings, std::size_t num_bytes) {
   bool valid = offsets[0] >= 0 && static_cast<std::uint64_t>(offsets[num_strings]) <= num_bytes;
   for (std::size_t i = 0; i < num_strings; ++i) valid &= offsets[i] <= offsets[i + 1];
-  if (!valid) throw std::invalid_argument("hash_strings: offsets do not rise within the bytes");
+  if (!valid)
+    throw std::invalid_argument(
+        "hash_strings: offsets must rise from 0 to the number of bytes, got others. Check the Arrow buffers.");
 }
 
 template <class Offset>
 Hashes hash_strings(Offsets<Offset> offsets, Bytes data, std::uint64_t seed) {
-  if (offsets.size() == 0) throw std::invalid_argument("hash_strings: offsets need at least one entry");
+  if (offsets.size() == 0)
+    throw std::invalid_argument(
+        "hash_strings: offsets must have an entry or more, got none. Give [strings + 1] offsets.");
   const std::size_t num_strings = offsets.size() - 1;
   auto* hashes = new std::int64_t[num_strings];
   nb::capsule owner(hashes, [](void* memory) noexcept { delete[] static_cast<std::int64_t*>(memory); });

@@ -27,13 +27,19 @@ T* pointer(Address address) {
 inline void check_offsets(const hotbed::FeatureIds& ids) {
   if (!ids.offsets) {
     if (ids.num_values != ids.num_samples)
-      throw std::invalid_argument("[lookup] without offsets a feature has one id a sample");
+
+      throw std::invalid_argument("each sample must have one id where there are no offsets, got " +
+                                  std::to_string(ids.num_values) + " ids for " + std::to_string(ids.num_samples) +
+                                  " samples");
     return;
   }
   bool rising = ids.offsets[0] == 0 && ids.offsets[ids.num_samples] == ids.num_values;
   for (int64_t i = 0; i < ids.num_samples; i++) rising &= ids.offsets[i] <= ids.offsets[i + 1];
   if (!rising)
-    throw std::invalid_argument("[lookup] offsets must start at 0, never fall, and end at the number of ids");
+
+    throw std::invalid_argument("offsets must start at 0, never fall and end at the number of ids, " +
+                                std::to_string(ids.num_values) + ", got " + std::to_string(ids.offsets[0]) + " to " +
+                                std::to_string(ids.offsets[ids.num_samples]));
 }
 
 inline std::vector<hotbed::FeatureIds> checked_features(const std::vector<IdsTuple>& ids) {
@@ -64,7 +70,8 @@ class HeldArray {
     const bool whole = std::is_integral_v<T> ? kind == 'l' || kind == 'q' : kind == 'f';
     if (view_.ndim != 1 || view_.itemsize != sizeof(T) || !whole) {
       PyBuffer_Release(&view_);
-      throw std::invalid_argument("ids and offsets are int64 [n], weights float32 [n]");
+      throw std::invalid_argument("ids and offsets must be int64 [n], weights float32 [n], got format '" +
+                                  std::string(1, kind) + "'");
     }
   }
   HeldArray(HeldArray&& other) noexcept : view_(other.view_), held_(std::exchange(other.held_, false)) {}
@@ -113,11 +120,11 @@ class HeldFeatures {
     const Arrays& held = arrays_.back();
     const int64_t samples = held.offsets.data() ? held.offsets.size() - 1 : held.values.size();
     if (samples != num_samples && samples != 1)
-      throw std::invalid_argument("one entry a sample — received " + std::to_string(samples) + " for " +
-                                  std::to_string(num_samples));
+      throw std::invalid_argument("each sample must have one entry, or all samples a single one, got " +
+                                  std::to_string(samples) + " entries for " + std::to_string(num_samples) + " samples");
     if (held.weights.data() && held.weights.size() != held.values.size())
-      throw std::invalid_argument("one weight an id — received " + std::to_string(held.weights.size()) + " for " +
-                                  std::to_string(held.values.size()));
+      throw std::invalid_argument("each id must have one weight, got " + std::to_string(held.weights.size()) +
+                                  " weights for " + std::to_string(held.values.size()) + " ids");
     features_.push_back({held.values.data(), held.values.size(), held.offsets.data(), held.weights.data(), samples});
     check_offsets(features_.back());
   }

@@ -13,11 +13,12 @@ using namespace hotbed;
 
 namespace {
 
-nb::object rows(const Input<float>& values, int dim, int dtype) {
+nb::object rows(const Input<float>& values, int dim, std::string_view dtype) {
+  const FrozenDtype kind = value_of(kFrozenDtypes, "dtype", dtype);
   std::vector<uint8_t> out;
   {
     nb::gil_scoped_release release;
-    out = frozen_rows(values.data(), values.size() / static_cast<size_t>(dim), dim, static_cast<FrozenDtype>(dtype));
+    out = frozen_rows(values.data(), values.size() / static_cast<size_t>(dim), dim, kind);
   }
   return nb::cast(to_numpy(std::move(out)));
 }
@@ -31,8 +32,8 @@ nb::object index_of(const Input<int64_t>& ids, const Input<int64_t>& removed) {
   return nb::cast(to_numpy(std::move(out)));
 }
 
-nb::bytes footer(uint64_t num_rows, uint64_t num_removed, int dim, int dtype) {
-  const FrozenFooter bytes = frozen_footer(num_rows, num_removed, dim, static_cast<FrozenDtype>(dtype));
+nb::bytes footer(uint64_t num_rows, uint64_t num_removed, int dim, std::string_view dtype) {
+  const FrozenFooter bytes = frozen_footer(num_rows, num_removed, dim, value_of(kFrozenDtypes, "dtype", dtype));
   return nb::bytes(&bytes, sizeof bytes);
 }
 

@@ -2,13 +2,16 @@
 // The features of a lookup, laid out once, and the arrays that a call of it gives.
 #pragma once
 
+#include <nanobind/stl/string_view.h>
+
 #include <memory>
 
 #include "arrays.h"
 #include "features.h"
+#include "names.h"
 
 using Floats = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
-using FeatureTuple = std::tuple<nb::str, int, int>;  // name, table, pooling
+using FeatureTuple = std::tuple<nb::str, int, std::string_view>;  // name, table, pooling
 
 inline Floats empty_floats(int64_t n, int64_t width) {
   const size_t rows = static_cast<size_t>(n), columns = static_cast<size_t>(width);
@@ -30,7 +33,7 @@ class FeatureLayout {
   FeatureLayout(const std::vector<FeatureTuple>& features, const std::vector<int>& dims) {
     for (const auto& [name, table, pooling] : features) {
       names_.push_back(name);
-      features_.push_back({table, static_cast<hotbed::Pooling>(pooling)});
+      features_.push_back({table, value_of(kPoolings, "pooling", pooling)});
       dims_.push_back(dims.at(static_cast<size_t>(table)));
       if (features_.back().pooling != hotbed::Pooling::kNone) width_ += dims_.back();
     }

@@ -51,7 +51,8 @@ class Missed {
       if (missing_[table].empty()) continue;
       const size_t wanted = missing_[table].size() * static_cast<size_t>(cache_->dim(static_cast<uint32_t>(table)));
       if (given == rows.size() || rows[given].size() != wanted)
-        throw std::invalid_argument("[cache] one row of each missing id");
+        throw std::invalid_argument("cache: the rows of the missing ids do not fit table " + std::to_string(table) +
+                                    ". Give [missing ids * dim] floats of each table in `missing`.");
       by_table[table] = rows[given++].data();
     }
     const PooledArrays out = layout_.arrays(held_.features(), num_samples_);
@@ -108,8 +109,13 @@ class CachedLookup {
   uint64_t epoch_;
 };
 
+[[noreturn]] void throw_no_table(const RowCache& cache, int64_t table) {
+  throw std::out_of_range("cache: tables are numbered from 0 to " + std::to_string(cache.num_tables() - 1) + ", got " +
+                          std::to_string(table) + ". Give the number of a table.");
+}
+
 uint32_t checked_table(const RowCache& cache, int table) {
-  if (table < 0 || table >= cache.num_tables()) throw std::out_of_range("[cache] no such table");
+  if (table < 0 || table >= cache.num_tables()) throw_no_table(cache, table);
   return static_cast<uint32_t>(table);
 }
 
@@ -117,7 +123,10 @@ uint32_t checked_table(const RowCache& cache, int table) {
 void preload(RowCache& cache, uint64_t epoch, int table, const Ids& ids, const Row& rows) {
   const uint32_t which = checked_table(cache, table);
   const size_t dim = static_cast<size_t>(cache.dim(which));
-  if (rows.size() != ids.size() * dim) throw std::invalid_argument("[cache] one row of each id");
+  if (rows.size() != ids.size() * dim)
+    throw std::invalid_argument("cache: each id must have one row of dim " + std::to_string(dim) + ", got " +
+                                std::to_string(rows.size()) + " floats for " + std::to_string(ids.size()) +
+                                " ids. Give [ids * dim] floats.");
   nb::gil_scoped_release release;
   std::vector<RowCache::Seek> seeks;
   for (size_t i = 0; i < ids.size(); i++) {
@@ -129,7 +138,8 @@ void preload(RowCache& cache, uint64_t epoch, int table, const Ids& ids, const R
 
 // `changed`: ids by table; none: all.
 void advance(RowCache& cache, uint64_t epoch, const std::vector<Ids>& changed, bool all) {
-  if (changed.size() > static_cast<size_t>(cache.num_tables())) throw std::out_of_range("[cache] no such table");
+  if (changed.size() > static_cast<size_t>(cache.num_tables()))
+    throw_no_table(cache, static_cast<int64_t>(changed.size()) - 1);
   std::vector<std::vector<int64_t>> ids;
   for (const Ids& one : changed) ids.push_back(to_vector(one));
   nb::gil_scoped_release release;
@@ -142,12 +152,12 @@ void init_row_cache(nb::module_& m) {
   nb::class_<RowCache>(m, "RowCache")
       .def(
           "__init__",
-          [](RowCache* at, std::vector<int> dims, uint64_t max_bytes, bool lfu) {
-            new (at) RowCache(std::move(dims), max_bytes, lfu ? CachePolicy::kLfu : CachePolicy::kLru);
+          [](RowCache* at, std::vector<int> dims, uint64_t max_bytes, std::string_view policy) {
+            new (at) RowCache(std::move(dims), max_bytes, value_of(kCachePolicies, "policy", policy));
           },
-          nb::arg("dims"), nb::arg("max_bytes"), nb::arg("lfu"))
+          nb::arg("dims"), nb::arg("max_bytes"), nb::arg("policy"))
       .def("preload", &preload, nb::arg("epoch"), nb::arg("table"), nb::arg("ids"), nb::arg("rows"))
-      .def("advance", &advance, nb::arg("epoch"), nb::arg("changed"), nb::arg("all"))
+      .def("advance", &advance, nb::arg("epoch"), nb::arg("changed"), nb::kw_only(), nb::arg("all"))
       .def(
           "row_bytes", [](const RowCache& cache, int table) { return cache.row_bytes(checked_table(cache, table)); },
           nb::arg("table"))
@@ -157,7 +167,7 @@ void init_row_cache(nb::module_& m) {
       .def_prop_ro("misses", &RowCache::misses);
   nb::class_<Missed>(m, "Missed")
       .def("missing", &Missed::missing, nb::sig("def missing(self) -> list[tuple[int, NDArray[numpy.int64]]]"))
-      .def("pool", &Missed::pool, nb::arg("rows"), nb::arg("keep"));
+      .def("pool", &Missed::pool, nb::arg("rows"), nb::kw_only(), nb::arg("keep"));
   nb::class_<CachedLookup>(m, "CachedLookup")
       .def(nb::init<std::shared_ptr<RowCache>, const std::vector<FeatureTuple>&, uint64_t>(), nb::arg("cache"),
            nb::arg("features"), nb::arg("epoch"))

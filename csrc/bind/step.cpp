@@ -5,6 +5,7 @@
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string_view.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
@@ -13,6 +14,7 @@
 
 #include "arrays.h"
 #include "features.h"
+#include "names.h"
 
 using namespace hotbed;
 
@@ -85,9 +87,10 @@ void init_step(nb::module_& m) {
       .def(
           "__init__",
           [](Step* self, const std::vector<std::shared_ptr<Table>>& tables,
-             const std::vector<std::tuple<int, int>>& features) {
+             const std::vector<std::tuple<int, std::string_view>>& features) {
             std::vector<Feature> parsed;
-            for (const auto& [table, pooling] : features) parsed.push_back({table, static_cast<Pooling>(pooling)});
+            for (const auto& [table, pooling] : features)
+              parsed.push_back({table, value_of(kPoolings, "pooling", pooling)});
             new (self) Step(tables, std::move(parsed));
           },
           nb::arg("tables"), nb::arg("features"))

@@ -3,6 +3,7 @@
 
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -12,6 +13,7 @@
 #include "arrays.h"
 #include "core/step.h"
 #include "core/thread_pool.h"
+#include "names.h"
 
 using namespace hotbed;
 
@@ -42,7 +44,7 @@ nb::dict export_partition(Table& table, int partition) {
   return to_dict(std::move(rows), table.layout());
 }
 
-// Sweeps what has expired, catches up what idles, then takes the picture; returns its rows (changes: an upper bound).
+// Sweeps what has expired, catches up what idles, then takes the snapshot; returns its rows (changes: an upper bound).
 uint64_t begin_snapshot(Table& table, bool changes) {
   nb::gil_scoped_release release;
   std::lock_guard lock(table.mutex());
@@ -54,7 +56,8 @@ uint64_t begin_snapshot(Table& table, bool changes) {
   return table.num_snapshot_rows();
 }
 
-// One partition of the picture. The table is locked for a few thousand rows at a time, so that training goes on.
+// One partition of the snapshot. The table is locked for a few thousand rows at a time, so that training continues
+// meanwhile.
 nb::dict snapshot_rows(Table& table, int partition) {
   constexpr size_t kPiece = 4096;
   ExportedRows rows;
@@ -196,19 +199,12 @@ void load_scalars(Table& table, uint64_t step, int64_t watermark, uint64_t calls
   table.load_scalars(step, watermark, calls, std::move(history));
 }
 
-Scope scope_named(const std::string& name) {
-  if (name == "touched") return Scope::kTouched;
-  if (name == "all") return Scope::kAll;
-  if (name == "catch_up") return Scope::kCatchUp;
-  throw std::invalid_argument("rule: unknown scope, got '" + name + "'. Use touched, all or catch_up.");
-}
-
 void init_values(nb::module_& m) {
   nb::class_<Rule>(m, "Rule").def(
       "__init__",
-      [](Rule* at, const std::string& name, const std::string& scope, const nb::dict& fields) {
+      [](Rule* at, const std::string& name, std::string_view scope, const nb::dict& fields) {
         Rule rule(name);
-        rule.scope = scope_named(scope);
+        rule.scope = value_of(kScopes, "rule scope", scope);
         for (const auto& [field, value] : fields) rule[nb::cast<std::string>(field)] = nb::cast<double>(value);
         new (at) Rule(rule);
       },
@@ -216,8 +212,8 @@ void init_values(nb::module_& m) {
   nb::class_<Admission>(m, "Admission")
       .def(nb::init<>())
       .def_prop_rw(
-          "kind", [](const Admission& a) { return static_cast<int>(a.kind); },
-          [](Admission& a, int kind) { a.kind = static_cast<AdmitKind>(kind); })
+          "kind", [](const Admission& a) { return name_of(kAdmissions, a.kind); },
+          [](Admission& a, std::string_view kind) { a.kind = value_of(kAdmissions, "admission", kind); })
       .def_rw("min_count", &Admission::min_count)
       .def_rw("coefficient", &Admission::coefficient)
       .def_rw("probability", &Admission::probability)
@@ -237,12 +233,12 @@ void init_values(nb::module_& m) {
       .def_rw("seed", &TableConfig::seed)
       .def_rw("dim", &TableConfig::dim)
       .def_prop_rw(
-          "dtype", [](const TableConfig& c) { return static_cast<int>(c.dtype); },
-          [](TableConfig& c, int d) { c.dtype = static_cast<Dtype>(d); })
+          "dtype", [](const TableConfig& c) { return name_of(kDtypes, c.dtype); },
+          [](TableConfig& c, std::string_view dtype) { c.dtype = value_of(kDtypes, "dtype", dtype); })
       .def_rw("rule", &TableConfig::rule)
       .def_prop_rw(
-          "init_kind", [](const TableConfig& c) { return static_cast<int>(c.init.kind); },
-          [](TableConfig& c, int k) { c.init.kind = static_cast<InitKind>(k); })
+          "init_kind", [](const TableConfig& c) { return name_of(kInits, c.init.kind); },
+          [](TableConfig& c, std::string_view kind) { c.init.kind = value_of(kInits, "init", kind); })
       .def_prop_rw(
           "init_scale", [](const TableConfig& c) { return c.init.scale; },
           [](TableConfig& c, double s) { c.init.scale = s; })
@@ -275,8 +271,8 @@ void init_table(nb::module_& m) {
       .def("load_counters", &Table::load_counters, nb::arg("admitted"), nb::arg("refused"), nb::arg("evicted"))
       .def("export_partition", &export_partition, nb::arg("partition"))
       .def("load_rows", &load_rows, nb::arg("rows"))
-      .def("begin_snapshot", &begin_snapshot, nb::arg("changes"))
-      .def("end_snapshot", &end_snapshot, nb::arg("saved"))
+      .def("begin_snapshot", &begin_snapshot, nb::kw_only(), nb::arg("changes"))
+      .def("end_snapshot", &end_snapshot, nb::kw_only(), nb::arg("saved"))
       .def_prop_ro("has_snapshot", &Table::has_snapshot)
       .def("snapshot_rows", &snapshot_rows, nb::arg("partition"))
       .def("snapshot_removed", &snapshot_removed, nb::arg("partition"))
@@ -287,7 +283,8 @@ void init_table(nb::module_& m) {
           "snapshot_sketch", [](Table& t, int p) { return to_numpy(t.snapshot_part(p).sketch); }, nb::arg("partition"))
       .def("track", &Table::track, nb::arg("on"))
       .def(
-          "freeze", [](Table& t, int frozen) { t.freeze(static_cast<Frozen>(frozen)); }, nb::arg("frozen"))
+          "freeze", [](Table& t, std::string_view frozen) { t.freeze(value_of(kFrozen, "frozen", frozen)); },
+          nb::arg("frozen"))
       .def("remove", &remove_ids, nb::arg("ids"))
       .def(
           "candidates", [](const Table& t, int p) { return to_dict(t.candidates(p)); }, nb::arg("partition"))

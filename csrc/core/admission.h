@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who gets a row: counts of ids that have none yet, in bounded memory, for one partition.
+// Admission: counts of the ids that have no row yet, in bounded memory, for one partition.
 #pragma once
 
 #include <cstdint>

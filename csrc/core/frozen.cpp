@@ -65,7 +65,9 @@ std::vector<uint8_t> frozen_rows(const float* values, size_t n, int dim, FrozenD
 }
 
 std::vector<uint8_t> frozen_index(const int64_t* ids, size_t n, const int64_t* removed, size_t num_removed) {
-  if (n >= kRemoved) throw std::length_error("[frozen] a file holds at most 2^32 - 3 rows");
+  if (n >= kRemoved)
+    throw std::length_error("rows: a file holds at most 2^32 - 3 rows, got " + std::to_string(n) +
+                            ". Shard the table.");
   const uint64_t num_buckets = buckets_for(n + num_removed);
   std::vector<uint8_t> out(num_buckets * sizeof(Bucket), 0);
   Bucket* buckets = reinterpret_cast<Bucket*>(out.data());
@@ -162,7 +164,7 @@ void FrozenRows::prefetch_row(uint32_t slot) const noexcept {
 FrozenTable::FrozenTable(std::vector<std::shared_ptr<FrozenRows>> layers, int dim, Absent absent)
     : layers_(std::move(layers)), dim_(dim), absent_(absent) {
   for (const auto& layer : layers_)
-    if (layer->dim() != dim_) throw std::invalid_argument("[frozen] files of one table differ in dim");
+    if (layer->dim() != dim_) throw std::invalid_argument("a file of dim " + std::to_string(layer->dim()));
 }
 
 void FrozenTable::prefetch(uint64_t hash) const noexcept {

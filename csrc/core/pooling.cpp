@@ -8,7 +8,7 @@
 namespace hotbed {
 namespace {
 
-// What pooling single ids comes to, of rows that are near.
+// Pooling of single ids: each sample is its row. The rows are in a cache of the processor already.
 void copy_rows(const uint32_t* inverse, const float* const* rows, int64_t n, int dim, const OutputRows& out) noexcept {
   const auto row_of = [&](int64_t i) { return rows[inverse ? inverse[i] : i]; };
   for (int64_t i = 0; i < n; i++) {

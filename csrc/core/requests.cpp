@@ -207,7 +207,9 @@ class Fields {
   }
 
  private:
-  [[noreturn]] static void fail() { throw std::invalid_argument("not a message of protobuf"); }
+  [[noreturn]] static void fail() {
+    throw std::invalid_argument("request: expected a protobuf message, got other bytes. Send a ModelInferRequest.");
+  }
 
   std::uint64_t varint() {
     std::uint64_t value = 0;

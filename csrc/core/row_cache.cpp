@@ -18,8 +18,8 @@ namespace {
 constexpr uint64_t kShardBytes = uint64_t{4} << 20, kMaxShards = 16;
 constexpr uint64_t kMaxWords = 0xffffffffu;  // places are 32 bits
 constexpr uint8_t kMaxUses = 15;
-// LFU halves a count once in so many misses a row. Measured: at 1, stale counts go sooner than rare ids are told from
-// rarer ones; at 8 the hit rate is a little higher still, and much lower after what is popular has changed.
+// LFU halves a count once in so many misses a row. Measured: at 1, counts are halved before they can separate rare ids
+// from rarer ones. At 8 the hit rate is a little higher, but much lower after other ids have become popular.
 constexpr uint64_t kAgeing = 4;
 constexpr int kMaxSpared = 64;  // where everything was used, the search for a victim ends all the same
 constexpr size_t kHeadAhead = 24, kRecordAhead = 12;
@@ -31,7 +31,7 @@ struct Record {
   uint32_t next;  // place of the next record of its chain, 0 = none
   uint16_t table;
   uint8_t uses;
-  State state;  // stale: its row belongs to an older epoch; end: the ring goes on at its start
+  State state;  // stale: its row belongs to an older epoch; end: the ring continues at its start
 };
 static_assert(sizeof(Record) == 16);
 constexpr uint32_t kRecordWords = sizeof(Record) / 8;
@@ -81,7 +81,9 @@ class RowCache::Shard {
     const uint64_t largest = *std::max_element(words.begin(), words.end());
     const uint64_t slack = kFirst + kRecordWords;  // an end mark always finds room
     const uint64_t given = max_bytes / 8 > fixed_bytes_ / 8 ? (max_bytes - fixed_bytes_) / 8 : 0;
-    if (given < slack + largest) throw std::invalid_argument("[cache] max_bytes holds no row");
+    if (given < slack + largest)
+      throw std::invalid_argument("cache: max_bytes must hold a row of each table, got " + std::to_string(max_bytes) +
+                                  " for a shard. Give more bytes.");
     num_words_ = std::min(given, kMaxWords);
     end_ = static_cast<uint32_t>(num_words_ - kRecordWords);
     ring_ = static_cast<uint64_t*>(map_pages(num_words_ * 8, num_words_ * 8 >= 4 * kHugePage));
@@ -165,7 +167,7 @@ class RowCache::Shard {
     return *link;
   }
 
-  // A place for `words`; 0 where those at the tail are worth more than one that was asked for so often.
+  // Returns a place for `words`; 0 where the records at the tail are used more often than the new row was asked for.
   uint32_t make_room(uint32_t words, uint8_t asked) noexcept {
     for (int spared = 0;;) {
       if (used_ == 0) head_ = tail_ = kFirst;
@@ -228,7 +230,9 @@ class RowCache::Shard {
 };
 
 RowCache::RowCache(std::vector<int> dims, uint64_t max_bytes, CachePolicy policy) : dims_(std::move(dims)) {
-  if (dims_.empty() || dims_.size() > 0xffff) throw std::invalid_argument("[cache] from 1 to 65,535 tables");
+  if (dims_.empty() || dims_.size() > 0xffff)
+    throw std::invalid_argument("cache: the number of tables must be 1 to 65,535, got " + std::to_string(dims_.size()) +
+                                ". Split the model.");
   uint64_t mean = 0;
   for (const int dim : dims_) words_.push_back(words_of(dim)), mean += words_.back();
   index_bytes_ = policy == CachePolicy::kLfu ? 16 : 8;  // two heads, and a word of the sketch

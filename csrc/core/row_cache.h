@@ -42,9 +42,9 @@ class RowCache {
 
   // Each version of a model is an epoch. Rows of another epoch than the given one are misses, and are not kept.
   void find(uint64_t epoch, std::vector<Seek>& seeks, float* rows);
-  // Keeps the rows that are no hits; `hot`: whatever the policy says of them.
+  // Keeps the rows of all seeks that are not hits; `hot`: also those that the policy would refuse.
   void keep(uint64_t epoch, const std::vector<Seek>& seeks, const float* rows, bool hot);
-  // Goes on to `epoch` without the rows of these ids, by table; all: without any.
+  // Moves on to `epoch` and drops the rows of these ids, by table; all: drops every row.
   void advance(uint64_t epoch, const std::vector<std::vector<int64_t>>& changed, bool all);
 
   uint64_t num_rows() const;

@@ -60,7 +60,8 @@ Rows::~Rows() {
 }
 
 uint32_t Rows::add_chunk() {
-  if (num_slots_ + kChunk >= 0xffffffffull) throw std::length_error("a table holds at most 2^32 - 2 rows");
+  if (num_slots_ + kChunk >= 0xffffffffull)
+    throw std::length_error("table: holds at most 2^32 - 2 rows, got more. Evict rows, or split the table.");
   if (num_slots_ >> shift_ == slabs_.size()) slabs_.push_back(static_cast<uint8_t*>(map_pages(slab_bytes_, huge_)));
   const uint32_t first = static_cast<uint32_t>(num_slots_);
   num_slots_ += kChunk;

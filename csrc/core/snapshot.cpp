@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Table: which rows have changed, and pictures of the table that are read while it goes on.
+// Table: the rows that have changed, and snapshots that are read while training continues.
 #include "snapshot.h"
 
 #include <array>
@@ -62,7 +62,7 @@ uint32_t Table::add_chunk(int p) {
   const uint32_t first = rows_.add_chunk();
   owners_.push_back(static_cast<uint8_t>(p));
   if (tracking_) changed_.add_chunk(0);
-  if (snapshot_) snapshot_->settled.add_chunk(0xffff), snapshot_->imaged.add_chunk(0);  // younger than the picture
+  if (snapshot_) snapshot_->settled.add_chunk(0xffff), snapshot_->imaged.add_chunk(0);  // younger than the snapshot
   return first;
 }
 
@@ -101,10 +101,11 @@ void Table::track(bool on) {
   for (Partition& partition : partitions_) partition.removed.clear();
 }
 
-// The caller has swept expired rows and caught up idle ones: the picture needs no clock and no rule.
+// The caller has swept expired rows and caught up idle ones: the snapshot needs no clock and no rule.
 void Table::begin_snapshot(bool changes) {
-  if (snapshot_) throw std::logic_error("the table has a snapshot that is not closed");
-  if (changes && !tracking_) throw std::logic_error("the table does not track changes");
+  if (snapshot_) throw std::logic_error("snapshot: one at a time, got a second. Close the first.");
+  if (changes && !tracking_)
+    throw std::logic_error("snapshot: the table does not track changes, got changes=True. Call track first.");
   auto snapshot = std::make_unique<Snapshot>();
   snapshot->changes = changes;
   snapshot->settled = changes ? changed_.inverse() : Marks(owners_.size(), 0);
@@ -125,7 +126,8 @@ uint64_t Table::num_snapshot_rows() const noexcept { return snapshot_->changes ?
 
 std::vector<SnapshotEntry> Table::snapshot_entries(int p) {
   Snapshot::Part& part = snapshot_part(p);
-  if (part.collected) throw std::logic_error("a partition of a snapshot is read once");
+  if (part.collected)
+    throw std::logic_error("snapshot: a partition is read once, got a second read. Take another snapshot.");
   part.collected = true;
   std::unordered_map<uint32_t, const Snapshot::Event*> first;  // of slots whose owner may be another by now
   for (const Snapshot::Event& event : part.events)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which rows of a table have changed, and a picture of the table at one moment that can be read while training goes on:
+// The rows of a table that have changed, and a snapshot of the table that can be read while training continues:
 // the first change to a row after that moment keeps the old record (copy on write).
 //
 // Marks are bits by slot, one 16-bit word a chunk. A chunk belongs to one partition for ever, so that threads at work
@@ -84,7 +84,7 @@ class ImageIndex {
   // Takes in the slots of images from number size() on.
   void follow(const std::vector<uint32_t>& slots);
   size_t size() const noexcept { return size_; }
-  uint32_t find(uint32_t slot) const noexcept {  // kNoImage: there is none
+  uint32_t find(uint32_t slot) const noexcept {  // kNoImage: the slot has no image
     if (entries_.empty()) return kNoImage;
     for (size_t at = home(slot);; at = (at + 1) & (entries_.size() - 1))
       if (entries_[at].slot == slot || entries_[at].image == kNoImage) return entries_[at].image;
@@ -123,7 +123,7 @@ struct Snapshot {
   };
 
   bool changes;   // only rows changed or removed since the last snapshot
-  Marks settled;  // rows that are no part of the picture, are read already, or have an image
+  Marks settled;  // rows that are not part of the snapshot, are read already, or have an image
   Marks imaged;   // those that have one
   Marks changed;  // the marks that this snapshot took from the table
   std::vector<Part> parts;

@@ -380,7 +380,7 @@ std::unique_ptr<Step> Step::merge(const std::vector<const Step*>& steps,
             all.slots.push_back(range.slots[u]);
             sum.resize(sum.size() + dim, 0.0f);
           }
-          if (range.slots[u] == kNoSlot) continue;  // refused then: what it read was no row, and takes no gradient
+          if (range.slots[u] == kNoSlot) continue;  // refused when it was mapped: it had no row to take a gradient
           all.slots[at->second] = range.slots[u];
           for (size_t d = 0; d < dim; d++) sum[at->second * dim + d] += from[d];
         }

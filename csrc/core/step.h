@@ -53,7 +53,7 @@ class Step {
   static std::unique_ptr<Step> merge(const std::vector<const Step*>& steps,
                                      const std::vector<std::vector<const float*>>& sums,
                                      std::vector<std::vector<float>>* merged_sums);
-  // The first id of `table` whose sum is not finite; false if there is none.
+  // Finds the first id of `table` whose sum is not finite; returns false where all sums are finite.
   bool find_nonfinite(int table, const float* sums, int64_t* id) const noexcept;
   // Applies the rule once to every id with a row. Rows evicted since the lookup are passed over.
   void apply(const std::vector<const float*>& sums, const std::vector<double>& rates);

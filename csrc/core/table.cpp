@@ -26,8 +26,8 @@ RowLayout layout_of(const TableConfig& config) {
 }  // namespace
 
 TableFull::TableFull(std::string table, uint64_t needed, uint64_t capacity)
-    : message("table '" + table + "' is full: one batch needs " + std::to_string(needed) + " rows, it may keep " +
-              std::to_string(capacity) + "; raise max_rows or use smaller batches") {}
+    : message("table '" + table + "': a batch may use " + std::to_string(capacity) + " rows, got " +
+              std::to_string(needed) + ". Raise max_rows or make the batch smaller.") {}
 
 Table::Table(TableConfig config)
     : config_(std::move(config)),

@@ -43,7 +43,7 @@ struct TableConfig {
   float default_value = 0.0f;
 };
 
-// A mutex whose holder can see that somebody waits. Training takes it once a step; whoever takes it again and again,
+// A mutex whose holder can see that a thread waits. Training takes it once a step; a thread that takes it repeatedly,
 // for a piece of work each time, gives way first, or training would starve.
 class TableMutex {
  public:
@@ -62,7 +62,8 @@ class TableMutex {
   std::atomic<int> waiting_{0};
 };
 
-// What of a table stays as it is: nothing, values and optimizer state, or also times, counts and who has a row.
+// The part of a table that keeps its bits: nothing, values and optimizer state, or also times, counts and the ids with
+// rows.
 enum class Frozen : uint8_t { kNothing, kRows, kAll };
 
 // The policy lets a table keep `capacity` rows and one batch needs `needed`.
@@ -124,9 +125,9 @@ class Table {
   // --- freezing: an update passes over a frozen table, and its step does not rise
   void freeze(Frozen frozen) noexcept { frozen_ = frozen; }
   bool learns() const noexcept { return frozen_ == Frozen::kNothing; }
-  bool observes() const noexcept { return frozen_ != Frozen::kAll; }  // times, counts and eviction go on
+  bool observes() const noexcept { return frozen_ != Frozen::kAll; }  // times, counts and eviction continue
 
-  // --- rows: each id's own fp32 storage, or a copy where there is none (half precision, an id without a row)
+  // --- rows: the fp32 storage of each id, or a copy for half precision and for ids without a row
   size_t num_copies(const std::vector<uint32_t>& slots) const noexcept;
   // rows[u]: the row of each id; `copies`: [num_copies, dim], where those go.
   void read(const Uniques& uniques, const float** rows, float* copies) const noexcept;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Table: what happens to rows over time — the rule's steps, replays of missed steps, expiry and eviction.
+// Table: what happens to rows over time: the rule's steps, replays of missed steps, expiry and eviction.
 #include <algorithm>
 #include <bit>
 #include <cmath>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who goes out of a full partition: the row with the smallest (key, id), found without scanning at every insertion.
+// The victims of a full partition: the row with the smallest (key, id), found without scanning at every insertion.
 // Keys of rows only ever rise, so the lowest sixteenth is kept as a heap and refilled by one scan when it runs dry.
 #pragma once
 

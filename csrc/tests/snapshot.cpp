@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A snapshot is the table of its moment, also when another thread reads it while steps go on.
+// A snapshot is the table of its moment, also when another thread reads it while steps continue.
 #include "core/snapshot.h"
 
 #include <doctest.h>

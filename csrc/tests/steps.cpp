@@ -338,8 +338,8 @@ TEST_CASE("a mapped step pools its rows as they are when it pools") {
     c.rule.scope = scope;
     c.eviction.ttl = 10, c.keep_seen = true;
     Group group({c});
-    int64_t time = 0;
-    group.train({{1, 2}}, &time, 0.5);
+    const std::vector<int64_t> first_times = {0, 0};
+    group.train({{1, 2}}, first_times.data(), 0.5);
     const std::vector<int64_t> ids = {1, 2};
     const std::vector<int64_t> times = {0, 1000};
     auto step = group.make_step();

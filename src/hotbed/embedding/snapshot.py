@@ -46,7 +46,7 @@ class Snapshot:
         self._state_width = state_width
         self.changes = changes
         # ends a sweep under way, which changes counters: take the scalars after it
-        self.num_rows = int(native.begin_snapshot(changes))
+        self.num_rows = int(native.begin_snapshot(changes=changes))
         self.scalars = dict(scalars())
 
     def __enter__(self) -> Snapshot:
@@ -108,7 +108,7 @@ class Snapshot:
         native = self._native
         self._native = None
         if native is not None:
-            native.end_snapshot(saved)
+            native.end_snapshot(saved=saved)
 
 
 def _together(

@@ -19,7 +19,7 @@ from hotbed.data.schema import POOLINGS
 from hotbed.errors import ConfigError, NonFiniteGradient, PersistError, RowShapeError, TableError
 
 from .hashing import name_hash
-from .init import Constant, Init, Normal, Uniform, Zeros
+from .init import Constant, Init, Uniform, Zeros
 from .policy import (
     PARTITIONS,
     Admission,
@@ -41,7 +41,6 @@ Frozen = Literal[False, "rows", "all"]
 FROZEN: tuple[Frozen, ...] = (False, "rows", "all")
 DTYPES = ("float32", "bfloat16", "float16")
 MAX_DIM = 2**20
-_INIT_KINDS = (Uniform, Normal, Constant)
 log = logging.getLogger("hotbed")
 
 
@@ -154,12 +153,12 @@ class Table:
         config.name_hash = name_hash(self.name)
         config.seed = self.seed % 2**64
         config.dim = self.dim
-        config.dtype = DTYPES.index(self.dtype)
+        config.dtype = self.dtype
         config.default_value = self.default
         init = self.init
         if isinstance(init, Zeros):
             init = Constant(0.0)
-        config.init_kind = _INIT_KINDS.index(type(init))
+        config.init_kind = type(init).__name__
         config.init_scale = next(iter(dataclasses.asdict(init).values()))
         config.rule = _native_rule(self.rule)
         config.admission = self._native_admission()
@@ -173,13 +172,13 @@ class Table:
         native = _core.Admission()
         policy = self.admit
         if isinstance(policy, MinCount) and policy.is_on and policy.count:
-            native.kind = 1
+            native.kind = "min_count"
             native.min_count = policy.count
             native.coefficient = policy.coefficient
             expire = policy.expire_microseconds
             native.expire_after = -1 if expire is None else expire
         elif isinstance(policy, Probability) and policy.is_on and policy.p is not None:
-            native.kind = 2
+            native.kind = "probability"
             native.probability = policy.p
         else:
             return native
@@ -259,7 +258,7 @@ class Table:
                 "False, 'rows' or 'all'."
             )
         self._frozen = frozen
-        self.native.freeze(FROZEN.index(frozen))
+        self.native.freeze(frozen or "nothing")
 
     def requires_grad_(self, requires_grad: bool = True) -> Table:
         """Freeze the table (False) or let it learn again (True), and return it.
@@ -336,7 +335,7 @@ class Table:
 
     def _step(self) -> _core.Step:
         """Return a native step of this table alone, whose one feature is not pooled."""
-        return _core.Step([self.native], [(0, POOLINGS.index("none"))])
+        return _core.Step([self.native], [(0, "none")])
 
     def _map(
         self,
@@ -435,7 +434,7 @@ class Table:
                 f"got {grads.dtype} {list(grads.shape)}. Convert them."
             )
         grads = np.ascontiguousarray(grads)
-        step = _core.Step([self.native], [(0, POOLINGS.index("none"))])
+        step = _core.Step([self.native], [(0, "none")])
         step.adopt_slots(slots)
         sums = np.empty((step.num_uniques()[0], self.dim), np.float32)
         if not step.sum_gradients([(_address(grads), self.dim)], [_address(sums)]):
@@ -621,7 +620,7 @@ class Table:
         """Remove all contents: rows, candidates, counters and watermark."""
         self._timed = None
         self.native = _core.Table(self._native_config())
-        self.native.freeze(FROZEN.index(self.frozen))
+        self.native.freeze(self.frozen or "nothing")
 
     def candidates(self) -> Iterator[pa.RecordBatch]:
         """Yield the ids without a row that admission counts: partition, id, count, last_seen.
@@ -650,7 +649,7 @@ class Table:
     @property
     def native_admits(self) -> bool:
         """Return True if admission may refuse an id."""
-        return self._native_admission().kind != 0
+        return self._native_admission().kind != "all"
 
 
 def _address(array: NDArray[Any]) -> int:

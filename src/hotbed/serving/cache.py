@@ -221,7 +221,7 @@ class EmbeddingCache:
             np.ascontiguousarray((changes or {}).get(name, no_ids), np.int64)
             for name in self._tables
         ]
-        self._rows.advance(self._epoch, changed, changes is None)
+        self._rows.advance(self._epoch, changed, all=changes is None)
         self._version = version
         if changes is None:
             self._fill(version)
@@ -277,13 +277,13 @@ class _CachedLookup:
         missing = {self._names[table]: table_ids for table, table_ids in lookup.missing()}
         rows = self._fetch(missing)
         if rows is not None:
-            return LookupResult(*lookup.pool([_flat(rows[name]) for name in missing], True))
+            return LookupResult(*lookup.pool([_flat(rows[name]) for name in missing], keep=True))
         late = sum(map(len, missing.values()))
         self._cache._count(None, late)
         absent = [
             _flat(self._absent[name].find(table_ids)[0]) for name, table_ids in missing.items()
         ]
-        flat, sequences = lookup.pool(absent, False)
+        flat, sequences = lookup.pool(absent, keep=False)
         return LookupResult(flat, sequences, late)
 
     def _fetch(self, missing: Mapping[str, IdArray]) -> Mapping[str, RowArray] | None:
@@ -393,7 +393,7 @@ class _Retries:
 
 def _native(dims: Mapping[str, int], max_bytes: int, policy: Policy) -> _core.RowCache:
     try:
-        return _core.RowCache(list(dims.values()), max_bytes, policy == "lfu")
+        return _core.RowCache(list(dims.values()), max_bytes, policy)
     except ValueError as error:
         raise ConfigError(
             f"EmbeddingCache.max_bytes: too small for one row, got {max_bytes} for tables of dim "

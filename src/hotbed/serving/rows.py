@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from hotbed import _core
 from hotbed.config import build
 from hotbed.data.batch import Ids, as_ids
-from hotbed.data.schema import POOLINGS
 from hotbed.embedding.table import Table
 from hotbed.errors import FormatError, PersistError, RowShapeError
 from hotbed.files import new_file
@@ -52,7 +51,6 @@ def write_rows(
     Raises:
         PersistError: The disk is full or refuses.
     """
-    kind = ROW_DTYPES.index(dtype)
     id_parts = list[IdArray]()
     try:
         with new_file(path) as file:
@@ -60,7 +58,7 @@ def write_rows(
             for batch in batches:
                 id_parts.append(batch.column("id").to_numpy())
                 lanes = batch.column("value").flatten().to_numpy()
-                rows = _core.frozen_rows(np.ascontiguousarray(lanes), dim, kind)
+                rows = _core.frozen_rows(np.ascontiguousarray(lanes), dim, dtype)
                 pieces.write(np.asarray(rows))
             ids = _joined(id_parts)
             removed_ids = id_column(removed)
@@ -68,7 +66,7 @@ def write_rows(
                 removed_ids = np.setdiff1d(removed_ids, ids)
             padding = bytes(-pieces.size % 64)
             index = _core.frozen_index(ids, removed_ids)
-            footer = _core.frozen_footer(len(ids), len(removed_ids), dim, kind)
+            footer = _core.frozen_footer(len(ids), len(removed_ids), dim, dtype)
             pieces.write(padding)
             pieces.write(np.asarray(index))
             pieces.write(footer)
@@ -251,11 +249,11 @@ class Lookup:
 
 def native_layout(
     features: Sequence[FeatureSpec], tables: Sequence[str]
-) -> list[tuple[str, int, int]]:
-    """Return (name, table, pooling) of features with the numbers of table and pooling."""
+) -> list[tuple[str, int, str]]:
+    """Return (name, table, pooling) of features with the numbers of their tables."""
     layout = []
     for name, table, pooling in features:
-        layout.append((name, tables.index(table), POOLINGS.index(pooling)))
+        layout.append((name, tables.index(table), pooling))
     return layout
 
 

@@ -62,8 +62,7 @@ class TableModule(Carrier, ABC):
                 )
         self._table_of = [numbers[feature.table] for feature in self.features]
         self._layout = [
-            (table, POOLINGS.index(f.pooling))
-            for table, f in zip(self._table_of, self.features, strict=True)
+            (table, f.pooling) for table, f in zip(self._table_of, self.features, strict=True)
         ]
         self._timed = any(table.needs_times or table.keeps_times for table in self.tables)
         self.dims = [self.tables[table].dim for table in self._table_of]
