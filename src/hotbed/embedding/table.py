@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from hotbed import _core, checks
 from hotbed._core import Step as Step
 from hotbed.data.batch import as_ids
-from hotbed.data.schema import POOLINGS
 from hotbed.errors import ConfigError, NonFiniteGradient, PersistError, RowShapeError, TableError
 
 from .hashing import name_hash
