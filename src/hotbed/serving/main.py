@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `hotbed serve` and `hotbed parameter-server` start. Needs the extra `serve`."""
+"""The main functions of `hotbed serve` and `hotbed parameter-server`."""
 
 from __future__ import annotations
 

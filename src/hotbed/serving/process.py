@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every server process has: an event loop, and a log in lines of JSON."""
+"""The event loop and the log of a server process."""
 
 from __future__ import annotations
 

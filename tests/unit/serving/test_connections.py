@@ -9,6 +9,7 @@ import json
 import resource
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,19 @@ def test_connections_that_ask_nothing_are_closed(hasty: Running) -> None:
     alive(hasty)
 
 
+def test_a_request_that_begins_within_the_idle_limit_may_end_after_it(exported: Path) -> None:
+    running = Running(exported, idle_seconds=1.0, request_seconds=20.0, grpc_port=None)
+    client = connected(running)
+    request = infer()
+    client.sendall(request)
+    assert answers(client, 1)[0][0] == 200
+    client.sendall(request[:90])
+    time.sleep(3.0)  # both limits of idle connections have passed: uvicorn's timer and ours
+    client.sendall(request[90:])
+    assert answers(client, 1)[0][0] == 200
+    running.close()
+
+
 @pytest.mark.parametrize("slowly", [b"POST /v2/models/m/infer HT", infer()[:90], infer()[:-5]])
 def test_a_request_that_drips_in_is_given_up(hasty: Running, slowly: bytes) -> None:
     client, stop = connected(hasty), threading.Event()
@@ -118,7 +132,7 @@ def test_a_request_that_drips_in_is_given_up(hasty: Running, slowly: bytes) -> N
     alive(hasty)
 
 
-def test_a_client_that_takes_no_answers_is_dropped(hasty: Running) -> None:
+def test_a_client_that_reads_no_answers_is_disconnected(hasty: Running) -> None:
     client = connected(hasty)
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.settimeout(0.2)
@@ -203,7 +217,7 @@ def test_a_request_is_read_however_it_is_cut(running: Running) -> None:
         (b"HEAD /v2 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 200),
     ],
 )
-def test_what_is_no_request_is_told_so_and_the_connection_closed(
+def test_bytes_that_are_not_a_request_are_rejected_and_the_connection_closed(
     running: Running, sent: bytes, status: int
 ) -> None:
     client = connected(running)
@@ -318,7 +332,7 @@ def test_a_refused_body_that_does_not_come_is_given_up(hasty: Running) -> None:
     alive(hasty)
 
 
-def test_what_was_asked_before_garbage_is_answered(exported: Path) -> None:
+def test_a_request_before_garbage_is_answered(exported: Path) -> None:
     running = Running(exported, ServerLimits(batch_seconds=0.2), grpc_port=None)
     client = connected(running)
     client.sendall(infer() + b"\x00\r\n\r\n" + infer())
@@ -341,7 +355,7 @@ def test_a_long_body_before_a_head_is_no_long_head(running: Running) -> None:
     assert answers(client, 1)[0][0] == 200
 
 
-def test_a_body_is_awaited_by_who_expects_to_be_asked_for_it(running: Running) -> None:
+def test_a_client_that_expects_100_continue_gets_it(running: Running) -> None:
     client, whole = connected(running), infer(Expect="100-continue")
     head, _, data = whole.partition(b"\r\n\r\n")
     client.sendall(head + b"\r\n\r\n")
@@ -374,7 +388,7 @@ def test_clients_that_leave_before_their_answer_cost_nobody_one(
     running.close()
 
 
-def test_what_waits_for_a_client_that_has_left_is_not_scored(exported: Path) -> None:
+def test_a_waiting_request_of_a_disconnected_client_is_not_scored(exported: Path) -> None:
     running = Running(exported, ServerLimits(batch_seconds=1.0), grpc_port=None)
     model, client = running.models.named("m"), connected(running)
     client.sendall(infer(body(50)))
@@ -386,7 +400,7 @@ def test_what_waits_for_a_client_that_has_left_is_not_scored(exported: Path) -> 
     running.close()
 
 
-def test_what_waits_for_a_grpc_client_that_has_left_is_not_scored(exported: Path) -> None:
+def test_a_waiting_call_of_a_disconnected_grpc_client_is_not_scored(exported: Path) -> None:
     # until there are as many
     running = Running(exported, ServerLimits(batch_seconds=3600.0, batch_rows=53))
     model, address = running.models.named("m"), f"127.0.0.1:{running.server.grpc_port}"

@@ -150,7 +150,9 @@ def test_the_service_and_its_runtime_fit_together(kserve: Mapping[str, Any]) -> 
     assert float(drain) + 30 < grace  # so long what is under way may take
 
 
-def test_what_kserve_starts_and_asks_is_there(kserve: Mapping[str, Any]) -> None:
+def test_the_server_has_the_arguments_and_routes_that_kserve_uses(
+    kserve: Mapping[str, Any],
+) -> None:
     (container,) = kserve["ServingRuntime"]["spec"]["containers"]
     parsed = check_serve([one.replace("{{.Name}}", "ranker") for one in container["args"]])
     assert parsed["models"] == ["ranker=/mnt/models"]
@@ -173,7 +175,7 @@ def instructions() -> list[tuple[str, str]]:
     return [(line.split(" ", 1)[0], line.split(" ", 1)[1].strip()) for line in lines]
 
 
-def test_the_image_is_built_of_what_is_there_and_starts_the_server(
+def test_the_image_is_built_of_existing_files_and_starts_the_server(
     kserve: Mapping[str, Any],
 ) -> None:
     steps = instructions()

@@ -94,7 +94,7 @@ def test_the_stock_client_gets_the_scores_of_the_session(client: Any, session: A
     )
 
 
-def test_health_metadata_and_repository_are_told(client: Any, session: Any) -> None:
+def test_health_metadata_and_repository_are_answered(client: Any, session: Any) -> None:
     assert client.is_server_live()
     assert client.is_server_ready()
     assert client.is_model_ready("m")
@@ -197,7 +197,7 @@ def test_random_bytes_neither_crash_nor_hang_it(running: Running, session: Any) 
     assert threading.active_count() < 50
 
 
-def test_who_has_no_token_is_refused_before_the_message_is_taken(
+def test_a_call_without_a_token_is_rejected_before_its_message_is_received(
     exported: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "tokens").write_text("secret\n")

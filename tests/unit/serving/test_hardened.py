@@ -102,7 +102,7 @@ def test_a_log_line_that_cannot_be_written_leaves_the_scoring_thread_alive(
         assert np.abs(client.predict("m", columns) - session.predict(columns)).max() < 1e-6
 
 
-def test_a_log_line_that_cannot_be_made_is_told_on_stderr(
+def test_a_log_line_that_cannot_be_made_is_reported_on_stderr(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     JsonLines().handle(
@@ -254,7 +254,7 @@ WRONG_SHAPES = [
 
 
 @pytest.mark.parametrize("shape", WRONG_SHAPES, ids=str)
-def test_a_shape_that_is_none_is_refused_each_time(shape: list[Any]) -> None:
+def test_a_shape_that_is_not_one_is_rejected_each_time(shape: list[Any]) -> None:
     inputs, asks = ModelInputs(hb.Schema([hb.Label("label"), hb.Id("user")])), RequestReader()
     size = {"binary_data_size": 24}
     head = json.dumps(
@@ -268,7 +268,7 @@ def test_a_shape_that_is_none_is_refused_each_time(shape: list[Any]) -> None:
 @pytest.mark.parametrize(
     "length", ["0" * 20 + "9" * 4400, "9" * 4400, "0" * 21, "-1", "+1", "", "1.0", "²"]
 )
-def test_a_length_of_a_header_that_is_none_is_refused(length: str) -> None:
+def test_a_header_length_that_is_not_a_number_is_rejected(length: str) -> None:
     with pytest.raises(DataError, match="Content-Length: expected a number of at most 2"):
         RequestReader().read(b"{}", length, Bounds())
 
@@ -355,7 +355,7 @@ def test_two_models_of_one_name_are_refused() -> None:
     }
 
 
-def test_a_part_of_the_server_that_has_gone_is_no_fault_of_who_asks() -> None:
+def test_a_process_of_the_server_that_is_gone_is_not_an_error_of_the_client() -> None:
     for error in (ProcessGone("load: no answer"), ServingError("no answer")):
         assert http_status(error) == 503
         assert grpc_status(error) == grpc.StatusCode.UNAVAILABLE

@@ -87,7 +87,7 @@ def test_the_stock_client_gets_the_scores_of_the_session(
     assert found.get_response()["model_version"] == str(session.model.version)
 
 
-def test_health_metadata_and_repository_are_told(client: Any, session: Any) -> None:
+def test_health_metadata_and_repository_are_answered(client: Any, session: Any) -> None:
     assert client.is_server_live()
     assert client.is_server_ready()
     assert client.is_model_ready("m")
@@ -228,7 +228,7 @@ def test_a_body_without_a_length_is_bounded_too(small: Running) -> None:
         ("POST", "/v2/repository/models/n/load", 404),
     ],
 )
-def test_an_unknown_place_is_told_with_its_status(
+def test_an_unknown_path_is_answered_with_its_status(
     running: Running, method: str, path: str, status: int
 ) -> None:
     found, _, data = ask(running.http, method, path)
@@ -329,7 +329,7 @@ def test_too_many_waiting_requests_are_refused_not_queued(exported: Any) -> None
     running.close()
 
 
-def test_metrics_tell_of_requests_versions_and_batches(running: Running) -> None:
+def test_metrics_count_requests_versions_and_batches(running: Running) -> None:
     with hb.Client(f"http://{running.http}") as client:
         client.predict("m", draw(3, 1))
     ask(running.http, "POST", "/v2/models/nobody/infer", body())

@@ -56,7 +56,7 @@ def told(asks: RequestReader, inputs: ModelInputs, body: bytes, length: str) -> 
 @pytest.mark.parametrize(
     "order", [["user", "item", "price", "age"], ["age", "price", "user", "item"]]
 )
-def test_data_is_that_of_the_request_whatever_came_before(order: list[str]) -> None:
+def test_data_is_that_of_the_request_after_any_other_requests(order: list[str]) -> None:
     asks, inputs = RequestReader(), ModelInputs(SCHEMA)
     for seed in range(5):
         given = {name: columns(seed)[name] for name in order}

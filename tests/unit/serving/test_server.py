@@ -76,7 +76,7 @@ def test_a_wrong_request_spoils_none_that_is_scored_with_it(exported: Path, sess
     running.close()
 
 
-def test_a_client_that_goes_away_costs_nobody_an_answer(running: Running) -> None:
+def test_a_client_that_disconnects_does_not_affect_others(running: Running) -> None:
     for _ in range(20):
         connection = http.client.HTTPConnection(running.http, timeout=10)
         connection.putrequest("POST", "/v2/models/m/infer")
@@ -87,7 +87,7 @@ def test_a_client_that_goes_away_costs_nobody_an_answer(running: Running) -> Non
         assert client.predict("m", draw(3, 1)).shape == (3,)
 
 
-def test_only_who_holds_a_token_is_answered(exported: Path, tmp_path: Path) -> None:
+def test_requests_without_a_valid_token_are_rejected(exported: Path, tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text("one\ntwo\n")
     running = Running(exported, token_file=str(tmp_path / "tokens"))
     for token in (None, "three", "", "tw", "one two"):
@@ -165,7 +165,7 @@ def test_over_tls_scores_are_the_same(
     running.close()
 
 
-def test_what_a_server_cannot_start_with_is_named(
+def test_a_server_that_cannot_start_names_the_wrong_setting(
     exported: Path, tmp_path: Path, running: Running
 ) -> None:
     models = Models(hb.ParameterServer())
@@ -238,7 +238,7 @@ def test_idle_connections_and_their_end_cost_nobody_an_answer(running: Running) 
 
 
 @pytest.mark.slow
-def test_sigterm_under_load_answers_what_was_asked_then_ends(exported: Path, session: Any) -> None:
+def test_sigterm_under_load_finishes_requests_then_ends(exported: Path, session: Any) -> None:
     server = Process(f"m={exported}", "--set", "drain_seconds=0.5")
     columns = draw(20, 4)
     stopped_under_load(server, columns, session.predict(columns))

@@ -136,7 +136,7 @@ def test_a_load_with_a_model_of_its_own_is_refused(
     "parameters",
     [{"shared_memory_region": "r", "shared_memory_byte_size": 12}, {"classification": 2}],
 )
-def test_what_is_not_offered_is_refused_and_not_ignored(
+def test_features_that_are_not_offered_are_rejected_and_not_ignored(
     parameters: dict[str, Any], running: Running
 ) -> None:
     for asked in (
@@ -166,7 +166,9 @@ def test_flags_that_are_not_booleans_are_refused(running: Running) -> None:
         assert (status, b"binary_data" in answer) == (400, True), answer
 
 
-def test_health_has_a_body_and_a_wrong_method_is_told_the_right_ones(running: Running) -> None:
+def test_health_has_a_body_and_a_wrong_method_is_answered_with_the_right_ones(
+    running: Running,
+) -> None:
     expected = {
         "/v2/health/live": {"live": True},
         "/v2/health/ready": {"ready": True},
@@ -275,7 +277,7 @@ def test_a_parameter_server_has_health_and_reflection(exported: Path, tmp_path: 
         }
 
 
-def test_the_metadata_tells_lists_from_single_values(tmp_path: Path) -> None:
+def test_the_metadata_separates_lists_from_single_values(tmp_path: Path) -> None:
     schema = hb.Schema(
         [
             hb.Label("label"),

@@ -50,7 +50,7 @@ def late(wanted: Any, seconds: float | None = None) -> Any:
     raise StoreError("the store does not answer")
 
 
-def test_rows_that_came_too_late_are_told_in_the_answer_and_only_then(exported: Path) -> None:
+def test_late_rows_are_counted_in_the_answer_and_only_there(exported: Path) -> None:
     running, version = cached(exported)
     columns = draw(20, 4)
     with (
@@ -83,7 +83,7 @@ def test_rows_that_came_too_late_are_told_in_the_answer_and_only_then(exported: 
     running.close()
 
 
-def test_metrics_and_status_tell_of_the_cache(exported: Path) -> None:
+def test_metrics_and_status_have_the_cache(exported: Path) -> None:
     running, version = cached(exported)
     with hb.Client(f"http://{running.http}") as client:
         client.predict("m", draw(20, 4))
@@ -105,7 +105,7 @@ def test_metrics_and_status_tell_of_the_cache(exported: Path) -> None:
     running.close()
 
 
-def test_a_server_without_a_cache_tells_of_none(running: Running) -> None:
+def test_a_server_without_a_cache_has_no_metrics_of_one(running: Running) -> None:
     assert "hotbed_cache_hits_total{" not in got(running, "/metrics")
     assert json.loads(got(running, "/status"))["models"][0]["cache"] is None
 
@@ -133,7 +133,7 @@ def told(**changes: Any) -> dict[str, Any]:
     return {**found, **asdict(RequestCounts()), **changes}
 
 
-def test_what_several_processes_tell_is_one_status() -> None:
+def test_the_statuses_of_several_processes_become_one() -> None:
     cache = {
         "hits": 3,
         "misses": 1,
@@ -191,7 +191,7 @@ def test_what_several_processes_tell_is_one_status() -> None:
     ] == ["m", "n"]
 
 
-def test_freshness_is_told_from_the_newest_event_to_served(trainer: Trainer) -> None:
+def test_freshness_counts_from_the_newest_event_to_served(trainer: Trainer) -> None:
     running = Running(trainer.folder / "export")
     running.models.follow("m", lambda: Follower(trainer.folder / "published"), poll_seconds=0.05)
     version = trainer.publish(0)

@@ -207,7 +207,7 @@ def test_loads_and_unloads_reach_every_worker(trainer: Trainer) -> None:
     assert server.stop() == 0
 
 
-def test_what_the_parent_could_not_load_is_told_by_every_worker(trainer: Trainer) -> None:
+def test_every_worker_reports_a_version_that_the_parent_could_not_load(trainer: Trainer) -> None:
     server = Server(f"m={trainer.folder / 'export'}", "--watch", trainer.folder / "published")
     first = trainer.publish(0)
     wait_for(
@@ -242,7 +242,7 @@ def test_what_the_parent_could_not_load_is_told_by_every_worker(trainer: Trainer
     assert server.stop() == 0
 
 
-def test_sigterm_under_load_answers_what_was_asked_then_all_end(trainer: Trainer) -> None:
+def test_sigterm_under_load_finishes_requests_then_ends_all_workers(trainer: Trainer) -> None:
     server = Server(f"m={trainer.folder / 'export'}", "--set", "drain_seconds=0.5")
     children = server.children
     assert len(children) == 2

@@ -49,11 +49,11 @@ class BinaryInput(NamedTuple):
 class RequestHead:
     """The JSON of an infer request whose tensors all follow in binary.
 
-    Clients send the same head again and again. `wanted` and `binary`: as in `InferRequest`.
+    Clients send the same head again and again. `outputs` and `binary`: as in `InferRequest`.
     """
 
     inputs: Sequence[BinaryInput]
-    wanted: Mapping[str, bool] | None
+    outputs: Mapping[str, bool] | None
     binary: bool
 
     @cached_property

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the server offers of the protocol, and what it rejects."""
+"""The parts of the protocol that the server offers, and checks for those that it does not."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ def check_load(parameters: Iterable[str]) -> None:
 
 def choose_outputs(
     outputs: Mapping[str, NDArray[np.float32]],
-    wanted: Sequence[str] | None,
+    names: Sequence[str] | None,
 ) -> Mapping[str, NDArray[np.float32]]:
-    """Return the outputs in `wanted`, or all if it is None. Raises DataError for unknown ones."""
-    if wanted is None:
+    """Return the outputs of these names, or all if it is None. Raises DataError for unknown ones."""
+    if names is None:
         return outputs
-    for name in wanted:
+    for name in names:
         if name not in outputs:
             shown = name[:100]
             raise DataError(
                 f"output {shown!r}: the model has no such output. "
                 f"{did_you_mean(shown, list(outputs))}"
             )
-    return {name: outputs[name] for name in wanted}
+    return {name: outputs[name] for name in names}

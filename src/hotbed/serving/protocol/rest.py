@@ -36,14 +36,14 @@ class InferRequest:
     Attributes:
         id: The client's name of the request, "" for none.
         tensors: The inputs.
-        wanted: The requested outputs by name, and whether each is returned as a binary tensor;
+        outputs: The requested outputs by name, and whether each is returned as a binary tensor;
             None = all outputs.
         binary: Whether outputs are binary by default.
     """
 
     id: str
     tensors: Sequence[Tensor] | PackedTensors
-    wanted: Mapping[str, bool] | None
+    outputs: Mapping[str, bool] | None
     binary: bool = False
 
 
@@ -90,7 +90,7 @@ class RequestReader:
 
 
 def _packed_request(head: RequestHead, data: bytes) -> InferRequest:
-    return InferRequest("", PackedTensors(head, data), head.wanted, head.binary)
+    return InferRequest("", PackedTensors(head, data), head.outputs, head.binary)
 
 
 def _split_body(body: bytes, header_length: str) -> tuple[bytes, bytes]:
@@ -142,23 +142,23 @@ def _read(
         )
     parameters = check_type(spec.get("parameters", {}), dict, "parameters")
     in_binary = check_type(parameters.get("binary_data_output", False), bool, "binary_data_output")
-    wanted = _wanted_outputs(spec, in_binary)
+    outputs = _requested_outputs(spec, in_binary)
     request_id: str = check_type(spec.get("id", ""), str, "id")
-    request = InferRequest(request_id, tensors, wanted, in_binary)
+    request = InferRequest(request_id, tensors, outputs, in_binary)
     if len(binary_inputs) < len(tensors):
         return request, None
-    return request, RequestHead(binary_inputs, wanted, in_binary)
+    return request, RequestHead(binary_inputs, outputs, in_binary)
 
 
-def _wanted_outputs(spec: Mapping[str, Any], in_binary: bool) -> dict[str, bool] | None:
+def _requested_outputs(spec: Mapping[str, Any], in_binary: bool) -> dict[str, bool] | None:
     """Return the requested outputs and whether each is binary; None = all outputs."""
-    wanted = dict[str, bool]()
+    outputs = dict[str, bool]()
     for output in _objects(spec.get("outputs", []), "outputs"):
         name = check_type(output.get("name"), str, "name")
         parameters = check_type(output.get("parameters", {}), dict, "parameters")
         check_tensor_parameters(f"output {name[:100]!r}", parameters)
-        wanted[name] = check_type(parameters.get("binary_data", in_binary), bool, "binary_data")
-    return wanted or None
+        outputs[name] = check_type(parameters.get("binary_data", in_binary), bool, "binary_data")
+    return outputs or None
 
 
 def _shape(name: str, entry: Mapping[str, Any]) -> list[int]:
@@ -215,14 +215,14 @@ def write_answer(
     scores: Scores,
 ) -> tuple[bytes, int | None]:
     """Return the body of the answer and, if binary tensors follow the JSON, the JSON's length."""
-    wanted = request.wanted
-    if wanted is None:
-        wanted = dict.fromkeys(scores.outputs, request.binary)
+    is_binary = request.outputs
+    if is_binary is None:
+        is_binary = dict.fromkeys(scores.outputs, request.binary)
     described = []
     tail = []
-    for name, values in choose_outputs(scores.outputs, list(wanted)).items():
+    for name, values in choose_outputs(scores.outputs, list(is_binary)).items():
         output: dict[str, Any] = {"name": name, "datatype": "FP32", "shape": [len(values)]}
-        if wanted[name]:
+        if is_binary[name]:
             data = np.ascontiguousarray(values, "<f4").tobytes()
             output["parameters"] = {"binary_data_size": len(data)}
             tail.append(data)

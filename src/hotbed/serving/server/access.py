@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may ask a server: tokens, and certificates for TLS."""
+"""Access to a server: tokens, and certificates for TLS."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an HTTP server asks of the application behind it."""
+"""The interface between an HTTP server and the application behind it."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -89,6 +89,9 @@ class QueuedRequest:
         if isinstance(value, np.ndarray):
             return np.repeat(value, self.num_rows)
         return value.take(pa.array(np.zeros(self.num_rows, np.int64)))
+
+
+Result: TypeAlias = tuple[QueuedRequest, Scores | Exception]
 
 
 def _type_of(values: ColumnValues) -> str:
@@ -223,7 +226,8 @@ class Batcher:
                 return False
         return True
 
-    def _score(self, batch: list[QueuedRequest]) -> list[tuple[QueuedRequest, Scores | Exception]]:
+    def _score(self, batch: list[QueuedRequest]) -> list[Result]:
+        """Score a batch; if that fails, each request of it by itself."""
         started = time.perf_counter()
         try:
             session = self._session()
@@ -242,7 +246,7 @@ class Batcher:
         return list(zip(batch, scores, strict=True))
 
 
-def _resolve_all(results: Sequence[tuple[QueuedRequest, Scores | Exception]]) -> None:
+def _resolve_all(results: Sequence[Result]) -> None:
     for request, scores in results:
         request.resolve(scores)
 

@@ -220,12 +220,12 @@ def _divide(data: bytes, bounds: Bounds) -> tuple[DividedRequest, Any]:
 
 def _write_answer(request: Any, scores: Scores) -> Any:
     """Return the answer to a ModelInferRequest."""
-    wanted = [output.name for output in request.outputs] or None
+    names = [output.name for output in request.outputs] or None
     version = str(scores.version)
     response = MESSAGES["ModelInferResponse"](
         model_name=request.model_name, model_version=version, id=request.id
     )
-    for output, values in choose_outputs(scores.outputs, wanted).items():
+    for output, values in choose_outputs(scores.outputs, names).items():
         response.outputs.add(name=output, datatype="FP32", shape=[len(values)])
         response.raw_output_contents.append(np.ascontiguousarray(values, "<f4").tobytes())
     if scores.late:

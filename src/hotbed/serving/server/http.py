@@ -127,7 +127,7 @@ class Api(App):
         return refusal(500, "an error of the server; its log has more")
 
     def _find(self, method: str, path: str) -> Route:
-        """Return the route of a path; an error if there is none."""
+        """Return the route of a path; for an unknown path, one that answers with an error."""
         allowed: list[str] = []
         for expected, pattern, handler in self._routes:
             match = pattern.fullmatch(path)

@@ -22,7 +22,7 @@ _VALUE_BYTES = 32  # bytes of a body for each candidate and column
 
 @dataclass(frozen=True)
 class AccessOptions:
-    """The settings that both servers share: who may ask, and which rows are kept where.
+    """The settings that both servers share: their address, access and rows.
 
     Args:
         host: Address to listen at.

@@ -41,7 +41,7 @@ _INLINE_IDS = 2048  # the most that are looked up on the loop
 _ANSWER_BYTES = MESSAGE_BYTES // 2  # the most rows that a call returns
 
 NamedBytes: TypeAlias = tuple[str, memoryview]
-WantedRows: TypeAlias = tuple[ServedTable, NDArray[np.int64]]
+TableLookup: TypeAlias = tuple[ServedTable, NDArray[np.int64]]
 StreamHandler: TypeAlias = Callable[[bytes, Any], AsyncIterator[Any]]
 
 
@@ -120,13 +120,13 @@ class RowsService:
                 f"wanted: expected at most {len(version.tables)} tables, got "
                 f"{len(request.wanted)}. Request each table of the model once."
             )
-        wanted = list[WantedRows]()
+        lookups = list[TableLookup]()
         num_rows = 0
         num_bytes = 0
         for part in request.wanted:
             table = version.table(part.table)
             ids = _to_ids(part.ids)
-            wanted.append((table, ids))
+            lookups.append((table, ids))
             num_rows += len(ids)
             num_bytes += 4 * table.dim * len(ids)
         if num_bytes > _ANSWER_BYTES:
@@ -136,9 +136,9 @@ class RowsService:
             )
         self.meters.asked(request.model, num_rows)
         if num_rows <= _INLINE_IDS:
-            rows = _find_rows(wanted)
+            rows = _find_rows(lookups)
         else:
-            rows = await asyncio.to_thread(_find_rows, wanted)
+            rows = await asyncio.to_thread(_find_rows, lookups)
         return MESSAGES["Rows"](rows=rows)
 
     def _graph(self, request: Any) -> Iterator[NamedBytes]:
@@ -172,10 +172,10 @@ class RowsService:
         return self._server.version(name, digest)
 
 
-def _find_rows(wanted: Sequence[WantedRows]) -> list[bytes]:
+def _find_rows(lookups: Sequence[TableLookup]) -> list[bytes]:
     """Return the rows of the ids of each table, as raw float32."""
     answers = []
-    for table, ids in wanted:
+    for table, ids in lookups:
         rows, _ = table.find(ids)
         answers.append(np.ascontiguousarray(rows, "<f4").tobytes())
     return answers

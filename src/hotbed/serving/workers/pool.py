@@ -220,8 +220,8 @@ class WorkerPool:
             worker.stop(signal.SIGTERM)
         if self._stop.is_set():
             time.sleep(self._drain_seconds)
-        for one in self._sockets:  # connections are refused from here on
-            one.close()
+        for listener in self._sockets:  # connections are refused from here on
+            listener.close()
         deadline = time.monotonic() + _LAST_SECONDS
         for worker in self._workers:
             worker.thread.join(max(0.0, deadline - time.monotonic()))
