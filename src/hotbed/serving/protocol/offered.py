@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of the protocol that the server offers, and checks for those that it does not."""
+"""The parts of the protocol that the server offers, and checks for the others."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def choose_outputs(
     outputs: Mapping[str, NDArray[np.float32]],
     names: Sequence[str] | None,
 ) -> Mapping[str, NDArray[np.float32]]:
-    """Return the outputs of these names, or all if it is None. Raises DataError for unknown ones."""
+    """Return the outputs of these names, or all for None. Raises DataError for unknown names."""
     if names is None:
         return outputs
     for name in names:
