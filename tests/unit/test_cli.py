@@ -237,7 +237,7 @@ def test_wrong_exports_and_scorings_are_errors(
     for arguments, message in [
         (["export", "out"], "--out: missing"),
         (["export", "own", "--out", "x"], "Give the job"),
-        (["export", "model", "--out", "x"], "published values, not a state"),
+        (["export", "model", "--out", "x"], "expected a state, got published values"),
         (["predict", "job.yaml", "rows.parquet"], "a job scores the files it names"),
         (["predict", "model"], "an exported model scores files"),
         (["predict", "out", "rows.parquet"], "Export the model first"),
@@ -475,7 +475,7 @@ def test_a_job_of_a_stream_alone_is_followed_but_not_trained(
             ["train", "job.yaml", "--set", "stream=null", "--set", "train=null"],
             "ConfigError job.train: missing key",
         ),
-        (["verify", "nowhere"], "FormatError nowhere: no checkpoint"),
+        (["verify", "nowhere"], "FormatError nowhere: there is no checkpoint"),
         (
             ["train", "job.yaml", "--set", "warm_start={path: a, renam: {}}"],
             "ConfigError job.warm_start.renam: unknown key of warm_start",
