@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
-from hotbed.connectors.position import Place, Position
+from hotbed.connectors.position import Batches, Place, Position
 from hotbed.connectors.source import Source
 from hotbed.errors import DataError, DecodeError
 from hotbed.files import resolve
@@ -225,7 +225,7 @@ class FileSource(Source):
         position: Position | None = None,
         batch_rows: int = READ_ROWS,
         plan: ReadPlan = READ_ALL,
-    ) -> Iterator[tuple[pa.RecordBatch, Position]]:
+    ) -> Batches:
         files = self.files()
         first, row = self._start(files, position)
         for index in range(first, len(files)):

@@ -26,6 +26,7 @@ from hotbed.connectors.position import (
     OPENED,
     PLACE,
     TICK,
+    Batches,
     Position,
     schema_from_text,
     schema_to_text,
@@ -112,7 +113,7 @@ class Follow(Source):
         position: Position | None = None,
         batch_rows: int = READ_ROWS,
         plan: ReadPlan = READ_ALL,
-    ) -> Iterator[tuple[pa.RecordBatch, Position]]:
+    ) -> Batches:
         reading = _Reading(self, plan, position)
         while True:
             if not reading.next_block():
@@ -246,7 +247,7 @@ class _Reading:
                 return True
             self._end_block()
 
-    def rows(self, batch_rows: int) -> Iterator[tuple[pa.RecordBatch, Position]]:
+    def rows(self, batch_rows: int) -> Batches:
         """Yield the rest of the current block; the last position precedes the next block."""
         assert self.block is not None
         last = TICK

@@ -241,7 +241,8 @@ class Journal:
 
 
 def _line(topic: str, number: int, value: Mapping[str, Any]) -> bytes:
-    data = json.dumps([topic, number, value], separators=(",", ":")).encode()
+    text = json.dumps([topic, number, value], separators=(",", ":"))
+    data = text.encode()
     return b"%08x %s\n" % (zlib.crc32(data), data)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -19,7 +19,7 @@ from hotbed.connectors.kafka_topic import PATIENCE_SECONDS, KafkaTopic
 from hotbed.connectors.live import Live
 from hotbed.connectors.messages import Decoder, Json
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
-from hotbed.connectors.position import TICK, Position
+from hotbed.connectors.position import TICK, Batches, Position
 from hotbed.connectors.source import Source
 from hotbed.errors import ConfigError, DataError
 
@@ -153,7 +153,7 @@ class Kafka(Source):
         position: Position | None = None,
         batch_rows: int = READ_ROWS,
         plan: ReadPlan = READ_ALL,
-    ) -> Iterator[tuple[pa.RecordBatch, Position]]:
+    ) -> Batches:
         reader = KafkaReader(self, plan.live or Live(), position)
         object.__setattr__(self, "_reading", reader.topic)
         try:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,12 +16,17 @@ from hotbed.connectors.kafka_topic import KafkaTopic, Message
 from hotbed.connectors.live import Live
 from hotbed.connectors.messages import decode_messages, wanted_types
 from hotbed.connectors.plan import ReadPlan
-from hotbed.connectors.position import OPENED, PLACE, TICK, Position
+from hotbed.connectors.position import OPENED, PLACE, TICK, Batches, Position
 from hotbed.connectors.times import LATEST
 from hotbed.errors import DataError, DecodeError
 
 if TYPE_CHECKING:
     from hotbed.connectors.kafka import Kafka
+
+
+MessagesByPartition = dict[int, list[Message]]
+PlacedMessages = list[tuple[int, Message]]
+"""Messages, each with its partition."""
 
 
 class KafkaReader:
@@ -73,7 +78,7 @@ class KafkaReader:
             }
         )
 
-    def next_block(self) -> list[tuple[int, Message]] | None:
+    def next_block(self) -> PlacedMessages | None:
         """Return the messages of the next block in their order, or None if it is not complete yet.
 
         The decision about a returned block is in the journal and in `take`.
@@ -89,7 +94,9 @@ class KafkaReader:
         by_partition, expected = self._next_messages()
         if by_partition is None:
             return None
-        self.count = sum(len(messages) for messages in by_partition.values())
+        self.count = 0
+        for messages in by_partition.values():
+            self.count += len(messages)
         # a position counts rows of the block, so that all of its messages are needed to resume
         if self.count < expected:
             raise DataError(
@@ -107,7 +114,7 @@ class KafkaReader:
         self.live.lag = self._lag()
         return _by_time(by_partition)
 
-    def _next_messages(self) -> tuple[dict[int, list[Message]] | None, int]:
+    def _next_messages(self) -> tuple[MessagesByPartition | None, int]:
         """Return the messages of the next block, None if they are not complete yet.
 
         Also return the number of its messages that a position expects.
@@ -124,10 +131,11 @@ class KafkaReader:
         """Return the number of messages behind the current block, as far as they are known."""
         lag = 0
         for partition, offset in {**self.offsets, **self.take}.items():
-            lag += max(0, self.topic.end(partition) - offset)
+            waiting = self.topic.end(partition) - offset
+            lag += max(0, waiting)
         return lag
 
-    def _replayed(self, decision: Mapping[str, Any]) -> dict[int, list[Message]] | None:
+    def _replayed(self, decision: Mapping[str, Any]) -> MessagesByPartition | None:
         """Return the messages of a block that was decided before; None until all are fetched."""
         take = _by_partition(decision["take"])
         for partition, end in take.items():
@@ -136,13 +144,14 @@ class KafkaReader:
         self.offsets |= _by_partition(decision.get("begin", {}))
         self.take = take
         self.now = decision["now"]
-        by_partition: dict[int, list[Message]] = {}
+        by_partition: MessagesByPartition = {}
         for partition, end in take.items():
             pending = self.topic.pending[partition]
-            by_partition[partition] = [message for message in pending if message[1] < end]
+            messages = [message for message in pending if message[1] < end]
+            by_partition[partition] = messages
         return by_partition
 
-    def _decide(self) -> dict[int, list[Message]] | None:
+    def _decide(self) -> MessagesByPartition | None:
         """Return the messages of a new block, which is written to the journal; None if not due."""
         if not self._is_due():
             return None
@@ -178,15 +187,17 @@ class KafkaReader:
         for partition, messages in self.topic.pending.items():
             if not messages and not self.topic.is_at_end(partition):
                 is_lagging = True
-        return not is_lagging or waited >= max(1.0, self.source.linger_seconds)
+        if not is_lagging:
+            return True
+        return waited >= max(1.0, self.source.linger_seconds)
 
-    def _earliest(self) -> dict[int, list[Message]]:
+    def _earliest(self) -> MessagesByPartition:
         """Return the oldest `block_rows` pending messages by partition.
 
         None of them is later than the last pending message of a partition that has more to fetch.
         """
         limit = self.source.block_rows
-        heads: dict[int, list[Message]] = {}
+        heads: MessagesByPartition = {}
         times: list[np.ndarray] = []
         owners: list[np.ndarray] = []
         horizon = LATEST
@@ -203,7 +214,7 @@ class KafkaReader:
         order = np.argsort(flat, kind="stable")[:limit]
         order = order[flat[order] <= horizon]
         chosen = np.concatenate(owners)[order]
-        earliest: dict[int, list[Message]] = {}
+        earliest: MessagesByPartition = {}
         for partition, messages in heads.items():
             count = int((chosen == partition).sum())
             if count:
@@ -212,10 +223,10 @@ class KafkaReader:
 
     def rows(
         self,
-        messages: list[tuple[int, Message]],
+        messages: PlacedMessages,
         batch_rows: int,
         plan: ReadPlan,
-    ) -> Iterator[tuple[pa.RecordBatch, Position]]:
+    ) -> Batches:
         """Yield the decoded rows of the block from row `row` on.
 
         The last position is the one before the next block.
@@ -234,7 +245,7 @@ class KafkaReader:
         self.identity.last |= self._marks
         yield last, self.position()
 
-    def _decoded(self, messages: list[tuple[int, Message]], plan: ReadPlan) -> pa.RecordBatch:
+    def _decoded(self, messages: PlacedMessages, plan: ReadPlan) -> pa.RecordBatch:
         """Return the rows of some messages, each with its place; bad messages are put aside."""
         values = [message[2] or b"" for _, message in messages]
         schema, self.types = wanted_types(
@@ -249,7 +260,8 @@ class KafkaReader:
         if not parts:
             return TICK
         places = _places(self.source.topic, messages)
-        table = pa.Table.from_batches(parts).combine_chunks()
+        table = pa.Table.from_batches(parts)
+        table = table.combine_chunks()
         if bad or self.source.decoder.many:
             owner = np.repeat(np.arange(len(messages)), counts)
             places = places.take(pa.array(owner))
@@ -260,7 +272,7 @@ class KafkaReader:
 
     def _put_aside(
         self,
-        messages: list[tuple[int, Message]],
+        messages: PlacedMessages,
         bad: Mapping[int, Exception],
         plan: ReadPlan,
     ) -> None:
@@ -287,11 +299,13 @@ class KafkaReader:
         self.live.dead_letters.add_all(letters)
 
 
-def _places(topic: str, messages: Sequence[tuple[int, Message]]) -> pa.StructArray:
+def _places(topic: str, messages: PlacedMessages) -> pa.StructArray:
     """Return topic, partition and offset of each message."""
     count = len(messages)
-    partitions = np.fromiter((partition for partition, _ in messages), np.int32, count)
-    offsets = np.fromiter((message[1] for _, message in messages), np.int64, count)
+    all_partitions = (partition for partition, _ in messages)
+    partitions = np.fromiter(all_partitions, np.int32, count)
+    all_offsets = (offset for _, (_, offset, _) in messages)
+    offsets = np.fromiter(all_offsets, np.int64, count)
     zeros = pa.array(np.zeros(count, np.int8))
     columns = {
         "topic": pa.DictionaryArray.from_arrays(zeros, [topic]),
@@ -313,13 +327,14 @@ def _by_name(offsets: Mapping[int, int]) -> dict[str, int]:
 
 def _rising(messages: Sequence[Message]) -> np.ndarray:
     """Return timestamps that never fall: each is raised to the latest before it."""
-    times = np.fromiter((message[0] for message in messages), np.int64, len(messages))
+    timestamps = (timestamp for timestamp, _, _ in messages)
+    times = np.fromiter(timestamps, np.int64, len(messages))
     return np.maximum.accumulate(times)
 
 
-def _by_time(by_partition: Mapping[int, list[Message]]) -> list[tuple[int, Message]]:
+def _by_time(by_partition: MessagesByPartition) -> PlacedMessages:
     """Return all messages by (timestamp, partition, offset), each with its partition."""
-    flat: list[tuple[int, Message]] = []
+    flat: PlacedMessages = []
     times: list[np.ndarray] = []
     for partition in sorted(by_partition):
         messages = by_partition[partition]

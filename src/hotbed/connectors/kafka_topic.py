@@ -132,7 +132,8 @@ class KafkaTopic:
 
     def poll(self) -> None:
         """Fetch the messages that arrive within a tick."""
-        timeout = min(self.live.tick_seconds, max(self.source.linger_seconds, 0.01))
+        linger_seconds = max(self.source.linger_seconds, 0.01)
+        timeout = min(self.live.tick_seconds, linger_seconds)
         pending = self.pending
         fetched = self.fetched
         for message in self._consumer.consume(self.source.block_rows, timeout):
@@ -216,9 +217,11 @@ class KafkaTopic:
 
     def _partitions(self) -> set[int]:
         """Return the partitions of the topic that the source reads."""
-        timeout = min(LOOK_TIMEOUT, max(self.live.tick_seconds, 0.1))
+        tick_seconds = max(self.live.tick_seconds, 0.1)
+        timeout = min(LOOK_TIMEOUT, tick_seconds)
         name = self.source.topic
-        topic = self._consumer.list_topics(name, timeout=timeout).topics[name]
+        cluster = self._consumer.list_topics(name, timeout=timeout)
+        topic = cluster.topics[name]
         if topic.error is not None:
             cause = topic.error.str()
             if topic.error.code() == topic.error.TOPIC_AUTHORIZATION_FAILED:

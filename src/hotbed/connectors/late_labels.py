@@ -89,7 +89,8 @@ class LabelJoin:
         self.late = late
         self.window = int(late.within_seconds * 1e6)
         self.waiting: pa.Table | None = None
-        self.numbers = self.times = np.zeros(0, np.int64)  # of the waiting samples
+        self.numbers = np.zeros(0, np.int64)  # of the waiting samples
+        self.times = np.zeros(0, np.int64)
         self.num_events = 0
         # number of a run's first event, and the state of the sources before it
         self.starts: deque[tuple[int, Sequence[Any]]] = deque()

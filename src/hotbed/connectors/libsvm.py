@@ -79,7 +79,8 @@ def _parse_libsvm(lines: list[bytes]) -> tuple[np.ndarray, pa.Array, pa.Array]:
     is_pair = np.ones(len(flat), dtype=bool)
     starts = np.cumsum(counts) - counts
     is_pair[starts] = False
-    labels = flat.filter(pa.array(~is_pair)).cast(pa.float64())
+    labels = flat.filter(pa.array(~is_pair))
+    labels = labels.cast(pa.float64())
     pairs = flat.filter(pa.array(is_pair))
     has_one_colon = pc.equal(pc.count_substring(pairs, ":"), 1)
     if not pc.all(has_one_colon, min_count=0).as_py():
@@ -89,7 +90,8 @@ def _parse_libsvm(lines: list[bytes]) -> tuple[np.ndarray, pa.Array, pa.Array]:
     indices = parts.take(pa.array(even))
     values = parts.take(pa.array(even + 1))
     ends = np.cumsum(counts - 1)
-    offsets = pa.array(np.concatenate([[0], ends]).astype(np.int32))
+    bounds = np.concatenate([[0], ends])
+    offsets = pa.array(bounds.astype(np.int32))
     return (
         labels.to_numpy(zero_copy_only=False),
         pa.ListArray.from_arrays(offsets, indices.cast(pa.int64())),

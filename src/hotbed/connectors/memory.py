@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
-from hotbed.connectors.position import Place, Position
+from hotbed.connectors.position import Batches, Place, Position
 from hotbed.connectors.source import Source, rows_of
 from hotbed.errors import DataError
 
@@ -55,7 +55,7 @@ class Memory(Source):
         position: Position | None = None,
         batch_rows: int = READ_ROWS,
         plan: ReadPlan = READ_ALL,
-    ) -> Iterator[tuple[pa.RecordBatch, Position]]:
+    ) -> Batches:
         return rows_of(
             self.table,
             position,

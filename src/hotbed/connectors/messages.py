@@ -67,7 +67,10 @@ class Json(Decoder):
     def infer(self, values: Sequence[bytes]) -> pa.Schema:
         kinds = {name: _declared(name, kind) for name, kind in self.columns.items()}
         declared = pa.schema(list(kinds.items()))
-        lines = [_as_line(value) for value in values if value.lstrip()[:1] == b"{"]
+        lines: list[bytes] = []
+        for value in values:
+            if value.lstrip().startswith(b"{"):
+                lines.append(_as_line(value))
         if not lines and (values or not self.columns):
             raise ValueError("no JSON object among them")
         if not lines:
@@ -84,7 +87,7 @@ class Json(Decoder):
 
     def decode(self, values: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch:
         for value in values:
-            if value[:1] != b"{" and value.lstrip()[:1] != b"{":
+            if value[:1] != b"{" and not value.lstrip().startswith(b"{"):
                 raise ValueError("not a JSON object")
         return read_json_lines([_as_line(value) for value in values], schema)
 

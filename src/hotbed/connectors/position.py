@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +67,10 @@ class Position:
 
     def __getitem__(self, key: str) -> Any:
         return self.state[key]
+
+
+Batches = Iterator[tuple[pa.RecordBatch, Position]]
+"""Record batches, each with the position after it."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from hotbed.connectors.jsonl import is_number
 from hotbed.connectors.late_labels import Events, LabelJoin, LateLabels
 from hotbed.connectors.live import Live
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
-from hotbed.connectors.position import PLACE, TICK, Position
+from hotbed.connectors.position import PLACE, TICK, Batches, Position
 from hotbed.connectors.source import Source, not_endless
 from hotbed.connectors.times import EARLIEST, LATEST, to_microseconds
 from hotbed.errors import ConfigError, DecodeError, SchemaError
@@ -89,7 +89,7 @@ class Replay(Source):
         position: Position | None = None,
         batch_rows: int = READ_ROWS,
         plan: ReadPlan = READ_ALL,
-    ) -> Iterator[tuple[pa.RecordBatch, Position]]:
+    ) -> Batches:
         schema = self.schema()
         columns = plan.wanted(schema.names)
         begin: list[Any] = [{} for _ in self.sources]

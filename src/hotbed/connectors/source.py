@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from hotbed import checks
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
-from hotbed.connectors.position import PLACE, Place, Position
+from hotbed.connectors.position import PLACE, Batches, Place, Position
 from hotbed.errors import ConfigError, DataError, SchemaError
 
 
@@ -49,7 +49,7 @@ class Source(ABC):
         position: Position | None = None,
         batch_rows: int = READ_ROWS,
         plan: ReadPlan = READ_ALL,
-    ) -> Iterator[tuple[pa.RecordBatch, Position]]:
+    ) -> Batches:
         """Yield record batches of 1 to `batch_rows` rows, each with the position AFTER it.
 
         The sequence of rows does not depend on `batch_rows` or on where reading began.
@@ -172,7 +172,7 @@ class Slice(Source):
         position: Position | None = None,
         batch_rows: int = READ_ROWS,
         plan: ReadPlan = READ_ALL,
-    ) -> Iterator[tuple[pa.RecordBatch, Position]]:
+    ) -> Batches:
         start, stop = self._rows()
         inner = None
         begin = start
@@ -254,7 +254,7 @@ class Sort(Source):
         position: Position | None = None,
         batch_rows: int = READ_ROWS,
         plan: ReadPlan = READ_ALL,
-    ) -> Iterator[tuple[pa.RecordBatch, Position]]:
+    ) -> Batches:
         return rows_of(
             self._sorted,
             position,
@@ -343,7 +343,7 @@ class Join(Source):
         position: Position | None = None,
         batch_rows: int = READ_ROWS,
         plan: ReadPlan = READ_ALL,
-    ) -> Iterator[tuple[pa.RecordBatch, Position]]:
+    ) -> Batches:
         schema = self.schema()
         left = self.source.schema()
         side = self._side
@@ -416,7 +416,7 @@ def rows_of(
     position: Position | None,
     batch_rows: int,
     plan: ReadPlan,
-) -> Iterator[tuple[pa.RecordBatch, Position]]:
+) -> Batches:
     """Yield the rows of `table` after `position`, as `Source.read` does."""
     row = 0
     if position:

@@ -102,9 +102,9 @@ def _within(values: pa.Array, least: float, most: float) -> pa.Array:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    )
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return True
+    return bool(pa.types.is_string_view(kind))
 
 
 def _from_format(values: pa.Array, form: str) -> pa.Array:
@@ -132,9 +132,11 @@ def _microseconds(parsed: pl.Series) -> pa.Array:
 def _from_iso(values: pa.Array, zones: set[str]) -> pa.Array:
     text = pl.Series(values.cast(pa.string())).str.strip_chars()
     # A date alone ends like an offset ("2014-10-21"), so a zone needs a time of day before it.
-    suffixes = text.str.extract(r"\d:\d.*?(Z|UTC|GMT|[+-]\d{2}:?\d{2})$").fill_null("")
+    suffixes = text.str.extract(r"\d:\d.*?(Z|UTC|GMT|[+-]\d{2}:?\d{2})$")
+    suffixes = suffixes.fill_null("")
     suffixes = suffixes.filter(text.is_not_null()).unique()
-    zones.update(map(_canonical_zone, suffixes.to_list()))
+    for suffix in suffixes.to_list():
+        zones.add(_canonical_zone(suffix))
     if len(zones) > 1:
         raise DataError(
             f"times: a column mixes zones, got {sorted(zones)} ('' = none). Write all its times "
@@ -165,7 +167,9 @@ def _canonical_zone(zone: str) -> str:
         return "Z"
     if not zone or ":" in zone:
         return zone
-    return f"{zone[:3]}:{zone[3:]}"
+    hours = zone[:3]
+    minutes = zone[3:]
+    return f"{hours}:{minutes}"
 
 
 def _offset_microseconds(zone: str) -> int:

@@ -227,7 +227,10 @@ class Batch:
                 self.time,
                 self.weight,
             ]
-            num_samples = next((len(column) for column in columns if column is not None), 0)
+            lengths = [len(column) for column in columns if column is not None]
+            num_samples = 0
+            if lengths:
+                num_samples = lengths[0]
             object.__setattr__(self, "num_samples", num_samples)
 
     def __len__(self) -> int:
@@ -267,9 +270,15 @@ class Batch:
         num_samples: int,
     ) -> Batch:
         """Return a Batch of changed ids and arrays, without a position; None stays None."""
-        ids = {name: change_ids(values) for name, values in self.ids.items()}
-        dense = {name: change(values) for name, values in self.dense.items()}
-        labels = {name: change(values) for name, values in self.labels.items()}
+        ids: dict[str, Ids] = {}
+        for name, own_ids in self.ids.items():
+            ids[name] = change_ids(own_ids)
+        dense: dict[str, Any] = {}
+        for name, values in self.dense.items():
+            dense[name] = change(values)
+        labels: dict[str, Any] = {}
+        for name, values in self.labels.items():
+            labels[name] = change(values)
         weight = self.weight
         if weight is not None:
             weight = change(weight)

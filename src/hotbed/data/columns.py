@@ -119,7 +119,8 @@ def hash_strings(values: pa.Array, seed: int) -> np.ndarray:
 def text_buffers(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     """Return offsets [n + 1] and bytes of a string or binary column, without a copy."""
     if not len(values):
-        return np.zeros(1, np.int64), np.zeros(0, np.uint8)
+        no_offsets = np.zeros(1, np.int64)
+        return no_offsets, np.zeros(0, np.uint8)
     _, offsets, data = values.buffers()
     width: np.dtype[Any] = np.dtype(np.int32)
     if values.type.id in _WIDE:
@@ -138,7 +139,8 @@ def text_buffers(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 def _hash_integers(values: np.ndarray, seed: int) -> np.ndarray:
     from hotbed import _core
 
-    offsets = np.arange(len(values) + 1, dtype=np.int64) * 8
+    numbers = np.arange(len(values) + 1, dtype=np.int64)
+    offsets = numbers * 8
     data = values.view(np.uint8)
     hashed: np.ndarray = _core.hash_strings(offsets, data, seed)
     return hashed

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
@@ -20,10 +19,11 @@ from hotbed.connectors.live import Live
 from hotbed.connectors.plan import READ_ROWS, ReadPlan, Skips
 from hotbed.connectors.position import OPENED, PLACE, Position
 from hotbed.connectors.source import Source
+from hotbed.data.bad_rows import dead_letters, located
 from hotbed.data.batch import Batch
 from hotbed.data.columns import require_columns
 from hotbed.data.encode import Encoder
-from hotbed.data.numbers import label_outside_unit, outside_unit, with_readable_times
+from hotbed.data.numbers import label_outside_unit, outside_unit
 from hotbed.data.order import Buffer, Encoded, Shuffle, place_at, unshuffled
 from hotbed.data.read_ahead import run_ahead
 from hotbed.data.schema import Schema, Shape, Type, check_schema, shape_of, type_of
@@ -489,7 +489,8 @@ class Dataset:
             wrong = outside_unit(batch.labels[label.name])
             if not wrong.any():
                 continue
-            message = label_outside_unit(label, batch.labels[label.name][wrong][0])
+            values = batch.labels[label.name][wrong]
+            message = label_outside_unit(label, values[0])
             if self.on_error != "skip":
                 row = int(wrong.argmax()) + 1
                 raise DataError(f"row {row} of a mapped batch: {message}")
@@ -521,7 +522,8 @@ class Dataset:
         rows = self._cached
         order = None
         if self.shuffle:
-            order = np.random.default_rng((self.seed, epoch)).permutation(rows.num_samples)
+            random = np.random.default_rng((self.seed, epoch))
+            order = random.permutation(rows.num_samples)
         for begin in range(skip, rows.num_samples, READ_ROWS):
             end = min(begin + READ_ROWS, rows.num_samples)
             if order is None:
@@ -619,7 +621,12 @@ class Dataset:
         try:
             return self.encoder(raw, labels=self._labels, latest=latest)
         except DecodeError as error:
-            raise self._located(error, raw, after) from error
+            raise located(
+                error,
+                self.source,
+                raw,
+                after,
+            ) from error
 
     def _note_failure(self, block: int) -> None:
         """Record in the journal that a block has bad rows, so that its file may be corrected."""
@@ -634,41 +641,7 @@ class Dataset:
         message: str,
     ) -> None:
         """Store rows of an endless source that were left out as dead letters."""
-        columns = [with_readable_times(column) for column in rows.columns]
-        letters = pa.RecordBatch.from_arrays(columns, names=rows.schema.names).to_pylist()
-        places = [letter.pop(PLACE) for letter in letters]
-        payloads = [json.dumps(letter, default=str, ensure_ascii=False) for letter in letters]
-        self.live.dead_letters.add_all(
-            zip(
-                places,
-                [reason] * len(places),
-                payloads,
-                strict=True,
-            )
-        )
-
-    def _located(
-        self,
-        error: DecodeError,
-        raw: pa.RecordBatch,
-        after: Position,
-    ) -> DecodeError:
-        row = error.row or 1
-        if self.endless:
-            keys = raw.column(PLACE)[row - 1].as_py()
-            text = ", ".join(f"{key} {value}" for key, value in keys.items())
-            return DecodeError(f"{text}: {error}", row=error.row, column=error.column)
-        place = self.source.locate(after, raw.num_rows - row + 1)
-        if place.file:
-            message = f"{place}: {error}"
-        else:
-            message = str(error)
-        return DecodeError(
-            message,
-            place.file,
-            place.number,
-            error.column,
-        )
+        self.live.dead_letters.add_all(dead_letters(rows, reason))
 
 
 def _without_ticks(items: Generator[Batch | None, None, None]) -> Iterator[Batch]:

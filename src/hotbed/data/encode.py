@@ -17,8 +17,7 @@ from hotbed.data import numbers
 from hotbed.data.arrays import is_bytes, is_list, list_lengths, offsets_of
 from hotbed.data.batch import Batch, Ids
 from hotbed.data.columns import Columns, ids_of, require_columns, text_buffers, transformed
-from hotbed.data.numbers import BadRows, numeric
-from hotbed.data.positives import Positives
+from hotbed.data.numbers import BadRows, Positives, numeric
 from hotbed.data.schema import (
     Dense,
     Id,
@@ -184,7 +183,8 @@ class Encoder:
             self._times_checked = True
         for positives in self.positives:
             label = positives.label
-            positives.add(encoded.labels[label.name], context.column(label.source))
+            raw = context.column(label.source)
+            positives.add(encoded.labels[label.name], raw)
 
     def _leave_out(
         self,
@@ -369,7 +369,8 @@ def _ids_to_keep(values: pa.Array, ids: np.ndarray, padding: int | None) -> np.n
     """Return bool [n], false for nulls, padding and empty strings; None if all ids are kept."""
     masks: list[np.ndarray] = []
     if is_bytes(values.type):
-        masks.append(np.diff(text_buffers(values)[0]) > 0)
+        offsets, _ = text_buffers(values)
+        masks.append(np.diff(offsets) > 0)
     if values.null_count:
         masks.append(values.is_valid().to_numpy(zero_copy_only=False))
     if padding is not None:

@@ -83,7 +83,11 @@ def _learn(source: Source, tasks: list[Task]) -> list[Any]:
         assert expression is not None
         expressions.append(expression.alias(name))
     learned = lazy.select(expressions).collect(engine="streaming")
-    return [learned[f"x{number}"][0] for number in range(len(tasks))]
+    learned_values: list[Any] = []
+    for number in range(len(tasks)):
+        (value,) = learned[f"x{number}"]
+        learned_values.append(value)
+    return learned_values
 
 
 def _types(
@@ -129,4 +133,5 @@ def _frame(raw: pa.RecordBatch, tasks: list[Task]) -> pl.DataFrame:
         if pa.types.is_null(values.type):
             values = values.cast(pa.int64())
         series.append(pl.Series(f"x{number}", values))
-    return pl.DataFrame(series).with_columns(pl.selectors.float().fill_nan(None))
+    without_nan = pl.selectors.float().fill_nan(None)
+    return pl.DataFrame(series).with_columns(without_nan)

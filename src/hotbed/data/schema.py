@@ -209,7 +209,8 @@ class Schema:
                 "at the raw column."
             )
         for role in (Time, Weight):
-            if sum(isinstance(column, role) for column in self.columns) > 1:
+            columns = [column for column in self.columns if isinstance(column, role)]
+            if len(columns) > 1:
                 raise ConfigError(
                     f"schema: more than one {role.__name__}, got columns {names}. Keep one."
                 )
@@ -254,13 +255,17 @@ class Schema:
         features: dict[str, tuple[Id, ...]] = {}
         for column in self.ids:
             assert column.table is not None
-            features[column.table] = (*features.get(column.table, ()), column)
+            before = features.get(column.table, ())
+            features[column.table] = (*before, column)
         return features
 
     @property
     def dense_width(self) -> int:
         """The sum of the widths of all dense columns."""
-        return sum(column.width for column in self.dense)
+        width = 0
+        for column in self.dense:
+            width += column.width
+        return width
 
     def raw_columns(self, labels: bool = True) -> list[str]:
         """Return the raw columns that encoding reads, each once.
@@ -285,7 +290,8 @@ class Schema:
         """
         numbers: dict[str, bool] = {}
         for column in self.columns:
-            numbers[column.source] = column.reads_numbers and numbers.get(column.source, True)
+            before = numbers.get(column.source, True)
+            numbers[column.source] = before and column.reads_numbers
             for transform in getattr(column, "transforms", ()):
                 numbers.update(dict.fromkeys(transform.inputs(), False))
         return {name: pa.float64() for name, is_number in numbers.items() if is_number}
@@ -327,7 +333,8 @@ class Schema:
             spec["types"] = dict(self.types)
         if self.shapes:
             spec["shapes"] = dict(self.shapes)
-        value: dict[str, Any] = json.loads(json.dumps(spec))
+        text = json.dumps(spec)
+        value: dict[str, Any] = json.loads(text)
         return value
 
     @classmethod

@@ -161,7 +161,8 @@ class Cross(Transform):
         null = np.zeros(len(values), bool)
         for part in parts:
             null |= nulls_of(part)
-            hashes = part.fill_null(0).to_numpy(zero_copy_only=False).view(np.uint64)
+            values_or_zero = part.fill_null(0)
+            hashes = as_numpy(values_or_zero).view(np.uint64)
             mixed = (mixed ^ hashes) * _GOLDEN
             mixed ^= mixed >> np.uint64(32)
         ids = pa.array(mixed.view(np.int64), mask=null)
@@ -225,7 +226,8 @@ class Clip(Transform):
 
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
         numbers, null = _numbers(values)
-        return pa.array(np.clip(numbers, self.low, self.high), mask=null)
+        clipped = np.clip(numbers, self.low, self.high)
+        return pa.array(clipped, mask=null)
 
 
 @dataclass(frozen=True)
@@ -237,7 +239,8 @@ class Log(Transform):
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
         numbers, null = _numbers(values)
         with np.errstate(divide="ignore", invalid="ignore"):
-            logarithms = np.log(np.maximum(self.offset + numbers, 0.0))
+            shifted = np.maximum(self.offset + numbers, 0.0)
+            logarithms = np.log(shifted)
             return pa.array(logarithms, mask=null, from_pandas=False)
 
 
@@ -255,7 +258,8 @@ class Normalize(Transform):
         if self.mean is None or self.std is None:
             raise _not_fitted("normalize")
         numbers, null = _numbers(values)
-        return pa.array((numbers - self.mean) / (self.std or 1.0), mask=null)
+        std = self.std or 1.0
+        return pa.array((numbers - self.mean) / std, mask=null)
 
     def expression(self, x: pl.Expr) -> pl.Expr | None:
         if self.mean is not None and self.std is not None:
@@ -328,7 +332,8 @@ class Split(Transform):
     delimiter: str = "|"
 
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
-        if not _is_text(values.type) and not pa.types.is_null(values.type):
+        is_missing = pa.types.is_null(values.type)
+        if not is_missing and not _is_text(values.type):
             raise SchemaError(
                 f"split: expected a column of text, got {values.type}. Drop the transform or "
                 "declare the column a string."
@@ -370,7 +375,8 @@ class Map(Transform):
         vocabulary = pa.array(self.vocabulary, type=values.type)
         places = pc.index_in(values, value_set=vocabulary).cast(pa.int64())
         ids = pc.add(places, 1).fill_null(0)
-        return pc.if_else(values.is_null(), pa.scalar(None, pa.int64()), ids)
+        missing = pa.scalar(None, pa.int64())
+        return pc.if_else(values.is_null(), missing, ids)
 
     def expression(self, x: pl.Expr) -> pl.Expr | None:
         if self.vocabulary is not None:
@@ -469,9 +475,9 @@ def _numbers(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    )
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return True
+    return bool(pa.types.is_string_view(kind))
 
 
 def _not_fitted(kind: str) -> ConfigError:
