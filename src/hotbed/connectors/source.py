@@ -21,8 +21,8 @@ from hotbed.errors import ConfigError, DataError, SchemaError
 class Source(ABC):
     """A sequence of rows that can be read any number of times.
 
-    Sources are values: equal ones read the same rows, and they hold no open file. What they have
-    inferred, such as types, is cached and is not part of the value. Only `Kafka` remembers the
+    Sources are values: equal ones read the same rows, and they hold no open file. Inferred
+    properties, such as types, are cached and are not part of the value. Only `Kafka` remembers the
     reader that is running, whose connection `commit` uses.
 
     An endless source (Kafka, a followed directory) yields blocks. The clock decides once which rows

@@ -98,7 +98,7 @@ def _types(
     """Return the types of the inputs of all tasks, from the first rows of `source`.
 
     Raises:
-        DataError: There are no rows.
+        DataError: The source has no rows.
         SchemaError: A column is missing.
     """
     first = next(iter(source.read(None, 1000, plan)), None)

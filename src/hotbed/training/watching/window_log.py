@@ -89,7 +89,7 @@ class WindowCuts:
             num_samples: n.
 
         Raises:
-            DataError: the windows are of seconds, and there are no times.
+            DataError: the windows are of seconds, but times are missing.
         """
         if self._width is not None and times is None and num_samples:
             raise DataError(
