@@ -205,7 +205,8 @@ class Encoder:
             if with_labels == labels and checked.equals(schema):
                 return
         self._check(schema, labels)
-        self._seen = [*self._seen[-KEPT_SCHEMAS:], (schema, labels)]
+        newest = self._seen[-KEPT_SCHEMAS:]
+        self._seen = [*newest, (schema, labels)]
 
     def _check(self, schema: pa.Schema, labels: bool) -> None:
         names = [name for name in schema.names if name != PLACE]

@@ -202,7 +202,8 @@ class Schema:
                     "Id."
                 )
         names = [column.name for column in self.columns]
-        twice = sorted({name for name in names if names.count(name) > 1})
+        repeated = {name for name in names if names.count(name) > 1}
+        twice = sorted(repeated)
         if twice:
             raise ConfigError(
                 f"schema: names {twice} appear twice, got {names}. Rename one and point `column` "

@@ -264,7 +264,9 @@ class Normalize(Transform):
     def expression(self, x: pl.Expr) -> pl.Expr | None:
         if self.mean is not None and self.std is not None:
             return None
-        return pl.struct(mean=x.mean(), std=x.std(ddof=0))
+        mean = x.mean()
+        std = x.std(ddof=0)
+        return pl.struct(mean=mean, std=std)
 
     def learned(self, value: Any) -> Normalize:
         mean = float(value["mean"] or 0.0)
