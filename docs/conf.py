@@ -62,6 +62,7 @@ PAGES = {
     "Schedules": ["optim.schedule"],
     "Precision": ["optim.precision"],
     "Metrics": ["metrics"],
+    "Checkpoints": ["persist"],
     "Publishing and following": [
         "persist.publish.directory",
         "persist.publish.topic",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from . import errors as errors
     from . import metrics as metrics
     from . import models as models
+    from . import persist as checkpoints  # noqa: F401 - public under this name
     from . import testing as testing
     from .connectors import Position as Position
     from .data import transforms as transforms
@@ -124,6 +125,7 @@ _HOMES: dict[str, str] = {
     "Weight": "data.schema:Weight",
     "Zeros": "embedding.init:Zeros",
     "callbacks": "training.callbacks",
+    "checkpoints": "persist",
     "config": "config",
     "dense_parameters": "optim.sparse:dense_parameters",
     "errors": "errors",

@@ -9,11 +9,13 @@ import mmap
 import os
 import re
 import secrets
+import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, ClassVar
 
-from hotbed.errors import ConfigError, PersistError
+from hotbed.errors import ConfigError, NotWritten, PersistError
 
 Where = str | Path
 """A local path or a URL such as `s3://bucket/model`."""
@@ -83,6 +85,29 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
     finally:
         partial.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+def close_synced(handle: int) -> None:
+    """Close an open file once its bytes are on disk."""
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def append_bytes(path: Path, data: bytes) -> None:
+    """Append to a file, and return once the bytes are on disk."""
+    with open(path, "ab") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def truncate_file(path: Path, num_bytes: int) -> None:
+    """Cut a file back to `num_bytes`, and return once that is on disk."""
+    with open(path, "r+b") as file:
+        file.truncate(num_bytes)
+        os.fsync(file.fileno())
 
 
 def map_file(path: Path) -> memoryview:
@@ -162,6 +187,90 @@ class FolderLock(Lock):
         with contextlib.suppress(OSError):  # a full disk: the lock holds without the number
             os.truncate(handle, 0)
             os.write(handle, number)
+
+
+class HeldFolder(Lock):
+    """A folder that no other process may remove, until `release` or until the process ends.
+
+    The folder itself is locked: it can be renamed, and no file is added to it.
+
+    Attributes:
+        is_certain: False for a file, and where the file system has no locks.
+
+    Raises:
+        BlockingIOError: another process holds it.
+        FileNotFoundError: it was moved away.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._handle: int | None = None
+        if not path.is_dir():
+            return
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            _lock(handle, path)
+        except (BlockingIOError, FileNotFoundError):
+            raise
+        except OSError:
+            return
+        self._handle = handle
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether a lock on the folder is held."""
+        return self._handle is not None
+
+    def __enter__(self) -> HeldFolder:
+        return self
+
+
+def new_partial(root: Path, name: str) -> tuple[Path, HeldFolder]:
+    """Make a folder at a `partial_path`, and hold it."""
+    while True:
+        path = partial_path(root, name)
+        path.mkdir()
+        # another process may remove it before it is held, as one that was left behind
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):
+            return path, HeldFolder(path)
+
+
+class SharedLock:
+    """The lock of a folder, which all its writers in one process share.
+
+    It is held until the last of them is gone, or until the process ends.
+
+    Attributes:
+        busy: Held around each change of the folder, by any thread.
+    """
+
+    _by_folder: ClassVar = weakref.WeakValueDictionary[Path, "SharedLock"]()
+    _creating: ClassVar = threading.Lock()
+
+    def __init__(self, folder: Path) -> None:
+        self.busy = threading.RLock()
+        self.process = os.getpid()
+        try:
+            lock = FolderLock(folder)
+        except OSError as error:
+            raise NotWritten(
+                f"{folder}: cannot be written, got {error}. Choose another folder."
+            ) from error
+        weakref.finalize(self, lock.release)
+
+    @classmethod
+    def of(cls, folder: Path) -> SharedLock:
+        """Return the lock of this process.
+
+        Raises PersistError where another process has it, also the one that this process was
+        forked from.
+        """
+        place = folder.resolve()
+        with cls._creating:
+            lock = cls._by_folder.get(place)
+            if lock is None or lock.process != os.getpid():
+                lock = cls(place)
+                cls._by_folder[place] = lock
+            return lock
 
 
 def folder_lock_file(folder: Path) -> Path:

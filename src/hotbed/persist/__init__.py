@@ -1,2 +1,92 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints: the format, and what is in one."""
+"""Checkpoints by hand: verify, describe, compare, compact, capture, restore, follow.
+
+    import hotbed as hb
+
+    hb.checkpoints.verify("model")
+
+`RecModel.save` and `hb.callbacks.Checkpoint` write checkpoints; this module is for what lies on
+disk. Names load on first use: those that need torch raise MissingExtra without it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hotbed.persist.chain import Replica, compact
+    from hotbed.persist.checkpoint import Capture, Saver, State, capture, restore, save
+    from hotbed.persist.digest import content_digest
+    from hotbed.persist.format import Reader, Saved, open_checkpoint, read_newest
+    from hotbed.persist.inspect import describe_checkpoint as describe
+    from hotbed.persist.inspect import diff, verify
+    from hotbed.persist.manifest import Manifest
+    from hotbed.persist.publish.topic import TopicFeed
+    from hotbed.persist.publish.version import Publisher
+
+__all__ = [
+    "Capture",
+    "Manifest",
+    "Publisher",
+    "Reader",
+    "Replica",
+    "Saved",
+    "Saver",
+    "State",
+    "TopicFeed",
+    "capture",
+    "compact",
+    "content_digest",
+    "describe",
+    "diff",
+    "open_checkpoint",
+    "read_newest",
+    "restore",
+    "save",
+    "verify",
+]
+
+# Public name -> the module and the name in it.
+_HOMES = {
+    "Capture": "checkpoint:Capture",
+    "Manifest": "manifest:Manifest",
+    "Publisher": "publish.version:Publisher",
+    "Reader": "format:Reader",
+    "Replica": "chain:Replica",
+    "Saved": "format:Saved",
+    "Saver": "checkpoint:Saver",
+    "State": "checkpoint:State",
+    "TopicFeed": "publish.topic:TopicFeed",
+    "capture": "checkpoint:capture",
+    "compact": "chain:compact",
+    "content_digest": "digest:content_digest",
+    "describe": "inspect:describe_checkpoint",
+    "diff": "inspect:diff",
+    "open_checkpoint": "format:open_checkpoint",
+    "read_newest": "format:read_newest",
+    "restore": "checkpoint:restore",
+    "save": "checkpoint:save",
+    "verify": "inspect:verify",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'hotbed.persist' has no attribute {name!r}")
+    home, _, attribute = _HOMES[name].partition(":")
+    try:
+        module = importlib.import_module(f"hotbed.persist.{home}")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        from hotbed.errors import MissingExtra
+
+        raise MissingExtra(
+            f"hotbed.checkpoints.{name}: torch is not installed. Run pip install hotbed[train]."
+        ) from error
+    return getattr(module, attribute)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

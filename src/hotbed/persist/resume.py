@@ -10,12 +10,11 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 from hotbed.connectors import Journal
 from hotbed.errors import ConfigError, PersistError
-from hotbed.files import Where, sync_folder
+from hotbed.files import Where, append_bytes, sync_folder, truncate_file
 from hotbed.persist.format import Reader, open_folder
 from hotbed.persist.inspect import verify
 from hotbed.persist.store import JOURNAL, LETTERS, MANIFEST_FILE, LocalStore, number_of, open_store
@@ -85,10 +84,11 @@ def meaning(
         for key, value in config.items():
             if key != "name":
                 _flatten(f"tables.{name}.{key}", value, fields)
-    for column in [] if schema is None else schema["columns"]:
+    columns = [] if schema is None else schema["columns"]
+    for column in columns:
         fields.setdefault(f"order.{column['kind']}", []).append(column["name"])
         _flatten(f"schema.{column['name']}", _with_defaults(column), fields)
-    for key, value in ({} if model is None else model).items():
+    for key, value in (model or {}).items():
         if key != "given_tables" and value is not None:
             _flatten(key, value, fields)
     plain: dict[str, Any] = json.loads(json.dumps(fields))
@@ -99,45 +99,66 @@ def compare(place: str, saved: Meaning, here: Meaning, allow: Sequence[str] = ()
     """Compare what a checkpoint means with what would resume; return the names of accepted changes.
 
     Args:
-        place: where the checkpoint lies, for messages.
-        allow: names of fields, or patterns of them, that may differ although they would be refused.
+        place: Where the checkpoint lies, for messages.
+        saved: What the checkpoint means.
+        here: What would resume from it.
+        allow: Names of fields, or patterns of them, that may differ although they would be refused.
 
     Raises:
-        PersistError: a field that may not change differs; the message names it and both values.
+        PersistError: A field that may not change differs; the message names it and both values.
     """
     accepted: set[str] = set()
     refused: list[str] = []
     for name in _different(saved, here):
-        before = _shown(name, saved)
-        after = _shown(name, here)
         decision = decided(name)
-        if _is_unknown(name, saved):
-            log.info("%s: it does not tell %s, resumed with %s", place, name, after)
-        elif decision == "refuse" and not _matches(name, allow):
+        is_known = not _is_unknown(name, saved)
+        if is_known and decision == "refuse" and not _matches(name, allow):
             refused.append(name)
-        elif decision == "keep":
-            log.info("%s: %s stays %s, received %s", place, name, before, after)
-        else:
+            continue
+        _log_change(place, name, saved, here)
+        if is_known and decision != "keep":
             accepted.add(name)
-            text = f"{place}: {name} was {before}, resumed with {after}"
-            if decision == "warn":
-                log.warning("%s; the bits may differ from those of an unbroken run", text)
-            else:
-                log.info("%s", text)
     if refused:
-        first, *rest = refused
-        others = f" (also changed: {', '.join(rest)})" if rest else ""
-        raise PersistError(
-            f"{place}: {first} is {_shown(first, saved)} in the checkpoint{others} — "
-            f"received {_shown(first, here)} — build it as it was when it was saved, "
-            f"or accept the change with Checkpoint(allow={refused!r})"
-        )
+        raise _refusal(place, refused, saved, here)
     return accepted
+
+
+def _log_change(place: str, name: str, saved: Meaning, here: Meaning) -> None:
+    before = _shown(name, saved)
+    after = _shown(name, here)
+    decision = decided(name)
+    if _is_unknown(name, saved):
+        log.info("%s: it does not say %s, resumed with %s", place, name, after)
+    elif decision == "keep":
+        log.info("%s: %s stays %s, received %s", place, name, before, after)
+    elif decision == "warn":
+        log.warning(
+            "%s: %s was %s, resumed with %s; the bits may differ from those of an unbroken run",
+            place,
+            name,
+            before,
+            after,
+        )
+    else:
+        log.info("%s: %s was %s, resumed with %s", place, name, before, after)
+
+
+def _refusal(place: str, refused: list[str], saved: Meaning, here: Meaning) -> PersistError:
+    first, *rest = refused
+    others = f" (also changed: {', '.join(rest)})" if rest else ""
+    return PersistError(
+        f"{place}: {first} is {_shown(first, saved)} in the checkpoint{others}, "
+        f"got {_shown(first, here)}. Build it as it was when it was saved, "
+        f"or accept the change with Checkpoint(allow={refused!r})."
+    )
 
 
 def decided(name: str) -> Decision:
     """Return what a change of a field leads to."""
-    return next(decision for pattern, decision in FIELDS if fnmatch.fnmatchcase(name, pattern))
+    for pattern, decision in FIELDS:
+        if fnmatch.fnmatchcase(name, pattern):
+            return decision
+    raise AssertionError("the last pattern matches every name")
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
@@ -145,68 +166,77 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _different(saved: Meaning, here: Meaning) -> list[str]:
-    """Names of the fields that differ; of an object of another kind its own name alone."""
+    """Return the names of the fields that differ; of an object of another kind its own name alone."""
     names: list[str] = []
     for name in dict.fromkeys([*saved, *here]):
-        if name in saved and name in here and saved[name] == here[name]:
-            continue
-        if not any(name.startswith(f"{other}.") for other in names):
+        is_equal = name in saved and name in here and saved[name] == here[name]
+        is_inside = any(name.startswith(f"{other}.") for other in names)
+        if not is_equal and not is_inside:
             names.append(name)
     return names
 
 
 def _is_unknown(name: str, saved: Meaning) -> bool:
-    """Whether the checkpoint does not tell the field.
+    """Return whether the checkpoint does not say the value of a field.
 
-    What an object of a known kind does not tell has its default. A column is new that a known
-    schema lacks.
+    A field that an object of a known kind does not mention has its default. A column that a known
+    schema lacks is new.
     """
     if name in saved or name.rpartition(".")[0] in saved:
         return False
     section = name.partition(".")[0]
     if section not in ("schema", "order"):
         return True
-    return not any(known.startswith(f"{section}.") for known in saved)
+    return not any(other.startswith(f"{section}.") for other in saved)
 
 
 def _flatten(name: str, value: Any, fields: dict[str, Any]) -> None:
     if not isinstance(value, Mapping):
         fields[name] = value
         return
-    if "kind" in value or "torch" in value:
-        kind = value["kind"] if "kind" in value else str(value["torch"]).lower()
-        fields[name] = kind
+    if "kind" in value:
+        fields[name] = value["kind"]
+    elif "torch" in value:
+        fields[name] = str(value["torch"]).lower()
     for key, item in value.items():
         if key not in ("kind", "torch", "name"):
             _flatten(f"{name}.{key}", item, fields)
 
 
 def _with_defaults(column: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A column whose raw column and table are told although they have its name."""
-    told = {"column": column["name"]}
+    """Return a column with its raw column and its table, also where these have its own name."""
+    values = {"column": column["name"]}
     if column["kind"] == "id":
-        told["table"] = column["name"]
-    return {**told, **{key: value for key, value in column.items() if value is not None}}
+        values["table"] = column["name"]
+    for key, value in column.items():
+        if value is not None:
+            values[key] = value
+    return values
 
 
 def _shown(name: str, fields: Meaning) -> str:
-    if name not in fields:
-        return "its default" if name.rpartition(".")[0] in fields else "absent"
-    text = repr(fields[name])
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    if name in fields:
+        text = repr(fields[name])
+        return text if len(text) <= 80 else f"{text[:77]}..."
+    return "its default" if name.rpartition(".")[0] in fields else "absent"
 
 
 # --- going back ---------------------------------------------------------------------------------
 
 
 def finish_first(where: Where) -> None:
-    """Write CURRENT where the writer of the first checkpoint was killed before it could.
+    """Write CURRENT if the writer of the first checkpoint was killed before it could.
 
-    Call it under the lock of the folder. Raises FormatError where that checkpoint is damaged.
+    Call it under the lock of the folder.
+
+    Raises:
+        FormatError: That checkpoint is damaged.
     """
     store = open_store(where)
-    folder = store.unpointed() if isinstance(store, LocalStore) else None
-    if isinstance(store, LocalStore) and folder is not None:
+    if not isinstance(store, LocalStore):
+        return
+    folder = store.unpointed()
+    if folder is not None:
         verify(store.path(folder))
         _point(store, folder)
         log.warning("%s: verified and made current; its writer was killed", store.place(folder))
@@ -223,9 +253,9 @@ def go_back(where: Where, number: int | None) -> dict[str, Any]:
         `{"folder", "kind", "version", "aside"}`; `aside`: the names of the states that moved.
 
     Raises:
-        ConfigError: there is no such state, or `where` is an object store.
-        FormatError: the state or its chain is not complete.
-        PersistError: another run holds the lock.
+        ConfigError: There is no such state, or `where` is an object store.
+        FormatError: The state or its chain is not complete.
+        PersistError: Another run holds the lock.
     """
     store = open_store(where)
     if not isinstance(store, LocalStore):
@@ -233,10 +263,7 @@ def go_back(where: Where, number: int | None) -> dict[str, Any]:
             f"restore: works on local folders, got {where}. "
             f"In an object store, move newer states away: the last one with {MANIFEST_FILE} counts."
         )
-    folder = f"checkpoint-{0 if number is None else number:08d}"
-    if folder not in store.folders():
-        choice = ", ".join(str(number_of(name)) for name in store.folders()) or "none"
-        raise ConfigError(f"--state: not in {store.root}, got {number}. Choose one of: {choice}.")
+    folder = _chosen(store, number)
     summary = verify(store.path(folder))
     reader = open_folder(store, folder)
     with _journal_of(store, reader) as journal:
@@ -255,6 +282,19 @@ def go_back(where: Where, number: int | None) -> dict[str, Any]:
     }
 
 
+def _chosen(store: LocalStore, number: int | None) -> str:
+    """Return the folder of state `number`; raise ConfigError listing the states if there is none."""
+    numbers = [number_of(folder) for folder in store.folders()]
+    if number in numbers:
+        return store.folders()[numbers.index(number)]
+    choice = ", ".join(str(number) for number in numbers) or "none"
+    if number is None:
+        raise ConfigError(
+            f"--state: restore needs the number of a state, got none. Choose one of: {choice}."
+        )
+    raise ConfigError(f"--state: not in {store.root}, got {number}. Choose one of: {choice}.")
+
+
 def _point(store: LocalStore, folder: str) -> None:
     manifest = bytes(store.read(f"{folder}/{MANIFEST_FILE}"))
     store.point(folder, hashlib.sha256(manifest).hexdigest())
@@ -270,7 +310,7 @@ def _set_aside(store: LocalStore, folder: str) -> None:
 
 @contextlib.contextmanager
 def _journal_of(store: LocalStore, reader: Reader) -> Iterator[Journal | None]:
-    """The journal of a stream or a fit, which is the lock of its states; None for other states."""
+    """Open the journal of a stream or a fit, the lock of its states; None for other states."""
     if not {STREAM, EPOCHS} & set(reader.manifest.positions):
         yield None
         return
@@ -282,14 +322,15 @@ def _journal_of(store: LocalStore, reader: Reader) -> Iterator[Journal | None]:
 
 
 def _decided(reader: Reader) -> dict[str, int]:
-    """By topic, the number of the last decision that the state rests on."""
+    """Return by topic the number of the last decision that the state rests on."""
     positions = reader.manifest.positions
     position = positions[STREAM] if STREAM in positions else positions[EPOCHS]
     last = {"evict": int(reader.progress["run"]["step"])}
     if "rows" in position:
         last["cut"] = int(position["rows"])
-    if "block" in (position.get("source") or {}):
-        last["block"] = int(position["source"]["block"]) - 1
+    source = position.get("source") or {}
+    if "block" in source:
+        last["block"] = int(source["block"]) - 1
     elif "rows" in position:
         last["block"] = -1  # nothing was read yet
     return last
@@ -301,17 +342,8 @@ def _cut_letters(store: LocalStore, reader: Reader) -> None:
     length = reader.progress.get(DEAD_LETTER_BYTES)
     if length is None or not letters.exists() or letters.stat().st_size <= length:
         return
-    later = letters.read_bytes()[length:]
-    store.aside().root.mkdir(exist_ok=True)
-    with open(store.aside().root / LETTERS, "ab") as file:
-        file.write(later)
-        file.flush()
-        os.fsync(file.fileno())
-    _truncate(letters, length)
+    aside = store.aside().root
+    aside.mkdir(exist_ok=True)
+    append_bytes(aside / LETTERS, letters.read_bytes()[length:])
+    truncate_file(letters, length)
     sync_folder(store.root)
-
-
-def _truncate(path: Path, length: int) -> None:
-    with open(path, "r+b") as file:
-        file.truncate(length)
-        os.fsync(file.fileno())

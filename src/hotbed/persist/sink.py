@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that are hashed while they are written, at the speed of the disk: pieces are hashed,
-written and synced beside each other, and go past the page cache where the system allows, so that a
-save costs little time and pushes nothing out of memory. And the folder that they are in, which its
-writer holds.
+"""Files that are hashed while they are written, at the speed of the disk.
+
+Pieces are hashed, written and synced in parallel. They bypass the page cache where the system
+allows that, so that a save takes little time and removes nothing from memory.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
+import fcntl
 import hashlib
 import mmap
 import os
@@ -18,121 +18,149 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
-from hotbed.files import partial_path
-
-try:
-    import fcntl
-except ImportError:  # not on Windows
-    fcntl = None  # type: ignore[assignment]
+from hotbed.files import close_synced
 
 PIECE_BYTES = 2 << 20
 BACKGROUND = 5
+"""How many times as long as it worked a save pauses while other threads work."""
 BUSY_SHARE = 0.1
+"""Processors' share from which other threads count as working."""
 LOOK_SECONDS = 0.01
-_PIECES = 8
-_UNSYNCED = 32
+_MAX_PAUSE_SECONDS = 1.0
+_MAX_PIECES = 8
+_MAX_UNSYNCED_FILES = 32
+
+
+class Clocks(NamedTuple):
+    """Seconds at one look.
+
+    Attributes:
+        wall: Of the clock on the wall.
+        process: Of the processors, used by the whole process.
+        own: Of the processors, used by this save.
+        process_after: As `process`, read again after `own`.
+    """
+
+    wall: float
+    process: float
+    own: float
+    process_after: float
 
 
 class SaveThreads:
     """The threads of one draft: they hash, write and sync pieces in parallel, a file's in order.
 
-    `pace` keeps a save in the background: while other threads of the process are at work, as in
-    training, it stands back for BACKGROUND times what the last pieces cost, so that a save takes a
-    sixth of one processor; else none. A longer save would not disturb less while it lasts, and
-    keeps more of the rows aside that training changes meanwhile.
+    `pace` keeps a save in the background. While other threads of the process work, as in training,
+    it pauses for BACKGROUND times what the last pieces took, so that a save takes a sixth of one
+    processor. A longer save would disturb as much, and would keep more of the rows apart that
+    training changes meanwhile.
     """
 
     def __init__(self) -> None:
-        self.hash, self.write, self.sync = (
-            ThreadPoolExecutor(1, thread_name_prefix="hotbed-save") for _ in range(3)
-        )
-        # pieces on their way, oldest first
-        self._flying: deque[tuple[memoryview, list[Future[None]]]] = deque()
+        self.hash = _thread()
+        self.write = _thread()
+        self.sync = _thread()
+        # pieces that are being hashed and written, oldest first
+        self._pending: deque[tuple[memoryview, list[Future[None]]]] = deque()
         self.unsynced: deque[Future[None]] = deque()
-        self._threads = [
-            pool.submit(threading.get_ident).result() for pool in (self.hash, self.write, self.sync)
+        self._idents = [
+            thread.submit(threading.get_ident).result()
+            for thread in (self.hash, self.write, self.sync)
         ]
-        self._seen = self._clocks()
+        self._last = self._clocks()
 
     def pace(self) -> None:
-        """Called by the thread that saves, after each piece."""
+        """Pause if other threads work. The thread that saves calls it after each piece."""
         now = self._clocks()
-        seen = self._seen
-        wall = now[0] - seen[0]
-        own = now[2] - seen[2]
+        last = self._last
+        wall = now.wall - last.wall
         if wall < LOOK_SECONDS:
             return
-        self._seen = now
-        # at least: the clocks of a save at work run on while they are read
-        others = now[1] - seen[3] - own
+        self._last = now
+        own = now.own - last.own
+        # a lower bound: the clocks of a save at work run on while they are read
+        others = now.process - last.process_after - own
         if others > BUSY_SHARE * wall:
-            time.sleep(min(own * BACKGROUND, 1.0))
-            self._seen = self._clocks()
+            time.sleep(min(own * BACKGROUND, _MAX_PAUSE_SECONDS))
+            self._last = self._clocks()
 
-    def _clocks(self) -> tuple[float, float, float, float]:
-        """Seconds: of the clock, of the process' processors, of those that this save used, and the
-        second again; elsewhere than on Unix it cannot tell, and does not stand back.
-        """
+    def _clocks(self) -> Clocks:
+        """Read the clocks; on systems that cannot tell, no thread seems to work."""
         if not hasattr(time, "pthread_getcpuclockid"):
-            return time.perf_counter(), 0.0, 0.0, 0.0
+            return Clocks(time.perf_counter(), 0.0, 0.0, 0.0)
         wall = time.perf_counter()
         process = time.process_time()
-        own = sum(
-            time.clock_gettime(time.pthread_getcpuclockid(thread)) for thread in self._threads
-        )
-        return wall, process, time.thread_time() + own, time.process_time()
+        own = time.thread_time()
+        for ident in self._idents:
+            own += time.clock_gettime(time.pthread_getcpuclockid(ident))
+        return Clocks(wall, process, own, time.process_time())
 
     def take(self) -> memoryview:
-        """Memory for a piece, in whole pages; waits for the oldest piece where many are on their
-        way, and raises what it raised.
+        """Return memory for a piece, in whole pages.
+
+        If many pieces are pending, it waits for the oldest, and raises what writing it raised.
         """
-        if len(self._flying) < _PIECES:
+        if len(self._pending) < _MAX_PIECES:
             return memoryview(mmap.mmap(-1, PIECE_BYTES))
-        memory, work = self._flying.popleft()
-        for future in work:
+        memory, futures = self._pending.popleft()
+        for future in futures:
             future.result()
         return memory
 
     def send(
-        self, memory: memoryview, num_bytes: int, *work: Callable[[memoryview], None]
+        self,
+        memory: memoryview,
+        num_bytes: int,
+        update_hash: Callable[[memoryview], None],
+        write: Callable[[memoryview], None],
     ) -> list[Future[None]]:
-        """Hash and write what was put into `memory`, which is taken again when both are done."""
-        futures = [
-            pool.submit(one, memory[:num_bytes])
-            for pool, one in zip((self.hash, self.write), work, strict=True)
-        ]
-        self._flying.append((memory, futures))
+        """Hash and write the first bytes of `memory`, which is reused when both are done."""
+        piece = memory[:num_bytes]
+        futures = [self.hash.submit(update_hash, piece), self.write.submit(write, piece)]
+        self._pending.append((memory, futures))
         return futures
 
     def settle(self, allowed: int = 0) -> None:
-        """Wait until at most `allowed` files are not yet on disk; raises what their writing raised."""
+        """Wait until at most `allowed` files are not yet on disk; raise what writing them raised."""
         while len(self.unsynced) > allowed:
             self.unsynced.popleft().result()
 
     def close(self) -> None:
-        for pool in (self.hash, self.write):
-            pool.shutdown(wait=True, cancel_futures=True)
+        for thread in (self.hash, self.write):
+            thread.shutdown(wait=True, cancel_futures=True)
         self.sync.shutdown(wait=True)  # it closes the files
 
 
-class HashedFile:
-    """A new file that is hashed while it is written, in large pieces; on disk once its draft is
-    published.
+def _thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="hotbed-save")
 
-    `raw`: its `write` takes a piece, all of it; `finish`: makes it durable and closes it.
+
+class RawFile(Protocol):
+    """A file that takes whole pieces."""
+
+    def write(self, piece: memoryview) -> Any: ...
+
+
+class HashedFile:
+    """A new file that is hashed while it is written; on disk once its draft is published.
+
+    Args:
+        raw: The file below, whose `write` takes all of a piece.
+        threads: Those of the draft.
+        finish: Makes the file below durable and closes it.
     """
 
-    def __init__(self, raw: Any, workers: SaveThreads, finish: Callable[[], None]) -> None:
+    def __init__(self, raw: RawFile, threads: SaveThreads, finish: Callable[[], None]) -> None:
         self._raw = raw
-        self._workers = workers
+        self._threads = threads
         self._finish = finish
         self._hash = hashlib.sha256()
-        self._bytes = 0
+        self._num_bytes = 0
         self._piece: memoryview | None = None
-        self._held = 0  # bytes of it that are filled
-        self._flying: list[Future[None]] = []
+        self._filled = 0  # bytes of the piece
+        self._pending: list[Future[None]] = []
         self._ended: Future[None] | None = None
         self.closed = False
 
@@ -143,148 +171,96 @@ class HashedFile:
         self.closed = True
         try:
             if kind is None:
-                self._emit()
+                self._send_piece()
         finally:  # the next file begins while this one ends
-            self._ended = self._workers.sync.submit(self._end)
-            self._workers.unsynced.append(self._ended)
-        self._workers.settle(_UNSYNCED)
+            self._ended = self._threads.sync.submit(self._end)
+            self._threads.unsynced.append(self._ended)
+        self._threads.settle(_MAX_UNSYNCED_FILES)
 
     def write(self, data: Any) -> int:
-        """Take bytes; they are copied."""
+        """Copy bytes into pieces; return their number."""
         view = memoryview(data).cast("B")
-        self._bytes += view.nbytes
-        at = 0
-        while at < view.nbytes:
+        self._num_bytes += view.nbytes
+        start = 0
+        while start < view.nbytes:
             if self._piece is None:
-                self._piece = self._workers.take()
-            n = min(PIECE_BYTES - self._held, view.nbytes - at)
-            self._piece[self._held : self._held + n] = view[at : at + n]
-            self._held = self._held + n
-            at = at + n
-            if self._held == PIECE_BYTES:
-                self._emit()
+                self._piece = self._threads.take()
+            num_bytes = min(PIECE_BYTES - self._filled, view.nbytes - start)
+            end = self._filled + num_bytes
+            self._piece[self._filled : end] = view[start : start + num_bytes]
+            self._filled = end
+            start += num_bytes
+            if end == PIECE_BYTES:
+                self._send_piece()
         return view.nbytes
 
     def flush(self) -> None:
-        """Arrow asks for it after each batch; pieces go out when they are full and at the end."""
+        """Do nothing. Arrow calls it after each batch; pieces are sent when they are full."""
 
     def result(self) -> tuple[int, str]:
         """Return bytes and SHA-256 once the file is on disk; raise what its writing raised."""
         assert self._ended is not None
         self._ended.result()
-        return self._bytes, self._hash.hexdigest()
+        return self._num_bytes, self._hash.hexdigest()
 
-    def _emit(self) -> None:
+    def _send_piece(self) -> None:
         if self._piece is not None:
-            self._flying += self._workers.send(
-                self._piece, self._held, self._hash.update, self._raw.write
+            self._pending += self._threads.send(
+                self._piece, self._filled, self._hash.update, self._raw.write
             )
-            self._workers.pace()
+            self._threads.pace()
         self._piece = None
-        self._held = 0
+        self._filled = 0
 
     def _end(self) -> None:
-        failed: Exception | None = None
-        for future in self._flying:  # each of them: nobody may write to a file that is closed
+        failure: Exception | None = None
+        for future in self._pending:  # all of them: a closed file must not be written to
             try:
                 future.result()
             except Exception as error:
-                failed = failed or error
+                failure = failure or error
         self._finish()
-        if failed is not None:
-            raise failed
+        if failure is not None:
+            raise failure
 
 
 class LocalFile:
-    """A new local file. Whole pieces go straight to the disk where the system has that; the fsync
-    at its end is short.
+    """A new local file. Whole pieces bypass the page cache where the system allows that.
+
+    The sync at its end is then short.
     """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._handle = os.open(
-            path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666
-        )
-        self._direct = False
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+        self._handle = os.open(path, flags, 0o666)
+        self._is_direct = False
 
     def write(self, piece: memoryview) -> None:
-        self._go_direct(piece.nbytes == PIECE_BYTES)
+        self._set_direct(piece.nbytes == PIECE_BYTES)
         while piece.nbytes:
             try:
-                piece = piece[os.writev(self._handle, [piece]) :]
+                num_bytes = os.writev(self._handle, [piece])
             except OSError as error:
-                if not self._direct or error.errno != errno.EINVAL:
+                if not self._is_direct or error.errno != errno.EINVAL:
                     raise
-                self._go_direct(False)  # a file system that wants it in other units
+                self._set_direct(False)  # the file system wants direct writes of another size
+            else:
+                piece = piece[num_bytes:]
 
     def finish(self) -> None:
-        try:
-            os.fsync(self._handle)
-        finally:
-            os.close(self._handle)
+        """Close the file once it is on disk."""
+        close_synced(self._handle)
 
-    def _go_direct(self, on: bool) -> None:
-        if on == self._direct or not hasattr(os, "O_DIRECT"):
+    def _set_direct(self, wanted: bool) -> None:
+        if wanted == self._is_direct or not hasattr(os, "O_DIRECT"):
             return
         flags = fcntl.fcntl(self._handle, fcntl.F_GETFL)
+        flags = flags | os.O_DIRECT if wanted else flags & ~os.O_DIRECT
         try:
-            fcntl.fcntl(
-                self._handle, fcntl.F_SETFL, flags | os.O_DIRECT if on else flags & ~os.O_DIRECT
-            )
+            fcntl.fcntl(self._handle, fcntl.F_SETFL, flags)
         except OSError:
-            if not on:  # else: not every file system has it
+            if not wanted:
                 raise
-        else:
-            self._direct = on
-
-
-class Held:
-    """A folder that nobody else may take away, until the process ends: whatever its number is
-        elsewhere, and however it ends.
-
-    OSError where another has it, or it is gone. `surely`: not where files or the file system have
-    no such locks.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._handle: int | None = None
-        if fcntl is None or not path.is_dir():
-            return
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not os.path.samestat(os.fstat(handle), os.stat(path)):
-                raise FileNotFoundError(path)
-        except OSError as error:
-            os.close(handle)
-            if isinstance(error, (BlockingIOError, FileNotFoundError)):
-                raise
-        else:
-            self._handle = handle
-
-    @property
-    def surely(self) -> bool:
-        """Whether a lock says so."""
-        return self._handle is not None
-
-    def __enter__(self) -> Held:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.release()
-
-    def release(self) -> None:
-        """Let go of it; again does nothing."""
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle = None
-
-
-def new_partial(root: Path, name: str) -> tuple[Path, Held]:
-    """A new folder of such a name, held."""
-    while True:
-        path = partial_path(root, name)
-        path.mkdir()
-        # somebody sweeps, and takes it for a left one
-        with contextlib.suppress(BlockingIOError, FileNotFoundError):
-            return path, Held(path)
+        else:  # not every file system allows direct writes
+            self._is_direct = wanted

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where checkpoints lie: a local folder, or any store that fsspec knows. docs/format.md says in
-which order things appear.
+"""Where checkpoints lie: a local folder, or any object store that fsspec knows.
+
+docs/format.md says in which order files appear.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, NamedTuple
 
+from hotbed import files
 from hotbed.errors import FormatError, MissingExtra, PersistError, StoreAway
-from hotbed.files import Where, map_file, partial_path, resolve, sync_folder
-from hotbed.persist.sink import HashedFile, Held, LocalFile, SaveThreads, new_partial
+from hotbed.files import HeldFolder, Where, map_file, new_partial, partial_path, resolve
+from hotbed.persist.sink import HashedFile, LocalFile, SaveThreads
 
 MANIFEST_FILE = "MANIFEST.json"
 CURRENT_FILE = "CURRENT"
@@ -34,12 +36,14 @@ ADVICE = "Do not use it; restore the checkpoint from a copy."
 _IN_MEMORY_BYTES = 1 << 20
 _NAME = re.compile(r"checkpoint-(\d{8,})")
 _PARTIAL = re.compile(r"\.(checkpoint-\d+|CURRENT)\.[0-9a-f]+\.partial")
-_LEFT_SECONDS = 86_400  # after which what nobody can be seen to hold is nobody's
+_POINTER = re.compile(rb"(checkpoint-\d{8,}) ([0-9a-f]{64})\n")
+_ABANDONED_SECONDS = 86_400  # after which a partial that cannot be locked belongs to nobody
 
 
 class NewestState(NamedTuple):
-    """The newest checkpoint of a store: its folder and, where the store keeps it apart, its
-    manifest's SHA-256.
+    """The newest checkpoint of a store.
+
+    `sha256`: of its manifest, where the store keeps it apart from the checkpoint; else None.
     """
 
     folder: str
@@ -47,23 +51,25 @@ class NewestState(NamedTuple):
 
 
 class Draft(ABC):
-    """A checkpoint being written: nothing is visible before `publish`; `discard` leaves no trace."""
+    """A checkpoint being written: nothing is visible before `publish`."""
 
     folder: str
 
     @abstractmethod
     def create(self, name: str) -> HashedFile:
-        """A new file of the checkpoint."""
+        """Open a new file of the checkpoint."""
 
     @abstractmethod
     def publish(self, manifest: bytes) -> None:
-        """Everything durable, then the manifest, then visible and newest. PersistError if another
-        writer was first.
+        """Make all files durable, write the manifest, then make the checkpoint the newest.
+
+        Raises:
+            PersistError: Another writer was first.
         """
 
     @abstractmethod
     def discard(self) -> None:
-        """Forget the draft and free its threads; harmless after `publish`."""
+        """Remove the draft and end its threads; after `publish` nothing is removed."""
 
 
 class CheckpointStore(ABC):
@@ -71,45 +77,48 @@ class CheckpointStore(ABC):
 
     @abstractmethod
     def place(self, name: str) -> str:
-        """Where `name` is, for messages and for people."""
+        """Return where `name` lies, for messages."""
 
     @abstractmethod
     def path(self, folder: str) -> Where:
-        """What to give to `open_checkpoint` for one checkpoint: a Path, or a URL as text."""
+        """Return the argument of `open_checkpoint` for one checkpoint: a Path, or a URL as text."""
 
     @abstractmethod
     def read(self, name: str) -> memoryview:
-        """Bytes of a file; FormatError naming it when it is missing."""
+        """Return the bytes of a file; raise FormatError naming it if it is missing."""
 
     @abstractmethod
     def exists(self, name: str) -> bool: ...
 
     @abstractmethod
     def newest_state(self) -> NewestState | None:
-        """None = the root holds no checkpoint. FormatError when the pointer to it is torn."""
+        """Return the newest checkpoint, None if there is none; raise FormatError if CURRENT is torn."""
 
     @abstractmethod
     def folders(self) -> list[str]:
-        """The visible checkpoints, oldest first."""
+        """Return the names of the visible checkpoints, oldest first."""
 
     @abstractmethod
     def draft(self) -> Draft:
-        """Start the next checkpoint; OSError where that is not possible."""
+        """Start the next checkpoint; raise OSError if that is not possible."""
 
     @abstractmethod
     def remove(self, folder: str) -> None:
-        """Take a checkpoint away: invisible first, then gone."""
+        """Make a checkpoint invisible, then remove it."""
 
     @abstractmethod
     def new_file(self, name: str) -> AbstractContextManager[IO[bytes]]:
-        """Open a file beside the checkpoints; it appears, or replaces the one of that name, when
-        the block ends.
+        """Open a file next to the checkpoints.
+
+        It appears, or replaces the one of that name, when the block ends.
         """
 
 
 def open_store(where: Where) -> CheckpointStore:
-    """The store of a local path or URL. MissingExtra where a URL needs a package that is not
-    installed.
+    """Return the store of a local path or URL.
+
+    Raises:
+        MissingExtra: The URL needs a package that is not installed.
 
     Example: `open_store("s3://bucket/model")`.
     """
@@ -118,7 +127,7 @@ def open_store(where: Where) -> CheckpointStore:
 
 
 def split(where: Where) -> tuple[Where, str]:
-    """The root and the name of a checkpoint folder's own path."""
+    """Return the root and the name of a checkpoint folder's own path."""
     place = resolve(where)
     if isinstance(place, str):
         root, _, name = place.rpartition("/")
@@ -129,21 +138,36 @@ def split(where: Where) -> tuple[Where, str]:
 
 @contextlib.contextmanager
 def new_file(where: Where) -> Iterator[IO[bytes]]:
-    """Open a file or an object to write. It appears whole when the block ends, and not at all after
-    an error.
+    """Open a file or an object to write.
+
+    It appears whole when the block ends, and not at all after an error.
     """
     root, name = split(where)
-    store = open_store(root)
-    with store.new_file(name) as file:
+    with open_store(root).new_file(name) as file:
         yield file
 
 
-# --- a local folder -------------------------------------------------------------------------------
+def number_of(folder: str) -> int:
+    """Return the number in a checkpoint's name."""
+    match = _NAME.fullmatch(folder)
+    if match is None:
+        raise FormatError(
+            f"{folder}: not a checkpoint's name, got {folder!r}. Give a folder checkpoint-<number>."
+        )
+    return int(match[1])
+
+
+def _name_of(number: int) -> str:
+    return f"checkpoint-{number:08d}"
+
+
+# --- a local folder -----------------------------------------------------------------------------
 
 
 class LocalStore(CheckpointStore):
-    """A folder. Files are memory-mapped; a checkpoint appears by a rename, and `CURRENT` moves by
-    another.
+    """A local folder. A checkpoint appears by a rename, and `CURRENT` is replaced by another.
+
+    Files are mapped into memory when they are read.
     """
 
     def __init__(self, root: Path) -> None:
@@ -160,7 +184,8 @@ class LocalStore(CheckpointStore):
             return map_file(self.root / name)
         except OSError as error:
             raise FormatError(
-                f"{self.root / name}: missing or unreadable — {error.strerror or error} — {ADVICE}"
+                f"{self.root / name}: missing or unreadable, got {error.strerror or error}. "
+                f"{ADVICE}"
             ) from error
 
     def exists(self, name: str) -> bool:
@@ -171,156 +196,141 @@ class LocalStore(CheckpointStore):
             folders = self.folders()
             if not folders or self.unpointed() is not None:
                 return None
-            if not self.exists(
-                CURRENT_FILE
-            ):  # looked for again: a writer may have made it meanwhile
+            if not self.exists(CURRENT_FILE):  # again: a writer may have made it meanwhile
                 raise FormatError(
                     f"{self.root / CURRENT_FILE}: missing beside states, got {', '.join(folders)}. "
                     f"{self._advice()}"
                 )
-        match = re.fullmatch(
-            rb"(checkpoint-\d{8,}) ([0-9a-f]{64})\n", bytes(self.read(CURRENT_FILE))
-        )
+        match = _POINTER.fullmatch(bytes(self.read(CURRENT_FILE)))
         if match is None:
             raise FormatError(
-                f"{self.root / CURRENT_FILE}: torn or changed, got no checkpoint's name and digest. "
-                f"{self._advice()}"
+                f"{self.root / CURRENT_FILE}: torn or changed, got no checkpoint's name and "
+                f"digest. {self._advice()}"
             )
         return NewestState(match[1].decode(), match[2].decode())
 
     def unpointed(self) -> str | None:
-        """The first checkpoint, alone and without CURRENT, else None: its writer makes CURRENT
-        next, or was killed.
+        """Return the first checkpoint if it is alone and CURRENT is missing, else None.
+
+        Its writer makes CURRENT next, or was killed.
         """
-        alone = self.folders() == [FIRST] and not self.aside().folders()
-        return FIRST if alone and not self.exists(CURRENT_FILE) else None
+        is_alone = self.folders() == [FIRST] and not self.aside().folders()
+        return FIRST if is_alone and not self.exists(CURRENT_FILE) else None
 
     def aside(self) -> LocalStore:
-        """States that were moved aside."""
+        """Return the store of the states that were moved aside."""
         return LocalStore(self.root / ASIDE)
 
     def _advice(self) -> str:
         return f"Choose one: hotbed restore {self.root} --state N."
 
     def folders(self) -> list[str]:
-        found = self.root.iterdir() if self.root.is_dir() else ()
-        return sorted((p.name for p in found if _NAME.fullmatch(p.name)), key=number_of)
+        if not self.root.is_dir():
+            return []
+        names = [path.name for path in self.root.iterdir() if _NAME.fullmatch(path.name)]
+        return sorted(names, key=number_of)
 
     def draft(self) -> Draft:
         self.root.mkdir(parents=True, exist_ok=True)
         self._sweep()
         used = [number_of(folder) for folder in (*self.folders(), *self.aside().folders())]
-        return _LocalDraft(self.root, max(used, default=0) + 1)
+        return _LocalDraft(self, max(used, default=0) + 1)
 
     def point(self, folder: str, sha256: str) -> None:
         """Make a checkpoint the newest one; `sha256`: of its manifest."""
-        partial = partial_path(self.root, CURRENT_FILE)
-        try:
-            file = LocalFile(partial)
-            file.write(memoryview(f"{folder} {sha256}\n".encode()))
-            file.finish()
-            os.replace(partial, self.root / CURRENT_FILE)
-        finally:
-            partial.unlink(missing_ok=True)
-        sync_folder(self.root)
+        with self.new_file(CURRENT_FILE) as file:
+            file.write(f"{folder} {sha256}\n".encode())
 
     def remove(self, folder: str) -> None:
         hidden = partial_path(self.root, folder)
-        with contextlib.suppress(OSError):  # what stays is swept by a later writer
+        with contextlib.suppress(OSError):  # what cannot be removed is swept by a later writer
             os.rename(self.root / folder, hidden)
             shutil.rmtree(hidden, ignore_errors=True)
 
     @contextlib.contextmanager
     def new_file(self, name: str) -> Iterator[IO[bytes]]:
         self.root.mkdir(parents=True, exist_ok=True)
-        partial = partial_path(self.root, name)
-        try:
-            with open(partial, "xb") as file:
-                yield file
-            os.replace(partial, self.root / name)
-        finally:
-            partial.unlink(missing_ok=True)
+        with files.new_file(self.root / name) as file:
+            yield file
 
     def _sweep(self) -> None:
-        """Remove what writers left who are gone."""
+        """Remove what killed writers left."""
         for path in self.root.iterdir():
-            if _PARTIAL.fullmatch(path.name):
-                with contextlib.suppress(OSError), Held(path) as held:
-                    if held.surely or time.time() - path.stat().st_mtime > _LEFT_SECONDS:
-                        shutil.rmtree(path) if path.is_dir() else path.unlink()
+            if not _PARTIAL.fullmatch(path.name):
+                continue
+            with contextlib.suppress(OSError), HeldFolder(path) as held:
+                age_seconds = time.time() - path.stat().st_mtime
+                if not held.is_certain and age_seconds <= _ABANDONED_SECONDS:
+                    continue
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
 
 
 class _LocalDraft(Draft):
-    def __init__(self, root: Path, number: int) -> None:
-        self.folder = f"checkpoint-{number:08d}"
-        self._root = root
-        self._partial, self._held = new_partial(root, self.folder)
-        self._workers = SaveThreads()
+    def __init__(self, store: LocalStore, number: int) -> None:
+        self.folder = _name_of(number)
+        self._store = store
+        self._partial, self._held = new_partial(store.root, self.folder)
+        self._threads = SaveThreads()
 
     def create(self, name: str) -> HashedFile:
         file = LocalFile(self._partial / name)
-        return HashedFile(file, self._workers, file.finish)
+        return HashedFile(file, self._threads, file.finish)
 
     def publish(self, manifest: bytes) -> None:
-        self._workers.settle()
+        self._threads.settle()
         with self.create(MANIFEST_FILE) as file:
             file.write(manifest)
-        self._workers.settle()
-        for folder in [path for path in self._partial.rglob("*") if path.is_dir()] + [
-            self._partial
-        ]:
-            sync_folder(folder)
-        final = self._root / self.folder
+        self._threads.settle()
+        for path in self._partial.rglob("*"):
+            if path.is_dir():
+                files.sync_folder(path)
+        files.sync_folder(self._partial)
+        root = self._store.root
+        final = root / self.folder
         try:
             os.rename(self._partial, final)
             self._held.release()
         except OSError as error:
             raise PersistError(
-                f"{final}: another process wrote it meanwhile — {error} — let one process save"
+                f"{final}: another process wrote it meanwhile, got {error}. "
+                "Let one process save there."
             ) from error
         try:
-            sync_folder(self._root)
-            LocalStore(self._root).point(self.folder, hashlib.sha256(manifest).hexdigest())
+            files.sync_folder(root)
+            self._store.point(self.folder, hashlib.sha256(manifest).hexdigest())
         except OSError:
-            LocalStore(self._root).remove(self.folder)  # whole, but nothing came to point to it
+            self._store.remove(self.folder)  # whole, but CURRENT does not point to it
             raise
 
     def discard(self) -> None:
-        self._workers.close()
+        self._threads.close()
         shutil.rmtree(self._partial, ignore_errors=True)
         self._held.release()
 
 
-def number_of(folder: str) -> int:
-    """The number in a checkpoint's name."""
-    match = _NAME.fullmatch(folder)
-    if match is None:
-        raise FormatError(
-            f"{folder}: no checkpoint's name — received {folder!r} — give a folder "
-            "checkpoint-<number>"
-        )
-    return int(match[1])
-
-
-# --- an object store ------------------------------------------------------------------------------
+# --- an object store ----------------------------------------------------------------------------
 
 
 class ObjectStore(CheckpointStore):
-    """A prefix of a store that fsspec knows: no rename, no pointer; a checkpoint is there once its
-    manifest is.
+    """A prefix of an object store: without renames and `CURRENT`.
+
+    A checkpoint is visible once its manifest exists; the one with the highest number is the newest.
     """
 
     def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
         try:
             import fsspec
 
-            client, self._root = fsspec.core.url_to_fs(url.rstrip("/"))
+            client, self._root = fsspec.core.url_to_fs(self.url)
         except ImportError as error:
             raise MissingExtra(
-                f"{url} needs a package — {error} — pip install hotbed[object] and fsspec's "
-                "package for it"
+                f"{url}: needs a package that is not installed, got: {error}. "
+                "Install it: pip install hotbed[object], and fsspec's package for this store."
             ) from error
-        self.url = url.rstrip("/")
         self._fs: Any = _Client(client, self.url)
 
     def place(self, name: str) -> str:
@@ -334,14 +344,13 @@ class ObjectStore(CheckpointStore):
         try:
             if self._fs.size(path) <= _IN_MEMORY_BYTES:
                 return memoryview(self._fs.cat_file(path))
-            with tempfile.NamedTemporaryFile(
-                prefix="hotbed-read-"
-            ) as file:  # mapped: no part of the process's own memory
+            # mapped: the bytes do not count as memory of the process
+            with tempfile.NamedTemporaryFile(prefix="hotbed-read-") as file:
                 self._fs.get_file(path, file.name)
                 return map_file(Path(file.name))
         except OSError as error:
             raise FormatError(
-                f"{self.place(name)}: missing or unreadable — {error} — {ADVICE}"
+                f"{self.place(name)}: missing or unreadable, got {error}. {ADVICE}"
             ) from error
 
     def exists(self, name: str) -> bool:
@@ -349,39 +358,41 @@ class ObjectStore(CheckpointStore):
         return bool(self._fs.isfile(f"{self._root}/{name}"))
 
     def newest_state(self) -> NewestState | None:
-        visible = (
-            folder
-            for folder in reversed(self._prefixes())
-            if self.exists(f"{folder}/{MANIFEST_FILE}")
-        )
-        return next((NewestState(folder, None) for folder in visible), None)
+        for folder in reversed(self._prefixes()):
+            if self._is_visible(folder):
+                return NewestState(folder, None)
+        return None
 
     def folders(self) -> list[str]:
-        return [folder for folder in self._prefixes() if self.exists(f"{folder}/{MANIFEST_FILE}")]
+        return [folder for folder in self._prefixes() if self._is_visible(folder)]
+
+    def _is_visible(self, folder: str) -> bool:
+        return self.exists(f"{folder}/{MANIFEST_FILE}")
 
     def draft(self) -> Draft:
-        taken = self._prefixes()
+        prefixes = self._prefixes()
         visible = self.folders()
-        # a writer that died left it; one that lives on is late, and its state would not
-        # be newest
-        for folder in taken:
-            if visible and folder not in visible and number_of(folder) < number_of(visible[-1]):
+        for folder in prefixes:
+            # its writer died, or is too late: the state would not become the newest
+            is_older = bool(visible) and number_of(folder) < number_of(visible[-1])
+            if is_older and folder not in visible:
                 self.remove(folder)
-        number = number_of(taken[-1]) + 1 if taken else 1
-        while not self.create(f"checkpoint-{number:08d}/{CLAIM_FILE}", b""):
+        number = number_of(prefixes[-1]) + 1 if prefixes else 1
+        while not self.create(f"{_name_of(number)}/{CLAIM_FILE}", b""):
             number += 1
-        return _ObjectDraft(self, f"checkpoint-{number:08d}")
+        return _ObjectDraft(self, _name_of(number))
 
     def remove(self, folder: str) -> None:
         self._fs.invalidate_cache()
-        found = self._fs.find(f"{self._root}/{folder}")
-        for path in sorted(found, key=lambda path: not path.endswith(f"/{MANIFEST_FILE}")):
+        paths = self._fs.find(f"{self._root}/{folder}")
+        manifest_first = sorted(paths, key=lambda path: not path.endswith(f"/{MANIFEST_FILE}"))
+        for path in manifest_first:
             with contextlib.suppress(FileNotFoundError):
                 # one by one: rm() would read brackets in a name as a pattern
                 self._fs.rm_file(path)
 
     def create(self, name: str, data: bytes) -> bool:
-        """Put a whole object; False if it is there already, as surely as the store can tell."""
+        """Write a whole object; return False if it exists, as surely as the store can tell."""
         path = f"{self._root}/{name}"
         try:
             self._fs.pipe_file(path, data, mode="create")
@@ -401,37 +412,36 @@ class ObjectStore(CheckpointStore):
             self._fs.put_file(file.name, f"{self._root}/{name}")
 
     def open(self, name: str) -> Any:
-        """A new object, written through."""
+        """Open a new object, which is uploaded while it is written."""
         path = f"{self._root}/{name}"
-        # stores without folders have nothing to make
+        # stores without folders have none to make
         with contextlib.suppress(OSError, NotImplementedError):
             self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
         return _Client(self._fs.open(path, "wb"), self.url)
 
     def _prefixes(self) -> list[str]:
+        """Return the names of all checkpoints, visible or not, oldest first."""
         self._fs.invalidate_cache()
         try:
-            found = self._fs.ls(self._root, detail=False)
+            paths = self._fs.ls(self._root, detail=False)
         except FileNotFoundError:
             return []
-        names: Iterator[str] = (str(path).rstrip("/").rpartition("/")[2] for path in found)
+        names = [str(path).rstrip("/").rpartition("/")[2] for path in paths]
         return sorted((name for name in names if _NAME.fullmatch(name)), key=number_of)
 
 
 class _Client:
-    """What fsspec gives; a store that does not answer raises errors of its own package, which come
-    as StoreAway.
-    """
+    """A client or file of fsspec. Errors of the store's own package are raised as StoreAway."""
 
     def __init__(self, client: Any, url: str) -> None:
         self._client = client
-        self._told = _Told(url)
+        self._translation = _ErrorTranslation(url)
 
     def __getattr__(self, name: str) -> Any:
-        return self._told(getattr(self._client, name))
+        return self._translation(getattr(self._client, name))
 
 
-class _Told(contextlib.ContextDecorator):
+class _ErrorTranslation(contextlib.ContextDecorator):
     def __init__(self, url: str) -> None:
         self._url = url
 
@@ -441,14 +451,13 @@ class _Told(contextlib.ContextDecorator):
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
-        at: TracebackType | None,
+        trace: TracebackType | None,
     ) -> None:
         ours = (OSError, NotImplementedError, TypeError, ValueError)
         if isinstance(error, Exception) and not isinstance(error, ours):
             raise StoreAway(
-                f"{self._url}: the store does not answer — received {type(error).__name__}: "
-                f"{error} — "
-                "look at its address, our rights and the network"
+                f"{self._url}: the store does not answer, got {type(error).__name__}: {error}. "
+                "Check its address, your rights and the network."
             ) from error
 
 
@@ -456,26 +465,25 @@ class _ObjectDraft(Draft):
     def __init__(self, store: ObjectStore, folder: str) -> None:
         self.folder = folder
         self._store = store
-        self._workers = SaveThreads()
+        self._threads = SaveThreads()
         self._open = True
 
     def create(self, name: str) -> HashedFile:
         file = self._store.open(f"{self.folder}/{name}")
-        return HashedFile(file, self._workers, file.close)
+        return HashedFile(file, self._threads, file.close)
 
     def publish(self, manifest: bytes) -> None:
-        self._workers.settle()
+        self._threads.settle()
         name = f"{self.folder}/{MANIFEST_FILE}"
         if not self._store.create(name, manifest):
             raise PersistError(
-                f"{self._store.place(name)}: another process wrote it meanwhile — received a "
-                "second "
-                "manifest — let one process save"
+                f"{self._store.place(name)}: another process wrote it meanwhile, got a second "
+                "manifest. Let one process save there."
             )
         self._open = False
 
     def discard(self) -> None:
-        self._workers.close()
+        self._threads.close()
         if self._open:
             self._store.remove(self.folder)
             self._open = False

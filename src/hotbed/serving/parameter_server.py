@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotbed.errors import ConfigError, FormatError, StoreError
-from hotbed.files import Where, local_path
+from hotbed.files import SharedLock, Where, local_path
 from hotbed.persist.format import Reader, open_checkpoint
 from hotbed.serving.rows import IdArray, RowArray, RowDtype, return_free_memory
 from hotbed.serving.stores.base import RowStore
-from hotbed.serving.stores.locking import SharedLock, TemporaryFolder
+from hotbed.serving.stores.locking import TemporaryFolder
 from hotbed.serving.stores.mapped import MappedVersion, ModelFolder
 from hotbed.serving.stores.opening import open_row_store
 from hotbed.serving.stores.writing import make_newest, tidy, write_served

@@ -5,6 +5,8 @@ checkpoints.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +22,12 @@ from torch import nn
 import hotbed as hb
 from hotbed.errors import DeltaGap, ForkedLineage, FormatError, PersistError
 from hotbed.persist.chain import Replica, compact, retain
+from hotbed.persist.check import unsealed
 from hotbed.persist.checkpoint import State, capture, restore, save, write
 from hotbed.persist.digest import content_digest, values_digest
 from hotbed.persist.format import CheckpointWriter, Saved, open_checkpoint
 from hotbed.persist.inspect import describe_checkpoint, diff, verify
+from hotbed.persist.manifest import sealed
 from hotbed.persist.store import LocalStore, open_store
 from hotbed.persist.tables import warm_start
 
@@ -420,7 +424,7 @@ def test_a_warm_start_that_does_not_fit_is_refused_before_anything_changes(tmp_p
     assert (len(first), len(wide)) == (0, 0)
     with pytest.raises(PersistError, match=r"two tables become 'x', got 'a' and 'b'"):
         warm_start({}, reader, [("a|b", "x")])
-    with pytest.raises(PersistError, match="no rule to rename by"):
+    with pytest.raises(PersistError, match="not a rule to rename by"):
         warm_start({}, reader, [("a", r"\2")])
     with pytest.raises(PersistError, match="has the rule sgd, got the state of adagrad"):
         warm_start({"a": hb.Table("a", 2, rule=hb.Sgd())}, reader, optimizer_state=True)
@@ -429,3 +433,33 @@ def test_a_warm_start_that_does_not_fit_is_refused_before_anything_changes(tmp_p
         warm_start({"a": timed}, reader)
     warm_start({"a": timed}, reader, now=1_000_000)
     assert (timed.evict(5_999_999), timed.evict(6_000_000)) == (0, 20)
+
+
+def test_members_of_a_newer_writer_are_kept_by_compaction(tmp_path: Path) -> None:
+    run(tmp_path, 2, tracked())
+    folder = tmp_path / "checkpoint-00000002"
+    plain = json.loads((folder / "MANIFEST.json").read_text())
+    plain["newer"] = {"a": 1}
+    plain["tables"][0]["newer"] = [2]
+    plain["tables"][0]["scalars"]["newer"] = 3
+    text, _ = sealed(plain)
+    (folder / "MANIFEST.json").write_text(text)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    (tmp_path / "CURRENT").write_text(f"{folder.name} {digest}\n")
+    full = compact(tmp_path)
+    assert full is not None
+    written = json.loads((Path(full.folder) / "MANIFEST.json").read_text())
+    assert written["newer"] == {"a": 1}
+    assert written["tables"][0]["newer"] == [2]
+    assert written["tables"][0]["scalars"]["newer"] == 3
+    assert open_checkpoint(tmp_path).manifest.to_json() == written
+
+
+def test_a_manifest_comes_back_from_json_as_it_was() -> None:
+    root = Path(__file__).parents[2] / "golden" / "checkpoint_2"
+    for path in sorted(root.rglob("MANIFEST.json")):
+        manifest = unsealed(path.read_bytes(), str(path))
+        plain = json.loads(path.read_text())
+        written = manifest.to_json()
+        assert written == plain
+        assert list(written) == list(plain)

@@ -130,8 +130,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     reader = open_checkpoint(root)
     assert [link.manifest.kind for link in reader.links] == ["full", "delta"]
     assert all(
-        entry["parts"] and entry["removed"] and entry["candidates"]
-        for entry in reader.manifest.tables[1:]
+        entry.parts and entry.removed and entry.candidates for entry in reader.manifest.tables[1:]
     )
     return root
 

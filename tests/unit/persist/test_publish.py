@@ -6,7 +6,10 @@ broker.
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -400,7 +403,7 @@ def test_a_published_directory_and_checkpoints_do_not_mix(tmp_path: Path) -> Non
     with pytest.raises(PersistError, match="it holds checkpoints, not published versions"):
         PublishDirectory(tmp_path / "run").publish(run.save())
     PublishDirectory(tmp_path / "out").publish(run.saves[0])
-    with pytest.raises(PersistError, match="published values, not a state"):
+    with pytest.raises(PersistError, match="expected a state, got published values"):
         restore(open_checkpoint(tmp_path / "out"), State(run.network, {"t": hb.Table("t", 2)}))
 
 
@@ -437,3 +440,25 @@ def test_publishers_are_described_without_secrets() -> None:
         "path": "out",
         "keep": 3,
     }
+
+
+def test_a_second_process_cannot_publish_in_the_same_folder(tmp_path: Path) -> None:
+    run, publisher = Run(tmp_path / "run"), PublishDirectory(tmp_path / "published")
+    publisher.publish(run.save())
+    code = """
+import sys
+import hotbed as hb
+from hotbed.persist.checkpoint import State, save
+saved = save(sys.argv[1], State())
+hb.PublishDirectory(sys.argv[2]).publish(saved)
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "other"), str(tmp_path / "published")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    message = f"{tmp_path / 'published'}: another process writes it, got process {os.getpid()}"
+    assert message in done.stderr
+    assert PublishDirectory(tmp_path / "published").publish(run.save()) is not None
+    (*_, version) = Follower(tmp_path / "published").poll()
+    assert version.manifest.version == 1
+    del publisher
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -250,7 +250,7 @@ def test_a_store_that_is_away_is_told_and_the_next_save_is_a_full(
     first, follower = run.save(), Follower("s3://bucket/model")
     server.kill()
     with pytest.raises(
-        PersistError, match=r"s3://bucket/model: the store does not answer — received .*onnect"
+        PersistError, match=r"s3://bucket/model: the store does not answer, got .*onnect"
     ):
         run.save()
     with pytest.raises(StoreAway, match="the store does not answer"):

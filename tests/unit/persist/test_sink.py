@@ -65,7 +65,7 @@ def test_memory_of_pieces_is_used_again_and_what_was_lost_is_told(
         for number in range(30):
             file.write(bytes([number]) * sink.PIECE_BYTES)
     assert file.result()[0] == 30 * sink.PIECE_BYTES
-    assert len(made) == sink._PIECES
+    assert len(made) == sink._MAX_PIECES
     written = np.fromfile(tmp_path / "file", np.uint8).reshape(30, -1)
     assert (written == np.arange(30)[:, None]).all()
 
@@ -85,16 +85,15 @@ def test_memory_of_pieces_is_used_again_and_what_was_lost_is_told(
 
 def test_a_save_stands_back_while_other_threads_work_and_only_then(monkeypatch: Any) -> None:
     slept: list[float] = []
-    clocks = [
-        (0.0, 0.0, 0.0, 0.01)
-    ]  # wall, process, save, process after that: the save was at work while they were read
+    # the save was at work while the clocks were read
+    clocks = [sink.Clocks(0.0, 0.0, 0.0, 0.01)]
     monkeypatch.setattr(sink.time, "sleep", slept.append)
     monkeypatch.setattr(sink.SaveThreads, "_clocks", lambda self: clocks[-1])
     workers = sink.SaveThreads()
-    clocks.append((0.02, 0.03, 0.02, 0.03))  # all that ran was the save
+    clocks.append(sink.Clocks(0.02, 0.03, 0.02, 0.03))  # all that ran was the save
     workers.pace()
     assert not slept
-    clocks.append((0.04, 0.07, 0.03, 0.07))  # another thread had a processor to itself
+    clocks.append(sink.Clocks(0.04, 0.07, 0.03, 0.07))  # another thread had a processor to itself
     workers.pace()
     assert slept == [pytest.approx(sink.BACKGROUND * 0.01)]  # as many times what the piece cost
     workers.close()

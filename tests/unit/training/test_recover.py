@@ -164,6 +164,10 @@ def test_going_back_is_refused_without_a_change(learn: Any, tmp_path: Path) -> N
     before = digest(path)
     with Lock(path / "journal"), pytest.raises(PersistError, match="another run"):
         go_back(path, 3)
+    with pytest.raises(
+        ConfigError, match=r"--state: restore needs the number .* got none\..*: 1, 2"
+    ):
+        go_back(path, None)
     with pytest.raises(ConfigError, match=r"--state: not in .* got 9.*: 1, 2, 3, 4, 5, 6"):
         go_back(path, 9)
     with pytest.raises(ConfigError, match="restore: works on local folders"):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hotbed.config import described
 from hotbed.errors import FormatError
+from hotbed.files import SharedLock
 from hotbed.persist.chain import retain
 from hotbed.persist.format import (
     CheckpointWriter,
@@ -18,7 +19,7 @@ from hotbed.persist.format import (
     refuse_states,
 )
 from hotbed.persist.publish.version import Publisher, write_published
-from hotbed.persist.store import CheckpointStore, open_store
+from hotbed.persist.store import CheckpointStore, LocalStore, open_store
 
 log = logging.getLogger("hotbed.persist")
 
@@ -27,7 +28,9 @@ log = logging.getLogger("hotbed.persist")
 class PublishDirectory(Publisher):
     """Publish versions in a directory or under a URL, in the container of docs/format.md.
 
-    `keep`: number of fulls that are kept, with their deltas.
+    A local folder is locked from the first version on, until the publisher is gone or the process
+    ends: a publisher in another process gets a PersistError that names the folder. `keep`: number
+    of fulls that are kept, with their deltas.
 
     Example: `hb.callbacks.Checkpoint("runs/clicks", publish=PublishDirectory("published/clicks"))`
     """
@@ -35,11 +38,15 @@ class PublishDirectory(Publisher):
     def __init__(self, path: str | Path, keep: int = 2) -> None:
         self._path = path
         self._keep = keep
+        self._lock: SharedLock | None = None
 
     def publish(self, saved: Saved) -> Saved | None:
         reader = open_checkpoint(saved.folder)
         store = open_store(self._path)
         last = _last_version(store)
+        if self._lock is None and isinstance(store, LocalStore):
+            self._lock = SharedLock.of(store.root)
+            last = _last_version(store)  # another process may have published before the lock
         if last is not None and last.manifest.source == saved.digest:
             return None
         with CheckpointWriter(store) as writer:

@@ -9,55 +9,14 @@ import os
 import shutil
 import stat
 import tempfile
-import threading
 import weakref
 from collections.abc import Iterable
 from pathlib import Path
-from typing import ClassVar
 
-from hotbed.errors import NotWritten, PersistError
-from hotbed.files import FolderLock, folder_lock_file
+from hotbed.errors import PersistError
+from hotbed.files import FolderLock, SharedLock, folder_lock_file
 
 log = logging.getLogger("hotbed.serving")
-
-
-class SharedLock:
-    """The lock of a served folder, which all writers of one process share.
-
-    It is held until the last of them is gone, or until the process ends.
-
-    Attributes:
-        busy: Held around each change of the folder, by any thread.
-    """
-
-    _by_folder: ClassVar = weakref.WeakValueDictionary[Path, "SharedLock"]()
-    _creating: ClassVar = threading.Lock()
-
-    def __init__(self, folder: Path) -> None:
-        self.busy = threading.RLock()
-        self.process = os.getpid()
-        try:
-            lock = FolderLock(folder)
-        except OSError as error:
-            raise NotWritten(
-                f"{folder}: cannot be written, got {error}. Choose another folder."
-            ) from error
-        weakref.finalize(self, lock.release)
-
-    @classmethod
-    def of(cls, folder: Path) -> SharedLock:
-        """Return the lock of this process.
-
-        Raises PersistError where another process has it, also the one that this process was
-        forked from.
-        """
-        place = folder.resolve()
-        with cls._creating:
-            lock = cls._by_folder.get(place)
-            if lock is None or lock.process != os.getpid():
-                lock = cls(place)
-                cls._by_folder[place] = lock
-            return lock
 
 
 class TemporaryFolder:
