@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -214,3 +216,17 @@ def test_nothing_changes_when_a_file_is_bad(tmp_path: Path) -> None:
         )
     assert not other[0].weight.any()
     assert len(fresh) == 0
+
+
+def test_every_name_of_checkpoints_resolves_and_without_torch_says_what_to_install() -> None:
+    for name in hb.checkpoints.__all__:
+        assert (getattr(hb.checkpoints, name).__doc__ or "").strip(), name
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import hotbed as hb\n"
+        "hb.checkpoints.verify\n"
+        "try:\n    hb.checkpoints.Saver\n"
+        "except hb.errors.MissingExtra as error:\n    print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "hotbed[train]" in done.stdout, done.stderr
