@@ -40,11 +40,15 @@ _ROWS = 5  # of the batch that the graph is traced and checked with
 
 
 def export(checkpoint: Where, to: Where, graph: Graph) -> Saved:
-    """Freeze the newest state under `checkpoint` for servers: values of rows, weights, schema and
-        `graph`, under `to`.
+    """Freeze the newest state under `checkpoint` for servers: values, weights, schema and graph.
 
-    `graph`: of the network that the checkpoint was made of. Raises PersistError where `to` cannot
-    be written, or holds states.
+    Args:
+        checkpoint: A path or URL of states.
+        to: Where the export is written.
+        graph: Of the network that the checkpoint was made of.
+
+    Raises:
+        PersistError: `to` cannot be written, or holds states.
     """
     refuse_states(newest_link(open_store(to)))
 
@@ -58,49 +62,64 @@ def export(checkpoint: Where, to: Where, graph: Graph) -> Saved:
 def export_graph(
     network: nn.Module, schema: Schema, activate: Callable[[Any], Any] | None = None
 ) -> Graph:
-    """The network after its lookups, `activate` (a sigmoid, say) included, as a graph that is
-    checked against torch.
+    """Return the network after its lookups as a graph, which is checked against torch.
 
-    Raises ConfigError for networks that cannot be exported: those that look up something else than
-    whole features, or that torch.export refuses; MissingExtra without onnx.
+    Args:
+        network: The network.
+        schema: Of its features.
+        activate: Applied to the outputs, for example a sigmoid.
+
+    Raises:
+        ConfigError: The network cannot be exported: it looks up something else than whole
+            features, or torch.export rejects it.
+        MissingExtra: onnx is not installed.
     """
     _check_installed()
     half = _DenseHalf(network, schema, activate or (lambda outputs: outputs))
     try:
         with torch.no_grad(), in_eval_mode(network), _quiet(), torch.random.fork_rng(devices=[]):
-            inputs = half.record()
-            half(*inputs.values())
-            onnx, weights = _export(half, inputs)
-            graph = Graph(
-                onnx, weights, half.lookups, [column.name for column in schema.dense], half.outputs
-            )
-            # as it is, and a smaller request of another version
-            for n, factor in ((_ROWS, 1.0), (3, 1.25)):
-                values = {name: dense_state(half)[name] * factor for name in weights}
-                asked = half.first(n, inputs)
-                _check(
-                    graph,
-                    asked,
-                    values,
-                    torch.func.functional_call(half, values, tuple(asked.values())),
-                )
+            return _traced_graph(half, schema)
     except (ConfigError, PersistError):
         raise
     except Exception as error:
         place = _place_of(error, half)
         raise ConfigError(
-            f"export: {type(network).__name__} cannot become an ONNX graph, because of {place} — "
-            "received "
-            f"{_reason_of(error)} — compute with tensors of any size, without len(), int(), if "
-            "and loops over values; "
-            "or pad sequences to one length and mask them"
+            f"export: {type(network).__name__} cannot become an ONNX graph, because of {place}, "
+            f"got {_reason_of(error)}. Compute with tensors of any size, without len(), int(), if "
+            "and loops over values; or pad sequences to one length and mask them."
         ) from error
+
+
+def _traced_graph(half: _DenseHalf, schema: Schema) -> Graph:
+    inputs = half.record()
+    half(*inputs.values())
+    onnx, weights = _export(half, inputs)
+    dense = [column.name for column in schema.dense]
+    graph = Graph(onnx, weights, half.lookups, dense, half.outputs)
+    _check_version(half, graph, inputs, _ROWS, 1.0)
+    _check_version(half, graph, inputs, 3, 1.25)  # a smaller request, other weights
     return graph
 
 
+def _check_version(
+    half: _DenseHalf,
+    graph: Graph,
+    inputs: Mapping[str, Tensor],
+    num_rows: int,
+    factor: float,
+) -> None:
+    """Check a request of `num_rows` candidates, with all weights times `factor`."""
+    state = dense_state(half)
+    weights = {name: state[name] * factor for name in graph.weights}
+    request = half.first(num_rows, inputs)
+    expected = torch.func.functional_call(half, weights, tuple(request.values()))
+    _check(graph, request, weights, expected)
+
+
 class _DenseHalf(nn.Module):
-    """The network with its lookups replaced by inputs: `record` finds out which they are, then
-    `forward` takes them in order.
+    """The network with its lookups replaced by inputs.
+
+    `record` finds out which inputs there are; then `forward` takes them in order.
     """
 
     def __init__(self, network: nn.Module, schema: Schema, activate: Callable[[Any], Any]) -> None:
@@ -115,18 +134,21 @@ class _DenseHalf(nn.Module):
         self._activate = activate
 
     def record(self) -> dict[str, Tensor]:
-        """Inputs by name, of made-up values; the network runs once to tell what it looks up."""
-        draw = torch.Generator().manual_seed(0)  # what trains draws as if nothing had happened
+        """Run the network once, and return made-up inputs by name."""
+        generator = torch.Generator().manual_seed(0)  # the global one stays as it is
         ids = {}
         inputs = dict[str, Tensor]()
-        for number, (name, sequence) in enumerate(self._sequences.items()):
-            m = _ROWS + 2 + number if sequence else _ROWS  # no two sequences have the same size
-            offsets = torch.tensor([0, 2, 3, 3, 5, m]) if sequence else None
-            ids[name] = Ids(torch.zeros(m, dtype=torch.int64), offsets)
+        for number, (name, is_sequence) in enumerate(self._sequences.items()):
+            num_ids = _ROWS
+            offsets = None
+            if is_sequence:
+                num_ids = _ROWS + 2 + number  # no two sequences have the same size
+                offsets = torch.tensor([0, 2, 3, 3, 5, num_ids])
+            ids[name] = Ids(torch.zeros(num_ids, dtype=torch.int64), offsets)
         if self._widths:
-            inputs[DENSE_INPUT] = torch.rand(_ROWS, sum(self._widths.values()), generator=draw)
-
-        self._run(_Recording(self.lookups, ids, inputs, draw), ids, inputs)
+            width = sum(self._widths.values())
+            inputs[DENSE_INPUT] = torch.rand(_ROWS, width, generator=generator)
+        self._run(_Recording(self.lookups, ids, inputs, generator), ids, inputs)
         self._names = list(inputs)
         return inputs
 
@@ -135,51 +157,76 @@ class _DenseHalf(nn.Module):
         """Names of the graph's inputs, once they are recorded."""
         return self._names
 
-    def first(self, n: int, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Inputs of the first `n` candidates of those of `record`."""
-        ends = {
-            name: int(inputs[f"offsets/{name}"][n]) if f"offsets/{name}" in inputs else n
-            for name in self._sequences
-        }
-        found = {}
+    def first(self, num_rows: int, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the part of recorded inputs that belongs to the first candidates."""
+        request = {}
         for name, values in inputs.items():
-            kind, *rest = name.split("/", 2)
-            found[name] = values[
-                : n + 1 if kind == "offsets" else ends[rest[1]] if len(rest) == 2 else n
-            ]
-        return found
+            kind, feature = _parts_of(name)
+            end = num_rows
+            if kind == "offsets":
+                end = num_rows + 1
+            elif feature is not None and f"offsets/{feature}" in inputs:
+                end = int(inputs[f"offsets/{feature}"][num_rows])
+            request[name] = values[:end]
+        return request
 
     def sizes(self) -> tuple[dict[int, Any], ...]:
-        """Which dimension of each input changes, as torch.export has it."""
+        """Return which dimension of each input changes, as torch.export takes it."""
         rows = torch.export.Dim("rows")
-        found = []
-        items = {
-            name: torch.export.Dim(f"items_{number}") for number, name in enumerate(self._sequences)
-        }
+        items = {}
+        for number, name in enumerate(self._sequences):
+            items[name] = torch.export.Dim(f"items_{number}")
+        sizes = []
         for name in self._names:
-            kind, *rest = name.split("/", 2)
-            sequence = len(rest) == 2 and self._sequences[rest[1]]
-            found.append(
-                {0: rows + 1 if kind == "offsets" else items[rest[1]] if sequence else rows}
-            )
-        return tuple(found)
+            kind, feature = _parts_of(name)
+            size: Any = rows
+            if kind == "offsets":
+                size = rows + 1
+            elif feature is not None and self._sequences[feature]:
+                size = items[feature]
+            sizes.append({0: size})
+        return tuple(sizes)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        given = dict(zip(self._names, inputs, strict=True))
+        by_name = dict(zip(self._names, inputs, strict=True))
         nothing = torch.zeros(0, dtype=torch.int64)
-        ids = {name: Ids(nothing, given.get(f"offsets/{name}")) for name in self._sequences}
-        found = self._run(_Replaying(self.lookups, given), ids, given)
-        self.outputs = list(found) if isinstance(found, dict) else ["prediction"]
-        return tuple(found.values()) if isinstance(found, dict) else (found,)
+        ids = {name: Ids(nothing, by_name.get(f"offsets/{name}")) for name in self._sequences}
+        outputs = self._run(_Replaying(self.lookups, by_name), ids, by_name)
+        if not isinstance(outputs, dict):
+            outputs = {"prediction": outputs}
+        self.outputs = list(outputs)
+        return tuple(outputs.values())
 
     # If its own trace fails, torch.onnx tries Dynamo, which lets sizes depend on values.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _run(self, lookup: Lookup, ids: Mapping[str, Ids], inputs: Mapping[str, Tensor]) -> Any:
         dense = SideBySide(inputs[DENSE_INPUT], self._widths) if self._widths else {}
-        each = next((name for name in inputs if name == DENSE_INPUT or name.count("/") == 1), "")
-        n = inputs[each].shape[0] - each.startswith("offsets") if each else _ROWS
+        batch = Batch(ids, dense, num_samples=_num_samples(inputs))
         with performed_by(lookup, self._modules_with_tables):
-            return self._activate(self.network(Batch(ids, dense, num_samples=n)))
+            return self._activate(self.network(batch))
+
+
+def _num_samples(inputs: Mapping[str, Tensor]) -> int:
+    """Return the number of candidates by the first input that has one entry for each."""
+    for name, values in inputs.items():
+        kind, feature = _parts_of(name)
+        if kind == "offsets":
+            return values.shape[0] - 1
+        if feature is None:
+            return values.shape[0]
+    return _ROWS
+
+
+def _parts_of(name: str) -> tuple[str, str | None]:
+    """Return the kind of an input, and its feature if it belongs to one.
+
+    >>> _parts_of("dense"), _parts_of("lookup/0"), _parts_of("lookup/0/user"), _parts_of("offsets/user")
+    (('dense', None), ('lookup', None), ('lookup', 'user'), ('offsets', 'user'))
+    """
+    kind, *rest = name.split("/", 2)
+    if kind == "offsets":
+        return kind, "/".join(rest)
+    return kind, rest[1] if len(rest) == 2 else None
 
 
 class _Recording(Lookup):
@@ -253,6 +300,7 @@ class _Replaying(Lookup):
 
 
 def _export(half: _DenseHalf, inputs: Mapping[str, Tensor]) -> tuple[bytes, list[str]]:
+    """Return the graph without its weights, and their names."""
     program = torch.onnx.export(
         half,
         tuple(inputs.values()),
@@ -265,13 +313,13 @@ def _export(half: _DenseHalf, inputs: Mapping[str, Tensor]) -> tuple[bytes, list
     )
     assert program is not None
     model = program.model_proto
-    known = {f"network.{name}" for name in dense_state(half.network)}
-    weights = [one for one in model.graph.initializer if one.name in known]
-    for one in weights:  # whoever loads the graph brings them, before anything is derived from them
-        one.ClearField("raw_data")
-        one.data_location = one.EXTERNAL
-        one.external_data.add(key="location", value="weights")
-    return model.SerializeToString(), [one.name for one in weights]
+    names = {f"network.{name}" for name in dense_state(half.network)}
+    weights = [tensor for tensor in model.graph.initializer if tensor.name in names]
+    for tensor in weights:  # a server brings them, before anything is derived from them
+        tensor.ClearField("raw_data")
+        tensor.data_location = tensor.EXTERNAL
+        tensor.external_data.add(key="location", value="weights")
+    return model.SerializeToString(), [tensor.name for tensor in weights]
 
 
 def _check(
@@ -280,25 +328,25 @@ def _check(
     weights: Mapping[str, Tensor],
     expected: Sequence[Tensor],
 ) -> None:
+    """Raise PersistError unless the graph's outputs are those of the network."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    make = onnxruntime.OrtValue.ortvalue_from_numpy
     options.log_severity_level = 3
+    make = onnxruntime.OrtValue.ortvalue_from_numpy
     values = [make(value.detach().numpy()) for value in weights.values()]
     options.add_external_initializers(list(weights), values)
     session = onnxruntime.InferenceSession(graph.onnx, options, providers=["CPUExecutionProvider"])
-    wanted = {one.name for one in session.get_inputs()}
-    found = session.run(
-        list(graph.outputs), {name: one.numpy() for name, one in inputs.items() if name in wanted}
-    )
-    for name, ours, theirs in zip(graph.outputs, expected, found, strict=True):
-        apart = float(np.abs(ours.numpy() - theirs).max())
-        if not apart <= TOLERANCE:
+    arguments = {}
+    for argument in session.get_inputs():
+        arguments[argument.name] = inputs[argument.name].numpy()
+    outputs = session.run(list(graph.outputs), arguments)
+    for name, ours, theirs in zip(graph.outputs, expected, outputs, strict=True):
+        difference = float(np.abs(ours.numpy() - theirs).max())
+        if not difference <= TOLERANCE:
             raise PersistError(
-                f"export: output {name!r} of the graph is not the network's — received a "
-                "difference of "
-                f"{apart:.2g} — do not serve it; report the network"
+                f"export: output {name!r} of the graph is not the network's, got a difference of "
+                f"{difference:.2g}. Do not serve it; report the network."
             )
 
 
@@ -311,13 +359,13 @@ def _check_installed() -> None:
         del onnx, onnxruntime, onnxscript
     except ImportError as error:
         raise MissingExtra(
-            f"export needs {error.name} — it is not installed — pip install hotbed[export]"
+            f"export: {error.name} is not installed. Run pip install hotbed[export]."
         ) from error
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """torch.onnx tells its own deprecations and every library that it does not find."""
+    """Silence torch.onnx, which logs its own deprecations and every library that it misses."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     with warnings.catch_warnings():
@@ -329,8 +377,11 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
+# --- causes of an error -------------------------------------------------------------------------
+
+
 def _causes(error: BaseException) -> list[BaseException]:
-    """The error and what led to it, the first cause last."""
+    """Return the error and what led to it, the first cause last."""
     causes = [error]
     while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
         causes.append(cause)
@@ -338,14 +389,14 @@ def _causes(error: BaseException) -> list[BaseException]:
 
 
 def _reason_of(error: BaseException) -> str:
-    """The first line of the first cause, without colours."""
+    """Return the first line of the first cause, without colours."""
     cause = _causes(error)[-1]
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(cause))
     return next((line.strip() for line in text.splitlines() if line.strip()), type(cause).__name__)
 
 
 def _place_of(error: BaseException, half: _DenseHalf) -> str:
-    """The feature or the layer that an error is about: by its text, else by where it was raised."""
+    """Return the feature or layer that an error is about: by its text, else by its traceback."""
     for name in half.inputs:
         if f"input: {name} " in f"{error} ":
             return f"feature {name.split('/')[-1]!r}, whose size the graph has fixed"
@@ -360,7 +411,7 @@ def _place_of(error: BaseException, half: _DenseHalf) -> str:
 
 
 def _layer_in(values: Mapping[str, Any], layers: Mapping[int, str]) -> str:
-    """The layer that a frame runs, or that the node was traced from which it translates."""
+    """Return the layer that a frame runs, or from which the node that it translates was traced."""
     module = values.get("self")
     if id(module) in layers:
         return layers[id(module)] or type(module).__name__
