@@ -220,8 +220,8 @@ def _num_samples(inputs: Mapping[str, Tensor]) -> int:
 def _parts_of(name: str) -> tuple[str, str | None]:
     """Return the kind of an input, and its feature if it belongs to one.
 
-    >>> _parts_of("dense"), _parts_of("lookup/0"), _parts_of("lookup/0/user"), _parts_of("offsets/user")
-    (('dense', None), ('lookup', None), ('lookup', 'user'), ('offsets', 'user'))
+    >>> _parts_of("lookup/0"), _parts_of("lookup/0/user"), _parts_of("offsets/user")
+    (('lookup', None), ('lookup', 'user'), ('offsets', 'user'))
     """
     kind, *rest = name.split("/", 2)
     if kind == "offsets":
