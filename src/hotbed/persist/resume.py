@@ -166,7 +166,7 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _different(saved: Meaning, here: Meaning) -> list[str]:
-    """Return the names of the fields that differ; of an object of another kind its own name alone."""
+    """Return the names of the fields that differ; for an object of another kind only its own."""
     names: list[str] = []
     for name in dict.fromkeys([*saved, *here]):
         is_equal = name in saved and name in here and saved[name] == here[name]
@@ -283,7 +283,7 @@ def go_back(where: Where, number: int | None) -> dict[str, Any]:
 
 
 def _chosen(store: LocalStore, number: int | None) -> str:
-    """Return the folder of state `number`; raise ConfigError listing the states if there is none."""
+    """Return the folder of state `number`; raise ConfigError with all numbers if there is none."""
     numbers = [number_of(folder) for folder in store.folders()]
     if number in numbers:
         return store.folders()[numbers.index(number)]

@@ -123,7 +123,7 @@ class SaveThreads:
         return futures
 
     def settle(self, allowed: int = 0) -> None:
-        """Wait until at most `allowed` files are not yet on disk; raise what writing them raised."""
+        """Wait until at most `allowed` files are not on disk; raise what writing them raised."""
         while len(self.unsynced) > allowed:
             self.unsynced.popleft().result()
 

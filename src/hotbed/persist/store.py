@@ -92,7 +92,11 @@ class CheckpointStore(ABC):
 
     @abstractmethod
     def newest_state(self) -> NewestState | None:
-        """Return the newest checkpoint, None if there is none; raise FormatError if CURRENT is torn."""
+        """Return the newest checkpoint, None if there is none.
+
+        Raises:
+            FormatError: CURRENT is torn, or missing next to states.
+        """
 
     @abstractmethod
     def folders(self) -> list[str]:
