@@ -231,7 +231,7 @@ def test_a_save_that_fails_leaves_no_trace(url: str) -> None:
 def test_a_bucket_that_is_not_there_is_named(server: Server) -> None:
     with pytest.raises(PersistError, match=r"s3://nowhere/model.*: cannot be written"):
         save("s3://nowhere/model", State())
-    with pytest.raises(FormatError, match=r"s3://nowhere/model: no checkpoint"):
+    with pytest.raises(FormatError, match=r"s3://nowhere/model: there is no checkpoint"):
         open_checkpoint("s3://nowhere/model")
 
 

@@ -373,7 +373,7 @@ def test_gaps_forks_and_torn_versions_keep_the_version_until_the_next_full(
     trainer.publish(4)
     shutil.rmtree(missing)
     server.process.send_signal(signal.SIGCONT)
-    wait_for(lambda: server.told("cannot be read with what it rests on"), "the gap is told")
+    wait_for(lambda: server.told("cannot be read with its chain"), "the gap is told")
     assert store.model("m").version == last
     last = trainer.publish(5, full=True)
     wait_for(lambda: store.model("m").version == last, "the full recovers")

@@ -163,7 +163,7 @@ def test_a_save_that_is_due_while_one_is_written_waits_for_it_not_for_training(
     written, write = threading.Event(), checkpoint.write
 
     def slow(*arguments: Any) -> Any:
-        if arguments[1].members["version"] == 2:
+        if arguments[1].manifest.version == 2:
             assert written.wait(60)
         return write(*arguments)
 
@@ -325,7 +325,7 @@ def test_a_save_that_fails_is_made_up_for_and_only_the_last_one_is_an_error(
     write = checkpoint.write
 
     def refuse(where: Any, captured: Any, *rest: Any) -> Any:
-        if captured.members["version"] == fails:
+        if captured.manifest.version == fails:
             captured.close(saved=False)
             raise PersistError("no space left")
         return write(where, captured, *rest)
