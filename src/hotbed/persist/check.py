@@ -385,14 +385,22 @@ def checked_rows(
             continue
         _check_columns(batch, types, place)
         for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
-            last = _check_order(batch.slice(start, _ROWS_AT_ONCE), part, last, place)
+            last = _check_order(
+                batch.slice(start, _ROWS_AT_ONCE),
+                part,
+                last,
+                place,
+            )
         rows += batch.num_rows
         yield batch
     _check_number(rows, part.rows, place)
 
 
 def _check_order(
-    rows: pa.RecordBatch, part: PartEntry, last: tuple[int, int] | None, place: str
+    rows: pa.RecordBatch,
+    part: PartEntry,
+    last: tuple[int, int] | None,
+    place: str,
 ) -> tuple[int, int]:
     """Check that rows follow `last`, the (partition, id) before them; return their own last."""
     partitions = rows.column("partition").to_numpy()

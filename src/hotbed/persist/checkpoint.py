@@ -145,7 +145,12 @@ def capture(state: State, changes: bool = False) -> Capture:
 
 
 def _captured_table(name: str, table: Table, rows: TableRows) -> CapturedTable:
-    return CapturedTable(name, describe(table.config), len(table), rows)
+    return CapturedTable(
+        name,
+        describe(table.config),
+        len(table),
+        rows,
+    )
 
 
 def _capture(state: State, tables: tuple[CapturedTable, ...], *, changes: bool) -> Capture:
@@ -181,10 +186,21 @@ def _capture(state: State, tables: tuple[CapturedTable, ...], *, changes: bool) 
         progress=progress,
         tables=(),
     )
-    return Capture(manifest, tensors, arrays, tables, changes)
+    return Capture(
+        manifest,
+        tensors,
+        arrays,
+        tables,
+        changes,
+    )
 
 
-def write(where: Where, captured: Capture, keep: int = 1, parent: Saved | None = None) -> Saved:
+def write(
+    where: Where,
+    captured: Capture,
+    keep: int = 1,
+    parent: Saved | None = None,
+) -> Saved:
     """Write a capture as the newest checkpoint under `where` and close it.
 
     Args:
@@ -320,7 +336,12 @@ def restore(reader: Reader, state: State, allow: Sequence[str] = ()) -> None:
     accepted = compare(folder, *_meanings(reader, state), allow)
     tensors = _loaded_tensors(reader)
     if state.network is not None:
-        load_network(folder, state.network, state.rows, tensors)
+        load_network(
+            folder,
+            state.network,
+            state.rows,
+            tensors,
+        )
     for name in reader.table_names:
         load_table(reader, name, state.tables[name])
     dense = reader.manifest.dense
@@ -328,7 +349,13 @@ def restore(reader: Reader, state: State, allow: Sequence[str] = ()) -> None:
     for name, optimizer in state.optimizers.items():
         if optimizer is not None and name in optimizers:
             try:
-                _load_optimizer(optimizer, name, tensors, optimizers[name], accepted)
+                _load_optimizer(
+                    optimizer,
+                    name,
+                    tensors,
+                    optimizers[name],
+                    accepted,
+                )
             except PersistError as error:
                 raise PersistError(f"{folder}: {error}") from error
 
@@ -370,7 +397,12 @@ def _load_optimizer(
     if isinstance(optimizer, SparseOptimizer):
         load_table_groups(optimizer, plain)
     else:
-        unflatten(optimizer, name, tensors, plain)
+        unflatten(
+            optimizer,
+            name,
+            tensors,
+            plain,
+        )
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         fields = [f"tables.{table}.rule.lr" for table in group.get("tables", ())]
         if accepted.intersection(fields or ["optimizer.lr"]):
@@ -432,7 +464,13 @@ class Saver:
             captured.close(saved=False)
             raise
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hotbed-saver")
-        self._writing = self._thread.submit(write, self._where, captured, self._keep, self._last)
+        self._writing = self._thread.submit(
+            write,
+            self._where,
+            captured,
+            self._keep,
+            self._last,
+        )
         self._thread.shutdown(wait=False)  # it ends with the save
 
     def wait(self) -> Saved | None:

@@ -42,13 +42,18 @@ def _verified(reader: Reader) -> dict[str, Any]:
                 f"{reader.folder}: table {entry.name!r} has other rows than the manifest says, "
                 f"got {rows} instead of {entry.rows}. {ADVICE}"
             )
-    files = [entry for link in reader.links for entry in link.manifest.files.values()]
+    num_files = 0
+    num_bytes = 0
+    for link in reader.links:
+        for entry_of_file in link.manifest.files.values():
+            num_files += 1
+            num_bytes += entry_of_file.bytes
     return {
         **_head(reader),
         "content_digest": content_digest(reader),
         "links": len(reader.links),
-        "files": len(files),
-        "bytes": sum(entry.bytes for entry in files),
+        "files": num_files,
+        "bytes": num_bytes,
     }
 
 
@@ -79,7 +84,11 @@ def _description(reader: Reader) -> dict[str, Any]:
     network = [tensor for tensor in reader.tensors() if tensor.name.startswith("network/")]
     num_bytes = []
     for link in reader.links:
-        num_bytes.append(sum(entry.bytes for entry in link.manifest.files.values()))
+        files = link.manifest.files.values()
+        num_bytes.append(sum(entry.bytes for entry in files))
+    num_parameters = 0
+    for tensor in network:
+        num_parameters += int(np.prod(tensor.shape))
     return {
         **_head(reader),
         "parent": manifest.parent,
@@ -91,7 +100,7 @@ def _description(reader: Reader) -> dict[str, Any]:
         "counters": manifest.counters,
         "dense": {
             "tensors": len(network),
-            "parameters": sum(int(np.prod(tensor.shape)) for tensor in network),
+            "parameters": num_parameters,
         },
         "tables": [_table_description(reader, entry) for entry in manifest.tables],
     }
@@ -105,17 +114,22 @@ def _table_description(reader: Reader, entry: TableEntry) -> dict[str, Any]:
         norms.add(np.sqrt(np.square(values).sum(axis=1)))
         if "count" in batch.schema.names:
             counts.add(batch.column("count").to_numpy().astype(np.float64))
-    files = reader.manifest.files
-    candidates = entry.candidates
-    scalars = {name: value for name, value in entry.scalars.items() if name != "rates"}
+    num_bytes = 0
+    for part in entry.all_parts:
+        num_bytes += reader.manifest.files[part.file].bytes
+    num_candidates = 0
+    if entry.candidates is not None:
+        num_candidates = entry.candidates.rows
+    scalars = dict(entry.scalars)
+    scalars.pop("rates", None)
     return {
         "name": entry.name,
         "dim": entry.config["dim"],
         "rows": entry.rows,
-        "bytes": sum(files[part.file].bytes for part in entry.all_parts),
+        "bytes": num_bytes,
         "changed": sum(part.rows for part in entry.parts),
         "removed": sum(part.rows for part in entry.removed),
-        "candidates": 0 if candidates is None else candidates.rows,
+        "candidates": num_candidates,
         "scalars": scalars,
         "norms": norms.bins(),
         "counts": counts.bins(),
@@ -210,17 +224,29 @@ def _table_difference(one: Reader, two: Reader, name: str) -> dict[str, Any] | N
     spans = partition_ranges(one.entry(name).rows, _SPAN_ROWS)
     for old, new in zip(one.spans(name, spans), two.spans(name, spans), strict=True):
         if old is None or new is None:
-            total["added"] += 0 if new is None else new.num_rows
-            total["removed"] += 0 if old is None else old.num_rows
+            if new is not None:
+                total["added"] += new.num_rows
+            if old is not None:
+                total["removed"] += old.num_rows
             continue
         old_ids = old.column("id")
         new_ids = new.column("id")
-        common = np.intersect1d(old_ids, new_ids, assume_unique=True, return_indices=True)
+        common = np.intersect1d(
+            old_ids,
+            new_ids,
+            assume_unique=True,
+            return_indices=True,
+        )
         _, old_rows, new_rows = common
         total["added"] += new.num_rows - len(new_rows)
         total["removed"] += old.num_rows - len(old_rows)
         if len(old_rows):
-            changed, largest = _row_differences(old, new, old_rows, new_rows)
+            changed, largest = _row_differences(
+                old,
+                new,
+                old_rows,
+                new_rows,
+            )
             total["changed"] += changed
             total["largest"] = max(total["largest"], largest)
     return total

@@ -38,11 +38,10 @@ def load_network(
         PersistError: A parameter is missing or has another shape; the message names it.
     """
     own = _dense_tensors(network, rows)
-    saved = {
-        name.removeprefix("network/"): tensor
-        for name, tensor in tensors.items()
-        if name.startswith("network/")
-    }
+    saved = {}
+    for name, tensor in tensors.items():
+        if name.startswith("network/"):
+            saved[name.removeprefix("network/")] = tensor
     for name in sorted({*own, *saved}):
         here = _shape(own, name)
         there = _shape(saved, name)
@@ -96,8 +95,10 @@ def flatten(
                 scalars.setdefault(str(number), {})[key] = plain
     groups = []
     for group in state["param_groups"]:
-        where = f"optimizer {name}: group"
-        groups.append({key: _plain(value, f"{where} {key!r}") for key, value in group.items()})
+        plain_group = {}
+        for key, value in group.items():
+            plain_group[key] = _plain(value, f"optimizer {name}: group {key!r}")
+        groups.append(plain_group)
     return tensors, {"class": type(optimizer).__name__, "groups": groups, "scalars": scalars}
 
 
@@ -127,9 +128,9 @@ def unflatten(
             if path.startswith(prefix):
                 number, key = path.removeprefix(prefix).split("/", 1)
                 state.setdefault(int(number), {})[key] = tensor
-        groups = [
-            {key: _revived(key, value) for key, value in group.items()} for group in plain["groups"]
-        ]
+        groups = []
+        for group in plain["groups"]:
+            groups.append({key: _revived(key, value) for key, value in group.items()})
         optimizer.load_state_dict({"state": state, "param_groups": groups})
     except _NOT_LOADED as error:
         raise PersistError(

@@ -65,7 +65,8 @@ def test_a_path_that_leaves_the_folder_is_refused(
             manifest[place]["file"] = name
 
     with pytest.raises(
-        FormatError, match=r"outside of the checkpoint|not listed in MANIFEST|not a checkpoint's name"
+        FormatError,
+        match=r"outside of the checkpoint|not listed in MANIFEST|not a checkpoint's name",
     ):
         hb.ParameterServer(tmp_path / "rows").load("m", forged(exported, tmp_path / "copy", change))
     assert (tmp_path / "secret").read_text() == "secret"

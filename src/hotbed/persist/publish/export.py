@@ -54,7 +54,12 @@ def export(checkpoint: Where, to: Where, graph: Graph) -> Saved:
 
     def write(reader: Reader) -> Saved:
         with CheckpointWriter(to) as writer:
-            return write_published(writer, reader, None, graph)
+            return write_published(
+                writer,
+                reader,
+                None,
+                graph,
+            )
 
     return read_newest(checkpoint, write)
 
@@ -95,9 +100,27 @@ def _traced_graph(half: _DenseHalf, schema: Schema) -> Graph:
     half(*inputs.values())
     onnx, weights = _export(half, inputs)
     dense = [column.name for column in schema.dense]
-    graph = Graph(onnx, weights, half.lookups, dense, half.outputs)
-    _check_version(half, graph, inputs, _ROWS, 1.0)
-    _check_version(half, graph, inputs, 3, 1.25)  # a smaller request, other weights
+    graph = Graph(
+        onnx,
+        weights,
+        half.lookups,
+        dense,
+        half.outputs,
+    )
+    _check_version(
+        half,
+        graph,
+        inputs,
+        _ROWS,
+        1.0,
+    )
+    _check_version(
+        half,
+        graph,
+        inputs,
+        3,
+        1.25,
+    )  # a smaller request, other weights
     return graph
 
 
@@ -113,7 +136,12 @@ def _check_version(
     weights = {name: state[name] * factor for name in graph.weights}
     request = half.first(num_rows, inputs)
     expected = torch.func.functional_call(half, weights, tuple(request.values()))
-    _check(graph, request, weights, expected)
+    _check(
+        graph,
+        request,
+        weights,
+        expected,
+    )
 
 
 class _DenseHalf(nn.Module):
@@ -148,7 +176,16 @@ class _DenseHalf(nn.Module):
         if self._widths:
             width = sum(self._widths.values())
             inputs[DENSE_INPUT] = torch.rand(_ROWS, width, generator=generator)
-        self._run(_Recording(self.lookups, ids, inputs, generator), ids, inputs)
+        self._run(
+            _Recording(
+                self.lookups,
+                ids,
+                inputs,
+                generator,
+            ),
+            ids,
+            inputs,
+        )
         self._names = list(inputs)
         return inputs
 
@@ -244,7 +281,13 @@ class _Recording(Lookup):
         self.inputs = inputs
         self.generator = generator
 
-    def pool(self, module: TableModule, inputs: Sequence[Ids], time: Any, plan: Any) -> Pooled:
+    def pool(
+        self,
+        module: TableModule,
+        inputs: Sequence[Ids],
+        time: Any,
+        plan: Any,
+    ) -> Pooled:
         names = [self._name_of(module, ids) for ids in inputs]
         lookup = f"lookup/{len(self.lookups)}"
         self.lookups[lookup] = [
@@ -255,7 +298,12 @@ class _Recording(Lookup):
         if module.output_dim:
             self.inputs[lookup] = flat
         sequences = []
-        for name, dim, pooled in zip(names, module.dims, module.pooled, strict=True):
+        for name, dim, pooled in zip(
+            names,
+            module.dims,
+            module.pooled,
+            strict=True,
+        ):
             if pooled:
                 continue
             ids = self.ids[name]
@@ -288,7 +336,13 @@ class _Replaying(Lookup):
         self.inputs = inputs
         self._rest = iter(lookups)
 
-    def pool(self, module: TableModule, inputs: Sequence[Ids], time: Any, plan: Any) -> Pooled:
+    def pool(
+        self,
+        module: TableModule,
+        inputs: Sequence[Ids],
+        time: Any,
+        plan: Any,
+    ) -> Pooled:
         lookup = next(self._rest)
         flat = self.inputs.get(lookup, torch.zeros(_ROWS, 0))
         sequences = [
@@ -341,7 +395,12 @@ def _check(
     for argument in session.get_inputs():
         arguments[argument.name] = inputs[argument.name].numpy()
     outputs = session.run(list(graph.outputs), arguments)
-    for name, ours, theirs in zip(graph.outputs, expected, outputs, strict=True):
+    for name, ours, theirs in zip(
+        graph.outputs,
+        expected,
+        outputs,
+        strict=True,
+    ):
         difference = float(np.abs(ours.numpy() - theirs).max())
         if not difference <= TOLERANCE:
             raise PersistError(

@@ -91,7 +91,10 @@ class Publisher(ABC):
 
 
 def write_published(
-    writer: CheckpointWriter, reader: Reader, last: Link | None, graph: Graph | None = None
+    writer: CheckpointWriter,
+    reader: Reader,
+    last: Link | None,
+    graph: Graph | None = None,
 ) -> Saved:
     """Write what a server needs of a checkpoint.
 
@@ -104,9 +107,20 @@ def write_published(
     tables = []
     for number, name in enumerate(reader.table_names):
         if delta_on is None:
-            entry = write_merged(writer, number, reader, name, VALUE_COLUMNS)
+            entry = write_merged(
+                writer,
+                number,
+                reader,
+                name,
+                VALUE_COLUMNS,
+            )
         else:
-            entry = _write_values(writer, number, reader.newest_link, name)
+            entry = _write_values(
+                writer,
+                number,
+                reader.newest_link,
+                name,
+            )
         tables.append(replace(entry, candidates=None))
     dense = None
     network = network_bytes(reader)
@@ -140,7 +154,12 @@ def write_published(
     )
 
 
-def _write_values(writer: CheckpointWriter, number: int, link: Link, name: str) -> TableEntry:
+def _write_values(
+    writer: CheckpointWriter,
+    number: int,
+    link: Link,
+    name: str,
+) -> TableEntry:
     """Write the values of a delta's own rows, and its removed ids; return the table's entry."""
     entry = link.entry(name)
     folder = table_folder(number, name)
