@@ -4,9 +4,10 @@
     python benchmarks/pairs.py OLD NEW [--pairs 20] [--threads 1] [--rows step growth]
 
 OLD and NEW are folders that hold the package `hotbed` with its native core, such as the `src` of
-two worktrees. Each row runs in one process of each tree; the processes work in turn, A B A B, so
-that both meet the same noise. Prints a table: the geometric mean of (time of OLD / time of NEW)
-with its 95 % interval. Above 1, NEW is faster.
+two worktrees. Two processes, one of each tree, work in turn, A B A B, so that both meet the same
+noise; they are started anew after every second pair. Prints a table: the geometric mean of (time of
+OLD / time of NEW) with its 95 % interval, of wall time and of the CPU time of all threads. Above 1,
+NEW is faster. CPU time says more on a busy machine.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ ROOT = Path(__file__).resolve().parent.parent
 FEATURES = 26
 DIM = 16
 IDS = 100_000
+PAIRS_A_PROCESS = 2  # where memory lies changes a process by several percent
+# Otherwise glibc returns memory after some steps and not after others, which costs up to 40 %.
+MALLOC = {"MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_MMAP_THRESHOLD_": str(1 << 30)}
 Round = Callable[[], None]
 
 
@@ -152,19 +156,20 @@ class Tree:
         command = [sys.executable, __file__, folder, folder, "--work", row]
         self._process = subprocess.Popen(
             [*command, "--threads", str(threads)],
-            env={**os.environ, "PYTHONPATH": folder, "OMP_NUM_THREADS": str(threads)},
+            env={**os.environ, **MALLOC, "PYTHONPATH": folder, "OMP_NUM_THREADS": str(threads)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
 
-    def seconds(self) -> float:
-        """Run one round and return its seconds."""
+    def seconds(self) -> tuple[float, float]:
+        """Run one round and return its seconds of wall and of CPU time."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
-        return float(self._process.stdout.readline())
+        wall, cpu = self._process.stdout.readline().split()
+        return float(wall), float(cpu)
 
     def close(self) -> None:
         """End the process."""
@@ -187,29 +192,35 @@ def work(row: str, threads: int) -> None:
     run()
     for _ in sys.stdin:
         begin = time.perf_counter()
+        cpu = time.process_time()
         run()
-        print(time.perf_counter() - begin, file=answers, flush=True)
+        cpu = time.process_time() - cpu
+        print(time.perf_counter() - begin, cpu, file=answers, flush=True)
 
 
 def compare(row: str, a: argparse.Namespace) -> str:
     """Return a row of the table."""
-    old = Tree(a.old, row, a.threads)
-    new = Tree(a.new, row, a.threads)
-    logs = []
-    medians: dict[str, list[float]] = {"old": [], "new": []}
-    for _ in range(a.pairs):
-        medians["old"].append(old.seconds())
-        medians["new"].append(new.seconds())
-        logs.append(math.log(medians["old"][-1] / medians["new"][-1]))
-    old.close()
-    new.close()
-    mean = float(np.mean(logs))
-    half = 2.093 * float(np.std(logs, ddof=1)) / math.sqrt(len(logs))  # t of 19 degrees
-    low, high = math.exp(mean - half), math.exp(mean + half)
-    before = 1e3 * float(np.median(medians["old"]))
-    after = 1e3 * float(np.median(medians["new"]))
-    ratio = f"{math.exp(mean):.3f} | {low:.3f} to {high:.3f}"
-    return f"| {row} | {before:.0f} | {after:.0f} | {ratio} |"
+    old_seconds: list[tuple[float, float]] = []
+    new_seconds: list[tuple[float, float]] = []
+    while len(old_seconds) < a.pairs:
+        old = Tree(a.old, row, a.threads)
+        new = Tree(a.new, row, a.threads)
+        for _ in range(min(PAIRS_A_PROCESS, a.pairs - len(old_seconds))):
+            old_seconds.append(old.seconds())
+            new_seconds.append(new.seconds())
+        old.close()
+        new.close()
+    before = 1e3 * np.median(old_seconds, axis=0)
+    after = 1e3 * np.median(new_seconds, axis=0)
+    cells = [row]
+    for clock in (0, 1):
+        logs = np.log(np.divide(old_seconds, new_seconds))[:, clock]
+        half = 2.093 * float(np.std(logs, ddof=1)) / math.sqrt(len(logs))  # t of 19 degrees
+        mean = float(np.mean(logs))
+        cells.append(f"{before[clock]:.0f}, {after[clock]:.0f}")
+        cells.append(f"{math.exp(mean):.3f}")
+        cells.append(f"{math.exp(mean - half):.3f} to {math.exp(mean + half):.3f}")
+    return "| " + " | ".join(cells) + " |"
 
 
 def main() -> None:
@@ -224,8 +235,9 @@ def main() -> None:
     if a.work:
         work(a.work, a.threads)
         return
-    print("| row | old, ms a round | new, ms a round | old / new | 95 % interval |")
-    print("|---|---|---|---|---|", flush=True)
+    columns = "old, new, ms | old / new | 95 %"
+    print(f"| row | wall: {columns} | CPU: {columns} |")
+    print("|---|---|---|---|---|---|---|", flush=True)
     for row in a.rows:
         print(compare(row, a), flush=True)
 
