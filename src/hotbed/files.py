@@ -229,7 +229,7 @@ def new_partial(root: Path, name: str) -> tuple[Path, HeldFolder]:
     while True:
         path = partial_path(root, name)
         path.mkdir()
-        # another process may remove it before it is held, as one that was left behind
+        # another process may remove it before the lock, as if its writer was killed
         with contextlib.suppress(BlockingIOError, FileNotFoundError):
             return path, HeldFolder(path)
 

@@ -63,7 +63,7 @@ class State:
     Attributes:
         network: The dense part.
         tables: By name.
-        optimizers: By name; None: there is none.
+        optimizers: By name. None stands for a part without an optimizer.
         rows: Parameters of `network` that are rows of tables. They are saved with the tables.
         model: How to build the model again, as JSON values; see docs/format.md.
         schema: What `Schema.to_json` returns.
@@ -100,7 +100,7 @@ class Capture:
     `write` closes it; a capture that is not written needs `close(saved=False)`.
 
     Attributes:
-        manifest: What is known before the files are written.
+        manifest: Its members, without files and tables.
         tensors: Of the dense part.
         arrays: Of the progress.
         tables: Snapshots of the tables.
@@ -264,7 +264,7 @@ def _checked_parent(writer: CheckpointWriter, parent: Saved | None) -> Saved:
 def save(where: Where, state: State, keep: int = 1) -> Saved:
     """Write `state` as the newest checkpoint under `where`, a full.
 
-    What tables track is left alone.
+    The changes that tables track stay tracked.
 
     Args:
         where: A path or URL.
@@ -439,7 +439,7 @@ class Saver:
 
     @property
     def needs_full(self) -> bool:
-        """Whether the next capture has to be a full: there is no save, or the last one failed."""
+        """Whether the next capture has to be a full: it is the first, or the last save failed."""
         writing = self._writing
         if writing is None:
             return self._failed or self._last is None

@@ -136,7 +136,7 @@ class CheckpointWriter:
         self.files[name] = file
 
     def write_batches(self, name: str, batches: Iterable[pa.RecordBatch]) -> int:
-        """Write one Arrow IPC file and return its rows; write none if there is no batch."""
+        """Write one Arrow IPC file and return its rows; without batches write no file."""
         iterator = iter(batches)
         first = next(iterator, None)
         if first is None:
@@ -255,7 +255,7 @@ class Link:
                 yield self.part(entry, part, removed=True)
 
     def entry(self, table: str) -> TableEntry:
-        """Return the manifest's entry of a table; raise PersistError if there is none."""
+        """Return the manifest's entry of a table; raise PersistError for an unknown name."""
         for entry in self.manifest.tables:
             if entry.name == table:
                 return entry
@@ -408,7 +408,7 @@ class Reader:
         return [entry.name for entry in self.manifest.tables]
 
     def entry(self, table: str) -> TableEntry:
-        """Return the manifest's entry of a table; raise PersistError if there is none."""
+        """Return the manifest's entry of a table; raise PersistError for an unknown name."""
         return self.newest_link.entry(table)
 
     def verify(self) -> None:
@@ -546,7 +546,7 @@ def open_link(store: CheckpointStore, folder: str, sha256: str | None = None) ->
 
 
 def newest_link(store: CheckpointStore) -> Link | None:
-    """Return the newest checkpoint folder without its chain, None if there is none."""
+    """Return the newest checkpoint folder without its chain, None in an empty store."""
     newest = store.newest_state()
     return None if newest is None else open_link(store, newest.folder, newest.sha256)
 

@@ -60,7 +60,7 @@ STREAM = "stream"
 EPOCHS = "fit"
 """The name of a fit's position in a state: inside an epoch, or empty before the first."""
 DEAD_LETTER_BYTES = "wall_dead_letter_bytes"
-"""The name of the dead letters' length in a state: it is no part of the content digest."""
+"""The name of the dead letters' length in a state: the content digest passes over it."""
 log = logging.getLogger("hotbed.persist")
 
 
@@ -325,7 +325,7 @@ def go_back(where: Where, number: int | None) -> dict[str, Any]:
 
 
 def _chosen(store: LocalStore, number: int | None) -> str:
-    """Return the folder of state `number`; raise ConfigError with all numbers if there is none."""
+    """Return the folder of state `number`; raise ConfigError with all numbers for an unknown one."""
     numbers = [number_of(folder) for folder in store.folders()]
     if number in numbers:
         return store.folders()[numbers.index(number)]

@@ -92,7 +92,7 @@ class CheckpointStore(ABC):
 
     @abstractmethod
     def newest_state(self) -> NewestState | None:
-        """Return the newest checkpoint, None if there is none.
+        """Return the newest checkpoint, None in an empty store.
 
         Raises:
             FormatError: CURRENT is torn, or missing next to states.

@@ -122,11 +122,7 @@ def write_published(
                 name,
             )
         tables.append(replace(entry, candidates=None))
-    dense = None
-    network = network_bytes(reader)
-    if network:
-        writer.write(DENSE_FILE, network)
-        dense = DenseEntry(file=DENSE_FILE, optimizers={})
+    dense = _write_network(writer, reader)
     graph_entry = None
     if graph is not None and delta_on is None:
         writer.write(graph.file, graph.onnx)
@@ -152,6 +148,14 @@ def write_published(
             tables=tuple(tables),
         )
     )
+
+
+def _write_network(writer: CheckpointWriter, reader: Reader) -> DenseEntry | None:
+    network = network_bytes(reader)
+    if not network:
+        return None
+    writer.write(DENSE_FILE, network)
+    return DenseEntry(file=DENSE_FILE, optimizers={})
 
 
 def _write_values(
