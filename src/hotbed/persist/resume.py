@@ -325,7 +325,7 @@ def go_back(where: Where, number: int | None) -> dict[str, Any]:
 
 
 def _chosen(store: LocalStore, number: int | None) -> str:
-    """Return the folder of state `number`; raise ConfigError with all numbers for an unknown one."""
+    """Return the folder of state `number`; ConfigError with all numbers for an unknown one."""
     numbers = [number_of(folder) for folder in store.folders()]
     if number in numbers:
         return store.folders()[numbers.index(number)]
