@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import json
 import re
 import subprocess
 import sys
@@ -75,9 +74,8 @@ METHODS = 12
 FOLDER_FILES = 12
 EXAMPLE_NODES = 1000  # two screens
 LIKE_THINGS = {"models", "layers", "connectors", "compat"}  # one file each, as many as there are
-# What each file had too much of when these limits were introduced. A number here may only become
-# smaller.
-EXCESS: dict[str, dict[str, int]] = json.loads((ROOT / "tests/excess.json").read_text())
+MEAN_NODES = 8.5  # syntax nodes a line of code, over the whole tree
+MEAN_CONDITIONALS = 2.0  # conditional expressions per 100 lines of code
 # what -> why it may pass its limit
 ALLOWED: dict[str, str] = {
     "embedding/table.py:Table.__init__": "every policy of a table is one keyword value of its "
@@ -336,28 +334,39 @@ def excess_of(path: Path) -> dict[str, int]:
 
 
 def test_lines_hold_one_thought() -> None:
-    wrong = []
-    for path in python_files(SOURCE):
-        allowance = EXCESS.get(relative(path), {})
-        for what, count in excess_of(path).items():
-            # The formatter joins what fits into its own width, which becomes COLUMNS when the tree
-            # is formatted anew.
-            if what == "wide lines" and what in allowance:
-                continue
-            if count > allowance.get(what, 0):
-                wrong.append(f"{relative(path)}: {count} {what}, {allowance.get(what, 0)} allowed")
+    wrong = [
+        f"{relative(path)}: {count} {what}"
+        for path in python_files(SOURCE)
+        for what, count in excess_of(path).items()
+    ]
     assert not wrong, "\n".join(wrong)
 
 
-def test_no_allowance_for_excess_is_left_over() -> None:
-    """A file that is gone, or that has none of something, leaves the list."""
-    over = [
-        f"{name}: {what}"
-        for name, allowance in EXCESS.items()
-        for what in allowance
-        if not (SOURCE / name).exists() or what not in excess_of(SOURCE / name)
+def lines_of_code(path: Path) -> int:
+    """Return the number of lines without blank lines, comments and docstrings."""
+    text = path.read_text()
+    documentation: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+        if isinstance(node, kinds) and ast.get_docstring(node):
+            docstring = node.body[0]
+            documentation |= set(range(docstring.lineno, (docstring.end_lineno or 0) + 1))
+    lines = [
+        line
+        for number, line in enumerate(text.splitlines(), 1)
+        if line.strip() and not line.lstrip().startswith("#") and number not in documentation
     ]
-    assert not over, "take these out of tests/excess.json:\n" + "\n".join(over)
+    return len(lines)
+
+
+def test_the_tree_is_not_dense() -> None:
+    lines = sum(lines_of_code(path) for path in python_files(SOURCE))
+    nodes = [
+        node for path in python_files(SOURCE) for node in ast.walk(ast.parse(path.read_text()))
+    ]
+    conditionals = sum(chosen_by_a_condition(node) for node in nodes)
+    assert len(nodes) / lines <= MEAN_NODES
+    assert 100 * conditionals / lines <= MEAN_CONDITIONALS
 
 
 def test_folders_hold_few_files() -> None:
