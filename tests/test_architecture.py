@@ -19,9 +19,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "hotbed"
 
-# The path of the data is the order of imports: a folder imports only folders to its left, plus the
-# ground
-# floor: `errors`, `config`, `checks` and `files`.
+# The path of the data is the order of imports: a folder imports only folders above it in this list,
+# and the ground floor: `errors`, `config`, `checks` and `files`.
 FOLDERS = [
     "connectors",
     "data",
@@ -527,6 +526,16 @@ def test_nothing_names_a_machine_or_a_registry() -> None:
         if PRIVATE.search(line)
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_no_checkpoint_is_tracked_outside_the_golden_ones() -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    wrong = [
+        name
+        for name in listed.stdout.splitlines()  # empty in a tree without git
+        if Path(name).name in ("CURRENT", "MANIFEST.json") and not name.startswith("tests/golden/")
+    ]
+    assert not wrong, wrong
 
 
 def test_links_in_the_documents_lead_somewhere() -> None:
