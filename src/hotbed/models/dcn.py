@@ -21,7 +21,7 @@ from hotbed.models.layers import (
     LogitHead,
     xavier_,
 )
-from hotbed.models.layers.mlp import Activation
+from hotbed.models.layers.dense import Activation
 
 if TYPE_CHECKING:
     from hotbed.embedding.table import Table

@@ -12,7 +12,7 @@ from hotbed.config import described
 from hotbed.data.batch import Batch
 from hotbed.data.schema import Schema
 from hotbed.models.layers import MLP, FeatureInputs, LinearTerm, LogitHead, xavier_
-from hotbed.models.layers.mlp import Activation
+from hotbed.models.layers.dense import Activation
 
 if TYPE_CHECKING:
     from hotbed.embedding.table import Table

@@ -1,12 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Building blocks of ranking models: `nn.Module`s that, except `inputs`, do not use tables."""
+"""Building blocks of ranking models: `nn.Module`s that, except `inputs`, do not use tables.
 
-from hotbed.models.layers.cross import CrossNet, CrossNetMix, CrossNetV2
-from hotbed.models.layers.dropout import Dropout, ReLUDropout
+They lie by kind: products of features in `interaction`, linear layers in `dense`.
+"""
+
+from hotbed.models.layers.dense import (
+    MLP,
+    BatchNorm,
+    Dropout,
+    LogitHead,
+    ReLUDropout,
+    xavier_,
+)
 from hotbed.models.layers.inputs import FeatureInputs, LinearTerm
-from hotbed.models.layers.interaction import DotInteraction, FMInteraction
-from hotbed.models.layers.linear import LogitHead, xavier_
-from hotbed.models.layers.mlp import MLP, BatchNorm
+from hotbed.models.layers.interaction import (
+    CrossNet,
+    CrossNetMix,
+    CrossNetV2,
+    DotInteraction,
+    FMInteraction,
+)
 
 __all__ = [
     "MLP",

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import Literal
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from hotbed import checks
 from hotbed.errors import ConfigError
-from hotbed.models.layers.dropout import Dropout, ReLUDropout
+from hotbed.models.layers.dense.batch_norm import BatchNorm
+from hotbed.models.layers.dense.dropout import Dropout, ReLUDropout
 
 Activation = Literal["relu", "gelu", "silu", "tanh", "sigmoid", "leaky_relu"]
 
@@ -24,29 +24,6 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {
     "sigmoid": nn.Sigmoid,
     "leaky_relu": nn.LeakyReLU,
 }
-
-
-class BatchNorm(nn.BatchNorm1d):
-    """`nn.BatchNorm1d` that also takes batches of fewer than two samples.
-
-    It normalizes those by the running statistics. The last batch of a stream may have one sample,
-    which has no variance; torch's layer raises an error there.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[n, width] -> [n, width]."""
-        if self.training and len(x) < 2:
-            return F.batch_norm(
-                x,
-                self.running_mean,
-                self.running_var,
-                self.weight,
-                self.bias,
-                False,
-                0.0,
-                self.eps,
-            )
-        return super().forward(x)
 
 
 class MLP(nn.Sequential):

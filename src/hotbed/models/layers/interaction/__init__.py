@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of features: cross networks, inner products, factorization machines."""
+
+from hotbed.models.layers.interaction.cross import CrossNet, CrossNetMix, CrossNetV2
+from hotbed.models.layers.interaction.dot import DotInteraction
+from hotbed.models.layers.interaction.fm import FMInteraction
+
+__all__ = [
+    "CrossNet",
+    "CrossNetMix",
+    "CrossNetV2",
+    "DotInteraction",
+    "FMInteraction",
+]
