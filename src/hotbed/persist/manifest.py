@@ -203,7 +203,7 @@ class ProgressEntry(Entry):
 
 @dataclass(frozen=True, kw_only=True)
 class GraphEntry(Entry):
-    """Inputs and outputs of an ONNX graph; see `hotbed.persist.publish.version.Graph`."""
+    """Inputs and outputs of an ONNX graph; see `hotbed.persist.publish.version.OnnxGraph`."""
 
     file: str
     lookups: list[dict[str, Any]]

@@ -27,7 +27,7 @@ from hotbed.optim.sparse import SparseOptimizer, dense_parameters
 from hotbed.persist import checkpoint
 from hotbed.persist.format import Reader, read_newest, refuse_others
 from hotbed.persist.publish.export import export, export_graph
-from hotbed.persist.publish.version import Graph
+from hotbed.persist.publish.version import OnnxGraph
 from hotbed.persist.store import open_store
 from hotbed.persist.tables import warm_start
 from hotbed.training.callbacks.validation import Validate
@@ -321,7 +321,7 @@ class RecModel:
                 checkpoint.save(now, self.state())
             return export(state or now, path, graph).folder
 
-    def graph(self) -> Graph:
+    def graph(self) -> OnnxGraph:
         """Return the part of the network after the lookups as an ONNX graph, checked.
 
         Raises the errors of `hotbed.persist.publish.export.export_graph`.

@@ -35,7 +35,7 @@ from hotbed.persist.format import Saved, open_checkpoint
 from hotbed.persist.inspect import verify
 from hotbed.persist.publish import Follower, PublishDirectory, Publisher, PublishTopic, TopicFeed
 from hotbed.persist.publish import topic as module
-from hotbed.persist.publish.version import Graph
+from hotbed.persist.publish.version import OnnxGraph
 from hotbed.testing import Broker
 
 
@@ -162,7 +162,7 @@ def test_a_version_says_when_it_was_published_and_what_it_learned_last(
 
 def test_fulls_bring_the_graph_along_and_deltas_do_not(way: Way, tmp_path: Path) -> None:
     run, publisher, follower = Run(tmp_path / "run"), way[0](), way[1]()
-    publisher.graph = Graph(b"a graph", ["network.a.weight"], {}, [], ["prediction"])
+    publisher.graph = OnnxGraph(b"a graph", ["network.a.weight"], {}, [], ["prediction"])
     found = []
     for full in (True, False, True):
         publisher.publish(run.save(full=full))

@@ -31,7 +31,7 @@ from hotbed.persist.format import (
     read_newest,
     refuse_states,
 )
-from hotbed.persist.publish.version import Graph, write_published
+from hotbed.persist.publish.version import OnnxGraph, write_published
 from hotbed.persist.store import open_store
 
 DENSE_INPUT = "dense"
@@ -39,7 +39,7 @@ TOLERANCE = 1e-5
 _ROWS = 5  # of the batch that the graph is traced and checked with
 
 
-def export(checkpoint: Where, to: Where, graph: Graph) -> Saved:
+def export(checkpoint: Where, to: Where, graph: OnnxGraph) -> Saved:
     """Freeze the newest state under `checkpoint` for servers: values, weights, schema and graph.
 
     Args:
@@ -66,7 +66,7 @@ def export(checkpoint: Where, to: Where, graph: Graph) -> Saved:
 
 def export_graph(
     network: nn.Module, schema: Schema, activate: Callable[[Any], Any] | None = None
-) -> Graph:
+) -> OnnxGraph:
     """Return the network after its lookups as a graph, which is checked against torch.
 
     Args:
@@ -95,12 +95,12 @@ def export_graph(
         ) from error
 
 
-def _traced_graph(half: _DenseHalf, schema: Schema) -> Graph:
+def _traced_graph(half: _DenseHalf, schema: Schema) -> OnnxGraph:
     inputs = half.record()
     half(*inputs.values())
     onnx, weights = _export(half, inputs)
     dense = [column.name for column in schema.dense]
-    graph = Graph(
+    graph = OnnxGraph(
         onnx,
         weights,
         half.lookups,
@@ -126,7 +126,7 @@ def _traced_graph(half: _DenseHalf, schema: Schema) -> Graph:
 
 def _check_version(
     half: _DenseHalf,
-    graph: Graph,
+    graph: OnnxGraph,
     inputs: Mapping[str, Tensor],
     num_rows: int,
     factor: float,
@@ -377,7 +377,7 @@ def _export(half: _DenseHalf, inputs: Mapping[str, Tensor]) -> tuple[bytes, list
 
 
 def _check(
-    graph: Graph,
+    graph: OnnxGraph,
     inputs: Mapping[str, Tensor],
     weights: Mapping[str, Tensor],
     expected: Sequence[Tensor],

@@ -31,7 +31,7 @@ _NEVER = -(2**63)  # the watermark of a table that was given no time
 
 
 @dataclass(frozen=True)
-class Graph:
+class OnnxGraph:
     """An ONNX graph and its inputs.
 
     Attributes:
@@ -76,7 +76,7 @@ class Publisher(ABC):
     start from an export.
     """
 
-    graph: Graph | None = None
+    graph: OnnxGraph | None = None
 
     @abstractmethod
     def publish(self, saved: Saved) -> Saved | None:
@@ -94,7 +94,7 @@ def write_published(
     writer: CheckpointWriter,
     reader: Reader,
     last: Link | None,
-    graph: Graph | None = None,
+    graph: OnnxGraph | None = None,
 ) -> Saved:
     """Write what a server needs of a checkpoint.
 

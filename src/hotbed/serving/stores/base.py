@@ -29,7 +29,8 @@ class ModelVersion(ABC):
         version: Number of the version.
         digest: Digest of the state, which identifies the version.
         schema: The columns of the model.
-        graph: The inputs of the graph, as `hotbed.persist.publish.version.Graph` describes them.
+        graph: The inputs of the graph, see
+            `hotbed.persist.publish.version.OnnxGraph`.
         configs: By table, the keywords of its constructor. They determine the row that is read
             for an id without one.
         published: Unix seconds of the publication; None where unknown.
