@@ -20,6 +20,7 @@ from hotbed.models.layers.interaction import (
     DotInteraction,
     FMInteraction,
 )
+from hotbed.models.layers.sequence import PadSequence
 
 __all__ = [
     "MLP",
@@ -33,6 +34,7 @@ __all__ = [
     "FeatureInputs",
     "LinearTerm",
     "LogitHead",
+    "PadSequence",
     "ReLUDropout",
     "xavier_",
 ]

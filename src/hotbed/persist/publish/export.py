@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import re
 import traceback
@@ -90,8 +91,7 @@ def export_graph(
         place = _place_of(error, half)
         raise ConfigError(
             f"export: {type(network).__name__} cannot become an ONNX graph, because of {place}, "
-            f"got {_reason_of(error)}. Compute with tensors of any size, without len(), int(), if "
-            "and loops over values; or pad sequences to one length and mask them."
+            f"got {_reason_of(error)}. {_advice(schema)}"
         ) from error
 
 
@@ -424,16 +424,21 @@ def _check_installed() -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence torch.onnx, which logs its own deprecations and every library that it misses."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    with warnings.catch_warnings():
+    """Silence torch, which logs its own deprecations and every library that it misses.
+
+    It also prints the whole trace of a network that cannot be exported; the error names the place.
+    """
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.fx")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
-        logger.setLevel(logging.ERROR)
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
         try:
             yield
         finally:
-            logger.setLevel(level)
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
 
 
 # --- causes of an error -------------------------------------------------------------------------
@@ -448,17 +453,36 @@ def _causes(error: BaseException) -> list[BaseException]:
 
 
 def _reason_of(error: BaseException) -> str:
-    """Return the first line of the first cause, without colours."""
+    """Return in plain words what the graph cannot hold.
+
+    For causes that are not known, it is the first line of the first one, without colours.
+    """
     cause = _causes(error)[-1]
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(cause))
-    return next((line.strip() for line in text.splitlines() if line.strip()), type(cause).__name__)
+    if "[ONNXRuntimeError]" in text:  # the graph was checked with fewer rows than it was made with
+        return "a size that Python counted, which the graph keeps for every request"
+    if "data-dependent" in text:
+        return "sizes or branches that depend on the values of a tensor"
+    lines = [line.strip().rstrip(".") for line in text.splitlines() if line.strip()]
+    return next(iter(lines), type(cause).__name__)
+
+
+def _advice(schema: Schema) -> str:
+    rule = "without len(), int(), if and loops over values"
+    names = [column.name for column in schema.ids if column.pooling == "none"]
+    if not names:
+        return f"Compute with tensors of any size, {rule}."
+    return (
+        f"Give the rows of {', '.join(map(repr, names))} to hb.models.layers.PadSequence(length), "
+        f"and compute with the tensor and the mask that it returns, {rule}."
+    )
 
 
 def _place_of(error: BaseException, half: _DenseHalf) -> str:
     """Return the feature or layer that an error is about: by its text, else by its traceback."""
     for name in half.inputs:
         if f"input: {name} " in f"{error} ":
-            return f"feature {name.split('/')[-1]!r}, whose size the graph has fixed"
+            return f"feature {name.split('/')[-1]!r}"
     layers = {id(module): name for name, module in half.network.named_modules()}
     place = ""
     for cause in reversed(_causes(error)):
@@ -477,4 +501,4 @@ def _layer_in(values: Mapping[str, Any], layers: Mapping[int, str]) -> str:
     node = values.get("node")
     stack = getattr(node, "meta", {}).get("nn_module_stack", {})
     path = list(stack.values())[-1][0] if stack else ""
-    return str(path).rpartition("network.")[2]
+    return str(path).rpartition("network")[2].lstrip(".")
