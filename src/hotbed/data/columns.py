@@ -36,6 +36,8 @@ class Columns:
     def column(self, name: str) -> pa.Array:
         values = self._batch.column(self._places[name])
         kind = _VIEWS.get(values.type.id)
+        if kind is None and is_list(values.type):
+            kind = _list_without_views(values.type)
         if kind is None:
             return values
         return values.cast(kind)
@@ -56,6 +58,14 @@ class Columns:
                 f"hash: expected strings or integers, got a column of {kind}. Bucketize it first."
             )
         return pa.array(hashes, mask=nulls_of(values))
+
+
+def _list_without_views(kind: pa.DataType) -> pa.DataType | None:
+    """Return the type that lists of views are cast to; None for lists of other items."""
+    item = _VIEWS.get(kind.value_type.id)
+    if item is None:
+        return None
+    return pa.large_list(item)
 
 
 def ids_of(values: pa.Array, name: str) -> np.ndarray:

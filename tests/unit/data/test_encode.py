@@ -88,6 +88,14 @@ def test_strings_hash_by_xxh64_of_their_bytes(kind: pa.DataType) -> None:
         assert bags(encode({"u": cut}, Id("u")), "u") == expected
 
 
+@pytest.mark.parametrize("kind", [pa.string_view(), pa.binary_view()])
+def test_lists_of_views_are_bags_as_polars_gives_them(kind: pa.DataType) -> None:
+    rows = [["ann", "böb"], [], None, ["x" * 100]]
+    column = pa.array(rows, pa.list_(pa.string())).cast(pa.large_list(kind))
+    expected = [[xxh(word) for word in row or []] for row in rows]
+    assert bags(encode({"u": column}, Id("u")), "u") == expected
+
+
 def test_missing_ids_are_empty_bags_and_counted() -> None:
     encoder = Encoder(Schema([Id("u"), Id("l")]))
     table = Memory({"u": [1, None, 3], "l": [[1, 2], None, []]}).table
