@@ -32,7 +32,7 @@ class MLP(nn.Sequential):
     The order is that of FuxiCTR.
 
     Args:
-        input_dim: width of the input.
+        in_features: width of the input.
         hidden: widths of the hidden layers; may be empty.
         output_dim: width of a last linear layer without activation; None leaves it out.
         activation: one of relu, gelu, silu, tanh, sigmoid, leaky_relu.
@@ -46,7 +46,7 @@ class MLP(nn.Sequential):
 
     def __init__(
         self,
-        input_dim: int,
+        in_features: int,
         hidden: Sequence[int],
         *,
         output_dim: int | None = None,
@@ -55,7 +55,7 @@ class MLP(nn.Sequential):
         batch_norm: bool = False,
     ) -> None:
         checks.one_of("activation", activation, _ACTIVATIONS)
-        widths = [input_dim, *hidden]
+        widths = [in_features, *hidden]
         if any(width < 1 for width in (*widths, output_dim or 1)):
             raise ConfigError(
                 f"MLP: a width is below 1, got {widths}, output {output_dim}. "
@@ -76,7 +76,7 @@ class MLP(nn.Sequential):
         self.output_dim = output_dim or widths[-1]
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, input_dim] -> [n, output_dim]."""
+        """[n, in_features] -> [n, output_dim]."""
         for layer in self:
             x = layer(x)
         return x

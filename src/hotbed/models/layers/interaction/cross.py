@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cross networks: explicit feature crosses of bounded degree. All map [n, width] -> [n, width]."""
+"""Cross networks: explicit feature crosses of bounded degree.
+
+All map [n, in_features] -> [n, in_features].
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,18 @@ class CrossNet(nn.Module):
     Source: Wang et al., "Deep & Cross Network for Ad Click Predictions", ADKDD 2017.
     """
 
-    def __init__(self, width: int, num_layers: int) -> None:
+    def __init__(self, in_features: int, num_layers: int) -> None:
         super().__init__()
         checks.at_least("num_cross_layers", num_layers, 1)
-        self.weights = nn.ModuleList(nn.Linear(width, 1, bias=False) for _ in range(num_layers))
-        self.biases = nn.ParameterList(nn.Parameter(torch.zeros(width)) for _ in range(num_layers))
+        self.weights = nn.ModuleList(
+            nn.Linear(in_features, 1, bias=False) for _ in range(num_layers)
+        )
+        self.biases = nn.ParameterList(
+            nn.Parameter(torch.zeros(in_features)) for _ in range(num_layers)
+        )
 
     def forward(self, x0: Tensor) -> Tensor:
-        """[n, width] -> [n, width]."""
+        """[n, in_features] -> [n, in_features]."""
         x = x0
         for weight, bias in zip(self.weights, self.biases, strict=True):
             x = torch.addcmul(x + bias, x0, weight(x))
@@ -41,13 +48,13 @@ class CrossNetV2(nn.Module):
     torch.Size([3, 6])
     """
 
-    def __init__(self, width: int, num_layers: int) -> None:
+    def __init__(self, in_features: int, num_layers: int) -> None:
         super().__init__()
         checks.at_least("num_cross_layers", num_layers, 1)
-        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(num_layers))
+        self.layers = nn.ModuleList(nn.Linear(in_features, in_features) for _ in range(num_layers))
 
     def forward(self, x0: Tensor) -> Tensor:
-        """[n, width] -> [n, width]."""
+        """[n, in_features] -> [n, in_features]."""
         x = x0
         for layer in self.layers:
             x = torch.addcmul(x, x0, layer(x))
@@ -66,7 +73,7 @@ class CrossNetMix(nn.Module):
 
     def __init__(
         self,
-        width: int,
+        in_features: int,
         num_layers: int,
         *,
         rank: int = 32,
@@ -81,19 +88,19 @@ class CrossNetMix(nn.Module):
         self.num_experts = num_experts
         inner = rank * num_experts
         layers = range(num_layers)
-        self.down = nn.ModuleList(nn.Linear(width, inner, bias=False) for _ in layers)
+        self.down = nn.ModuleList(nn.Linear(in_features, inner, bias=False) for _ in layers)
         self.core = nn.ParameterList(
             nn.Parameter(torch.empty(num_experts, rank, rank)) for _ in layers
         )
-        self.up = nn.ModuleList(nn.Linear(inner, width, bias=False) for _ in layers)
-        self.gates = nn.ModuleList(nn.Linear(width, num_experts, bias=False) for _ in layers)
-        self.biases = nn.ParameterList(nn.Parameter(torch.zeros(width)) for _ in layers)
+        self.up = nn.ModuleList(nn.Linear(inner, in_features, bias=False) for _ in layers)
+        self.gates = nn.ModuleList(nn.Linear(in_features, num_experts, bias=False) for _ in layers)
+        self.biases = nn.ParameterList(nn.Parameter(torch.zeros(in_features)) for _ in layers)
         with torch.no_grad():
             for core in self.core:
                 core.normal_(std=math.sqrt(1.0 / rank))  # Xavier of a rank x rank matrix
 
     def forward(self, x0: Tensor) -> Tensor:
-        """[n, width] -> [n, width]."""
+        """[n, in_features] -> [n, in_features]."""
         x = x0
         for layer in range(self.num_layers):
             inner = torch.tanh(self.down[layer](x))

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers compute the formulas of their papers."""
+"""Perceptrons, normalization, dropout and the last layer equal their formulas and export."""
 
 from __future__ import annotations
 
 import math
-from itertools import combinations
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch absent")
@@ -20,86 +22,81 @@ from hotbed.models.layers import (  # noqa: E402
     CrossNet,
     CrossNetMix,
     CrossNetV2,
-    DotInteraction,
     Dropout,
-    FMInteraction,
     LogitHead,
     ReLUDropout,
     xavier_,
 )
 
+from .harness import Case, check_export, check_layer  # noqa: E402
+
 pytestmark = pytest.mark.torch_core
+
+
+def mlp(s: Any, w: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
+    for place in (0, 2):
+        x = np.maximum(x @ w[f"{place}.weight"].T + w[f"{place}.bias"], 0)
+    return x @ w["4.weight"].T + w["4.bias"]
+
+
+def head(s: Any, w: dict[str, np.ndarray], *parts: np.ndarray) -> np.ndarray:
+    return (np.concatenate(parts, axis=1) @ w["linear.weight"].T + w["linear.bias"])[:, 0]
+
+
+def normalized(
+    w: dict[str, np.ndarray], x: np.ndarray, mean: np.ndarray, variance: np.ndarray
+) -> np.ndarray:
+    return (x - mean) / np.sqrt(variance + 1e-5) * w["weight"] + w["bias"]
+
+
+def positive_variance(layer: BatchNorm) -> None:
+    assert layer.running_var is not None
+    layer.running_var.abs_().add_(0.5)
+
+
+CASES = [
+    Case(
+        "mlp",
+        lambda s: MLP(s.i, [s.h, s.g], output_dim=s.o, dropout=0.5),
+        [("n", "i")],
+        mlp,
+        sizes={"h": (1, 4), "g": (1, 4), "o": (1, 3)},
+    ),
+    Case(
+        "batch_norm",
+        lambda s: BatchNorm(s.d),
+        [("n", "d")],
+        lambda s, w, x: normalized(w, x, w["running_mean"], w["running_var"]),
+        prepare=positive_variance,
+    ),
+    Case("dropout", lambda s: Dropout(0.5), [("n", "d")], lambda s, w, x: x),
+    Case(
+        "relu_dropout", lambda s: ReLUDropout(0.5), [("n", "d")], lambda s, w, x: np.maximum(x, 0)
+    ),
+]
+# It computes in float32 always: see its own tests.
+HEAD = Case("head", lambda s: LogitHead(s.a, s.b), [("n", "a"), ("n", "b")], head)
+IN_TRAINING = Case(
+    "batch_norm_in_training",
+    lambda s: BatchNorm(s.d),
+    [("n", "d")],
+    lambda s, w, x: normalized(w, x, x.mean(0), x.var(0)),
+    sizes={"n": (2, 5)},
+    training=True,
+)
+
+
+@pytest.mark.parametrize("case", [*CASES, IN_TRAINING], ids=str)
+def test_a_layer_equals_its_reference(case: Case) -> None:
+    check_layer(case)
+
+
+def test_the_layers_export(tmp_path: Path) -> None:
+    check_export([*CASES, HEAD], tmp_path)
 
 
 def close(left: torch.Tensor, right: torch.Tensor) -> None:
     torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-6)
-
-
-# --- crosses --------------------------------------------------------------------------------------
-
-
-def test_cross_v1_is_the_formula_of_the_paper() -> None:
-    net, x0 = CrossNet(5, 3), torch.randn(7, 5)
-    for bias in net.biases:
-        nn.init.normal_(bias)
-    x = x0
-    for weight, bias in zip(net.weights, net.biases, strict=True):
-        x = x0 * (x @ weight.weight[0]).unsqueeze(1) + bias + x
-    close(net(x0), x)
-
-
-def test_cross_v2_is_the_formula_of_the_paper() -> None:
-    net, x0 = CrossNetV2(5, 3), torch.randn(7, 5)
-    x = x0
-    for layer in net.layers:
-        x = x0 * (x @ layer.weight.T + layer.bias) + x
-    close(net(x0), x)
-
-
-@pytest.mark.parametrize("num_experts", [1, 3])
-def test_the_low_rank_cross_equals_gating_every_expert_alone(num_experts: int) -> None:
-    net, x0 = CrossNetMix(5, 2, rank=4, num_experts=num_experts), torch.randn(7, 5)
-    x = x0
-    for layer in range(2):
-        nn.init.normal_(net.biases[layer])
-        gates = F.softmax(x @ net.gates[layer].weight.T, dim=1)
-        mixed = torch.zeros_like(x)
-        for expert in range(num_experts):
-            rows = slice(4 * expert, 4 * expert + 4)
-            inner = torch.tanh(x @ net.down[layer].weight[rows].T)
-            inner = torch.tanh(inner @ net.core[layer][expert].T)
-            full = x0 * (inner @ net.up[layer].weight[:, rows].T + net.biases[layer])
-            mixed = mixed + gates[:, expert : expert + 1] * full
-        x = mixed + x
-    close(net(x0), x)
-
-
-@pytest.mark.parametrize(
-    "make", [CrossNet, CrossNetV2, lambda width, layers: CrossNetMix(width, layers, rank=2)]
-)
-def test_a_cross_layer_passes_gradient_checks(make: type[nn.Module]) -> None:
-    net = make(3, 2).double()
-    assert torch.autograd.gradcheck(
-        net, (torch.randn(4, 3, dtype=torch.float64, requires_grad=True),)
-    )
-
-
-# --- interactions ---------------------------------------------------------------------------------
-
-
-def test_fm_is_the_sum_over_all_pairs() -> None:
-    fields = torch.randn(6, 4, 3)
-    pairs = [(fields[:, i] * fields[:, j]).sum(1) for i, j in combinations(range(4), 2)]
-    close(FMInteraction()(fields), torch.stack(pairs).sum(0))
-
-
-def test_dot_gives_every_pair_once() -> None:
-    fields = torch.randn(6, 4, 3)
-    layer = DotInteraction(4)
-    pairs = [(fields[:, i] * fields[:, j]).sum(1) for i in range(4) for j in range(i)]
-    close(layer(fields), torch.stack(pairs, dim=1))
-    assert layer.output_dim == 6
-    assert not layer.state_dict()
 
 
 # --- linear ---------------------------------------------------------------------------------------
@@ -188,9 +185,6 @@ def test_bad_widths_rates_and_names_are_config_errors() -> None:
         lambda: MLP(3, [4], dropout=1.0),
         lambda: MLP(3, [4], dropout=-0.1),
         lambda: MLP(3, [4], activation="rellu"),  # type: ignore[arg-type]
-        lambda: CrossNet(3, 0),
-        lambda: CrossNetV2(3, 0),
-        lambda: CrossNetMix(3, 1, rank=0),
     ):
         with pytest.raises(ConfigError, match=r", got .*\. Give"):
             make()

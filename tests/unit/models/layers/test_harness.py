@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checks of layers fail for layers that are wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch absent")
+
+from torch import Tensor, nn  # noqa: E402
+
+from .harness import Case, check_export, check_layer  # noqa: E402
+
+
+class Scaled(nn.Module):
+    """x * weight, right or wrong in one place."""
+
+    def __init__(self, wrong: str) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(()))
+        self.wrong = wrong
+
+    def forward(self, x: Tensor) -> Tensor:
+        factor = self.weight
+        if self.wrong == "value":
+            factor = factor * 1.001
+        if self.wrong == "gradient of the weight":
+            factor = factor.detach()
+        if self.wrong == "gradient of the input":
+            x = x.detach()
+        if self.wrong == "export" and torch.compiler.is_exporting():
+            x = x + 0.001
+        return x * factor
+
+
+def case(wrong: str) -> Case:
+    return Case(
+        "scaled",
+        lambda s: Scaled(wrong),
+        [("n", "d")],
+        lambda s, w, x: x * w["weight"],
+        sizes={"n": (1, 4)},
+    )
+
+
+def test_a_right_layer_passes() -> None:
+    check_layer(case("nothing"))
+
+
+@pytest.mark.parametrize("wrong", ["value", "gradient of the weight", "gradient of the input"])
+def test_a_wrong_layer_fails(wrong: str) -> None:
+    with pytest.raises(AssertionError, match=wrong.removeprefix("gradient of the ")):
+        check_layer(case(wrong))
+
+
+def test_a_wrong_export_fails(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("hotbed.persist.publish.export.TOLERANCE", 1.0)  # its own check comes first
+    with pytest.raises(AssertionError, match="scaled"):
+        check_export([case("export")], tmp_path)
