@@ -9,11 +9,12 @@ from hotbed.models.deepfm import DeepFM
 from hotbed.models.dlrm import DLRM
 from hotbed.models.dnn import DNN
 from hotbed.models.fm import FM
+from hotbed.models.graph import Graph
 from hotbed.models.lr import LR
 from hotbed.models.mmoe import MMoE
 from hotbed.models.wide_deep import WideDeep
 
-__all__ = ["DCN", "DLRM", "DNN", "FM", "LR", "DCNv2", "DeepFM", "MMoE", "WideDeep"]
+__all__ = ["DCN", "DLRM", "DNN", "FM", "LR", "DCNv2", "DeepFM", "Graph", "MMoE", "WideDeep"]
 
 
 def __dir__() -> list[str]:

@@ -67,6 +67,12 @@ class EmbeddingCollection(TableModule):
         """Return the pooled features side by side, [n, output_dim], in the order of the schema."""
         return self._pool(batch)[0]
 
+    def flat_and_sequences(self, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return what `flat` returns, and the rows [m, dim] of each sequence feature by name."""
+        flat, sequences = self._pool(batch)
+        names = [feature.name for feature in self.features if feature.pooling == "none"]
+        return flat, dict(zip(names, sequences, strict=True))
+
     def _pool(self, batch: Any) -> Pooled:
         inputs = self.inputs_of(batch)
         plan = None

@@ -26,7 +26,10 @@ class LogitHead(nn.Module):
 
     def forward(self, *parts: Tensor) -> Tensor:
         """Tensors [n, widths[i]] -> [n] float32."""
-        with torch.autocast(parts[0].device.type, enabled=False):
+        device = parts[0].device.type
+        if device == "meta":  # of shapes alone, which autocast does not know
+            device = "cpu"
+        with torch.autocast(device, enabled=False):
             weight = self.linear.weight.float()
             first = self.widths[0]
             bias = self.linear.bias.float()

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graph: a network from a JSON description, and back.
+
+    {
+      "inputs": [
+        {"input": "flat", "name": "x", "columns": ["user", "item"]}
+      ],
+      "layers": [
+        {"layer": "cross_net", "name": "crosses", "inputs": ["x"], "num_layers": 2},
+        {"layer": "mlp", "name": "deep", "inputs": ["x"], "hidden": [64, 32]},
+        {"layer": "logit_head", "name": "logit", "inputs": ["crosses", "deep"]}
+      ],
+      "outputs": {"clicked": "logit"}
+    }
+
+docs/graphs.md describes the format.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from hotbed.config import did_you_mean
+from hotbed.data.batch import Batch
+from hotbed.data.schema import Schema
+from hotbed.models.graph_description import Node, read_description
+from hotbed.models.graph_inputs import GraphInputs
+from hotbed.models.graph_layers import inferred, made, shape_text
+
+if TYPE_CHECKING:
+    from hotbed.embedding.table import Table
+
+
+class Graph(nn.Module):
+    """A network of the layers that a JSON description names.
+
+    `graph.layers` holds the layers by name.
+
+    Args:
+        schema: the columns of the data.
+        tables: tables by name.
+        description: the JSON object, its text, or the path of its file; see docs/graphs.md.
+
+    Raises:
+        ConfigError: the description is wrong; the message starts with the place in it.
+
+    Example: `hb.models.Graph(schema, tables, "net.json")`.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        tables: Mapping[str, Table],
+        description: Mapping[str, Any] | str | Path,
+    ) -> None:
+        super().__init__()
+        network = read_description(description)
+        self._plain = network.plain
+        # as @described keeps the arguments, but with the text of a file instead of its path
+        self._described = {"schema": schema, "tables": tables, "description": self._plain}
+        self._outputs = network.outputs
+        self._nodes = network.layers
+        self.inputs = GraphInputs(schema, tables, network.inputs)
+        shapes = self.inputs.shapes()
+        self.layers = nn.ModuleDict()
+        for node in network.layers:
+            _check_layer_name(node)
+            shapes |= inferred(node, shapes)
+            layer = made(node, shapes)
+            self.layers[node.name] = layer
+        place = network.place.key("outputs")
+        labels = [label.name for label in schema.labels]
+        for label, name in network.outputs.items():
+            if label not in labels:
+                advice = did_you_mean(label, labels)
+                raise place.key(label).error("not a label of the schema", label, advice)
+            if shapes[name][1:] not in ((), (1,)):
+                advice = "Compute one number a row, for example with a logit_head."
+                got = f"{name} {shape_text(shapes[name])}"
+                raise place.key(label).error("not [n] or [n, 1]", got, advice)
+        self._single = len(labels) == 1
+        self.shapes = {name: shape_text(shape) for name, shape in shapes.items()}
+
+    def forward(self, batch: Batch) -> Tensor | dict[str, Tensor]:
+        """A batch of n samples -> logits [n] by label; those alone if the schema has one label."""
+        tensors = self.inputs(batch)
+        for node in self._nodes:
+            outputs = self.layers[node.name](*[tensors[name] for name in node.inputs])
+            if isinstance(outputs, Tensor):
+                outputs = (outputs,)
+            tensors.update(zip(node.outputs, outputs, strict=True))
+        logits = {label: tensors[name].flatten() for label, name in self._outputs.items()}
+        return next(iter(logits.values())) if self._single else logits
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON object that the network was built from."""
+        return copy.deepcopy(self._plain)
+
+
+def _check_layer_name(node: Node) -> None:
+    """Raise ConfigError if torch cannot hold a layer of this name."""
+    if hasattr(nn.ModuleDict(), node.name):
+        advice = "Choose another name."
+        raise node.place.key("name").error("a name that torch's modules use", node.name, advice)

@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The layers of a network from a description: their names, and sizes that follow from inputs.
+
+A key of a layer is a keyword of the constructor of its class. Keywords that `Kind.sizes` computes
+from the shapes of the inputs may be left out. To add a layer, add its line to `LAYERS`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from hotbed.config import did_you_mean
+from hotbed.errors import ConfigError
+from hotbed.models import layers
+from hotbed.models.graph_description import Node, Place, Text
+from hotbed.models.layers import xavier_
+
+Shape = tuple[int, ...]
+
+NUM_ROWS = 99_991
+"""Rows of the tensors by which shapes are inferred: a prime number, to be recognized in shapes."""
+
+_OF_TORCH = ("self", "device", "dtype", "inplace")  # keywords that are not keys
+Initializer = Literal["uniform", "xavier_normal", "xavier_uniform", "zeros"]
+_INITIALIZERS = {"weight_init": Initializer, "bias_init": Initializer}  # keys of every layer
+
+
+def _nothing(*shapes: Shape) -> dict[str, Any]:
+    return {}
+
+
+def _last(key: str) -> Callable[..., dict[str, Any]]:
+    """Return the rule that `key` is the last size of the first input."""
+    return lambda shape, *others: {key: shape[-1]}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of layer.
+
+    Attributes:
+        layer: its class.
+        sizes: returns the keywords that follow from the shapes of the inputs, one argument each.
+    """
+
+    layer: type[nn.Module]
+    sizes: Callable[..., dict[str, Any]] = _nothing
+
+
+LAYERS: Mapping[str, Kind] = {
+    "linear": Kind(nn.Linear, _last("in_features")),
+    "logit_head": Kind(
+        layers.LogitHead, lambda *shapes: {"widths": [shape[-1] for shape in shapes]}
+    ),
+    "mlp": Kind(layers.MLP, _last("input_dim")),
+    "batch_norm": Kind(layers.BatchNorm, _last("num_features")),
+    "dropout": Kind(layers.Dropout),
+    "relu": Kind(nn.ReLU),
+    "elu": Kind(nn.ELU),
+    "gelu": Kind(nn.GELU),
+    "silu": Kind(nn.SiLU),
+    "tanh": Kind(nn.Tanh),
+    "sigmoid": Kind(nn.Sigmoid),
+    "leaky_relu": Kind(nn.LeakyReLU),
+    "cross_net": Kind(layers.CrossNet, _last("width")),
+    "cross_net_v2": Kind(layers.CrossNetV2, _last("width")),
+    "cross_net_mix": Kind(layers.CrossNetMix, _last("width")),
+    "dot_interaction": Kind(layers.DotInteraction, lambda shape: {"num_fields": shape[1]}),
+    "fm_interaction": Kind(layers.FMInteraction),
+}
+
+
+def made(node: Node, shapes: Mapping[str, Shape]) -> nn.Module:
+    """Return the layer that a node describes, for inputs of these shapes.
+
+    Raises:
+        ConfigError: the kind or a key is unknown, or a value is wrong; the message starts with the
+            place in the description.
+    """
+    kind = _kind(node)
+    _check_num_inputs(node, kind)
+    arguments = _arguments(node, kind, shapes)
+    initializers = {key: arguments.pop(key) for key in _INITIALIZERS if key in arguments}
+    layer = _construct(kind, arguments, node.place)
+    xavier_(layer)
+    for key, initializer in initializers.items():
+        _initialize(
+            node,
+            layer,
+            key,
+            initializer,
+        )
+    return layer
+
+
+def inferred(node: Node, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+    """Return the shapes of a node's outputs, for inputs of these shapes.
+
+    The layer runs on tensors without memory.
+
+    Raises:
+        ConfigError: as `made`; or the layer does not take these shapes.
+    """
+    with torch.device("meta"):
+        layer = made(node, shapes).eval()
+        inputs = [torch.empty(shapes[name]) for name in node.inputs]
+        try:
+            outputs = layer(*inputs)
+        except (ConfigError, IndexError, RuntimeError, TypeError, ValueError) as error:
+            raise _refused(node, shapes, error) from error
+    if isinstance(outputs, Tensor):
+        outputs = (outputs,)
+    if len(outputs) != len(node.outputs):
+        problem = f"{node.kind} has {len(outputs)} outputs"
+        place = node.place.key("outputs")
+        raise place.error(problem, list(node.outputs), "Give each a name.")
+    return {name: tuple(output.shape) for name, output in zip(node.outputs, outputs, strict=True)}
+
+
+def shape_text(shape: Shape) -> str:
+    """Return a shape as text; n is the number of rows.
+
+    >>> shape_text((NUM_ROWS, 8)), shape_text((3 * NUM_ROWS,))
+    ('[n, 8]', '[3 * n]')
+    """
+    sizes = []
+    for size in shape:
+        factor, rest = divmod(size, NUM_ROWS)
+        if size == 0 or rest:
+            sizes.append(str(size))
+        else:
+            sizes.append("n" if factor == 1 else f"{factor} * n")
+    return f"[{', '.join(sizes)}]"
+
+
+def _shapes_text(node: Node, shapes: Mapping[str, Shape]) -> Text:
+    return Text(", ".join(f"{name} {shape_text(shapes[name])}" for name in node.inputs))
+
+
+# --- building -------------------------------------------------------------------------------------
+
+
+def _kind(node: Node) -> Kind:
+    if node.kind not in LAYERS:
+        advice = did_you_mean(node.kind, LAYERS)
+        raise node.place.key("layer").error("unknown layer", node.kind, advice)
+    return LAYERS[node.kind]
+
+
+def _check_num_inputs(node: Node, kind: Kind) -> None:
+    """Raise ConfigError if the layer takes more or fewer tensors."""
+    signature = inspect.signature(kind.layer.forward)
+    parameters = [p for name, p in signature.parameters.items() if name != "self"]
+    required = [p for p in parameters if p.default is p.empty]
+    many = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
+    count = len(node.inputs)
+    if many or len(required) <= count <= len(parameters):
+        return
+    names = ", ".join(parameter.name for parameter in parameters)
+    problem = f"{node.kind} takes {names}"
+    advice = f"Name {len(required)} tensors."
+    raise node.place.key("inputs").error(problem, list(node.inputs), advice)
+
+
+def _arguments(node: Node, kind: Kind, shapes: Mapping[str, Shape]) -> dict[str, Any]:
+    """Return the keywords of a layer: from its keys, and from the shapes of its inputs."""
+    try:
+        sizes = kind.sizes(*[shapes[name] for name in node.inputs])
+    except IndexError as error:
+        raise _refused(node, shapes, error) from error
+    hints = {}
+    required = []
+    for name, parameter in _keywords(kind.layer).items():
+        hints[name] = parameter.annotation
+        if parameter.default is parameter.empty and name not in sizes:
+            required.append(name)
+    arguments = node.values({**hints, **_INITIALIZERS}, required)
+    for key, size in sizes.items():
+        if arguments.setdefault(key, size) != size:
+            problem = f"the inputs need {size}"
+            raise node.place.key(key).error(problem, arguments[key], "Leave it out.")
+    return arguments
+
+
+def _keywords(layer: type[nn.Module]) -> dict[str, inspect.Parameter]:
+    """Return the parameters of a layer's constructor, with type hints of their keys."""
+    hints = typing.get_type_hints(layer.__init__)
+    keywords = {}
+    for name, parameter in inspect.signature(layer.__init__).parameters.items():
+        hint = hints.get(name, Any)
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            hint = types.GenericAlias(list, hint)
+        if name not in _OF_TORCH:
+            keywords[name] = parameter.replace(annotation=hint)
+    return keywords
+
+
+def _construct(kind: Kind, arguments: Mapping[str, Any], place: Place) -> nn.Module:
+    keywords = dict(arguments)
+    positional: Iterable[Any] = ()
+    for name, parameter in inspect.signature(kind.layer.__init__).parameters.items():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            positional = keywords.pop(name)
+    try:
+        return kind.layer(*positional, **keywords)
+    except ConfigError as error:
+        raise ConfigError(f"{place.text}: {error}") from error
+    except (RuntimeError, TypeError, ValueError) as error:
+        reason = Text(str(error).partition("\n")[0])
+        raise place.error("the layer cannot be built", reason, "Correct its keys.") from error
+
+
+def _initialize(
+    node: Node,
+    layer: nn.Module,
+    key: str,
+    initializer: Initializer,
+) -> None:
+    """Draw the weights (parameters of two axes or more) or the biases of a layer anew."""
+    place = node.place.key(key)
+    drawn = False
+    for name, parameter in layer.named_parameters():
+        is_bias = "bias" in name
+        if is_bias == (key == "bias_init") and (is_bias or parameter.dim() > 1):
+            _draw(parameter, initializer)
+            drawn = True
+    if not drawn:
+        what = "biases" if key == "bias_init" else "weights"
+        raise place.error(f"{node.kind} has no {what}", initializer, "Leave it out.")
+
+
+def _draw(parameter: nn.Parameter, initializer: Initializer) -> None:
+    """Draw a parameter; the fan of a vector is its length."""
+    fan = sum(parameter.shape[-2:])
+    if initializer == "zeros":
+        nn.init.zeros_(parameter)
+    elif initializer == "xavier_normal":
+        nn.init.normal_(parameter, std=math.sqrt(2 / fan))
+    else:
+        bound = math.sqrt(6 / fan) if initializer == "xavier_uniform" else 1 / fan
+        nn.init.uniform_(parameter, -bound, bound)
+
+
+def _refused(node: Node, shapes: Mapping[str, Shape], error: Exception) -> ConfigError:
+    """Return the error that a layer does not take the shapes of its inputs."""
+    reason = re.sub(rf"\b{NUM_ROWS}\b", "n", str(error).partition("\n")[0])
+    problem = f"{node.kind} does not take inputs of these shapes ({reason})"
+    advice = "Connect other tensors, or change the keys of the layers before."
+    return node.place.key("inputs").error(problem, _shapes_text(node, shapes), advice)
