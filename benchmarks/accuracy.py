@@ -20,22 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from frappe import datasets
 from torch import nn
 
 import hotbed as hb
 
-FIELDS = [
-    "user",
-    "item",
-    "daytime",
-    "weekday",
-    "isweekend",
-    "homework",
-    "cost",
-    "weather",
-    "country",
-    "city",
-]
 MLP = {"hidden": (400, 400, 400), "batch_norm": True}
 
 
@@ -119,18 +108,9 @@ def main() -> None:
     logging.disable(logging.INFO)
     torch.set_num_threads(a.threads)
     hb.set_num_threads(a.threads)
-    schema = hb.Schema([hb.Label("label"), *(hb.Id(name) for name in FIELDS)])
     scores: dict[str, list[dict[str, float]]] = {}
     for seed in a.seeds:
-        train = hb.Dataset(
-            hb.sources.Csv(str(a.data / "train.csv")),
-            schema,
-            4096,
-            shuffle=1 << 20,
-            seed=seed,
-            cache=True,
-        )
-        valid = hb.Dataset(hb.sources.Csv(str(a.data / "valid.csv")), schema, 4096, cache=True)
+        train, valid = datasets(a.data, 4096, seed)
         for name in a.models:
             start = time.perf_counter()
             result = run(name, seed, train, valid, a.max_epochs)

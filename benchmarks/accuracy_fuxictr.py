@@ -26,6 +26,7 @@ logging.disable(logging.INFO)
 os.environ["TQDM_DISABLE"] = "1"
 
 import torch  # noqa: E402
+from frappe import FIELDS  # noqa: E402
 from fuxictr.features import FeatureMap  # noqa: E402
 from fuxictr.preprocess import FeatureProcessor, build_dataset  # noqa: E402
 from fuxictr.pytorch.dataloaders import RankDataLoader  # noqa: E402
@@ -33,18 +34,6 @@ from fuxictr.pytorch.layers import CrossNetV2, FeatureEmbedding, MLP_Block  # no
 from fuxictr.pytorch.models import BaseModel  # noqa: E402
 from fuxictr.pytorch.torch_utils import seed_everything  # noqa: E402
 
-FIELDS = [
-    "user",
-    "item",
-    "daytime",
-    "weekday",
-    "isweekend",
-    "homework",
-    "cost",
-    "weather",
-    "country",
-    "city",
-]
 SETTINGS: dict[str, Any] = {
     "dataset_id": "frappe",
     "model_id": "DCNv2",
@@ -75,7 +64,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-class DCNv2(BaseModel):  # type: ignore[misc]
+class DCNv2(BaseModel):
     """The parallel DCNv2 of BARS, out of FuxiCTR's layers."""
 
     def __init__(self, feature_map: Any, **settings: Any) -> None:

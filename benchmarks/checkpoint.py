@@ -61,7 +61,7 @@ class Trainer:
         loss: Tensor = torch.nn.functional.binary_cross_entropy_with_logits(
             self.network(batch), labels
         )
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         for optimizer in (self.dense, self.sparse):
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)

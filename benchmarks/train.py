@@ -17,22 +17,11 @@ import time
 from pathlib import Path
 
 import torch
+from frappe import datasets
 from torch import Tensor, nn
 
 import hotbed as hb
 
-FIELDS = [
-    "user",
-    "item",
-    "daytime",
-    "weekday",
-    "isweekend",
-    "homework",
-    "cost",
-    "weather",
-    "country",
-    "city",
-]
 BATCH = 4096
 
 
@@ -91,20 +80,11 @@ def main() -> None:
     logging.disable(logging.INFO)
     torch.set_num_threads(a.threads)
     hb.set_num_threads(a.threads)
-    schema = hb.Schema([hb.Label("label"), *(hb.Id(name) for name in FIELDS)])
+    train, valid = datasets(a.data, BATCH, a.seed)
     if a.dense_steps:
-        alone = dense_alone(schema, a.seed, a.dense_steps)
+        alone = dense_alone(train.schema, a.seed, a.dense_steps)
         print(json.dumps({"peer": "torch_dense_alone", "samples_per_s": round(alone)}), flush=True)
-    train = hb.Dataset(
-        hb.sources.Csv(str(a.data / "train.csv")),
-        schema,
-        BATCH,
-        shuffle=1 << 20,
-        seed=a.seed,
-        cache=True,
-    )
-    valid = hb.Dataset(hb.sources.Csv(str(a.data / "valid.csv")), schema, BATCH, cache=True)
-    network = make_network(schema, a.seed)
+    network = make_network(train.schema, a.seed)
     model = hb.RecModel(
         network, "bce", hb.Adam(lr=1e-3), metrics={"auc", "log_loss"}, amp_level=a.amp
     )

@@ -81,8 +81,11 @@ def whole_number(
     advice: str = "Give such a number.",
 ) -> None:
     """Raise ConfigError if `value` is not an integer in [least, most]; a bool is not an integer."""
-    is_integer = not isinstance(value, bool) and isinstance(value, numbers.Integral)
-    if is_integer and least <= value <= most:  # type: ignore[operator]
+    if (
+        not isinstance(value, bool)
+        and isinstance(value, numbers.Integral)
+        and least <= int(value) <= most
+    ):
         return
     if most == math.inf:
         bounds = f">= {least}"

@@ -228,8 +228,8 @@ def test_empty_files_and_tables_are_read_as_no_rows(tmp_path: Path) -> None:
 
 def test_memory_takes_the_frames_of_other_libraries_and_refuses_the_rest() -> None:
     frame = pl.DataFrame({"number": [1, 2], "word": ["a", "b"]})
-    assert rows(Memory(frame)) == frame.to_dicts()  # type: ignore[arg-type]
+    assert rows(Memory(frame)) == frame.to_dicts()
     with pytest.raises(DataError, match="neither a table nor a mapping of columns, got list"):
-        Memory([1, 2])  # type: ignore[arg-type]
+        Memory([1, 2])
     with pytest.raises(DataError, match="columns differ in length"):
         Memory({"a": [1], "b": [1, 2]})

@@ -195,7 +195,7 @@ def commands(page: str) -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if list(commands(page))])
 def test_commands_on_a_page_parse(page: str) -> None:
-    verbs: Any = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
+    verbs: Any = typer.main.get_command(cli.app).commands
     for verb, *arguments in commands(page):
         given = verbs[verb].make_context(verb, arguments).params
         if "job_file" in given or str(given.get("what", "")).endswith(".yaml"):

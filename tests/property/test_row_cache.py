@@ -172,4 +172,4 @@ def test_a_row_is_that_of_its_version_and_memory_stays_bounded(policy: Policy) -
     machine = type("Machine", (CacheMachine,), {"policy": policy})
     run_state_machine_as_test(
         machine, settings=settings(max_examples=15, stateful_step_count=20, deadline=None)
-    )  # type: ignore[no-untyped-call]
+    )

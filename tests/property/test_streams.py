@@ -95,7 +95,7 @@ def run(
             if number in life.checkpoints:
                 position = json.dumps(item.position.to_json())
                 dataset.commit(item.position)
-    items.close()  # type: ignore[attr-defined]
+    items.close()
     journal.close()
     with open(folder / "journal", "ab") as file:  # killed while it wrote
         file.write(b'00000000 ["block", 7, {"take": 9}]'[: life.torn])

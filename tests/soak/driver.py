@@ -110,7 +110,7 @@ def live(config: dict[str, Any]) -> dict[str, Any]:
     model = hb.RecModel(network, "bce", hb.Adam(lr=0.01), {"auc", "log_loss"})
     data = hb.Dataset(_source(config, root), schema, 32, **config.get("dataset", {}))
     if config.get("remember"):
-        Journal.forget = lambda self, before: None  # type: ignore[method-assign]
+        Journal.forget = lambda self, before: None
     keywords = {"every_steps": 20, "full_every": 3, "wait": True} | config.get("checkpoint", {})
     if "epochs" in config:
         return _fit(

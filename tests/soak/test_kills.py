@@ -93,7 +93,7 @@ def killed(lives: Any, root: Path, seed: int, config: dict[str, Any]) -> dict[st
         KILLS.extend([how] if answer["killed"] else [])
     answer = lives(root, **config)
     print(f"seed {seed}: resumed at step {answer['resumed']} of {answer['steps']}")
-    return answer  # type: ignore[no-any-return]
+    return answer
 
 
 @pytest.mark.parametrize("seed", range(20))

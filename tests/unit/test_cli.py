@@ -91,7 +91,7 @@ def test_verbs_and_flags_are_frozen() -> None:
             for option in parameter.opts
             if option != "--help"
         )
-        for name, command in group.commands.items()  # type: ignore[attr-defined]
+        for name, command in group.commands.items()
     }
     job = ["--set", "job_file"]
     assert flags == {
@@ -537,7 +537,7 @@ def test_a_draft_guesses_roles_from_names_types_and_values(tmp_path: Path) -> No
     assert isinstance(columns["kind"], hb.Id)
     assert {"constant", "row_id"}.isdisjoint(columns)
     assert "left out: always the same value" in text
-    assert isinstance(job.train.source, hb.sources.Sort)  # type: ignore[attr-defined]  # the file is not in time order
+    assert isinstance(job.train.source, hb.sources.Sort)  # the file is not in time order
     assert draft(str(path), label="kind").count("kind: label, name: kind") == 1
 
 

@@ -87,7 +87,7 @@ def test_yaml_json_and_python_make_the_same_job(job_file: Path, tmp_path: Path) 
 
 def test_parts_of_one_source_share_it(job_file: Path) -> None:
     job = Job.read(job_file)
-    assert job.train.source is job.stream.source  # type: ignore[attr-defined,union-attr]
+    assert job.train.source is job.stream.source
 
 
 def test_set_changes_one_value(job_file: Path) -> None:
@@ -99,8 +99,8 @@ def test_set_changes_one_value(job_file: Path) -> None:
     job = Job.read(job_file, changes)
     assert job.tables.rule == hb.Adagrad(lr=0.3)
     assert list(job.schema.tables) == ["people", "genres"]
-    assert job.train.source.path == "other.csv"  # type: ignore[attr-defined]
-    assert job.stream.source.path == "events.csv"  # type: ignore[union-attr]  # an anchor is a copy
+    assert job.train.source.path == "other.csv"
+    assert job.stream.source.path == "events.csv"  # an anchor is a copy
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def trained() -> tuple[hb.RecModel, Any, str]:
     model = hb.RecModel(hb.models.LR(SCHEMA, hb.make_tables(SCHEMA, 1)), "bce", "adam", {"auc"})
     shown = Console(file=io.StringIO(), width=200)
     history = model.fit(data(), data(), epochs=2, callbacks=ProgressBar(shown), progress=False)
-    return model, history, shown.file.getvalue()  # type: ignore[attr-defined]
+    return model, history, shown.file.getvalue()
 
 
 def test_repr_says_what_is_in_a_model_a_history_a_dataset_and_a_client(trained: Any) -> None:

@@ -41,7 +41,14 @@ ServerSettings = Annotated[
         "--set", metavar="KEY=VALUE", help="Set one value of the server; may be repeated."
     ),
 ]
-
+Host = Annotated[str, typer.Option(help="The address to listen at.")]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(help="A file of tokens, one a line; requests without one are rejected."),
+]
+Watch = Annotated[
+    list[str] | None, typer.Option(help="[NAME=]DIR or kafka://HOST:PORT/TOPIC to follow.")
+]
 Checkpoint = Annotated[
     str, typer.Argument(metavar="CKPT", help="A folder of states, one state, or a URL.")
 ]
@@ -192,20 +199,15 @@ def serve(
             help="Folders of exported models, or grpc://HOST:PORT of a parameter server.",
         ),
     ],
-    watch: Annotated[
-        list[str] | None, typer.Option(help="[NAME=]DIR or kafka://HOST:PORT/TOPIC to follow.")
-    ] = None,
-    host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
+    watch: Watch = None,
+    host: Host = "127.0.0.1",
     http_port: Annotated[
         int, typer.Option(help="The port of REST, metrics and the page; 0: a free one.")
     ] = 8000,
     grpc_port: Annotated[
         int, typer.Option(help="The port of gRPC; 0: a free one; -1: no gRPC.")
     ] = 8001,
-    token_file: Annotated[
-        Path | None,
-        typer.Option(help="A file of tokens, one a line; requests without one are rejected."),
-    ] = None,
+    token_file: TokenFile = None,
     assignments: ServerSettings = None,
 ) -> None:
     """Answer prediction requests over the Open Inference Protocol, and follow a trainer.
@@ -227,18 +229,13 @@ def parameter_server(
     models: Annotated[
         list[str], typer.Argument(metavar="[NAME=]MODEL...", help="Folders of exported models.")
     ],
-    watch: Annotated[
-        list[str] | None, typer.Option(help="[NAME=]DIR or kafka://HOST:PORT/TOPIC to follow.")
-    ] = None,
-    host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
+    watch: Watch = None,
+    host: Host = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port; 0: a free one.")] = 8002,
     rows: Annotated[
         Path | None, typer.Option(help="The folder that keeps rows; default: a temporary one.")
     ] = None,
-    token_file: Annotated[
-        Path | None,
-        typer.Option(help="A file of tokens, one a line; requests without one are rejected."),
-    ] = None,
+    token_file: TokenFile = None,
     assignments: ServerSettings = None,
 ) -> None:
     """Hold rows for `hotbed serve NAME=grpc://HOST:PORT` elsewhere, and follow a trainer.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files: paths and globs, sections, positions in a list of files, and Parquet."""
+"""Files: paths and globs, sections, and positions in a list of files."""
 
 from __future__ import annotations
 
@@ -138,6 +138,7 @@ def ending_of(file: str) -> str:
     return ending
 
 
+@dataclass(frozen=True)
 class FileSource(Source):
     """A list of files of one format, read one after another.
 
@@ -162,10 +163,9 @@ class FileSource(Source):
 
     def like_first(self, path: str, types: pa.Schema | None) -> FileSource:
         """Return this source of another path; `types`: of the first file, None = its own."""
-        source: Any = replace(self, path=path)  # type: ignore[type-var]
+        source = replace(self, path=path)
         if types is not None:
             source.__dict__["_schema"] = types
-        assert isinstance(source, FileSource)
         return source
 
     def files(self) -> list[str]:

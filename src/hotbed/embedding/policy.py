@@ -256,25 +256,25 @@ def evictions(evict: Eviction | Sequence[Eviction] | None) -> tuple[Eviction, ..
 
     Raises ConfigError unless there are at most one Ttl, and at most one of Lru and Lfu.
     """
-    policies: tuple[Eviction, ...]
-    if evict is None:
-        policies = ()
-    elif isinstance(evict, (list, tuple)):
-        policies = tuple(evict)
-    else:
-        policies = (evict,)  # type: ignore[assignment]
-    for policy in policies:
+    given: Sequence[object] = ()
+    if isinstance(evict, (list, tuple)):
+        given = evict
+    elif evict is not None:
+        given = (evict,)
+    policies: list[Eviction] = []
+    for policy in given:
         if not isinstance(policy, (Ttl, Lru, Lfu)):
             raise ConfigError(
                 f"evict: must be Ttl, Lru, Lfu or a list of them, got {policy!r}. Give a policy."
             )
+        policies.append(policy)
     num_ages = sum(isinstance(policy, Ttl) for policy in policies)
     num_bounds = sum(isinstance(policy, (Lru, Lfu)) for policy in policies)
     if num_ages > 1 or num_bounds > 1:
         raise ConfigError(
-            f"evict: policies contend, got {list(policies)!r}. Give one Ttl and one of Lru and Lfu."
+            f"evict: policies contend, got {policies!r}. Give one Ttl and one of Lru and Lfu."
         )
-    return policies
+    return tuple(policies)
 
 
 def kept_columns(admit: Admission | None, policies: Sequence[Eviction]) -> list[str]:

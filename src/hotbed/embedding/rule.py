@@ -53,6 +53,8 @@ class Rule(ABC):
 
     _num_slots: ClassVar[int] = 0
     _proximal: ClassVar[bool] = False
+    _moves_without_gradient: ClassVar[bool]
+    """Whether a step with zero gradient, l1 and l2 changes a row or its state."""
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -67,10 +69,6 @@ class Rule(ABC):
     @abstractmethod
     def _check(self, name: str) -> None:
         """Check the fields that only this rule has."""
-
-    @abstractmethod
-    def _idles(self) -> bool:
-        """Return True when a step with zero gradient, l1 and l2 changes a row or its state."""
 
     @abstractmethod
     def _step(
@@ -92,7 +90,8 @@ class Rule(ABC):
 
         A delta cannot record the changes of such a table.
         """
-        return self.scope != "touched" and (self.l1 > 0 or self.l2 > 0 or self._idles())
+        decays = self.l1 > 0 or self.l2 > 0
+        return self.scope != "touched" and (decays or self._moves_without_gradient)
 
     def state_width(self, dim: int) -> int:
         """Return the floats of optimizer state a row, laid out [slot 0: dim][slot 1: dim]…"""
@@ -149,11 +148,10 @@ class Sgd(Rule):
 
     lr: float = 0.01
 
+    _moves_without_gradient: ClassVar[bool] = False
+
     def _check(self, name: str) -> None:
         pass
-
-    def _idles(self) -> bool:
-        return False
 
     def _step(
         self,
@@ -174,6 +172,7 @@ class Momentum(Rule):
     momentum: float = 0.9
 
     _num_slots: ClassVar[int] = 1
+    _moves_without_gradient: ClassVar[bool] = True
 
     def _check(self, name: str) -> None:
         checks.finite_number(
@@ -182,9 +181,6 @@ class Momentum(Rule):
             least=0,
             below=1,
         )
-
-    def _idles(self) -> bool:
-        return True
 
     def _step(
         self,
@@ -209,6 +205,7 @@ class Nesterov(Rule):
     momentum: float = 0.9
 
     _num_slots: ClassVar[int] = 1
+    _moves_without_gradient: ClassVar[bool] = True
 
     def _check(self, name: str) -> None:
         checks.finite_number(
@@ -217,9 +214,6 @@ class Nesterov(Rule):
             least=0,
             below=1,
         )
-
-    def _idles(self) -> bool:
-        return True
 
     def _step(
         self,
@@ -243,13 +237,11 @@ class Adagrad(Rule):
     initial_accumulator: float = 0.0
 
     _num_slots: ClassVar[int] = 1
+    _moves_without_gradient: ClassVar[bool] = False
 
     def _check(self, name: str) -> None:
         checks.finite_number(f"{name}.eps", self.eps, above=0)
         checks.finite_number(f"{name}.initial_accumulator", self.initial_accumulator, least=0)
-
-    def _idles(self) -> bool:
-        return False
 
     def initial_state(self, dim: int) -> NDArray[np.float32]:
         return np.full(dim, self.initial_accumulator, np.float32)
@@ -277,12 +269,11 @@ class RowwiseAdagrad(Rule):
     eps: float = 1e-10
     initial_accumulator: float = 0.0
 
+    _moves_without_gradient: ClassVar[bool] = False
+
     def _check(self, name: str) -> None:
         checks.finite_number(f"{name}.eps", self.eps, above=0)
         checks.finite_number(f"{name}.initial_accumulator", self.initial_accumulator, least=0)
-
-    def _idles(self) -> bool:
-        return False
 
     def state_width(self, dim: int) -> int:
         return 1
@@ -314,6 +305,7 @@ class RmsProp(Rule):
     eps: float = 1e-8
 
     _num_slots: ClassVar[int] = 1
+    _moves_without_gradient: ClassVar[bool] = True
 
     def _check(self, name: str) -> None:
         checks.finite_number(
@@ -323,9 +315,6 @@ class RmsProp(Rule):
             below=1,
         )
         checks.finite_number(f"{name}.eps", self.eps, above=0)
-
-    def _idles(self) -> bool:
-        return True
 
     def _step(
         self,
@@ -357,6 +346,7 @@ class Adam(Rule):
     decay: float = 0.0
 
     _num_slots: ClassVar[int] = 2
+    _moves_without_gradient: ClassVar[bool] = True
 
     def _check(self, name: str) -> None:
         checks.finite_number(
@@ -373,9 +363,6 @@ class Adam(Rule):
         )
         checks.finite_number(f"{name}.eps", self.eps, above=0)
         checks.finite_number(f"{name}.decay", self.decay, least=0)
-
-    def _idles(self) -> bool:
-        return True
 
     def _step(
         self,
@@ -420,6 +407,7 @@ class Ftrl(Rule):
 
     _num_slots: ClassVar[int] = 2
     _proximal: ClassVar[bool] = True
+    _moves_without_gradient: ClassVar[bool] = True  # w is recomputed from z, also in a new row
 
     def _check(self, name: str) -> None:
         checks.finite_number(f"{name}.beta", self.beta, least=0)
@@ -433,9 +421,6 @@ class Ftrl(Rule):
                 f"{name}.initial_accumulator: a zero gradient would divide by zero, got 0 with "
                 "beta=0 and l2=0. Make one of the three positive."
             )
-
-    def _idles(self) -> bool:
-        return True  # w is recomputed from z: a new row that was never updated changes
 
     def initial_state(self, dim: int) -> NDArray[np.float32]:
         return np.concatenate(

@@ -14,7 +14,7 @@ import pyarrow as pa
 from hotbed import config
 from hotbed.connectors import Csv, Libsvm, Source
 from hotbed.connectors.endings import FILE_KINDS, source_for
-from hotbed.connectors.files import SAMPLE_BYTES, ending_of
+from hotbed.connectors.files import SAMPLE_BYTES, FileSource, ending_of
 from hotbed.errors import ConfigError, SchemaError
 from hotbed.job.roles import (
     Line,
@@ -72,9 +72,10 @@ def draft(path: str, label: str | None = None, columns: Sequence[str] | None = N
         raise SchemaError(
             f"{path}: no column to predict from, got {', '.join(frame.columns)}. Add features."
         )
+    ordered: Source = source
     if time is not None and not frame[time].is_sorted():
-        source = source.sort(time)
-    return _page(path, source, lines, len(frame))
+        ordered = source.sort(time)
+    return _page(path, ordered, lines, len(frame))
 
 
 def _no_label(path: str, name: str | None, columns: Sequence[str]) -> str:
@@ -105,7 +106,7 @@ def _lines(frame: pl.DataFrame, label: str, time: str | None) -> list[Line]:
 # --- the file -------------------------------------------------------------------------------------
 
 
-def source_of(path: str) -> Source:
+def source_of(path: str) -> FileSource:
     """Return the source that reads a file, chosen by the file's ending.
 
     Raises:

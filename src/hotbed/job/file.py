@@ -25,8 +25,6 @@ class _Loader(yaml.SafeLoader):
     A key that appears twice is an error.
     """
 
-    yaml_implicit_resolvers = {}  # noqa: RUF012 - the base class's table, emptied
-
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         keys = [key.value for key, _ in node.value]
         for key in keys:
@@ -48,6 +46,7 @@ _PLAIN_VALUES = (
     ),
     ("merge", r"<<", ["<"]),
 )
+_Loader.yaml_implicit_resolvers = {}  # without those of YAML 1.1
 for tag, pattern, first in _PLAIN_VALUES:
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(f"^(?:{pattern})$"), first)
 

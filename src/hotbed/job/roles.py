@@ -211,7 +211,7 @@ def _looks_like_amount(values: pl.Series) -> bool:
     neighbours are.
     """
     counts = values.rename("value").value_counts()
-    if counts["count"].max() > 0.5 * len(values):  # type: ignore[operator]
+    if counts["count"].to_numpy().max() > 0.5 * len(values):
         return True
     frequent = counts.sort("count", "value", descending=[True, False]).head(NUM_NEIGHBOURS)
     ranks = frequent.sort("value")["count"].rank().to_numpy()

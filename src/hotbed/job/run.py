@@ -300,7 +300,7 @@ def predict_files(
         raise ConfigError(
             f"FILES: they are of several kinds, got {', '.join(files)}. Score one kind at a time."
         )
-    source: Any = replace(sources[0], path=list(files))  # type: ignore[type-var]
+    source = replace(sources[0], path=list(files))
     session = hb.InferenceSession(model)
     total = source.num_rows()
     num_rows = 0

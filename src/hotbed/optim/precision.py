@@ -24,7 +24,7 @@ import logging
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -65,14 +65,11 @@ class AmpPrecision:
         for module in network.modules():
             # autocast lets norms compute in the dtype of their input, which must be that of their
             # weights
-            own = next(module.parameters(recurse=False), None)
-            if (
-                "Norm" in type(module).__name__
-                and own is not None
-                and not hasattr(module, "_hotbed_cast")
-            ):
+            is_norm = "Norm" in type(module).__name__
+            has_weights = next(module.parameters(recurse=False), None) is not None
+            is_cast = _cast_inputs in module._forward_pre_hooks.values()
+            if is_norm and has_weights and not is_cast:
                 module.register_forward_pre_hook(_cast_inputs)
-                module._hotbed_cast = True  # type: ignore[assignment]
 
 
 def _cast_inputs(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -121,14 +118,14 @@ class Boost:
 
     def compile(self, network: nn.Module) -> nn.Module:
         """Return the compiled `network`; it shares the parameters of the original."""
-        compiled: nn.Module = torch.compile(  # type: ignore[assignment]
+        compiled = torch.compile(
             network,
             mode=self.mode,
             dynamic=self.dynamic,
             fullgraph=self.fullgraph,
             backend=self.backend,
         )
-        return compiled
+        return cast(nn.Module, compiled)
 
 
 BOOST_LEVELS: dict[str, Boost | None] = {

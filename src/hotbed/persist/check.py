@@ -32,7 +32,7 @@ from hotbed.persist.store import ADVICE, MANIFEST_FILE, number_of
 
 MAX_DEPTH = 100
 _DIGEST_MEMBER = b'"digest": "'
-_NOT_BUILT = (
+NOT_BUILT = (  # errors of constructors with the arguments of a manifest that was changed
     HotbedError,
     ArithmeticError,
     AttributeError,
@@ -188,7 +188,7 @@ def _check_config(entry: TableEntry, place: str) -> None:
 def _built(part: str, build: Callable[[], Any], place: str) -> Any:
     try:
         return build()
-    except _NOT_BUILT as error:
+    except NOT_BUILT as error:
         message = f"{place}: {part} cannot be built, got {error}. {ADVICE}"
         raise FormatError(message) from error
 

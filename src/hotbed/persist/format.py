@@ -322,7 +322,7 @@ class Link:
         if not data:
             return []
         with self._decoding("dense"):
-            plain = safetensors.deserialize(bytes(data))  # type: ignore[no-untyped-call]
+            plain = safetensors.deserialize(bytes(data))
         tensors = []
         for name, tensor in plain:
             data = memoryview(tensor["data"])

@@ -28,7 +28,7 @@ from hotbed.errors import (
 )
 from hotbed.serving.protocol.rest import HEADER_LENGTH
 from hotbed.serving.protocol.tensors import DTYPES, text_of
-from hotbed.serving.request import check_columns, check_context
+from hotbed.serving.request import check_columns, check_context, single_value
 from hotbed.serving.session import Predictions, Scores
 
 
@@ -252,22 +252,8 @@ def _tensors(columns: Mapping[str, Any], context: Mapping[str, Any]) -> list[_Te
             f"columns: expected one length, got {sorted(lengths)}. Give each candidate a value in "
             "every column, and give values that hold for all candidates as context."
         )
-    tensors.extend(_tensor(name, _single(name, value)) for name, value in context.items())
+    tensors.extend(_tensor(name, single_value(name, value)) for name, value in context.items())
     return tensors
-
-
-def _single(name: str, value: Any) -> Any:
-    """Return one value as a column of one value."""
-    if isinstance(value, pa.Array):
-        if len(value) != 1:
-            raise DataError(
-                f"column {name!r}: context is one value, got {len(value)}. Give one value, or a "
-                "column."
-            )
-        return value
-    if isinstance(value, np.ndarray) and value.shape == (1,):
-        return value
-    return [value]
 
 
 def _tensor(name: str, values: Any) -> _Tensor:

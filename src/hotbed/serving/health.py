@@ -16,7 +16,7 @@ _WATCH_SECONDS = 0.5
 _STATUS = health_pb2.HealthCheckResponse
 
 
-class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
+class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpc has no types
     """Report whether the server is ready: the overall health, and that of each of `services`.
 
     The library's own servicer has to be notified of each change; this one calls `ready`.

@@ -21,8 +21,8 @@ from hotbed.serving.stores.following import Following, collecting, open_follower
 from hotbed.serving.stores.opening import is_remote
 
 log = logging.getLogger("hotbed.serving")
-T = TypeVar("T")
 _SETTINGS = (Options, ServerLimits, RemoteOptions)
+Settings = TypeVar("Settings", Options, ServerLimits, RemoteOptions)
 
 
 def serve_models(
@@ -112,11 +112,11 @@ def _build_settings(settings: Mapping[str, Any]) -> tuple[Options, ServerLimits,
     )
 
 
-def _build(kind: type[T], settings: Mapping[str, Any]) -> T:
+def _build(kind: type[Settings], settings: Mapping[str, Any]) -> Settings:
     """Build one kind of settings from those keys that it has."""
-    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    names = {field.name for field in fields(kind)}
     spec = {key: value for key, value in settings.items() if key in names}
-    built: T = config.build(spec, kind, "serve")
+    built: Settings = config.build(spec, kind, "serve")
     return built
 
 

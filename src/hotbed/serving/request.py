@@ -234,6 +234,24 @@ def check_context(context: Any) -> None:
         )
 
 
+def single_value(name: str, value: Any) -> Any:
+    """Return a value of a context as an array of one value; DataError if it has several."""
+    if isinstance(value, np.ndarray) and value.shape == (1,):  # a server has it in this form
+        return value
+    if isinstance(value, pa.Array):
+        if len(value) != 1:
+            raise DataError(
+                f"column {name!r}: context is one value, got {len(value)}. Give one value, or a "
+                "column."
+            )
+        return value
+    if isinstance(value, (bool, int, float, np.number, np.bool_)):
+        array = np.array([value])
+        if array.dtype.kind in "biuf":
+            return array
+    return [value]
+
+
 def _columns_by_name(columns: Columns) -> tuple[dict[str, Any], int]:
     """Return columns by name, all of one length, and that length."""
     if isinstance(columns, pa.Table):
@@ -270,25 +288,7 @@ def _shared_values(context: Mapping[str, Any] | None) -> dict[str, Any]:
     check_context(context)
     if not context:
         return {}
-    return {name: _single(name, value) for name, value in context.items()}
-
-
-def _single(name: str, value: Any) -> Any:
-    """Return one value as an array of one value."""
-    if isinstance(value, np.ndarray) and value.shape == (1,):  # a server has it in this form
-        return value
-    if isinstance(value, pa.Array):
-        if len(value) != 1:
-            raise DataError(
-                f"column {name!r}: context is one value, got {len(value)}. Give one value, or a "
-                "column."
-            )
-        return value
-    if isinstance(value, (bool, int, float, np.number, np.bool_)):
-        array = np.array([value])
-        if array.dtype.kind in "biuf":
-            return array
-    return [value]
+    return {name: single_value(name, value) for name, value in context.items()}
 
 
 def _numbers(values: Any) -> Any:

@@ -369,7 +369,8 @@ def _resumable(run: Run) -> Resumable:
     """Return the data of a run; raise ConfigError if they have no position to resume from."""
     data: Any = run.dataset
     if isinstance(data, Dataset) or (run.online and callable(getattr(data, "resume", None))):
-        return data  # type: ignore[no-any-return]
+        resumable: Resumable = data
+        return resumable
     raise ConfigError(
         f"Checkpoint: the data have no position to resume from, got {type(data).__name__}. "
         "Give a hb.Dataset, or leave Checkpoint out."

@@ -154,7 +154,8 @@ class Criterion:
         weight: Tensor | None,
     ) -> Tensor:
         if weight is None:
-            return loss(outputs, labels)  # type: ignore[no-any-return]
+            value: Tensor = loss(outputs, labels)
+            return value
         key = id(loss)
         if key not in self._weighted:
             self._weighted[key] = _with_weight(loss)
@@ -214,4 +215,5 @@ def _function_of(loss: Any) -> Callable[..., Any]:
         return loss
     if isinstance(loss, nn.Module):
         return loss.forward
-    return loss.__call__  # type: ignore[no-any-return]
+    call: Callable[..., Any] = loss.__call__
+    return call

@@ -14,7 +14,8 @@ from hotbed.config import build
 from hotbed.data.schema import Schema
 from hotbed.embedding.modules.state import dense_state
 from hotbed.embedding.table import Table
-from hotbed.errors import ConfigError, FormatError
+from hotbed.errors import ConfigError, FormatError, HotbedError
+from hotbed.persist.check import NOT_BUILT
 from hotbed.persist.format import Reader, read_newest
 from hotbed.training.described import rebuilt_argument
 from hotbed.training.model import RecModel
@@ -63,16 +64,8 @@ def _loaded(reader: Reader, network: nn.Module | None) -> RecModel:
             if value is not None
         }
         model = RecModel(network, **arguments)
-    except (
-        ConfigError,
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        MemoryError,
-        RuntimeError,
-        TypeError,
-    ) as error:
-        if given and isinstance(error, ConfigError):  # the network is the caller's
+    except NOT_BUILT as error:
+        if given and isinstance(error, HotbedError):  # the network is the caller's
             raise
         raise FormatError(
             f"{reader.folder}/MANIFEST.json: its model cannot be built, got: {error} "

@@ -239,7 +239,7 @@ def test_a_row_that_does_not_encode_is_a_dead_letter_with_file_and_row(tmp_path:
 
 def test_wrong_arguments_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="order: unknown value, got 'size'"):
-        Follow(tmp_path, order="size")  # type: ignore[arg-type]
+        Follow(tmp_path, order="size")
     with pytest.raises(ConfigError, match="format: not a source of files, got Memory"):
         Follow(tmp_path, format=Memory({"row": [1]}))
     with pytest.raises(DataError, match="no file yet"):

@@ -168,7 +168,7 @@ def test_two_threads_may_append_at_once(tmp_path: Path) -> None:
     work = [
         threading.Thread(target=lambda t=t: [journal.append(t, n, {}) for n in range(50)])
         for t in topics
-    ]  # type: ignore[misc]
+    ]
     for thread in work:
         thread.start()
     for thread in work:

@@ -291,7 +291,7 @@ def test_commits_reach_the_brokers_group_only_when_told(shared: Broker, topic: s
     while committed() == [-1001] * 3 and time.monotonic() < deadline:
         next(items)
     assert committed() == list(batches[1].position["source"]["offsets"].values())
-    items.close()  # type: ignore[attr-defined]
+    items.close()
     dataset.commit(batches[3].position)  # the last checkpoint, when reading has ended
     assert committed() == list(batches[3].position["source"]["offsets"].values())
     other.close()

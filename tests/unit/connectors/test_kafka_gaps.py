@@ -47,7 +47,7 @@ def compacted(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, int]]:
     """
     gone: set[tuple[int, int]] = set()
 
-    class Compacted(kafka.Consumer):  # type: ignore[misc]
+    class Compacted(kafka.Consumer):
         def consume(self, *arguments: Any) -> list[Any]:
             found = super().consume(*arguments)
             return [

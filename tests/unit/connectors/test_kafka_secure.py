@@ -41,7 +41,7 @@ def check(relay: Relay, options: dict[str, Any]) -> None:
     items = dataset.stream()
     batches = within(items, 10)
     assert [row for batch in rows(batches) for row in batch] == list(range(900))
-    items.close()  # type: ignore[attr-defined]
+    items.close()
     assert batches[-1].position is not None
     dataset.commit(batches[-1].position)
     other = kafka.Consumer(

@@ -124,7 +124,7 @@ def test_lines_that_are_too_long_are_replaced_wherever_reads_end() -> None:
             return b"#"
 
         stream = ShortLines(io.BytesIO(data), limit, replace)
-        output = b"".join(iter(lambda stream=stream: stream.read(draw.choice([4, 7, 13])), b""))  # type: ignore[misc]
+        output = b"".join(iter(lambda stream=stream: stream.read(draw.choice([4, 7, 13])), b""))
         lines = data.split(b"\n")
         expected = b"\n".join(b"#" if len(line) > limit else line for line in lines)
         assert output == expected + (b"\n" if len(lines[-1]) > limit else b"")

@@ -219,7 +219,7 @@ def test_an_exception_of_the_reader_reaches_the_consumer(prefetch: int) -> None:
 
 def test_reading_ahead_is_bounded_and_ends_with_its_consumer(source: Source) -> None:
     made: list[int] = []
-    dataset = make(source, batch_size=1, prefetch=3).map(lambda batch: made.append(1) or batch)  # type: ignore[func-returns-value]
+    dataset = make(source, batch_size=1, prefetch=3).map(lambda batch: made.append(1) or batch)
     batches = iter(dataset)
     next(batches)
     deadline = time.monotonic() + 5
@@ -228,7 +228,7 @@ def test_reading_ahead_is_bounded_and_ends_with_its_consumer(source: Source) -> 
     time.sleep(0.05)
     assert len(made) == 5  # one handed out, three in the queue, one waiting for room
     assert [thread for thread in threading.enumerate() if thread.name == "hotbed-read-ahead"]
-    batches.close()  # type: ignore[attr-defined]
+    batches.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "hotbed-read-ahead"]
 
 

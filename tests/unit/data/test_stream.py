@@ -265,7 +265,7 @@ def test_closing_a_stream_stops_its_thread_though_nothing_comes() -> None:
     items = make(FakeStream(log(4), [4]), 4, prefetch=2).stream()
     assert rows([next(items)]) == [[0, 1, 2, 3]]
     assert next(items) is None
-    items.close()  # type: ignore[attr-defined]
+    items.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "hotbed-read-ahead"]
 
 

@@ -23,28 +23,28 @@ BAD_VALUES: list[tuple[Callable[[], Any], str]] = [
     (lambda: hb.Table("user", dim=-3), "dim"),
     (lambda: hb.Table("user", dim=2**20 + 1), "dim"),  # no checkpoint would hold it
     (lambda: hb.Table("user", dim=2**33), "dim"),
-    (lambda: hb.Table("user", dim=1.5), "dim"),  # type: ignore[arg-type]
+    (lambda: hb.Table("user", dim=1.5), "dim"),
     (lambda: hb.Table("", dim=1), "name"),
     (lambda: hb.Table("user", dim=1, default=NAN), "default"),
     (lambda: hb.Table("user", dim=1, seed=2**64), "seed"),
-    (lambda: hb.Table("user", dim=1, seed=0.5), "seed"),  # type: ignore[arg-type]
-    (lambda: hb.Table("user", dim=1, dtype="float64"), "dtype"),  # type: ignore[arg-type]
-    (lambda: hb.Table("user", dim=1, rule=hb.Adagrad), "rule"),  # type: ignore[arg-type]
-    (lambda: hb.Table("user", dim=1, rule=torch.optim.Adam), "rule"),  # type: ignore[arg-type]
-    (lambda: hb.Table("user", dim=1, admit=3), "admit"),  # type: ignore[arg-type]
-    (lambda: hb.Table("user", dim=1, admit=0), "admit"),  # type: ignore[arg-type]
-    (lambda: hb.Table("user", dim=1, admit=hb.Ttl(days=1)), "admit"),  # type: ignore[arg-type]
-    (lambda: hb.Table("user", dim=1, evict=hb.MinCount(1)), "evict"),  # type: ignore[arg-type]
-    (lambda: hb.Table("user", dim=1, evict=7), "evict"),  # type: ignore[arg-type]
+    (lambda: hb.Table("user", dim=1, seed=0.5), "seed"),
+    (lambda: hb.Table("user", dim=1, dtype="float64"), "dtype"),
+    (lambda: hb.Table("user", dim=1, rule=hb.Adagrad), "rule"),
+    (lambda: hb.Table("user", dim=1, rule=torch.optim.Adam), "rule"),
+    (lambda: hb.Table("user", dim=1, admit=3), "admit"),
+    (lambda: hb.Table("user", dim=1, admit=0), "admit"),
+    (lambda: hb.Table("user", dim=1, admit=hb.Ttl(days=1)), "admit"),
+    (lambda: hb.Table("user", dim=1, evict=hb.MinCount(1)), "evict"),
+    (lambda: hb.Table("user", dim=1, evict=7), "evict"),
     (lambda: hb.Table("user", dim=1, evict=[hb.Ttl(days=1), hb.Ttl(days=2)]), "evict"),
-    (lambda: hb.Table("user", dim=1, init=0.5), "init"),  # type: ignore[arg-type]
-    (lambda: hb.Table("user", dim=1, tier="ram"), "tier"),  # type: ignore[arg-type]
+    (lambda: hb.Table("user", dim=1, init=0.5), "init"),
+    (lambda: hb.Table("user", dim=1, tier="ram"), "tier"),
     (lambda: hb.Ssd("/data", ram_rows=10), "reserved, not built yet"),
     (lambda: hb.Uniform(-0.1), "Uniform.scale"),
     (lambda: hb.Normal(INF), "Normal.std"),
     (lambda: hb.Constant(NAN), "Constant.value"),
     (lambda: hb.MinCount(-2), "MinCount.count"),
-    (lambda: hb.MinCount(1.5), "MinCount.count"),  # type: ignore[arg-type]
+    (lambda: hb.MinCount(1.5), "MinCount.count"),
     (lambda: hb.MinCount(3, coefficient=0), "MinCount.coefficient"),
     (lambda: hb.MinCount(3, sketch_bytes=100), "MinCount.sketch_bytes"),
     (lambda: hb.MinCount(3, max_candidates=0), "MinCount.max_candidates"),

@@ -109,7 +109,7 @@ def test_one_frozen_table_of_a_collection_takes_no_gradient_and_the_others_learn
         sparse = hb.SparseOptimizer(module)
         module.flat(batch).sum().backward()
         if module is frozen:
-            assert torch.count_nonzero(module.rows[0].grad).item() == 2  # type: ignore[arg-type]
+            assert torch.count_nonzero(module.rows[0].grad).item() == 2
         sparse.step()
     assert rows_of(frozen.tables[0]) == user
     assert rows_of(frozen.tables[1]) == rows_of(free.tables[1])
@@ -121,7 +121,7 @@ def test_a_frozen_table_refuses_an_update_and_unknown_kinds_of_freezing() -> Non
     with pytest.raises(TableError, match="frozen"):
         table.update(np.array([-1]), np.zeros((1, 2), np.float32))
     with pytest.raises(ConfigError, match="frozen"):
-        table.frozen = "values"  # type: ignore[assignment]
+        table.frozen = "values"
 
 
 @pytest.mark.parametrize("saved", ["rows", "all", False, None])

@@ -124,7 +124,7 @@ def test_newest_version_of_the_store_is_cached_whatever_its_number() -> None:
     store.asked.clear()
     again = store.versions.pop(0)
     store.versions.append(again)  # a run that began anew
-    store.changes = lambda *_: None  # type: ignore[method-assign]
+    store.changes = lambda *_: None
     lookup = cache.lookup(again, FEATURES)
     assert look(lookup, 1) == look(lookup, 1) == ([[1.0, 2.0]], 0)
     assert store.asked == [{"t": [1]}]

@@ -107,7 +107,7 @@ def check_serve(arguments: list[str]) -> dict[str, Any]:
     """What `hotbed serve` makes of its arguments; every key that is set must be one of the
     server's.
     """
-    command = typer.main.get_command(cli.app).commands["serve"]  # type: ignore[attr-defined]
+    command = typer.main.get_command(cli.app).commands["serve"]
     parsed: dict[str, Any] = command.make_context("serve", list(arguments)).params
     keys = {one.name for kind in (Options, ServerLimits) for one in fields(kind)}
     assert {assignment.partition("=")[0] for assignment in parsed["assignments"] or ()} <= keys

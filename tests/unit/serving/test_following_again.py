@@ -50,7 +50,7 @@ class Taking:
             self.polls += 1
             return poll()
 
-        follower.poll = counted  # type: ignore[method-assign]
+        follower.poll = counted
         return follower
 
     def _take(self, reader: Any) -> None:

@@ -97,5 +97,5 @@ def world() -> Any:
         pass
 
     world = World()
-    world.columns, world.snapshot, world.same, world.schema = columns, snapshot, same, SCHEMA  # type: ignore[attr-defined]
+    world.columns, world.snapshot, world.same, world.schema = columns, snapshot, same, SCHEMA
     return world

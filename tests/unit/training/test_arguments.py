@@ -41,7 +41,7 @@ class Calls(nn.Module):
 
     def forward(self, *items: torch.Tensor) -> torch.Tensor:
         self.calls.append((len(items), self.training))
-        return self.linear(items[0]).squeeze(1)  # type: ignore[no-any-return]
+        return self.linear(items[0]).squeeze(1)
 
 
 class OwnLoss(Calls):
@@ -191,7 +191,7 @@ def test_8_boost_level_takes_effect_with_an_optimizer_and_an_evaluation_only(cap
         compiled.append(graph)
         return graph.forward
 
-    boost = Boost(backend=backend)  # type: ignore[arg-type]
+    boost = Boost(backend=backend)
     hb.RecModel(OwnUpdate(), boost_level=boost)
     assert "has no effect: no optimizer and no eval_network or metrics" in caplog.text
     caplog.clear()

@@ -502,7 +502,7 @@ def test_what_it_cannot_follow_is_refused(
         model.online_train(dataset(64), Checkpoint(tmp_path), progress=False)
     for wrong in ({"every_steps": 0}, {"every_seconds": 0.0}, {"full_every": 0}, {"keep": 0}):
         with pytest.raises(ConfigError, match=rf"Checkpoint\.{next(iter(wrong))}"):
-            Checkpoint(tmp_path, **wrong)  # type: ignore[arg-type]
+            Checkpoint(tmp_path, **wrong)
 
 
 def test_a_url_takes_states_too_without_a_journal(learn: Any, caplog: Any) -> None:

@@ -29,7 +29,7 @@ class Script:
         table = Spy() if tables is None else None
         self.evict, self.spy = evict, table
         model = SimpleNamespace(tables={"t": table} if tables is None else tables)
-        self.run = Run(model, Goal((), online=True), Callbacks([evict]))  # type: ignore[arg-type]
+        self.run = Run(model, Goal((), online=True), Callbacks([evict]))
         self.run.counts.step = step
         self.run.clock.journal = journal
         self.wall = 1000.0
@@ -181,7 +181,7 @@ def test_a_large_table_is_swept_over_several_steps_once_around(
 ) -> None:
     monkeypatch.setattr("hotbed.training.evict.SLICE_ROWS", 100)
     script = Script(Evict(step_interval=1000), step=999)
-    script.spy.stats["rows"] = 256 * 25  # type: ignore[union-attr]
+    script.spy.stats["rows"] = 256 * 25
     assert script.step(now=1)
     for _ in range(63):
         assert script.evict.schedule.sweeping
@@ -223,7 +223,7 @@ def test_an_eviction_that_is_due_during_a_sweep_begins_when_the_sweep_is_done(
 ) -> None:
     monkeypatch.setattr("hotbed.training.evict.SLICE_ROWS", 1024)
     script = Script(Evict(step_interval=5))
-    script.spy.stats["rows"] = 256 * 32  # type: ignore[union-attr]
+    script.spy.stats["rows"] = 256 * 32
     sweeping = []
     for now in range(1, 31):
         script.step(now)  # 32 partitions a step, 8 steps a sweep
@@ -246,22 +246,22 @@ def test_what_is_swept_when_follows_from_the_steps_also_after_a_restart(
 ) -> None:
     monkeypatch.setattr("hotbed.training.evict.SLICE_ROWS", 1024)
     whole = Script(Evict(step_interval=7))
-    whole.spy.stats["rows"] = 256 * 32  # type: ignore[union-attr]
+    whole.spy.stats["rows"] = 256 * 32
     for now in range(1, 40):
         whole.step(now)
     for stop in (7, 8, 12, 15, 16, 20):
         first, second = Script(Evict(step_interval=7)), Script(Evict(step_interval=7), step=stop)
-        first.spy.stats["rows"] = 256 * 32  # type: ignore[union-attr]
+        first.spy.stats["rows"] = 256 * 32
         for now in range(1, stop + 1):
             first.step(now)
-        second.spy.stats["rows"] = 1  # type: ignore[union-attr] - a capture has swept all that is stale
-        second.spy.begun, second.spy.swept = list(first.spy.begun), list(first.spy.swept)  # type: ignore[union-attr]
+        second.spy.stats["rows"] = 1  # a capture has swept all that is stale
+        second.spy.begun, second.spy.swept = list(first.spy.begun), list(first.spy.swept)
         second.evict.load_state(first.evict.state())
         second.evict.on_epoch_begin(second.run)
         assert second.evict.schedule.sweeping == first.evict.schedule.sweeping
         second.run.counts.now = first.run.now
         for now in range(stop + 1, 40):
-            second.spy.stats["rows"] = 256 * 32 if not second.evict.schedule.sweeping else 1  # type: ignore[union-attr]
+            second.spy.stats["rows"] = 256 * 32 if not second.evict.schedule.sweeping else 1
             second.step(now)
         assert second.spy.begun == whole.spy.begun
         assert second.spy.swept == whole.spy.swept
@@ -301,7 +301,7 @@ def test_thresholds_mean_what_they_say(dataset: Any, network: Any) -> None:
     with pytest.raises(ConfigError, match=r"Evict\.step_interval"):
         Evict(step_interval=0)
     with pytest.raises(ConfigError, match=r"Evict\.clock"):
-        Evict(clock="sun")  # type: ignore[arg-type]
+        Evict(clock="sun")
     with pytest.raises(ConfigError, match=r"Evict\.lateness_seconds"):
         Evict(lateness_seconds=-1)
     with pytest.raises(ConfigError, match="a stream has no epochs"):

@@ -92,10 +92,7 @@ class TableModule(Carrier, ABC):
     @property
     def rows(self) -> list[TableRows]:
         """Return the parameter of each group."""
-        return [
-            self._parameters[f"rows_{number}"]  # type: ignore[misc]
-            for number in range(len(self.groups))
-        ]
+        return [rows for rows in self._parameters.values() if isinstance(rows, TableRows)]
 
     @property
     def learns(self) -> bool:

@@ -360,7 +360,7 @@ def _refusing(code: grpc.StatusCode, reason: str) -> Any:
     return grpc.stream_unary_rpc_method_handler(refuse)
 
 
-class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
     """Rejects calls without a valid token, except those for health and readiness."""
 
     def __init__(self, tokens: Tokens) -> None:
@@ -383,7 +383,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return self._refused
 
 
-class UnknownMethods(grpc.GenericRpcHandler):  # type: ignore[misc]
+class UnknownMethods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
     """Rejects calls of methods that no other handler has, and names them."""
 
     def service(self, details: Any) -> Any:

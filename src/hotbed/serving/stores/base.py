@@ -104,7 +104,7 @@ class RowStore(ABC):
         The result is empty where training did not count.
         """
 
-    def close(self) -> None:  # noqa: B027  # most stores hold nothing open
+    def close(self) -> None:  # noqa: B027 - most stores hold nothing open
         """Close what the store holds open; later calls of a closed connection raise StoreError."""
 
 
