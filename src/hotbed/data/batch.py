@@ -203,8 +203,9 @@ class Batch:
     `ids`: Ids by feature name. `dense`: float32 [n] or [n, k] by name. `labels`: float32 [n] by
     name (empty when encoded for prediction). `weight`: float32 [n] or None. `time`: int64 [n],
     microseconds UTC, or None. `position`: where the Dataset is after this batch. `plans`: the ids
-    as they were mapped ahead by the training loop, or None. The arrays are NumPy arrays, or tensors
-    after `map_arrays`.
+    as they were mapped ahead by the training loop, or None. `encoder`: the Dataset's Encoder, which
+    knows the schema and the types of the raw columns, or None. The arrays are NumPy arrays, or
+    tensors after `map_arrays`.
 
     Example: `batch.map_arrays(torch.from_numpy)`, `batch[10:20]`, `batch.ids["user"].values`.
     """
@@ -217,6 +218,7 @@ class Batch:
     position: Position | None = None
     num_samples: int = -1
     plans: Any = None
+    encoder: Any = None
 
     def __post_init__(self) -> None:
         if self.num_samples < 0:
@@ -246,14 +248,14 @@ class Batch:
             stop - start,
         )
 
-    def at(self, position: Position) -> Batch:
-        """Return the same samples, with `position`."""
-        return replace(self, position=position)
+    def at(self, position: Position, encoder: Any = None) -> Batch:
+        """Return the same samples, with `position` and the `encoder` that made them."""
+        return replace(self, position=position, encoder=encoder)
 
     def map_arrays(self, fn: Callable[[Any], Any]) -> Batch:
         """Return a Batch of `fn(array)` for each array; `fn` keeps the first axis."""
         batch = self._changed(lambda ids: ids.map_arrays(fn), fn, self.num_samples)
-        return replace(batch, position=self.position)
+        return replace(batch, position=self.position, encoder=self.encoder)
 
     def take(self, rows: np.ndarray) -> Batch:
         """Return the samples of the numbers `rows`, in that order (NumPy only)."""

@@ -476,7 +476,7 @@ class Dataset:
             batch = fn(batch)
         if self._maps:
             batch = self._with_unit_labels(batch)
-        return batch.at(position)
+        return batch.at(position, self.encoder)
 
     def _with_unit_labels(self, batch: Batch) -> Batch:
         """Return a mapped batch without the rows whose labels are not in [0, 1].

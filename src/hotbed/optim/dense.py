@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hotbed import checks
 from hotbed.config import did_you_mean
 from hotbed.embedding import rule as rules
 from hotbed.errors import ConfigError
@@ -79,6 +80,20 @@ def dense_optimizer(
     if not trained:
         return None
     return cls(trained, **keywords)
+
+
+def set_dense_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate of every group of a dense optimizer.
+
+    Raises:
+        ConfigError: `rate` is not a number >= 0.
+    """
+    checks.finite_number("learning rate of the dense parameters", rate, least=0)
+    for group in optimizer.param_groups:
+        if torch.is_tensor(group["lr"]):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = float(rate)
 
 
 def _from_rule(rule: rules.Rule) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from hotbed import checks
+from hotbed.config import did_you_mean
 from hotbed.embedding.modules import TableModule, table_modules, update_tables
 from hotbed.embedding.modules.parameter import StepsTables, TableRows
 from hotbed.embedding.table import Table
@@ -73,6 +74,31 @@ class SparseOptimizer(torch.optim.Optimizer, StepsTables):
         return list(
             {id(table): table for module in self._modules for table in module.tables}.values()
         )
+
+    def set_learning_rates(self, rates: float | Mapping[str, float]) -> None:
+        """Set the learning rates of the next steps: one for all tables, or by table name.
+
+        Raises:
+            ConfigError: a rate is not a number >= 0, a table is unknown, or tables that share a
+                parameter group (one dim and rule) get two rates.
+        """
+        names = [table.name for table in self.tables()]
+        if not isinstance(rates, Mapping):
+            rates = dict.fromkeys(names, rates)
+        for name, value in rates.items():
+            if name not in names:
+                advice = did_you_mean(name, names)
+                raise ConfigError(f"learning rate: no table has this name, got {name!r}. {advice}")
+            checks.finite_number(f"learning rate of table {name!r}", value, least=0)
+        for group in self.param_groups:
+            chosen = {rates.get(name) for name in group["tables"]}
+            if len(chosen) > 1:
+                raise ConfigError(
+                    f"learning rate: tables {group['tables']} have one dim and rule, and share a "
+                    f"rate, got {dict(rates)}. Give each of them the same rate."
+                )
+        for group in self.param_groups:
+            group["lr"] = rates.get(group["tables"][0], group["lr"])
 
     def check_finite(self) -> None:
         """Raise NonFiniteGradient, naming table and id, if a waiting gradient is not finite.

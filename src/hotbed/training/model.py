@@ -7,20 +7,23 @@ import logging
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from hotbed import checks
+from hotbed.data.batch import Batch
+from hotbed.data.dataset import Dataset
 from hotbed.data.schema import Schema
 from hotbed.embedding.modules import table_modules
 from hotbed.embedding.rule import Rule
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, DataError
 from hotbed.metrics.metric_set import check_groups, metric_set
-from hotbed.optim.dense import dense_optimizer
-from hotbed.optim.modes import in_eval_mode
+from hotbed.optim.dense import dense_optimizer, set_dense_rate
+from hotbed.optim.modes import in_eval_mode, in_train_mode
 from hotbed.optim.precision import Boost, boost, precision
 from hotbed.optim.ranks import check_single_rank
 from hotbed.optim.sparse import SparseOptimizer, dense_parameters
@@ -237,6 +240,43 @@ class RecModel:
         follow(self._begin(goal, called, observer, seed), history)
         return history
 
+    def step(self, batch: Any) -> float:
+        """Learn one batch, as a step of `fit` does, and return its loss before the update.
+
+        This is for a loop of your own: evaluate, save or set learning rates between two steps.
+        Learning the batches of an epoch one by one gives the bits of a `fit` over them. There are
+        no callbacks, and the model's counter of epochs stays; `counters` of steps and samples grow.
+
+        Args:
+            batch: a `Batch` of a Dataset or a tuple, as in `fit`.
+
+        Raises:
+            ConfigError: `batch` is a Dataset or None, the tick of a stream.
+            NonFiniteGradient: nothing was learned; under loss scaling the batch is skipped instead,
+                and `learner.skipped` counts it.
+
+        Example:
+            >>> for number, batch in enumerate(train):
+            ...     model.dense_learning_rate = 1e-3 * schedule.factor(number)
+            ...     loss = model.step(batch)
+        """
+        if batch is None or isinstance(batch, (str, Dataset)):
+            raise ConfigError(
+                f"step: not a batch, got {type(batch).__name__}. Give one batch, or learn a "
+                "Dataset with fit()."
+            )
+        check_single_rank("RecModel.step")
+        if isinstance(batch, Batch) and batch.encoder is not None:
+            self._learn_schema(batch.encoder.schema, batch.encoder)
+        if isinstance(self.learner, Learner):
+            self.learner.forget()  # gradients of a step that failed, or of a loop of the user's own
+        losses: list[float] = []
+        last_loss = SimpleNamespace(on_step_end=lambda run: losses.append(run.loss.item()))
+        run = Run(self, Goal([batch]), Callbacks([last_loss]))
+        with in_train_mode(self.network):
+            pass_over([batch], run, self.learner)
+        return losses[0]
+
     def evaluate(self, data: Iterable[Any], callbacks: Any = ()) -> dict[str, float]:
         """Return the metrics of `data` by name, and the mean loss; nothing is learned.
 
@@ -261,6 +301,42 @@ class RecModel:
 
     def __repr__(self) -> str:
         return headline_of(self)
+
+    @property
+    def dense_learning_rate(self) -> float | None:
+        """The learning rate of the dense parameters from the next step on; None: no optimizer.
+
+        Assigning it sets the rate of all groups of the optimizer. It is saved with the model.
+        """
+        optimizer = self.learner.dense
+        if optimizer is None:
+            return None
+        return float(optimizer.param_groups[0]["lr"])
+
+    @dense_learning_rate.setter
+    def dense_learning_rate(self, rate: float) -> None:
+        if self.learner.dense is None:
+            raise _no_rate("dense_learning_rate", rate)
+        set_dense_rate(self.learner.dense, rate)
+
+    @property
+    def table_learning_rates(self) -> dict[str, float]:
+        """The learning rates of the tables by name, from the next step on.
+
+        One number may be assigned for all tables, or a mapping for some. They are saved with the
+        model.
+        """
+        rates: dict[str, float] = {}
+        if self.learner.sparse is not None:
+            for group in self.learner.sparse.param_groups:
+                rates.update(dict.fromkeys(group["tables"], group["lr"]))
+        return rates
+
+    @table_learning_rates.setter
+    def table_learning_rates(self, rates: float | Mapping[str, float]) -> None:
+        if self.learner.sparse is None:
+            raise _no_rate("table_learning_rates", rates)
+        self.learner.sparse.set_learning_rates(rates)
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -418,9 +494,8 @@ class RecModel:
         check_single_rank("RecModel")
         if seed is not None:
             set_seed(seed)
-        schema = getattr(goal.dataset, "schema", None) or self.schema
-        self.schema = _typed(schema, self.schema, self._encoder)
-        self._encoder = getattr(goal.dataset, "encoder", None)
+        schema = getattr(goal.dataset, "schema", None)
+        self._learn_schema(schema, getattr(goal.dataset, "encoder", None))
         if isinstance(self.learner, Learner):
             # what an interrupted fit, or a loop of the user's own, left behind
             self.learner.forget()
@@ -428,6 +503,16 @@ class RecModel:
         run = Run(self, goal, callbacks, observer)
         run.counts.epoch = goal.first_epoch
         return run
+
+    def _learn_schema(self, schema: Any, encoder: Any) -> None:
+        """Take over the schema of the data that are learned next, if they have one.
+
+        `encoder` collects the types of their raw columns while they are read.
+        """
+        if encoder is not None and encoder is self._encoder:
+            return
+        self.schema = _typed(schema or self.schema, self.schema, self._encoder)
+        self._encoder = encoder
 
     def _check_measurable(self, where: str) -> None:
         """Raise ConfigError where evaluation would have nothing to compute."""
@@ -527,6 +612,13 @@ def batches_a_call(sink_mode: bool, sink_size: int, device_type: str) -> int:
         log.info("dataset_sink_mode: a CPU has nowhere to sink data to; training is batch by batch")
         return 1
     return sink_size
+
+
+def _no_rate(name: str, rate: Any) -> ConfigError:
+    return ConfigError(
+        f"{name}: the model has no optimizer that has this rate, got {rate!r}. Give RecModel an "
+        "optimizer, or a network with tables."
+    )
 
 
 def _check_network(network: Any) -> None:
