@@ -80,3 +80,20 @@ def test_restart_and_warm_start_are_reported(job: hb.Job) -> None:
     events.clear()
     run.train(hb.Job.from_json(plain), report=events.append)
     assert events[0] == WarmStarted("user.linear", 20, "user.linear", "out")
+
+
+def test_job_measures_errors_of_amounts(job: hb.Job) -> None:
+    """In evaluation and of the windows of a stream, equal to NumPy over its predictions."""
+    names = ["rmse", "mae", "smape"]
+    amounts = hb.Job.from_json(job.to_json() | {"loss": "mse", "metrics": names})
+    learned = run.train(amounts)
+    history = learned.histories["stream"]
+    assert {name for name in names if history.metrics[name] >= 0} == set(names)
+    metrics = run.evaluate(amounts)
+    prediction = run.predict(amounts)["prediction"].to_numpy().astype(np.float64)
+    label = np.arange(200, 300) % 20 % 2
+    error = prediction - label
+    half = (np.abs(prediction) + np.abs(label)) / 2
+    assert metrics["rmse"] == pytest.approx(np.sqrt(np.mean(error**2)), abs=1e-6)
+    assert metrics["mae"] == pytest.approx(np.mean(np.abs(error)), abs=1e-6)
+    assert metrics["smape"] == pytest.approx(np.mean(np.abs(error) / half), abs=1e-6)

@@ -6,8 +6,8 @@
     metric.eval()                       # a float
 
 Predictions are probabilities; AUC, GAUC, HitRate and NDCG take any score. Labels above 0.5 are
-positive. A metric that is undefined for its samples (one class only, no samples, no group) is nan
-and warns with the reason.
+positive. RMSE, MAE and SMAPE take amounts, which are any numbers. A metric that is undefined for
+its samples (one class only, no samples, no group) is nan and warns with the reason.
 
 `state()` returns the accumulated samples or sums as JSON values and NumPy arrays, and `load_state`
 restores them: checkpoints hold the windows of a stream. `bounded(metric)` returns the form of a
@@ -33,11 +33,15 @@ from hotbed.metrics.classification import (
 )
 from hotbed.metrics.metric import Metric
 from hotbed.metrics.ranking import GAUC, NDCG, HitRate
+from hotbed.metrics.regression import MAE, RMSE, SMAPE
 
 __all__ = [
     "AUC",
     "GAUC",
+    "MAE",
     "NDCG",
+    "RMSE",
+    "SMAPE",
     "Accuracy",
     "Calibration",
     "HitRate",
@@ -72,7 +76,7 @@ def get_metric(spec: str | Mapping[str, Any], path: str = "metric") -> Metric:
     """Build a metric from its name, or from its kind and keywords as in a job.
 
     Names: auc, gauc, log_loss, normalized_entropy, calibration, accuracy, precision, recall,
-    hit_rate, ndcg. "gauc@user" ranks within the groups of the Id column `user`, as do
+    hit_rate, ndcg, rmse, mae, smape. "gauc@user" ranks within the groups of the Id column `user`, as do
     "hit_rate@user" and "ndcg@user". Raises a ConfigError that starts with `path`.
     """
     keys: Any = {"kind": spec} if isinstance(spec, str) else spec

@@ -9,13 +9,18 @@ from itertools import pairwise, permutations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hotbed import config
 from hotbed.errors import ConfigError, DataError
 from hotbed.metrics import (
     AUC,
     GAUC,
+    MAE,
     NDCG,
+    RMSE,
+    SMAPE,
     Accuracy,
     Calibration,
     HitRate,
@@ -40,6 +45,9 @@ ALL = (
     Recall,
     HitRate,
     NDCG,
+    RMSE,
+    MAE,
+    SMAPE,
 )
 
 
@@ -231,6 +239,55 @@ def test_accuracy_precision_and_recall_count_the_threshold_as_positive() -> None
     assert evaluate(Precision(), prediction, label, np.array([3.0, 1.0, 1.0, 1.0])) == 0.75
 
 
+AMOUNTS = st.floats(-1e6, 1e6, width=32) | st.sampled_from([0.0, -0.0, 1.0])
+
+
+@given(
+    samples=st.lists(st.tuples(AMOUNTS, AMOUNTS, st.floats(0.125, 8.0)), min_size=1, max_size=40),
+    cuts=st.lists(st.integers(0, 40), max_size=4),
+)
+def test_errors_of_amounts_equal_their_formulas(
+    samples: list[tuple[float, float, float]], cuts: list[int]
+) -> None:
+    """However the samples are cut into batches, and of the sums of two metrics."""
+    p, y, w = np.array(samples).T
+    half = (np.abs(p) + np.abs(y)) / 2
+    ratio = [0.0 if not h else abs(a - b) / h for a, b, h in zip(p, y, half, strict=True)]
+    wanted = {
+        RMSE: math.sqrt(np.average((p - y) ** 2, weights=w)),
+        MAE: np.average(np.abs(p - y), weights=w),
+        SMAPE: np.average(ratio, weights=w),
+    }
+    for kind, value in wanted.items():
+        metric = kind()
+        parts = np.split(np.arange(len(y)), sorted(cuts))
+        for part in parts:
+            metric.update(p[part], y[part], weight=w[part])
+        assert metric.eval() == pytest.approx(value, rel=1e-12, abs=1e-30)
+        others = [kind(), kind()]
+        others[0].update(p[:3], y[:3], w[:3])
+        others[1].update(p[3:], y[3:], w[3:])
+        merged = kind()
+        merged.load_state({"sums": sum(other.state()["sums"] for other in others)})
+        assert merged.eval() == pytest.approx(value, rel=1e-12, abs=1e-30)
+
+
+def test_smape_of_zeros_and_of_values_below_zero_is_defined() -> None:
+    assert evaluate(SMAPE(), np.array([0.0]), np.array([0.0])) == 0.0
+    assert evaluate(SMAPE(), np.array([0.0, 3.0]), np.array([2.0, 0.0])) == 2.0
+    assert evaluate(SMAPE(), np.array([-1.0]), np.array([1.0])) == 2.0
+    assert evaluate(SMAPE(), np.array([-2.0]), np.array([-1.0])) == pytest.approx(2 / 3)
+    assert evaluate(SMAPE(), np.array([2.0]), np.array([1.0])) == pytest.approx(1 / 1.5)
+
+
+def test_an_infinite_prediction_without_weight_does_not_count() -> None:
+    values = np.array([np.inf, 1.0])
+    for kind in (RMSE, MAE):
+        assert evaluate(kind(), values, np.zeros(2), np.array([0.0, 2.0])) == 1.0
+        assert evaluate(kind(), values, np.zeros(2)) == math.inf
+    assert evaluate(SMAPE(), values, np.ones(2)) == 1.0
+
+
 def test_hit_rate_looks_at_the_k_highest_of_each_group() -> None:
     prediction = np.array([0.9, 0.8, 0.1, 0.9, 0.8, 0.1, 0.5])
     label = np.array([0, 1, 0, 0, 0, 1, 0])
@@ -394,12 +451,12 @@ def test_tensors_and_columns_are_read_as_arrays() -> None:
 @pytest.mark.parametrize("size", [1, 37, 100, 1000])
 def test_a_window_is_the_metric_of_the_newest_samples(size: int) -> None:
     prediction, label, weight, group = draw()
-    for cls in (AUC, GAUC, LogLoss):
+    for cls in (AUC, GAUC, LogLoss, RMSE, MAE, SMAPE):
         metric = Windowed(cls(), samples=size)
         for part in np.array_split(np.arange(len(label)), 13):
             metric.update(prediction[part], label[part], weight[part], group[part])
         newest = [values[-size:] for values in (prediction, label, weight, group)]
-        if size == 1 and cls is not LogLoss:
+        if size == 1 and cls in (AUC, GAUC):
             with pytest.warns(RuntimeWarning, match="undefined"):
                 assert math.isnan(metric.eval())
         else:

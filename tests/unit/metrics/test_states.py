@@ -14,7 +14,10 @@ from hotbed.errors import ConfigError, DataError
 from hotbed.metrics import (
     AUC,
     GAUC,
+    MAE,
     NDCG,
+    RMSE,
+    SMAPE,
     Accuracy,
     Calibration,
     HitRate,
@@ -40,6 +43,9 @@ KINDS = {
             Accuracy,
             Precision,
             Recall,
+            RMSE,
+            MAE,
+            SMAPE,
         )
     },
     "HitRate": lambda: HitRate(k=1),
