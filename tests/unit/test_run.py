@@ -90,7 +90,8 @@ def test_job_measures_errors_of_amounts(job: hb.Job) -> None:
     history = learned.histories["stream"]
     assert {name for name in names if history.metrics[name] >= 0} == set(names)
     metrics = run.evaluate(amounts)
-    prediction = run.predict(amounts)["prediction"].to_numpy().astype(np.float64)
+    file = pq.read_table(str(run.predict(amounts).path))
+    prediction = file[0].to_numpy().astype(np.float64)
     label = np.arange(200, 300) % 20 % 2
     error = prediction - label
     half = (np.abs(prediction) + np.abs(label)) / 2

@@ -76,8 +76,8 @@ def get_metric(spec: str | Mapping[str, Any], path: str = "metric") -> Metric:
     """Build a metric from its name, or from its kind and keywords as in a job.
 
     Names: auc, gauc, log_loss, normalized_entropy, calibration, accuracy, precision, recall,
-    hit_rate, ndcg, rmse, mae, smape. "gauc@user" ranks within the groups of the Id column `user`, as do
-    "hit_rate@user" and "ndcg@user". Raises a ConfigError that starts with `path`.
+    hit_rate, ndcg, rmse, mae, smape. "gauc@user" ranks within the groups of the Id column `user`,
+    as do "hit_rate@user" and "ndcg@user". Raises a ConfigError that starts with `path`.
     """
     keys: Any = {"kind": spec} if isinstance(spec, str) else spec
     if not isinstance(keys, Mapping):
