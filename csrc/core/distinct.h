@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "hash.h"
+#include "memory.h"
 
 namespace hotbed {
 
@@ -25,8 +26,8 @@ struct FeatureIds {
 // The distinct ids that fall into one range of partitions, in order of first occurrence (feature, sample, position).
 struct UniqueIds {
   int first_partition = 0, last_partition = kPartitions;
-  std::vector<int64_t> ids;
-  std::vector<uint64_t> hashes;
+  Column<int64_t> ids;
+  Column<uint64_t> hashes;
   uint32_t base = 0;  // number of the first of them among the unique ids of all ranges
 
   bool covers_all() const noexcept { return last_partition - first_partition == kPartitions; }
@@ -67,7 +68,7 @@ class Distinct {
 
   // Number of the id at each position: of one feature, and of all features one after the other.
   const uint32_t* inverse(size_t k) const noexcept { return inverse_.data() + first_[k]; }
-  const std::vector<uint32_t>& inverse() const noexcept { return inverse_; }
+  const Column<uint32_t>& inverse() const noexcept { return inverse_; }
 
  private:
   void find_in_range(UniqueIds& range);
@@ -75,7 +76,7 @@ class Distinct {
 
   std::vector<FeatureIds> features_;
   std::vector<int64_t> first_;  // position at which each feature starts, and the end
-  std::vector<uint32_t> inverse_;
+  Column<uint32_t> inverse_;
   std::vector<std::vector<int64_t>> offsets_;
   std::vector<std::vector<float>> weights_;
 };

@@ -301,7 +301,7 @@ std::vector<uint32_t> Step::unique_slots(int table) const {
 
 void Step::position_slots(int table, int64_t* out) const {
   const std::vector<uint32_t> slots = unique_slots(table);
-  const std::vector<uint32_t>& inverse = parts_[static_cast<size_t>(table)].distinct.inverse();
+  const Column<uint32_t>& inverse = parts_[static_cast<size_t>(table)].distinct.inverse();
   for (size_t i = 0; i < inverse.size(); i++)
     out[i] = slots[inverse[i]] == kNoSlot ? -1 : static_cast<int64_t>(slots[inverse[i]]);
 }

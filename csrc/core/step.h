@@ -64,8 +64,8 @@ class Step {
     std::vector<int> features;
     Distinct distinct;
     std::vector<Uniques> ranges;
-    std::vector<const float*> rows;  // unique id -> fp32 row
-    std::vector<float> copies;       // of rows that have no fp32 storage: half precision, absent ids
+    Column<const float*> rows;  // unique id -> fp32 row
+    Column<float> copies;       // of rows that have no fp32 storage: half precision, absent ids
     int64_t num_unique = 0;
     uint64_t evictions = 0;  // of the table when it was mapped
     uint64_t step = 0;       // likewise

@@ -233,7 +233,7 @@ void Table::read_absent(int64_t id, float* out) const noexcept {
   else std::fill_n(out, config_.dim, config_.default_value);
 }
 
-size_t Table::num_copies(const std::vector<uint32_t>& slots) const noexcept {
+size_t Table::num_copies(const Column<uint32_t>& slots) const noexcept {
   if (layout().dtype != Dtype::kFloat32) return slots.size();
   return static_cast<size_t>(std::count(slots.begin(), slots.end(), kNoSlot));
 }

@@ -75,7 +75,7 @@ struct TableFull : std::exception {
 
 // Distinct ids of a batch, and what the table finds of them.
 struct Uniques : UniqueIds {
-  std::vector<uint32_t> slots;
+  Column<uint32_t> slots;
   std::vector<uint32_t> counts;  // occurrences; filled where Table::wants_counts()
   std::vector<int64_t> times;    // latest time; filled where Table::wants_times()
   std::vector<double> scores;    // aged occurrences; filled where Table::wants_scores()
@@ -128,7 +128,7 @@ class Table {
   bool observes() const noexcept { return frozen_ != Frozen::kAll; }  // times, counts and eviction continue
 
   // --- rows: the fp32 storage of each id, or a copy for half precision and for ids without a row
-  size_t num_copies(const std::vector<uint32_t>& slots) const noexcept;
+  size_t num_copies(const Column<uint32_t>& slots) const noexcept;
   // rows[u]: the row of each id; `copies`: [num_copies, dim], where those go.
   void read(const Uniques& uniques, const float** rows, float* copies) const noexcept;
   void read_absent(int64_t id, float* out) const noexcept;

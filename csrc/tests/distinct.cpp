@@ -122,7 +122,7 @@ TEST_CASE("offsets and weights that are kept outlive the caller's arrays") {
   CHECK(distinct.feature(0).offsets[1] == 2);
   CHECK(distinct.feature(0).weights[2] == 3.0f);
   CHECK(distinct.feature(0).values == nullptr);
-  CHECK(distinct.inverse() == std::vector<uint32_t>{0, 0, 1});
+  CHECK(distinct.inverse() == Column<uint32_t>{0, 0, 1});
 }
 
 TEST_CASE("a request pools each table's features, a single sample for all, and skips tables without features") {
@@ -135,9 +135,9 @@ TEST_CASE("a request pools each table's features, a single sample for all, and s
   for (int round = 0; round < 2; round++) {  // its memory serves the next request
     request.assign(features, ids);
     REQUIRE(request.num_tables() == 3);
-    CHECK(request.unique(0).ids == std::vector<int64_t>{5});
+    CHECK(request.unique(0).ids == Column<int64_t>{5});
     CHECK(request.unique(1).ids.empty());
-    CHECK(request.unique(2).ids == std::vector<int64_t>{7, 8});
+    CHECK(request.unique(2).ids == Column<int64_t>{7, 8});
     const float five = 0.5f, seven = 0.7f, eight = 0.8f;
     const float* of_user[] = {&five};
     const float* of_items[] = {&seven, &eight};
