@@ -438,7 +438,8 @@ def _located(message: str, cls: type, keywords: Iterable[str], path: str) -> str
     owner, dot, key = name.partition(".")
     if colon and owner in keywords:
         return f"{path}.{message}"
-    if colon and dot and owner in (cls.__name__, kind_of(cls)):
+    first = re.split(r"[.\[]", key)[0]
+    if colon and dot and owner in (cls.__name__, kind_of(cls)) and first in keywords:
         return f"{path}.{key}:{rest}"
     return f"{path}: {message}"
 

@@ -19,7 +19,7 @@ docs/graphs.md describes the format.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,8 @@ from hotbed.data.batch import Batch
 from hotbed.data.schema import Schema
 from hotbed.models.graph_description import Node, read_description
 from hotbed.models.graph_inputs import GraphInputs
-from hotbed.models.graph_layers import inferred, made, shape_text
+from hotbed.models.graph_layers import NUM_ROWS, inferred, made, shape_text
+from hotbed.models.graph_picture import Box, draw, wrapped
 
 if TYPE_CHECKING:
     from hotbed.embedding.table import Table
@@ -60,11 +61,9 @@ class Graph(nn.Module):
     ) -> None:
         super().__init__()
         network = read_description(description)
-        self._plain = network.plain
         # as @described keeps the arguments, but with the text of a file instead of its path
-        self._described = {"schema": schema, "tables": tables, "description": self._plain}
-        self._outputs = network.outputs
-        self._nodes = network.layers
+        self._described = {"schema": schema, "tables": tables, "description": network.plain}
+        self._network = network
         self.inputs = GraphInputs(schema, tables, network.inputs)
         shapes = self.inputs.shapes()
         self.layers = nn.ModuleDict()
@@ -79,7 +78,7 @@ class Graph(nn.Module):
             if label not in labels:
                 advice = did_you_mean(label, labels)
                 raise place.key(label).error("not a label of the schema", label, advice)
-            if shapes[name][1:] not in ((), (1,)):
+            if shapes[name] not in ((NUM_ROWS,), (NUM_ROWS, 1)):
                 advice = "Compute one number a row, for example with a logit_head."
                 got = f"{name} {shape_text(shapes[name])}"
                 raise place.key(label).error("not [n] or [n, 1]", got, advice)
@@ -89,17 +88,69 @@ class Graph(nn.Module):
     def forward(self, batch: Batch) -> Tensor | dict[str, Tensor]:
         """A batch of n samples -> logits [n] by label; those alone if the schema has one label."""
         tensors = self.inputs(batch)
-        for node in self._nodes:
+        for node in self._network.layers:
             outputs = self.layers[node.name](*[tensors[name] for name in node.inputs])
             if isinstance(outputs, Tensor):
                 outputs = (outputs,)
             tensors.update(zip(node.outputs, outputs, strict=True))
-        logits = {label: tensors[name].flatten() for label, name in self._outputs.items()}
+        logits = {label: tensors[name].flatten() for label, name in self._network.outputs.items()}
         return next(iter(logits.values())) if self._single else logits
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object that the network was built from."""
-        return copy.deepcopy(self._plain)
+        return copy.deepcopy(self._network.plain)
+
+    def picture(self) -> str:
+        """Return the network as an SVG: inputs above, layers with their shapes, labels below."""
+        makers = {}
+        boxes = []
+        for node in (*self._network.inputs, *self._network.layers):
+            makers.update(dict.fromkeys(node.outputs, node.name))
+            boxes.append(self._box(node, [makers[name] for name in node.inputs]))
+        for label, name in self._network.outputs.items():
+            lines = [("name", label), ("text", "label")]
+            boxes.append(Box(f"label {label}", "output", lines, [makers[name]]))
+        return draw(boxes, "layers of the network")
+
+    def num_weights(self, layer: str) -> int:
+        """Return the number of trained numbers of a layer."""
+        return sum(parameter.numel() for parameter in self.layers[layer].parameters())
+
+    def _box(self, node: Node, sources: Sequence[str]) -> Box:
+        """Return what the picture shows of an input or a layer."""
+        lines = [("name", node.name), ("kind", node.kind)]
+        lines += [("text", text) for text in wrapped(_keys_text(node.parameters), 34, 3)]
+        color = "input"
+        if node.name in self.layers:
+            num_weights = self.num_weights(node.name)
+            color = "layer" if num_weights else "plain"
+            if num_weights:
+                lines.append(("text", f"{num_weights:,} weights"))
+        for name in node.outputs:
+            prefix = "" if node.outputs == (node.name,) else f"{name} "
+            lines.append(("shape", prefix + self.shapes[name]))
+        title = f"{node.kind} {node.name}: {_keys_text(node.parameters)}"
+        return Box(
+            node.name,
+            color,
+            lines,
+            sources,
+            title,
+        )
+
+
+def _keys_text(keys: Mapping[str, Any]) -> str:
+    """Return parameters as text.
+
+    >>> _keys_text({"hidden": [64, 32], "columns": ["user"]})
+    'hidden 64, 32; columns user'
+    """
+    texts = []
+    for key, value in keys.items():
+        if isinstance(value, list):
+            value = ", ".join(str(item) for item in value)
+        texts.append(f"{key} {value}")
+    return "; ".join(texts)
 
 
 def _check_layer_name(node: Node) -> None:

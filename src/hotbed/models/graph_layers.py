@@ -62,7 +62,7 @@ LAYERS: Mapping[str, Kind] = {
     "logit_head": Kind(
         layers.LogitHead, lambda *shapes: {"widths": [shape[-1] for shape in shapes]}
     ),
-    "mlp": Kind(layers.MLP, _last("input_dim")),
+    "mlp": Kind(layers.MLP, _last("in_features")),
     "batch_norm": Kind(layers.BatchNorm, _last("num_features")),
     "dropout": Kind(layers.Dropout),
     "relu": Kind(nn.ReLU),
@@ -72,9 +72,9 @@ LAYERS: Mapping[str, Kind] = {
     "tanh": Kind(nn.Tanh),
     "sigmoid": Kind(nn.Sigmoid),
     "leaky_relu": Kind(nn.LeakyReLU),
-    "cross_net": Kind(layers.CrossNet, _last("width")),
-    "cross_net_v2": Kind(layers.CrossNetV2, _last("width")),
-    "cross_net_mix": Kind(layers.CrossNetMix, _last("width")),
+    "cross_net": Kind(layers.CrossNet, _last("in_features")),
+    "cross_net_v2": Kind(layers.CrossNetV2, _last("in_features")),
+    "cross_net_mix": Kind(layers.CrossNetMix, _last("in_features")),
     "dot_interaction": Kind(layers.DotInteraction, lambda shape: {"num_fields": shape[1]}),
     "fm_interaction": Kind(layers.FMInteraction),
 }
