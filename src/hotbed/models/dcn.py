@@ -68,7 +68,7 @@ class DCN(nn.Module):
                 dropout=dropout,
                 batch_norm=batch_norm,
             )
-        self.head = LogitHead(width, *hidden[-1:])
+        self.head = LogitHead([width, *hidden[-1:]])
         xavier_(self)
 
     def forward(self, batch: Batch) -> Tensor:
@@ -146,7 +146,7 @@ class DCNv2(nn.Module):
         widths = [width, *hidden[-1:]]
         if self.stacked:
             widths = widths[-1:]
-        self.head = LogitHead(*widths)
+        self.head = LogitHead(widths)
         xavier_(self)
 
     def forward(self, batch: Batch) -> Tensor:

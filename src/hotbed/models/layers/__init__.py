@@ -1,13 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Building blocks of ranking models: `nn.Module`s that, except `inputs`, do not use tables.
 
-They lie by kind: products of features in `interaction`, linear layers in `dense`.
+They lie by kind: products of features in `interaction`, linear layers in `dense`, sums and products
+of tensors in `arithmetic`, other shapes in `shape`, histories in `sequence`.
 """
 
+from hotbed.models.layers.arithmetic import (
+    Add,
+    Cast,
+    ElementwiseMultiply,
+    MatrixMultiply,
+    ReduceMean,
+    ReduceSum,
+    Scale,
+    Sub,
+    WeightMultiply,
+)
 from hotbed.models.layers.dense import (
     MLP,
     BatchNorm,
     Dropout,
+    GroupDense,
     LogitHead,
     ReLUDropout,
     xavier_,
@@ -19,22 +32,48 @@ from hotbed.models.layers.interaction import (
     CrossNetV2,
     DotInteraction,
     FMInteraction,
+    FMOrder2,
 )
 from hotbed.models.layers.sequence import PadSequence
+from hotbed.models.layers.shape import (
+    Concat,
+    FusedReshapeConcat,
+    FusedReshapeConcatGeneral,
+    Gather,
+    Reshape,
+    Slice,
+)
 
 __all__ = [
     "MLP",
+    "Add",
     "BatchNorm",
+    "Cast",
+    "Concat",
     "CrossNet",
     "CrossNetMix",
     "CrossNetV2",
     "DotInteraction",
     "Dropout",
+    "ElementwiseMultiply",
     "FMInteraction",
+    "FMOrder2",
     "FeatureInputs",
+    "FusedReshapeConcat",
+    "FusedReshapeConcatGeneral",
+    "Gather",
+    "GroupDense",
     "LinearTerm",
     "LogitHead",
+    "MatrixMultiply",
     "PadSequence",
     "ReLUDropout",
+    "ReduceMean",
+    "ReduceSum",
+    "Reshape",
+    "Scale",
+    "Slice",
+    "Sub",
+    "WeightMultiply",
     "xavier_",
 ]

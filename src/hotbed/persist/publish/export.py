@@ -355,18 +355,21 @@ class _Replaying(Lookup):
 
 def _export(half: _DenseHalf, inputs: Mapping[str, Tensor]) -> tuple[bytes, list[str]]:
     """Return the graph without its weights, and their names."""
+    outputs = {f"output/{name}": name for name in half.outputs}
     program = torch.onnx.export(
         half,
         tuple(inputs.values()),
         dynamo=True,
         input_names=list(inputs),
-        output_names=half.outputs,
+        output_names=list(outputs),  # no value of torch has such a name
         dynamic_shapes=(half.sizes(),),
         optimize=False,
         verbose=False,
     )
     assert program is not None
     model = program.model_proto
+    inner = {name: f"inner/{name}" for name in half.outputs if name not in inputs}
+    _rename(model.graph, inner | outputs)
     names = {f"network.{name}" for name in dense_state(half.network)}
     weights = [tensor for tensor in model.graph.initializer if tensor.name in names]
     for tensor in weights:  # a server brings them, before anything is derived from them
@@ -374,6 +377,18 @@ def _export(half: _DenseHalf, inputs: Mapping[str, Tensor]) -> tuple[bytes, list
         tensor.data_location = tensor.EXTERNAL
         tensor.external_data.add(key="location", value="weights")
     return model.SerializeToString(), [tensor.name for tensor in weights]
+
+
+def _rename(graph: Any, names: Mapping[str, str]) -> None:
+    """Rename the values of an ONNX graph, and of the graphs inside its loops and conditions."""
+    for value in (*graph.output, *graph.value_info):
+        value.name = names.get(value.name, value.name)
+    for node in graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                _rename(attribute.g, names)
 
 
 def _check(

@@ -122,13 +122,13 @@ class Case:
         default = {letter: (0 if letter == "n" else 1, 4) for letter in sorted(letters | {"n"})}
         return default | dict(self.sizes)
 
-    def layer(self, sizes: Sizes, generator: np.random.Generator) -> nn.Module:
-        """Return the layer with drawn weights."""
+    def layer(self, sizes: Sizes, generator: np.random.Generator, spread: float = 0.7) -> nn.Module:
+        """Return the layer with weights drawn from a normal distribution."""
         layer = self.make(sizes)
         with torch.no_grad():
             for values in (*layer.parameters(), *layer.buffers()):
                 if values.is_floating_point():
-                    drawn = 0.7 * generator.standard_normal(tuple(values.shape))
+                    drawn = spread * generator.standard_normal(tuple(values.shape))
                     values.copy_(torch.as_tensor(drawn))
         if self.prepare is not None:
             self.prepare(layer)
@@ -231,13 +231,13 @@ class _AllLayers(nn.Module):
         self.cases = list(cases)
         generator = np.random.default_rng(0)
         self.layers = nn.ModuleList()
-        self.constants = nn.ParameterList()
+        self.scale = nn.Parameter(torch.ones(()))  # so that there is one, and the model learns
         self.columns: list[list[np.ndarray]] = []
         self.labels: list[str] = []
         for case in self.cases:
             sizes = SimpleNamespace(**{letter: high for letter, (_, high) in case.bounds.items()})
             sizes.n = TRAINED_ROWS
-            layer = case.layer(sizes, generator)
+            layer = case.layer(sizes, generator, spread=0.3)  # outputs near 1: errors are absolute
             arrays = [one.draw(generator, sizes) for one in case.all_inputs]
             weights = {name: values.numpy() for name, values in layer.state_dict().items()}
             outputs = _as_tuple(case.reference(sizes, weights, *arrays))
@@ -271,7 +271,7 @@ class _AllLayers(nn.Module):
                 tensors.append(columns.reshape(-1, *array.shape[1:]).to(_dtype_of(array)))
             results = _as_tuple(layer(*tensors))
             for label, result in zip(_labels(case, len(results)), results, strict=True):
-                outputs[label] = _one_number(result, matrix.shape[0])
+                outputs[label] = _one_number(result, matrix.shape[0]) * self.scale
         return outputs
 
 

@@ -23,6 +23,7 @@ from hotbed.models.layers import (  # noqa: E402
     CrossNetMix,
     CrossNetV2,
     Dropout,
+    GroupDense,
     LogitHead,
     ReLUDropout,
     xavier_,
@@ -37,6 +38,15 @@ def mlp(s: Any, w: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
     for place in (0, 2):
         x = np.maximum(x @ w[f"{place}.weight"].T + w[f"{place}.bias"], 0)
     return x @ w["4.weight"].T + w["4.bias"]
+
+
+def varied_mlp(s: Any, w: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
+    return np.tanh(x @ w["0.weight"].T) @ w["3.weight"].T + w["3.bias"]
+
+
+def group(s: Any, w: dict[str, np.ndarray], x: np.ndarray) -> tuple[np.ndarray, ...]:
+    first = np.maximum(x @ w["layers.0.0.weight"].T + w["layers.0.0.bias"], 0)
+    return first, first @ w["layers.1.0.weight"].T + w["layers.1.0.bias"]
 
 
 def head(s: Any, w: dict[str, np.ndarray], *parts: np.ndarray) -> np.ndarray:
@@ -63,6 +73,26 @@ CASES = [
         sizes={"h": (1, 4), "g": (1, 4), "o": (1, 3)},
     ),
     Case(
+        "varied_mlp",
+        lambda s: MLP(s.i, [s.h, s.o], activation=["tanh", None], bias=[False, True]),
+        [("n", "i")],
+        varied_mlp,
+        sizes={"h": (1, 4), "o": (1, 3)},
+    ),
+    Case(
+        "group_dense",
+        lambda s: GroupDense(s.i, [s.h, s.o], last_activation=None),
+        [("n", "i")],
+        group,
+        sizes={"h": (1, 4), "o": (1, 3)},
+    ),
+    Case(
+        "layer_norm",
+        lambda s: nn.LayerNorm(s.d),
+        [("n", "t", "d")],
+        lambda s, w, x: normalized(w, x, x.mean(2, keepdims=True), x.var(2, keepdims=True)),
+    ),
+    Case(
         "batch_norm",
         lambda s: BatchNorm(s.d),
         [("n", "d")],
@@ -75,7 +105,7 @@ CASES = [
     ),
 ]
 # It computes in float32 always: see its own tests.
-HEAD = Case("head", lambda s: LogitHead(s.a, s.b), [("n", "a"), ("n", "b")], head)
+HEAD = Case("head", lambda s: LogitHead([s.a, s.b]), [("n", "a"), ("n", "b")], head)
 IN_TRAINING = Case(
     "batch_norm_in_training",
     lambda s: BatchNorm(s.d),
@@ -104,7 +134,7 @@ def close(left: torch.Tensor, right: torch.Tensor) -> None:
 
 def test_the_head_equals_a_linear_layer_over_the_concatenation() -> None:
     head, parts = (
-        LogitHead(2, 3, 4),
+        LogitHead([2, 3, 4]),
         [torch.randn(5, width, requires_grad=True) for width in (2, 3, 4)],
     )
     logits = head(*parts)
@@ -171,6 +201,19 @@ def test_batches_too_small_for_statistics_use_the_running_ones(n: int) -> None:
     assert torch.equal(norm.running_mean, before)
 
 
+def test_running_statistics_move_by_the_momentum() -> None:
+    norm = BatchNorm(3, momentum=0.25)
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    first, second = torch.randn(6, 3) + 2, torch.randn(5, 3)
+    norm(first)
+    norm(second)
+    mean = 0.25 * (0.75 * first.mean(0) + second.mean(0))
+    variance = 0.75 * (0.75 + 0.25 * first.var(0)) + 0.25 * second.var(0)
+    close(norm.running_mean, mean)
+    close(norm.running_var, variance)
+
+
 def test_an_mlp_without_hidden_layers_is_linear_or_nothing() -> None:
     x = torch.randn(5, 3)
     assert torch.equal(MLP(3, [])(x), x)
@@ -185,6 +228,10 @@ def test_bad_widths_rates_and_names_are_config_errors() -> None:
         lambda: MLP(3, [4], dropout=1.0),
         lambda: MLP(3, [4], dropout=-0.1),
         lambda: MLP(3, [4], activation="rellu"),  # type: ignore[arg-type]
+        lambda: MLP(3, [4], activation=["relu", "relu"]),
+        lambda: MLP(3, [4, 4], bias=[True]),
+        lambda: GroupDense(3, []),
+        lambda: GroupDense(3, [4], last_activation="rellu"),  # type: ignore[arg-type]
     ):
         with pytest.raises(ConfigError, match=r", got .*\. Give"):
             make()

@@ -12,10 +12,14 @@ class BatchNorm(nn.BatchNorm1d):
 
     It normalizes those by the running statistics. The last batch of a stream may have one sample,
     which has no variance; torch's layer raises an error there.
+
+    In training, other batches are normalized by their own mean and variance, and the running ones
+    move: running = (1 - momentum) * running + momentum * batch, with the variance over n - 1. So
+    `momentum` is HugeCTR's and cuDNN's `factor`, whose default there is 1: the last batch alone.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, width] -> [n, width]."""
+        """[n, num_features] -> [n, num_features]."""
         if self.training and len(x) < 2:
             return F.batch_norm(
                 x,

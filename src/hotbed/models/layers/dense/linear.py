@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -15,14 +17,19 @@ class LogitHead(nn.Module):
     runs outside autocast, because logits rounded to bfloat16 (8 bits) tie with each other, which
     costs AUC.
 
-    >>> LogitHead(2, 3)(torch.ones(4, 2), torch.ones(4, 3)).shape
+    Args:
+        in_features: Width of the input, or a list with the width of each input.
+
+    >>> LogitHead([2, 3])(torch.ones(4, 2), torch.ones(4, 3)).shape
     torch.Size([4])
     """
 
-    def __init__(self, *widths: int) -> None:
+    def __init__(self, in_features: int | Sequence[int]) -> None:
         super().__init__()
-        self.widths = list(widths)
-        self.linear = nn.Linear(sum(widths), 1)
+        if isinstance(in_features, int):
+            in_features = [in_features]
+        self.widths = list(in_features)
+        self.linear = nn.Linear(sum(self.widths), 1)
 
     def forward(self, *parts: Tensor) -> Tensor:
         """Tensors [n, widths[i]] -> [n] float32."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multi-layer perceptron."""
+"""Multi-layer perceptrons."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {
     "sigmoid": nn.Sigmoid,
     "leaky_relu": nn.LeakyReLU,
 }
+_CHOICES = (*_ACTIVATIONS, None)
 
 
 class MLP(nn.Sequential):
@@ -35,12 +36,18 @@ class MLP(nn.Sequential):
         in_features: width of the input.
         hidden: widths of the hidden layers; may be empty.
         output_dim: width of a last linear layer without activation; None leaves it out.
-        activation: one of relu, gelu, silu, tanh, sigmoid, leaky_relu.
+        activation: of the hidden layers, one for all or a list with one for each: relu, gelu, silu,
+            tanh, sigmoid, leaky_relu; None is a linear layer.
+        bias: whether the hidden layers add one, one for all or a list with one for each.
         dropout: rate in [0, 1).
         batch_norm: normalize before the activation.
 
+    `MLP` of HugeCTR has its last activation on the output: `MLP(d, num_outputs)`.
+
     >>> import torch
     >>> MLP(4, [8, 8], output_dim=1, batch_norm=True)(torch.zeros(3, 4)).shape
+    torch.Size([3, 1])
+    >>> MLP(4, [8, 1], activation=["relu", None], bias=[True, False])(torch.zeros(3, 4)).shape
     torch.Size([3, 1])
     """
 
@@ -50,26 +57,33 @@ class MLP(nn.Sequential):
         hidden: Sequence[int],
         *,
         output_dim: int | None = None,
-        activation: Activation = "relu",
+        activation: Activation | Sequence[Activation | None] | None = "relu",
+        bias: bool | Sequence[bool] = True,
         dropout: float = 0.0,
         batch_norm: bool = False,
     ) -> None:
-        checks.one_of("activation", activation, _ACTIVATIONS)
         widths = [in_features, *hidden]
         if any(width < 1 for width in (*widths, output_dim or 1)):
             raise ConfigError(
                 f"MLP: a width is below 1, got {widths}, output {output_dim}. "
                 "Give widths from 1 on."
             )
+        if activation is None or isinstance(activation, str):
+            checks.one_of("activation", activation, _CHOICES)
+            activation = [activation] * len(hidden)
+        if isinstance(bias, bool):
+            bias = [bias] * len(hidden)
+        for name in activation:
+            checks.one_of("activation", name, _CHOICES)
+        _one_for_each("activation", activation, hidden)
+        _one_for_each("bias", bias, hidden)
         layers: list[nn.Module] = []
-        for width, next_width in itertools.pairwise(widths):
-            layers.append(nn.Linear(width, next_width))
+        pairs = itertools.pairwise(widths)
+        for (width, next_width), name, has_bias in zip(pairs, activation, bias, strict=True):
+            layers.append(nn.Linear(width, next_width, bias=has_bias))
             if batch_norm:
                 layers.append(BatchNorm(next_width))
-            if activation == "relu":
-                layers.append(ReLUDropout(dropout))
-            else:
-                layers += [_ACTIVATIONS[activation](), Dropout(dropout)]
+            layers += _activated(name, dropout)
         if output_dim is not None:
             layers.append(nn.Linear(widths[-1], output_dim))
         super().__init__(*layers)
@@ -80,3 +94,69 @@ class MLP(nn.Sequential):
         for layer in self:
             x = layer(x)
         return x
+
+
+class GroupDense(nn.Module):
+    """Linear layers with one activation in a row; every layer is an output.
+
+    Args:
+        in_features: Width of the input.
+        widths: Width of each layer.
+        activation: relu, gelu, silu, tanh, sigmoid, leaky_relu; None leaves it out.
+        last_activation: Of the last layer.
+
+    Source: `GroupDenseLayer` of HugeCTR, up to version 4: ReLU everywhere, the last layer has it or
+    not.
+
+    >>> import torch
+    >>> [output.shape for output in GroupDense(4, [8, 2])(torch.zeros(3, 4))]
+    [torch.Size([3, 8]), torch.Size([3, 2])]
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        widths: Sequence[int],
+        *,
+        activation: Activation | None = "relu",
+        last_activation: Activation | None = "relu",
+    ) -> None:
+        super().__init__()
+        checks.whole_number("GroupDense.in_features", in_features, 1)
+        checks.one_of("GroupDense.activation", activation, _CHOICES)
+        checks.one_of("GroupDense.last_activation", last_activation, _CHOICES)
+        if not widths:
+            raise ConfigError("GroupDense.widths: empty, got []. Give the width of each layer.")
+        self.layers = nn.ModuleList()
+        for place, (width, next_width) in enumerate(itertools.pairwise([in_features, *widths])):
+            checks.whole_number("GroupDense.widths", next_width, 1)
+            name = activation
+            if place == len(widths) - 1:
+                name = last_activation
+            layer = nn.Linear(width, next_width)
+            self.layers.append(nn.Sequential(layer, *_activated(name, 0.0)))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """[n, in_features] -> [n, width] for each layer."""
+        outputs = []
+        for layer in self.layers:
+            x = layer(x)
+            outputs.append(x)
+        return tuple(outputs)
+
+
+def _activated(activation: Activation | None, dropout: float) -> list[nn.Module]:
+    """Return the modules of an activation followed by dropout."""
+    if activation == "relu":
+        return [ReLUDropout(dropout)]
+    if activation is None:
+        return [Dropout(dropout)]
+    return [_ACTIVATIONS[activation](), Dropout(dropout)]
+
+
+def _one_for_each(name: str, values: Sequence[object], hidden: Sequence[int]) -> None:
+    if len(values) != len(hidden):
+        raise ConfigError(
+            f"MLP.{name}: expected one for each of {len(hidden)} hidden layers, got "
+            f"{list(values)}. Give as many, or one for all."
+        )

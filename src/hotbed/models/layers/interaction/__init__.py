@@ -3,7 +3,7 @@
 
 from hotbed.models.layers.interaction.cross import CrossNet, CrossNetMix, CrossNetV2
 from hotbed.models.layers.interaction.dot import DotInteraction
-from hotbed.models.layers.interaction.fm import FMInteraction
+from hotbed.models.layers.interaction.fm import FMInteraction, FMOrder2
 
 __all__ = [
     "CrossNet",
@@ -11,4 +11,5 @@ __all__ = [
     "CrossNetV2",
     "DotInteraction",
     "FMInteraction",
+    "FMOrder2",
 ]

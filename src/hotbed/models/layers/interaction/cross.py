@@ -40,18 +40,39 @@ class CrossNet(nn.Module):
 
 
 class CrossNetV2(nn.Module):
-    """Cross network of DCN-V2: x_{l+1} = x_0 * (W_l x_l + b_l) + x_l, with a full matrix a layer.
+    """Cross network of DCN-V2: x_{l+1} = x_0 * (W_l x_l + b_l) + x_l, with a matrix a layer.
 
-    Source: Wang et al., "DCN V2: Improved Deep & Cross Network", WWW 2021.
+    Args:
+        in_features: Width of the input and the output.
+        num_layers: Cross layers; the degree of the crosses is one more.
+        projection_dim: None = W_l is a full matrix. Otherwise W_l = U_l V_l, of rank
+            projection_dim: V_l maps to that width and U_l back.
 
-    >>> CrossNetV2(6, num_layers=2)(torch.zeros(3, 6)).shape
+    Source: Wang et al., "DCN V2: Improved Deep & Cross Network", WWW 2021. `MultiCross` of HugeCTR
+    is this layer with `projection_dim`, and `CrossNet` without.
+
+    >>> CrossNetV2(6, num_layers=2, projection_dim=3)(torch.zeros(3, 6)).shape
     torch.Size([3, 6])
     """
 
-    def __init__(self, in_features: int, num_layers: int) -> None:
+    def __init__(
+        self,
+        in_features: int,
+        num_layers: int,
+        *,
+        projection_dim: int | None = None,
+    ) -> None:
         super().__init__()
         checks.at_least("num_cross_layers", num_layers, 1)
-        self.layers = nn.ModuleList(nn.Linear(in_features, in_features) for _ in range(num_layers))
+        checks.at_least("projection_dim", projection_dim, 1)
+        self.layers = nn.ModuleList()
+        for _ in range(num_layers):
+            if projection_dim is None:
+                layer: nn.Module = nn.Linear(in_features, in_features)
+            else:
+                down = nn.Linear(in_features, projection_dim, bias=False)
+                layer = nn.Sequential(down, nn.Linear(projection_dim, in_features))
+            self.layers.append(layer)
 
     def forward(self, x0: Tensor) -> Tensor:
         """[n, in_features] -> [n, in_features]."""
