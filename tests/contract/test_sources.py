@@ -17,6 +17,7 @@ import pytest
 
 from hotbed import config
 from hotbed.connectors import (
+    Concat,
     Csv,
     Jsonl,
     Libsvm,
@@ -109,6 +110,18 @@ def replayed(folder: Path) -> Source:
     )
 
 
+def concatenated(folder: Path) -> Source:
+    """Several formats, and parts without rows; the whole numbers of some are floats of all."""
+    numbers = pa.array([i * 8.0 for i in range(300)])
+    new = table(700, ROWS).set_column(0, "number", numbers).select(["word", "number", "price"])
+    pq.write_table(new.append_column("more", numbers), folder / "new.parquet")
+    small = table(450, 700).set_column(0, "number", pa.array(range(250)))
+    old = write_csv(folder)
+    some = write_jsonl(folder).slice(0, 30)
+    parts = [Memory(table(0, 0)), Memory(small), some, Parquet(folder / "new.parquet")]
+    return Concat([old.slice(0, 450), *parts, old.slice(0, 0)])
+
+
 MAKERS: list[Callable[[Path], Source]] = [
     lambda folder: Memory(table()),
     write_csv,
@@ -121,6 +134,7 @@ MAKERS: list[Callable[[Path], Source]] = [
     sorted_by,
     joined,
     replayed,
+    concatenated,
 ]
 
 

@@ -103,6 +103,26 @@ def test_other_threads_and_a_stop_on_the_way_change_nothing(
     assert lives(tmp_path, threads=3)["digest"] == unbroken["digest"]
 
 
+def test_sources_one_after_another_resume_at_their_border(
+    lives: Any, driver: Any, tmp_path: Path
+) -> None:
+    """A csv file of 800 rows, then 1,600 rows of Parquet; killed in each of them."""
+    answers = []
+    for name, kills in (("whole", ()), ("killed", (22, 25))):
+        events = tmp_path / name / "events"
+        driver.write_events(events, SEED, rows=1600, files=2)
+        driver.append_events(events, SEED + 1, rows=800, bursts=1, pause=0.0)
+        config = {"source": "concat", "checkpoint": {"every_steps": 5}}
+        for number in kills:
+            life = lives(tmp_path / name, **config, kill={"at": "update", "number": number})
+            assert life["killed"] == 9
+        answers.append(lives(tmp_path / name, **config))
+    whole, killed = answers
+    assert whole["samples"] == 2400
+    assert killed["resumed"] > 25  # after the csv file
+    assert killed["digest"] == whole["digest"]
+
+
 def test_what_is_compared_is_everything_that_was_learned(
     unbroken: dict[str, Any], lives: Any, driver: Any, tmp_path: Path
 ) -> None:

@@ -5,11 +5,12 @@ One JSON object a line in, one out. `{"root": DIR, "kill": {"at": POINT, "number
 bool}}` trains online from the events in DIR until the stream ends or the N-th passage of POINT
 kills it; `{"kill_after": SECONDS}` kills it from outside. The answer has `killed`, and for a life
 that ended `digest`, `steps`, `samples`, `resumed` (the step it began at). Other keys: `source`
-("files"; "follow" = DIR/events as files arrive, with the keywords `follow`; or Kafka's keywords),
-`rows` (an endless stream ends after so many), `max_steps`, `threads`, `dataset`, `checkpoint`,
-`evict` (keywords), `remember` (the journal forgets nothing, so that an unbroken run can be made to
-decide the same), `epochs` (a fit of shuffled files instead of a stream; `model` is then the digest
-of the model in the end, `rows` of its metrics an epoch). Tests make events with `events`.
+("files"; "concat" = csv files of DIR/events, then its Parquet files; "follow" = DIR/events as files
+arrive, with the keywords `follow`; or Kafka's keywords), `rows` (an endless stream ends after so
+many), `max_steps`, `threads`, `dataset`, `checkpoint`, `evict` (keywords), `remember` (the journal
+forgets nothing, so that an unbroken run can be made to decide the same), `epochs` (a fit of
+shuffled files instead of a stream; `model` is then the digest of the model in the end, `rows` of
+its metrics an epoch). Tests make events with `events`.
 """
 
 from __future__ import annotations
@@ -179,7 +180,10 @@ def _source(config: dict[str, Any], root: Path) -> Any:
         return hb.sources.Kafka(**source)
     if source == "follow":
         return hb.sources.Follow(root / "events", **config.get("follow", {}))
-    return hb.sources.Parquet(str(root / "events" / "*.parquet"))
+    parquet = hb.sources.Parquet(str(root / "events" / "*.parquet"))
+    if source == "concat":
+        return hb.sources.Concat([hb.sources.Csv(str(root / "events" / "*.csv")), parquet])
+    return parquet
 
 
 # --- killing --------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sources of events: Arrow record batches, each with a position to resume from."""
 
+from hotbed.connectors.concat import Concat
 from hotbed.connectors.dead_letters import DeadLetters
 from hotbed.connectors.delimited import Csv
 from hotbed.connectors.follow import Follow
@@ -20,6 +21,7 @@ from hotbed.connectors.source import Join, Slice, Sort, Source
 
 __all__ = [
     "Arrow",
+    "Concat",
     "Csv",
     "DeadLetters",
     "Decoder",

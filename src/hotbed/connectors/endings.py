@@ -28,16 +28,14 @@ def source_for(path: str) -> FileSource | None:
     return None
 
 
-def check_source(source: Any) -> None:
+def check_source(source: Any, where: str = "dataset.source") -> None:
     """Raise ConfigError, with the source to use instead, if `source` is not a Source."""
     if isinstance(source, Source):
         return
     if not isinstance(source, (str, os.PathLike)):
         kind = type(source).__name__
         advice = "Give a value of hb.sources, such as hb.sources.Memory(columns)."
-        raise ConfigError(f"dataset.source: not a source, got {kind}. {advice}")
+        raise ConfigError(f"{where}: not a source, got {kind}. {advice}")
     path = os.fspath(source)
     name = type(source_for(path) or Csv(path)).__name__
-    raise ConfigError(
-        f"dataset.source: not a source, got {path!r}. Give hb.sources.{name}({path!r})."
-    )
+    raise ConfigError(f"{where}: not a source, got {path!r}. Give hb.sources.{name}({path!r}).")

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Concat: the rows of several sources one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from hotbed.connectors.endings import check_source
+from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
+from hotbed.connectors.position import PLACE, Batches, Place, Position
+from hotbed.connectors.source import Source
+from hotbed.errors import ConfigError, DataError, SchemaError
+
+_NEVER_LATE = 1 << 62
+"""The clock of rows before a stream, in microseconds: no event lies ahead of it."""
+
+
+@dataclass(frozen=True)
+class Concat(Source):
+    """The rows of several sources one after another, such as files of several formats.
+
+    The columns are those of the first source; further columns of the others are not read. A column
+    has the type that holds the values of all sources: of whole numbers and floats it is float64.
+    The last source may be endless: first its history from files, then the stream itself.
+
+    Args:
+        sources: The sources, one or more.
+
+    Raises:
+        ConfigError: There is no source, or an endless one is not the last.
+        SchemaError: A source lacks a column of the first one, or has a type that does not go with
+            the others, such as text beside numbers. The message names the source by its number.
+
+    Example:
+        >>> old, new = hb.sources.Csv("2023-*.csv"), hb.sources.Parquet("2024-*.parquet")
+        >>> source = hb.sources.Concat([old, new])
+    """
+
+    sources: Sequence[Source]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sources", tuple(self.sources))
+        if not self.sources:
+            raise ConfigError("concat.sources: must not be empty, got []. Give one or more.")
+        last = len(self.sources) - 1
+        for number, source in enumerate(self.sources):
+            check_source(source, f"concat.sources.{number}")
+            if source.endless and number != last:
+                kind = type(source).__name__
+                raise ConfigError(
+                    f"concat.sources.{number}: nothing can follow an endless source, got {kind} "
+                    f"before {last - number} more. Put it last."
+                )
+
+    @property
+    def endless(self) -> bool:
+        return self.sources[-1].endless
+
+    def commit(self, position: Position) -> None:
+        part = int(position["part"])
+        if position["source"] is not None:
+            self.sources[part].commit(Position.from_json(position["source"]))
+
+    def num_rows(self) -> int | None:
+        total = 0
+        for source in self.sources:
+            count = source.num_rows()
+            if count is None:
+                return None
+            total += count
+        return total
+
+    def locate(self, position: Position, back: int) -> Place:
+        part = int(position["part"])
+        place = self.sources[part].locate(Position.from_json(position["source"]), back)
+        return replace(place, file=": ".join(filter(None, [_name(part), place.file])))
+
+    def schema(self) -> pa.Schema:
+        return self._schema
+
+    @cached_property
+    def _schema(self) -> pa.Schema:
+        """The columns of the first source, with types that hold the values of all.
+
+        An endless source counts only if it is alone, since it may have no rows yet.
+        """
+        parts = [source for source in self.sources if not source.endless]
+        schemas = [source.schema() for source in parts or self.sources]
+        columns: list[pa.Field] = []
+        for column in schemas[0]:
+            kind = _plain(column.type)
+            for number, schema in enumerate(schemas[1:], start=1):
+                _require([column.name], schema.names, number)
+                kind = _joined(kind, schema.field(column.name).type, column.name, number)
+            columns.append(pa.field(column.name, kind))
+        return pa.schema(columns)
+
+    def read(
+        self,
+        position: Position | None = None,
+        batch_rows: int = READ_ROWS,
+        plan: ReadPlan = READ_ALL,
+    ) -> Batches:
+        part = 0
+        inner = None
+        row = 0  # rows of the part that were read
+        if position:
+            part, row = self._begin(position)
+            if position["source"] is not None:
+                inner = Position.from_json(position["source"])
+        schema = self.schema()
+        names = plan.wanted(schema.names)
+        types = {name: schema.field(name).type for name in names if name not in plan.types}
+        part_plan = replace(plan, columns=tuple(names))
+        for number in range(part, len(self.sources)):
+            source = self.sources[number]
+            for batch, after in source.read(inner, batch_rows, part_plan):
+                if not batch.num_rows:  # a tick, or the start of a block
+                    yield batch, self._position(number, row, after)
+                    continue
+                conformed = _conform(batch, names, types, number)
+                if self.endless and not source.endless:
+                    conformed = _with_places(conformed, number, row)
+                row += batch.num_rows
+                yield conformed, self._position(number, row, after)
+            inner = None
+            row = 0
+
+    def _begin(self, position: Position) -> tuple[int, int]:
+        """Return the part and the row in it where reading resumes."""
+        part = int(position["part"])
+        if part >= len(self.sources):
+            raise DataError(
+                f"position: it lies in {_name(part)}, got {len(self.sources)} sources. Give the "
+                "sources that the position was made with; more may follow them."
+            )
+        return part, int(position["row"])
+
+    def _position(self, part: int, row: int, inner: Position) -> Position:
+        """Return the position after `row` rows of a part; `inner` is the part's own."""
+        state: dict[str, Any] = {"part": part, "row": row, "source": inner.to_json()}
+        if self.endless:  # rows before the stream are in no block of it
+            state["block"] = inner.state.get("block", -1)
+            state["now"] = inner.state.get("now", _NEVER_LATE)
+        return Position(state)
+
+
+def _name(part: int) -> str:
+    return f"sources[{part}]"
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """Return the type of the values of a dictionary, or the type itself."""
+    if pa.types.is_dictionary(kind):
+        return kind.value_type
+    return kind
+
+
+def _joined(kind: pa.DataType, other: pa.DataType, column: str, part: int) -> pa.DataType:
+    """Return the type that holds values of both; `other`: of the column of source `part`."""
+    schemas = [pa.schema([(column, kind)]), pa.schema([(column, _plain(other))])]
+    try:
+        return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+    except pa.ArrowException as error:
+        raise SchemaError(
+            f"{_name(part)}: column {column!r} is {other}, got {kind} in the sources before it. "
+            "Write it with one type, or declare one, as Csv(columns={…}) does."
+        ) from error
+
+
+def _require(wanted: Sequence[str], names: Sequence[str], part: int) -> None:
+    missing = [name for name in wanted if name not in names]
+    if missing:
+        raise SchemaError(
+            f"{_name(part)}: columns {missing} of the first source are absent, got {names}. Give "
+            "every source the columns of the first."
+        )
+
+
+def _conform(
+    batch: pa.RecordBatch,
+    names: Sequence[str],
+    types: dict[str, pa.DataType],
+    part: int,
+) -> pa.RecordBatch:
+    """Return the columns `names` of a batch of source `part`, cast where `types` has a type."""
+    _require(names, batch.schema.names, part)
+    columns: dict[str, pa.Array] = {}
+    for name in names:
+        column = batch.column(name)
+        wanted = types.get(name, column.type)
+        try:
+            columns[name] = column.cast(wanted)
+        except pa.ArrowException as error:
+            raise SchemaError(
+                f"{_name(part)}: column {name!r} is {column.type} and cannot be {wanted}, as in "
+                f"all sources together, got {str(error).splitlines()[0]}. Write it with one type."
+            ) from error
+    if PLACE in batch.schema.names:
+        columns[PLACE] = batch.column(PLACE)
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def _with_places(batch: pa.RecordBatch, part: int, row: int) -> pa.RecordBatch:
+    """Return a batch with the place of each row, as a stream needs it; `row`: rows before it."""
+    numbers = np.arange(row, row + batch.num_rows) + 1
+    texts = pa.array([_name(part)] * batch.num_rows)
+    places = pa.StructArray.from_arrays([texts, pa.array(numbers)], names=["source", "row"])
+    return batch.append_column(PLACE, places)
