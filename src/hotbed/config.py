@@ -83,13 +83,20 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     names = sorted(choices)
     if not names:
         return "It takes no keys."
-    close = difflib.get_close_matches(word, names, n=5, cutoff=0.5)
-    if not close:
+    name = nearest(word, names)
+    if name is None:
         return f"Use one of {', '.join(names)}."
+    return f"Did you mean {name!r}?"
+
+
+def nearest(word: str, choices: Iterable[str]) -> str | None:
+    """Return the choice that is spelled most like `word`; None if none is."""
+    close = difflib.get_close_matches(word, sorted(choices), n=5, cutoff=0.5)
+    if not close:
+        return None
     # swapped letters are the most common mistake, and difflib rates them low
     swapped = [name for name in close if sorted(name) == sorted(word)]
-    best = (swapped or close)[0]
-    return f"Did you mean {best!r}?"
+    return (swapped or close)[0]
 
 
 def kinds(expected: type) -> dict[str, type]:

@@ -69,6 +69,23 @@ def partial_path(root: Path, name: str) -> Path:
     return root / f".{name}.{secrets.token_hex(8)}.partial"
 
 
+def not_written(place: object, error: OSError) -> NotWritten:
+    """Return the error to raise where the system refuses to write `place`."""
+    return NotWritten(
+        f"{place}: cannot be written, got {error}. Free space, correct the rights, or choose "
+        "another place."
+    )
+
+
+@contextlib.contextmanager
+def writing(place: object) -> Iterator[None]:
+    """Raise NotWritten, which names `place`, if the block ends with an OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise not_written(place, error) from error
+
+
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[BinaryIO]:
     """Open a file that appears at `path`, whole and on disk, when the block ends.
@@ -125,13 +142,15 @@ class Lock:
 
     Raises:
         PersistError: another holder has the lock.
+        NotWritten: the folder or the locked file cannot be made.
     """
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = lock_file(path)
         self._handle: int | None = None
-        handle = os.open(file, _LOCK_FLAGS, 0o644)
+        file = lock_file(path)
+        with writing(file):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle = os.open(file, _LOCK_FLAGS, 0o644)
         try:
             _lock(handle, file)
         except OSError as error:
@@ -249,12 +268,8 @@ class SharedLock:
     def __init__(self, folder: Path) -> None:
         self.busy = threading.RLock()
         self.process = os.getpid()
-        try:
+        with writing(folder):
             lock = FolderLock(folder)
-        except OSError as error:
-            raise NotWritten(
-                f"{folder}: cannot be written, got {error}. Choose another folder."
-            ) from error
         weakref.finalize(self, lock.release)
 
     @classmethod

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from hotbed.errors import PersistError
+from hotbed.errors import NotWritten, PersistError
 from hotbed.files import FolderLock, folder_lock_file, map_file, new_file
+from hotbed.persist import store
 
 pytestmark = pytest.mark.core
 
@@ -42,6 +43,16 @@ def test_new_file_leaves_what_was_there_after_an_error(tmp_path: Path) -> None:
         fail()
     assert os.listdir(tmp_path) == ["file"]
     assert path.read_bytes() == b"before"
+
+
+def test_a_refused_write_names_the_file_and_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    message = r"file/report.html: cannot be written, got .*File exists.* Free space, correct"
+    with (
+        pytest.raises(NotWritten, match=message),
+        store.new_file(tmp_path / "file" / "report.html") as file,
+    ):
+        file.write(b"page")
 
 
 def test_new_file_is_on_disk_before_it_appears(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import hotbed as hb
 from hotbed.config import describe
-from hotbed.errors import FormatError, RowShapeError
+from hotbed.errors import FormatError, NotWritten, RowShapeError
 from hotbed.serving.rows import FrozenRows, Lookup, RowDtype, ServedTable, write_rows
 
 pytestmark = pytest.mark.core
@@ -42,6 +42,13 @@ def batch(rows: dict[int, list[float]]) -> pa.RecordBatch:
 
 def gone(ids: list[int]) -> list[pa.RecordBatch]:
     return [pa.record_batch({"id": pa.array(ids, pa.int64())})]
+
+
+def test_rows_that_cannot_be_written_are_the_error_that_keeps_the_version_before(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(NotWritten, match=r"absent/0.rows: cannot be written"):
+        write_rows(tmp_path / "absent" / "0.rows", DIM, [batch({1: [0.0] * DIM})])
 
 
 @settings(

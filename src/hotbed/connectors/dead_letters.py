@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hotbed.errors import FormatError, PersistError
-from hotbed.files import local_path
+from hotbed.errors import FormatError
+from hotbed.files import append_bytes, local_path, writing
 
 logger = logging.getLogger("hotbed.connectors")
 
@@ -84,17 +84,9 @@ class DeadLetters:
                     lines.append(_line_of(letter))
             if self.path is None or not lines:
                 return
-            try:
+            with writing(self.path):
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                with open(self.path, "ab") as file:
-                    file.write(b"".join(lines))
-                    file.flush()
-                    os.fsync(file.fileno())
-            except OSError as error:
-                raise PersistError(
-                    f"{self.path}: cannot be written, got {error}. Free space or correct "
-                    "the rights."
-                ) from error
+                append_bytes(self.path, b"".join(lines))
 
     def _is_new(self, letter: Mapping[str, Any]) -> bool:
         text = json.dumps(letter, sort_keys=True)

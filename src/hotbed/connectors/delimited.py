@@ -17,8 +17,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
-from hotbed.connectors.files import SAMPLE_BYTES, Endings, FileSource, Paths, Rows, Section
-from hotbed.connectors.lines import HEAD_BYTES, ShortLines, last_line_end
+from hotbed.connectors.files import (
+    SAMPLE_BYTES,
+    Endings,
+    FileSource,
+    Paths,
+    Rows,
+    Section,
+    first_line,
+)
+from hotbed.connectors.lines import HEAD_BYTES, ShortLines, Utf8Lines, last_line_end
 from hotbed.connectors.plan import BadRow, ReadPlan
 from hotbed.connectors.position import Place
 from hotbed.errors import ConfigError, DecodeError, SchemaError
@@ -150,6 +158,10 @@ class Csv(FileSource):
         return _last_row_end(lines, self.quote, self.delimiter)
 
     @property
+    def _is_utf8(self) -> bool:
+        return codecs.lookup(self.encoding).name == "utf-8"
+
+    @property
     def _is_wide(self) -> bool:
         """Whether every character has several bytes, so that a line end is not one byte."""
         return codecs.lookup(self.encoding).name.startswith(("utf-16", "utf-32"))
@@ -162,10 +174,16 @@ class Csv(FileSource):
     def _options(
         self,
         threads: bool,
-        leave_out: Callable[[Any], str],
+        leave_out: Callable[[Any], str] | None,
         names: Sequence[str] | None = None,
     ) -> dict[str, Any]:
-        """Return the options for pyarrow; `names` are the columns of a section without a header."""
+        """Return the options for pyarrow.
+
+        Args:
+            threads: Whether to parse with several threads.
+            leave_out: Handler of rows with too few or too many fields; None = they are errors.
+            names: The columns of a section without a header.
+        """
         skip_rows = 0
         only_types = self.header and isinstance(self.columns, Mapping)
         if names is None and self.columns is not None and not only_types:
@@ -209,11 +227,17 @@ class Csv(FileSource):
     def names_of(self, file: str) -> list[str]:
         """Return the names of the columns of a file, from its header."""
         with Section(file).open() as stream:
-            head = self._separated(stream.read(SAMPLE_BYTES))
+            head = self._sample(stream.read(SAMPLE_BYTES))
         options = self._options(threads=False, leave_out=lambda row: "skip")
         table = pacsv.read_csv(pa.BufferReader(head), **options)
         names: list[str] = table.schema.names
         return names
+
+    def _sample(self, head: bytes) -> bytes:
+        """Return the begin of a file as pyarrow reads it."""
+        if self._is_utf8:  # the handler of pyarrow takes text only
+            head = head.decode(errors="replace").encode()
+        return self._separated(head)
 
     def _separated(self, data: bytes) -> bytes:
         """Return `data` with the separator in place of a long delimiter."""
@@ -230,7 +254,7 @@ class Csv(FileSource):
             raise _decode_error(error, Section(file), []) from error
         if len(head) == SAMPLE_BYTES and b"\n" in head:
             head = head[: head.rindex(b"\n") + 1]
-        head = self._separated(head)
+        head = self._sample(head)
         options = self._options(threads=False, leave_out=lambda row: "skip")  # reading reports it
         try:
             names = pacsv.read_csv(pa.BufferReader(head), **options).schema.names
@@ -307,7 +331,8 @@ class _Reading:
         self._headers = int(source.header and section.begin == 0)
         self._next = section.rows + 1  # number of the next row
         self._left_out: list[int] = []  # numbers of rows from `_next` on that pyarrow left out
-        self._long: list[bytes] = []  # heads of long lines that pyarrow reads next
+        # heads of lines that were replaced, which pyarrow reads next, and why they were
+        self._replaced: list[tuple[bytes, str]] = []
 
     def rows(self, types: Mapping[str, pa.DataType]) -> Iterator[Rows]:
         """Yield batches of the columns of `types`."""
@@ -328,8 +353,10 @@ class _Reading:
         names = None
         if source.header and self.section.begin:
             names = source.names_of(file)
-        options = source._options(self._threads, self._leave_out, names)
+        options = source._options(self._threads, self._leave_out if skips else None, names)
         stream = source.open(self.section, self._replace)
+        if skips and source._is_utf8:
+            stream = Utf8Lines(stream, self._replace_damaged)
         try:
             reader = pacsv.open_csv(stream, convert_options=convert, **options)
         except pa.ArrowKeyError as error:
@@ -378,7 +405,21 @@ class _Reading:
                 file,
                 line,
             )
-        self._long.append(head)
+        self._replaced.append((head, f"longer than {LINE_BYTES} bytes"))
+        return self._too_many
+
+    def _replace_damaged(self, line: bytes, lines: bytes) -> bytes:
+        """Return the line that pyarrow reads in place of one that is not UTF-8.
+
+        If the number of its fields is wrong, it is a line with too many: pyarrow gives a handler
+        text only. It stays if it has the right number, or where a quoted value may hold it.
+        """
+        source = self.source
+        separators = line.count(source.separator.encode())
+        is_quoted = source.quote is not None and source.quote.encode() in lines
+        if is_quoted or separators == len(self._too_many) - 2:
+            return line
+        self._replaced.append((line[:HEAD_BYTES], f"{separators + 1} fields, not UTF-8"))
         return self._too_many
 
     @cached_property
@@ -389,16 +430,13 @@ class _Reading:
         return separator * (len(names) + 1)
 
     def _leave_out(self, row: Any) -> str:
-        """Return pyarrow's action, "error" or "skip", for a row with too few or too many fields."""
-        if self.plan.skips is None:
-            return "error"
+        """Note a row with too few or too many fields, and tell pyarrow to skip it."""
         number = self.section.rows + row.number - self._headers
         self._left_out.append(number)
         text: str | bytes = row.text
         cause = f"{row.actual_columns} fields instead of {row.expected_columns}"
-        if self._long and row.text.encode() == self._too_many:
-            text = self._long.pop(0)
-            cause = f"longer than {LINE_BYTES} bytes"
+        if self._replaced and row.text.encode() == self._too_many:
+            text, cause = self._replaced.pop(0)
         where = self.source.place(self.section.file, number - 1)
         message = f"{where}: {cause}: {text[:80]!r}"
         self.plan.leave_out("fields", message, [(number, text)])
@@ -545,7 +583,7 @@ def _decode_error(
     header: bool = False,
 ) -> DecodeError:
     file = section.file
-    text = (str(error).splitlines() or [""])[0]
+    text = first_line(error)
     row = re.search(r"Row #(\d+)", text)
     column = re.search(r"In CSV column #(\d+)", text)
     where = file

@@ -273,7 +273,9 @@ class FileSource(Source):
 
 
 def first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    """Return the first line of an error's message, without the point at its end."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    return lines[0].rstrip(".")
 
 
 def cut(batch: pa.RecordBatch, batch_rows: int) -> Iterator[pa.RecordBatch]:

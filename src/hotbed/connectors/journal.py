@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hotbed.errors import FormatError, PersistError
-from hotbed.files import Lock, local_path, new_file, sync_folder
+from hotbed.files import Lock, local_path, new_file, not_written, sync_folder, writing
 
 logger = logging.getLogger("hotbed.connectors")
 
@@ -199,12 +199,13 @@ class Journal:
             topic, number, value = entry
             self._entries.setdefault(topic, {})[number] = value
             valid += len(line) + 1
-        self._file = _appended(path)
-        if valid < len(data):
-            logger.warning("%s: a crash tore the last line, which is cut off", path)
-            os.ftruncate(self._file, valid)
-            os.fsync(self._file)
-        sync_folder(path.parent)
+        with writing(path):
+            self._file = _appended(path)
+            if valid < len(data):
+                logger.warning("%s: a crash tore the last line, which is cut off", path)
+                os.ftruncate(self._file, valid)
+                os.fsync(self._file)
+            sync_folder(path.parent)
 
     def _write(self, line: bytes) -> None:
         assert self._file is not None
@@ -215,9 +216,7 @@ class Journal:
             os.fsync(self._file)
         except OSError as error:
             os.ftruncate(self._file, size)  # remove a half line, which would join the next one
-            raise PersistError(
-                f"{self._name()}: cannot be written, got {error}. Free space or correct the rights."
-            ) from error
+            raise not_written(self._name(), error) from error
 
     def _write_all(self, entries: Entries) -> None:
         """Replace the content of the file, if there is one, with these entries."""
@@ -228,13 +227,8 @@ class Journal:
             self._replace(self.path, b"".join(lines))
 
     def _replace(self, path: Path, data: bytes) -> None:
-        try:
-            with new_file(path) as file:
-                file.write(data)
-        except OSError as error:
-            raise PersistError(
-                f"{path}: cannot be written, got {error}. Free space or correct the rights."
-            ) from error
+        with writing(path), new_file(path) as file:
+            file.write(data)
         assert self._file is not None
         os.close(self._file)
         self._file = _appended(path)

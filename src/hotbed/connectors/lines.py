@@ -219,3 +219,41 @@ class ShortLines(io.RawIOBase):
         if len(parts) == 1:
             return parts[0]
         return b"".join(parts)
+
+
+class Utf8Lines(io.RawIOBase):
+    """A stream of text whose lines that are not UTF-8 are replaced.
+
+    Args:
+        stream: A stream whose reads return whole lines.
+        replace: Called with such a line and all lines of the read; returns the line to use instead.
+    """
+
+    def __init__(self, stream: ShortLines, replace: Callable[[bytes, bytes], bytes]) -> None:
+        self._stream = stream
+        self._replace = replace
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+    def read(self, size: int = -1) -> bytes:
+        lines = self._stream.read(size)
+        if _is_utf8(lines):
+            return lines
+        read = lines.split(b"\n")
+        for number, line in enumerate(read):
+            if not _is_utf8(line):
+                read[number] = self._replace(line, lines)
+        return b"\n".join(read)
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

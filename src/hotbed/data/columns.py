@@ -197,7 +197,10 @@ def require_columns(names: list[str], present: list[str]) -> None:
                 f"columns {missing} are missing, got one column, {present[0]!r}. Read the file "
                 f"with delimiter={delimiter!r}."
             )
-    near = ""
+    hints: list[str] = []
     for name in missing[:3]:
-        near += f" {name!r}: {config.did_you_mean(name, present)}"
-    raise SchemaError(f"columns {missing} are missing, got {present}.{near}")
+        near = config.nearest(name, present)
+        if near is not None:
+            hints.append(f"{name!r}: Did you mean {near!r}?")
+    advice = " ".join(hints) or "Add them to the data, or correct their names."
+    raise SchemaError(f"columns {missing} are missing, got {present}. {advice}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -304,17 +305,16 @@ def predict_files(
     session = hb.InferenceSession(model)
     total = source.num_rows()
     num_rows = 0
-    with new_file(out) as file:
+    with new_file(out) as file, ExitStack() as opened:
         writer = None
         for batch in session.predict_source(source):
             if writer is None:
-                writer = pq.ParquetWriter(file, batch.schema)
+                writer = opened.enter_context(pq.ParquetWriter(file, batch.schema))
             writer.write_batch(batch)
             num_rows += batch.num_rows
             report(Scored(num_rows, total))
         if writer is None:
             raise DataError(f"FILES: no rows, got {', '.join(files)}. Give files with rows.")
-        writer.close()
     return Predictions(num_rows, out)
 
 
@@ -446,12 +446,15 @@ def init(
 
     Raises:
         ConfigError: `out` exists.
+        NotWritten: `out` cannot be written.
     """
     if out.exists():
         raise ConfigError(
             f"{out}: the file exists and is not overwritten, got --out {out}. Give another name."
         )
-    out.write_text(draft(data_file, label, columns), encoding="utf-8")
+    text = draft(data_file, label, columns)
+    with new_file(out) as file:
+        file.write(text.encode())
     Job.read(out)
 
 

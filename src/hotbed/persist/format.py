@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 
 from hotbed.embedding.policy import PARTITIONS
 from hotbed.errors import FormatError, PersistError
-from hotbed.files import Where
+from hotbed.files import Where, not_written, writing
 from hotbed.persist.check import (
     arrow_batches,
     check_descriptions,
@@ -108,10 +108,8 @@ class CheckpointWriter:
     def __init__(self, root: Where | CheckpointStore) -> None:
         self.store = root if isinstance(root, CheckpointStore) else open_store(root)
         self.files: dict[str, HashedFile] = {}
-        try:
+        with writing(self._place):
             self._draft = self.store.draft()
-        except OSError as error:
-            raise self._not_written(error, "Give a place that this process may write.") from error
 
     def __enter__(self) -> CheckpointWriter:
         return self
@@ -124,10 +122,11 @@ class CheckpointWriter:
     ) -> None:
         self._draft.discard()
         if isinstance(error, OSError):
-            raise self._not_written(error, "Free space, or choose another place.") from error
+            raise not_written(self._place, error) from error
 
-    def _not_written(self, error: OSError, advice: str) -> PersistError:
-        return PersistError(f"{self.store.place('')}: cannot be written, got {error}. {advice}")
+    @property
+    def _place(self) -> str:
+        return self.store.place("")
 
     def write(self, name: str, data: bytes | memoryview) -> None:
         """Write one file."""

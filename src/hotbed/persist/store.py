@@ -145,9 +145,12 @@ def new_file(where: Where) -> Iterator[IO[bytes]]:
     """Open a file or an object to write.
 
     It appears whole when the block ends, and not at all after an error.
+
+    Raises:
+        NotWritten: The disk is full or refuses.
     """
     root, name = split(where)
-    with open_store(root).new_file(name) as file:
+    with files.writing(where), open_store(root).new_file(name) as file:
         yield file
 
 

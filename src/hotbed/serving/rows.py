@@ -17,8 +17,8 @@ from hotbed import _core
 from hotbed.config import build
 from hotbed.data.batch import Ids, as_ids
 from hotbed.embedding.table import Table
-from hotbed.errors import FormatError, PersistError, RowShapeError
-from hotbed.files import new_file
+from hotbed.errors import FormatError, RowShapeError
+from hotbed.files import new_file, writing
 
 RowDtype = Literal["float32", "float16", "int8"]
 ROW_DTYPES: tuple[RowDtype, ...] = ("float32", "float16", "int8")
@@ -49,32 +49,27 @@ def write_rows(
         dtype: Type of the rows; int8 rows have one scale each.
 
     Raises:
-        PersistError: The disk is full or refuses.
+        NotWritten: The disk is full or refuses.
     """
     id_parts = list[IdArray]()
-    try:
-        with new_file(path) as file:
-            pieces = _Pieces(file)
-            for batch in batches:
-                id_parts.append(batch.column("id").to_numpy())
-                lanes = batch.column("value").flatten().to_numpy()
-                rows = _core.frozen_rows(np.ascontiguousarray(lanes), dim, dtype)
-                pieces.write(np.asarray(rows))
-            ids = _joined(id_parts)
-            removed_ids = id_column(removed)
-            if len(removed_ids):  # an id that came back has a row
-                removed_ids = np.setdiff1d(removed_ids, ids)
-            padding = bytes(-pieces.size % 64)
-            index = _core.frozen_index(ids, removed_ids)
-            footer = _core.frozen_footer(len(ids), len(removed_ids), dim, dtype)
-            pieces.write(padding)
-            pieces.write(np.asarray(index))
-            pieces.write(footer)
-            pieces.flush()
-    except OSError as error:
-        raise PersistError(
-            f"{path}: cannot be written, got {error}. Free space or choose another folder."
-        ) from error
+    with writing(path), new_file(path) as file:
+        pieces = _Pieces(file)
+        for batch in batches:
+            id_parts.append(batch.column("id").to_numpy())
+            lanes = batch.column("value").flatten().to_numpy()
+            rows = _core.frozen_rows(np.ascontiguousarray(lanes), dim, dtype)
+            pieces.write(np.asarray(rows))
+        ids = _joined(id_parts)
+        removed_ids = id_column(removed)
+        if len(removed_ids):  # an id that came back has a row
+            removed_ids = np.setdiff1d(removed_ids, ids)
+        padding = bytes(-pieces.size % 64)
+        index = _core.frozen_index(ids, removed_ids)
+        footer = _core.frozen_footer(len(ids), len(removed_ids), dim, dtype)
+        pieces.write(padding)
+        pieces.write(np.asarray(index))
+        pieces.write(footer)
+        pieces.flush()
     return len(ids)
 
 

@@ -152,6 +152,25 @@ def test_bad_lines_are_skipped_counted_and_logged_where_asked(
     assert "skipped (value)" in caplog.text
 
 
+def test_a_line_torn_within_a_character_costs_no_other_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "a.csv"
+    torn = "2,上海".encode()[:-1]
+    rows = [b"n,city,label", "1,北京,1".encode(), torn, "3,广州,0".encode(), b"4,x\xff,1"]
+    file.write_bytes(b"\r\n".join(rows) + b"\r\n")
+    with pytest.raises(DecodeError, match=r"a.csv, line 3: .*Expected 3 columns, got 2"):
+        column(Csv(file), "city")
+    skips = Skips()
+    batches = list(Csv(file).read(plan=ReadPlan(skips=skips)))
+    assert [value for batch, _ in batches for value in batch["city"].to_pylist()] == [
+        "北京",
+        "广州",
+    ]
+    assert "line 3: 2 fields, not UTF-8" in caplog.text
+    assert "line 5, column 'city'" in caplog.text
+
+
 def test_an_integer_too_large_is_an_error_not_a_float(tmp_path: Path) -> None:
     lines = ["a", *map(str, range(300_000)), "10013378798301872145"]
     file = write(tmp_path, "\n".join(lines))

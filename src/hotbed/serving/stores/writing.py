@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from hotbed.errors import ConfigError, NotWritten
-from hotbed.files import new_file
+from hotbed.errors import ConfigError
+from hotbed.files import new_file, writing
 from hotbed.persist.format import Reader
 from hotbed.persist.store import MANIFEST_FILE, LocalStore
 from hotbed.serving.rows import RowDtype
@@ -61,14 +61,12 @@ def write_served(
         raise ConfigError(
             f"{folder.path}: holds checkpoints, got a model to serve. Choose another folder."
         )
-    try:
+    with writing(folder.path):
         folder.path.mkdir(parents=True, exist_ok=True)
         spec = _spec(folder, reader, before, dtype, origin)
         text = json.dumps(spec, ensure_ascii=False).encode()
         key = hashlib.sha256(text).hexdigest()
         _write(folder.path / file_of(key), text)
-    except OSError as error:
-        raise _not_written(folder, error) from error
     return key
 
 
@@ -104,21 +102,13 @@ def _spec(
 
 def make_newest(folder: ModelFolder, key: str) -> None:
     """Make CURRENT name a version. Raises NotWritten where the disk refuses."""
-    try:
+    with writing(folder.path):
         _write(folder.path / POINTER_FILE, f"{key}\n".encode())
-    except OSError as error:
-        raise _not_written(folder, error) from error
 
 
 def _write(path: Path, data: bytes) -> None:
     with new_file(path) as file:
         file.write(data)
-
-
-def _not_written(folder: ModelFolder, error: OSError) -> NotWritten:
-    return NotWritten(
-        f"{folder.path}: cannot be written, got {error}. Free space or choose another folder."
-    )
 
 
 def tidy(folder: ModelFolder, versions: list[MappedVersion]) -> None:

@@ -130,7 +130,7 @@ def add_serving(
         path: the report to add to.
         served: answers of a server that followed the training.
         facts: more numbers for the cards.
-        note: a sentence or two about the scores that are report_charts.
+        note: a sentence or two about the scores in the charts.
     """
     page = Path(path).read_text(encoding="utf-8")
     numbers = served.numbers()
@@ -143,7 +143,8 @@ def add_serving(
     additions = {_MORE_CARDS: _cards({**numbers, **(facts or {})}), _MORE_SECTIONS: section}
     for mark, addition in additions.items():
         page = page.replace(mark, addition + mark)
-    Path(path).write_text(page, encoding="utf-8")
+    with new_file(path) as file:
+        file.write(page.encode())
     return numbers
 
 
