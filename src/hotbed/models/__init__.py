@@ -4,8 +4,11 @@
 `model(batch)` returns logits [n], or logits by label for several labels.
 """
 
+from hotbed.models.bst import BST
 from hotbed.models.dcn import DCN, DCNv2
 from hotbed.models.deepfm import DeepFM
+from hotbed.models.dien import DIEN
+from hotbed.models.din import DIN
 from hotbed.models.dlrm import DLRM
 from hotbed.models.dnn import DNN
 from hotbed.models.fm import FM
@@ -14,7 +17,21 @@ from hotbed.models.lr import LR
 from hotbed.models.mmoe import MMoE
 from hotbed.models.wide_deep import WideDeep
 
-__all__ = ["DCN", "DLRM", "DNN", "FM", "LR", "DCNv2", "DeepFM", "Graph", "MMoE", "WideDeep"]
+__all__ = [
+    "BST",
+    "DCN",
+    "DCNv2",
+    "DIEN",
+    "DIN",
+    "DLRM",
+    "DNN",
+    "DeepFM",
+    "FM",
+    "Graph",
+    "LR",
+    "MMoE",
+    "WideDeep",
+]
 
 
 def __dir__() -> list[str]:

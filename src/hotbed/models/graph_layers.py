@@ -77,6 +77,14 @@ LAYERS: Mapping[str, Kind] = {
     "cross_net_mix": Kind(layers.CrossNetMix, _last("in_features")),
     "dot_interaction": Kind(layers.DotInteraction, lambda shape: {"num_fields": shape[1]}),
     "fm_interaction": Kind(layers.FMInteraction),
+    "prelu": Kind(nn.PReLU),
+    "dice": Kind(layers.Dice, _last("width")),
+    "softmax": Kind(layers.Softmax),
+    "sequence_mask": Kind(layers.SequenceMask),
+    "attention_pooling": Kind(layers.AttentionPooling, lambda target, *rest: {"dim": target[-1]}),
+    "multi_head_attention": Kind(layers.MultiHeadAttention),
+    "gru": Kind(nn.GRU, lambda rows: {"input_size": rows[-1], "batch_first": True}),
+    "augru": Kind(layers.AUGRU, _last("input_size")),
 }
 
 

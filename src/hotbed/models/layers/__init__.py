@@ -5,6 +5,7 @@ They lie by kind: products of features in `interaction`, linear layers in `dense
 of tensors in `arithmetic`, other shapes in `shape`, histories in `sequence`.
 """
 
+from hotbed.models.layers.activation import Dice, Softmax
 from hotbed.models.layers.arithmetic import (
     Add,
     Cast,
@@ -25,7 +26,7 @@ from hotbed.models.layers.dense import (
     ReLUDropout,
     xavier_,
 )
-from hotbed.models.layers.inputs import FeatureInputs, LinearTerm
+from hotbed.models.layers.inputs import FeatureInputs, History, HistoryInputs, LinearTerm
 from hotbed.models.layers.interaction import (
     CrossNet,
     CrossNetMix,
@@ -34,7 +35,13 @@ from hotbed.models.layers.interaction import (
     FMInteraction,
     FMOrder2,
 )
-from hotbed.models.layers.sequence import PadSequence
+from hotbed.models.layers.sequence import (
+    AUGRU,
+    AttentionPooling,
+    MultiHeadAttention,
+    PadSequence,
+    SequenceMask,
+)
 from hotbed.models.layers.shape import (
     Concat,
     FusedReshapeConcat,
@@ -45,14 +52,16 @@ from hotbed.models.layers.shape import (
 )
 
 __all__ = [
-    "MLP",
+    "AUGRU",
     "Add",
+    "AttentionPooling",
     "BatchNorm",
     "Cast",
     "Concat",
     "CrossNet",
     "CrossNetMix",
     "CrossNetV2",
+    "Dice",
     "DotInteraction",
     "Dropout",
     "ElementwiseMultiply",
@@ -63,16 +72,22 @@ __all__ = [
     "FusedReshapeConcatGeneral",
     "Gather",
     "GroupDense",
+    "History",
+    "HistoryInputs",
     "LinearTerm",
     "LogitHead",
+    "MLP",
     "MatrixMultiply",
+    "MultiHeadAttention",
     "PadSequence",
     "ReLUDropout",
     "ReduceMean",
     "ReduceSum",
     "Reshape",
     "Scale",
+    "SequenceMask",
     "Slice",
+    "Softmax",
     "Sub",
     "WeightMultiply",
     "xavier_",

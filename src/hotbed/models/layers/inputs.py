@@ -3,19 +3,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from hotbed.data.batch import Batch, SideBySide
+from hotbed.data.batch import Batch, Ids, SideBySide
 from hotbed.data.schema import Id, Schema
 from hotbed.embedding.modules import EmbeddingCollection, Feature
-from hotbed.errors import ConfigError
+from hotbed.errors import ConfigError, RowShapeError
+from hotbed.models.layers.sequence import PadSequence
 
 if TYPE_CHECKING:
     from hotbed.embedding.table import Table
+
+Histories = Mapping[str, str] | Sequence[Mapping[str, str]]
+"""Target columns by the sequence column that holds their history.
+
+The columns of one mapping are one history: entry k of each belongs to the same event. A list of
+mappings is one history each.
+"""
 
 
 class FeatureInputs(nn.Module):
@@ -26,19 +34,24 @@ class FeatureInputs(nn.Module):
     Args:
         schema: the columns of the data.
         tables: one table for each table name in the schema.
+        sequences: features of pooling "none" that the model reads; they are not in the matrix.
 
-    Raises ConfigError for a schema without features, and for sequence features (pooling "none"),
-    which these models do not take.
+    Raises ConfigError for a schema without features, and for other features of pooling "none".
     """
 
-    def __init__(self, schema: Schema, tables: Mapping[str, Table]) -> None:
+    def __init__(
+        self,
+        schema: Schema,
+        tables: Mapping[str, Table],
+        sequences: Collection[str] = (),
+    ) -> None:
         super().__init__()
-        _refuse_sequences(schema)
+        _refuse_sequences(schema, sequences)
         self.dense_columns = [column.name for column in schema.dense]
         self.dense_dim = schema.dense_width
-        self.field_dims: tuple[int, ...] = tuple(
-            _table(tables, column).dim for column in schema.ids
-        )
+        fields = [column for column in schema.ids if column.name not in sequences]
+        self.field_names = tuple(column.name for column in fields)
+        self.field_dims: tuple[int, ...] = tuple(_table(tables, column).dim for column in fields)
         self.collection = EmbeddingCollection(schema, tables) if schema.ids else None
         self.embedding_dim = sum(self.field_dims)
         self.output_dim = self.embedding_dim + self.dense_dim
@@ -47,25 +60,41 @@ class FeatureInputs(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """A batch of n samples -> float32 [n, output_dim]."""
-        parts = [part for part in self.parts(batch) if part is not None]
+        return self.with_sequences(batch)[0]
+
+    def with_sequences(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return what `forward` returns, and the rows [m, dim] of each sequence by name."""
+        embeddings, dense, sequences = self._read(batch)
+        parts = [part for part in (embeddings, dense) if part is not None]
         if len(parts) == 1:
-            return parts[0]
-        return torch.cat(parts, dim=1)
+            return parts[0], sequences
+        return torch.cat(parts, dim=1), sequences
 
     def parts(self, batch: Batch) -> tuple[Tensor | None, Tensor | None]:
         """Return embeddings [n, embedding_dim] and dense columns [n, dense_dim].
 
         Each is None if the schema has none.
         """
+        embeddings, dense, _ = self._read(batch)
+        return embeddings, dense
+
+    def _read(self, batch: Batch) -> tuple[Tensor | None, Tensor | None, dict[str, Tensor]]:
         embeddings = None
+        sequences: dict[str, Tensor] = {}
         if self.collection is not None:
-            embeddings = self.collection.flat(batch)
+            embeddings, sequences = self.collection.flat_and_sequences(batch)
         if not self.dense_columns:
-            return embeddings, None
+            return embeddings, None, sequences
         dense = _dense(batch, self.dense_columns)
         if embeddings is not None:
             dense = dense.to(embeddings.device)
-        return embeddings, dense
+        return embeddings, dense, sequences
+
+    def field(self, flat: Tensor, name: str) -> Tensor:
+        """Return the embeddings of one feature, [n, its dim], from the result of `forward`."""
+        number = self.field_names.index(name)
+        start = sum(self.field_dims[:number])
+        return flat[:, start : start + self.field_dims[number]]
 
     def fields(self, flat: Tensor) -> Tensor:
         """Return the embeddings as [n, fields, dim]; all tables must have the same dim.
@@ -87,6 +116,83 @@ class FeatureInputs(nn.Module):
                 f"{sorted(set(self.field_dims))}. Give the same dim to every table."
             )
         return self.field_dims[0]
+
+
+class History(NamedTuple):
+    """A target and its history.
+
+    Attributes:
+        target: [n, dim].
+        rows: [n, length, dim], oldest first, zeros behind them.
+        mask: [n, length], 1 for entries, 0 for padding.
+    """
+
+    target: Tensor
+    rows: Tensor
+    mask: Tensor
+
+
+class HistoryInputs(nn.Module):
+    """All features of a schema as one matrix, and histories beside their targets.
+
+    Args:
+        schema: the columns of the data.
+        tables: one table for each table name in the schema; a target and its history have tables
+            of the same dim, usually the same table.
+        histories: the target column of each sequence column. The columns of one mapping are one
+            history, side by side: `{"clicked_item": "item", "clicked_shop": "shop"}`. A list of
+            mappings is one history each.
+        length: the newest entries that are read; None takes the `max_length` of the columns.
+
+    Attributes:
+        dims: of each history.
+        lengths: of each history.
+
+    Raises ConfigError if the columns and tables do not fit.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        tables: Mapping[str, Table],
+        histories: Histories,
+        length: int | None = None,
+    ) -> None:
+        super().__init__()
+        groups = [histories] if isinstance(histories, Mapping) else list(histories)
+        self.groups = [dict(group) for group in groups]
+        self.pads = nn.ModuleList()
+        self.dims: list[int] = []
+        self.lengths: list[int] = []
+        for group in self.groups:
+            columns = [_sequence(schema, name) for name in group]
+            for column, target in zip(columns, group.values(), strict=True):
+                _check_target(schema, tables, column, target)
+            self.dims.append(sum(_table(tables, column).dim for column in columns))
+            self.lengths.append(_length(columns, length))
+            self.pads.append(PadSequence(self.lengths[-1]))
+        if not all(self.groups) or not self.groups:
+            raise ConfigError(
+                f"histories: no column, got {histories}. Give the target of each sequence column, "
+                "for example {'clicked_item': 'item'}."
+            )
+        names = [name for group in self.groups for name in group]
+        self.features = FeatureInputs(schema, tables, names)
+        self.output_dim = self.features.output_dim
+
+    def forward(self, batch: Batch) -> tuple[Tensor, list[History]]:
+        """A batch of n samples -> float32 [n, output_dim], and the histories in order."""
+        flat, sequences = self.features.with_sequences(batch)
+        histories = []
+        for group, pad in zip(self.groups, self.pads, strict=True):
+            offsets = {name: _offsets(batch.ids[name]) for name in group}
+            if self.training and not torch.compiler.is_compiling():
+                _check_aligned(offsets)
+            padded = [pad(sequences[name], offsets[name]) for name in group]
+            target = [self.features.field(flat, name) for name in group.values()]
+            rows = [rows for rows, _ in padded]
+            histories.append(History(torch.cat(target, 1), torch.cat(rows, 2), padded[0][1]))
+        return flat, histories
 
 
 class LinearTerm(nn.Module):
@@ -141,10 +247,73 @@ def _table(tables: Mapping[str, Table], column: Id) -> Table:
     return tables[name]
 
 
-def _refuse_sequences(schema: Schema) -> None:
+def _refuse_sequences(schema: Schema, known: Collection[str] = ()) -> None:
     for column in schema.ids:
-        if column.pooling == "none":
+        if column.pooling == "none" and column.name not in known:
             raise ConfigError(
                 f"{column.name}: this model takes no sequence features, got pooling 'none'. "
-                "Use sum, mean or max, or write your own network around hb.EmbeddingCollection."
+                "Use sum, mean or max, a model with histories (DIN, DIEN, BST), or write your own "
+                "network around hb.EmbeddingCollection and hb.models.layers.PadSequence."
+            )
+
+
+def _sequence(schema: Schema, name: str) -> Id:
+    for column in schema.ids:
+        if column.name == name and column.pooling == "none":
+            return column
+    sequences = [column.name for column in schema.ids if column.pooling == "none"]
+    raise ConfigError(
+        f"histories: expected Id columns with pooling 'none', got {name!r}. The schema has "
+        f"{sequences}."
+    )
+
+
+def _check_target(
+    schema: Schema,
+    tables: Mapping[str, Table],
+    history: Id,
+    name: str,
+) -> None:
+    targets = {column.name: column for column in schema.ids if column.pooling != "none"}
+    if name not in targets:
+        raise ConfigError(
+            f"histories.{history.name}: the target must be an Id column that is pooled, got "
+            f"{name!r}. Use one of {', '.join(targets)}."
+        )
+    dim = _table(tables, targets[name]).dim
+    if dim != _table(tables, history).dim:
+        raise ConfigError(
+            f"histories.{history.name}: the history and its target {name!r} must have the same "
+            f"dim, got {_table(tables, history).dim} and {dim}. Give both columns the same table."
+        )
+
+
+def _length(columns: Sequence[Id], length: int | None) -> int:
+    if length is not None:
+        return length
+    lengths = []
+    for column in columns:
+        if column.max_length is None:
+            raise ConfigError(
+                f"length: not given, and column {column.name!r} has no max_length, got None. Give "
+                "the newest entries to read, for example length=50."
+            )
+        lengths.append(column.max_length)
+    return max(lengths, default=1)
+
+
+def _offsets(ids: Ids) -> Tensor:
+    """Return where the entries of each sample begin; without offsets each sample has one."""
+    if ids.offsets is None:
+        return torch.arange(ids.values.shape[0] + 1)
+    return torch.as_tensor(ids.offsets)
+
+
+def _check_aligned(offsets: Mapping[str, Tensor]) -> None:
+    (first, starts), *others = offsets.items()
+    for name, other in others:
+        if not torch.equal(starts, other):
+            raise RowShapeError(
+                f"histories: columns {first!r} and {name!r} are one history, got other numbers of "
+                "entries in a sample. Give histories of their own in a list of mappings."
             )

@@ -368,6 +368,8 @@ def _export(half: _DenseHalf, inputs: Mapping[str, Tensor]) -> tuple[bytes, list
     )
     assert program is not None
     model = program.model_proto
+    for node in model.graph.node:  # traces with paths of this machine, most of the bytes
+        node.ClearField("metadata_props")
     inner = {name: f"inner/{name}" for name in half.outputs if name not in inputs}
     _rename(model.graph, inner | outputs)
     names = {f"network.{name}" for name in dense_state(half.network)}

@@ -11,20 +11,22 @@ from torch import Tensor, nn
 
 from hotbed import checks
 from hotbed.errors import ConfigError
+from hotbed.models.layers.activation.dice import Dice
 from hotbed.models.layers.dense.batch_norm import BatchNorm
 from hotbed.models.layers.dense.dropout import Dropout, ReLUDropout
 
-Activation = Literal["relu", "gelu", "silu", "tanh", "sigmoid", "leaky_relu"]
+Activation = Literal["relu", "gelu", "silu", "tanh", "sigmoid", "leaky_relu", "prelu", "dice"]
 
-_ACTIVATIONS: dict[str, type[nn.Module]] = {
+_PLAIN: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
     "gelu": nn.GELU,
     "silu": nn.SiLU,
     "tanh": nn.Tanh,
     "sigmoid": nn.Sigmoid,
     "leaky_relu": nn.LeakyReLU,
+    "prelu": nn.PReLU,
 }
-_CHOICES = (*_ACTIVATIONS, None)
+_CHOICES = (*_PLAIN, "dice", None)
 
 
 class MLP(nn.Sequential):
@@ -37,7 +39,7 @@ class MLP(nn.Sequential):
         hidden: widths of the hidden layers; may be empty.
         output_dim: width of a last linear layer without activation; None leaves it out.
         activation: of the hidden layers, one for all or a list with one for each: relu, gelu, silu,
-            tanh, sigmoid, leaky_relu; None is a linear layer.
+            tanh, sigmoid, leaky_relu, prelu, dice; None is a linear layer.
         bias: whether the hidden layers add one, one for all or a list with one for each.
         dropout: rate in [0, 1).
         batch_norm: normalize before the activation.
@@ -83,7 +85,7 @@ class MLP(nn.Sequential):
             layers.append(nn.Linear(width, next_width, bias=has_bias))
             if batch_norm:
                 layers.append(BatchNorm(next_width))
-            layers += _activated(name, dropout)
+            layers += _activated(name, next_width, dropout)
         if output_dim is not None:
             layers.append(nn.Linear(widths[-1], output_dim))
         super().__init__(*layers)
@@ -102,7 +104,7 @@ class GroupDense(nn.Module):
     Args:
         in_features: Width of the input.
         widths: Width of each layer.
-        activation: relu, gelu, silu, tanh, sigmoid, leaky_relu; None leaves it out.
+        activation: relu, gelu, silu, tanh, sigmoid, leaky_relu, prelu, dice; None leaves it out.
         last_activation: Of the last layer.
 
     Source: `GroupDenseLayer` of HugeCTR, up to version 4: ReLU everywhere, the last layer has it or
@@ -134,7 +136,7 @@ class GroupDense(nn.Module):
             if place == len(widths) - 1:
                 name = last_activation
             layer = nn.Linear(width, next_width)
-            self.layers.append(nn.Sequential(layer, *_activated(name, 0.0)))
+            self.layers.append(nn.Sequential(layer, *_activated(name, next_width, 0.0)))
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """[n, in_features] -> [n, width] for each layer."""
@@ -145,13 +147,19 @@ class GroupDense(nn.Module):
         return tuple(outputs)
 
 
-def _activated(activation: Activation | None, dropout: float) -> list[nn.Module]:
+def _activated(
+    activation: Activation | None,
+    width: int,
+    dropout: float,
+) -> list[nn.Module]:
     """Return the modules of an activation followed by dropout."""
     if activation == "relu":
         return [ReLUDropout(dropout)]
     if activation is None:
         return [Dropout(dropout)]
-    return [_ACTIVATIONS[activation](), Dropout(dropout)]
+    if activation == "dice":
+        return [Dice(width), Dropout(dropout)]
+    return [_PLAIN[activation](), Dropout(dropout)]
 
 
 def _one_for_each(name: str, values: Sequence[object], hidden: Sequence[int]) -> None:

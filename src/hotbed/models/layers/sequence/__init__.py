@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers over histories: tensors [n, length, dim] with a mask [n, length]."""
 
+from hotbed.models.layers.sequence.attention import MultiHeadAttention
+from hotbed.models.layers.sequence.augru import AUGRU
+from hotbed.models.layers.sequence.mask import SequenceMask
 from hotbed.models.layers.sequence.pad import PadSequence
+from hotbed.models.layers.sequence.pooling import AttentionPooling
 
-__all__ = ["PadSequence"]
+__all__ = ["AUGRU", "AttentionPooling", "MultiHeadAttention", "PadSequence", "SequenceMask"]

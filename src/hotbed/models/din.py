@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Deep Interest Network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from hotbed.config import described
+from hotbed.data.batch import Batch
+from hotbed.data.schema import Schema
+from hotbed.models.layers import MLP, AttentionPooling, HistoryInputs, LogitHead, xavier_
+from hotbed.models.layers.dense import Activation
+from hotbed.models.layers.inputs import Histories
+
+if TYPE_CHECKING:
+    from hotbed.embedding.table import Table
+
+
+@described
+class DIN(nn.Module):
+    """DIN: each history is pooled by how much its entries matter for the target.
+
+    A perceptron computes the logit from all features and the pooled histories.
+
+    Args:
+        schema: the columns of the data; histories have pooling "none", newest entry last.
+        tables: tables by name.
+        histories: the target column of each sequence column, `{"clicked_item": "item"}`. Columns of
+            one mapping are one history, entry by entry; a list of mappings is one history each.
+        length: newest entries that are read; None takes the `max_length` of the columns.
+        attention_hidden: widths of the hidden layers that weigh an entry.
+        attention_activation: of these: relu, gelu, silu, tanh, sigmoid, leaky_relu or prelu.
+        softmax: whether the weights of a history sum to 1.
+        hidden: widths of the hidden layers.
+        activation: of the hidden layers: relu, gelu, silu, tanh, sigmoid, leaky_relu, prelu or
+            dice.
+        dropout: rate after each hidden layer, in [0, 1).
+        batch_norm: normalize each hidden layer before its activation.
+
+    Example: `hb.models.DIN(schema, tables, histories={"clicked_item": "item"}, length=50)`. Source:
+    Zhou et al., "Deep Interest Network for Click-Through Rate Prediction", KDD 2018.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        tables: Mapping[str, Table],
+        *,
+        histories: Histories,
+        length: int | None = None,
+        attention_hidden: Sequence[int] = (80, 40),
+        attention_activation: Activation = "sigmoid",
+        softmax: bool = False,
+        hidden: Sequence[int] = (200, 80),
+        activation: Activation = "dice",
+        dropout: float = 0.0,
+        batch_norm: bool = False,
+    ) -> None:
+        super().__init__()
+        self.inputs = HistoryInputs(schema, tables, histories, length)
+        self.poolings = nn.ModuleList(
+            AttentionPooling(
+                dim,
+                attention_hidden,
+                activation=attention_activation,
+                softmax=softmax,
+            )
+            for dim in self.inputs.dims
+        )
+        self.mlp = MLP(
+            self.inputs.output_dim + sum(self.inputs.dims),
+            hidden,
+            activation=activation,
+            dropout=dropout,
+            batch_norm=batch_norm,
+        )
+        self.head = LogitHead(self.mlp.output_dim)
+        xavier_(self)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """A batch of n samples -> logits [n]."""
+        flat, histories = self.inputs(batch)
+        parts = [flat]
+        for pooling, history in zip(self.poolings, histories, strict=True):
+            parts.append(pooling(history.target, history.rows, history.mask))
+        logits: Tensor = self.head(self.mlp(torch.cat(parts, dim=1)))
+        return logits

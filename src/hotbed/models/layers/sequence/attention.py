@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention of several heads."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor, nn
+
+from hotbed import checks
+from hotbed.errors import ConfigError
+from hotbed.models.layers.activation.softmax import masked_softmax
+
+
+class MultiHeadAttention(nn.Module):
+    """Scaled dot-product attention: softmax(Q K^T / sqrt(head_dim)) V for each head, side by side.
+
+    Without `width` it has no parameters, as HugeCTR's layer of the same name. With `width` it
+    projects queries, keys, values and the result linearly, as `nn.MultiheadAttention`. A query
+    without any key to look at gets zeros.
+
+    Source: Vaswani et al., "Attention Is All You Need", NeurIPS 2017, section 3.2.
+
+    Args:
+        num_heads: number of heads.
+        width: size of the last axis of all inputs, for the projections; None leaves them out.
+
+    >>> rows = torch.ones(2, 3, 4)
+    >>> MultiHeadAttention(2)(rows, rows, rows, torch.tensor([[1, 1, 0], [0, 0, 0]]))[:, 0]
+    tensor([[1., 1., 1., 1.],
+            [0., 0., 0., 0.]])
+    """
+
+    def __init__(self, num_heads: int = 1, width: int | None = None) -> None:
+        super().__init__()
+        checks.at_least("MultiHeadAttention.num_heads", num_heads, 1)
+        if width is not None and (width < 1 or width % num_heads):
+            raise _indivisible(width, num_heads)
+        self.num_heads = num_heads
+        self.width = width
+        self.projections: nn.ModuleList | None = None
+        if width is not None:
+            self.projections = nn.ModuleList(nn.Linear(width, width) for _ in range(4))
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """Return the attention's results, [n, length_from, width].
+
+        Args:
+            query: [n, length_from, width]; [n, width] for one query a sample, which gives a result
+                [n, width]; or [n, heads, length_from, head_dim], already apart.
+            key: of length_to, likewise.
+            value: like `key`.
+            mask: not 0 where a query may look: [n, length_to], or [n, 1 or heads, 1 or
+                length_from, length_to], for example of `SequenceMask`.
+        """
+        queries = self._heads(query, 0)
+        keys = self._heads(key, 1)
+        values = self._heads(value, 2)
+        if mask is not None and mask.dim() == 2:
+            mask = mask[:, None, None, :]
+        scores = queries @ keys.transpose(2, 3) / math.sqrt(queries.shape[3])
+        results = (masked_softmax(scores, mask) @ values).transpose(1, 2).flatten(2)
+        if self.projections is not None:
+            results = self.projections[3](results)
+        if query.dim() == 2:
+            return results.squeeze(1)
+        return results
+
+    def _heads(self, x: Tensor, number: int) -> Tensor:
+        """Return an input as [n, heads, length, head_dim]."""
+        if x.dim() == 4:
+            if self.projections is not None or x.shape[1] != self.num_heads:
+                raise ConfigError(
+                    f"MultiHeadAttention: inputs of 4 axes must be [n, {self.num_heads}, length, "
+                    f"head_dim] and need a layer without width, got shape {list(x.shape)}. Give "
+                    "inputs [n, length, width]."
+                )
+            return x
+        if x.dim() not in (2, 3):
+            raise ConfigError(
+                f"MultiHeadAttention: an input must have 2, 3 or 4 axes, got shape "
+                f"{list(x.shape)}. Give [n, length, width]."
+            )
+        if x.dim() == 2:
+            x = x.unsqueeze(1)
+        if x.shape[2] % self.num_heads:
+            raise _indivisible(x.shape[2], self.num_heads)
+        if self.projections is not None:
+            x = self.projections[number](x)
+        head_dim = x.shape[2] // self.num_heads
+        return x.unflatten(2, (self.num_heads, head_dim)).transpose(1, 2)
+
+    def extra_repr(self) -> str:
+        """Return the settings, for `repr`."""
+        return f"num_heads={self.num_heads}, width={self.width}"
+
+
+def _indivisible(width: int, num_heads: int) -> ConfigError:
+    return ConfigError(
+        f"MultiHeadAttention.num_heads: must divide the width, got {num_heads} heads and width "
+        f"{width}. Give a divisor of {width}."
+    )
