@@ -15,7 +15,14 @@ from hotbed.config import described
 from hotbed.data.batch import Batch
 from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError
-from hotbed.models.layers import MLP, History, HistoryInputs, LogitHead, xavier_
+from hotbed.models.layers import (
+    MLP,
+    History,
+    HistoryInputs,
+    LogitHead,
+    TransformerLayer,
+    xavier_,
+)
 from hotbed.models.layers.dense import Activation
 from hotbed.models.layers.inputs import Histories
 
@@ -124,15 +131,7 @@ class _Transformer(nn.Module):
         self.positions = nn.Parameter(torch.empty(length + 1, dim))
         nn.init.normal_(self.positions, std=0.02)
         self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(
-                dim,
-                num_heads,
-                dim_feedforward=4 * dim,
-                dropout=dropout,
-                activation=F.leaky_relu,
-                batch_first=True,
-            )
-            for _ in range(num_layers)
+            TransformerLayer(dim, num_heads, dropout=dropout) for _ in range(num_layers)
         )
 
     def forward(self, history: History) -> tuple[Tensor, Tensor]:
@@ -143,7 +142,6 @@ class _Transformer(nn.Module):
         ages = history.mask.sum(1, keepdim=True).long() - steps  # 1 for the newest entry
         ages = F.pad(ages.clamp_min(0), (1, 0))
         outputs = rows + F.embedding(ages, self.positions)
-        padding = ~mask.bool()
         for layer in self.layers:
-            outputs = layer(outputs, src_key_padding_mask=padding)
+            outputs = layer(outputs, mask)
         return outputs, mask

@@ -83,6 +83,7 @@ LAYERS: Mapping[str, Kind] = {
     "sequence_mask": Kind(layers.SequenceMask),
     "attention_pooling": Kind(layers.AttentionPooling, lambda target, *rest: {"dim": target[-1]}),
     "multi_head_attention": Kind(layers.MultiHeadAttention),
+    "transformer_layer": Kind(layers.TransformerLayer, _last("width")),
     "gru": Kind(nn.GRU, lambda rows: {"input_size": rows[-1], "batch_first": True}),
     "augru": Kind(layers.AUGRU, _last("input_size")),
 }

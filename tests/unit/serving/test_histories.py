@@ -27,7 +27,8 @@ SCHEMA = hb.Schema(
         hb.Id("user"),
         hb.Id("item"),
         hb.Id("clicks", table="item", pooling="none", padding=-1),
-        hb.Id("words", pooling="none", padding=-1),
+        hb.Id("word"),
+        hb.Id("words", table="word", pooling="none", padding=-1),
         hb.Dense("price"),
     ]
 )
@@ -40,7 +41,7 @@ class Own(nn.Module):
     def __init__(self, schema: hb.Schema, tables: dict[str, hb.Table]) -> None:
         super().__init__()
         self.embedding = hb.EmbeddingCollection(schema, tables)
-        self.clicks, self.words = PadSequence(LENGTH), PadSequence(2)
+        self.clicks, self.words = PadSequence(LENGTH), PadSequence(LENGTH)
         self.gru = nn.GRU(4, 4, batch_first=True)
         self.out = nn.Linear(4 * 4 + 1, 1)
 
@@ -56,8 +57,20 @@ class Own(nn.Module):
         return logits
 
 
-NETWORKS: dict[str, Callable[[dict[str, hb.Table]], nn.Module]] = {
+Tables = dict[str, hb.Table]
+
+
+def of_kind(kind: str) -> Callable[[Tables], nn.Module]:
+    histories = [{"clicks": "item"}, {"words": "word"}]
+    model = getattr(hb.models, kind)
+    return lambda tables: model(SCHEMA, tables, histories=histories, length=LENGTH, hidden=(8,))
+
+
+NETWORKS: dict[str, Callable[[Tables], nn.Module]] = {
     "own": lambda tables: Own(SCHEMA, tables),
+    "DIN": of_kind("DIN"),
+    "DIEN": of_kind("DIEN"),
+    "BST": of_kind("BST"),
 }
 
 
@@ -68,8 +81,9 @@ def draw(n: int, seed: int, clicks: int | None = None) -> Columns:
     return {
         "user": rng.integers(0, 30, n),
         "item": rng.integers(0, 40, n),
+        "word": rng.integers(0, 9, n),
         "clicks": [rng.integers(0, 40, count).tolist() for count in counts],
-        "words": [rng.integers(0, 9, count // 2).tolist() for count in counts],
+        "words": [rng.integers(0, 9, count // 2 * 2).tolist() for count in counts],
         "price": rng.random(n).astype(np.float32),
     }
 
@@ -167,7 +181,7 @@ def test_a_history_in_the_context_belongs_to_every_candidate(
     for name in ("user", "clicks", "words"):
         asked[name] = list(once[name]) * 20
     scores = expected(model, asked)
-    candidates = {name: asked[name] for name in ("item", "price")}
+    candidates = {name: asked[name] for name in ("item", "word", "price")}
     context = {name: table(once)[name].combine_chunks() for name in ("user", "clicks", "words")}
     assert largest(hb.InferenceSession(exported).predict(candidates, context), scores) < 1e-6
     with hb.Client(f"http://{running.http}") as client:
@@ -179,7 +193,7 @@ def test_only_the_newest_entries_of_a_history_count(model: hb.RecModel, exported
     long = draw(30, 9, 3 * LENGTH)
     newest = long | {
         "clicks": [history[-LENGTH:] for history in long["clicks"]],
-        "words": [history[-2:] for history in long["words"]],
+        "words": [history[-LENGTH:] for history in long["words"]],
     }
     session = hb.InferenceSession(exported)
     scores = session.predict(table(long))

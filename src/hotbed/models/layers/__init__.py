@@ -41,6 +41,7 @@ from hotbed.models.layers.sequence import (
     MultiHeadAttention,
     PadSequence,
     SequenceMask,
+    TransformerLayer,
 )
 from hotbed.models.layers.shape import (
     Concat,
@@ -89,6 +90,7 @@ __all__ = [
     "Slice",
     "Softmax",
     "Sub",
+    "TransformerLayer",
     "WeightMultiply",
     "xavier_",
 ]

@@ -6,5 +6,13 @@ from hotbed.models.layers.sequence.augru import AUGRU
 from hotbed.models.layers.sequence.mask import SequenceMask
 from hotbed.models.layers.sequence.pad import PadSequence
 from hotbed.models.layers.sequence.pooling import AttentionPooling
+from hotbed.models.layers.sequence.transformer import TransformerLayer
 
-__all__ = ["AUGRU", "AttentionPooling", "MultiHeadAttention", "PadSequence", "SequenceMask"]
+__all__ = [
+    "AUGRU",
+    "AttentionPooling",
+    "MultiHeadAttention",
+    "PadSequence",
+    "SequenceMask",
+    "TransformerLayer",
+]
