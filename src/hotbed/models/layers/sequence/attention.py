@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor, nn
 
 from hotbed import checks
@@ -94,7 +95,7 @@ class MultiHeadAttention(nn.Module):
         if self.projections is not None:
             x = self.projections[number](x)
         head_dim = x.shape[2] // self.num_heads
-        return x.unflatten(2, (self.num_heads, head_dim)).transpose(1, 2)
+        return torch.unflatten(x, 2, (self.num_heads, head_dim)).transpose(1, 2)
 
     def extra_repr(self) -> str:
         """Return the settings, for `repr`."""

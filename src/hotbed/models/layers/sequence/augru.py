@@ -50,9 +50,9 @@ class AUGRU(nn.Module):
             attention: [n, length], 0 for padding.
         """
         size = self.hidden_size
-        weights = self.weight_hh.t().split(size, 1)
-        of_reset, of_keep, of_new = self.bias_hh.split(size)
-        inputs = F.linear(x, self.weight_ih, self.bias_ih).split(size, 2)
+        weights = torch.split(self.weight_hh.t(), size, dim=1)
+        of_reset, of_keep, of_new = torch.split(self.bias_hh, size)
+        inputs = torch.split(F.linear(x, self.weight_ih, self.bias_ih), size, dim=2)
         state = x.new_zeros(x.shape[0], size)
         states = []
         for reset, keep, new, share in zip(
