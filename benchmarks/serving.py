@@ -32,6 +32,7 @@ import torch
 from torch import nn
 
 import hotbed as hb
+from hotbed.embedding import modules
 from hotbed.serving.request import RequestEncoder
 from hotbed.serving.rows import Lookup
 from hotbed.serving.server.options import RowsOptions
@@ -60,6 +61,17 @@ def make(kind: str, ids: int) -> hb.RecModel:
     return model
 
 
+class Prepared(modules.Lookup):
+    """Gives `flat` for any ids."""
+
+    flat: torch.Tensor
+
+    def pool(
+        self, module: modules.TableModule, inputs: Any, time: Any, plan: Any
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        return self.flat, []
+
+
 class Plain(nn.Module):
     """The same network over nn.EmbeddingBag tables; it is given the ids of each feature as one
     tensor.
@@ -70,6 +82,9 @@ class Plain(nn.Module):
         self.network = model.network.eval()
         self.bags = nn.ModuleList(nn.EmbeddingBag(rows, DIM, mode="sum") for _ in range(FEATURES))
         self.offsets = {n: torch.arange(n) for n in (1, 100, 1000)}
+        self.prepared = Prepared()
+        for module in modules.table_modules(self.network):
+            module.lookup = self.prepared
 
     def forward(self, ids: torch.Tensor, dense: dict[str, torch.Tensor]) -> torch.Tensor:
         """Ids int64 [features, n], dense columns [n] -> probabilities [n]."""
@@ -77,8 +92,7 @@ class Plain(nn.Module):
         flat = torch.cat(
             [bag(one, offsets) for bag, one in zip(self.bags, ids, strict=True)], dim=1
         )
-        collection: Any = self.network.inputs.collection
-        collection.pool = lambda inputs, time: (flat, [])
+        self.prepared.flat = flat
         nothing = hb.Ids(torch.zeros(0, dtype=torch.int64))
         batch = hb.Batch({f"c{i}": nothing for i in range(FEATURES)}, dense, num_samples=len(flat))
         scores: torch.Tensor = torch.sigmoid(self.network(batch))

@@ -20,8 +20,9 @@ import hotbed as hb
 from hotbed.errors import DeltaGap, ForkedLineage
 from hotbed.persist.chain import Replica, compact
 from hotbed.persist.checkpoint import State, capture, restore, save, write
-from hotbed.persist.digest import content_digest, values_digest
+from hotbed.persist.digest import content_digest
 from hotbed.persist.format import Link, Saved, open_checkpoint
+from hotbed.testing.values import values_digest
 
 IDS = st.integers(0, 40).map(lambda n: [-(2**63), 2**63 - 1, -1, 0, 1][n] if n < 5 else n * 7919)
 BATCHES = st.lists(IDS, min_size=0, max_size=12)

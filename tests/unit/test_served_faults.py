@@ -90,7 +90,7 @@ def test_a_disk_that_fills_up_leaves_the_version_before(
     command = [sys.executable, "-c", FULL_DISK, tmp_path / "rows", tmp_path / "out", str(limit)]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert told.startswith("3 ")
-    assert "Free space or choose another folder." in told
+    assert "Free space, correct the rights, or choose another place." in told
     server = hb.ParameterServer(tmp_path / "rows")
     assert read(server.model("m"), [7]) == [7.0]
     assert read(server.load("m", tmp_path / "out"), [7]) == [2.0]

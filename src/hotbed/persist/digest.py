@@ -64,21 +64,6 @@ def comparable_position(position: Any) -> Any:
     }
 
 
-def values_digest(state: Reader | Mapping[str, Table]) -> str:
-    """Return the SHA-256 (hex) of the values of the rows alone.
-
-    A run, and a server that followed it, have the same.
-    """
-    tables = {}
-    if isinstance(state, Mapping):
-        for name, table in state.items():
-            tables[name] = _of_values(table.dim, table.export())
-    else:
-        for name in state.table_names:
-            tables[name] = _of_values(state.entry(name).config["dim"], state.rows(name))
-    return _hex(_canonical({"tables": tables}))
-
-
 def table_digest(reader: Reader, name: str) -> str:
     """Return the content digest of one table of a checkpoint."""
     entry = reader.entry(name)
@@ -106,12 +91,6 @@ def _of_table(
         "rows": _of_columns(rows, _COLUMNS),
         "candidates": _of_columns(waiting, _COLUMNS),
     }
-    return _hex(_canonical(parts))
-
-
-def _of_values(dim: int, rows: Iterable[pa.RecordBatch]) -> str:
-    columns = _of_columns(rows, ("id", "value"))
-    parts = {"dim": dim, "scalars": None, "rows": columns, "candidates": {}}
     return _hex(_canonical(parts))
 
 

@@ -24,12 +24,13 @@ from hotbed.errors import DeltaGap, ForkedLineage, FormatError, PersistError
 from hotbed.persist.chain import Replica, compact, retain
 from hotbed.persist.check import unsealed
 from hotbed.persist.checkpoint import State, capture, restore, save, write
-from hotbed.persist.digest import content_digest, values_digest
+from hotbed.persist.digest import content_digest
 from hotbed.persist.format import CheckpointWriter, Saved, open_checkpoint
 from hotbed.persist.inspect import describe_checkpoint, diff, verify
 from hotbed.persist.manifest import sealed
 from hotbed.persist.store import LocalStore, open_store
 from hotbed.persist.tables import warm_start
+from hotbed.testing.values import values_digest
 
 RULE = hb.Adagrad(lr=0.1)
 

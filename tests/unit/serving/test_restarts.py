@@ -134,5 +134,5 @@ def test_a_start_without_rows_needs_a_folder_that_can_be_written(
     exported: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "rows").write_text("a file")
-    with pytest.raises(NotWritten, match="Choose another folder"):
+    with pytest.raises(NotWritten, match="choose another place"):
         Models(hb.ParameterServer(tmp_path / "rows")).add("m", exported)
