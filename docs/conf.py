@@ -84,6 +84,7 @@ NAVIGATION = {
         "data",
         "embedding",
         "models",
+        "layers",
         "training",
         "watching",
         "extending",
