@@ -246,6 +246,7 @@ void init_values(nb::module_& m) {
       .def_rw("eviction", &TableConfig::eviction)
       .def_rw("keep_count", &TableConfig::keep_count)
       .def_rw("keep_seen", &TableConfig::keep_seen)
+      .def_rw("counts_steps", &TableConfig::counts_steps)
       .def_rw("default_value", &TableConfig::default_value);
 }
 

@@ -18,7 +18,7 @@ struct Admission {
   double probability = 1.0;
   uint64_t sketch_bytes = 0;  // 0 = exact
   uint64_t max_candidates = uint64_t{1} << 20;
-  int64_t expire_after = -1;  // microseconds; -1 = off
+  int64_t expire_after = -1;  // by the table's clock; -1 = off
 };
 
 struct Candidate {

@@ -45,6 +45,8 @@ Table::Table(TableConfig config)
 
 void Table::begin_batch() {
   calls_++;
+  // all lookups between two updates belong to the step that the second one ends
+  moment_ = static_cast<int64_t>(config_.counts_steps ? step_ + 1 : calls_);
   while (quarantined_.load() && plans_[1 - generation()].load() == 0) next_generation();
 }
 
@@ -63,8 +65,7 @@ void Table::next_generation() {
 
 void Table::touch(const Row& row, const Uniques& uniques, size_t u, uint64_t occurrences) const noexcept {
   const RowLayout& fields = layout();
-  if (fields.has_seen)
-    row.set_seen(std::max(row.seen(), uniques.times.empty() ? static_cast<int64_t>(calls_) : uniques.times[u]));
+  if (fields.has_seen) row.set_seen(std::max(row.seen(), uniques.times.empty() ? moment_ : uniques.times[u]));
   if (fields.has_count)
     row.set_count(static_cast<uint32_t>(std::min<uint64_t>(row.count() + occurrences, 0xffffffffu)));
   if (fields.has_score) row.set_score(log2_sum(row.score(), uniques.scores[u]));
@@ -137,7 +138,7 @@ void Table::admit(Uniques& uniques) {
   size_t kept = 0;
   for (const uint32_t u : uniques.missing) {
     Partition& partition = partitions_[partition_of(uniques.hashes[u])];
-    const int64_t time = uniques.times.empty() ? static_cast<int64_t>(calls_) : uniques.times[u];
+    const int64_t time = uniques.times.empty() ? moment_ : uniques.times[u];
     const uint64_t before =
         partition.candidates->add(uniques.ids[u], uniques.hashes[u], uniques.counts[u] * coefficient, time);
     if (would_admit(uniques, u, before)) {

@@ -24,7 +24,7 @@
 namespace hotbed {
 
 struct Eviction {
-  int64_t ttl = -1;        // microseconds of data time; -1 = off
+  int64_t ttl = -1;        // by the table's clock; -1 = off
   uint64_t max_rows = 0;   // 0 = no cap
   bool by_count = false;   // victims by (aged) count instead of last-seen time
   double half_life = 0.0;  // microseconds; 0 = counts do not age
@@ -40,6 +40,7 @@ struct TableConfig {
   Admission admission;
   Eviction eviction;
   bool keep_count = false, keep_seen = false;
+  bool counts_steps = false;  // the clock: the table's updates, else microseconds of data time
   float default_value = 0.0f;
 };
 
@@ -109,7 +110,9 @@ class Table {
 
   bool admits_all() const noexcept { return config_.admission.kind == AdmitKind::kAll; }
   bool wants_counts() const noexcept { return !admits_all() || layout().has_count; }
-  bool wants_times() const noexcept { return layout().has_seen || config_.admission.expire_after >= 0; }
+  bool wants_times() const noexcept {
+    return !config_.counts_steps && (layout().has_seen || config_.admission.expire_after >= 0);
+  }
   bool wants_scores() const noexcept { return layout().has_score; }
 
   // --- one batch, in this order; begin and reserve are serial, the others run per range of partitions
@@ -229,6 +232,7 @@ class Table {
   uint64_t cap_ = 0;  // rows a partition may keep; 0 = no cap
   Frozen frozen_ = Frozen::kNothing;
   uint64_t step_ = 0, calls_ = 0;
+  int64_t moment_ = 0;  // when the ids of the batch are seen, where they come without times
   int64_t watermark_ = INT64_MIN;
   RateHistory rates_;
   std::vector<RuleStep> steps_;              // of the first kCachedSteps steps, where replays may need them

@@ -272,6 +272,39 @@ TEST_CASE("an expired id is absent before any sweep, and comes back as new") {
   CHECK(table.watermark() == 1100);
 }
 
+TEST_CASE("a table that counts steps ages by its updates, whatever times and lookups there are") {
+  TableConfig c = config("steps", 2);
+  c.eviction.ttl = 2, c.keep_seen = c.counts_steps = true;
+  c.admission.kind = AdmitKind::kMinCount, c.admission.min_count = 2, c.admission.expire_after = 1;
+  Group group({c});
+  Table& table = *group.tables[0];
+  const int64_t late[] = {INT64_MAX, INT64_MAX}, early[] = {INT64_MIN, INT64_MIN};
+  group.train({{7, 7}}, late, 0.1);  // step 1
+  group.train({{8, 8}}, early, 0.1);
+  auto step = group.make_step();
+  for (int i = 0; i < 5; i++) group.look({{9, 9}}, nullptr, true, *step);  // in step 3, which no update ended yet
+  const auto evict = [&] {
+    table.begin_evict(static_cast<int64_t>(table.step()));
+    return table.sweep(0, kPartitions);
+  };
+  CHECK(evict() == 0);  // a row of step 1 lives through step 2
+  group.train({{8, 10}}, nullptr, 0.1);
+  const int p = partition_of(hash_id(10));
+  CHECK(table.candidates(p).size() == 1);
+  CHECK(table.candidates(p)[0].seen == 3);
+  CHECK(evict() == 1);
+  CHECK(table.candidates(p).size() == 1);
+  CHECK(table.size() == 2);
+  const auto rows = group.dump();
+  for (const int64_t id : {8, 9}) CHECK(rows.count({0, id}) == 1);
+  group.train({{8, 8}}, nullptr, 0.1);
+  CHECK(evict() == 0);
+  CHECK(table.candidates(p).empty());
+  group.train({{8, 8}}, nullptr, 0.1);
+  CHECK(evict() == 1);
+  CHECK(group.dump().count({0, 8}) == 1);
+}
+
 TEST_CASE("an update that comes after an eviction does not touch the row's successor") {
   TableConfig c = config("slots", 2);
   c.eviction.ttl = 10, c.keep_seen = true;

@@ -66,6 +66,12 @@ POLICIES: dict[str, dict[str, Any]] = {
         "admit": hb.MinCount(4, coefficient=3, max_candidates=256),
     },
     "ttl_and_lru": {"evict": [hb.Ttl(seconds=6), hb.Lru(1024)], "admit": hb.MinCount(2)},
+    "ttl_of_steps": {"evict": hb.Ttl(steps=3)},
+    "steps_and_lru": {
+        "evict": [hb.Ttl(steps=5), hb.Lru(1024)],
+        "admit": hb.MinCount(3, coefficient=2, max_candidates=512, expire_steps=2),
+    },
+    "candidates_of_steps": {"admit": hb.MinCount(4, expire_steps=3), "evict": hb.Lfu(1024)},
 }
 
 
@@ -95,6 +101,8 @@ class TableMachine(RuleBasedStateMachine):
         self.now += 700_003
         if not self.timed:
             return None
+        if self.reference.clock == "steps" and lateness % 2:
+            return None  # such a table takes both, and uses neither
         if self.aged:
             return self.now
         return self.now - np.random.default_rng(lateness).integers(0, 1 + lateness * SECOND, n)

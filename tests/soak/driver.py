@@ -104,6 +104,7 @@ def live(config: dict[str, Any]) -> dict[str, Any]:
         rule=hb.Adagrad(lr=0.1),
         admit=hb.MinCount(2, expire_seconds=9000),
         evict=hb.Ttl(seconds=7200),
+        overrides={"item": {"admit": hb.MinCount(2, expire_steps=11), "evict": hb.Ttl(steps=9)}},
     )
     network = hb.models.DCNv2(
         schema, tables, hidden=(8,), num_cross_layers=1, batch_norm=True, dropout=0.3

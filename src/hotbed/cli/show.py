@@ -151,16 +151,27 @@ def _print_history(part: str, history: History) -> None:
 def _print_tables(tables: Mapping[str, Table], histories: Mapping[str, History]) -> None:
     """Print how tables grew: rows after each part, ids admitted, refused and evicted."""
     parts = [f"rows after {part}" for part in histories]
-    grid = Grid("table", *parts, "admitted", "refused", "evicted", "MiB")
+    grid = Grid("table", *parts, "capacity", "admitted", "refused", "evicted", "MiB")
     for name, table in sorted(tables.items()):
         stats = table.stats
-        counts = []
+        num_rows = []
         for history in histories.values():
-            counts.append(history.points[-1].tables[name]["rows"] if history.points else 0)
-        counts += [stats["admitted"], stats["refused"], stats["evicted"]]
+            num_rows.append(history.points[-1].tables[name]["rows"] if history.points else 0)
+        counts = [stats["admitted"], stats["refused"], stats["evicted"]]
         num_bytes = sum(value for key, value in stats.items() if "bytes" in key)
-        grid.add_row(name, *(f"{count:,.0f}" for count in counts), _mebibytes(num_bytes))
+        grid.add_row(
+            name,
+            *(f"{count:,.0f}" for count in num_rows),
+            _capacity(stats["rows"], table.capacity),
+            *(f"{count:,.0f}" for count in counts),
+            _mebibytes(num_bytes),
+        )
     console.print(grid)
+
+
+def _capacity(num_rows: int, capacity: int | None) -> str:
+    """Return the rows that were expected, and the part of them that is there."""
+    return "" if capacity is None else f"{capacity:,} ({num_rows / capacity:.0%})"
 
 
 def print_values(title: str, values: Mapping[str, float], more: str = "") -> None:
@@ -227,12 +238,22 @@ def print_checkpoint(facts: Mapping[str, Any]) -> None:
 def _grid_of(tables: Iterable[Mapping[str, Any]]) -> Grid:
     """Return a line for each table of a checkpoint."""
     changes = ("here: changed", "removed", "waiting")
-    grid = Grid("table", "dim", "rows", "MiB", *changes, "norms of rows", "counts")
+    grid = Grid(
+        "table",
+        "dim",
+        "rows",
+        "capacity",
+        "MiB",
+        *changes,
+        "norms of rows",
+        "counts",
+    )
     for table in tables:
         grid.add_row(
             table["name"],
             str(table["dim"]),
             f"{table['rows']:,}",
+            _capacity(table["rows"], table["capacity"]),
             _mebibytes(table["bytes"]),
             f"{table['changed']:,}",
             f"{table['removed']:,}",

@@ -2,18 +2,24 @@
 """Policies: which ids get a row (admission) and which rows are removed (eviction).
 
 Thresholds: `None` and -1 mean off; each policy states the meaning of 0; anything below -1 raises a
-`ConfigError` that names the parameter. Times are data times in microseconds; a table without times
-counts its `find_or_insert` calls instead.
+`ConfigError` that names the parameter.
+
+The policies of a table measure ages by one clock. It counts microseconds of data time, or the steps
+of the table: each update is a step, and an id that is looked up is seen in the step that the next
+update ends. A table whose policies measure no ages orders its rows by data time, or without times by
+its `find_or_insert` calls.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from hotbed import checks
 from hotbed.errors import ConfigError
 
+Clock = Literal["time", "steps"]
 PARTITIONS = 256
 MIN_MAX_ROWS = 4 * PARTITIONS
 """Least `max_rows` of Lru and Lfu: 4 rows in each of 256 partitions; fewer would thrash."""
@@ -63,7 +69,9 @@ class MinCount(Admission):
             may admit early, never late, and an evicted id keeps its count.
         max_candidates: the most refused ids that the exact map holds. When it is full, counts are
             halved and zeros dropped.
-        expire_seconds: `evict` removes candidates that were not seen for so long (exact map only).
+        expire_seconds: `evict` removes candidates that were not seen for so long, in data time
+            (exact map only).
+        expire_steps: the same in steps of the table; give one of the two.
 
     Example: `hb.Table("user", dim=16, admit=hb.MinCount(3))`
     """
@@ -73,6 +81,7 @@ class MinCount(Admission):
     sketch_bytes: int | None = None
     max_candidates: int = 1 << 20
     expire_seconds: float | None = None
+    expire_steps: int | None = None
 
     def __post_init__(self) -> None:
         if self.count is not None:
@@ -80,10 +89,19 @@ class MinCount(Admission):
         checks.whole_number("MinCount.coefficient", self.coefficient, 1)
         _check_candidates("MinCount", self.sketch_bytes, self.max_candidates)
         _check_duration("MinCount.expire_seconds", self.expire_seconds)
-        if self.sketch_bytes is not None and not is_off(self.expire_seconds):
+        _check_steps("MinCount.expire_steps", self.expire_steps)
+        ages = [
+            name for name in ("expire_seconds", "expire_steps") if not is_off(getattr(self, name))
+        ]
+        if len(ages) > 1:
             raise ConfigError(
-                "MinCount.expire_seconds: a sketch keeps no times, got "
-                f"expire_seconds={self.expire_seconds!r} "
+                f"MinCount.expire_steps: one clock is enough, got {self.expire_steps!r} with "
+                f"expire_seconds={self.expire_seconds!r}. Give one of them."
+            )
+        if self.sketch_bytes is not None and ages:
+            raise ConfigError(
+                f"MinCount.{ages[0]}: a sketch keeps no times, got "
+                f"{ages[0]}={getattr(self, ages[0])!r} "
                 f"with sketch_bytes={self.sketch_bytes!r}. Drop one of the two."
             )
 
@@ -97,7 +115,17 @@ class MinCount(Admission):
         return _sketch_width(self.sketch_bytes)
 
     @property
-    def expire_microseconds(self) -> int | None:
+    def clock(self) -> Clock | None:
+        """Return the clock of the candidates' ages; None = they do not expire."""
+        if not is_off(self.expire_steps):
+            return "steps"
+        return None if is_off(self.expire_seconds) else "time"
+
+    @property
+    def expire_after(self) -> int | None:
+        """Return the age at which candidates expire, in microseconds or steps; None = off."""
+        if not is_off(self.expire_steps):
+            return self.expire_steps
         if self.expire_seconds is None or is_off(self.expire_seconds):
             return None
         return round(float(self.expire_seconds) * 1_000_000)
@@ -141,6 +169,11 @@ def _check_duration(where: str, value: float | None) -> None:
         checks.finite_number(where, value, least=0)
 
 
+def _check_steps(where: str, value: int | None) -> None:
+    if value is not None:
+        checks.whole_number(where, value, -1, 2**63 - 1)
+
+
 @dataclass(frozen=True)
 class Eviction:
     """Base of the eviction policies; use `Ttl`, `Lru` or `Lfu`, or a list of Ttl and another."""
@@ -148,22 +181,28 @@ class Eviction:
 
 @dataclass(frozen=True)
 class Ttl(Eviction):
-    """Remove rows that were not seen for the given time.
+    """Remove rows that were not seen for the given time, or for the given number of steps.
 
-    From the next `evict` on, a row is absent if watermark - last seen >= ttl, in data time. The
-    watermark is the largest time that `evict` was called with. Give one of `seconds`, `days`,
-    `hours`; None or -1 = off; 0 = everything not newer than the watermark. Bad values raise
-    `ConfigError` naming the parameter.
+    From the next `evict` on, a row is absent if watermark - last seen >= ttl. In data time, the
+    watermark is the largest time that `evict` was called with. In steps, it is the table's step at
+    the last `evict`: one `SparseOptimizer.step` is one step, however many batches it accumulates.
+    A row seen in step 7 with `steps=3` is absent from an `evict` after step 10 on.
+
+    Give one of `seconds`, `days`, `hours`, `steps`; None or -1 = off; 0 = everything not newer than
+    the watermark. Bad values raise `ConfigError` naming the parameter.
     """
 
     seconds: float | None = None
     days: float | None = None
     hours: float | None = None
+    steps: int | None = None
 
     def __post_init__(self) -> None:
-        units = [name for name in ("seconds", "days", "hours") if getattr(self, name) is not None]
+        names = ("seconds", "days", "hours", "steps")
+        units = [name for name in names if getattr(self, name) is not None]
         for name in units:
-            _check_duration(f"Ttl.{name}", getattr(self, name))
+            check = _check_steps if name == "steps" else _check_duration
+            check(f"Ttl.{name}", getattr(self, name))
         if len(units) > 1:
             raise ConfigError(
                 f"Ttl.{units[1]}: one unit is enough, got {' and '.join(units)}. Give one of them."
@@ -171,15 +210,27 @@ class Ttl(Eviction):
 
     @property
     def microseconds(self) -> int | None:
-        """Return the time to live in microseconds; None = off."""
+        """Return the time to live in microseconds; None = off, or in steps."""
         for value, unit in ((self.seconds, 1), (self.days, 86_400), (self.hours, 3_600)):
             if value is not None and value != -1:
                 return round(value * unit * 1_000_000)
         return None
 
     @property
+    def duration(self) -> int | None:
+        """Return the time to live by the policy's clock, microseconds or steps; None = off."""
+        return self.microseconds if is_off(self.steps) else self.steps
+
+    @property
+    def clock(self) -> Clock | None:
+        """Return the clock of the rows' ages; None = off."""
+        if not is_off(self.steps):
+            return "steps"
+        return None if self.microseconds is None else "time"
+
+    @property
     def is_on(self) -> bool:
-        return self.microseconds is not None
+        return self.duration is not None
 
 
 def _check_max_rows(where: str, max_rows: int | None) -> None:
@@ -241,6 +292,11 @@ class Lfu(Eviction):
         return _rows_a_partition(self.max_rows)
 
     @property
+    def clock(self) -> Clock | None:
+        """Return the clock by which counts age; None = they do not age."""
+        return None if is_off(self.half_life_seconds) else "time"
+
+    @property
     def half_life_microseconds(self) -> float | None:
         if self.half_life_seconds is None or is_off(self.half_life_seconds):
             return None
@@ -275,6 +331,33 @@ def evictions(evict: Eviction | Sequence[Eviction] | None) -> tuple[Eviction, ..
             f"evict: policies contend, got {policies!r}. Give one Ttl and one of Lru and Lfu."
         )
     return tuple(policies)
+
+
+def clock_of(
+    where: str,
+    admit: Admission | None,
+    policies: Sequence[Eviction],
+) -> Clock | None:
+    """Return the clock by which the policies of a table measure ages; None = they measure none.
+
+    Args:
+        where: the table, for messages.
+        admit: the admission of the table.
+        policies: its evictions.
+
+    Raises:
+        ConfigError: one policy counts steps and another one data time.
+    """
+    aging: dict[Clock, Admission | Eviction] = {}
+    for policy in (admit, *policies):
+        if isinstance(policy, (MinCount, Ttl, Lfu)) and policy.is_on and policy.clock is not None:
+            aging.setdefault(policy.clock, policy)
+    if len(aging) > 1:
+        raise ConfigError(
+            f"{where}: the policies of a table measure ages by one clock, got {aging['steps']!r} in "
+            f"steps and {aging['time']!r} in seconds. Give both in steps, or both in seconds."
+        )
+    return next(iter(aging), None)
 
 
 def kept_columns(admit: Admission | None, policies: Sequence[Eviction]) -> list[str]:

@@ -19,7 +19,7 @@ from hotbed.errors import ConfigError, NonFiniteGradient, RowShapeError, TableEr
 
 from .hashing import name_hash
 from .init import Init, Uniform
-from .policy import PARTITIONS, Admission, Eviction, Lfu, Lru, MinCount, Ttl, evictions
+from .policy import PARTITIONS, Admission, Eviction, Lfu, Lru, MinCount, Ttl, clock_of, evictions
 from .reference_admission import MAX_COUNT, ReferenceAdmission, partition_of
 from .rule import Adagrad, Rule
 from .table import Frozen
@@ -77,9 +77,10 @@ class ReferenceTable:
                 continue
             self.policies.append(policy)
             if isinstance(policy, Ttl):
-                self.ttl = policy.microseconds
+                self.ttl = policy.duration
             else:
                 self.bound = policy
+        self.clock = clock_of(f"table {name!r}", admit, self.policies)
         self.name_hash = name_hash(name)
         self.admission = ReferenceAdmission(admit, seed, self.name_hash)
         counts_all = isinstance(admit, MinCount) and admit.count == 0
@@ -88,7 +89,7 @@ class ReferenceTable:
         self.rows: dict[int, _Row] = {}
         self.ids_of_slots: dict[int, int] = {}
         self.step = 0
-        self.clock = 0
+        self.calls = 0
         self.next_slot = 0
         self.watermark: int | None = None
         self.frozen: Frozen = False
@@ -107,7 +108,7 @@ class ReferenceTable:
     def find_or_insert(self, ids: ArrayLike, time: ArrayLike | None = None) -> NDArray[np.int64]:
         """Return the slots int64 [n] of ids; count new ids and insert those that are admitted.
 
-        `time`: microseconds, one or [n].
+        `time`: microseconds, one or [n]; a table that counts steps does not use it.
         """
         times_of = self._occurrences(_ids(ids), time)
         if self.frozen == "all":
@@ -115,7 +116,7 @@ class ReferenceTable:
         admitted: dict[int, int] = {}
         if not self.frozen:
             admitted = self._admitted(times_of)
-        self.clock += 1
+        self.calls += 1
         for id, times in times_of.items():
             if id in self.rows:
                 self._touch(self.rows[id], times)
@@ -229,13 +230,17 @@ class ReferenceTable:
             row.value = value[0].astype(np.float32)
             row.state = state[0].astype(np.float32)
 
-    def evict(self, now: int) -> int:
+    def evict(self, now: int | None = None) -> int:
         """Remove rows and candidates whose time to live is over; return the number of rows removed.
 
-        `now`: microseconds.
+        `now`: microseconds; a table that counts steps takes its own step instead.
         """
         if self.frozen == "all":
             return 0
+        if self.clock == "steps":
+            now = self.step
+        if now is None:
+            raise ConfigError(f"table {self.name!r}: evict needs a time, got None. Give `now`.")
         if self.watermark is None or self.watermark < now:
             self.watermark = now
         expired = []
@@ -297,11 +302,11 @@ class ReferenceTable:
 
     def scalars(self) -> dict[str, int | None]:
         """Return the table's own state, apart from rows and candidates, as JSON values."""
-        return {"step": self.step, "clock": self.clock, "watermark": self.watermark}
+        return {"step": self.step, "calls": self.calls, "watermark": self.watermark}
 
     def load_scalars(self, scalars: Mapping[str, Any]) -> None:
         self.step = scalars["step"]
-        self.clock = scalars["clock"]
+        self.calls = scalars["calls"]
         self.watermark = scalars["watermark"]
 
     def candidates(self) -> Iterator[pa.RecordBatch]:
@@ -328,12 +333,14 @@ class ReferenceTable:
 
     def _occurrences(self, ids: list[int], time: ArrayLike | None) -> dict[int, list[int]]:
         """Return the times of each id's occurrences, ids in the order of their first."""
+        if self.clock == "steps":
+            time = self.step + 1
         if time is None and self.ttl is not None:
             raise ConfigError(
                 f"time: table {self.name!r} has a Ttl, got none. Give a time in microseconds."
             )
         if time is None:
-            time = self.clock + 1
+            time = self.calls + 1
         times = np.broadcast_to(np.asarray(time, np.int64), (len(ids),))
         times_of: dict[int, list[int]] = {}
         for id, moment in zip(ids, times.tolist(), strict=True):

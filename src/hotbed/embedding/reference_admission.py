@@ -17,7 +17,7 @@ MAX_COUNT = (1 << 32) - 1
 
 @dataclass(frozen=True)
 class Candidate:
-    """An id without a row: its count, and when it was last seen, in microseconds."""
+    """An id without a row: its count, and when it was last seen, by the table's clock."""
 
     count: int
     last_seen: int
@@ -96,10 +96,10 @@ class ReferenceAdmission:
         return True
 
     def expire(self, watermark: int) -> None:
-        """Remove the candidates that were not seen for `expire_seconds`."""
+        """Remove the candidates that were not seen for `expire_seconds` or `expire_steps`."""
         if not isinstance(self.policy, MinCount):
             return
-        age = self.policy.expire_microseconds
+        age = self.policy.expire_after
         if age is None:
             return
         for candidates in self._candidates.values():

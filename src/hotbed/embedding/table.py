@@ -22,12 +22,14 @@ from .init import Constant, Init, Uniform, Zeros
 from .policy import (
     PARTITIONS,
     Admission,
+    Clock,
     Eviction,
     Lfu,
     Lru,
     MinCount,
     Probability,
     Ttl,
+    clock_of,
     evictions,
     kept_columns,
 )
@@ -40,6 +42,8 @@ Frozen = Literal[False, "rows", "all"]
 FROZEN: tuple[Frozen, ...] = (False, "rows", "all")
 DTYPES = ("float32", "bfloat16", "float16")
 MAX_DIM = 2**20
+NEVER = -(2**63)
+"""The watermark of a table that was never evicted from."""
 log = logging.getLogger("hotbed")
 
 
@@ -71,6 +75,9 @@ class Table:
         seed: a 64-bit integer.
         dtype: storage of the values, float32, bfloat16 or float16. State stays float32; rounding is
             stochastic.
+        capacity: rows that you expect, a hint that never binds: the table grows past it. It is
+            shown beside the rows, and passing it is logged once. To bound a table, use `Lru` or
+            `Lfu`.
 
     Raises:
         ConfigError: a value is wrong.
@@ -96,22 +103,26 @@ class Table:
         default: float = 0.0,
         seed: int = 0,
         dtype: Dtype = "float32",
+        capacity: int | None = None,
     ) -> None:
         self.name = name
         self.dim = dim
         self.default = default
         self.seed = seed
         self.dtype = dtype
+        self.capacity = capacity
         self.rule: Rule = Adagrad() if rule is None else rule
         self.admit = admit
         self.evictions = evictions(evict)
         self.tier: Tier = Ram() if tier is None else tier
         self.init: Init = Uniform() if init is None else init
         self._check()
+        self._clock = clock_of(f"table {name!r}", admit, self.evictions)
         self._timed: bool | None = None  # whether ids come with times; the two must not mix
         # None: never set; then a checkpoint does not record it
         self._frozen: Frozen | None = None
         self._rate: float | None = None  # of the last step, if a change of it matters
+        self._over_capacity = False  # logged once
         self.native = _core.Table(self._native_config())
 
     def _check(self) -> None:
@@ -133,6 +144,8 @@ class Table:
                 f"{where}: seed must be a 64-bit integer, got {self.seed!r}. Correct it."
             )
         checks.one_of(f"{where}: dtype", self.dtype, DTYPES)
+        if self.capacity is not None:
+            checks.whole_number(f"{where}: capacity", self.capacity, 1)
         expected: tuple[tuple[str, object, type], ...] = (
             ("rule", self.rule, Rule),
             ("tier", self.tier, Tier),
@@ -165,6 +178,7 @@ class Table:
         columns = kept_columns(self.admit, self.evictions)
         config.keep_count = "count" in columns
         config.keep_seen = "last_seen" in columns
+        config.counts_steps = self.clock == "steps"
         return config
 
     def _native_admission(self) -> _core.Admission:
@@ -174,7 +188,7 @@ class Table:
             native.kind = "min_count"
             native.min_count = policy.count
             native.coefficient = policy.coefficient
-            expire = policy.expire_microseconds
+            expire = policy.expire_after
             native.expire_after = -1 if expire is None else expire
         elif isinstance(policy, Probability) and policy.is_on and policy.p is not None:
             native.kind = "probability"
@@ -188,8 +202,8 @@ class Table:
     def _native_eviction(self) -> _core.Eviction:
         native = _core.Eviction()
         for policy in self.evictions:
-            if isinstance(policy, Ttl) and policy.microseconds is not None:
-                native.ttl = policy.microseconds
+            if isinstance(policy, Ttl) and policy.duration is not None:
+                native.ttl = policy.duration
             elif isinstance(policy, (Lru, Lfu)) and policy.is_on:
                 native.max_rows = policy.max_rows or 0
             if isinstance(policy, Lfu) and policy.is_on:
@@ -199,11 +213,14 @@ class Table:
 
     @property
     def config(self) -> dict[str, Any]:
-        """Return the constructor's keywords, from which an equal empty table can be made."""
+        """Return the constructor's keywords, from which an equal empty table can be made.
+
+        `capacity` is part of them only if it was given.
+        """
         evict: Eviction | list[Eviction] | None = list(self.evictions) or None
         if len(self.evictions) == 1:
             evict = self.evictions[0]
-        return {
+        config = {
             "name": self.name,
             "dim": self.dim,
             "rule": self.rule,
@@ -215,14 +232,21 @@ class Table:
             "seed": self.seed,
             "dtype": self.dtype,
         }
+        if self.capacity is not None:
+            config["capacity"] = self.capacity
+        return config
 
     def like(self, name: str, dim: int) -> Table:
         """Return an empty table with the same rule and policies, another name and dim."""
         return Table(**{**self.config, "name": name, "dim": dim})
 
     def __repr__(self) -> str:
+        capacity = "" if self.capacity is None else f", capacity={self.capacity}"
         frozen = f", frozen={self.frozen!r}" if self.frozen else ""
-        return f"Table({self.name!r}, dim={self.dim}, rows={len(self)}, rule={self.rule}{frozen})"
+        return (
+            f"Table({self.name!r}, dim={self.dim}, rows={len(self)}{capacity}, "
+            f"rule={self.rule}{frozen})"
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Table:
         """Return a copy with the same rows, optimizer and policy state.
@@ -285,9 +309,28 @@ class Table:
         """Return counters of the table; cheap, also when `len` must look at every row.
 
         `rows` in memory (expired ones until they are swept); ids ever `admitted`, `refused` (an id
-        counts once a batch), `evicted`; bytes of index, rows and candidates.
+        counts once a batch), `evicted`; bytes of index, rows and candidates; `capacity` if the
+        table has one.
         """
-        return dict(self.native.stats())
+        stats = dict(self.native.stats())
+        if self.capacity is not None:
+            stats["capacity"] = self.capacity
+            self._watch_capacity(stats["rows"], self.capacity)
+        return stats
+
+    def _watch_capacity(self, num_rows: int, capacity: int) -> None:
+        """Log once that the table has more rows than were expected."""
+        if num_rows <= capacity or self._over_capacity:
+            return
+        self._over_capacity = True
+        log.warning(
+            "table %r: %s rows, more than its capacity of %s; it grows on, and takes %.0f MiB now. "
+            "Raise capacity, or bound the table by evict=hb.Lru(max_rows)",
+            self.name,
+            f"{num_rows:,}",
+            f"{capacity:,}",
+            self.native.row_bytes * num_rows / 2**20,
+        )
 
     # ----------------------------------------------------------------------------------------------
     # ids and rows
@@ -300,7 +343,8 @@ class Table:
 
         Args:
             ids: int64 [n].
-            time: int64 microseconds, one for all or one an id; Ttl needs it.
+            time: int64 microseconds, one for all or one an id; Ttl in time needs it, and a table
+                that counts steps does not use it.
         """
         ids = as_ids(ids)
         step = self._map(ids, self.check_times(time, len(ids)), training=True)
@@ -348,33 +392,43 @@ class Table:
         return step
 
     @property
+    def clock(self) -> Clock | None:
+        """Return the clock by which the policies measure ages; None = they measure none.
+
+        "time" is microseconds of data time; "steps" is `step`, which each update moves by one.
+        """
+        return self._clock
+
+    @property
     def needs_times(self) -> bool:
         """Return True if find_or_insert needs times."""
-        for policy in self.evictions:
-            if isinstance(policy, Ttl) and policy.is_on:
-                return True
-            if isinstance(policy, Lfu) and policy.half_life_microseconds is not None:
-                return True
-        return False
+        aging = [policy for policy in self.evictions if isinstance(policy, (Ttl, Lfu))]
+        return any(policy.is_on and policy.clock == "time" for policy in aging)
 
     @property
     def keeps_times(self) -> bool:
-        """Return True if rows or candidates record when they were last seen."""
+        """Return True if rows or candidates record when they were last seen, in data time."""
         native = self._native_config()
+        if native.counts_steps:
+            return False
         return bool(native.keep_seen or native.admission.expire_after >= 0)
 
     def check_times(self, time: Any, num_samples: int) -> NDArray[np.int64] | None:
         """Return the times of a batch as int64 [num_samples], or None.
+
+        A table that counts steps takes batches with times and without.
 
         Raises:
             ConfigError: the policies need times and get none, or the table got batches with times
                 and without.
             RowShapeError: the times are not int64, or not one or [num_samples].
         """
+        if self.clock == "steps":
+            return None
         if time is None and self.needs_times:
             raise ConfigError(
                 f"table {self.name!r}: its eviction needs times, got none. Give the schema a Time "
-                "column, or `time`."
+                "column, or `time`, or count steps: hb.Ttl(steps=…)."
             )
         if self._timed not in (None, time is not None):
             raise ConfigError(
@@ -470,26 +524,38 @@ class Table:
             )
         return checked
 
-    def evict(self, now: int, partitions: range = range(PARTITIONS)) -> int:
+    def evict(self, now: int | None = None, partitions: range = range(PARTITIONS)) -> int:
         """Move the watermark to `now`, remove expired rows and return their number.
 
         Expiry is logical: an expired id is absent, swept or not. A table with frozen="all" does not
         change.
 
         Args:
-            now: int64 microseconds; a time before the watermark leaves the watermark in place.
+            now: int64 microseconds; a time before the watermark leaves the watermark in place. A
+                table that counts steps takes its own `step` instead, whatever `now` is.
             partitions: sweep only these, to bound the pause.
         """
+        moment: Any = self.step if self.clock == "steps" else now
         where = f"table {self.name!r}: now (int64 microseconds)"
         checks.whole_number(
             where,
-            now,
-            -(2**63),
+            moment,
+            NEVER,
             2**63 - 1,
         )
+        return self._sweep(int(moment), partitions)
+
+    def sweep(self, partitions: range = range(PARTITIONS)) -> int:
+        """Remove the rows that the last `evict` made absent from these partitions.
+
+        Returns the number of rows removed. The watermark stays in place.
+        """
+        return self._sweep(NEVER, partitions)
+
+    def _sweep(self, now: int, partitions: range) -> int:
         if self.frozen == "all":
             return 0
-        return int(self.native.evict(int(now), partitions.start, partitions.stop))
+        return int(self.native.evict(now, partitions.start, partitions.stop))
 
     # ----------------------------------------------------------------------------------------------
     # persistence
@@ -576,7 +642,10 @@ class Table:
             self.native.load_rows(rows)
 
     def scalars(self) -> dict[str, Any]:
-        """Return the table's own state as JSON values: step, watermark, rates and counters."""
+        """Return the table's own state as JSON values: step, watermark, rates and counters.
+
+        A table that counts steps has its watermark under `watermark_step`.
+        """
         stats = self.stats
         scalars: dict[str, Any] = {
             "step": self.native.step,
@@ -586,20 +655,45 @@ class Table:
             "rates": [list(run) for run in self.native.rates()],
             **{name: stats[name] for name in ("admitted", "refused", "evicted")},
         }
+        if self.clock == "steps":
+            scalars["watermark"] = NEVER
+            scalars["watermark_step"] = self.native.watermark
         if self._frozen is not None:
             scalars["frozen"] = self._frozen
         return scalars
 
+    def check_clock(self, scalars: Mapping[str, Any]) -> None:
+        """Raise PersistError if a state with these scalars has ages by another clock than this table.
+
+        Steps would be read as microseconds, or microseconds as steps.
+        """
+        if "watermark_step" in scalars:
+            saved = "in steps"
+            differs = self.clock == "time"
+        else:
+            saved = "with times in microseconds"
+            differs = self.clock == "steps" and bool(scalars["timed"])
+        if differs:
+            raise PersistError(
+                f"table {self.name!r}: its state was trained {saved}, got policies that count "
+                f"{self.clock}. Keep the clock of the policies, or load the rows by a warm start."
+            )
+
     def load_scalars(self, scalars: Mapping[str, Any]) -> None:
         """Load `scalars` into a table whose rows were just loaded.
 
-        `frozen` stays as it is if they do not contain it.
+        `frozen` stays as it is if they do not contain it. Raises PersistError if they count ages by
+        another clock.
         """
+        self.check_clock(scalars)
         self._timed = scalars["timed"]
         rates = [(int(step), float(lr)) for step, lr in scalars["rates"]]
+        watermark = scalars["watermark"]
+        if self.clock == "steps":
+            watermark = scalars.get("watermark_step", NEVER)
         self.native.load_scalars(
             scalars["step"],
-            scalars["watermark"],
+            watermark,
             scalars["calls"],
             rates,
         )

@@ -30,6 +30,7 @@ def make_tables(
     default: float = 0.0,
     seed: int = 0,
     dtype: Dtype = "float32",
+    capacity: int | None = None,
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Table]:
     """Build one Table for every table name in the schema.
@@ -40,7 +41,7 @@ def make_tables(
     Args:
         overrides: keywords of single tables by table name; they replace the others.
 
-    Example: `hb.make_tables(schema, dim=16, overrides={"user": {"admit": hb.MinCount(3)}})`
+    Example: `hb.make_tables(schema, dim=16, overrides={"user": {"capacity": 5_000_000}})`
     """
     keywords = dict(
         dim=dim,
@@ -52,6 +53,7 @@ def make_tables(
         default=default,
         seed=seed,
         dtype=dtype,
+        capacity=capacity,
     )
     names = dict.fromkeys(column.table for column in schema.ids)
     overrides = overrides or {}
@@ -75,6 +77,6 @@ def make_tables(
     if untimed and schema.time is None:
         raise ConfigError(
             f"tables.{untimed[0]}.evict: it needs the time of each sample, got a schema without "
-            "a Time column. Add hb.Time."
+            "a Time column. Add hb.Time, or count steps: hb.Ttl(steps=…)."
         )
     return tables

@@ -53,6 +53,7 @@ class Tables:
     init: Init = field(default_factory=lambda: Uniform(0.05))
     default: float = 0.0
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    capacity: int | None = None
     overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -84,6 +85,7 @@ class Tables:
             default=self.default,
             seed=seed,
             dtype=self.dtype,
+            capacity=self.capacity,
             overrides=self.overrides,
         )
 

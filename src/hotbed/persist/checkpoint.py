@@ -334,6 +334,8 @@ def restore(reader: Reader, state: State, allow: Sequence[str] = ()) -> None:
             f"{sorted(state.tables)}. Build the network as it was when it was saved."
         )
     accepted = compare(folder, *_meanings(reader, state), allow)
+    for entry in reader.manifest.tables:
+        state.tables[entry.name].check_clock(entry.scalars)
     tensors = _loaded_tensors(reader)
     if state.network is not None:
         load_network(

@@ -126,6 +126,7 @@ def _table_description(reader: Reader, entry: TableEntry) -> dict[str, Any]:
         "name": entry.name,
         "dim": entry.config["dim"],
         "rows": entry.rows,
+        "capacity": entry.config.get("capacity"),
         "bytes": num_bytes,
         "changed": sum(part.rows for part in entry.parts),
         "removed": sum(part.rows for part in entry.removed),

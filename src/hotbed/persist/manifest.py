@@ -63,6 +63,7 @@ class Scalars(TypedDict):
     step: Counter
     calls: Counter
     watermark: Micros
+    watermark_step: NotRequired[Micros]
     timed: Annotated[bool, Strict()] | None
     rates: list[Rate]
     admitted: Counter

@@ -37,6 +37,7 @@ FIELDS: tuple[tuple[str, Decision], ...] = (
     ("tables.*.admit.*", "accept"),
     ("tables.*.evict", "accept"),
     ("tables.*.evict.*", "accept"),
+    ("tables.*.capacity", "accept"),
     ("tables.*.tier", "accept"),
     ("tables.*.tier.*", "accept"),
     ("network.*dropout*", "accept"),

@@ -216,7 +216,20 @@ def load_changes(link: Link, name: str, table: Table) -> None:
     """Load the rows of one link into a table that holds the state before it."""
     for batch in link.removed(name):
         table.remove(batch.column("id"))
-    table.load(link.parts(name))
+    batches = link.parts(name)
+    if table.clock == "steps":
+        # rows of a table that kept no ages count as seen now: else all of them would expire at once
+        step = int(link.entry(name).scalars["step"])
+        batches = (_seen(batch, step) for batch in batches)
+    table.load(batches)
+
+
+def _seen(batch: pa.RecordBatch, moment: int) -> pa.RecordBatch:
+    """Return rows that count as seen at `moment`, unless they have a time of their own."""
+    if "last_seen" in batch.schema.names:
+        return batch
+    times = np.full(batch.num_rows, moment, np.int64)
+    return batch.append_column("last_seen", pa.array(times))
 
 
 def check_loaded(link: Link, name: str, table: Table) -> None:
@@ -256,7 +269,9 @@ def warm_start(
             name there and its replacement; the first pair that matches counts.
         optimizer_state: Also load optimizer state and the step that bias correction counts. Both
             tables then need the same rule.
-        now: Int64 microseconds at which rows without a time count as seen.
+        now: Int64 microseconds at which rows without a time count as seen; rows of a table that
+            counted steps have none. In a table here that counts steps, all rows count as seen at
+            its step, unless they bring steps and the step with `optimizer_state`.
 
     Returns:
         Table here -> table there, for each table that was loaded.
@@ -344,6 +359,8 @@ def _check_alike(
 def _check_times(table: Table, checkpoint: Reader, there: str) -> None:
     first = next(checkpoint.links[0].parts(there), None)
     has_times = first is None or "last_seen" in first.schema.names
+    if "watermark_step" in checkpoint.entry(there).scalars:
+        has_times = False
     if table.needs_times and not has_times:
         raise PersistError(
             f"warm start: table {table.name!r} needs times, got none in {there!r}. "
@@ -359,15 +376,18 @@ def _load_rows(
     optimizer_state: bool,
     now: int | None,
 ) -> None:
+    scalars = checkpoint.entry(there).scalars
     left_out = {"partition", "updated"} if optimizer_state else {"partition", "updated", "state"}
+    moment = now
+    if table.clock == "steps":
+        moment = scalars["step"] if optimizer_state else table.step
+    clock = "steps" if "watermark_step" in scalars else "time"
+    same_step = clock == "steps" and optimizer_state
+    if "steps" in (clock, table.clock) and not (same_step and table.clock == "steps"):
+        left_out.add("last_seen")  # by another clock, or in steps of the other job
     for batch in checkpoint.rows(there):
-        names = [name for name in batch.schema.names if name not in left_out]
-        rows = batch.select(names)
-        if now is not None and "last_seen" not in names:
-            times = np.full(rows.num_rows, now, np.int64)
-            rows = rows.append_column("last_seen", pa.array(times))
-        table.load([rows])
+        rows = batch.select([name for name in batch.schema.names if name not in left_out])
+        table.load([rows if moment is None else _seen(rows, moment)])
     if optimizer_state:
-        scalars = checkpoint.entry(there).scalars
         step = {"step": scalars["step"], "rates": scalars["rates"]}
         table.load_scalars({**table.scalars(), **step})

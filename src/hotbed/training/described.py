@@ -162,6 +162,8 @@ def _lines(model: Any) -> Iterator[str]:
 def _line_of(name: str, table: Table) -> str:
     policies = [table.rule, table.admit, *table.evictions]
     described = ", ".join(brief(policy) for policy in policies if policy)
+    if table.capacity is not None:
+        described += f", capacity {table.capacity:,}"
     num_bytes = 0
     for key, value in table.stats.items():
         if "bytes" in key:

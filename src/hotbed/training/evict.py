@@ -34,7 +34,7 @@ class EvictionSchedule:
     are swept at which step.
 
     Args:
-        tables: by name; those without an eviction policy are left alone.
+        tables: by name; those where neither rows nor candidates go are left alone.
         step_interval: steps between two evictions; None or -1 = not by steps.
         seconds_interval: seconds between two evictions; None or -1 = not by seconds.
         clock: "data" counts seconds of event time; "wall" counts seconds of this machine's clock.
@@ -63,7 +63,9 @@ class EvictionSchedule:
     ) -> None:
         _check("EvictionSchedule", step_interval, seconds_interval, clock, lateness_seconds)
         self.tables = tables
-        self._evicting = [table for _, table in sorted(tables.items()) if table.evictions]
+        by_name = [table for _, table in sorted(tables.items())]
+        # a table without evictions may still have candidates that expire
+        self._evicting = [table for table in by_name if table.evictions or table.clock]
         self._steps = _interval(step_interval)
         self._seconds = _interval(seconds_interval)
         self._by_wall = clock == "wall"
@@ -74,7 +76,6 @@ class EvictionSchedule:
             self._at = self._clock()
         self._step = 0
         self._begun = -1
-        self._boundary = 0
         self._passed = False  # a multiple of step_interval, while a sweep was under way
         self._left = 0  # partitions still to be swept, of all tables one after another
         self._each: list[int] = []  # rows of a partition, by table, when the eviction began
@@ -132,7 +133,6 @@ class EvictionSchedule:
             "step": self._step,
             "begun": self._begun,
             "passed": self._passed,
-            "boundary": self._boundary,
             "left": self._left,
             "each": list(self._each),
             "statistics": counters([self._statistics]),
@@ -144,7 +144,6 @@ class EvictionSchedule:
             self._at = state["at"]
         self._step = state["step"]
         self._begun = state["begun"]
-        self._boundary = state["boundary"]
         self._passed = state["passed"]
         self._left = state["left"]
         self._each = list(state["each"])
@@ -191,11 +190,11 @@ class EvictionSchedule:
         # counted before rows expire: a count with expired rows among them visits each row
         self._statistics = {name: dict(table.stats) for name, table in self.tables.items()}
         self._each = [max(1, table.stats["rows"] // PARTITIONS) for table in self._evicting]
-        self._boundary = 0  # Lru and Lfu need no clock; 0 moves no watermark back
+        boundary = 0  # Lru and Lfu need no clock; 0 moves no watermark back
         if now is not None:
-            self._boundary = now - self._lateness
+            boundary = now - self._lateness
         for table in self._evicting:
-            table.evict(self._boundary, range(0))
+            table.evict(boundary, range(0))
         self._left = PARTITIONS * len(self._evicting)
         self._passed = False
         self._at = now
@@ -219,7 +218,7 @@ class EvictionSchedule:
                 room -= count * self._each[number]
             if count == 0:
                 break
-            self._evicting[number].evict(self._boundary, range(first, first + count))
+            self._evicting[number].sweep(range(first, first + count))
             self._left -= count
 
 
@@ -231,7 +230,8 @@ class Evict:
     and at the end of each epoch of a `fit`.
 
     A row's age is measured against the newest event time seen less `lateness_seconds`, so a table
-    with `Ttl` needs data with a Time column.
+    with `Ttl` in seconds, hours or days needs data with a Time column. With `Ttl(steps=)`, it is
+    measured against the steps of the table.
 
     From one step to the next, stale rows are absent for every lookup. Their memory is freed over
     the following steps, about 40,000 rows a step, so that training never pauses for long. An

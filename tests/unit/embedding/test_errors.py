@@ -50,11 +50,20 @@ BAD_VALUES: list[tuple[Callable[[], Any], str]] = [
     (lambda: hb.MinCount(3, max_candidates=0), "MinCount.max_candidates"),
     (lambda: hb.MinCount(3, expire_seconds=-2), "MinCount.expire_seconds"),
     (lambda: hb.MinCount(3, expire_seconds=5, sketch_bytes=1 << 20), "MinCount.expire_seconds"),
+    (lambda: hb.MinCount(3, expire_steps=2.5), "MinCount.expire_steps"),  # type: ignore[arg-type]
+    (lambda: hb.MinCount(3, expire_steps=-2), "MinCount.expire_steps"),
+    (lambda: hb.MinCount(3, expire_steps=5, expire_seconds=5), "MinCount.expire_steps"),
+    (lambda: hb.MinCount(3, expire_steps=5, sketch_bytes=1 << 20), "MinCount.expire_steps"),
+    (lambda: hb.Table("user", dim=1, capacity=0), "capacity"),
+    (lambda: hb.Table("user", dim=1, capacity=1e6), "capacity"),  # type: ignore[arg-type]
     (lambda: hb.Probability(1.01), "Probability.p"),
     (lambda: hb.Probability(-2), "Probability.p"),
     (lambda: hb.Ttl(seconds=-2), "Ttl.seconds"),
     (lambda: hb.Ttl(days=NAN), "Ttl.days"),
     (lambda: hb.Ttl(days=1, hours=1), "Ttl.hours"),
+    (lambda: hb.Ttl(steps=2.5), "Ttl.steps"),  # type: ignore[arg-type]
+    (lambda: hb.Ttl(steps=-2), "Ttl.steps"),
+    (lambda: hb.Ttl(days=1, steps=5), "Ttl.steps"),
     (lambda: hb.Lru(-2), "Lru.max_rows"),
     (lambda: hb.Lru(0), "Lru.max_rows"),
     (lambda: hb.Lru(1023), "Lru.max_rows"),

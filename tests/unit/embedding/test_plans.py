@@ -94,10 +94,11 @@ def learn(
     [
         {},
         {"admit": hb.MinCount(2), "evict": hb.Ttl(seconds=2)},
+        {"admit": hb.MinCount(2, expire_steps=2), "evict": hb.Ttl(steps=2)},
         {"evict": hb.Lru(1024)},
         {"rule": hb.Adam(scope="catch_up")},
     ],
-    ids=["plain", "admission and age", "recency", "catch up"],
+    ids=["plain", "admission and age", "in steps", "recency", "catch up"],
 )
 def test_mapping_ahead_changes_no_bit(policies: dict[str, Any]) -> None:
     ahead, alone = collection(**policies), collection(**policies)

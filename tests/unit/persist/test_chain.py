@@ -168,6 +168,86 @@ def test_bounded_tables_have_deltas_too(tmp_path: Path, evict: Any) -> None:
     assert content_digest({"t": other}) == content_digest({"t": table})
 
 
+def test_deltas_of_a_table_that_counts_steps_hold_its_clock(tmp_path: Path) -> None:
+    def make() -> hb.Table:
+        admit = hb.MinCount(2, expire_steps=3)
+        return hb.Table("t", 2, rule=RULE, admit=admit, evict=hb.Ttl(steps=4))
+
+    table, saves = make(), []
+    table.track()
+    draw = np.random.default_rng(0)
+    for step in range(20):
+        learn(table, draw.integers(0, 60, 30))
+        if step % 3 == 2:
+            table.evict(partitions=range(40))  # a save may come in the middle of a sweep
+        captured = capture(State(tables={"t": table}), step > 0)
+        saves.append(write(tmp_path, captured, parent=saves[-1] if saves else None))
+    scalars = describe_checkpoint(tmp_path)["tables"][0]["scalars"]
+    assert scalars["watermark_step"] == 18
+    assert scalars["watermark"] == -(2**63), "no time that a version could have learned until"
+    other = make()
+    restore(open_checkpoint(tmp_path), State(tables={"t": other}))
+    replica = Replica()
+    assert replica.apply(open_checkpoint(tmp_path))
+    assert values_digest(replica.tables) == values_digest({"t": table})
+    for step in range(9):
+        assert content_digest({"t": other}) == content_digest({"t": table})
+        for one in (table, other):
+            learn(one, range(step, step + 9))
+            one.evict()
+    assert table.stats["evicted"] > 20
+
+
+def test_a_table_does_not_resume_by_another_clock(tmp_path: Path) -> None:
+    steps, seconds = hb.Ttl(steps=5), hb.Ttl(seconds=5)
+    for saved, here in ((steps, seconds), (seconds, steps)):
+        table = tracked(evict=saved)
+        learn(table, range(20), 0)
+        save(tmp_path, State(tables={"t": table}))
+        reader = open_checkpoint(tmp_path)
+        other = hb.Table("t", 2, rule=RULE, evict=here)
+        with pytest.raises(PersistError, match=r"'t': its state was trained .* by a warm start"):
+            restore(reader, State(tables={"t": other}))
+        assert len(other) == 0
+        warm_start({"t": other}, reader, now=1_000_000)
+        learn(other, [99], 1_000_000)
+        assert [other.evict(5_999_999) for _ in range(2)] == [0, 0]
+        for _ in range(4):
+            learn(other, [99], 6_000_000)
+        assert other.evict(6_000_000) == 20
+    restore(reader, State(tables={"t": (same := tracked(evict=hb.Ttl(seconds=9)))}))
+    assert len(same) == 20
+
+
+def test_rows_without_ages_count_as_seen_when_a_table_begins_to_count_steps(
+    tmp_path: Path,
+) -> None:
+    table = tracked()
+    for _ in range(7):
+        learn(table, range(20))
+    save(tmp_path, State(tables={"t": table}))
+    other = hb.Table("t", 2, rule=RULE, evict=hb.Ttl(steps=3), capacity=5)
+    restore(open_checkpoint(tmp_path), State(tables={"t": other}))
+    evicted = []
+    for _ in range(3):
+        learn(other, [0])
+        evicted.append(other.evict())
+    assert evicted == [0, 0, 19]
+
+
+def test_a_warm_start_with_state_brings_the_steps_of_rows(tmp_path: Path) -> None:
+    old = tracked("t", evict=hb.Ttl(steps=5))
+    for step in range(9):
+        learn(old, [step])
+    save(tmp_path, State(tables={"t": old}))
+    evicted = []
+    for optimizer_state in (False, True):
+        new = hb.Table("t", 2, rule=RULE, evict=hb.Ttl(steps=5))
+        warm_start({"t": new}, open_checkpoint(tmp_path), optimizer_state=optimizer_state)
+        evicted.append(new.evict())
+    assert evicted == [0, old.evict()] == [0, 4]
+
+
 def test_tables_whose_rule_moves_idle_rows_have_fulls_only() -> None:
     with pytest.raises(hb.errors.ConfigError, match="Save full checkpoints"):
         hb.Table("t", 2, rule=hb.Adam(scope="catch_up")).track()

@@ -70,12 +70,14 @@ class Spy:
         self.begun: list[int] = []
         self.swept: list[range] = []
 
-    def evict(self, now: int, partitions: range = range(256)) -> int:
-        if len(partitions) == 0:
-            self.begun.append(now)
-        else:
-            assert now == self.begun[-1]
-            self.swept.append(partitions)
+    def evict(self, now: int, partitions: range) -> int:
+        assert len(partitions) == 0
+        self.begun.append(now)
+        return 0
+
+    def sweep(self, partitions: range) -> int:
+        assert len(self.begun) > 0
+        self.swept.append(partitions)
         return 0
 
 

@@ -190,7 +190,7 @@ class TableModule(Carrier, ABC):
         if isinstance(time, Tensor):
             time = time.detach().cpu().numpy()
         times = [table.check_times(time, num_samples) for table in self.tables]
-        return times[0]
+        return next((checked for checked in times if checked is not None), None)
 
     def receive(
         self,

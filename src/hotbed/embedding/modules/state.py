@@ -203,6 +203,7 @@ def check_state(table: Table, state: Any) -> None:
             f"{where}: expected the optimizer state of rule {rule!r}, got {state['rule']!r}. "
             "Build the table with the rule that it had when it was saved."
         )
+    table.check_clock(state["scalars"])
     rows = state["rows"]
     widths = {"value": table.dim, "state": table.state_width}
     for name, width in widths.items():

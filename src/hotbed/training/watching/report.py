@@ -186,7 +186,7 @@ def _tables(histories: Mapping[str, History]) -> str:
             blocks.append(f"<h2>Epochs, {html.escape(name)}</h2>" + _grid(head, rows))
     tables = _last_tables(histories)
     if tables:
-        keys = list(next(iter(tables.values())))
+        keys = list(dict.fromkeys(key for stats in tables.values() for key in stats))
         rows = [
             [name, *(number_text(stats.get(key, "")) for key in keys)]
             for name, stats in tables.items()
