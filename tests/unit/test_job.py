@@ -35,7 +35,9 @@ tables:
   rule: {kind: adagrad, lr: 1e-1}
   admit: {kind: min_count, count: 2}
   evict: [{kind: ttl, days: 30}, {kind: lru, max_rows: 1e6}]
-  overrides: {genres: {dim: 2, admit: null, evict: null}}
+  overrides:
+    genres: {dim: 2, admit: null, evict: null}
+    user: {evict: {kind: ttl, steps: 1e3}, capacity: 5e4}
 optimizer: {kind: adam, lr: 2e-3}
 fit: {epochs: 2, batch_size: 64}
 """
@@ -61,7 +63,10 @@ def in_python() -> Job:
             rule=hb.Adagrad(lr=0.1),
             admit=hb.MinCount(2),
             evict=[hb.Ttl(days=30), hb.Lru(1_000_000)],
-            overrides={"genres": {"dim": 2, "admit": None, "evict": None}},
+            overrides={
+                "genres": {"dim": 2, "admit": None, "evict": None},
+                "user": {"evict": hb.Ttl(steps=1000), "capacity": 50_000},
+            },
         ),
         optimizer=hb.Adam(lr=2e-3),
         fit=Fit(epochs=2, batch_size=64),

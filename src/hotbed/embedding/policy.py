@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from hotbed import checks
 from hotbed.errors import ConfigError
@@ -372,3 +372,37 @@ def kept_columns(admit: Admission | None, policies: Sequence[Eviction]) -> list[
     if any(policy.half_life_microseconds for policy in lfu):
         columns.append("score")
     return columns
+
+
+def admission_fields(policy: Admission | None) -> dict[str, Any]:
+    """Return an admission as fields of the native core's; empty if it admits every id."""
+    fields: dict[str, Any]
+    if isinstance(policy, MinCount) and policy.is_on and policy.count:
+        fields = {
+            "kind": "min_count",
+            "min_count": policy.count,
+            "coefficient": policy.coefficient,
+        }
+        if policy.expire_after is not None:
+            fields["expire_after"] = policy.expire_after
+    elif isinstance(policy, Probability) and policy.is_on and policy.p is not None:
+        fields = {"kind": "probability", "probability": policy.p}
+    else:
+        return {}
+    fields["sketch_bytes"] = policy.sketch_bytes or 0
+    fields["max_candidates"] = policy.max_candidates
+    return fields
+
+
+def eviction_fields(policies: Sequence[Eviction]) -> dict[str, Any]:
+    """Return the evictions of a table as fields of the native core's."""
+    fields: dict[str, Any] = {}
+    for policy in policies:
+        if isinstance(policy, Ttl) and policy.duration is not None:
+            fields["ttl"] = policy.duration
+        elif isinstance(policy, (Lru, Lfu)) and policy.is_on:
+            fields["max_rows"] = policy.max_rows or 0
+        if isinstance(policy, Lfu) and policy.is_on:
+            fields["by_count"] = True
+            fields["half_life"] = policy.half_life_microseconds or 0.0
+    return fields

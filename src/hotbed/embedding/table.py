@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -25,11 +25,11 @@ from .policy import (
     Clock,
     Eviction,
     Lfu,
-    Lru,
     MinCount,
-    Probability,
     Ttl,
+    admission_fields,
     clock_of,
+    eviction_fields,
     evictions,
     kept_columns,
 )
@@ -44,6 +44,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 MAX_DIM = 2**20
 NEVER = -(2**63)
 """The watermark of a table that was never evicted from."""
+T = TypeVar("T")
 log = logging.getLogger("hotbed")
 
 
@@ -173,43 +174,13 @@ class Table:
         config.init_kind = type(init).__name__
         config.init_scale = next(iter(dataclasses.asdict(init).values()))
         config.rule = _native_rule(self.rule)
-        config.admission = self._native_admission()
-        config.eviction = self._native_eviction()
+        config.admission = _with_fields(_core.Admission(), admission_fields(self.admit))
+        config.eviction = _with_fields(_core.Eviction(), eviction_fields(self.evictions))
         columns = kept_columns(self.admit, self.evictions)
         config.keep_count = "count" in columns
         config.keep_seen = "last_seen" in columns
         config.counts_steps = self.clock == "steps"
         return config
-
-    def _native_admission(self) -> _core.Admission:
-        native = _core.Admission()
-        policy = self.admit
-        if isinstance(policy, MinCount) and policy.is_on and policy.count:
-            native.kind = "min_count"
-            native.min_count = policy.count
-            native.coefficient = policy.coefficient
-            expire = policy.expire_after
-            native.expire_after = -1 if expire is None else expire
-        elif isinstance(policy, Probability) and policy.is_on and policy.p is not None:
-            native.kind = "probability"
-            native.probability = policy.p
-        else:
-            return native
-        native.sketch_bytes = policy.sketch_bytes or 0
-        native.max_candidates = policy.max_candidates
-        return native
-
-    def _native_eviction(self) -> _core.Eviction:
-        native = _core.Eviction()
-        for policy in self.evictions:
-            if isinstance(policy, Ttl) and policy.duration is not None:
-                native.ttl = policy.duration
-            elif isinstance(policy, (Lru, Lfu)) and policy.is_on:
-                native.max_rows = policy.max_rows or 0
-            if isinstance(policy, Lfu) and policy.is_on:
-                native.by_count = True
-                native.half_life = policy.half_life_microseconds or 0.0
-        return native
 
     @property
     def config(self) -> dict[str, Any]:
@@ -408,10 +379,10 @@ class Table:
     @property
     def keeps_times(self) -> bool:
         """Return True if rows or candidates record when they were last seen, in data time."""
-        native = self._native_config()
-        if native.counts_steps:
+        if self.clock == "steps":
             return False
-        return bool(native.keep_seen or native.admission.expire_after >= 0)
+        columns = kept_columns(self.admit, self.evictions)
+        return "last_seen" in columns or "expire_after" in admission_fields(self.admit)
 
     def check_times(self, time: Any, num_samples: int) -> NDArray[np.int64] | None:
         """Return the times of a batch as int64 [num_samples], or None.
@@ -742,7 +713,7 @@ class Table:
     @property
     def native_admits(self) -> bool:
         """Return True if admission may refuse an id."""
-        return self._native_admission().kind != "all"
+        return bool(admission_fields(self.admit))
 
 
 def _address(array: NDArray[Any]) -> int:
@@ -752,6 +723,12 @@ def _address(array: NDArray[Any]) -> int:
 def _one_each(ids: NDArray[np.int64]) -> tuple[int, int, int, int, int]:
     """Return ids as the native core takes them: one a sample, without offsets and weights."""
     return _address(ids), len(ids), 0, 0, len(ids)
+
+
+def _with_fields(native: T, fields: Mapping[str, Any]) -> T:
+    for name, value in fields.items():
+        setattr(native, name, value)
+    return native
 
 
 def _native_rule(rule: Rule) -> _core.Rule:
