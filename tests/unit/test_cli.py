@@ -135,13 +135,18 @@ def test_train_evaluate_predict_inspect(
     assert code == 0
     assert "not trained yet" in before
 
-    code, trained, _ = call(capsys, monkeypatch, "train", "job.yaml", "--set", "fit.epochs=2")
+    changes = ("--set", "fit.epochs=2", "--set", "tables.capacity=10")
+    code, trained, _ = call(capsys, monkeypatch, "train", "job.yaml", *changes)
     assert code == 0
     assert "validation auc" in trained
     assert "stream: progressive auc" in trained
     assert "rows after stream" in trained
     assert Job.read("out/job.json").fit.epochs == 2
     assert "<svg" in (folder / "out" / "report.html").read_text()
+    code, state, _ = call(capsys, monkeypatch, "inspect", "out/checkpoint")
+    num_rows = len(hb.load("out").tables["user"])
+    for printed in (trained, state):
+        assert f"10 ({num_rows / 10:.0%})" in printed  # of the capacity
 
     code, evaluated, _ = call(capsys, monkeypatch, "evaluate", "job.yaml")
     assert code == 0

@@ -393,7 +393,8 @@ def test_progressive_training_scores_each_batch_before_it_learns_it(
 def test_summary_prints_and_returns_parameters_tables_and_settings(
     network: Any, dataset: Any, capsys: Any
 ) -> None:
-    model = hb.RecModel(network(admit=hb.MinCount(2)), "bce", hb.Adam(lr=0.01), ["auc"])
+    tower = network(admit=hb.MinCount(2), capacity=99)
+    model = hb.RecModel(tower, "bce", hb.Adam(lr=0.01), ["auc"])
     quiet(model, dataset(256))
     text = model.summary()
     assert capsys.readouterr().out == text + "\n"
@@ -403,7 +404,7 @@ def test_summary_prints_and_returns_parameters_tables_and_settings(
         "user",
         "item",
         "adagrad(lr=0.1)",
-        "min_count(count=2)",
+        "min_count(count=2), capacity 99",
         "adam(lr=0.01)",
     ):
         assert part in text
