@@ -6,8 +6,8 @@ Thresholds: `None` and -1 mean off; each policy states the meaning of 0; anythin
 
 The policies of a table measure ages by one clock. It counts microseconds of data time, or the steps
 of the table: each update is a step, and an id that is looked up is seen in the step that the next
-update ends. A table whose policies measure no ages orders its rows by data time, or without times by
-its `find_or_insert` calls.
+update ends. A table whose policies measure no ages orders its rows by data time, or by its
+`find_or_insert` calls if there are no times.
 """
 
 from __future__ import annotations
@@ -354,8 +354,8 @@ def clock_of(
             aging.setdefault(policy.clock, policy)
     if len(aging) > 1:
         raise ConfigError(
-            f"{where}: the policies of a table measure ages by one clock, got {aging['steps']!r} in "
-            f"steps and {aging['time']!r} in seconds. Give both in steps, or both in seconds."
+            f"{where}: the policies of a table measure ages by one clock, got {aging['steps']!r} "
+            f"in steps and {aging['time']!r} in seconds. Give both in steps, or both in seconds."
         )
     return next(iter(aging), None)
 

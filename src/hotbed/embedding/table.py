@@ -634,7 +634,7 @@ class Table:
         return scalars
 
     def check_clock(self, scalars: Mapping[str, Any]) -> None:
-        """Raise PersistError if a state with these scalars has ages by another clock than this table.
+        """Raise PersistError if a state with these scalars has ages by another clock.
 
         Steps would be read as microseconds, or microseconds as steps.
         """
