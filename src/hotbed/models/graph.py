@@ -112,17 +112,26 @@ class Graph(nn.Module):
             boxes.append(Box(f"label {label}", "output", lines, [makers[name]]))
         return draw(boxes, "layers of the network")
 
-    def num_weights(self, layer: str) -> int:
-        """Return the number of trained numbers of a layer."""
-        return sum(parameter.numel() for parameter in self.layers[layer].parameters())
+    def rows(self) -> list[tuple[str, str, str, int]]:
+        """Return name, kind, shapes of outputs and number of weights of each input and layer."""
+        rows = []
+        for node in (*self._network.inputs, *self._network.layers):
+            shapes = " ".join(self.shapes[name] for name in node.outputs)
+            rows.append((node.name, node.kind, shapes, self._num_weights(node)))
+        return rows
+
+    def _num_weights(self, node: Node) -> int:
+        if node.name not in self.layers:
+            return 0
+        return sum(parameter.numel() for parameter in self.layers[node.name].parameters())
 
     def _box(self, node: Node, sources: Sequence[str]) -> Box:
         """Return what the picture shows of an input or a layer."""
         lines = [("name", node.name), ("kind", node.kind)]
         lines += [("text", text) for text in wrapped(_keys_text(node.parameters), 34, 3)]
         color = "input"
-        if node.name in self.layers:
-            num_weights = self.num_weights(node.name)
+        if node.inputs:
+            num_weights = self._num_weights(node)
             color = "layer" if num_weights else "plain"
             if num_weights:
                 lines.append(("text", f"{num_weights:,} weights"))

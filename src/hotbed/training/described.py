@@ -15,6 +15,7 @@ from hotbed.embedding.rule import Rule
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
 from hotbed.metrics import Metric
+from hotbed.models.graph import Graph
 from hotbed.models.losses import Loss, MultiTask
 from hotbed.optim.dense import NAMES, TorchOptimizer
 from hotbed.optim.precision import Boost
@@ -113,9 +114,14 @@ def brief(value: Any) -> str:
 
 
 class Summary(str):
-    """The text of a summary, which a notebook does not show again after it was printed."""
+    """The text of a summary, which a notebook does not show again after it was printed.
 
-    __slots__ = ()
+    `picture`: the layers as an SVG; empty for networks that are not from a description.
+    """
+
+    __slots__ = ("picture",)
+
+    picture: str
 
     def _ipython_display_(self) -> None:
         """Show nothing when IPython displays the value of a cell."""
@@ -123,7 +129,11 @@ class Summary(str):
 
 def summary_of(model: Any) -> Summary:
     """Describe dense parameters, tables with policies and sizes, and settings of a RecModel."""
-    return Summary("\n".join(_lines(model)))
+    summary = Summary("\n".join(_lines(model)))
+    summary.picture = ""
+    if isinstance(model.network, Graph):
+        summary.picture = model.network.picture()
+    return summary
 
 
 def headline_of(model: Any) -> str:
@@ -145,11 +155,7 @@ def headline_of(model: Any) -> str:
 def _lines(model: Any) -> Iterator[str]:
     network = type(model.network).__name__
     yield f"{network}: {_num_dense(model):,} dense parameters on {model.learner.device}"
-    for name, module in model.network.named_children():
-        if not table_modules(module):
-            kind = type(module).__name__
-            size = _num_elements(module)
-            yield f"  {name:24} {kind:20} {size:>12,}"
+    yield from _layers(model.network)
     if model.tables:
         yield f"{'table':18} {'dim':>4} {'rows':>10} {'MiB':>8}  rule, policies"
     for name, table in model.tables.items():
@@ -157,6 +163,19 @@ def _lines(model: Any) -> Iterator[str]:
     for name, value in model.arguments.items():
         if value is not None:
             yield f"{name}: {brief(value)}"
+
+
+def _layers(network: nn.Module) -> Iterator[str]:
+    """Yield a line for each layer; of a network from a description with the shapes of outputs."""
+    if isinstance(network, Graph):
+        for name, kind, shapes, size in network.rows():
+            yield f"  {name:24} {kind:20} {size:>12,}  {shapes}"
+        return
+    for name, module in network.named_children():
+        if not table_modules(module):
+            kind = type(module).__name__
+            size = _num_elements(module)
+            yield f"  {name:24} {kind:20} {size:>12,}"
 
 
 def _line_of(name: str, table: Table) -> str:

@@ -21,6 +21,7 @@ from hotbed.embedding.modules import table_modules
 from hotbed.embedding.rule import Rule
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, DataError
+from hotbed.files import Where
 from hotbed.metrics.metric_set import check_groups, metric_set
 from hotbed.optim.dense import dense_optimizer, set_dense_rate
 from hotbed.optim.modes import in_eval_mode, in_train_mode
@@ -31,7 +32,7 @@ from hotbed.persist import checkpoint
 from hotbed.persist.format import Reader, read_newest, refuse_others
 from hotbed.persist.publish.export import export, export_graph
 from hotbed.persist.publish.version import OnnxGraph
-from hotbed.persist.store import open_store
+from hotbed.persist.store import new_file, open_store
 from hotbed.persist.tables import warm_start
 from hotbed.training.callbacks.validation import Validate
 from hotbed.training.criterion import Criterion
@@ -343,9 +344,25 @@ class RecModel:
         """The settings by name; None = not given."""
         return {**self._arguments, "metrics": sorted(self.metrics)}
 
-    def summary(self) -> str:
-        """Print dense parameters, tables and settings of the model, and return the text."""
+    def summary(self, picture: Where | None = None) -> str:
+        """Print dense parameters, tables and settings of the model, and return the text.
+
+        Args:
+            picture: the SVG file to draw the layers into, or its URL. Only a network of
+                `hb.models.Graph` has a picture, because its layers say what they take.
+
+        Raises:
+            ConfigError: the network has no picture.
+        """
         text = summary_of(self)
+        if picture is not None:
+            if not text.picture:
+                raise ConfigError(
+                    "summary.picture: only networks of hb.models.Graph can be drawn, got "
+                    f"{type(self.network).__name__}. Leave it out."
+                )
+            with new_file(picture) as file:
+                file.write(text.picture.encode())
         print(text)
         return text
 

@@ -63,7 +63,8 @@ def write_report(
         title: text of the head.
         subtitle: text below the title; the date and the versions are added.
         facts: more numbers for the cards on top.
-        summary: text for the end, such as the result of `model.summary()`.
+        summary: text for the end, such as the result of `model.summary()`, which brings the picture
+            of a network of `hb.models.Graph`.
         about: settings of the run by name: seed, data, batch sizes. The number of samples and the
             mean label of each history are added.
     """
@@ -71,6 +72,9 @@ def write_report(
     sections += [_MORE_SECTIONS, _tables(histories), _about(histories, about or {})]
     if summary:
         sections.append(f"<h2>Model</h2><div class='box'><pre>{html.escape(summary)}</pre></div>")
+    picture = getattr(summary, "picture", "")
+    if picture:
+        sections.append(f"<h2>Layers</h2><div class='box'>{picture}</div>")
     cards = {**number_texts(histories), **(facts or {})}
     versions = (
         f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC · hotbed {version('hotbed')} · "
