@@ -516,6 +516,10 @@ def _owner_of(cls: type, name: str) -> type:
 
 
 def _name(hint: Any) -> str:
+    if typing.get_origin(hint) is typing.Literal:
+        return " | ".join(repr(member) for member in typing.get_args(hint))
+    if typing.get_origin(hint) in _SEQUENCES:
+        return "a list"
     if inspect.isclass(hint) and typing.get_origin(hint) is None:
         return hint.__name__
     return str(hint).replace("typing.", "")

@@ -10,9 +10,8 @@ from __future__ import annotations
 import inspect
 import math
 import re
-import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -30,7 +29,12 @@ Shape = tuple[int, ...]
 NUM_ROWS = 99_991
 """Rows of the tensors by which shapes are inferred: a prime number, to be recognized in shapes."""
 
-_OF_TORCH = ("self", "device", "dtype", "inplace")  # keywords that are not keys
+_NO_KEYS = (
+    "device",
+    "dtype",
+    "inplace",
+    "normalized_shape",
+)  # keywords of torch's classes that are not keys
 Initializer = Literal["uniform", "xavier_normal", "xavier_uniform", "zeros"]
 _INITIALIZERS = {"weight_init": Initializer, "bias_init": Initializer}  # keys of every layer
 
@@ -42,6 +46,11 @@ def _nothing(*shapes: Shape) -> dict[str, Any]:
 def _last(key: str) -> Callable[..., dict[str, Any]]:
     """Return the rule that `key` is the last size of the first input."""
     return lambda shape, *others: {key: shape[-1]}
+
+
+def _widths(key: str) -> Callable[..., dict[str, Any]]:
+    """Return the rule that `key` lists the last size of each input."""
+    return lambda *shapes: {key: [shape[-1] for shape in shapes]}
 
 
 @dataclass(frozen=True)
@@ -58,30 +67,52 @@ class Kind:
 
 
 LAYERS: Mapping[str, Kind] = {
+    # dense
     "linear": Kind(nn.Linear, _last("in_features")),
-    "logit_head": Kind(
-        layers.LogitHead, lambda *shapes: {"widths": [shape[-1] for shape in shapes]}
-    ),
+    "logit_head": Kind(layers.LogitHead, _widths("in_features")),
     "mlp": Kind(layers.MLP, _last("in_features")),
+    "group_dense": Kind(layers.GroupDense, _last("in_features")),
     "batch_norm": Kind(layers.BatchNorm, _last("num_features")),
+    "layer_norm": Kind(nn.LayerNorm, _last("normalized_shape")),
     "dropout": Kind(layers.Dropout),
+    # activation
     "relu": Kind(nn.ReLU),
+    "prelu": Kind(nn.PReLU),
     "elu": Kind(nn.ELU),
     "gelu": Kind(nn.GELU),
     "silu": Kind(nn.SiLU),
     "tanh": Kind(nn.Tanh),
     "sigmoid": Kind(nn.Sigmoid),
     "leaky_relu": Kind(nn.LeakyReLU),
+    "dice": Kind(layers.Dice, _last("width")),
+    "softmax": Kind(layers.Softmax),
+    # interaction
     "cross_net": Kind(layers.CrossNet, _last("in_features")),
     "cross_net_v2": Kind(layers.CrossNetV2, _last("in_features")),
     "cross_net_mix": Kind(layers.CrossNetMix, _last("in_features")),
-    "dot_interaction": Kind(layers.DotInteraction, lambda shape: {"num_fields": shape[1]}),
+    "dot_interaction": Kind(layers.DotInteraction, lambda *shapes: {"num_fields": shapes[-1][1]}),
     "fm_interaction": Kind(layers.FMInteraction),
-    "prelu": Kind(nn.PReLU),
-    "dice": Kind(layers.Dice, _last("width")),
-    "softmax": Kind(layers.Softmax),
+    "fm_order2": Kind(layers.FMOrder2),
+    # arithmetic
+    "add": Kind(layers.Add),
+    "sub": Kind(layers.Sub),
+    "elementwise_multiply": Kind(layers.ElementwiseMultiply),
+    "weight_multiply": Kind(layers.WeightMultiply, _last("in_features")),
+    "matrix_multiply": Kind(layers.MatrixMultiply),
+    "scale": Kind(layers.Scale),
+    "reduce_sum": Kind(layers.ReduceSum),
+    "reduce_mean": Kind(layers.ReduceMean),
+    "cast": Kind(layers.Cast),
+    # shape
+    "slice": Kind(layers.Slice),
+    "concat": Kind(layers.Concat),
+    "reshape": Kind(layers.Reshape),
+    "gather": Kind(layers.Gather),
+    "fused_reshape_concat": Kind(layers.FusedReshapeConcat),
+    "fused_reshape_concat_general": Kind(layers.FusedReshapeConcatGeneral),
+    # sequence
     "sequence_mask": Kind(layers.SequenceMask),
-    "attention_pooling": Kind(layers.AttentionPooling, lambda target, *rest: {"dim": target[-1]}),
+    "attention_pooling": Kind(layers.AttentionPooling, _last("dim")),
     "multi_head_attention": Kind(layers.MultiHeadAttention),
     "transformer_layer": Kind(layers.TransformerLayer, _last("width")),
     "gru": Kind(nn.GRU, lambda rows: {"input_size": rows[-1], "batch_first": True}),
@@ -132,28 +163,29 @@ def inferred(node: Node, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
     if len(outputs) != len(node.outputs):
         problem = f"{node.kind} has {len(outputs)} outputs"
         place = node.place.key("outputs")
-        raise place.error(problem, list(node.outputs), "Give each a name.")
-    return {name: tuple(output.shape) for name, output in zip(node.outputs, outputs, strict=True)}
+        raise place.error(problem, list(node.outputs), "Name each of them.")
+    made_shapes = {}
+    for name, output in zip(node.outputs, outputs, strict=True):
+        if not output.dim() or output.shape[0] % NUM_ROWS:
+            raise _refused(node, shapes, "The result would not have a row for each sample.")
+        made_shapes[name] = tuple(output.shape)
+    return made_shapes
 
 
 def shape_text(shape: Shape) -> str:
     """Return a shape as text; n is the number of rows.
 
     >>> shape_text((NUM_ROWS, 8)), shape_text((3 * NUM_ROWS,))
-    ('[n, 8]', '[3 * n]')
+    ('[n, 8]', '[3n]')
     """
-    sizes = []
-    for size in shape:
-        factor, rest = divmod(size, NUM_ROWS)
-        if size == 0 or rest:
-            sizes.append(str(size))
-        else:
-            sizes.append("n" if factor == 1 else f"{factor} * n")
-    return f"[{', '.join(sizes)}]"
+    return f"[{', '.join(_size_text(size) for size in shape)}]"
 
 
-def _shapes_text(node: Node, shapes: Mapping[str, Shape]) -> Text:
-    return Text(", ".join(f"{name} {shape_text(shapes[name])}" for name in node.inputs))
+def _size_text(size: int) -> str:
+    factor, rest = divmod(size, NUM_ROWS)
+    if size == 0 or rest:
+        return str(size)
+    return "n" if factor == 1 else f"{factor}n"
 
 
 # --- building -------------------------------------------------------------------------------------
@@ -206,22 +238,16 @@ def _keywords(layer: type[nn.Module]) -> dict[str, inspect.Parameter]:
     hints = typing.get_type_hints(layer.__init__)
     keywords = {}
     for name, parameter in inspect.signature(layer.__init__).parameters.items():
-        hint = hints.get(name, Any)
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            hint = types.GenericAlias(list, hint)
-        if name not in _OF_TORCH:
-            keywords[name] = parameter.replace(annotation=hint)
+        of_torch = layer.__module__.startswith("torch.") and name in _NO_KEYS
+        is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        if name != "self" and is_named and not of_torch:
+            keywords[name] = parameter.replace(annotation=hints.get(name, Any))
     return keywords
 
 
 def _construct(kind: Kind, arguments: Mapping[str, Any], place: Place) -> nn.Module:
-    keywords = dict(arguments)
-    positional: Iterable[Any] = ()
-    for name, parameter in inspect.signature(kind.layer.__init__).parameters.items():
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            positional = keywords.pop(name)
     try:
-        return kind.layer(*positional, **keywords)
+        return kind.layer(**arguments)
     except ConfigError as error:
         raise ConfigError(f"{place.text}: {error}") from error
     except (RuntimeError, TypeError, ValueError) as error:
@@ -260,9 +286,10 @@ def _draw(parameter: nn.Parameter, initializer: Initializer) -> None:
         nn.init.uniform_(parameter, -bound, bound)
 
 
-def _refused(node: Node, shapes: Mapping[str, Shape], error: Exception) -> ConfigError:
+def _refused(node: Node, shapes: Mapping[str, Shape], reason: object) -> ConfigError:
     """Return the error that a layer does not take the shapes of its inputs."""
-    reason = re.sub(rf"\b{NUM_ROWS}\b", "n", str(error).partition("\n")[0])
-    problem = f"{node.kind} does not take inputs of these shapes ({reason})"
-    advice = "Connect other tensors, or change the keys of the layers before."
-    return node.place.key("inputs").error(problem, _shapes_text(node, shapes), advice)
+    text = str(reason).partition("\n")[0].rstrip(".")
+    text = re.sub(r"\d+", lambda number: _size_text(int(number[0])), text)
+    inputs = ", ".join(f"{name} {shape_text(shapes[name])}" for name in node.inputs)
+    problem = f"{node.kind} does not take these shapes"
+    return node.place.key("inputs").error(problem, Text(inputs), f"{text}.")
