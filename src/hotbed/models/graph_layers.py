@@ -161,7 +161,7 @@ def inferred(node: Node, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
     if isinstance(outputs, Tensor):
         outputs = (outputs,)
     if len(outputs) != len(node.outputs):
-        problem = f"{node.kind} has {len(outputs)} outputs"
+        problem = f"another number of outputs than {node.kind} has, which is {len(outputs)}"
         place = node.place.key("outputs")
         raise place.error(problem, list(node.outputs), "Name each of them.")
     made_shapes = {}
