@@ -17,7 +17,7 @@ from hotbed.embedding.modules import EmbeddingCollection, Feature
 from hotbed.models.graph_description import Node, Place
 from hotbed.models.graph_layers import NUM_ROWS, Shape
 from hotbed.models.layers import PadSequence
-from hotbed.models.layers.inputs import _dense, _table
+from hotbed.models.layers.inputs import bounds_of, dense_matrix, table_of
 
 if TYPE_CHECKING:
     from hotbed.embedding.table import Table
@@ -80,11 +80,11 @@ class GraphInputs(nn.Module):
             for view in self._views[number]:
                 tensors[view.tensor] = view.of(flat)
             for history in self._histories[number]:
-                offsets = _offsets(batch.ids[history.column])
+                offsets = bounds_of(batch.ids[history.column])
                 padded = self.pads[history.pad](sequences[history.column], offsets)
                 tensors.update(zip(history.tensors, padded, strict=True))
         for one in self._dense:
-            matrix = _dense(batch, one.names)
+            matrix = dense_matrix(batch, one.names)
             tensors[one.tensor] = matrix.to(self._device.device)
         return tensors
 
@@ -181,13 +181,6 @@ class _History:
     shape: Shape
 
 
-def _offsets(ids: Any) -> Any:
-    """Return where each sample's ids begin, and the end of the last."""
-    if ids.offsets is None:  # one id for each sample
-        return torch.arange(len(ids) + 1)
-    return ids.offsets
-
-
 def _input(node: Node, schema: Schema) -> _Input:
     """Return an input whose kind, keys and columns are right."""
     if node.kind not in _HINTS:
@@ -263,7 +256,7 @@ def _collection(group: Sequence[_Input], tables: Mapping[str, Table]) -> Embeddi
             problem = f"not the dim of {first.node.name!r}, which has the same suffix"
             raise one.node.place.key("dim").error(problem, one.dim, "Give another suffix.")
         for column in one.columns:
-            table = _table(tables, column)
+            table = table_of(tables, column)
             name = table.name
             if first.suffix:
                 name = f"{table.name}.{first.suffix}"

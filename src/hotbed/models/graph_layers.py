@@ -115,7 +115,7 @@ LAYERS: Mapping[str, Kind] = {
     "attention_pooling": Kind(layers.AttentionPooling, _last("dim")),
     "multi_head_attention": Kind(layers.MultiHeadAttention),
     "transformer_layer": Kind(layers.TransformerLayer, _last("width")),
-    "gru": Kind(nn.GRU, lambda rows: {"input_size": rows[-1], "batch_first": True}),
+    "gru": Kind(layers.GRU, _last("input_size")),
     "augru": Kind(layers.AUGRU, _last("input_size")),
 }
 

@@ -507,6 +507,8 @@ BUILDS: dict[str, tuple[list[Any], dict[str, Any], list[Any]]] = {
     "tanh": ([(8,)], {}, [(8,)]),
     "sigmoid": ([(8,)], {}, [(8,)]),
     "leaky_relu": ([(8,)], {"negative_slope": 0.1}, [(8,)]),
+    "dice": ([(5, 8)], {"learned": False}, [(5, 8)]),
+    "softmax": ([(5, 8), (5, 8)], {"factor": 0.5}, [(5, 8)]),
     "cross_net": ([(8,)], {"num_layers": 2}, [(8,)]),
     "cross_net_v2": ([(8,)], {"num_layers": 2, "projection_dim": 3}, [(8,)]),
     "cross_net_mix": ([(8,)], {"num_layers": 2, "rank": 3}, [(8,)]),
@@ -528,10 +530,24 @@ BUILDS: dict[str, tuple[list[Any], dict[str, Any], list[Any]]] = {
     "gather": ([(8,)], {"indices": [7, 0]}, [(2,)]),
     "fused_reshape_concat": ([(5, 8), (5, 2)], {}, [(4, 10), (10,)]),
     "fused_reshape_concat_general": ([(5, 8), (5, 2)], {}, [(5, 10)]),
+    "sequence_mask": ([(1,), (1,)], {"length_from": 2, "length_to": 5}, [(1, 2, 5)]),
+    "attention_pooling": ([(8,), (5, 8), (5,)], {"hidden": [4]}, [(8,)]),
+    "multi_head_attention": ([(5, 8)] * 3, {"num_heads": 2, "width": 8}, [(5, 8)]),
+    "transformer_layer": ([(5, 8), (5,)], {"num_heads": 4}, [(5, 8)]),
+    "gru": ([(5, 8)], {"hidden_size": 3}, [(5, 3), (3,)]),
+    "augru": ([(5, 8), (5,)], {"hidden_size": 3}, [(5, 3), (3,)]),
 }
 FLATTENED = {"fused_reshape_concat": 4, "fused_reshape_concat_general": 5}  # rows of a sample
 # layers that read a batch, are part of an input, or of mlp
-WITHOUT_A_NAME = {"FeatureInputs", "LinearTerm", "PadSequence", "ReLUDropout", "xavier_"}
+WITHOUT_A_NAME = {
+    "FeatureInputs",
+    "History",
+    "HistoryInputs",
+    "LinearTerm",
+    "PadSequence",
+    "ReLUDropout",
+    "xavier_",
+}
 
 
 @pytest.mark.parametrize("kind", BUILDS)

@@ -37,6 +37,7 @@ from hotbed.models.layers.interaction import (
 )
 from hotbed.models.layers.sequence import (
     AUGRU,
+    GRU,
     AttentionPooling,
     MultiHeadAttention,
     PadSequence,
@@ -54,6 +55,7 @@ from hotbed.models.layers.shape import (
 
 __all__ = [
     "AUGRU",
+    "GRU",
     "Add",
     "AttentionPooling",
     "BatchNorm",

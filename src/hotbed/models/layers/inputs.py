@@ -51,7 +51,7 @@ class FeatureInputs(nn.Module):
         self.dense_dim = schema.dense_width
         fields = [column for column in schema.ids if column.name not in sequences]
         self.field_names = tuple(column.name for column in fields)
-        self.field_dims: tuple[int, ...] = tuple(_table(tables, column).dim for column in fields)
+        self.field_dims: tuple[int, ...] = tuple(table_of(tables, column).dim for column in fields)
         self.collection = EmbeddingCollection(schema, tables) if schema.ids else None
         self.embedding_dim = sum(self.field_dims)
         self.output_dim = self.embedding_dim + self.dense_dim
@@ -85,7 +85,7 @@ class FeatureInputs(nn.Module):
             embeddings, sequences = self.collection.flat_and_sequences(batch)
         if not self.dense_columns:
             return embeddings, None, sequences
-        dense = _dense(batch, self.dense_columns)
+        dense = dense_matrix(batch, self.dense_columns)
         if embeddings is not None:
             dense = dense.to(embeddings.device)
         return embeddings, dense, sequences
@@ -168,7 +168,7 @@ class HistoryInputs(nn.Module):
             columns = [_sequence(schema, name) for name in group]
             for column, target in zip(columns, group.values(), strict=True):
                 _check_target(schema, tables, column, target)
-            self.dims.append(sum(_table(tables, column).dim for column in columns))
+            self.dims.append(sum(table_of(tables, column).dim for column in columns))
             self.lengths.append(_length(columns, length))
             self.pads.append(PadSequence(self.lengths[-1]))
         if not all(self.groups) or not self.groups:
@@ -185,7 +185,7 @@ class HistoryInputs(nn.Module):
         flat, sequences = self.features.with_sequences(batch)
         histories = []
         for group, pad in zip(self.groups, self.pads, strict=True):
-            offsets = {name: _offsets(batch.ids[name]) for name in group}
+            offsets = {name: bounds_of(batch.ids[name]) for name in group}
             if self.training and not torch.compiler.is_compiling():
                 _check_aligned(offsets)
             padded = [pad(sequences[name], offsets[name]) for name in group]
@@ -204,7 +204,7 @@ class LinearTerm(nn.Module):
     def __init__(self, schema: Schema, tables: Mapping[str, Table]) -> None:
         super().__init__()
         _refuse_sequences(schema)
-        used = {name: _table(tables, columns[0]) for name, columns in schema.tables.items()}
+        used = {name: table_of(tables, columns[0]) for name, columns in schema.tables.items()}
         weights = [table.like(f"{name}.linear", dim=1) for name, table in used.items()]
         features = [
             Feature(column.name, f"{column.table}.linear", column.pooling) for column in schema.ids
@@ -221,12 +221,13 @@ class LinearTerm(nn.Module):
             logit = logit + self.collection.flat(batch).sum(1)
         if self.dense_weights is not None:
             logit = logit + self.dense_weights(
-                _dense(batch, self.dense_columns).to(self.bias.device)
+                dense_matrix(batch, self.dense_columns).to(self.bias.device)
             ).squeeze(-1)
         return logit
 
 
-def _dense(batch: Batch, names: list[str]) -> Tensor:
+def dense_matrix(batch: Batch, names: list[str]) -> Tensor:
+    """Return dense columns of a batch side by side, float32 [n, sum of widths]."""
     if isinstance(batch.dense, SideBySide) and list(batch.dense) == names:
         matrix: Tensor = batch.dense.matrix
         return matrix
@@ -237,7 +238,8 @@ def _dense(batch: Batch, names: list[str]) -> Tensor:
     return torch.cat(columns, dim=1)
 
 
-def _table(tables: Mapping[str, Table], column: Id) -> Table:
+def table_of(tables: Mapping[str, Table], column: Id) -> Table:
+    """Return the table of an Id column; raise ConfigError if there is none."""
     name = column.table or column.name
     if name not in tables:
         raise ConfigError(
@@ -280,11 +282,11 @@ def _check_target(
             f"histories.{history.name}: the target must be an Id column that is pooled, got "
             f"{name!r}. Use one of {', '.join(targets)}."
         )
-    dim = _table(tables, targets[name]).dim
-    if dim != _table(tables, history).dim:
+    dim = table_of(tables, targets[name]).dim
+    if dim != table_of(tables, history).dim:
         raise ConfigError(
             f"histories.{history.name}: the history and its target {name!r} must have the same "
-            f"dim, got {_table(tables, history).dim} and {dim}. Give both columns the same table."
+            f"dim, got {table_of(tables, history).dim} and {dim}. Give both columns the same table."
         )
 
 
@@ -302,7 +304,7 @@ def _length(columns: Sequence[Id], length: int | None) -> int:
     return max(lengths, default=1)
 
 
-def _offsets(ids: Ids) -> Tensor:
+def bounds_of(ids: Ids) -> Tensor:
     """Return where the entries of each sample begin; without offsets each sample has one."""
     if ids.offsets is None:
         return torch.arange(ids.values.shape[0] + 1)

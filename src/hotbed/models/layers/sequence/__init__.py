@@ -3,6 +3,7 @@
 
 from hotbed.models.layers.sequence.attention import MultiHeadAttention
 from hotbed.models.layers.sequence.augru import AUGRU
+from hotbed.models.layers.sequence.gru import GRU
 from hotbed.models.layers.sequence.mask import SequenceMask
 from hotbed.models.layers.sequence.pad import PadSequence
 from hotbed.models.layers.sequence.pooling import AttentionPooling
@@ -10,6 +11,7 @@ from hotbed.models.layers.sequence.transformer import TransformerLayer
 
 __all__ = [
     "AUGRU",
+    "GRU",
     "AttentionPooling",
     "MultiHeadAttention",
     "PadSequence",

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GRU over histories."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+class GRU(nn.GRU):
+    """`nn.GRU` of one layer over [n, length, input_size], with the last state as [n, hidden_size].
+
+    It has no mask: the last state is that of the last entry, padding or not. `AUGRU` with a mask as
+    its attention skips padding.
+
+    Source: Cho et al., "Learning Phrase Representations using RNN Encoder-Decoder for Statistical
+        Machine Translation", EMNLP 2014; `GRU` of HugeCTR.
+
+    Args:
+        input_size: size of an entry.
+        hidden_size: size of the state.
+        bias: whether the gates add one.
+
+    >>> import torch
+    >>> [output.shape for output in GRU(4, 8)(torch.zeros(2, 3, 4))]
+    [torch.Size([2, 3, 8]), torch.Size([2, 8])]
+    """
+
+    def __init__(self, input_size: int, hidden_size: int, bias: bool = True) -> None:
+        super().__init__(input_size, hidden_size, bias=bias, batch_first=True)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """Entries [n, length, input_size] -> all states [n, length, hidden_size], and the last."""
+        states, last = super().forward(x)
+        return states, last.squeeze(0)
