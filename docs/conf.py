@@ -85,6 +85,7 @@ NAVIGATION = {
         "embedding",
         "models",
         "layers",
+        "graphs",
         "training",
         "watching",
         "extending",
@@ -102,6 +103,16 @@ NAVIGATION = {
 def setup(app: Any) -> None:
     write_reference()
     app.connect("source-read", add_navigation)
+    app.connect("autodoc-skip-member", skip_fields)
+
+
+def skip_fields(
+    app: Any, what: str, name: str, value: Any, skip: bool, options: Any
+) -> bool | None:
+    """Leave out the fields of named tuples, which `Attributes` in their docstrings describes."""
+    if type(value).__name__ == "_tuplegetter":
+        return True
+    return None
 
 
 def add_navigation(app: Any, page: str, source: list[str]) -> None:

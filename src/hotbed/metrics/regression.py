@@ -36,7 +36,7 @@ class _MeanError(SumsMetric):
 
 @config.described
 class MAE(_MeanError):
-    """Mean absolute error: mean of |prediction - label|, in the unit of the label."""
+    """Mean absolute error: mean of `abs(prediction - label)`, in the unit of the label."""
 
     def _errors(self, prediction: Array, label: Array) -> Array:
         errors: Array = np.abs(prediction - label)
@@ -58,11 +58,12 @@ class RMSE(_MeanError):
 
 @config.described
 class SMAPE(_MeanError):
-    """Symmetric mean absolute percentage error: mean of |p - y| / ((|p| + |y|) / 2), from 0 to 2.
+    """Symmetric mean absolute percentage error, from 0 to 2.
 
-    A sample whose prediction p and label y are both 0 has error 0. For values from 0 on, this is
-    the formula of HugeCTR, whose denominator is (p + y) / 2. With the absolute values, samples with
-    values below 0 have an error from 0 to 2 as well, and it is 2 where the signs differ.
+    The mean of `abs(p - y) / ((abs(p) + abs(y)) / 2)`. A sample whose prediction p and label y are
+    both 0 has error 0. For values from 0 on, this is the formula of HugeCTR, whose denominator is
+    (p + y) / 2. With the absolute values, samples with values below 0 have an error from 0 to 2 as
+    well, and it is 2 where the signs differ.
     """
 
     def _errors(self, prediction: Array, label: Array) -> Array:
