@@ -178,6 +178,7 @@ def probe(port: int) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     stop = subprocess.Popen(["cat"], stdout=subprocess.DEVNULL)  # it ends with stdin
     probes = list[tuple[float, float]]()
+    print("ready", flush=True)
     while stop.poll() is None:
         began = time.monotonic()
         connection.request("GET", "/v2/health/live")
@@ -258,6 +259,8 @@ def run(a: argparse.Namespace, folder: str) -> list[dict[str, Any]]:
         stdout=subprocess.PIPE,
         text=True,
     )
+    assert prober.stdout is not None
+    prober.stdout.readline()  # "ready": its first request comes now
     rows = [measured("nothing", 0, lambda: (time.sleep(0.1), "-")[1], a.seconds)]
     for name, body, length in rest_bodies(a.columns):
         rows.append(measured(name, len(body), rest(port, body, length), a.seconds))
