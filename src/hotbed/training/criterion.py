@@ -46,9 +46,10 @@ class Criterion:
         if self._unchecked:
             self._unchecked -= 1
             self._check_labels(outputs, labels)
+        if isinstance(outputs, dict):
+            labels = _by_output(labels, outputs)
         if not isinstance(outputs, dict) or isinstance(self.loss_fn, MultiTask):
             return self._one(self.loss_fn, outputs, labels, weight)
-        labels = _by_output(labels, outputs)
         losses = []
         for name, output in outputs.items():
             loss = self._of(name)

@@ -94,6 +94,23 @@ def test_each_label_is_held_to_its_own_loss() -> None:
         hb.RecModel(Two(), "bce", "adam").fit(data, progress=False)
 
 
+def test_a_single_label_may_have_a_loss_by_name() -> None:
+    class One(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias = nn.Parameter(torch.zeros(()))
+
+        def forward(self, batch: Any) -> dict[str, Tensor]:
+            return {"rating": self.bias + 0.0 * batch.ids["user"].values}
+
+    schema = hb.Schema([hb.Label("rating"), hb.Id("user")])
+    data = hb.Dataset(hb.sources.Memory({"rating": [5, 1, 3], "user": [1, 2, 3]}), schema, 3)
+    losses = {"rating": hb.losses.MSE()}
+    for loss in (losses, hb.losses.MultiTask(losses)):
+        model = hb.RecModel(One(), loss, "adam")
+        assert model.fit(data, progress=False).metrics["loss"] == pytest.approx(35 / 3)
+
+
 def test_a_positive_that_matches_nothing_ends_training_but_not_evaluation() -> None:
     data = events(["no", "yes", "no"], hb.Label("y", positive="Yes"))
     learner = model(data, "bce", {"log_loss"})

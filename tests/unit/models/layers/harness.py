@@ -182,10 +182,10 @@ def _check_at(case: Case, sizes: Sizes, generator: np.random.Generator) -> None:
     ]
     named += [(name, state[name], weights[name]) for name in dict(layer.named_parameters())]
     named = [entry for entry in named if entry[1].requires_grad]
-    if not named or not total.requires_grad:
-        return
     tensors = [tensor for _, tensor, _ in named]
-    gradients = torch.autograd.grad(total, tensors, allow_unused=True, materialize_grads=True)
+    gradients: Sequence[Tensor] = [torch.zeros_like(tensor) for tensor in tensors]
+    if tensors and total.requires_grad:
+        gradients = torch.autograd.grad(total, tensors, allow_unused=True, materialize_grads=True)
     for (name, _, array), gradient in zip(named, gradients, strict=True):
         _compare_gradient(name, value, array, gradient.numpy(), generator)
 

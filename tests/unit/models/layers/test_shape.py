@@ -174,8 +174,8 @@ def test_bad_arguments_are_config_errors(make: Any, message: str) -> None:
     "layer, shapes, message",
     [
         (Slice([[0, 4]]), [(2, 3)], "[0, 4] leaves the last dimension, got shape [2, 3]"),
-        (Gather([3]), [(2, 3)], "there is no index 3 in dimension 1, got shape [2, 3]"),
-        (Gather([0], axis=2), [(2, 3)], "there is no index 0 in dimension 2, got shape [2, 3]"),
+        (Gather([3]), [(2, 3)], "index 3 does not exist in dimension 1, got shape [2, 3]"),
+        (Gather([0], axis=2), [(2, 3)], "index 0 does not exist in dimension 2, got shape [2, 3]"),
         (Concat(), [(2, 3), (2, 3, 1)], "of one shape, dimension 1 excepted, got [[2, 3], [2, 3"),
         (Concat(), [(2, 3, 4), (2, 3, 5)], "of one shape, dimension 1 excepted, got"),
         (Concat(axis=2), [(2, 3), (2, 3)], "dimension 2 does not exist, got shape [2, 3]"),
@@ -188,7 +188,7 @@ def test_bad_arguments_are_config_errors(make: Any, message: str) -> None:
             "dimension 2 excepted, got [[2, 3, 1], [2, 4, 1]]",
         ),
         (Reshape(leading_dim=4), [(2, 3)], "6 elements do not fill rows of [4], got shape [2, 3]"),
-        (Reshape(selected=[3]), [(2, 3, 4)], "there is no field 3, got shape [2, 3, 4]"),
+        (Reshape(selected=[3]), [(2, 3, 4)], "field 3 does not exist, got shape [2, 3, 4]"),
         (Reshape(selected=[0]), [(2, 3)], "expected a tensor of 3 dimensions, got shape [2, 3]"),
     ],
 )

@@ -90,7 +90,7 @@ class Reshape(nn.Module):
         tensors.dimensions("Reshape.selected", x, 3)
         if x.shape[1] <= self.last:
             raise ConfigError(
-                f"Reshape.selected: there is no field {self.last}, got shape {list(x.shape)}. "
+                f"Reshape.selected: field {self.last} does not exist, got shape {list(x.shape)}. "
                 f"Give fields from 0 to {x.shape[1] - 1}."
             )
         return x.index_select(1, indices).flatten(1)

@@ -82,7 +82,7 @@ class Gather(nn.Module):
         """[n, …] -> the same shape, with len(indices) in dimension `axis`."""
         if x.dim() <= self.axis or x.shape[self.axis] <= self.last:
             raise ConfigError(
-                f"Gather.indices: there is no index {self.last} in dimension {self.axis}, got "
+                f"Gather.indices: index {self.last} does not exist in dimension {self.axis}, got "
                 f"shape {list(x.shape)}. Give indices and an axis within the shape."
             )
         return x.index_select(self.axis, self.indices)
