@@ -8,6 +8,7 @@ crossings, then positions near the neighbours.
 
 from __future__ import annotations
 
+import bisect
 import html
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -66,7 +67,7 @@ def draw(boxes: Sequence[Box], label: str) -> str:
         boxes: in an order that is kept where it does not matter.
         label: what the picture shows, for readers who cannot see it.
     """
-    places = _placed(boxes)
+    places = placed(boxes)
     width = max(place.x + place.width / 2 for place in places) + _MARGIN
     height = max(place.y + place.height for place in places) + _MARGIN
     shapes = []
@@ -101,7 +102,7 @@ class _Place:
 # --- layout ---------------------------------------------------------------------------------------
 
 
-def _placed(boxes: Sequence[Box]) -> list[_Place]:
+def placed(boxes: Sequence[Box]) -> list[_Place]:
     """Return all boxes and points of lines with their positions."""
     ranks = _ranks(boxes)
     places = {box.name: _place(box, ranks[box.name]) for box in boxes}
@@ -207,9 +208,10 @@ def _crossings(rows: Sequence[Sequence[_Place]]) -> int:
         lines = []
         for number, place in enumerate(upper):
             lines += [(number, numbers[id(other)]) for other in place.below]
-        for index, (start, end) in enumerate(lines):
-            for other_start, other_end in lines[:index]:
-                count += (start - other_start) * (end - other_end) < 0
+        ends: list[int] = []  # of the lines that start further left, sorted
+        for _, end in sorted(lines):
+            count += len(ends) - bisect.bisect_right(ends, end)
+            bisect.insort(ends, end)
     return count
 
 

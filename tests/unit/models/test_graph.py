@@ -6,6 +6,7 @@ place.
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from hotbed.errors import ConfigError  # noqa: E402
 from hotbed.models import Graph, layers  # noqa: E402
 from hotbed.models.graph_description import Node, Place  # noqa: E402
 from hotbed.models.graph_layers import LAYERS, NUM_ROWS, inferred  # noqa: E402
+from hotbed.models.graph_picture import Box, placed  # noqa: E402
 
 SCHEMA = hb.Schema(
     [
@@ -364,6 +366,56 @@ def test_a_summary_lists_layers_and_draws_them(tmp_path: Path) -> None:
     plain = hb.RecModel(hb.models.LR(ids, hb.make_tables(ids, dim=1)), "bce")
     with pytest.raises(ConfigError, match=r"summary\.picture: only networks of hb\.models\.Graph"):
         plain.summary(picture=tmp_path / "lr.svg")
+
+
+def test_a_report_shows_the_layers(tmp_path: Path) -> None:
+    trained = model(DCN)
+    history = trained.fit(dataset(), progress=False)
+    page = tmp_path / "report.html"
+    hb.report.write_report(page, {"train": history}, summary=trained.summary())
+    assert trained.network.picture() in page.read_text()
+
+
+@settings(max_examples=60)
+@given(st.lists(st.lists(st.integers(0, 30), max_size=4), min_size=2, max_size=14))
+def test_boxes_and_lines_of_a_picture_keep_apart(sources: list[list[int]]) -> None:
+    boxes = []
+    for number, numbers in enumerate(sources):
+        names = [str(one % number) for one in numbers] if number else []
+        lines = [("name", "x" * (1 + 7 * number % 30)), *[("text", "y")] * (number % 3)]
+        boxes.append(Box(str(number), "layer", lines, names))
+    places = placed(boxes)
+    assert sum(place.box is not None for place in places) == len(boxes)
+    for one, other in itertools.combinations(places, 2):
+        apart_x = abs(one.x - other.x) >= (one.width + other.width) / 2
+        apart_y = one.y + one.height <= other.y or other.y + other.height <= one.y
+        assert apart_x or apart_y
+    tops = {place.box.name: place.y for place in places if place.box}
+    bottoms = {place.box.name: place.y + place.height for place in places if place.box}
+    for box in boxes:
+        assert all(bottoms[source] < tops[box.name] for source in box.sources)
+
+
+def test_a_job_takes_a_description_or_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "graph.json"
+    file.write_text(json.dumps(SMALL))
+    spec: dict[str, Any] = {
+        "schema": {"columns": SCHEMA.to_json()["columns"]},
+        "train": {"kind": "csv", "path": "clicks.csv"},
+        "model": {"kind": "graph", "description": str(file)},
+        "tables": {"dim": 4},
+    }
+    of_file = hb.Job.from_json(spec).rec_model(SCHEMA)
+    spec["model"]["description"] = SMALL
+    of_keys = hb.Job.from_json(spec).rec_model(SCHEMA)
+    assert of_file.network.to_json() == of_keys.network.to_json() == SMALL
+    spec["model"]["description"] = changed("layers", 0, "hiden", to=[8])
+    with pytest.raises(ConfigError, match=r"^job\.model\.description\.layers\[0\]\.hiden: unknown"):
+        hb.Job.from_json(spec).rec_model(SCHEMA)
+    file.write_text(json.dumps(spec["model"]["description"]))
+    spec["model"]["description"] = str(file)
+    with pytest.raises(ConfigError, match=r"graph\.json: layers\[0\]\.hiden: unknown"):
+        hb.Job.from_json(spec).rec_model(SCHEMA)
 
 
 def test_labels_are_a_tensor_or_a_dict_as_the_schema_has_them() -> None:
