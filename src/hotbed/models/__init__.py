@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranking models, one file each.
 
-`model(batch)` returns logits [n], or logits by label for several labels.
+`model(batch)` returns logits [n], or logits by label for several labels. `recorded` looks at the
+tensors of any of them, or of a network of your own.
 """
 
 from hotbed.models.bst import BST
@@ -15,6 +16,7 @@ from hotbed.models.fm import FM
 from hotbed.models.graph import Graph
 from hotbed.models.lr import LR
 from hotbed.models.mmoe import MMoE
+from hotbed.models.recorded import recorded
 from hotbed.models.wide_deep import WideDeep
 
 __all__ = [
@@ -31,6 +33,7 @@ __all__ = [
     "LR",
     "MMoE",
     "WideDeep",
+    "recorded",
 ]
 
 

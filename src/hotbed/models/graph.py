@@ -112,6 +112,20 @@ class Graph(nn.Module):
             boxes.append(Box(f"label {label}", "output", lines, [makers[name]]))
         return draw(boxes, "layers of the network")
 
+    @property
+    def tensors(self) -> dict[str, str]:
+        """The module that returns each tensor, by its name, as `hb.models.recorded` reads it."""
+        paths: dict[str, str] = {}
+        for node in self._network.inputs:
+            paths.update({name: f"inputs[{name}]" for name in node.outputs})
+        for node in self._network.layers:
+            path = f"layers.{node.name}"
+            if len(node.outputs) == 1:
+                paths[node.outputs[0]] = path
+            else:
+                paths.update({name: f"{path}[{i}]" for i, name in enumerate(node.outputs)})
+        return paths
+
     def rows(self) -> list[tuple[str, str, str, int]]:
         """Return name, kind, shapes of outputs and number of weights of each input and layer."""
         rows = []
