@@ -2,7 +2,8 @@
 """Losses: values that turn predictions and labels of a batch into one number to minimize.
 
 A loss is called as `loss(prediction, label, weight)`: logits [n], labels [n], sample weights [n] or
-None -> scalar, in float32. `MultiTask` takes both as mappings by label.
+None -> scalar, in float32. `CrossEntropy` takes logits [n, 2]; `MultiTask` takes predictions and
+labels as mappings by label. Penalties of weights are `l1` and `l2` of the optimizers.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from hotbed.errors import ConfigError
 __all__ = [
     "BCE",
     "MSE",
+    "CrossEntropy",
     "Focal",
     "Loss",
     "MultiTask",
@@ -43,6 +45,9 @@ T = TypeVar("T", Tensor, float)
 class Loss(ABC):
     """Base of the losses of one label; use `BCE`, `MSE`, …."""
 
+    outputs: ClassVar[tuple[int, ...]] = ()
+    """Shape of the prediction of a sample."""
+
     def __call__(
         self,
         prediction: Tensor,
@@ -59,13 +64,17 @@ class Loss(ABC):
         Raises:
             ConfigError: the shapes differ; broadcasting [n, 1] against [n] would be n * n losses.
         """
-        if prediction.shape != label.shape or (weight is not None and weight.shape != label.shape):
+        expected = (*label.shape, *self.outputs)
+        wrong_weight = weight is not None and weight.shape != label.shape
+        if prediction.shape != expected or wrong_weight:
             tensors = (prediction, label, weight)
             shapes = [None if tensor is None else list(tensor.shape) for tensor in tensors]
+            advice = "Give [n] each, for example network(batch).squeeze(-1)."
+            if self.outputs:
+                advice = f"Give logits [n, {self.outputs[0]}], labels [n] and weights [n]."
             raise ConfigError(
                 f"{type(self).__name__}: prediction, label and weight differ in shape, got "
-                f"{shapes[0]}, {shapes[1]}, {shapes[2]}. "
-                "Give [n] each, for example network(batch).squeeze(-1)."
+                f"{shapes[0]}, {shapes[1]}, {shapes[2]}. {advice}"
             )
         if weight is not None:
             weight = weight.float()
@@ -124,6 +133,31 @@ class BCE(Loss):
             pos_weight=positive,
         )
         return total / max(len(label), 1)
+
+
+@dataclass(frozen=True)
+class CrossEntropy(Loss):
+    """Cross-entropy of two logits a sample, mean over samples: one for label 0, one for label 1.
+
+    A sample's loss is -((1 - y) log p0 + y log p1) * weight, with p = softmax(x) of its logits
+    [n, 2]. It is BCE of the difference x1 - x0; predictions are p1.
+
+    Source: HugeCTR's CrossEntropyLoss.
+    """
+
+    outputs: ClassVar[tuple[int, ...]] = (2,)
+
+    def difference(self, prediction: Tensor) -> Tensor:
+        """Return the logits [n] of label 1 from logits [n, 2]."""
+        return prediction[:, 1] - prediction[:, 0]
+
+    def _mean(
+        self,
+        prediction: Tensor,
+        label: Tensor,
+        weight: Tensor | None,
+    ) -> Tensor:
+        return BCE()(self.difference(prediction), label, weight)
 
 
 @dataclass(frozen=True)
@@ -288,7 +322,9 @@ class MultiTask:
 
 
 def get_loss(name: str) -> Loss:
-    """Return a loss by name, with default settings: bce, mse, focal, pairwise or softmax."""
+    """Return a loss by name, with default settings: bce, cross_entropy, mse, focal, pairwise or
+    softmax.
+    """
     loss: Loss = config.build(name, Loss, "loss")
     return loss
 

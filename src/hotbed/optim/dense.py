@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,7 +50,9 @@ def dense_optimizer(
 
     Args:
         spec: a torch optimizer (returned as it is), a name such as "adam" (torch's defaults), or a
-            rule value such as `hb.Adam(lr=1e-3)`, whose l2 becomes torch's weight_decay.
+            rule value such as `hb.Adam(lr=1e-3)`. Its l2 becomes torch's weight_decay, and its l1
+            adds l1 * sign(w) to the gradients, as for rows: together they minimize the loss plus
+            l1 * sum(abs(w)) + l2 / 2 * sum(w^2).
         parameters: the dense parameters; those that require no gradient are left out.
 
     Raises:
@@ -79,7 +82,18 @@ def dense_optimizer(
         keywords = {"fused": True, **keywords}
     if not trained:
         return None
-    return cls(trained, **keywords)
+    made = cls(trained, **keywords)
+    if isinstance(spec, rules.Rule) and spec.l1:
+        made.register_step_pre_hook(partial(_add_l1, l1=spec.l1))
+    return made
+
+
+def _add_l1(optimizer: torch.optim.Optimizer, *arguments: Any, l1: float) -> None:
+    """Add the gradient of l1 * sum(abs(w)) to the gradients, before a step."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                parameter.grad.add_(torch.sign(parameter.detach()), alpha=l1)
 
 
 def set_dense_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
@@ -98,9 +112,9 @@ def set_dense_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 def _from_rule(rule: rules.Rule) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
     common: dict[str, Any] = {"lr": rule.lr, "weight_decay": rule.l2}
-    if rule.l1 or rule.clip is not None or rule.scope != "touched":
+    if rule.clip is not None or rule.scope != "touched":
         raise ConfigError(
-            f"optimizer: l1, clip and scope apply to rows of tables only, got {rule}. "
+            f"optimizer: clip and scope apply to rows of tables only, got {rule}. "
             "Leave them out for the dense parameters; ClipGradients clips both."
         )
     if isinstance(rule, rules.Adam):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hotbed.errors import ConfigError, DataError
-from hotbed.models.losses import BCE, Focal, Loss, MultiTask, get_loss
+from hotbed.models.losses import BCE, CrossEntropy, Focal, Loss, MultiTask, get_loss
 
 BCE_FUNCTION = nn.functional.binary_cross_entropy_with_logits
 Outputs = Tensor | dict[str, Tensor]
@@ -100,9 +100,17 @@ class Criterion:
         loss = self.loss_fn
         if label is not None:
             loss = self._of(label)
+        if isinstance(loss, CrossEntropy):
+            outputs = loss.difference(outputs)
         if _takes_logits(loss):
             return torch.sigmoid(outputs)
         return outputs
+
+    @property
+    def gives_probabilities(self) -> bool:
+        """Whether every prediction is a probability."""
+        losses = [self.loss_fn if label is None else self._of(label) for label in self.labels]
+        return all(_takes_logits(loss) for loss in losses)
 
     def _check_labels(self, outputs: Outputs, labels: Any) -> None:
         """Raise if labels do not fit the outputs or the loss.
@@ -192,7 +200,9 @@ def _check_range(place: str, loss: Any, labels: Tensor) -> None:
 
 def _takes_logits(loss: Any) -> bool:
     """Return whether a loss is a cross-entropy of logits and labels from 0 to 1."""
-    return isinstance(loss, (BCE, Focal, nn.BCEWithLogitsLoss)) or loss is BCE_FUNCTION
+    return (
+        isinstance(loss, (BCE, CrossEntropy, Focal, nn.BCEWithLogitsLoss)) or loss is BCE_FUNCTION
+    )
 
 
 def _with_weight(loss: Any) -> WeightedLoss:

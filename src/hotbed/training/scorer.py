@@ -80,9 +80,7 @@ class Scorer:
         """
         if self.has_own_outputs or self.criterion is None:
             return False
-        zero = torch.zeros(())
-        middles = [self.criterion.activate(zero, label) for label in self.criterion.labels]
-        return all(float(middle) == 0.5 for middle in middles)
+        return self.criterion.gives_probabilities
 
     def outputs(self, example: Example) -> Scores:
         """Return the outputs for one example, as NumPy arrays on the host.

@@ -4,8 +4,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="torch absent")
 
@@ -16,6 +20,7 @@ from hotbed.errors import ConfigError  # noqa: E402
 from hotbed.models.losses import (  # noqa: E402
     BCE,
     MSE,
+    CrossEntropy,
     Focal,
     Loss,
     MultiTask,
@@ -31,6 +36,119 @@ ALL = (BCE, MSE, Focal, Pairwise, Softmax)
 
 def draw(n: int = 20) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return torch.randn(n), (torch.rand(n) < 0.4).float(), torch.rand(n)
+
+
+def log_sigmoid(x: np.ndarray) -> np.ndarray:
+    return -np.logaddexp(0.0, -x)
+
+
+def bce_of(x: np.ndarray, y: np.ndarray, w: np.ndarray) -> float:
+    return float(np.mean(-w * (y * log_sigmoid(x) + (1 - y) * log_sigmoid(-x))))
+
+
+def cross_entropy_of(x: np.ndarray, y: np.ndarray, w: np.ndarray) -> float:
+    exp = np.exp(x - x.max(1, keepdims=True))
+    p = exp / exp.sum(1, keepdims=True)
+    return float(np.mean(-w * np.log(np.where(y < 0.5, p[:, 0], p[:, 1]))))
+
+
+def focal_of(x: np.ndarray, y: np.ndarray, w: np.ndarray) -> float:
+    log_p = np.where(y > 0.5, log_sigmoid(x), log_sigmoid(-x))
+    return float(np.mean(-w * (1 - np.exp(log_p)) ** 2 * log_p))
+
+
+def pairwise_of(x: np.ndarray, y: np.ndarray, w: np.ndarray) -> float:
+    pairs = [(i, j) for i in np.flatnonzero(y > 0.5) for j in np.flatnonzero(y <= 0.5)]
+    total = sum(w[i] * w[j] * np.logaddexp(0.0, x[j] - x[i]) for i, j in pairs)
+    return float(total) / max(len(pairs), 1)
+
+
+def softmax_of(x: np.ndarray, y: np.ndarray, w: np.ndarray) -> float:
+    log_share = x - np.logaddexp.reduce(x)
+    return float(-np.sum(y * w * log_share) / max(np.sum(y * w), 1e-12))
+
+
+REFERENCES: dict[Any, Any] = {
+    BCE: bce_of,
+    CrossEntropy: cross_entropy_of,
+    MSE: lambda x, y, w: float(np.mean(w * (x - y) ** 2)),
+    Focal: focal_of,
+    Pairwise: pairwise_of,
+    Softmax: softmax_of,
+}
+
+
+@pytest.mark.parametrize("cls", REFERENCES)
+@given(seed=st.integers(0, 2**32 - 1), rows=st.integers(1, 12))
+@settings(max_examples=20)
+def test_losses_and_gradients_equal_numpy(cls: Any, seed: int, rows: int) -> None:
+    """Gradients against central differences of the reference in float64."""
+    random = np.random.default_rng(seed)
+    x = 3 * random.normal(size=(rows, *cls.outputs))
+    y = (random.random(rows) < 0.4).astype(np.float64)
+    w = random.random(rows)
+    logits = torch.tensor(x, dtype=torch.float32, requires_grad=True)
+    loss = cls()(logits, torch.tensor(y), torch.tensor(w))
+    loss.backward()
+    reference = REFERENCES[cls]
+    assert loss.item() == pytest.approx(reference(x, y, w), rel=1e-4, abs=1e-5)
+    assert logits.grad is not None
+    for place in np.ndindex(x.shape):
+        step = np.zeros_like(x)
+        step[place] = 1e-5
+        slope = (reference(x + step, y, w) - reference(x - step, y, w)) / 2e-5
+        assert logits.grad[place].item() == pytest.approx(slope, rel=1e-3, abs=1e-5)
+
+
+def test_labels_with_target_weights_are_multi_task() -> None:
+    """HugeCTR's MultiCrossEntropyLoss: the mean over samples and labels of weighted entropies."""
+    random = np.random.default_rng(3)
+    x = random.normal(size=(8, 3))
+    y = (random.random((8, 3)) < 0.5).astype(np.float64)
+    targets = {"a": 0.5, "b": 1.0, "c": 2.5}
+    entropies = -(y * log_sigmoid(x) + (1 - y) * log_sigmoid(-x))
+    wanted = float(np.mean(entropies * np.array(list(targets.values()))))
+    losses = {name: BCE() for name in targets}
+    loss = MultiTask(losses, {name: weight / 3 for name, weight in targets.items()})
+    logits = torch.tensor(x, dtype=torch.float32, requires_grad=True)
+    labels = torch.tensor(y, dtype=torch.float32)
+    value = loss(
+        dict(zip(targets, logits.T, strict=True)), dict(zip(targets, labels.T, strict=True))
+    )
+    value.backward()
+    assert value.item() == pytest.approx(wanted, rel=1e-5)
+    slopes = (1 / (1 + np.exp(-x)) - y) * np.array(list(targets.values())) / x.size
+    np.testing.assert_allclose(logits.grad, slopes, atol=1e-6)
+
+
+def test_two_logits_predict_evaluate_and_train_as_their_difference() -> None:
+    """A head of two outputs with CrossEntropy against one of their difference with BCE."""
+    import hotbed as hb
+
+    class Difference(torch.nn.Module):
+        def __init__(self, head: Any) -> None:
+            super().__init__()
+            self.head = head
+
+        def forward(self, data: Any) -> Any:
+            two = self.head(data)
+            return two[:, 1] - two[:, 0]
+
+    def trained(wrap: Any, loss: Any) -> Any:
+        torch.manual_seed(1)
+        model = hb.RecModel(wrap(torch.nn.Linear(3, 2)), loss, "sgd", {"auc", "log_loss"})
+        model.fit([(x, y)] * 3, progress=False)
+        return model
+
+    torch.manual_seed(0)
+    x = torch.randn(16, 3)
+    y = (x[:, 0] > 0).float()
+    one = trained(Difference, "bce")
+    two = trained(lambda head: head, "cross_entropy")
+    np.testing.assert_allclose(two.predict([(x, y)]), one.predict([(x, y)]), atol=1e-6)
+    assert two.evaluate([(x, y)]) == pytest.approx(one.evaluate([(x, y)]), abs=1e-6)
+    with pytest.raises(ConfigError, match=r"CrossEntropy: .*got \[4\], \[4\].*\[n, 2\]"):
+        CrossEntropy()(torch.zeros(4), torch.zeros(4))
 
 
 def test_bce_is_torchs_mean_with_and_without_weights() -> None:

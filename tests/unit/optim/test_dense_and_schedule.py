@@ -55,6 +55,37 @@ def test_a_rule_that_torch_does_not_have_is_refused(rule: Any) -> None:
         dense_optimizer(rule, nn.Linear(2, 2).parameters())
 
 
+@pytest.mark.parametrize("make", [hb.Sgd, hb.Adam, hb.Adagrad])
+def test_l1_and_l2_are_penalties_of_the_dense_weights(make: Any) -> None:
+    """HugeCTR's regularizers: lambda / batch sum(abs(w)), and lambda / (2 batch) sum(w^2)."""
+    batch_size, lambda1, lambda2 = 16, 0.8, 0.3
+    x = torch.randn(batch_size, 3)
+
+    def layer() -> nn.Linear:
+        torch.manual_seed(2)
+        return nn.Linear(3, 2)
+
+    penalized, plain = layer(), layer()
+    rule = make(lr=0.1, l1=lambda1 / batch_size, l2=lambda2 / batch_size)
+    first = dense_optimizer(rule, penalized.parameters())
+    second = dense_optimizer(make(lr=0.1), plain.parameters())
+    assert first is not None
+    assert second is not None
+    for _ in range(3):
+        first.zero_grad()
+        penalized(x).square().mean().backward()
+        first.step()
+        second.zero_grad()
+        weights = torch.cat([weight.flatten() for weight in plain.parameters()])
+        penalty = lambda1 / batch_size * weights.abs().sum()
+        penalty = penalty + lambda2 / (2 * batch_size) * weights.square().sum()
+        (plain(x).square().mean() + penalty).backward()
+        second.step()
+        for one, other in zip(penalized.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
+    assert not torch.equal(penalized.weight, layer().weight)
+
+
 @pytest.mark.parametrize("name", sorted(NAMES))
 def test_every_name_makes_its_optimizer_and_no_parameters_make_none(name: str) -> None:
     assert isinstance(dense_optimizer(name, nn.Linear(2, 2).parameters()), NAMES[name])
