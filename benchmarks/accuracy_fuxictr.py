@@ -11,10 +11,12 @@ an epoch, one a run and, last, the mean and deviation over the seeds.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import logging
 import os
 import statistics
+import sys
 import tempfile
 import time
 import warnings
@@ -24,6 +26,9 @@ from typing import Any
 warnings.filterwarnings("ignore")
 logging.disable(logging.INFO)
 os.environ["TQDM_DISABLE"] = "1"
+
+if importlib.util.find_spec("fuxictr") is None:
+    sys.exit("fuxictr is not installed. Run this in an environment with the packages named above.")
 
 import torch  # noqa: E402
 from frappe import FIELDS  # noqa: E402

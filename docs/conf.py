@@ -104,6 +104,7 @@ def setup(app: Any) -> None:
     write_reference()
     app.connect("source-read", add_navigation)
     app.connect("autodoc-skip-member", skip_fields)
+    app.connect("autodoc-process-signature", own_signature)
 
 
 def skip_fields(
@@ -112,6 +113,15 @@ def skip_fields(
     """Leave out the fields of named tuples, which `Attributes` in their docstrings describes."""
     if type(value).__name__ == "_tuplegetter":
         return True
+    return None
+
+
+def own_signature(
+    app: Any, what: str, name: str, value: Any, options: Any, arguments: str, returned: str
+) -> tuple[str, str] | None:
+    """Show a class that has no constructor without the arguments of `nn.Module`'s."""
+    if what == "class" and arguments == "(*args: Any, **kwargs: Any)":
+        return "()", returned
     return None
 
 

@@ -409,10 +409,10 @@ class _Reading:
         return self._too_many
 
     def _replace_damaged(self, line: bytes, lines: bytes) -> bytes:
-        """Return the line that pyarrow reads in place of one that is not UTF-8.
+        """Return the line that pyarrow reads for a `line` that is not UTF-8.
 
-        If the number of its fields is wrong, it is a line with too many: pyarrow gives a handler
-        text only. It stays if it has the right number, or where a quoted value may hold it.
+        A line with a wrong number of fields is replaced, because pyarrow gives its handler text
+        only. Any other line stays, and so does a line that may be part of a quoted value.
         """
         source = self.source
         separators = line.count(source.separator.encode())

@@ -202,7 +202,11 @@ def _write_report(job: Job, model: RecModel, histories: Mapping[str, History]) -
     from hotbed.training.described import summary_of
     from hotbed.training.watching.report import write_report
 
-    about: dict[str, Any] = {"seed": job.seed, "batch size": job.fit.batch_size}
+    about: dict[str, Any] = {"seed": job.seed}
+    if job.train is not None:
+        about["batch size"] = job.fit.batch_size
+    if job.stream is not None:
+        about["batch size, stream"] = job.fit.stream_batch_size or job.fit.batch_size
     for name, source in (("train", job.train), ("valid", job.valid), ("stream", job.stream)):
         if source is not None:
             about[f"data, {name}"] = source

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server must have in common with the run that it follows."""
+"""Compare the rows of a server with those of the run that it follows."""
 
 from __future__ import annotations
 
