@@ -158,6 +158,11 @@ void catch_up(Table& table) {
   for_each_range(16, {&table}, [](Table& t, int first, int last) { t.catch_up(first, last); });
 }
 
+uint64_t size(Table& table) {
+  std::lock_guard lock(table.mutex());
+  return table.size();
+}
+
 nb::dict stats(Table& table) {
   std::lock_guard lock(table.mutex());
   const TableStats s = table.stats();
@@ -267,7 +272,7 @@ void init_table(nb::module_& m) {
       .def("gather", &gather, nb::arg("slots"), nb::arg("out"))
       .def("evict", &evict, nb::arg("now"), nb::arg("first"), nb::arg("last"))
       .def("catch_up", &catch_up)
-      .def("size", &Table::size)
+      .def("size", &size)
       .def("stats", &stats)
       .def("load_counters", &Table::load_counters, nb::arg("admitted"), nb::arg("refused"), nb::arg("evicted"))
       .def("export_partition", &export_partition, nb::arg("partition"))

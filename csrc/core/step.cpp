@@ -222,7 +222,7 @@ void Step::pool_part(Part& part, const std::vector<OutputRows>& out) const {
 void Step::keep() {
   for (Part& part : parts_) {
     part.distinct.keep();
-    part.evictions = part.table->num_evictions();
+    part.withdrawn = part.table->num_withdrawn();
     part.step = part.table->step();
     part.generation = part.table->generation();
     part.table->retain(part.generation);
@@ -242,7 +242,7 @@ void Step::pool(const std::vector<OutputRows>& out) {
   std::vector<Part*> small;
   for (Part& part : parts_) {
     const bool behind = part.table->scope() != Scope::kTouched && part.step != part.table->step();
-    if (behind || part.evictions != part.table->num_evictions()) refresh(part);
+    if (behind || part.withdrawn != part.table->num_withdrawn()) refresh(part);
     if (part.ranges.size() == 1) small.push_back(&part);
   }
   ThreadPool::instance().run(static_cast<int>(small.size()),
@@ -268,7 +268,7 @@ void Step::adopt_slots(const int64_t* slots, int64_t n) {
   uniques.slots.resize(uniques.ids.size());
   for (size_t u = 0; u < uniques.ids.size(); u++)
     uniques.slots[u] = uniques.ids[u] < 0 ? kNoSlot : static_cast<uint32_t>(uniques.ids[u]);
-  part.evictions = part.table->num_evictions();
+  part.withdrawn = part.table->num_withdrawn();
   part.distinct.keep();
 }
 
@@ -313,10 +313,13 @@ bool Step::sum_gradients(const std::vector<GradientRows>& grads, const std::vect
   std::vector<Task> tasks;
   for (size_t t = 0; t < parts_.size(); t++)
     for (size_t r = 0; r < parts_[t].ranges.size(); r++) tasks.push_back({t, r});
-  for (Part& part : parts_)  // max pooling reads the rows again; eviction or growth may have come between
-    if (std::any_of(part.features.begin(), part.features.end(),
-                    [&](int f) { return features_[static_cast<size_t>(f)].pooling == Pooling::kMax; }))
-      read(part);
+  for (Part& part : parts_) {  // max pooling reads the rows again; eviction or growth may have come between
+    if (std::none_of(part.features.begin(), part.features.end(),
+                     [&](int f) { return features_[static_cast<size_t>(f)].pooling == Pooling::kMax; }))
+      continue;
+    const std::lock_guard lock(part.table->mutex());
+    read(part);
+  }
   std::atomic<bool> finite{true};
   ThreadPool::instance().run(static_cast<int>(tasks.size()), [&](int i) {
     const Part& part = parts_[tasks[static_cast<size_t>(i)].part];
@@ -358,7 +361,7 @@ std::unique_ptr<Step> Step::merge(const std::vector<const Step*>& steps,
   merged_sums->assign(tables.size(), {});
   for (size_t t = 0; t < tables.size(); t++) {
     merged->parts_[t].ranges.resize(1);
-    merged->parts_[t].evictions = UINT64_MAX;
+    merged->parts_[t].withdrawn = UINT64_MAX;
     merged->parts_[t].generation = tables[t]->generation();
   }
   for (size_t s = 0; s < steps.size(); s++)
@@ -369,7 +372,7 @@ std::unique_ptr<Step> Step::merge(const std::vector<const Step*>& steps,
       std::vector<float>& sum = (*merged_sums)[t];
       const size_t dim = static_cast<size_t>(part.table->config().dim);
       const float* from = sums[s][p];
-      merged->parts_[t].evictions = std::min(merged->parts_[t].evictions, part.evictions);
+      merged->parts_[t].withdrawn = std::min(merged->parts_[t].withdrawn, part.withdrawn);
       merged->parts_[t].generation = part.table->older(merged->parts_[t].generation, part.generation);
       for (const Uniques& range : part.ranges)
         for (size_t u = 0; u < range.ids.size(); u++, from += dim) {
@@ -393,8 +396,8 @@ std::unique_ptr<Step> Step::merge(const std::vector<const Step*>& steps,
   return merged;
 }
 
-// Brings a plan up to date after evictions and updates: an evicted id has no row any more, so that it reads as absent
-// and takes no gradient; a row that missed steps replays them.
+// Brings a plan up to date after withdrawals and updates: a withdrawn id has no row any more, so that it reads as
+// absent and takes no gradient; a row that missed steps replays them.
 void Step::refresh(Part& part) const {
   for (Uniques& range : part.ranges) {
     Uniques probe;
@@ -415,7 +418,7 @@ void Step::apply(const std::vector<const float*>& sums, const std::vector<double
   std::vector<Table*> eager;
   for (size_t t = 0; t < parts_.size(); t++) {
     if (!parts_[t].table->learns()) continue;
-    if (retained_ && parts_[t].evictions != parts_[t].table->num_evictions()) refresh(parts_[t]);
+    if (retained_ && parts_[t].withdrawn != parts_[t].table->num_withdrawn()) refresh(parts_[t]);
     parts_[t].table->begin_update(rates[t]);
     if (parts_[t].table->scope() == Scope::kAll) eager.push_back(parts_[t].table.get());
     for (size_t r = 0; r < parts_[t].ranges.size(); r++) tasks.push_back({t, r});

@@ -55,7 +55,7 @@ class Step {
                                      std::vector<std::vector<float>>* merged_sums);
   // Finds the first id of `table` whose sum is not finite; returns false where all sums are finite.
   bool find_nonfinite(int table, const float* sums, int64_t* id) const noexcept;
-  // Applies the rule once to every id with a row. Rows evicted since the lookup are passed over.
+  // Applies the rule once to every id with a row. Rows withdrawn since the lookup are passed over.
   void apply(const std::vector<const float*>& sums, const std::vector<double>& rates);
 
  private:
@@ -67,8 +67,8 @@ class Step {
     Column<const float*> rows;  // unique id -> fp32 row
     Column<float> copies;       // of rows that have no fp32 storage: half precision, absent ids
     int64_t num_unique = 0;
-    uint64_t evictions = 0;  // of the table when it was mapped
-    uint64_t step = 0;       // likewise
+    uint64_t withdrawn = 0;  // rows that the table had withdrawn when it was mapped
+    uint64_t step = 0;       // of the table, likewise
     int generation = 0;
   };
   class Locked;

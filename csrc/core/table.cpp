@@ -88,6 +88,7 @@ void Table::resolve(Uniques& uniques, bool training) {
     if (slot != kNoSlot && expires && partitions_[p].stale && expired(rows_[slot])) {
       if (training) {  // past its time but not swept yet: it starts anew
         remove_row(p, uniques.ids[u], slot);
+        num_withdrawn_.fetch_add(1);
       }
       slot = kNoSlot;
     }
@@ -330,6 +331,7 @@ bool Table::remove(int64_t id) {
   const uint32_t slot = maps_[p].find(id, hash);
   if (slot == kNoSlot) return false;
   remove_row(p, id, slot);
+  num_withdrawn_.fetch_add(1);
   return true;
 }
 

@@ -150,7 +150,9 @@ class Table {
   uint64_t sweep(int first_partition, int last_partition);
   bool stale(int partition) const noexcept { return partitions_[static_cast<size_t>(partition)].stale; }
   int64_t watermark() const noexcept { return watermark_; }
-  uint64_t num_evictions() const noexcept { return num_evictions_.load(); }
+  // Rows that expired or were removed: from then on they are absent for plans in flight, too. The victims of a full
+  // partition are not among them.
+  uint64_t num_withdrawn() const noexcept { return num_withdrawn_.load(); }
 
   // --- plans in flight: their slots are not reused before they retire. A plan often lives until the next one is made,
   // so that there is always one: plans belong to the generation they were made in, and a slot waits for the plans of
@@ -227,7 +229,7 @@ class Table {
   std::vector<Partition> partitions_;
   TableMutex mutex_;
   std::atomic<int> plans_[2] = {0, 0}, generation_{0};
-  std::atomic<uint64_t> num_evictions_{0};
+  std::atomic<uint64_t> num_withdrawn_{0};
   std::atomic<bool> quarantined_{false};
   uint64_t cap_ = 0;  // rows a partition may keep; 0 = no cap
   Frozen frozen_ = Frozen::kNothing;

@@ -139,6 +139,7 @@ uint64_t Table::sweep(int first, int last) {
     std::sort(dead.begin(), dead.end());  // the order of reuse must not depend on the layout of the map
     for (const auto& [id, slot] : dead) remove_row(p, id, slot);
     removed += dead.size();
+    num_withdrawn_.fetch_add(dead.size());
     if (!dead.empty()) maps_[p].shrink();
   }
   return removed;
@@ -155,7 +156,6 @@ void Table::remove_row(int p, int64_t id, uint32_t slot) {
     partition.free.push_back(slot);
   }
   partition.evicted++;
-  num_evictions_.fetch_add(1);
 }
 
 int64_t Table::victim_key(const Row& row) const noexcept {
@@ -180,8 +180,9 @@ bool Table::evict_one(int p, const std::vector<uint32_t>& in_batch) {
   };
   Victim victim;
   if (!partition.victims.pop(scan, current, &victim)) return false;
+  // With plans in flight the slot rests; reserve() has provided a fresh one for this insertion. Those plans still read
+  // and update the row: their batches came before this one, so that mapping ahead changes no bit.
   remove_row(p, victim.id, victim.slot);
-  // With plans in flight the slot rests; reserve() has provided a fresh one for this insertion.
   return true;
 }
 

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <string>
 
@@ -360,6 +361,58 @@ TEST_CASE("mapping and pooling in two calls is a lookup, bit for bit") {
         CHECK(std::memcmp(expected.data(), out.data(), out.size() * sizeof(float)) == 0);
         CHECK(same_bits(whole.dump(), split.dump()));
       }
+    }
+}
+
+TEST_CASE("batches that are mapped ahead of the steps before them change no bit, whatever their maps evict") {
+  for (size_t batch : {size_t{100}, size_t{40000}})  // 40000 ids cut a table into ranges
+    for (size_t depth : {size_t{1}, size_t{3}}) {
+      CAPTURE(batch);
+      CAPTURE(depth);
+      TableConfig a = config("a", 4), b = config("b", 3);
+      a.eviction.max_rows = 256 * (batch / 100), a.keep_seen = true;
+      b.eviction.max_rows = 256 * (batch / 100), b.eviction.by_count = true, b.keep_count = true;
+      b.admission.kind = AdmitKind::kMinCount, b.admission.min_count = 2, b.default_value = 0.5f;
+      const std::vector<Feature> features = {{0, Pooling::kSum}, {1, Pooling::kMax}};
+      const int num_steps = 12;
+      Draw draw(11);
+      std::vector<std::vector<std::vector<int64_t>>> ids;
+      for (int s = 0; s < num_steps; s++) ids.push_back(draw_ids(draw, 2, batch, batch * 3));
+      const int64_t n = static_cast<int64_t>(batch);
+      const auto input = [&](size_t s) {
+        return std::vector<FeatureIds>{{ids[s][0].data(), n, nullptr, nullptr, n},
+                                       {ids[s][1].data(), n, nullptr, nullptr, n}};
+      };
+      const auto learn = [&](Step& step) {  // returns what the lookup gave
+        std::vector<float> out(batch * 7), grad(out.size());
+        step.pool({{out.data(), 7}, {out.data() + 4, 7}});
+        for (size_t i = 0; i < grad.size(); i++) grad[i] = out[i] + 0.01f * static_cast<float>(i % 13);
+        std::vector<float> first(static_cast<size_t>(step.num_unique(0) * 4));
+        std::vector<float> second(static_cast<size_t>(step.num_unique(1) * 3));
+        REQUIRE(step.sum_gradients({{grad.data(), 7}, {grad.data() + 4, 7}}, {first.data(), second.data()}));
+        step.apply({first.data(), second.data()}, {0.1, 0.1});
+        return out;
+      };
+      Group alone({a, b}), ahead({a, b});
+      std::deque<std::unique_ptr<Step>> mapped;
+      size_t next = 0;
+      for (size_t s = 0; s < num_steps; s++) {
+        const std::vector<int64_t> times(batch, static_cast<int64_t>(s));
+        Step step(alone.tables, features);
+        step.map(input(s), times.data(), true);
+        const std::vector<float> expected = learn(step);
+        for (; next < num_steps && next <= s + depth; next++) {
+          const std::vector<int64_t> times_of_next(batch, static_cast<int64_t>(next));
+          mapped.push_back(std::make_unique<Step>(ahead.tables, features));
+          mapped.back()->map(input(next), times_of_next.data(), true);
+        }
+        const std::vector<float> out = learn(*mapped.front());
+        mapped.pop_front();
+        CHECK(std::memcmp(expected.data(), out.data(), out.size() * sizeof(float)) == 0);
+      }
+      CHECK(alone.tables[0]->stats().evicted > 200);
+      CHECK(alone.tables[0]->stats().evicted == ahead.tables[0]->stats().evicted);
+      CHECK(same_bits(alone.dump(), ahead.dump()));
     }
 }
 
