@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from .serving.parameter_server import ParameterServer as ParameterServer
     from .serving.session import InferenceSession as InferenceSession
     from .training import callbacks as callbacks
+    from .training.ahead import Ahead as Ahead
     from .training.load import load as load
     from .training.model import RecModel as RecModel
     from .training.watching import report as report
@@ -81,6 +82,7 @@ __version__ = "0.1.0"
 _HOMES: dict[str, str] = {
     "Adagrad": "embedding.rule:Adagrad",
     "Adam": "embedding.rule:Adam",
+    "Ahead": "training.ahead:Ahead",
     "Batch": "data.batch:Batch",
     "Boost": "optim.precision:Boost",
     "Client": "serving.client:Client",

@@ -26,7 +26,7 @@ from hotbed.persist.resume import DEAD_LETTER_BYTES, EPOCHS, STREAM, compare, fi
 from hotbed.persist.store import JOURNAL, LETTERS, LocalStore, open_store
 from hotbed.training.evict import TOPIC, sweeping
 from hotbed.training.loop import passed
-from hotbed.training.run import Counts, Run
+from hotbed.training.run import Counts, Run, WallClock
 from hotbed.training.scorer import Progressive
 from hotbed.training.watching.columns import columns, rows_of
 
@@ -122,6 +122,7 @@ class Checkpoint:
         self._caught: list[tuple[int, Position]] = []  # step and position of the write under way
         self._saver: Saver | None = None
         self._ready = False
+        self._clock = WallClock()
         self._opened = ExitStack()  # journal, dead letters and locks of the run
         self._thread: ThreadPoolExecutor | None = None
         self._published: list[Future[Any]] = []
@@ -172,8 +173,14 @@ class Checkpoint:
             self._settle(run, raises=True)
         self._due = False
         self._looked = run.step
+        self._clock = run.clock
         self._at = run.clock()
         self._ready = True
+
+    def barrier(self, step: int, now: int | None) -> bool:
+        if self._saver is None or (self._saver.busy and not self._wait):
+            return False  # a save that is due takes place when the write under way is done
+        return self._is_due(self._clock()) or passed(step, self._looked, self._every)
 
     def on_step_end(self, run: Run) -> None:
         self._due = self._due or passed(run.step, self._looked, self._every)
@@ -235,7 +242,7 @@ class Checkpoint:
             self._settle(run, raises=False)
         now = run.clock()
         self._at = min(self._at, now)  # the clock may be set back
-        if not (self._due or (self._seconds is not None and now - self._at >= self._seconds)):
+        if run.ahead or not self._is_due(now):  # behind the next barrier, nothing is ahead
             return
         late = run.step - self._looked >= PATIENCE
         if _moment(run) == self._saved_at or (self._saver.busy and not self._wait):
@@ -250,6 +257,9 @@ class Checkpoint:
         self._due = False
         self._looked = run.step
         self._at = now
+
+    def _is_due(self, now: float) -> bool:
+        return self._due or (self._seconds is not None and now - self._at >= self._seconds)
 
     def _finish(self, run: Run, *, whole: bool, raises: bool) -> None:
         """Save this step if it is `whole` and not saved yet, and wait until it is on disk."""
@@ -408,6 +418,7 @@ def _tracks_changes(run: Run) -> bool:
 
 def state_of(run: Run) -> State:
     """Return everything from which `run` resumes to the same bits."""
+    assert not run.ahead, "the tables hold ids of batches that are not learned"
     positions = {}
     if run.position is not None:
         positions[_source(run)] = run.position.to_json()

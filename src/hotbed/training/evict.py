@@ -76,6 +76,7 @@ class EvictionSchedule:
             self._at = self._clock()
         self._step = 0
         self._begun = -1
+        self._cleared = -1  # the last step that batches may be mapped beyond, by `barrier`
         self._passed = False  # a multiple of step_interval, while a sweep was under way
         self._left = 0  # partitions still to be swept, of all tables one after another
         self._each: list[int] = []  # rows of a partition, by table, when the eviction began
@@ -106,6 +107,22 @@ class EvictionSchedule:
             self._begin(step, now)
         self._sweep(SLICE_ROWS)
         self.repeat(step, now)
+
+    def barrier(self, step: int, now: int | None) -> bool:
+        """Return whether `step(step, now)` will evict, so that no later batch is mapped before it.
+
+        It may be asked before the step, once, with rising steps; `now` is then the newest event
+        time up to that step. A decision of the wall clock is taken here, and journalled.
+        """
+        due = (
+            self.sweeping
+            or passed(step, self._step, self._steps)
+            or self._decision(step) is not None
+            or self._seconds_due(step, now)
+        )
+        if not due:
+            self._cleared = step
+        return due
 
     def repeat(self, step: int, now: int | None) -> None:
         """Begin an eviction that the journal holds after this step: it began while a stream idled.
@@ -169,6 +186,8 @@ class EvictionSchedule:
         if journal is not None and journal.last(TOPIC) >= step:
             entry = journal.get(TOPIC, step)
             return entry is not None and not entry["idle"] and self._begun != step
+        if step <= self._cleared and not idle:
+            return False  # batches after this step may be mapped already
         seconds = self._clock()
         if self._at is None or seconds < self._at:  # a clock set back starts the interval anew
             self._at = seconds
@@ -271,6 +290,9 @@ class Evict:
 
     def on_epoch_begin(self, run: Run) -> None:
         self.schedule.repeat(run.step, run.now)
+
+    def barrier(self, step: int, now: int | None) -> bool:
+        return self.schedule.barrier(step, now)
 
     def on_step_end(self, run: Run) -> None:
         self.schedule.step(run.step, run.now)

@@ -93,7 +93,9 @@ def _labels_of(batch: Batch) -> Any:
 
 
 def _to_torch(batch: Batch, device: torch.device) -> Batch:
-    converted = batch.map_arrays(_from_array)
+    converted = batch
+    if batch.plans is None:  # else `hb.Ahead` made it of tensors, and mapped these ids
+        converted = batch.map_arrays(_from_array)
     if device == CPU:
         return converted
     weight = converted.weight
@@ -142,13 +144,19 @@ def _length(part: Any) -> int:
 
 
 class Update(Protocol):
-    """The part of the loop that learns from a batch."""
+    """The part of the loop that learns from a batch.
+
+    Attributes:
+        planner: maps ids before the forward pass; None if the forward pass maps all ids.
+    """
+
+    planner: Planner | None
 
     def map(self, example: Example) -> Example:
         """Map the ids of a batch to rows; return the example with the plans of its lookups.
 
-        Call it after everything that must see the tables as they were. `forward` maps ids that
-        were not mapped here.
+        Call it after everything that must see the tables as they were. An example that was mapped
+        ahead keeps its plans. `forward` maps ids that were not mapped here.
         """
 
     def forward(self, example: Example) -> Tensor:
@@ -193,11 +201,11 @@ class Learner:
         self.skipped = 0
         self.outputs: Outputs | None = None
         self._network: Callable[..., Any] = network
-        self._planner: Planner | None = None
+        self.planner: Planner | None = None
         if boost is not None:
             self._network = boost.compile(network)
         elif _looks_up_every_id_once(network):
-            self._planner = Planner(network)
+            self.planner = Planner(network)
         self._dense_parameters = parameters_of(dense)
         self._row_parameters = parameters_of(sparse)
         self._buffers = [buffer for buffer in network.buffers() if buffer.numel()]
@@ -211,9 +219,9 @@ class Learner:
         return [*self._dense_parameters, *self._row_parameters]
 
     def map(self, example: Example) -> Example:
-        if self._planner is None or example.batch is None:
+        if self.planner is None or example.batch is None:
             return example
-        batch = self._planner.map(example.batch)
+        batch = self.planner.map(example.batch)
         return replace(example, arguments=(batch,), batch=batch)
 
     def forward(self, example: Example) -> Tensor:
@@ -329,6 +337,7 @@ class SelfUpdating:
         self.device = device_of(network)
         self.dense = None
         self.sparse = None
+        self.planner: Planner | None = None
         self.skipped = 0
 
     def parameters(self) -> list[nn.Parameter]:

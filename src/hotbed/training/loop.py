@@ -8,6 +8,9 @@
 * predict, then learn: a stream, where each batch is scored as a server would have scored it before
   it is learned
 
+With `hb.Ahead`, the ids of a batch may be mapped on another thread while the batches before it
+train, as far as the next barrier; the stage is then passed over. See `hotbed.training.ahead`.
+
 The parts are objects: an `Observer` predicts, an `Update` learns, callbacks watch. A stream without
 end yields None now and then, a tick: there is nothing new, but callbacks may act or stop.
 """
@@ -26,6 +29,7 @@ from hotbed.data.batch import Batch
 from hotbed.data.dataset import Dataset
 from hotbed.errors import ConfigError, DataError
 from hotbed.optim.modes import in_train_mode
+from hotbed.training.ahead import MapStage
 from hotbed.training.learner import Example, Update, prepare
 from hotbed.training.run import Run
 from hotbed.training.scorer import LOSS, Progressive
@@ -49,7 +53,7 @@ def pass_over(data: Iterable[Any], run: Run, update: Update | None = None) -> No
     if run.stopped:
         return
     _restrict_labels(run, must_match=update is not None)
-    with closing(_calls(data, run)) as calls:
+    with closing(_calls(data, run, update)) as calls:
         for examples in calls:
             with _marked(run):
                 for example in examples:
@@ -59,6 +63,8 @@ def pass_over(data: Iterable[Any], run: Run, update: Update | None = None) -> No
                         callbacks("on_predicted", run)
                     if update is not None:
                         planned = update.map(example)
+                        if run.stage is not None:
+                            run.stage.advance()
                         run.loss = loss = update.forward(planned)
                         update.backward(loss)
                         if update.gradients_are_finite():
@@ -75,33 +81,56 @@ def pass_over(data: Iterable[Any], run: Run, update: Update | None = None) -> No
     run.loss = None
 
 
-def _calls(data: Iterable[Any], run: Run) -> Generator[Sequence[Example], None, None]:
-    """Yield the examples of each call: those between two `on_step_end`.
+def _calls(
+    data: Iterable[Any],
+    run: Run,
+    update: Update | None,
+) -> Generator[Sequence[Example], None, None]:
+    """Yield the examples of each call: those between two `on_step_end`."""
+    planner = None if update is None else update.planner
+    run.stage = stage = MapStage(
+        _examples(data, run),
+        planner,
+        0 if update is None else run.goal.depth,
+        run.barrier,
+        run.step,
+        run.now,
+    )
+    examples: list[Example] = []
+    with closing(stage):
+        for example in stage:
+            if example is None:
+                run.callbacks("on_idle", run)
+            else:
+                examples.append(example)
+            if len(examples) == run.goal.sink_size:
+                yield examples
+                examples = []
+            if run.stopped:
+                return
+    if examples:
+        yield examples
+
+
+def _examples(data: Iterable[Any], run: Run) -> Generator[Example | None, None, None]:
+    """Yield each item of the data as an example; None for a tick.
 
     A Dataset reads and encodes ahead, on its own thread. An iterator that is made here is closed
     here, which ends that thread.
     """
     learner = run.learner
     labelled = learner.criterion is not None
-    examples: list[Example] = []
     stream = getattr(data, "stream", None)
     items = stream() if callable(stream) else iter(data)
     try:
         for item in items:
             if item is None:
-                run.callbacks("on_idle", run)
+                yield None
             else:
-                examples.append(prepare(item, learner.device, labelled=labelled))
-            if len(examples) == run.goal.sink_size:
-                yield examples
-                examples = []
-            if run.stopped:
-                return
+                yield prepare(item, learner.device, labelled=labelled)
     finally:
         if items is not data and hasattr(items, "close"):
             items.close()
-    if examples:
-        yield examples
 
 
 @contextmanager

@@ -34,6 +34,7 @@ from hotbed.persist.publish.export import export, export_graph
 from hotbed.persist.publish.version import OnnxGraph
 from hotbed.persist.store import new_file, open_store
 from hotbed.persist.tables import warm_start
+from hotbed.training.ahead import depth_for, unwrap
 from hotbed.training.callbacks.validation import Validate
 from hotbed.training.criterion import Criterion
 from hotbed.training.described import (
@@ -174,12 +175,14 @@ class RecModel:
         resumes where a killed one was, to the same bits; steps and epochs before it count.
         """
         checks.at_least("epochs", epochs, 1, "Give the number of passes.")
+        train, depth = unwrap(train)
         check_batches("train", train, epochs)
         check_ends(train)
         first = first_epoch(train, initial_epoch, self.counters["epochs"])
         goal = Goal(
             train,
             valid,
+            depth_for(self.learner.planner, depth),
             first_epoch=first,
             end_epoch=first + epochs,
             epoch_steps=_num_batches(train),
@@ -222,11 +225,13 @@ class RecModel:
             >>> checkpoint = hb.callbacks.Checkpoint("runs/clicks", every_seconds=60)
             >>> model.online_train(dataset, [checkpoint])
         """
+        train_dataset, depth = unwrap(train_dataset)
         check_batches("train_dataset", train_dataset)
         size = batches_a_call(dataset_sink_mode, sink_size, self.learner.device.type)
         goal = Goal(
             train_dataset,
             valid,
+            depth_for(self.learner.planner, depth) if size == 1 else 0,
             online=True,
             sink_size=size,
             epoch_steps=_num_batches(train_dataset),

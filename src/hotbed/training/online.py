@@ -4,19 +4,23 @@
 from __future__ import annotations
 
 import logging
+import signal
+import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from hotbed import checks
 from hotbed.optim.modes import in_train_mode
 from hotbed.training.loop import measure, pass_over, reported
 from hotbed.training.run import Run
-from hotbed.training.signals import ended_by_signals
 
 if TYPE_CHECKING:
     from hotbed.training.watching.history import History
 
 log = logging.getLogger("hotbed")
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def follow(run: Run, history: History) -> None:
@@ -57,6 +61,9 @@ class StreamLimits:
         if self._steps is not None and run.step >= self._steps:
             run.stop(f"{run.step} steps")
 
+    def barrier(self, step: int, now: int | None) -> bool:
+        return self._steps is not None and step >= self._steps
+
     def on_step_end(self, run: Run) -> None:
         if self._steps is not None and run.step >= self._steps:
             run.stop(f"{run.step} steps")
@@ -65,3 +72,32 @@ class StreamLimits:
     def on_idle(self, run: Run) -> None:
         if self._seconds is not None and time.monotonic() >= self._until:
             run.stop(f"{self._seconds:g} seconds")
+
+
+@contextmanager
+def ended_by_signals(stop: Callable[[str], None]) -> Iterator[None]:
+    """Call `stop` with the name of the first SIGINT or SIGTERM within.
+
+    A second signal has its usual effect, and so has a signal in a thread other than the main one,
+    which may not set handlers. Signals that are ignored stay ignored, as under nohup.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before: dict[signal.Signals, Any] = {}
+    for ending_signal in SIGNALS:
+        handler = signal.getsignal(ending_signal)
+        if handler is not signal.SIG_IGN:
+            before[ending_signal] = handler or signal.SIG_DFL
+
+    def handle(number: int, _: Any) -> None:
+        stop(signal.Signals(number).name)
+        signal.signal(number, before[signal.Signals(number)])
+
+    for ending_signal in before:
+        signal.signal(ending_signal, handle)
+    try:
+        yield
+    finally:
+        for ending_signal, handler in before.items():
+            signal.signal(ending_signal, handler)

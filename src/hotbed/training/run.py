@@ -16,6 +16,7 @@ from hotbed.connectors import Journal, Position
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
 from hotbed.metrics.reliability import Reliability
+from hotbed.training.ahead import MapStage
 from hotbed.training.learner import Example, Learner, SelfUpdating
 from hotbed.training.scorer import Watcher
 
@@ -36,6 +37,8 @@ EVENTS = (
     "on_error",
     "on_fit_end",
 )
+WITHIN = ("on_predicted", "on_gradients", "on_step_end", "on_error")
+"""The events at which batches after this step may be mapped already."""
 
 
 class Observer(Protocol):
@@ -56,6 +59,9 @@ class Observer(Protocol):
         An example whose step failed is never counted.
         """
 
+    def barrier(self, step: int, now: int | None) -> bool:
+        """Return whether it reads tables between this step and the next one, as in `Callbacks`."""
+
 
 @dataclass(frozen=True)
 class Goal:
@@ -64,6 +70,7 @@ class Goal:
     Attributes:
         dataset: the data.
         valid: the data that `Validate` evaluates.
+        depth: batches whose ids may be mapped ahead.
         online: True for a stream, False for a fit.
         first_epoch: number of the first epoch of a fit, counted over all fits of the model.
         end_epoch: number of its last epoch plus one.
@@ -73,6 +80,7 @@ class Goal:
 
     dataset: Iterable[Any]
     valid: Iterable[Any] | None = None
+    depth: int = 0
     online: bool = False
     first_epoch: int = 0
     end_epoch: int = 1
@@ -153,6 +161,7 @@ class Run:
         reliability: how the probabilities of the last validation compare with the labels, by label.
         clock: the clock of this machine, in seconds since 1970.
         ending: why the run ends; None until then.
+        stage: yields the batches of this pass, and maps some of them ahead.
     """
 
     model: RecModel
@@ -169,6 +178,7 @@ class Run:
     reliability: dict[str, Reliability] = field(default_factory=dict)
     clock: WallClock = field(default_factory=WallClock)
     ending: Ending | None = None
+    stage: MapStage | None = None
 
     @property
     def step(self) -> int:
@@ -211,9 +221,17 @@ class Run:
         return self.model.tables
 
     @property
+    def ahead(self) -> int:
+        """Number of batches after this one whose ids are mapped already.
+
+        The tables hold new ids of these batches. It is 0 at a barrier.
+        """
+        return 0 if self.stage is None else self.stage.ahead
+
+    @property
     def stopped(self) -> str:
-        """Why training ends after this step; empty until then."""
-        return "" if self.ending is None else self.ending.reason
+        """Why training ends after this step; empty until then, and while batches are ahead."""
+        return "" if self.ending is None or self.ahead else self.ending.reason
 
     @property
     def error(self) -> BaseException | None:
@@ -221,15 +239,31 @@ class Run:
         return None if self.ending is None else self.ending.error
 
     def stop(self, reason: str) -> None:
-        """End training after this step."""
+        """End training after this step; batches that are mapped ahead are learned first."""
         if self.ending is None:
             self.ending = Ending(reason)
 
     def fail(self, error: BaseException, *, whole: bool = True) -> None:
-        """Record that `error` ends training; `whole`: no step was half done."""
+        """Record that `error` ends training.
+
+        `whole`: no step was half done. A batch that is mapped ahead is half done, too.
+        """
+        reason = ""
         if self.ending is not None:
+            reason = self.ending.reason
             whole = whole and self.ending.whole
-        self.ending = Ending(self.stopped, error, whole)
+        self.ending = Ending(reason, error, whole and not self.ahead)
+
+    def barrier(self, step: int, now: int | None) -> bool:
+        """Return whether no batch after step `step` may be mapped before that step is over.
+
+        A stop, the observer and the callbacks make barriers.
+        """
+        if self.ending is not None:
+            return True
+        if self.observer is not None and self.observer.barrier(step, now):
+            return True
+        return self.callbacks.barrier(step, now)
 
     def count(self, example: Example, *, learned: bool) -> None:
         """Count an example that was learned, or that was observed where nothing learns."""
@@ -255,6 +289,14 @@ class Callbacks:
     ended or was stopped), `on_epoch_end`, `on_error` (`run.error` ends training), `on_fit_end`.
     Methods that a callback does not define cost nothing.
 
+    `barrier(step, now)` declares barriers: it returns whether the callback reads or changes tables
+    between step `step` and the next one; `now` is the newest event time up to that step. It is
+    asked before the step, and no batch after a barrier is mapped before the step is over. A
+    callback that does not define it makes a barrier of every step if it has one of the methods
+    `on_predicted`, `on_gradients`, `on_step_end` and `on_error`. So does a class that inherits
+    `barrier` and defines one of these methods itself. Where there is no barrier, the tables may
+    hold ids of `run.ahead` later batches, and must not be saved, evaluated or evicted from.
+
     A callback whose `runs_last` is true is called after all others. A callback that must survive a
     restart returns its state from `state()`, as nested dicts and lists of plain values and NumPy
     arrays, and takes it back in `load_state`.
@@ -273,10 +315,17 @@ class Callbacks:
             event: [getattr(callback, event) for callback in self.all if hasattr(callback, event)]
             for event in EVENTS
         }
+        acting = [callback for callback in self.all if _acts_within(callback)]
+        self._barriers = [callback.barrier for callback in acting if _declares(callback)]
+        self._undeclared = len(self._barriers) < len(acting)
 
     def __call__(self, event: str, run: Run) -> None:
         for method in self._methods[event]:
             method(run)
+
+    def barrier(self, step: int, now: int | None) -> bool:
+        """Return whether a callback reads or changes tables between this step and the next one."""
+        return self._undeclared or any(barrier(step, now) for barrier in self._barriers)
 
     def end(self, run: Run) -> None:
         """Call `on_fit_end` of every callback, also after an error in one of them."""
@@ -310,6 +359,25 @@ class Callbacks:
             kind = kind_of(type(callback))
             counts[kind] = counts.get(kind, -1) + 1
             yield f"{kind}.{counts[kind]}", callback
+
+
+def _acts_within(callback: Any) -> bool:
+    return any(hasattr(callback, event) for event in WITHIN)
+
+
+def _declares(callback: Any) -> bool:
+    """Return whether `barrier` knows the methods of a callback: it is of the same class or later."""
+    if not hasattr(callback, "barrier"):
+        return False
+    methods = [event for event in WITHIN if hasattr(callback, event)]
+    return all(_place(callback, "barrier") <= _place(callback, event) for event in methods)
+
+
+def _place(callback: Any, name: str) -> int:
+    """Return where an attribute is found: 0 in the object itself, 1 in its class, and so on."""
+    owners = [callback, *type(callback).__mro__]
+    places = (place for place, owner in enumerate(owners) if name in getattr(owner, "__dict__", ()))
+    return next(places, 0)
 
 
 def _check_callback(callback: Any) -> None:

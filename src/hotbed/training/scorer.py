@@ -133,6 +133,10 @@ class Scorer:
         for watcher in self.watchers:
             watcher.watch(outputs, example)
 
+    def barrier(self, step: int, now: int | None) -> bool:
+        """Return True: scoring reads the tables."""
+        return True
+
     def feed(self, outputs: Scores, example: Example, rows: slice = ALL) -> None:
         """Feed every metric with the `outputs` of an example, or of some of its rows."""
         num_rows = example.num_samples
@@ -311,6 +315,10 @@ class Progressive:
         for watcher in self.watchers:
             watcher.watch(outputs, example)
 
+    def barrier(self, step: int, now: int | None) -> bool:
+        """Return True if scoring reads tables, as they were before the batch was mapped."""
+        return self._learner is None
+
     def window(self) -> dict[str, float]:
         """Return the metrics since the last `roll`; nan where there was one class only."""
         with warnings.catch_warnings():
@@ -368,6 +376,10 @@ class Collector:
         self._parts.append(prediction)
 
     def settle(self) -> None: ...
+
+    def barrier(self, step: int, now: int | None) -> bool:
+        """Return True: predicting reads the tables."""
+        return True
 
     def predictions(self) -> Any:
         """Return float32 [n] (or [n, k]), or a dict of these for a network with several outputs."""

@@ -173,11 +173,11 @@ def test_map_stage_gives_the_bits_of_mapping_in_the_forward_pass(
         return model
 
     ahead = learned()
-    mapped_ahead = ahead.learner._planner is not None
+    mapped_ahead = ahead.learner.planner is not None
     assert mapped_ahead == (way == "as it is")
     monkeypatch.setattr("hotbed.training.learner._looks_up_every_id_once", lambda network: False)
     in_forward = learned()
-    assert in_forward.learner._planner is None
+    assert in_forward.learner.planner is None
     assert world.same(world.snapshot(ahead), world.snapshot(in_forward))
 
 

@@ -129,17 +129,30 @@ class TableModule(Carrier, ABC):
             plan,
         )
 
-    def map(self, inputs: Sequence[Ids], time: Any = None) -> Plan:
+    def map(
+        self,
+        inputs: Sequence[Ids],
+        time: Any = None,
+        *,
+        training: bool | None = None,
+    ) -> Plan:
         """Map ids to slots ahead of their lookup, and return the plan that `pool` takes.
 
-        In train mode, new ids are inserted, and ids are counted and timed: now, not in `pool`. Use
-        a plan once. `inputs` and `time` are as for `pool`.
+        In training, new ids are inserted, and ids are counted and timed: now, not in `pool`. Use a
+        plan once.
+
+        Args:
+            inputs: the ids of each feature.
+            time: int64 microseconds, or None.
+            training: whether tables may change; None = if the module is in train mode.
         """
+        if training is None:
+            training = self.training
         host = HostIds(self.features, inputs)
-        times = self._times(time, host.num_samples) if self.training else None
+        times = self._times(time, host.num_samples) if training else None
         step = Step(self._natives(), self._layout)
         try:
-            step.map(host.addresses, _address(times), training=self.training)
+            step.map(host.addresses, _address(times), training=training)
         except ValueError:
             host.check_offsets(self.features)
             raise

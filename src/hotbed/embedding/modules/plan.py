@@ -42,9 +42,13 @@ class Plans:
 
     `Batch.plans` carries it from the map stage to the lookups. `ids`: those of the batch, by
     feature.
+
+    Attributes:
+        error: why the ids could not be mapped; None if they were.
     """
 
     def __init__(self, ids: Mapping[str, Ids]) -> None:
+        self.error: Exception | None = None
         self._ids = ids
         self._plans: dict[TableModule, Plan] = {}
         self._seen: set[TableModule] = set()

@@ -21,9 +21,9 @@ log = logging.getLogger("hotbed")
 class Planner:
     """Maps the ids of a batch for the collections of a network, before its forward pass.
 
-    A collection is mapped ahead if it is in train mode, shares no table with another module, and
+    A collection is mapped here if it is in train mode, shares no table with another module, and
     looked up the ids of the batch before as they are, exactly once. All others map in their forward
-    pass. Results have the same bits either way.
+    pass. Results have the same bits either way. `plan` maps batches that come later.
 
     Example:
         >>> planner = Planner(network)
@@ -42,20 +42,68 @@ class Planner:
             and all(owners[id(table)] == 1 for table in module.tables)
         ]
         self._last = Plans({})
+        self._foresees = False
 
     def map(self, batch: Batch) -> Batch:
         """Map the ids of `batch`, and return the batch with the plans that its lookups take.
 
-        New ids are inserted, counted and timed now. Call it once a batch, after everything that
-        must see the tables as they were, and run the forward pass of the same network next.
+        New ids are inserted, counted and timed now. Call it once a batch, in order, after
+        everything that must see the tables as they were, and run the forward pass of the same
+        network next. A batch that `plan` mapped keeps its plans.
+
+        Raises:
+            HotbedError: the ids of this batch cannot be mapped, now or in `plan`.
+        """
+        self._forget_strays()
+        followed = [module for module in self._collections if self._followed(module)]
+        self._foresees = bool(followed) and len(followed) == len(self._collections)
+        if batch.plans is None:
+            plans = Plans(batch.ids)
+            for collection in followed:
+                plans.add(collection, collection.map(collection.inputs_of(batch), batch.time))
+            batch = replace(batch, plans=plans)
+        self._last = batch.plans
+        if self._last.error is not None:
+            raise self._last.error
+        return batch
+
+    def obstacle(self) -> str:
+        """Return why no batch can be mapped before the one ahead of it is learned; "" if it can."""
+        if not self._collections:
+            return "no EmbeddingCollection with tables of its own"
+        for collection in self._collections:
+            for table in collection.tables:
+                if table.rule.scope != "touched":
+                    return (
+                        f"the rule of table {table.name!r} moves idle rows (scope "
+                        f"{table.rule.scope!r}), and a new row must not miss or repeat a step"
+                    )
+        return ""
+
+    @property
+    def foresees(self) -> bool:
+        """Whether later batches may be mapped now.
+
+        The network looked up the ids of the batch before the last one as they were, exactly once.
+        """
+        return self._foresees
+
+    def plan(self, batch: Batch) -> Batch:
+        """Map the ids of a later batch, on any thread, in the order of the batches.
+
+        An error is raised by `map` when the turn of this batch comes.
         """
         plans = Plans(batch.ids)
-        self._forget_strays()
-        for collection in self._collections:
-            if collection.training and self._last.followed(collection):
-                plans.add(collection, collection.map(collection.inputs_of(batch), batch.time))
-        self._last = plans
+        try:
+            for collection in self._collections:
+                inputs = collection.inputs_of(batch)
+                plans.add(collection, collection.map(inputs, batch.time, training=True))
+        except Exception as error:
+            plans.error = error
         return replace(batch, plans=plans)
+
+    def _followed(self, collection: EmbeddingCollection) -> bool:
+        return collection.training and self._last.followed(collection)
 
     def _forget_strays(self) -> None:
         for module in self._last.left():

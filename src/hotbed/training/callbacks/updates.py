@@ -25,6 +25,9 @@ class ClipGradients:
         checks.above("ClipGradients.max_norm", max_norm, 0, "Give 10.0, for example.")
         self._max_norm = float(max_norm)
 
+    def barrier(self, step: int, now: int | None) -> bool:
+        return False
+
     def on_gradients(self, run: Run) -> None:
         parameters = []
         for parameter in run.learner.parameters():
@@ -54,6 +57,9 @@ class LearningRate:
             if optimizer is not None:
                 self._schedulers.append(self._make(optimizer))
         self._step = run.step
+
+    def barrier(self, step: int, now: int | None) -> bool:
+        return False
 
     def on_step_end(self, run: Run) -> None:
         for _ in range(run.step - self._step):

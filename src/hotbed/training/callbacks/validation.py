@@ -50,6 +50,9 @@ class Validate:
                 "Give fit(valid=…) or data=…."
             )
 
+    def barrier(self, step: int, now: int | None) -> bool:
+        return passed(step, self._step, self._every)
+
     def on_step_end(self, run: Run) -> None:
         run.validated = False
         if passed(run.step, self._step, self._every):
@@ -116,6 +119,9 @@ class Judge(ABC):
     def load_state(self, state: Mapping[str, Any]) -> None:
         self.best = math.nan if state["best"] is None else state["best"]
         self._bad = state["bad"]
+
+    def barrier(self, step: int, now: int | None) -> bool:
+        return False  # it acts at the barriers of `Validate`
 
     def on_step_end(self, run: Run) -> None:
         if run.validated:

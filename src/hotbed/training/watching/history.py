@@ -157,6 +157,9 @@ class History:
     def on_predicted(self, run: Run) -> None:
         self._watch.on_predicted(run)
 
+    def barrier(self, step: int, now: int | None) -> bool:
+        return step % self._every == 0  # a point holds statistics of the tables
+
     def on_step_end(self, run: Run) -> None:
         if run.loss is not None:
             self._sum = self._sum + run.loss.detach()

@@ -62,6 +62,9 @@ class ProgressBar:
         self._task = self._bar.add_task(_title(run), total=run.goal.epoch_steps, rate="", values="")
         self._bar.start()
 
+    def barrier(self, step: int, now: int | None) -> bool:
+        return False
+
     def on_step_end(self, run: Run) -> None:
         now = time.perf_counter()
         if self._bar is not None:

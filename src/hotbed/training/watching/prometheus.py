@@ -61,8 +61,11 @@ class Prometheus:
         log.info("Prometheus: %s", self.address)
         self._show(run)
 
+    def barrier(self, step: int, now: int | None) -> bool:
+        return self._is_due()
+
     def on_step_end(self, run: Run) -> None:
-        if time.monotonic() - self._shown >= self._every:
+        if self._is_due() and not run.ahead:
             self._show(run)
 
     def on_idle(self, run: Run) -> None:
@@ -75,6 +78,9 @@ class Prometheus:
         if self._endpoint is not None:
             self._endpoint.close()
             self._endpoint = None
+
+    def _is_due(self) -> bool:
+        return time.monotonic() - self._shown >= self._every
 
     def _show(self, run: Run) -> None:
         if self._endpoint is not None:

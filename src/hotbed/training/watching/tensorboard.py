@@ -39,6 +39,9 @@ class TensorBoard:
         self._every = max(1, every_steps)
         self._window = -1
 
+    def barrier(self, step: int, now: int | None) -> bool:
+        return step % self._every == 0
+
     def on_step_end(self, run: Run) -> None:
         if run.step // self._every != (run.step - run.goal.sink_size) // self._every:
             self._write(run)

@@ -81,6 +81,10 @@ class WindowCuts:
         self.watermark: int | None = None
         self.seen = 0
 
+    def window_at(self, time: int) -> int | None:
+        """Return the window of an event time; None where windows are of samples."""
+        return None if self._width is None else time // self._width
+
     def pieces(self, times: Array | None, num_samples: int) -> Iterator[tuple[int, slice]]:
         """Yield the next samples as pairs of window number and rows, by rising number.
 

@@ -86,6 +86,10 @@ class Windows:
             self._begin(run)
             self.watch(_forward(run), run.example)
 
+    def barrier(self, step: int, now: int | None) -> bool:
+        # a window that closes takes the statistics of the tables
+        return now is None or self._cuts.window_at(now) != self._open
+
     @property
     def newest(self) -> Window | None:
         """The window that closed last."""

@@ -1,0 +1,558 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches whose ids are mapped ahead give the same bits, and nothing is mapped beyond a barrier."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch absent")
+
+import torch
+
+import hotbed as hb
+from hotbed.connectors import Journal
+from hotbed.embedding.modules.base import table_modules
+from hotbed.embedding.modules.state import dense_state
+from hotbed.persist.format import open_checkpoint
+from hotbed.training.ahead import Ahead
+from hotbed.training.callbacks import Checkpoint, EarlyStopping, Evict, Validate, Windows
+from hotbed.training.evict import EvictionSchedule
+from hotbed.training.learner import Learner
+from hotbed.training.run import Callbacks, Run
+from hotbed.training.watching.history import History
+
+STEPS = 60
+ROWS = 64 * STEPS
+
+
+@pytest.fixture(autouse=True)
+def rare_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each point of a history is a barrier, and short runs have one a step."""
+    monkeypatch.setattr("hotbed.training.model.History", lambda: History(every_steps=25))
+
+
+class Declared:
+    """A callback that declares no barrier, and records how many batches are mapped ahead."""
+
+    def __init__(self) -> None:
+        self.ahead: dict[int, int] = {}
+
+    def barrier(self, step: int, now: int | None) -> bool:
+        return False
+
+    def on_step_end(self, run: Run) -> None:
+        self.ahead[run.step] = run.ahead
+
+
+def everything(model: hb.RecModel) -> dict[str, Any]:
+    """Every bit that training may change, policies included."""
+    bits: dict[str, Any] = {
+        name: tensor.numpy().tobytes() for name, tensor in dense_state(model.network).items()
+    }
+    assert model.learner.dense is not None
+    for number, entries in model.learner.dense.state_dict()["state"].items():
+        for key, value in entries.items():
+            bits[f"optimizer/{number}/{key}"] = torch.as_tensor(value).numpy().tobytes()
+    for name, table in model.tables.items():
+        bits[name] = contents(table)
+    return bits
+
+
+def contents(table: hb.Table) -> Any:
+    """The rows of a table, the ids that wait for one, and its counters."""
+    rows = [batch.to_pydict() for batch in table.export()]
+    candidates = [batch.to_pydict() for batch in table.candidates()]
+    return rows, candidates, table.scalars(), counts(table.stats)
+
+
+def counts(stats: Mapping[str, int]) -> dict[str, int]:
+    """Statistics of a table that do not depend on the machine."""
+    return {key: value for key, value in stats.items() if "bytes" not in key}
+
+
+POLICIES: dict[str, dict[str, Any]] = {
+    **{
+        rule.__name__: {"rule": rule(lr=0.05)}
+        for rule in (
+            hb.Sgd,
+            hb.Momentum,
+            hb.Nesterov,
+            hb.Adagrad,
+            hb.RowwiseAdagrad,
+            hb.RmsProp,
+            hb.Adam,
+            hb.Ftrl,
+        )
+    },
+    "bfloat16": {"dtype": "bfloat16"},
+    "admission by count": {"admit": hb.MinCount(3)},
+    "admission by chance": {"admit": hb.Probability(0.3)},
+    "age": {"evict": hb.Ttl(seconds=64 * 5)},
+    "age, admission": {"evict": hb.Ttl(seconds=64 * 5), "admit": hb.MinCount(2)},
+    "recency": {"evict": hb.Lru(1024)},
+    "frequency": {"evict": hb.Lfu(1024)},
+    "frequency, ageing, admission": {
+        "evict": hb.Lfu(1024, half_life_seconds=600),
+        "admit": hb.MinCount(2),
+    },
+}
+
+
+@pytest.fixture
+def many(world: Any) -> Callable[[], hb.Dataset]:
+    """many(): STEPS batches of events, some of them late, with more ids than a table may keep."""
+
+    def make() -> hb.Dataset:
+        columns = world.columns(ROWS)
+        random = np.random.default_rng(5)
+        columns["user"] = np.minimum(*random.integers(0, 4000, (2, ROWS)))
+        columns["t"] = columns["t"] - random.integers(0, 400, ROWS) + 1000
+        return hb.Dataset(hb.sources.Memory(columns), world.schema, 64, prefetch=0)
+
+    return make
+
+
+@pytest.fixture
+def learned(many: Any, network: Any) -> Callable[..., Any]:
+    """learned(depth, policies): the state of a model that was trained, and what `Declared` saw."""
+
+    def learn(depth: int, policies: dict[str, Any]) -> Any:
+        model = hb.RecModel(network(**policies), "bce", "adam")
+        watch = Declared()
+        callbacks = [Evict(step_interval=17, seconds_interval=64 * 9), watch]
+        model.fit(Ahead(many(), depth=depth), epochs=2, callbacks=callbacks, progress=False)
+        return everything(model), watch
+
+    return learn
+
+
+@pytest.mark.parametrize("policies", POLICIES.values(), ids=POLICIES)
+def test_mapping_ahead_gives_the_bits_of_mapping_in_the_step(
+    learned: Any, policies: dict[str, Any]
+) -> None:
+    alone, none = learned(0, policies)
+    ahead, some = learned(3, policies)
+    assert alone == ahead
+    assert not any(none.ahead.values())
+    assert sum(some.ahead.values()) > STEPS / 2
+    for step in (17, 25, 34, 2 * STEPS):
+        assert some.ahead[step] == 0, "a barrier was passed"
+
+
+def test_threads_of_the_core_change_no_bit(learned: Any) -> None:
+    states = []
+    for threads in (1, 4):
+        hb.set_num_threads(threads)
+        states.append(learned(2, POLICIES["recency"])[0])
+    hb.set_num_threads(2)
+    assert states[0] == states[1]
+
+
+def test_tables_whose_rule_moves_idle_rows_are_not_mapped_ahead(
+    learned: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "hotbed"):
+        _, watch = learned(2, {"rule": hb.Adam(scope="catch_up")})
+    assert not any(watch.ahead.values())
+    assert "no batch is mapped ahead: the rule of table 'user' moves idle rows" in caplog.text
+
+
+def test_a_network_that_may_look_up_anything_is_not_mapped_ahead(
+    dataset: Any, network: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Own(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = network()
+
+        def forward(self, batch: Any) -> Any:
+            return self.inner(batch)
+
+    watch = Declared()
+    with caplog.at_level(logging.INFO, "hotbed"):
+        hb.RecModel(Own(), "bce", "adam").fit(
+            Ahead(dataset(640)), callbacks=[watch], progress=False
+        )
+    assert not any(watch.ahead.values())
+    assert "no batch is mapped ahead: the network is not one of hb.models" in caplog.text
+
+
+# --- barriers -------------------------------------------------------------------------------------
+
+
+class Undeclared:
+    def __init__(self) -> None:
+        self.ahead: list[int] = []
+
+    def on_step_end(self, run: Run) -> None:
+        self.ahead.append(run.ahead)
+
+
+class Inherits(Declared):
+    """Defines a method anew: what it inherits as `barrier` does not know this method."""
+
+    def on_gradients(self, run: Run) -> None:
+        self.ahead[run.step] = run.ahead
+
+
+class Epochs:
+    """Acts where nothing can be ahead."""
+
+    def on_epoch_end(self, run: Run) -> None: ...
+
+
+def test_barriers_are_those_of_the_callbacks_and_of_all_steps_where_one_declares_none() -> None:
+    assert Callbacks([Undeclared()]).barrier(1, None)
+    assert Callbacks([Declared(), Undeclared()]).barrier(1, None)
+    assert Callbacks([Inherits()]).barrier(1, None)
+    assert not Callbacks([Declared(), Epochs(), EarlyStopping()]).barrier(1, None)
+    every = Callbacks([Declared(), Validate(every_steps=5)])
+    assert [step for step in range(1, 12) if every.barrier(step, None)] == [5, 6, 7, 8, 9, 10, 11]
+
+
+@pytest.mark.parametrize("callback", [Undeclared, Inherits])
+def test_a_callback_that_declares_nothing_never_sees_tables_ahead(
+    many: Any, network: Any, callback: Any
+) -> None:
+    watch = callback()
+    model = hb.RecModel(network(), "bce", "adam")
+    model.fit(Ahead(many(), depth=3), callbacks=[watch], progress=False)
+    seen = watch.ahead.values() if isinstance(watch, Declared) else watch.ahead
+    assert len(seen) >= STEPS
+    assert not any(seen)
+
+
+@pytest.mark.parametrize("progressive", [True, False, "training"])
+def test_scoring_before_learning_sees_tables_as_they_were(
+    many: Any, network: Any, progressive: Any
+) -> None:
+    results = []
+    for depth in (0, 3):
+        model = hb.RecModel(network(admit=hb.MinCount(2)), "bce", "adam", metrics={"auc"})
+        watch = Declared()
+        windows = Windows(seconds=64 * 7)
+        history = model.online_train(
+            Ahead(many(), depth=depth),
+            [windows, watch],
+            progressive=progressive,
+            progress=False,
+        )
+        tables = [list(map(counts, window.tables.values())) for window in windows.points]
+        results.append((everything(model), dict(history.metrics), tables))
+        assert any(watch.ahead.values()) == (depth > 0 and progressive is not True)
+    assert results[0] == results[1]
+
+
+def test_validation_and_history_see_the_tables_of_their_step(
+    dataset: Any, many: Any, network: Any
+) -> None:
+    results = []
+    for depth in (0, 3):
+        model = hb.RecModel(network(evict=hb.Lru(1024)), "bce", "adam", metrics={"auc"})
+        callbacks = [Validate(every_steps=7), EarlyStopping("auc", patience=3), Declared()]
+        history = model.fit(
+            Ahead(many(), depth=depth),
+            dataset(640, 1),
+            epochs=2,
+            callbacks=callbacks,
+            progress=False,
+        )
+        tables = [list(map(counts, point.tables.values())) for point in history.points]
+        results.append((everything(model), dict(history.metrics), tables))
+    assert results[0] == results[1]
+
+
+# --- the end of a run -----------------------------------------------------------------------------
+
+
+def test_nothing_is_mapped_beyond_max_steps(many: Any, network: Any) -> None:
+    states = []
+    for depth in (0, 3):
+        model = hb.RecModel(network(), "bce", "adam")
+        model.fit(Ahead(many(), depth=depth), max_steps=31, progress=False)
+        assert model.counters["steps"] == 31
+        states.append(everything(model))
+    assert states[0] == states[1]
+
+
+class StopsAt(Declared):
+    """Stops in the middle, where batches are mapped ahead."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.step = step
+        self.stopped: dict[int, str] = {}
+
+    def barrier(self, step: int, now: int | None) -> bool:
+        return False
+
+    def on_step_end(self, run: Run) -> None:
+        super().on_step_end(run)
+        if run.step >= self.step and run.ahead:
+            run.stop("a test")
+        self.stopped[run.step] = run.stopped
+
+
+def test_a_stop_takes_effect_when_the_mapped_batches_are_learned(
+    many: Any, network: Any, tmp_path: Path
+) -> None:
+    model = hb.RecModel(network(), "bce", "adam")
+    stops = StopsAt(20)
+    callbacks = [stops, Checkpoint(tmp_path / "ahead", every_steps=10)]
+    model.online_train(Ahead(many(), depth=3), callbacks, progressive=False, progress=False)
+    steps = model.counters["steps"]
+    assert 20 < steps < STEPS - 5
+    assert stops.ahead[steps] == 0
+    assert {step for step, reason in stops.stopped.items() if reason} == {steps}
+
+    alone = hb.RecModel(network(), "bce", "adam")
+    alone.online_train(many(), max_steps=steps, progressive=False, progress=False)
+    assert everything(model) == everything(alone)
+    saved = hb.RecModel(network(), "bce", "adam").restore(tmp_path / "ahead")
+    assert saved.counters["steps"] == steps
+    assert everything(saved) == everything(alone)
+
+
+class Fails(Declared):
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.step = step
+
+    def barrier(self, step: int, now: int | None) -> bool:
+        return False
+
+    def on_step_end(self, run: Run) -> None:
+        if run.step >= self.step and run.ahead:
+            raise RuntimeError("a test")
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+def test_a_run_that_failed_ahead_of_a_barrier_resumes_to_the_bits_of_an_unbroken_one(
+    many: Any, network: Any, tmp_path: Path, depth: int
+) -> None:
+    policies = {"admit": hb.MinCount(2), "evict": hb.Lru(1024)}
+
+    def run(folder: Path, depth: int, *more: Any) -> hb.RecModel:
+        model = hb.RecModel(network(**policies), "bce", "adam")
+        callbacks = [*more, Evict(step_interval=9), Checkpoint(folder, every_steps=8, wait=True)]
+        data = Ahead(many(), depth=depth)
+        model.fit(data, epochs=2, callbacks=callbacks, progress=False)
+        return model
+
+    with pytest.raises(RuntimeError, match="a test"):
+        run(tmp_path / "broken", 3, Fails(41))
+    saved = open_checkpoint(tmp_path / "broken").progress["run"]["step"]
+    assert saved == 40, "a batch that is mapped and not learned is in no state"
+    resumed = run(tmp_path / "broken", depth, Declared())
+    whole = run(tmp_path / "whole", 0)
+    assert resumed.counters == whole.counters
+    assert everything(resumed) == everything(whole)
+
+
+@pytest.mark.parametrize("fault", ["ids", "reading"])
+def test_an_error_comes_at_the_turn_of_its_batch(many: Any, network: Any, fault: str) -> None:
+    def batches() -> Iterator[hb.Batch]:
+        for number, batch in enumerate(many()):
+            if number == 30 and fault == "reading":
+                raise OSError("cannot read")
+            if number == 30:
+                ids = {**batch.ids, "item": hb.Ids(np.zeros(3))}
+                yield replace(batch, ids=ids)
+            else:
+                yield batch
+
+    states = []
+    for depth in (0, 3):
+        model = hb.RecModel(network(), "bce", "adam")
+        with pytest.raises((OSError, hb.errors.HotbedError)) as caught:
+            model.online_train(Ahead(batches(), depth=depth), progressive=False, progress=False)
+        states.append((everything(model), str(caught.value), model.counters["steps"]))
+    assert states[0] == states[1]
+    assert states[0][2] == 30
+
+
+def test_ticks_are_barriers(many: Any, network: Any) -> None:
+    class Ticking:
+        """Data whose source has nothing new after every fifth batch."""
+
+        def stream(self) -> Iterator[hb.Batch | None]:
+            for number, batch in enumerate(many()):
+                yield batch
+                if number % 5 == 4:
+                    yield None
+
+        def __iter__(self) -> Any:
+            raise NotImplementedError
+
+    class Idle(Declared):
+        def on_idle(self, run: Run) -> None:
+            assert run.ahead == 0
+            self.ahead[run.step] = -1
+
+    idle = Idle()
+    model = hb.RecModel(network(), "bce", "adam")
+    model.online_train(Ahead(Ticking()), [idle], progressive=False, progress=False)
+    assert [step for step, ahead in idle.ahead.items() if ahead == -1] == list(range(5, 61, 5))
+    assert any(ahead > 0 for ahead in idle.ahead.values())
+
+
+# --- barriers of the clock ------------------------------------------------------------------------
+
+
+class Clock:
+    """A clock that runs while a run looks at it."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        self.seconds += 0.3
+        return self.seconds
+
+
+class UsesClock:
+    """Gives a run its clock and journal before other callbacks look at them."""
+
+    def __init__(self, clock: Any, journal: Journal) -> None:
+        self.clock = clock
+        self.journal = journal
+
+    def on_fit_begin(self, run: Run) -> None:
+        run.clock.read = self.clock
+        run.clock.journal = self.journal
+
+
+def test_evictions_by_the_clock_are_repeated_from_the_journal(
+    many: Any, network: Any, tmp_path: Path
+) -> None:
+    journal = Journal(tmp_path / "journal")
+
+    def run(depth: int, clock: Any) -> tuple[Any, Declared]:
+        watch = Declared()
+        model = hb.RecModel(network(evict=hb.Ttl(seconds=64 * 4)), "bce", "adam")
+        callbacks = [
+            UsesClock(clock, journal),
+            Evict(seconds_interval=4, clock="wall"),
+            watch,
+        ]
+        data = Ahead(many(), depth=depth)
+        model.online_train(data, callbacks, progressive=False, progress=False)
+        return everything(model), watch
+
+    ahead, watch = run(3, Clock())
+    decided = [step for step, _ in journal.after("evict", -1)]
+    assert 2 <= len(decided) < STEPS / 2
+    assert all(watch.ahead.get(step, 0) == 0 for step in decided)
+    assert any(watch.ahead.values())
+    replayed, _ = run(0, lambda: 0.0)
+    assert [step for step, _ in journal.after("evict", -1)] == decided
+    assert ahead == replayed
+    journal.close()
+
+
+def test_a_checkpoint_by_the_clock_holds_no_batch_that_is_not_learned(
+    many: Any, network: Any, tmp_path: Path
+) -> None:
+    model = hb.RecModel(network(), "bce", "adam")
+    clock = UsesClock(Clock(), Journal())
+    saves: list[int] = []
+
+    class Saves(Checkpoint):
+        def barrier(self, step: int, now: int | None) -> bool:
+            return super().barrier(step, now)
+
+        def on_step_end(self, run: Run) -> None:
+            super().on_step_end(run)
+            saves.append(run.step)
+
+        def _save(self, run: Run) -> None:
+            assert run.ahead == 0
+            super()._save(run)
+            if run.step:
+                raise KeyboardInterrupt
+
+        def on_error(self, run: Run) -> None: ...
+
+    checkpoint = Saves(tmp_path / "model", every_seconds=5)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(Ahead(many()), callbacks=[clock, checkpoint], progress=False)
+    saved = hb.RecModel(network(), "bce", "adam").restore(tmp_path / "model")
+    steps = saved.counters["steps"]
+    assert 0 < steps < STEPS
+    alone = hb.RecModel(network(), "bce", "adam")
+    alone.fit(many(), max_steps=steps, progress=False)
+    assert everything(saved) == everything(alone)
+
+
+# --- loops of one's own ---------------------------------------------------------------------------
+
+
+def plain_loop(data: Any, net: Any, depth: int | None) -> Any:
+    """Learn `data` in a plain loop, ahead or, for None, without Ahead."""
+    tables = {table.name: table for module in table_modules(net) for table in module.tables}
+    schedule = EvictionSchedule(tables, step_interval=11, seconds_interval=64 * 9)
+    dense = torch.optim.Adam(hb.dense_parameters(net))
+    sparse = hb.SparseOptimizer(net)
+    loss_of = torch.nn.functional.binary_cross_entropy_with_logits
+    batches: Any = (batch.map_arrays(torch.from_numpy) for batch in data)
+    if depth is not None:
+        batches = hb.Ahead(data, net, depth, barrier=schedule.barrier)
+    now = 0
+    planned = 0
+    for step, batch in enumerate(batches, start=1):
+        planned += batch.plans is not None and bool(batch.plans.left())
+        loss_of(net(batch).squeeze(), batch.labels["y"]).backward()
+        for optimizer in (dense, sparse):
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        now = max(now, int(batch.time.max()))
+        schedule.step(step, now)
+    dense_bits = {name: tensor.numpy().tobytes() for name, tensor in dense_state(net).items()}
+    return dense_bits, {name: contents(table) for name, table in tables.items()}, planned
+
+
+@pytest.mark.parametrize("evict", [hb.Ttl(seconds=64 * 5), hb.Lru(1024)], ids=["age", "recency"])
+def test_plain_loop_gives_the_same_bits(many: Any, network: Any, evict: Any) -> None:
+    alone = plain_loop(many(), network(evict=evict), None)
+    ahead = plain_loop(many(), network(evict=evict), 2)
+    assert alone[:2] == ahead[:2]
+    assert alone[2] == 0
+    assert ahead[2] == STEPS - 1, "the first batch shows what the network looks up"
+
+
+def test_steps_of_a_model_give_the_bits_of_fit(many: Any, network: Any) -> None:
+    policies = {"admit": hb.MinCount(2), "evict": hb.Lru(1024)}
+    model = hb.RecModel(network(**policies), "bce", "adam")
+    for batch in hb.Ahead(many(), model.network, barrier=lambda step, now: step % 9 == 0):
+        model.step(batch)
+    fitted = hb.RecModel(network(**policies), "bce", "adam")
+    fitted.fit(many(), progress=False)
+    assert everything(model) == everything(fitted)
+
+
+def test_a_loop_may_end_early_and_begin_again(many: Any, network: Any) -> None:
+    net = network()
+    batches = hb.Ahead(many(), net)
+    for _, batch in zip(range(3), batches, strict=False):
+        net(batch).sum().backward()
+    assert len(list(batches)) == STEPS
+
+
+def test_wrong_arguments_are_rejected(dataset: Any, network: Any) -> None:
+    model = hb.RecModel(network(), "bce", "adam")
+    with pytest.raises(hb.errors.ConfigError, match=r"Ahead.depth"):
+        hb.Ahead(dataset(64), depth=-1)
+    with pytest.raises(hb.errors.ConfigError, match=r"Ahead: no network"):
+        iter(hb.Ahead(dataset(64))).__next__()
+    with pytest.raises(hb.errors.ConfigError, match=r"RecModel gives its own network"):
+        model.fit(hb.Ahead(dataset(64), model.network))
+    with pytest.raises(hb.errors.ConfigError, match=r"not a batch, got tuple"):
+        list(hb.Ahead([(1, 2)], model.network))
+    assert isinstance(model.learner, Learner)
