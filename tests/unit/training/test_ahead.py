@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from hotbed.training.ahead import Ahead
 from hotbed.training.callbacks import Checkpoint, EarlyStopping, Evict, Validate, Windows
 from hotbed.training.evict import EvictionSchedule
 from hotbed.training.learner import Learner
-from hotbed.training.run import Callbacks, Run
+from hotbed.training.run import Callbacks, Goal, Run
 from hotbed.training.watching.history import History
 
 STEPS = 60
@@ -356,6 +357,14 @@ def test_a_run_that_failed_ahead_of_a_barrier_resumes_to_the_bits_of_an_unbroken
     assert everything(resumed) == everything(whole)
 
 
+def test_an_interrupt_while_batches_are_ahead_leaves_something_half_done() -> None:
+    run = Run(None, Goal(()))  # type: ignore[arg-type]
+    run.stage = SimpleNamespace(ahead=1)  # type: ignore[assignment]
+    run.fail(KeyboardInterrupt())
+    assert run.ending is not None
+    assert not run.ending.whole
+
+
 @pytest.mark.parametrize("fault", ["ids", "reading"])
 def test_an_error_comes_at_the_turn_of_its_batch(many: Any, network: Any, fault: str) -> None:
     def batches() -> Iterator[hb.Batch]:
@@ -530,8 +539,11 @@ def test_plain_loop_gives_the_same_bits(many: Any, network: Any, evict: Any) -> 
 def test_steps_of_a_model_give_the_bits_of_fit(many: Any, network: Any) -> None:
     policies = {"admit": hb.MinCount(2), "evict": hb.Lru(1024)}
     model = hb.RecModel(network(**policies), "bce", "adam")
+    planned = 0
     for batch in hb.Ahead(many(), model.network, barrier=lambda step, now: step % 9 == 0):
+        planned += bool(batch.plans.left())
         model.step(batch)
+    assert planned == STEPS - 1
     fitted = hb.RecModel(network(**policies), "bce", "adam")
     fitted.fit(many(), progress=False)
     assert everything(model) == everything(fitted)
