@@ -156,13 +156,24 @@ def test_threads_of_the_core_change_no_bit(learned: Any) -> None:
     assert states[0] == states[1]
 
 
-def test_tables_whose_rule_moves_idle_rows_are_not_mapped_ahead(
-    learned: Any, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("policies", "reason"),
+    [
+        ({"rule": hb.Adam(scope="catch_up")}, "the rule of table 'user' moves idle rows"),
+        ({"rule": hb.Adam(scope="all")}, "the rule of table 'user' moves idle rows"),
+        ({"evict": hb.Ttl(steps=3)}, "the policies of table 'user' count its steps"),
+        ({"admit": hb.MinCount(2, expire_steps=3)}, "the policies of table 'user' count its steps"),
+    ],
+)
+def test_tables_whose_maps_depend_on_updates_are_not_mapped_ahead(
+    learned: Any, policies: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    alone, _ = learned(0, policies)
     with caplog.at_level(logging.INFO, "hotbed"):
-        _, watch = learned(2, {"rule": hb.Adam(scope="catch_up")})
+        ahead, watch = learned(2, policies)
+    assert alone == ahead
     assert not any(watch.ahead.values())
-    assert "no batch is mapped ahead: the rule of table 'user' moves idle rows" in caplog.text
+    assert f"no batch is mapped ahead: {reason}" in caplog.text
 
 
 def test_a_network_that_may_look_up_anything_is_not_mapped_ahead(

@@ -73,6 +73,8 @@ class Planner:
             return "no EmbeddingCollection with tables of its own"
         for collection in self._collections:
             for table in collection.tables:
+                if table.clock == "steps":
+                    return f"the policies of table {table.name!r} count its steps"
                 if table.rule.scope != "touched":
                     return (
                         f"the rule of table {table.name!r} moves idle rows (scope "
