@@ -366,7 +366,7 @@ def _acts_within(callback: Any) -> bool:
 
 
 def _declares(callback: Any) -> bool:
-    """Return whether `barrier` knows the methods of a callback: it is of the same class or later."""
+    """Return whether `barrier` knows the methods of a callback: its class is not above theirs."""
     if not hasattr(callback, "barrier"):
         return False
     methods = [event for event in WITHIN if hasattr(callback, event)]
