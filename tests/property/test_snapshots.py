@@ -30,6 +30,7 @@ TABLES: dict[str, dict[str, Any]] = {
     "admission": {"admit": hb.MinCount(3)},
     "sketch": {"admit": hb.MinCount(2, sketch_bytes=1 << 16)},
     "ttl": {"evict": hb.Ttl(seconds=4), "admit": hb.MinCount(2, expire_seconds=6)},
+    "steps": {"evict": hb.Ttl(steps=2), "admit": hb.MinCount(2, expire_steps=3)},
     "lru": {"evict": hb.Lru(1024)},
     "lfu": {"evict": [hb.Ttl(seconds=6), hb.Lfu(1024, half_life_seconds=3)]},
     "half": {"dtype": "bfloat16", "evict": hb.Ttl(seconds=4)},
