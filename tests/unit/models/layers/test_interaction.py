@@ -90,7 +90,7 @@ def with_dense(s: Any, w: Weights, dense: np.ndarray, fields: np.ndarray) -> np.
     return output
 
 
-LAYERS = {"l": (1, 3)}
+LAYERS = {"l": (1, 2)}
 CASES = [
     Case("cross_net", lambda s: CrossNet(s.d, s.l), [("n", "d")], cross, sizes=LAYERS),
     Case("cross_net_v2", lambda s: CrossNetV2(s.d, s.l), [("n", "d")], cross_v2, sizes=LAYERS),
