@@ -85,6 +85,7 @@ NAVIGATION = {
         "embedding",
         "models",
         "layers",
+        "sequences",
         "graphs",
         "training",
         "watching",
