@@ -23,6 +23,7 @@ from hotbed.embedding.modules.state import dense_state  # noqa: E402
 from hotbed.errors import ConfigError  # noqa: E402
 from hotbed.models import Graph, layers  # noqa: E402
 from hotbed.models.graph_description import Node, Place  # noqa: E402
+from hotbed.models.graph_inputs import GraphInputs  # noqa: E402
 from hotbed.models.graph_layers import LAYERS, NUM_ROWS, inferred  # noqa: E402
 from hotbed.models.graph_picture import Box, placed  # noqa: E402
 
@@ -62,7 +63,14 @@ DCN: dict[str, Any] = {
             "name": "logit",
             "inputs": ["deep", "crosses", "summed", "numbers", "lengths"],
         },
-        {"layer": "gelu", "name": "lengths", "inputs": ["mask"]},
+        {
+            "layer": "gru",
+            "name": "read",
+            "inputs": ["past"],
+            "outputs": ["states", "last"],
+            "hidden_size": 3,
+        },
+        {"layer": "concat", "name": "lengths", "inputs": ["mask", "last"]},
         {"layer": "dot_interaction", "name": "summed", "inputs": ["wide"]},
         {"layer": "mlp", "name": "deep", "inputs": ["ids"], "hidden": [8, 8], "dropout": 0.5},
         {"layer": "cross_net", "name": "crosses", "inputs": ["ids"], "num_layers": 2},
@@ -321,6 +329,41 @@ def test_tables_beside_need_one_dim_for_each_suffix() -> None:
     assert tables == {"user": 4, "item": 4, "user.linear": 1, "user.second": 2}
 
 
+@settings(max_examples=30)
+@given(st.data())
+def test_inputs_are_the_columns_that_they_name(data: st.DataObject) -> None:
+    pooled = st.lists(st.sampled_from(["user", "item", "genres"]), min_size=1, unique=True)
+    chosen = {name: data.draw(pooled) for name in ("first", "second", "third")}
+    kinds = {"first": "flat", "second": "flat", "third": "fields"}
+    entries = [{"input": kinds[name], "name": name, "columns": chosen[name]} for name in chosen]
+    entries.append({"input": "dense", "name": "numbers", "columns": ["vector", "price"]})
+    past = {"input": "sequence", "name": "past", "column": "history", "length": 4}
+    entries.append({**past, "outputs": ["rows", "mask"]})
+    nodes = []
+    for entry in entries:
+        keys = {
+            key: value for key, value in entry.items() if key in ("columns", "column", "length")
+        }
+        names = entry.get("outputs", [entry["name"]])
+        place = Place("inputs")
+        nodes.append(Node(entry["input"], entry["name"], (), tuple(names), keys, place))
+    tables = hb.make_tables(SCHEMA, dim=4)
+    inputs = GraphInputs(SCHEMA, tables, nodes)
+    batch = next(iter(dataset(16))).map_arrays(torch.as_tensor)
+    tensors = inputs(batch)
+    rows = hb.EmbeddingCollection(SCHEMA, tables)(batch)
+    for name in ("first", "second"):
+        expected = torch.cat([rows[column] for column in chosen[name]], dim=1)
+        assert torch.equal(tensors[name], expected)
+    third = torch.stack([rows[column] for column in chosen["third"]], dim=1)
+    assert torch.equal(tensors["third"], third)
+    price = batch.dense["price"].unsqueeze(1)
+    assert torch.equal(tensors["numbers"], torch.cat([batch.dense["vector"], price], dim=1))
+    padded = layers.PadSequence(4)(rows["history"], batch.ids["history"].offsets)
+    assert torch.equal(tensors["rows"], padded[0])
+    assert torch.equal(tensors["mask"], padded[1])
+
+
 def test_an_id_is_counted_once_however_many_inputs_take_it() -> None:
     description = copy.deepcopy(SMALL)
     again = {"input": "flat", "name": "again", "columns": ["item", "user"]}
@@ -473,11 +516,12 @@ def graphs(draw: st.DrawFn) -> dict[str, Any]:
         unused = unused - set(taken) | set(made)
         tensors += made
     layers.append({"layer": "logit_head", "name": "logit", "inputs": sorted(unused)})
-    return {
+    description = {
         "inputs": draw(st.permutations(inputs)),
         "layers": draw(st.permutations(layers)),
         "outputs": {"clicked": "logit"},
     }
+    return dict(draw(st.permutations(list(description.items()))))
 
 
 def weights(description: Any) -> dict[str, Any]:
@@ -613,6 +657,16 @@ def test_a_layer_is_built_from_its_keys_and_the_shapes_of_its_inputs(kind: str) 
     if kind in FLATTENED:
         expected[0] = (FLATTENED[kind] * NUM_ROWS, *outputs[0][1:])
     assert list(inferred(node, shapes).values()) == expected
+
+
+def test_gru_is_that_of_torch_with_its_last_state_as_a_row() -> None:
+    ours = layers.GRU(3, 5)
+    theirs = torch.nn.GRU(3, 5, batch_first=True)
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(4, 6, 3)
+    states, last = theirs(x)
+    for mine, expected in zip(ours(x), (states, last[0]), strict=True):
+        assert torch.equal(mine, expected)
 
 
 def test_every_layer_has_a_name() -> None:
