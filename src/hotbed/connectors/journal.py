@@ -93,7 +93,7 @@ class Journal:
             latest = next(reversed(entries), -1)
             if number <= latest:
                 raise PersistError(
-                    f"{self._name()}: a decision on record stands, got {topic} {number} after "
+                    f"{self._name()}: this decision was recorded before, got {topic} {number} after "
                     f"{latest}. To resume from an older state, use `hotbed restore`."
                 )
             if self._file is not None:

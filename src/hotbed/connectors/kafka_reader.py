@@ -101,9 +101,9 @@ class KafkaReader:
         if self.count < expected:
             raise DataError(
                 f"kafka topic {self.source.topic!r}: messages of the block that the position lies "
-                f"in are gone, got {self.count} of {expected}. Let compaction wait "
-                "(min.compaction.lag.ms) for longer than checkpoints are apart, or begin with "
-                "another position."
+                f"in are gone, got {self.count} of {expected}. Set "
+                "min.compaction.lag.ms above the time between checkpoints, or begin with another "
+                "position."
             )
         self._marks = {}
         for partition, messages in by_partition.items():

@@ -87,7 +87,9 @@ def serve_rows(
     for name, source in by_name.items():
         server.load_or_keep(name, source)
     following = Following(
-        lambda name, error: log.warning("model %s: %s; what it has stays", name, error)
+        lambda name, error: log.warning(
+            "model %s: %s; it keeps the version that it has", name, error
+        )
     )
 
     def follow(name: str, follower: Callable[[], Follower]) -> None:

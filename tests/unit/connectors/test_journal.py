@@ -46,7 +46,7 @@ def test_what_was_appended_is_read_again(path: Path) -> None:
 def test_a_decision_on_record_stands(path: Path) -> None:
     journal = Journal(path)
     for number in (0, 1, 2):
-        with pytest.raises(PersistError, match="a decision on record stands"):
+        with pytest.raises(PersistError, match="this decision was recorded before"):
             journal.append("block", number, {})
     journal.append("block", 3, {})
 
