@@ -93,8 +93,8 @@ class Journal:
             latest = next(reversed(entries), -1)
             if number <= latest:
                 raise PersistError(
-                    f"{self._name()}: this decision was recorded before, got {topic} {number} after "
-                    f"{latest}. To resume from an older state, use `hotbed restore`."
+                    f"{self._name()}: this decision was recorded before, got {topic} {number} "
+                    f"after {latest}. To resume from an older state, use `hotbed restore`."
                 )
             if self._file is not None:
                 self._write(line)
