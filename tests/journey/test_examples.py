@@ -74,6 +74,14 @@ def test_multi_hot_genres_tell_what_people_like(folder: Path) -> None:
     assert number(r"([\d.]+)  War\n", output) > number(r"([\d.]+)  Horror\n", output)
 
 
+def test_histories_of_films_help_and_are_asked_with(folder: Path) -> None:
+    output = run(folder, str(EXAMPLES / "histories.py"))
+    without = number(r"AUC without histories ([\d.]+)", output)
+    assert number(r"with histories ([\d.]+)\n", output) > without > 0.66
+    after_romance, after_horror = re.findall(r"best after \w+: (.*)", output)
+    assert after_romance != after_horror
+
+
 def test_multi_task_learns_both_labels(folder: Path) -> None:
     output = run(folder, str(EXAMPLES / "multi_task_census.py"))
     assert number(r"'valid.income.auc': ([\d.]+)", output) > 0.92
