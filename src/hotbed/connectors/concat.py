@@ -33,7 +33,7 @@ class Concat(Source):
         sources: The sources, one or more.
 
     Raises:
-        ConfigError: There is no source, or an endless one is not the last.
+        ConfigError: `sources` is empty, or an endless source is not the last.
         SchemaError: A source lacks a column of the first one, or has a type that does not go with
             the others, such as text beside numbers. The message names the source by its number.
 

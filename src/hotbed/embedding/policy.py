@@ -6,8 +6,8 @@ Thresholds: `None` and -1 mean off; each policy states the meaning of 0; anythin
 
 The policies of a table measure ages by one clock. It counts microseconds of data time, or the steps
 of the table: each update is a step, and an id that is looked up is seen in the step that the next
-update ends. A table whose policies measure no ages orders its rows by data time, or by its
-`find_or_insert` calls if there are no times.
+update ends. A table whose policies measure no ages orders its rows by data time; without times, by
+its `find_or_insert` calls.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hotbed.errors import ConfigError
@@ -55,24 +55,10 @@ def make_tables(
         dtype=dtype,
         capacity=capacity,
     )
-    names = dict.fromkeys(column.table for column in schema.ids)
+    names = [str(name) for name in dict.fromkeys(column.table for column in schema.ids)]
     overrides = overrides or {}
-    for name, own in overrides.items():
-        if name not in names:
-            raise ConfigError(
-                f"tables.overrides.{name}: the schema does not name this table, got {name!r}. "
-                f"Use one of {', '.join(map(str, names))}."
-            )
-        for keyword in own:
-            if keyword not in keywords:
-                raise ConfigError(
-                    f"tables.overrides.{name}.{keyword}: unknown keyword, got {keyword!r}. "
-                    f"Use one of {', '.join(keywords)}."
-                )
-    tables = {
-        str(name): Table(str(name), **{**keywords, **overrides.get(str(name), {})})
-        for name in names
-    }
+    _check_overrides(overrides, names, keywords)
+    tables = {name: Table(name, **{**keywords, **overrides.get(name, {})}) for name in names}
     untimed = [name for name, table in tables.items() if table.needs_times]
     if untimed and schema.time is None:
         raise ConfigError(
@@ -80,3 +66,22 @@ def make_tables(
             "a Time column. Add hb.Time, or count steps: hb.Ttl(steps=…)."
         )
     return tables
+
+
+def _check_overrides(
+    overrides: Mapping[str, Mapping[str, Any]],
+    names: Collection[str],
+    keywords: Collection[str],
+) -> None:
+    for name, own in overrides.items():
+        if name not in names:
+            raise ConfigError(
+                f"tables.overrides.{name}: the schema does not name this table, got {name!r}. "
+                f"Use one of {', '.join(names)}."
+            )
+        for keyword in own:
+            if keyword not in keywords:
+                raise ConfigError(
+                    f"tables.overrides.{name}.{keyword}: unknown keyword, got {keyword!r}. "
+                    f"Use one of {', '.join(keywords)}."
+                )

@@ -22,10 +22,10 @@ import hotbed as hb  # noqa: E402
 from hotbed.embedding.modules.state import dense_state  # noqa: E402
 from hotbed.errors import ConfigError  # noqa: E402
 from hotbed.models import Graph, layers  # noqa: E402
-from hotbed.models.graph_description import Node, Place  # noqa: E402
-from hotbed.models.graph_inputs import GraphInputs  # noqa: E402
-from hotbed.models.graph_layers import LAYERS, NUM_ROWS, inferred  # noqa: E402
-from hotbed.models.graph_picture import Box, placed  # noqa: E402
+from hotbed.models.graph.description import Node, Place  # noqa: E402
+from hotbed.models.graph.inputs import GraphInputs  # noqa: E402
+from hotbed.models.graph.layers import LAYERS, NUM_ROWS, inferred  # noqa: E402
+from hotbed.models.graph.picture import Box, placed  # noqa: E402
 
 SCHEMA = hb.Schema(
     [
@@ -217,7 +217,7 @@ MISTAKES: list[tuple[tuple[Any, ...], Any, str]] = [
     (
         ("layers", 2, "inputs"),
         ["a", "c"],
-        'layers[2].inputs[1]: there is no tensor of this name, got "c"',
+        'layers[2].inputs[1]: unknown tensor, got "c"',
     ),
     (
         ("layers", 2, "inputs"),
@@ -238,7 +238,7 @@ MISTAKES: list[tuple[tuple[Any, ...], Any, str]] = [
     (
         ("layers", 1, "outputs"),
         ["a"],
-        'layers[2].inputs[1]: there is no tensor of this name, got "b"',
+        'layers[2].inputs[1]: unknown tensor, got "b"',
     ),
     (
         ("layers", 1, "ranges"),
@@ -274,7 +274,7 @@ MISTAKES: list[tuple[tuple[Any, ...], Any, str]] = [
     (("inputs", 0, "outputs"), ["x", "y"], "inputs[0].outputs: flat has one output"),
     (("outputs",), {}, "outputs: not an object with entries"),
     (("outputs", "bought"), "logit", 'outputs.bought: not a label of the schema, got "bought"'),
-    (("outputs", "clicked"), "lgit", "outputs.clicked: there is no tensor of this name"),
+    (("outputs", "clicked"), "lgit", "outputs.clicked: unknown tensor"),
     (
         ("layers", 3),
         {"layer": "concat", "name": "logit", "inputs": ["sum", "numbers"]},

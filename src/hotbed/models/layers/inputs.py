@@ -239,7 +239,7 @@ def dense_matrix(batch: Batch, names: list[str]) -> Tensor:
 
 
 def table_of(tables: Mapping[str, Table], column: Id) -> Table:
-    """Return the table of an Id column; raise ConfigError if there is none."""
+    """Return the table of an Id column; raise ConfigError if `tables` lacks it."""
     name = column.table or column.name
     if name not in tables:
         raise ConfigError(

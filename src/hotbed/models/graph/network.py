@@ -28,10 +28,10 @@ from torch import Tensor, nn
 from hotbed.config import did_you_mean
 from hotbed.data.batch import Batch
 from hotbed.data.schema import Schema
-from hotbed.models.graph_description import Node, read_description
-from hotbed.models.graph_inputs import GraphInputs
-from hotbed.models.graph_layers import NUM_ROWS, inferred, made, shape_text
-from hotbed.models.graph_picture import Box, draw, wrapped
+from hotbed.models.graph.description import Node, read_description
+from hotbed.models.graph.inputs import GraphInputs
+from hotbed.models.graph.layers import NUM_ROWS, inferred, made, shape_text
+from hotbed.models.graph.picture import Box, draw, wrapped
 
 if TYPE_CHECKING:
     from hotbed.embedding.table import Table

@@ -14,8 +14,8 @@ from hotbed.config import did_you_mean
 from hotbed.data.batch import Batch
 from hotbed.data.schema import Dense, Id, Schema
 from hotbed.embedding.modules import EmbeddingCollection, Feature
-from hotbed.models.graph_description import Node, Place
-from hotbed.models.graph_layers import NUM_ROWS, Shape
+from hotbed.models.graph.description import Node, Place
+from hotbed.models.graph.layers import NUM_ROWS, Shape
 from hotbed.models.layers import PadSequence
 from hotbed.models.layers.inputs import bounds_of, dense_matrix, table_of
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read the description of a network: JSON becomes nodes that are connected and in order.
 
-Kinds of layers and their parameters are checked later. See `hotbed.models.graph` for the format.
+Kinds of layers and their parameters are checked later. docs/graphs.md describes the format.
 """
 
 from __future__ import annotations
@@ -302,7 +302,7 @@ def _twice(place: Place, name: str, first: Node) -> ConfigError:
 
 def _check_tensor(name: str, makers: Mapping[str, Node], place: Place) -> None:
     if name not in makers:
-        raise place.error("there is no tensor of this name", name, did_you_mean(name, makers))
+        raise place.error("unknown tensor", name, did_you_mean(name, makers))
 
 
 def _in_order(layers: Sequence[Node], makers: Mapping[str, Node]) -> list[Node]:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from hotbed.config import did_you_mean
 from hotbed.errors import ConfigError
 from hotbed.models import layers
-from hotbed.models.graph_description import Node, Place, Text
+from hotbed.models.graph.description import Node, Place, Text
 from hotbed.models.layers import xavier_
 
 Shape = tuple[int, ...]
