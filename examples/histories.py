@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A network over histories: a Deep Interest Network that knows which films a user liked before.
 
-It is compared with the same network without histories, then exported, and asked for the best films
-after films of two genres.
+It is measured beside the same network without histories, then exported, and asked for the best
+films after films of two genres. Which of the two is better depends on the period that is measured: after
+70 % of the ratings the mean AUC of three seeds was 0.688 with and 0.678 without histories over the
+next 10 %, and 0.647 with and 0.657 without over the last 20 %.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import torch
@@ -62,9 +65,22 @@ def auc(model: hb.RecModel, events: hb.sources.Source) -> float:
     return model.evaluate(rest)["auc"]
 
 
+def same_scores(
+    model: hb.RecModel,
+    session: hb.InferenceSession,
+    ratings: pl.DataFrame,
+) -> bool:
+    """Tell whether the exported network gives the scores of the trained one."""
+    data = hb.Dataset(hb.sources.Memory(ratings), model.schema, batch_size=1024)
+    columns = ratings.select("userId", "movieId", "history").to_dict(as_series=False)
+    scores = session.predict(columns)
+    return bool(np.allclose(scores, model.predict(data), rtol=0, atol=1e-6))
+
+
 def main() -> None:
     torch.set_num_threads(1)  # networks this small are slower on two
-    events = hb.sources.Memory(with_histories(pl.read_csv(DATA / "ratings.csv")))
+    ratings = with_histories(pl.read_csv(DATA / "ratings.csv"))
+    events = hb.sources.Memory(ratings)
 
     schema = hb.Schema([LABEL, USER, MOVIE])
     torch.manual_seed(0)
@@ -89,6 +105,8 @@ def main() -> None:
     # A server takes the history with the request: here one user, after films of two genres.
     model.export("runs/histories")
     session = hb.InferenceSession("runs/histories")
+    same = same_scores(model, session, ratings.tail(1000))
+    print(f"scores of the session equal those of training: {same}")
     films = pl.read_csv(DATA / "movies.csv")
     for genre in ("Romance", "Horror"):
         history = films.filter(genres=genre)["movieId"].head(LENGTH).to_list()
