@@ -21,7 +21,7 @@ SCHEMA = hb.Schema(
             "history",
             table="news",
             pooling="none",
-            max_length=10,
+            max_length=5,
             transforms=[hb.transforms.Split(" ")],
         ),
     ]
@@ -39,7 +39,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def rows(shared_data: Path) -> pl.DataFrame:
-    """News that were shown in 150 impressions, 20 of them to users without a click before."""
+    """News that were shown in 100 impressions, 20 of them to users without a click before."""
     impressions = pl.read_csv(
         shared_data / "mind" / "behaviors.tsv",
         separator="\t",
@@ -48,7 +48,7 @@ def rows(shared_data: Path) -> pl.DataFrame:
         quote_char=None,
     )
     empty = pl.col("history").is_null()
-    impressions = pl.concat([impressions.filter(empty)[:20], impressions.filter(~empty)[:130]])
+    impressions = pl.concat([impressions.filter(empty)[:20], impressions.filter(~empty)[:80]])
     pair = pl.col("shown").str.split("-").list
     return (
         impressions.with_columns(pl.col("shown").str.split(" "))
