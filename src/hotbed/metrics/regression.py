@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 
 import numpy as np
 
@@ -29,9 +30,9 @@ class _MeanError(SumsMetric):
             return self._undefined("no samples")
         return float(error / weight)
 
+    @abstractmethod
     def _errors(self, prediction: Array, label: Array) -> Array:
         """Return the error of each sample, [n]."""
-        raise NotImplementedError
 
 
 @config.described

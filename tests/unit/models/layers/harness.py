@@ -115,6 +115,11 @@ class Case:
         return [one if isinstance(one, Input) else Input(one) for one in self.inputs]
 
     @property
+    def largest_sizes(self) -> Sizes:
+        """The upper bound of each letter."""
+        return SimpleNamespace(**{letter: high for letter, (_, high) in self.bounds.items()})
+
+    @property
     def bounds(self) -> dict[str, tuple[int, int]]:
         """Least and greatest size of each letter."""
         terms = [str(dimension).split("*") for one in self.all_inputs for dimension in one.shape]
@@ -234,7 +239,7 @@ class _AllLayers(nn.Module):
         self.factors = nn.ParameterDict()
         self.arrays: list[list[np.ndarray]] = []
         for case in self.cases:
-            sizes = SimpleNamespace(**{letter: high for letter, (_, high) in case.bounds.items()})
+            sizes = case.largest_sizes
             sizes.n = TRAINED_ROWS
             # outputs near 1: their errors are absolute
             layer = case.layer(sizes, generator, spread=0.3)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,11 @@ Weights = dict[str, np.ndarray]
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-x))
+
+
+def gelu(x: np.ndarray) -> np.ndarray:
+    errors = [math.erf(value / math.sqrt(2)) for value in x.flat]
+    return x * (1 + np.reshape(errors, x.shape)) / 2
 
 
 def dice(x: np.ndarray, alpha: Any, mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
@@ -78,6 +84,16 @@ CASES = [
         lambda s, w, x: np.maximum(x, 0) + 0.7 * np.expm1(np.minimum(x, 0)),
     ),
     Case("sigmoid", lambda s: nn.Sigmoid(), [("n", "d")], lambda s, w, x: sigmoid(x)),
+    Case("tanh", lambda s: nn.Tanh(), [("n", "d")], lambda s, w, x: np.tanh(x)),
+    Case("silu", lambda s: nn.SiLU(), [("n", "d")], lambda s, w, x: x * sigmoid(x)),
+    Case("gelu", lambda s: nn.GELU(), [("n", "d")], lambda s, w, x: gelu(x)),
+    Case("relu", lambda s: nn.ReLU(), [("n", "d")], lambda s, w, x: np.maximum(x, 0)),
+    Case(
+        "leaky_relu",
+        lambda s: nn.LeakyReLU(0.2),
+        [("n", "d")],
+        lambda s, w, x: np.maximum(x, 0) + 0.2 * np.minimum(x, 0),
+    ),
 ]
 IN_TRAINING = [
     Case(

@@ -66,6 +66,13 @@ def positive_variance(layer: BatchNorm) -> None:
 
 CASES = [
     Case(
+        "linear",
+        lambda s: nn.Linear(s.i, s.o),
+        [("n", "i")],
+        lambda s, w, x: x @ w["weight"].T + w["bias"],
+        sizes={"o": (1, 3)},
+    ),
+    Case(
         "mlp",
         lambda s: MLP(s.i, [s.h, s.g], output_dim=s.o, dropout=0.5),
         [("n", "i")],

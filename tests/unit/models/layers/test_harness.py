@@ -12,6 +12,16 @@ torch = pytest.importorskip("torch", reason="torch absent")
 
 from torch import Tensor, nn  # noqa: E402
 
+from hotbed.models.graph.layers import LAYERS  # noqa: E402
+
+from . import (  # noqa: E402
+    test_activation,
+    test_arithmetic,
+    test_dense,
+    test_interaction,
+    test_sequence,
+    test_shape,
+)
 from .harness import Case, check_export, check_layer  # noqa: E402
 
 
@@ -71,3 +81,19 @@ def test_a_wrong_export_fails(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("hotbed.persist.publish.export.TOLERANCE", 1.0)  # its own check comes first
     with pytest.raises(AssertionError, match="scaled"):
         check_export([case("export")], tmp_path)
+
+
+def test_every_layer_of_descriptions_has_an_entry() -> None:
+    kinds = (
+        test_activation,
+        test_arithmetic,
+        test_dense,
+        test_interaction,
+        test_sequence,
+        test_shape,
+    )
+    cases = [test_dense.HEAD]
+    for kind in kinds:
+        cases += kind.CASES
+    layers = {type(case.make(case.largest_sizes)) for case in cases}
+    assert not [name for name, kind in LAYERS.items() if kind.layer not in layers]

@@ -18,6 +18,7 @@ from torch.nn import functional as F  # noqa: E402
 from hotbed.errors import ConfigError  # noqa: E402
 from hotbed.models.layers import (  # noqa: E402
     AUGRU,
+    GRU,
     AttentionPooling,
     MultiHeadAttention,
     PadSequence,
@@ -137,9 +138,8 @@ def gru(s: Any, w: Weights, x: np.ndarray, shares: np.ndarray) -> tuple[np.ndarr
 
 
 def torch_gru(s: Any, w: Weights, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    weights = {name.removesuffix("_l0"): values for name, values in w.items()}
-    states, last = gru(s, weights, x, np.ones(x.shape[:2]))
-    return states, last[None]
+    weights = {name[len("gru.") :].removesuffix("_l0"): values for name, values in w.items()}
+    return gru(s, weights, x, np.ones(x.shape[:2]))
 
 
 SEQUENCE = [("n", "t", "d"), Input(("n", "t"), zero_or_one)]
@@ -220,7 +220,7 @@ CASES = [
     ),
     Case(
         "gru",
-        lambda s: nn.GRU(s.d, s.h, batch_first=True),
+        lambda s: GRU(s.d, s.h),
         [("n", "t", "d")],
         torch_gru,
         sizes={"n": (1, 4), "h": (1, 4)},

@@ -6,7 +6,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 
-class GRU(nn.GRU):
+class GRU(nn.Module):
     """`nn.GRU` of one layer over [n, length, input_size], with the last state as [n, hidden_size].
 
     It has no mask: the last state is that of the last entry, padding or not. `AUGRU` with a mask as
@@ -26,9 +26,10 @@ class GRU(nn.GRU):
     """
 
     def __init__(self, input_size: int, hidden_size: int, bias: bool = True) -> None:
-        super().__init__(input_size, hidden_size, bias=bias, batch_first=True)
+        super().__init__()
+        self.gru = nn.GRU(input_size, hidden_size, bias=bias, batch_first=True)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Entries [n, length, input_size] -> all states [n, length, hidden_size], and the last."""
-        states, last = super().forward(x)
+        states, last = self.gru(x)
         return states, last.squeeze(0)
