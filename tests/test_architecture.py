@@ -33,6 +33,7 @@ FOLDERS = [
     "serving",
     "training",
     "job",
+    "prepare",
     "compat",
     "cli",
     "testing",
@@ -41,7 +42,7 @@ BASE = {"errors", "config", "checks", "files"}
 NEVER = {
     "serving": {"optim", "parallel", "training"},
     "training": {"serving"},
-    "cli": set(FOLDERS) - {"cli", "job"},  # it parses and prints; `job` does the work
+    "cli": set(FOLDERS) - {"cli", "job", "prepare"},  # it parses and prints; they work
 }
 NATIVE = {
     "data/columns",
@@ -284,7 +285,7 @@ def test_folders_are_those_of_the_design() -> None:
     assert {f.split("/")[0] for f in folders} <= set(FOLDERS)
     assert all(
         re.fullmatch(
-            r"embedding/modules|models/(graph|layers(/\w+)?)|persist/publish|serving/(protocol|server|stores|workers)|training/(callbacks|watching)|compat/\w+",
+            r"embedding/modules|models/(graph|layers(/\w+)?)|persist/publish|serving/(protocol|server|stores|workers)|training/(callbacks|watching)|prepare/(keyed|sampling)|compat/\w+",
             f,
         )
         for f in deep

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from . import metrics as metrics
     from . import models as models
     from . import persist as checkpoints  # noqa: F401 - public under this name
+    from . import prepare as prepare
     from . import testing as testing
     from .connectors import Position as Position
     from .data import transforms as transforms
@@ -136,6 +137,7 @@ _HOMES: dict[str, str] = {
     "make_tables": "embedding.tables:make_tables",
     "metrics": "metrics",
     "models": "models",
+    "prepare": "prepare",
     "report": "training.watching.report",
     "schedules": "optim.schedule",
     "set_num_threads": "embedding.table:set_num_threads",

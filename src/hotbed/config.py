@@ -64,6 +64,7 @@ _HOMES: Mapping[str, tuple[str, ...]] = {
         "hotbed.embedding.init",
     ),
     "metrics": ("hotbed.metrics",),
+    "prepare": ("hotbed.prepare",),
 }
 
 

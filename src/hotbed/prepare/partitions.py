@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Partitions: the fixed pieces of a source that tasks read, and their chunks of rows.
+
+Results of chunks are merged in the order of (partition, chunk), so that nothing depends on the
+number of workers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from hotbed.connectors.concat import Concat
+from hotbed.connectors.files import FileSource
+from hotbed.connectors.parquet import Parquet
+from hotbed.connectors.plan import READ_ALL, ReadPlan
+from hotbed.connectors.position import Position
+from hotbed.connectors.source import Join, Source, not_endless
+
+CHUNK_ROWS = 131_072
+"""Rows of a chunk; the last one of a partition may have fewer."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows of a partition.
+
+    `number`: of the chunk in its partition. `first_row`: the number of its first row in the file,
+    among the good rows, from 0. `rows`: raw columns.
+    """
+
+    partition: Partition
+    number: int
+    first_row: int
+    rows: pa.RecordBatch
+
+    @property
+    def places(self) -> NDArray[np.int64]:
+        """The number of each row in its file, int64 [n]; the file is `partition.file`."""
+        return np.arange(self.first_row, self.first_row + self.rows.num_rows)
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A file, a row group of a Parquet file, or a whole source of another kind.
+
+    `number`: its place among the partitions. `source`: the source of this file alone. `file`: the
+    number of the file in the whole source. `name`: the file, for messages. `first_row`: the rows of
+    the file before it. `num_rows`: its rows; None = all that are left.
+    """
+
+    number: int
+    source: Source
+    file: int = 0
+    name: str = ""
+    first_row: int = 0
+    num_rows: int | None = None
+
+    def chunks(self, plan: ReadPlan = READ_ALL) -> Iterator[Chunk]:
+        """Yield its rows in chunks of exactly `CHUNK_ROWS` rows, but for the last one."""
+        row = self.first_row
+        for number, rows in enumerate(_of_equal_size(self._batches(plan))):
+            yield Chunk(
+                self,
+                number,
+                row,
+                rows,
+            )
+            row += rows.num_rows
+
+    def _batches(self, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
+        position = None
+        if self.first_row:
+            state = {"file": 0, "name": os.path.basename(self.name), "row": self.first_row}
+            position = _nested(self.source, Position(state))
+        rest = self.num_rows
+        if rest == 0:
+            return
+        for batch, _ in self.source.read(position, CHUNK_ROWS, plan):
+            if rest is None:
+                yield batch
+                continue
+            yield batch.slice(0, rest)
+            rest -= batch.num_rows
+            if rest <= 0:
+                return
+
+
+def _nested(source: Source, position: Position) -> Position:
+    """Return the position of a file as that of the source around the file."""
+    if isinstance(source, Join):
+        return _nested(source.source, position)
+    if isinstance(source, Concat):
+        inner = _nested(source.sources[0], position)
+        return Position({"part": 0, "row": position["row"], "source": inner.to_json()})
+    return position
+
+
+def _of_equal_size(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    waiting: list[pa.RecordBatch] = []
+    num_rows = 0
+    for batch in batches:
+        rest = batch
+        while num_rows + rest.num_rows >= CHUNK_ROWS:
+            head = rest.slice(0, CHUNK_ROWS - num_rows)
+            yield _one_batch([*waiting, head])
+            rest = rest.slice(head.num_rows)
+            waiting = []
+            num_rows = 0
+        if rest.num_rows:
+            waiting.append(rest)
+            num_rows += rest.num_rows
+    if waiting:
+        yield _one_batch(waiting)
+
+
+def _one_batch(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(batches) == 1:
+        return batches[0]
+    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+
+
+def partitions_of(source: Source) -> Sequence[Partition]:
+    """Return the partitions of a source, in the order of its rows.
+
+    Raises:
+        ConfigError: the source is endless.
+        DataError: there is no file.
+    """
+    not_endless(source, "a preparation")
+    partitions: list[Partition] = []
+    for file, (name, alone) in enumerate(_files(source)):
+        for first_row, num_rows in _groups(name, alone):
+            partitions.append(
+                Partition(
+                    number=len(partitions),
+                    source=alone,
+                    file=file,
+                    name=name,
+                    first_row=first_row,
+                    num_rows=num_rows,
+                )
+            )
+    return partitions
+
+
+def _files(source: Source) -> Iterator[tuple[str, Source]]:
+    """Yield each file of a source with the source of this file alone; else the whole source."""
+    if isinstance(source, FileSource):
+        types = source.schema()
+        for file in source.files():
+            yield file, source.like_first(file, types)
+    elif isinstance(source, Join):
+        side = source._side
+        for file, alone in _files(source.source):
+            joined = replace(source, source=alone)
+            joined.__dict__["_side"] = side  # read once, not once a file
+            yield file, joined
+    elif isinstance(source, Concat):
+        types = source.schema()
+        for part in source.sources:
+            for file, alone in _files(part):
+                concat = replace(source, sources=[alone])
+                concat.__dict__["_schema"] = types
+                yield file, concat
+    else:
+        yield type(source).__name__, source
+
+
+def _groups(name: str, source: Source) -> Iterator[tuple[int, int | None]]:
+    """Yield first row and number of rows of each row group of a Parquet file; else (0, None)."""
+    inner = source
+    while isinstance(inner, (Join, Concat)):
+        inner = inner.sources[0] if isinstance(inner, Concat) else inner.source
+    if not isinstance(inner, Parquet):
+        yield 0, None
+        return
+    metadata = pq.read_metadata(name)
+    first_row = 0
+    for group in range(metadata.num_row_groups):
+        num_rows = metadata.row_group(group).num_rows
+        yield first_row, num_rows
+        first_row += num_rows

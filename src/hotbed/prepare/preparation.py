@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Preparation: what `hotbed prepare` does, as one value, in Python or as a file of the same keys.
+
+job = Preparation.read("prepare.yaml", {"output": "prepared"})
+"""
+
+from __future__ import annotations
+
+import re
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from hotbed import config
+from hotbed.connectors.source import Source, not_endless
+from hotbed.data.schema import Schema
+from hotbed.errors import ConfigError
+from hotbed.job.file import override, read_mapping
+from hotbed.prepare.keyed.derive import Derivation
+from hotbed.prepare.sampling.down_sample import DownSample
+from hotbed.prepare.sampling.negatives import Negatives
+from hotbed.prepare.sampling.split import Holdout
+
+_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """One preparation: raw rows, what they become, and which of them are written.
+
+    Args:
+        source: the raw rows; it must end.
+        schema: the columns and their roles; its transforms learn from the training rows.
+        derive: columns that depend on other rows of the same key, in this order.
+        negatives: rows that are added to implicit feedback.
+        split: the parts `train` and `valid`; None = all rows train.
+        down_sample: which negatives of the training rows are left out.
+        on_error: `"skip"` leaves out bad rows, counts them, and writes them to dead letters.
+        memory: the most that all tasks together may take, such as "4GB".
+        output: the folder to write; it must not exist.
+        seed: of folds and samples.
+
+    Raises:
+        ConfigError: a key is wrong; the message starts with its dotted path.
+
+    Example: `hotbed prepare prepare.yaml`, `Preparation.read("prepare.yaml")`.
+    """
+
+    source: Source
+    schema: Schema
+    derive: Sequence[Derivation] = ()
+    negatives: Negatives | None = None
+    split: Holdout | None = None
+    down_sample: DownSample | None = None
+    on_error: Literal["raise", "skip"] = "raise"
+    memory: str | int = "4GB"
+    output: str = "prepared"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "derive", tuple(self.derive))
+        not_endless(self.source, "a preparation")
+        assert self.memory_bytes
+
+    @staticmethod
+    def read(path: str | Path, assignments: Mapping[str, object] | None = None) -> Preparation:
+        """Return the preparation of a YAML or JSON file, with values set by dotted path."""
+        return Preparation.from_json(override(read_mapping(path), assignments or {}))
+
+    @staticmethod
+    def from_json(spec: Mapping[str, Any]) -> Preparation:
+        """Return the preparation of plain values.
+
+        Raises:
+            ConfigError: a key is wrong; the message starts with its dotted path.
+        """
+        return typing.cast(Preparation, config.build(spec, Preparation, "prepare"))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values without defaults; `from_json` is the inverse."""
+        plain: dict[str, Any] = config.describe(self)
+        del plain["kind"]
+        for name in ("schema", "negatives", "down_sample"):
+            plain.get(name, {}).pop("kind", None)  # only one class fits there
+        return plain
+
+    @property
+    def memory_bytes(self) -> int:
+        """`memory` in bytes."""
+        match = re.fullmatch(r"([0-9.]+)\s*([KMGT]?B)?", str(self.memory), re.IGNORECASE)
+        if match is None:
+            raise ConfigError(
+                f"memory: not a size, got {self.memory!r}. Write a number of bytes, or one with "
+                "KB, MB, GB or TB, such as 4GB."
+            )
+        number, unit = match.groups(default="")
+        scale = _UNITS.get(unit.upper(), 1)
+        return int(float(number) * scale)
