@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,11 +13,20 @@ from hotbed.embedding.hashing import GOLDEN, Uint64Array, mix64, mix64_int
 _MASK = (1 << 64) - 1
 
 
+class Purpose(IntEnum):
+    """What hashes of places are for: those of two purposes are independent of each other."""
+
+    FOLDS = 0
+    SPLIT = 1
+    DOWN_SAMPLE = 2
+    NEGATIVES = 3
+
+
 def hash_places(
     file: int,
     rows: NDArray[np.int64],
     seed: int,
-    purpose: int = 0,
+    purpose: Purpose = Purpose.FOLDS,
 ) -> Uint64Array:
     """Return the hash of each place, uint64 [n].
 
@@ -23,7 +34,7 @@ def hash_places(
         file: number of the file in the source.
         rows: numbers of the good rows in the file, from 0.
         seed: the seed of the preparation.
-        purpose: hashes for two purposes (folds, samples, ...) are independent of each other.
+        purpose: what the hashes are for.
     """
     key = mix64_int(mix64_int(seed + GOLDEN) ^ mix64_int(purpose * 2 + 1))
     of_file = mix64_int(key + GOLDEN * (file + 1))
