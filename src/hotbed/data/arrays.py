@@ -10,6 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from hotbed.errors import SchemaError
+
 _LISTS = {
     pa.list_(pa.null()).id,
     pa.large_list(pa.null()).id,
@@ -63,3 +65,21 @@ def is_list(kind: pa.DataType) -> bool:
 def is_bytes(kind: pa.DataType) -> bool:
     """Return whether an Arrow type is text or binary, except the view types."""
     return kind.id in _BYTES
+
+
+def numbers_of(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """Return float64 values, and where they are null (NaN counts as null)."""
+    kind = values.type
+    is_number = (
+        pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_null(kind)
+    )
+    if not is_number:
+        raise SchemaError(
+            f"a transform of numbers: expected numbers, got a column of {kind}. Cast it or "
+            "Extract the number."
+        )
+    numbers = as_numpy(values.cast(pa.float64(), safe=False))
+    return numbers, np.isnan(numbers)

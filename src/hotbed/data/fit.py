@@ -1,137 +1,168 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fitting: transforms learn from the training range in one out-of-core pass.
+"""Fitting: transforms learn from the training range, in passes over its rows.
 
 Each learned step that follows another one in the same column takes one more pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-import polars as pl
 import pyarrow as pa
-from polars.io.plugins import register_io_source
+import pyarrow.compute as pc
 
 from hotbed.connectors.plan import ReadPlan
 from hotbed.connectors.source import Source
+from hotbed.data.arrays import is_list
 from hotbed.data.columns import Columns, require_columns, transformed
-from hotbed.errors import DataError
+from hotbed.data.learners import Learner
+from hotbed.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from hotbed.data.schema import Dense, Id, Schema
+    from hotbed.data.transforms import Transform
 
-Task: TypeAlias = "tuple[Dense | Id, int]"
-"""A column and the index of its first transform that has not learned yet."""
+
+@dataclass(frozen=True)
+class Task:
+    """What one learner learns in a pass: for one transform, or for all of one `joint` name.
+
+    `columns` and `steps`: the columns, and the index of the transform in each of them. All earlier
+    transforms of these columns have learned.
+    """
+
+    columns: tuple[Dense | Id, ...]
+    steps: tuple[int, ...]
+
+    @property
+    def transform(self) -> Transform:
+        """The transform that learns; of a joint task, the first one."""
+        return self.columns[0].transforms[self.steps[0]]
+
+    def learner(self) -> Learner:
+        """Return a learner that has seen no rows."""
+        learner = self.transform.learner()
+        assert learner is not None
+        return learner
+
+    def raw_columns(self) -> list[str]:
+        """Return the raw columns that the learner needs, each once."""
+        names: dict[str, None] = {}
+        for column, step in zip(self.columns, self.steps, strict=True):
+            names[column.source] = None
+            for transform in column.transforms[: step + 1]:
+                names.update(dict.fromkeys(transform.inputs()))
+        return list(names)
+
+    def add(self, learner: Learner, context: Columns) -> None:
+        """Let `learner` learn from the rows of `context`."""
+        for values in self.values(context):
+            learner.add(values, context)
+
+    def values(self, context: Columns) -> Iterator[pa.Array]:
+        """Yield, for each column, the values that reach its transform, as learners take them."""
+        for column, step in zip(self.columns, self.steps, strict=True):
+            values = transformed(column.source, column.transforms[:step], context)
+            yield _flat(values)
+
+    def filled(self, schema: Schema, learned: Any) -> Schema:
+        """Return `schema` with what was learned."""
+        for column, step in zip(self.columns, self.steps, strict=True):
+            transforms = list(column.transforms)
+            transforms[step] = transforms[step].learned(learned)
+            schema = schema.with_transforms(column.name, transforms)
+        return schema
 
 
 def fit(schema: Schema, source: Source) -> Schema:
     """Return `schema` with all transforms fitted.
 
     `source` is read as many times as there are learned steps behind each other in one column.
-    """
-    tasks = _tasks(schema)
-    while tasks:
-        learned = _learn(source, tasks)
-        for (column, step), value in zip(tasks, learned, strict=True):
-            transforms = list(column.transforms)
-            transforms[step] = transforms[step].learned(value)
-            schema = schema.with_transforms(column.name, transforms)
-        tasks = _tasks(schema)
-    return schema
-
-
-def _tasks(schema: Schema) -> list[Task]:
-    tasks: list[Task] = []
-    columns: list[Dense | Id] = [*schema.dense, *schema.ids]
-    for column in columns:
-        for step, transform in enumerate(column.transforms):
-            if transform.expression(pl.lit(0)) is not None:
-                tasks.append((column, step))
-                break
-    return tasks
-
-
-def _learn(source: Source, tasks: list[Task]) -> list[Any]:
-    """Return the values of all tasks from one streaming pass over `source`."""
-    columns = _raw_columns(tasks)
-    plan = ReadPlan(tuple(columns))
-    types = _types(source, plan, tasks)
-
-    def batches(
-        _columns: Any,
-        predicate: pl.Expr | None,
-        _rows: int | None,
-        _size: int | None,
-    ) -> Iterator[pl.DataFrame]:
-        for raw, _ in source.read(None, plan=plan):
-            data = _frame(raw, tasks)
-            if predicate is not None:
-                data = data.filter(predicate)
-            if _columns is not None:
-                data = data.select(_columns)
-            yield data
-
-    lazy = register_io_source(batches, schema=types)
-    expressions = []
-    for number, (column, step) in enumerate(tasks):
-        name = f"x{number}"
-        values = pl.col(name)
-        if isinstance(types[name], pl.List):
-            values = values.explode()
-        expression = column.transforms[step].expression(values.alias("x"))
-        assert expression is not None
-        expressions.append(expression.alias(name))
-    learned = lazy.select(expressions).collect(engine="streaming")
-    learned_values: list[Any] = []
-    for number in range(len(tasks)):
-        (value,) = learned[f"x{number}"]
-        learned_values.append(value)
-    return learned_values
-
-
-def _types(
-    source: Source,
-    plan: ReadPlan,
-    tasks: list[Task],
-) -> pl.Schema:
-    """Return the types of the inputs of all tasks, from the first rows of `source`.
 
     Raises:
         DataError: The source has no rows.
         SchemaError: A column is missing.
     """
-    first = next(iter(source.read(None, 1000, plan)), None)
-    if first is None:
-        raise DataError(
-            "fit: the source has no rows, got an empty source. Fit on the training range."
+    while tasks := open_tasks(schema):
+        learners = _learn(source, tasks)
+        for task, learner in zip(tasks, learners, strict=True):
+            schema = task.filled(schema, learner.learned())
+    return schema
+
+
+def open_tasks(schema: Schema) -> list[Task]:
+    """Return what the next pass learns: the first step of each column that has not learned yet.
+
+    Transforms of one `joint` name learn together, in the pass that all of their columns have
+    reached.
+
+    Raises:
+        ConfigError: Two joint transforms wait for each other.
+    """
+    ready: list[Task] = []
+    joint: dict[str, Task] = {}
+    missing: dict[str, int] = {}
+    columns: list[Dense | Id] = [*schema.dense, *schema.ids]
+    for column in columns:
+        is_first = True
+        for step, transform in enumerate(column.transforms):
+            if transform.learner() is None:
+                continue
+            name = transform.joint
+            if name is None and is_first:
+                ready.append(Task((column,), (step,)))
+            elif name is not None and is_first:
+                before = joint.get(name, Task((), ()))
+                joint[name] = Task((*before.columns, column), (*before.steps, step))
+            elif name is not None:
+                missing[name] = missing.get(name, 0) + 1
+            is_first = False
+    ready += [task for name, task in joint.items() if name not in missing]
+    if not ready and missing:
+        raise ConfigError(
+            f"schema: joint transforms wait for each other, got {sorted(missing)}. Put them in the "
+            "same order in all columns, each once."
         )
-    rows, _ = first
-    columns = list(plan.columns or ())
-    if not set(columns) <= set(rows.schema.names):
-        require_columns(columns, source.schema().names)
-    return _frame(rows, tasks).schema
+    return ready
 
 
-def _raw_columns(tasks: list[Task]) -> list[str]:
+def raw_columns(tasks: Sequence[Task]) -> list[str]:
+    """Return the raw columns that the learners of `tasks` need, each once."""
     names: dict[str, None] = {}
-    for column, step in tasks:
-        names[column.source] = None
-        for transform in column.transforms[:step]:
-            names.update(dict.fromkeys(transform.inputs()))
+    for task in tasks:
+        names.update(dict.fromkeys(task.raw_columns()))
     return list(names)
 
 
-def _frame(raw: pa.RecordBatch, tasks: list[Task]) -> pl.DataFrame:
-    """Return the input of each task's transform as columns x0, x1, ...; NaN becomes null."""
-    context = Columns(raw)
-    series = []
-    for number, (column, step) in enumerate(tasks):
-        values = transformed(column.source, column.transforms[:step], context)
-        if pa.types.is_dictionary(values.type):
-            values = values.dictionary_decode()
-        if pa.types.is_null(values.type):
-            values = values.cast(pa.int64())
-        series.append(pl.Series(f"x{number}", values))
-    without_nan = pl.selectors.float().fill_nan(None)
-    return pl.DataFrame(series).with_columns(without_nan)
+def _learn(source: Source, tasks: Sequence[Task]) -> list[Learner]:
+    """Return the learners of `tasks` after one pass over `source`."""
+    learners = [task.learner() for task in tasks]
+    names = raw_columns(tasks)
+    is_empty = True
+    for rows, _ in source.read(None, plan=ReadPlan(tuple(names))):
+        if not set(names) <= set(rows.schema.names):
+            require_columns(names, source.schema().names)
+        context = Columns(rows)
+        is_empty = False
+        for task, learner in zip(tasks, learners, strict=True):
+            task.add(learner, context)
+    if is_empty:
+        raise DataError(
+            "fit: the source has no rows, got an empty source. Fit on the training range."
+        )
+    return learners
+
+
+def _flat(values: pa.Array) -> pa.Array:
+    """Return the items of lists, or the values, with NaN as null."""
+    while is_list(values.type):
+        values = values.flatten()
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    if pa.types.is_null(values.type):
+        return values.cast(pa.int64())
+    if pa.types.is_floating(values.type):
+        return pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
+    return values

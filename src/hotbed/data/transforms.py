@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 
 from hotbed import checks
 from hotbed.connectors.times import to_microseconds
-from hotbed.data.arrays import as_numpy, list_array, nulls_of
+from hotbed.data.arrays import as_numpy, list_array, nulls_of, numbers_of
+from hotbed.data.learners import Learner, Moments, Quantiles, ValueCounts
 from hotbed.errors import ConfigError, SchemaError
 
 __all__ = [
@@ -29,12 +30,16 @@ __all__ = [
     "Extract",
     "FillMissing",
     "Hash",
+    "Learner",
     "Log",
     "Map",
+    "Moments",
     "Normalize",
+    "Quantiles",
     "Split",
     "TimeOfDay",
     "Transform",
+    "ValueCounts",
 ]
 
 _BINS_ADVICE = "Give the number of ids to fold into, or None for no folding."
@@ -77,12 +82,15 @@ class Transform(ABC):
         """Return the names of other raw columns that the transform reads."""
         return ()
 
-    def expression(self, x: pl.Expr) -> pl.Expr | None:
-        """Return the expression of column `x` to learn; None if nothing is left to learn."""
+    joint: str | None = None
+    """Transforms of one name learn together, from the values of all of their columns."""
+
+    def learner(self) -> Learner | None:
+        """Return what learns from the column; None if nothing is left to learn."""
         return None
 
     def learned(self, value: Any) -> Transform:
-        """Return this transform with the value of its `expression` filled in."""
+        """Return this transform with the value of `Learner.learned` filled in."""
         return self
 
 
@@ -202,19 +210,17 @@ class Bucketize(Transform):
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
         if self.boundaries is None:
             raise _not_fitted("bucketize")
-        numbers, null = _numbers(values)
+        numbers, null = numbers_of(values)
         buckets = np.searchsorted(np.array(self.boundaries), numbers, side="right")
         return pa.array(buckets.astype(np.int64), mask=null)
 
-    def expression(self, x: pl.Expr) -> pl.Expr | None:
+    def learner(self) -> Learner | None:
         if self.boundaries is not None or self.bins is None:
             return None
-        shares = [number / self.bins for number in range(1, self.bins)]
-        return pl.concat_list([x.quantile(share, "linear") for share in shares])
+        return Quantiles([number / self.bins for number in range(1, self.bins)])
 
-    def learned(self, value: Any) -> Bucketize:
-        edges = {float(edge) for edge in value if edge is not None}
-        return replace(self, boundaries=sorted(edges))
+    def learned(self, value: list[float]) -> Bucketize:
+        return replace(self, boundaries=sorted(set(value)))
 
 
 @dataclass(frozen=True)
@@ -225,7 +231,7 @@ class Clip(Transform):
     high: float | None = None
 
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
-        numbers, null = _numbers(values)
+        numbers, null = numbers_of(values)
         clipped = np.clip(numbers, self.low, self.high)
         return pa.array(clipped, mask=null)
 
@@ -237,7 +243,7 @@ class Log(Transform):
     offset: float = 1.0
 
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
-        numbers, null = _numbers(values)
+        numbers, null = numbers_of(values)
         with np.errstate(divide="ignore", invalid="ignore"):
             shifted = np.maximum(self.offset + numbers, 0.0)
             logarithms = np.log(shifted)
@@ -257,20 +263,17 @@ class Normalize(Transform):
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
         if self.mean is None or self.std is None:
             raise _not_fitted("normalize")
-        numbers, null = _numbers(values)
+        numbers, null = numbers_of(values)
         std = self.std or 1.0
         return pa.array((numbers - self.mean) / std, mask=null)
 
-    def expression(self, x: pl.Expr) -> pl.Expr | None:
+    def learner(self) -> Learner | None:
         if self.mean is not None and self.std is not None:
             return None
-        mean = x.mean()
-        std = x.std(ddof=0)
-        return pl.struct(mean=mean, std=std)
+        return Moments()
 
-    def learned(self, value: Any) -> Normalize:
-        mean = float(value["mean"] or 0.0)
-        std = float(value["std"] or 0.0)
+    def learned(self, value: tuple[float, float]) -> Normalize:
+        mean, std = value
         return replace(self, mean=mean, std=std)
 
 
@@ -307,18 +310,20 @@ class FillMissing(Transform):
             if not values.null_count:
                 return values
             return values.fill_null(pa.scalar(self.value).cast(values.type))
-        numbers, null = _numbers(values)
+        numbers, null = numbers_of(values)
         return pa.array(np.where(null, self.value, numbers))
 
-    def expression(self, x: pl.Expr) -> pl.Expr | None:
+    def learner(self) -> Learner | None:
         if self.value is not None:
             return None
         if self.statistic == "mean":
-            return x.mean()
-        return x.median()
+            return Moments()
+        return Quantiles([0.5])
 
-    def learned(self, value: Any) -> FillMissing:
-        return replace(self, value=float(value or 0.0))
+    def learned(self, value: Sequence[float]) -> FillMissing:
+        if not value:  # the median of nothing
+            return replace(self, value=0.0)
+        return replace(self, value=value[0])
 
 
 @dataclass(frozen=True)
@@ -380,19 +385,15 @@ class Map(Transform):
         missing = pa.scalar(None, pa.int64())
         return pc.if_else(values.is_null(), missing, ids)
 
-    def expression(self, x: pl.Expr) -> pl.Expr | None:
+    def learner(self) -> Learner | None:
         if self.vocabulary is not None:
             return None
-        return x.drop_nulls().value_counts().implode()
+        return ValueCounts()
 
-    def learned(self, value: Any) -> Map:
-        counts: list[tuple[int, Any]] = []
-        for item in value:
-            if item["count"] >= self.min_count:
-                counts.append((-item["count"], item["x"]))
-        counts.sort()
-        vocabulary = [word for _, word in counts]
-        return replace(self, vocabulary=vocabulary[: self.max_size])
+    def learned(self, value: pl.DataFrame) -> Map:
+        is_frequent = pl.col("count") >= self.min_count
+        words = value.filter(is_frequent).slice(0, self.max_size)
+        return replace(self, vocabulary=words["value"].to_list())
 
 
 @dataclass(frozen=True)
@@ -456,24 +457,6 @@ def _into_bins(hashed: pa.Array, bins: int | None) -> pa.Array:
     hashes = as_numpy(hashed.fill_null(0)).view(np.uint64)
     values = hashes % np.uint64(bins)
     return pa.array(values.astype(np.int64), mask=nulls_of(hashed))
-
-
-def _numbers(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Return float64 values, and where they are null (NaN counts as null)."""
-    kind = values.type
-    is_number = (
-        pa.types.is_integer(kind)
-        or pa.types.is_floating(kind)
-        or pa.types.is_boolean(kind)
-        or pa.types.is_null(kind)
-    )
-    if not is_number:
-        raise SchemaError(
-            f"a transform of numbers: expected numbers, got a column of {kind}. Cast it or "
-            "Extract the number."
-        )
-    numbers = as_numpy(values.cast(pa.float64(), safe=False))
-    return numbers, np.isnan(numbers)
 
 
 def _is_text(kind: pa.DataType) -> bool:
