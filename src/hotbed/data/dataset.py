@@ -18,6 +18,7 @@ from hotbed.connectors.endings import check_source
 from hotbed.connectors.live import Live
 from hotbed.connectors.plan import READ_ROWS, ReadPlan, Skips
 from hotbed.connectors.position import OPENED, PLACE, Position
+from hotbed.connectors.read_ahead import run_ahead
 from hotbed.connectors.source import Source
 from hotbed.data.bad_rows import dead_letters, located
 from hotbed.data.batch import Batch
@@ -25,7 +26,6 @@ from hotbed.data.columns import require_columns
 from hotbed.data.encode import Encoder
 from hotbed.data.numbers import label_outside_unit, outside_unit
 from hotbed.data.order import Buffer, Encoded, Shuffle, place_at, unshuffled
-from hotbed.data.read_ahead import run_ahead
 from hotbed.data.schema import Schema, Shape, Type, check_schema, shape_of, type_of
 from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
 
