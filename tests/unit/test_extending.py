@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 pytest.importorskip("torch", reason="torch absent")
@@ -33,6 +34,20 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
         exec(block, defined)
     return defined
+
+
+def test_own_transform_learns_in_parts_and_is_kept_with_the_schema(page: dict[str, Any]) -> None:
+    fitted = page["fitted"]
+    assert fitted["price"].transforms[0] == page["Unit"](largest=8.0)
+    batch = hb.Encoder(hb.Schema.from_json(fitted.to_json()))(
+        pa.record_batch({"clicked": [1, 0], "price": [4.0, None]})
+    )
+    assert batch.dense["price"].tolist() == [0.5, 0.0]
+    parts = [page["Largest"](), page["Largest"]()]
+    for learner, values in zip(parts, ([1.0, None], [-3.0, 2.0]), strict=True):
+        learner.add(pa.array(values), None)
+    parts[0].merge(parts[1])
+    assert parts[0].learned() == 3.0
 
 
 def test_own_metric_has_all_methods_and_resumes_from_its_state(page: dict[str, Any]) -> None:
