@@ -14,7 +14,7 @@ _MASK = (1 << 64) - 1
 
 
 class Purpose(IntEnum):
-    """What hashes of places are for: those of two purposes are independent of each other."""
+    """The use of hashes of places. Those of two purposes are independent of each other."""
 
     FOLDS = 0
     SPLIT = 1

@@ -3,25 +3,52 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
 from hotbed import checks
+from hotbed.data import numbers
+from hotbed.data.columns import Columns, ids_of
+from hotbed.data.schema import Label, Schema
+from hotbed.embedding.hashing import GOLDEN, Uint64Array, mix64
+from hotbed.errors import ConfigError
+from hotbed.prepare.places import Purpose, hash_places
+from hotbed.prepare.sampling.catalogue import Catalogue
+from hotbed.prepare.sampling.draw import Known, draw
+from hotbed.prepare.shuffle import Bucket
+
+BoolArray = NDArray[np.bool_]
+Int64Array = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Negatives:
-    """Add rows with label 0 after each row of the source, which all are positives.
+    """Add rows with label 0 after each positive row of the source.
+
+    A negative is a copy of its positive with another item, one that the user has no row of, in any
+    part. Negatives of training rows are items of the training rows, those of validation rows items
+    of the validation rows. They are drawn independently of each other, so that an item may repeat.
+
+    The schema has one label. If the source has its column, rows with a label above 0 are the
+    positives. Else all rows are, and the column is added.
 
     Args:
         user: the column of users.
         item: the column of items.
-        per_positive: negatives for each row.
+        per_positive: negatives for each positive row.
         draw: "uniform": each item is as likely as any other; "popularity": an item is as likely as
-            its number of rows to the power of `power`.
+            its number of rows in the part to the power of `power`.
         power: of "popularity"; 0.75 as in word2vec.
-        item_columns: columns that follow the item; other columns are those of the positive.
+        item_columns: columns that follow the item, as in its first row; other columns are those of
+            the positive.
+
+    Example: `Negatives("user", "film", per_positive=4, item_columns=["genres"])`
     """
 
     user: str
@@ -33,4 +60,222 @@ class Negatives:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "item_columns", tuple(self.item_columns))
-        checks.at_least("negatives.per_positive", self.per_positive, 1)
+        checks.whole_number("negatives.per_positive", self.per_positive, 1)
+        checks.finite_number("negatives.power", self.power, least=0)
+        if self.user == self.item:
+            raise ConfigError(
+                f"negatives.item: expected another column than that of users, got {self.item!r}. "
+                "Name the column of items."
+            )
+
+    def inputs(self) -> Sequence[str]:
+        """Return the raw columns that it reads, without the label's."""
+        return (self.user, *self.of_item)
+
+    @property
+    def of_item(self) -> Sequence[str]:
+        """The raw columns of an item: itself, and those that follow it."""
+        others = [name for name in self.item_columns if name != self.item]
+        return (self.item, *others)
+
+    @property
+    def exponent(self) -> float:
+        """The power of an item's number of rows that it is as likely as."""
+        if self.draw == "uniform":
+            return 0.0
+        return self.power
+
+
+def label_of(schema: Schema) -> Label:
+    """Return the label that negatives have.
+
+    Raises:
+        ConfigError: the schema has none or several.
+    """
+    if len(schema.labels) == 1:
+        return schema.labels[0]
+    names = [label.name for label in schema.labels]
+    raise ConfigError(
+        f"negatives: expected a schema with one label, got {names}. A column of this name is 1 for "
+        "rows of the source and 0 for the rows that are added."
+    )
+
+
+def with_label(rows: pa.RecordBatch, label: Label) -> pa.RecordBatch:
+    """Return `rows` with the raw column of the label: 1 in each row, unless it is there."""
+    if label.source in rows.schema.names:
+        return rows
+    if label.positive is not None or label.threshold is not None:
+        raise ConfigError(
+            f"negatives: the source has no column {label.source!r}, got a label with positive or "
+            "threshold. Leave them out: the column is added, 1 for rows of the source."
+        )
+    ones = pa.array(np.ones(rows.num_rows, np.int64))
+    return rows.append_column(label.source, ones)
+
+
+def user_rows(
+    negatives: Negatives,
+    rows: pa.RecordBatch,
+    label: Label,
+    is_valid: BoolArray,
+    hashes: Uint64Array,
+) -> tuple[Int64Array, pa.RecordBatch]:
+    """Return the keys and the rows of a shuffle by user.
+
+    Rows without a user or an item are left out: nothing is known of them.
+
+    Args:
+        negatives: the columns.
+        rows: the raw rows of a chunk, with the label's column.
+        label: which rows are positive.
+        is_valid: which rows are for validation, [n].
+        hashes: hashes of the rows' places for `Purpose.NEGATIVES`, [n].
+    """
+    columns = Columns(rows)
+    users = columns.column(negatives.user)
+    items = columns.column(negatives.item)
+    is_positive = numbers.label(label, columns.column(label.source)) > 0
+    missing = np.asarray(users.is_null()) | np.asarray(items.is_null())
+    places = np.flatnonzero(~missing)
+    keys = ids_of(users, negatives.user)[places]
+    batch = pa.record_batch(
+        {
+            "row": places,
+            "user": keys,
+            "item": ids_of(items, negatives.item)[places],
+            "is_positive": is_positive[places],
+            "is_valid": is_valid[places],
+            "hash": hashes[places],
+        }
+    )
+    return keys, batch
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The negatives of a bucket's rows.
+
+    `items`: places in the catalogue, list of int64 for each row; null for rows without negatives.
+    `num_items`: all of them. `users_without`: users with positives who know all items of a part.
+    """
+
+    items: pa.FixedSizeListArray
+    num_items: int
+    users_without: int
+
+
+def draw_bucket(negatives: Negatives, catalogue: Catalogue, bucket: Bucket) -> Drawn:
+    """Draw the negatives of all users of a bucket, whose rows are those of `user_rows`."""
+    columns = {name: bucket.rows.column(name).to_numpy() for name in bucket.rows.column_names}
+    _, users = np.unique(columns["user"], return_inverse=True)
+    known = Known.of(users, catalogue.places(columns["item"]))
+    width = negatives.per_positive
+    steps = np.arange(1, width + 1, dtype=np.uint64) * np.uint64(GOLDEN)
+    items = np.full((len(users), width), -1, np.int64)
+    users_without = 0
+    for is_valid, weights in ((False, catalogue.train), (True, catalogue.valid)):
+        rows = np.flatnonzero(columns["is_positive"] & (columns["is_valid"] == is_valid))
+        random = columns["hash"][rows, None] + steps
+        mixed = mix64(random.ravel()).reshape(random.shape)
+        drawn = draw(weights, known, users[rows], mixed)
+        items[rows] = drawn
+        users_without += len(np.unique(users[rows[drawn[:, 0] < 0]]))
+    lists = pa.FixedSizeListArray.from_arrays(
+        pa.array(items.ravel()),
+        width,
+        mask=pa.array(items[:, 0] < 0),
+    )
+    return Drawn(lists, int((items >= 0).sum()), users_without)
+
+
+@dataclass(frozen=True)
+class Expanded:
+    """Rows with their negatives, each positive before its own.
+
+    `origins`: the row of each row or of its positive, [m]. `copies`: 0 for a row of the source,
+    else the number of the negative from 1, [m].
+    """
+
+    rows: pa.RecordBatch
+    origins: Int64Array
+    copies: Int64Array
+
+
+def expand(
+    negatives: Negatives,
+    rows: pa.RecordBatch,
+    label: Label,
+    catalogue: Catalogue,
+    items: pa.Array,
+) -> Expanded:
+    """Return `rows` with their negatives.
+
+    Args:
+        negatives: the columns.
+        rows: raw and derived columns of a chunk, with the label's column.
+        label: gets a value that is encoded as 0.
+        catalogue: of all items.
+        items: what was drawn for each row, as in `Drawn.items`.
+    """
+    num_negatives = np.where(np.asarray(items.is_null()), 0, negatives.per_positive)
+    origins = np.repeat(np.arange(rows.num_rows), num_negatives + 1)
+    first = np.cumsum(num_negatives + 1) - (num_negatives + 1)
+    copies = np.arange(len(origins)) - first[origins]
+    is_copy = copies > 0
+    # the values of the negatives stand behind those of the rows
+    places = origins.copy()
+    places[is_copy] = rows.num_rows + np.arange(int(is_copy.sum()))
+    drawn = items.drop_null().flatten()
+    replaced = catalogue.take(negatives.of_item, drawn)
+    columns: dict[str, pa.Array] = {}
+    for name in rows.schema.names:
+        values = _plain(rows.column(name))
+        new = replaced.get(name)
+        if name == label.source:
+            new = _zero(label, values.type).take(_zeros(len(drawn)))
+        if new is None:
+            columns[name] = values.take(pa.array(origins))
+        else:
+            both = pa.concat_arrays([values, new.cast(values.type)])
+            columns[name] = both.take(pa.array(places))
+    return Expanded(pa.RecordBatch.from_pydict(columns), origins, copies)
+
+
+def hash_copies(hashes: Uint64Array, expanded: Expanded) -> Uint64Array:
+    """Return the hashes of expanded rows from those of the rows, [m]; rows keep their own."""
+    own = hashes[expanded.origins]
+    steps = expanded.copies.astype(np.uint64) * np.uint64(GOLDEN)
+    return np.where(expanded.copies == 0, own, mix64(own + steps))
+
+
+def place_hashes(file: int, rows: Int64Array, seed: int) -> Uint64Array:
+    """Return the hashes that negatives of rows at these places are drawn by, [n]."""
+    return hash_places(
+        file,
+        rows,
+        seed,
+        Purpose.NEGATIVES,
+    )
+
+
+def _zero(label: Label, kind: pa.DataType) -> pa.Array:
+    """Return a raw value that the label encodes as 0, as an array of it alone."""
+    zero = 0
+    if label.threshold is not None:
+        zero = min(0, math.floor(label.threshold - 1))
+    if label.positive is not None:
+        as_text = pa.array([zero]).cast(kind).cast(pa.string())
+        if as_text[0].as_py() == label.positive:
+            zero = 1
+    return pa.array([zero]).cast(kind)
+
+
+def _zeros(count: int) -> pa.Array:
+    return pa.array(np.zeros(count, np.int64))
+
+
+def _plain(values: pa.Array) -> pa.Array:
+    if pa.types.is_dictionary(values.type):
+        return values.dictionary_decode()
+    return values

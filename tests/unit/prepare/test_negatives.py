@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Negatives: never an item that the user has, drawn as promised, whatever the chunks and buckets."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hotbed.data import Label, Schema
+from hotbed.data.encode import Encoder
+from hotbed.errors import ConfigError
+from hotbed.prepare.sampling.catalogue import Catalogue, item_rows, items_of
+from hotbed.prepare.sampling.negatives import (
+    Drawn,
+    Negatives,
+    draw_bucket,
+    expand,
+    hash_copies,
+    label_of,
+    place_hashes,
+    user_rows,
+    with_label,
+)
+from hotbed.prepare.shuffle import Shuffle, Side
+
+pytestmark = pytest.mark.core
+
+LABEL = Label("label")
+Row = dict[str, Any]
+
+
+class Files:
+    """Runs all steps over chunks of rows, as the stages of a preparation do."""
+
+    def __init__(self, folder: Path, negatives: Negatives, buckets: int = 1) -> None:
+        self.folder = folder
+        self.negatives = negatives
+        self.buckets = buckets
+        self.drawn: list[Drawn] = []
+
+    def run(self, chunks: list[pa.RecordBatch], valid: list[np.ndarray]) -> list[Row]:
+        """Return all rows with their negatives; each chunk is a partition."""
+        catalogue = self._catalogue(chunks, valid)
+        side = self._draw(chunks, valid, catalogue)
+        rows: list[Row] = []
+        for number, (chunk, is_valid) in enumerate(zip(chunks, valid, strict=True)):
+            items = side.reader(number).read(0, chunk.num_rows).column("items").combine_chunks()
+            labelled = with_label(chunk, LABEL)
+            expanded = expand(self.negatives, labelled, LABEL, catalogue, items)
+            parts = is_valid[expanded.origins]
+            extra = zip(expanded.copies.tolist(), parts.tolist(), strict=True)
+            for row, (copy, part) in zip(expanded.rows.to_pylist(), extra, strict=True):
+                rows.append(row | {"copy": copy, "valid": part})
+        return rows
+
+    def _catalogue(self, chunks: list[pa.RecordBatch], valid: list[np.ndarray]) -> Catalogue:
+        shuffle = Shuffle(self.folder / "items", self.buckets)
+        for number, (chunk, is_valid) in enumerate(zip(chunks, valid, strict=True)):
+            with shuffle.writer(number) as writer:
+                writer.write(*item_rows(self.negatives.of_item, chunk, is_valid))
+        tables = [items_of(shuffle.read(bucket)) for bucket in shuffle.buckets()]
+        Catalogue.write(self.folder / "catalogue", tables, self.negatives.exponent)
+        return Catalogue.open(self.folder / "catalogue")
+
+    def _draw(
+        self, chunks: list[pa.RecordBatch], valid: list[np.ndarray], catalogue: Catalogue
+    ) -> Side:
+        shuffle = Shuffle(self.folder / "users", self.buckets)
+        first = 0
+        for number, (chunk, is_valid) in enumerate(zip(chunks, valid, strict=True)):
+            hashes = place_hashes(0, np.arange(first, first + chunk.num_rows), 0)
+            first += chunk.num_rows
+            labelled = with_label(chunk, LABEL)
+            with shuffle.writer(number) as writer:
+                writer.write(*user_rows(self.negatives, labelled, LABEL, is_valid, hashes))
+        side = Side(self.folder / "side", self.buckets)
+        for number in shuffle.buckets():
+            bucket = shuffle.read(number)
+            drawn = draw_bucket(self.negatives, catalogue, bucket)
+            side.write(number, bucket, {"items": drawn.items})
+            self.drawn.append(drawn)
+        return side
+
+
+def batch(rows: list[tuple[int | None, str | None]]) -> pa.RecordBatch:
+    return pa.record_batch(
+        {
+            "user": pa.array([user for user, _ in rows], pa.int64()),
+            "item": pa.array([item for _, item in rows], pa.string()),
+            "genre": pa.array([item and [item, "all"] for _, item in rows], pa.list_(pa.string())),
+            "place": pa.array(range(len(rows))),
+        }
+    )
+
+
+rows_of_users = st.lists(
+    st.tuples(st.integers(0, 4) | st.none(), st.sampled_from("abcdef") | st.none()),
+    min_size=1,
+    max_size=40,
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    rows=rows_of_users,
+    cut=st.integers(0, 40),
+    buckets=st.integers(1, 4),
+    draw=st.sampled_from(["uniform", "popularity"]),
+    seed=st.integers(0, 3),
+)
+def test_negatives_are_items_of_the_part_that_the_user_has_in_no_part(
+    tmp_path_factory: pytest.TempPathFactory,
+    rows: list[tuple[int | None, str | None]],
+    cut: int,
+    buckets: int,
+    draw: Any,
+    seed: int,
+) -> None:
+    negatives = Negatives("user", "item", 3, draw, item_columns=["genre"])
+    whole = batch(rows)
+    is_valid = np.random.default_rng(seed).random(len(rows)) < 0.3
+    folder = tmp_path_factory.mktemp("negatives")
+    in_one = Files(folder / "one", negatives)
+    expanded = in_one.run([whole], [is_valid])
+    chunks = [whole.slice(0, cut), whole.slice(cut)]
+    in_two = Files(folder / "two", negatives, buckets)
+    assert in_two.run(chunks, [is_valid[:cut], is_valid[cut:]]) == expanded
+
+    known = defaultdict(set)
+    items: dict[bool, set[str]] = {False: set(), True: set()}
+    for (user, item), part in zip(rows, is_valid.tolist(), strict=True):
+        known[user].add(item)
+        items[part] |= {item} if item else set()
+    assert [(row["user"], row["item"]) for row in expanded if not row["copy"]] == rows
+    counts: Counter[int] = Counter()
+    for row in expanded:
+        assert row["label"] == (not row["copy"])
+        user, original = rows[row["place"]]
+        assert row["user"] == user
+        assert row["valid"] == is_valid[row["place"]]
+        if row["item"]:
+            assert row["genre"] == [row["item"], "all"]
+        if row["copy"]:
+            counts[row["place"]] += 1
+            assert row["item"] in items[row["valid"]] - known[user]
+            assert original is not None
+    without = set()
+    for place, ((user, item), part) in enumerate(zip(rows, is_valid.tolist(), strict=True)):
+        has_some = None not in (user, item) and bool(items[part] - known[user])
+        assert counts[place] == 3 * has_some
+        if None not in (user, item) and not has_some:
+            without.add((user, part))
+    assert in_one.drawn[0].num_items == counts.total()
+    assert sum(drawn.users_without for drawn in in_two.drawn) == len(without)
+
+
+@pytest.mark.parametrize("draw", ["uniform", "popularity"])
+def test_items_are_drawn_as_often_as_their_rows_say(tmp_path: Path, draw: Any) -> None:
+    generator = np.random.default_rng(1)
+    items = np.minimum(generator.geometric(0.3, 60_000), 9).astype(str)
+    items[:200] = "known"
+    users = np.arange(60_000)
+    users[:200] = 0  # one user, who has "known" alone
+    chunk = pa.record_batch({"user": users, "item": items})
+    files = Files(tmp_path, Negatives("user", "item", 5, draw))
+    rows = files.run([chunk], [np.zeros(60_000, bool)])
+    own = [row["item"] for row in rows if row["copy"] and row["user"]]
+    assert len(own) == 5 * 59_800
+    counts = Counter(items.tolist())
+    powers = {item: counts[item] ** (0.75 if draw == "popularity" else 0) for item in counts}
+    expected: Counter[str] = Counter()
+    for item, count in Counter(items[200:].tolist()).items():  # each of these knows one item
+        rest = {other: power for other, power in powers.items() if other != item}
+        for other, power in rest.items():
+            expected[other] += 5 * count * power / sum(rest.values())
+    for item, count in expected.items():
+        # six standard deviations of a binomial count
+        assert Counter(own)[item] == pytest.approx(count, abs=6 * count**0.5)
+
+
+def test_rows_that_are_not_positive_get_no_negatives_and_are_never_drawn(tmp_path: Path) -> None:
+    negatives = Negatives("user", "item", 2)
+    items = ["a", "b", "c", "d"]
+    chunk = pa.record_batch({"user": [1, 1, 2, 2], "item": items, "label": [1, 0, 0, 1]})
+    rows = Files(tmp_path, negatives).run([chunk], [np.zeros(4, bool)])
+    copies = [(row["user"], row["item"]) for row in rows if row["copy"]]
+    assert {item for user, item in copies if user == 1} <= {"c", "d"}
+    assert [user for user, _ in copies] == [1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("label", "values"),
+    [
+        (Label("label", threshold=4), [4.5]),
+        (Label("label", threshold=-1), [3]),
+        (Label("label", positive="yes"), ["yes"]),
+        (Label("label", positive="0"), ["0"]),
+        (Label("label", positive="1"), [1]),
+        (Label("label"), [True]),
+        (Label("label"), ["1"]),
+    ],
+)
+def test_the_raw_label_of_a_negative_is_encoded_as_zero(
+    tmp_path: Path, label: Label, values: list[Any]
+) -> None:
+    chunk = pa.record_batch({"user": [1], "item": ["a"], "label": values})
+    Catalogue.write(
+        tmp_path,
+        [pa.table({"key": [5], "train": [1], "valid": [0], "value item": ["b"]})],
+        0,
+    )
+    items = pa.FixedSizeListArray.from_arrays(pa.array([0, 0]), 2)
+    expanded = expand(Negatives("user", "item", 2), chunk, label, Catalogue.open(tmp_path), items)
+    labels = Encoder(Schema([label]))(expanded.rows).labels["label"]
+    assert labels.tolist() == [1, 0, 0]
+    assert expanded.rows.column("item").to_pylist() == ["a", "b", "b"]
+
+
+def test_hashes_of_copies_are_their_own(tmp_path: Path) -> None:
+    hashes = place_hashes(0, np.arange(1000), 0)
+    files = Files(tmp_path, Negatives("user", "item", 3))
+    chunk = pa.record_batch({"user": np.arange(1000), "item": np.arange(1000) % 7})
+    catalogue = files._catalogue([chunk], [np.zeros(1000, bool)])
+    items = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(3000, np.int64)), 3)
+    expanded = expand(files.negatives, with_label(chunk, LABEL), LABEL, catalogue, items)
+    copies = hash_copies(hashes, expanded)
+    assert len(np.unique(copies)) == 4000
+    assert (copies[expanded.copies == 0] == hashes).all()
+
+
+def test_negatives_need_one_plain_label() -> None:
+    with pytest.raises(ConfigError, match="expected a schema with one label, got \\[\\]"):
+        label_of(Schema([]))
+    with pytest.raises(ConfigError, match="the source has no column 'label', got a label with"):
+        with_label(batch([(1, "a")]), Label("label", threshold=4))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"per_positive": 0}, r"negatives\.per_positive: must be an integer >= 1, got 0"),
+        ({"power": -1}, r"negatives\.power: must be a finite number >= 0, got -1"),
+        ({"item": "user"}, r"negatives\.item: expected another column than that of users"),
+    ],
+)
+def test_wrong_negatives_are_an_error(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Negatives(**{"user": "user", "item": "item"} | keys)
