@@ -16,6 +16,7 @@ from hotbed.connectors.messages import Arrow, Decoder, Json
 from hotbed.connectors.parquet import Parquet
 from hotbed.connectors.plan import ReadPlan, Skips
 from hotbed.connectors.position import Position
+from hotbed.connectors.prepared import Prepared
 from hotbed.connectors.replay import Replay
 from hotbed.connectors.source import Join, Slice, Sort, Source
 
@@ -37,6 +38,7 @@ __all__ = [
     "Memory",
     "Parquet",
     "Position",
+    "Prepared",
     "ReadPlan",
     "Replay",
     "Skips",

@@ -7,12 +7,14 @@ import json
 from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal, cast
 
 import pyarrow as pa
 
 from hotbed import checks, config
 from hotbed.connectors import times
+from hotbed.connectors.prepared import read_workflow
 from hotbed.connectors.source import Source, not_endless
 from hotbed.data.fit import fit
 from hotbed.data.transforms import Transform
@@ -182,8 +184,10 @@ class Schema:
     `types`: the type of each raw column in training: "text", "integer", "number", or "mixed" for
     more than one. `shapes`: whether a row of each raw column held one "value" or a "list".
     Training fills in both. From then on, text for numbers, numbers for text, and lists for single
-    values are rejected. Raises ConfigError for two columns of one name, or more than one Time or
-    Weight.
+    values are rejected. `raw`: of a schema over prepared files, the fitted schema over raw rows,
+    which servers apply. `derived`: the raw columns that depend on other rows, so that a request
+    must bring them, each with a description. Raises ConfigError for two columns of one name, or
+    more than one Time or Weight.
 
     Example:
         >>> hb.Schema([hb.Label("clicked"), hb.Time("time"), hb.Id("user"), hb.Dense("price")])
@@ -192,6 +196,8 @@ class Schema:
     columns: Sequence[Column]
     types: Mapping[str, Type] = field(default_factory=dict, compare=False)
     shapes: Mapping[str, Shape] = field(default_factory=dict, compare=False)
+    raw: Schema | None = None
+    derived: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", tuple(self.columns))
@@ -314,7 +320,7 @@ class Schema:
                 columns.append(replace(column, transforms=tuple(transforms)))
             else:
                 columns.append(column)
-        return Schema(columns, self.types, self.shapes)
+        return replace(self, columns=columns)
 
     def with_types(self, types: Mapping[str, Type], shapes: Mapping[str, Shape]) -> Schema:
         """Return this schema with `types` and `shapes` of raw columns added to its own."""
@@ -324,7 +330,7 @@ class Schema:
         all_shapes = dict(self.shapes)
         for name, shape in shapes.items():
             all_shapes[name] = joined_shape(all_shapes.get(name), shape)
-        return Schema(self.columns, all_types, all_shapes)
+        return replace(self, types=all_types, shapes=all_shapes)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values, including learned numbers."""
@@ -334,6 +340,10 @@ class Schema:
             spec["types"] = dict(self.types)
         if self.shapes:
             spec["shapes"] = dict(self.shapes)
+        if self.raw is not None:
+            spec["raw"] = self.raw.to_json()
+        if self.derived:
+            spec["derived"] = dict(self.derived)
         text = json.dumps(spec)
         value: dict[str, Any] = json.loads(text)
         return value
@@ -351,7 +361,37 @@ class Schema:
         types = config.build(types, Mapping[str, Type], "schema.types")
         shapes = value.get("shapes", {})
         shapes = config.build(shapes, Mapping[str, Shape], "schema.shapes")
-        return cls(columns, types, shapes)
+        raw = value.get("raw")
+        if raw is not None:
+            raw = cls.from_json(raw)
+        derived = value.get("derived", {})
+        derived = config.build(derived, Mapping[str, str], "schema.derived")
+        return cls(
+            columns,
+            types,
+            shapes,
+            raw,
+            derived,
+        )
+
+    @classmethod
+    def of_prepared(
+        cls, path: str | Path, rows: Literal["prepared", "raw"] = "prepared"
+    ) -> Schema:
+        """Return the schema of the rows that `hotbed prepare` wrote.
+
+        Args:
+            path: The output folder of the preparation.
+            rows: "raw": return the fitted schema over raw rows instead, such as those of a stream.
+
+        Raises:
+            DataError: The folder does not hold a whole preparation.
+        """
+        workflow = read_workflow(path)
+        raw = cls.from_json(workflow["raw"])
+        if rows == "raw":
+            return raw
+        return replace(cls.from_json(workflow["schema"]), raw=raw)
 
 
 def type_of(kind: pa.DataType) -> Type | None:

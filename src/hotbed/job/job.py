@@ -147,6 +147,19 @@ class WarmStart:
 
 
 @dataclass(frozen=True)
+class PreparedSchema:
+    """The schema of the rows that `hotbed prepare` wrote.
+
+    Args:
+        prepared: the output folder of the preparation.
+        rows: `"raw"`: the fitted schema over raw rows instead, such as those of a stream.
+    """
+
+    prepared: str
+    rows: Literal["prepared", "raw"] = "prepared"
+
+
+@dataclass(frozen=True)
 class Job:
     """One training run: data, model, tables, optimizers, how to train, where results go.
 
@@ -154,7 +167,7 @@ class Job:
     its source, and each batch is predicted before it is learned.
 
     Args:
-        schema: the columns and their roles.
+        schema: the columns and their roles; or where the preparation is that fitted them.
         model: a kind of `hb.models`, and its keywords.
         train: source that is learned for `fit.epochs`.
         valid: source that is only evaluated.
@@ -178,7 +191,7 @@ class Job:
     Example: `Job.read("job.yaml", {"fit.epochs": 2})`, `hotbed train job.yaml --set fit.epochs=2`.
     """
 
-    schema: Schema
+    schema: Schema | PreparedSchema
     model: Spec
     train: Source | None = None
     valid: Source | None = None
@@ -263,8 +276,15 @@ class Job:
     def fitted(self) -> Schema:
         """Return the schema after its transforms learned from `train`, if there is one."""
         if self.train is None:
-            return self.schema
-        return self.schema.fit(self.train)
+            return self.declared
+        return self.declared.fit(self.train)
+
+    @functools.cached_property
+    def declared(self) -> Schema:
+        """The columns and their roles; those of a preparation are read from its folder."""
+        if isinstance(self.schema, PreparedSchema):
+            return Schema.of_prepared(self.schema.prepared, self.schema.rows)
+        return self.schema
 
     def schema_of(self, states: str) -> Schema:
         """Return the fitted schema that a stream's states were learned with.
@@ -276,7 +296,7 @@ class Job:
 
         schema = Schema.from_json(open_checkpoint(states).manifest.schema or {})
         before = [(type(column), column.name) for column in schema.columns]
-        now = [(type(column), column.name) for column in self.schema.columns]
+        now = [(type(column), column.name) for column in self.declared.columns]
         if before != now:
             raise ConfigError(
                 f"schema: its columns are not those that {states} was learned with, got "

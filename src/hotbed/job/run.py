@@ -385,7 +385,7 @@ def inspect(job: Job) -> JobFacts:
     assert source is not None
     raw = source.schema()
     columns: list[ColumnFacts] = []
-    for column in job.schema.columns:
+    for column in job.declared.columns:
         settings = config.describe(column)
         for shown in ("kind", "name", "column", "table"):
             settings.pop(shown, None)

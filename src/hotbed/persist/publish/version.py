@@ -132,7 +132,7 @@ def write_published(
             package_version=manifest.package_version,
             version=manifest.version,
             model=manifest.model,
-            schema=manifest.schema,
+            schema=_of_raw_rows(manifest.schema),
             counters=manifest.counters,
             graph=graph_entry,
             kind="full" if delta_on is None else "delta",
@@ -148,6 +148,14 @@ def write_published(
             tables=tuple(tables),
         )
     )
+
+
+def _of_raw_rows(schema: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return the schema of a server's requests: of raw rows, where training read prepared ones."""
+    if schema is None:
+        return None
+    raw: dict[str, Any] = schema.get("raw", schema)
+    return raw
 
 
 def _write_network(writer: CheckpointWriter, reader: Reader) -> DenseEntry | None:

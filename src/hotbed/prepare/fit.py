@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fitting out of core: each transform learns from the training rows of all partitions.
+
+Each learned step that follows another one in the same column takes one more pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hotbed.data.columns import Columns
+from hotbed.data.fit import Task, tasks_of, values_of
+from hotbed.data.schema import Schema
+from hotbed.errors import DataError
+from hotbed.prepare.engine import Engine, Progress
+from hotbed.prepare.partitions import Partition
+from hotbed.prepare.view import TRAIN, View
+
+
+@dataclass(frozen=True)
+class _Learning:
+    """The task of a pass: learn from the training rows of one partition."""
+
+    view: View
+    tasks: Sequence[Task]
+
+    def __call__(self, partition: Partition) -> tuple[int, list[Any]]:
+        """Return the number of training rows, and the learner of each task."""
+        learners = [column.transforms[step].learner() for column, step in self.tasks]
+        num_rows = 0
+        for rows in self.view.rows(partition):
+            train = rows.of_part(TRAIN)
+            num_rows += len(train)
+            context = Columns(train.columns)
+            for task, learner in zip(self.tasks, learners, strict=True):
+                learner.add(values_of(task, context), context)
+        return num_rows, learners
+
+
+def fit(
+    schema: Schema,
+    view: View,
+    partitions: Sequence[Partition],
+    engine: Engine,
+    progress: Callable[[str], Progress],
+) -> Schema:
+    """Return `schema` with all transforms fitted on the training rows.
+
+    Args:
+        progress: takes the name of a pass, and returns what is called with finished partitions.
+
+    Raises:
+        DataError: there are no training rows.
+    """
+    number = 1
+    tasks = tasks_of(schema)
+    while tasks:
+        merged: list[Any] = []
+        num_rows = 0
+        learning = _Learning(view, tasks)
+        for count, learners in engine.map(learning, partitions, progress(f"fit {number}")):
+            num_rows += count
+            if not merged:
+                merged = learners
+                continue
+            for learner, later in zip(merged, learners, strict=True):
+                learner.merge(later)
+        if not num_rows:
+            raise DataError(
+                "fit: there are no training rows, got an empty source or split. Give the training "
+                "part rows."
+            )
+        for (column, step), learner in zip(tasks, merged, strict=True):
+            transforms = list(column.transforms)
+            transforms[step] = transforms[step].learned(learner.learned())
+            schema = schema.with_transforms(column.name, transforms)
+        tasks = tasks_of(schema)
+        number += 1
+    return schema
