@@ -285,7 +285,7 @@ def test_folders_are_those_of_the_design() -> None:
     assert {f.split("/")[0] for f in folders} <= set(FOLDERS)
     assert all(
         re.fullmatch(
-            r"embedding/modules|models/(graph|layers(/\w+)?)|persist/publish|serving/(protocol|server|stores|workers)|training/(callbacks|watching)|prepare/(keyed|sampling)|compat/\w+",
+            r"embedding/modules|models/(graph|layers(/\w+)?)|persist/publish|serving/(protocol|server|stores|workers)|training/(callbacks|watching)|prepare/(keyed|report|sampling)|compat/\w+",
             f,
         )
         for f in deep

@@ -77,6 +77,16 @@ def not_written(place: object, error: OSError) -> NotWritten:
     )
 
 
+def free_name(folder: Path) -> Path:
+    """Return the name that `folder` is moved aside to: the first of `<name>.aside-1`, ... ."""
+    number = 1
+    while True:
+        aside = folder.with_name(f"{folder.name}.aside-{number}")
+        if not aside.exists():
+            return aside
+        number += 1
+
+
 @contextlib.contextmanager
 def writing(place: object) -> Iterator[None]:
     """Raise NotWritten, which names `place`, if the block ends with an OSError."""

@@ -14,12 +14,15 @@ from typing import Annotated, Any
 
 import typer
 
+from hotbed import config
 from hotbed.cli import doctor as machine
 from hotbed.cli import show
 from hotbed.errors import ConfigError, HotbedError
 from hotbed.job import run
 from hotbed.job.file import names_a_job, parse_value
 from hotbed.job.job import Job
+from hotbed.prepare import Engine, Preparation
+from hotbed.prepare import prepare as run_prepare
 
 HELP = (
     "Train, follow, evaluate and inspect recommendation models that a job file describes; see "
@@ -98,6 +101,38 @@ def online(
         progress=True,
     )
     show.print_followed(learned)
+
+
+@app.command()
+def prepare(
+    job_file: Annotated[
+        Path, typer.Argument(metavar="PREPARE.yaml", help="A preparation: YAML, or JSON.")
+    ],
+    assignments: Assignments = None,
+    engine: Annotated[
+        str, typer.Option(help="What runs the tasks: local, or ray for a Ray cluster.")
+    ] = "local",
+    workers: Annotated[
+        int | None, typer.Option(help="Tasks at a time; default: one for each processor.")
+    ] = None,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Move an output that exists aside first.")
+    ] = False,
+) -> None:
+    """Make training files of raw files, out of core, and fit the workflow that servers apply.
+
+    See docs/prepare.md.
+    """
+    job = Preparation.read(job_file, _assigned(assignments, "prepare"))
+    spec = {"kind": engine, "workers": workers}
+    with show.StageBars() as bars:
+        workflow = run_prepare(
+            job,
+            config.build(spec, Engine, "--engine"),
+            restart=restart,
+            report=bars.update,
+        )
+    show.print_prepared(workflow)
 
 
 @app.command()

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import MofNCompleteColumn, Progress
+from rich.progress import MofNCompleteColumn, Progress, TaskID
 from rich.table import Table as Grid
 
 from hotbed.cli.doctor import Part
 from hotbed.job.events import Began, Event, Finished, MovedAside, Scored, WarmStarted
 from hotbed.job.run import ColumnFacts, Exported, JobFacts, Learned, Predictions
+from hotbed.prepare import Stage, Workflow
 
 if TYPE_CHECKING:
     from hotbed.embedding.table import Table
@@ -87,6 +88,49 @@ class ScoringBar:
         """Show an event of kind `Scored`."""
         if isinstance(event, Scored):
             self._bar.update(self._task, completed=event.num_rows, total=event.total)
+
+
+class StageBars:
+    """A bar for each stage of a preparation, while the `with` block lasts.
+
+    Without a terminal, a line for each stage that has ended.
+    """
+
+    def __init__(self) -> None:
+        self._bars = Progress(
+            *Progress.get_default_columns(),
+            MofNCompleteColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> StageBars:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._bars.stop()
+
+    def update(self, stage: Stage) -> None:
+        """Show how far a stage is."""
+        if stage.name not in self._tasks:
+            self._tasks[stage.name] = self._bars.add_task(stage.name, total=stage.total)
+        self._bars.update(self._tasks[stage.name], completed=stage.done)
+        if stage.done == stage.total and not console.is_terminal:
+            print_line(f"{stage.name}: {stage.total} tasks")
+
+
+def print_prepared(workflow: Workflow) -> None:
+    """Print what was prepared, and where."""
+    for name, count in workflow.counts.items():
+        print_line(f"{name}: {count:,} rows")
+    print_line(f"prepared: {workflow.path}")
 
 
 def print_job(job: JobFacts) -> None:

@@ -375,9 +375,7 @@ class Schema:
         )
 
     @classmethod
-    def of_prepared(
-        cls, path: str | Path, rows: Literal["prepared", "raw"] = "prepared"
-    ) -> Schema:
+    def of_prepared(cls, path: str | Path, rows: Literal["prepared", "raw"] = "prepared") -> Schema:
         """Return the schema of the rows that `hotbed prepare` wrote.
 
         Args:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hotbed.connectors import DeadLetters, Journal, Live
 from hotbed.errors import ConfigError
-from hotbed.files import Lock, Where, resolve, sync_folder
+from hotbed.files import Lock, Where, free_name, resolve, sync_folder
 from hotbed.job.events import MovedAside, Report, ignore
 from hotbed.job.job import Job
 from hotbed.persist.resume import finish_first
@@ -90,16 +90,7 @@ def _move_aside(folder: Path) -> Path | None:
     with Lock(folder / JOURNAL):
         if not any(path.is_dir() or path.stat().st_size for path in folder.iterdir()):
             return None
-        aside = _free_name(folder)
+        aside = free_name(folder)
         os.rename(folder, aside)
         sync_folder(folder.parent)
     return aside
-
-
-def _free_name(folder: Path) -> Path:
-    number = 1
-    while True:
-        aside = folder.with_name(f"{folder.name}.aside-{number}")
-        if not aside.exists():
-            return aside
-        number += 1

@@ -10,7 +10,9 @@ from hotbed.prepare.keyed.derive import Derivation, Previous, Session, TimeDiffe
 from hotbed.prepare.preparation import Preparation
 from hotbed.prepare.sampling.down_sample import DownSample
 from hotbed.prepare.sampling.negatives import Negatives
+from hotbed.prepare.run import Stage, prepare
 from hotbed.prepare.sampling.split import ByFold, ByGroup, ByTime, Holdout
+from hotbed.prepare.workflow import Workflow
 
 __all__ = [
     "ByFold",
@@ -25,5 +27,8 @@ __all__ = [
     "Preparation",
     "Previous",
     "Session",
+    "Stage",
     "TimeDifference",
+    "Workflow",
+    "prepare",
 ]

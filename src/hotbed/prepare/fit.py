@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from hotbed.data.columns import Columns
-from hotbed.data.fit import Task, tasks_of, values_of
+from hotbed.data.fit import Task, open_tasks
+from hotbed.data.learners import Learner
 from hotbed.data.schema import Schema
 from hotbed.errors import DataError
 from hotbed.prepare.engine import Engine, Progress
@@ -26,16 +26,16 @@ class _Learning:
     view: View
     tasks: Sequence[Task]
 
-    def __call__(self, partition: Partition) -> tuple[int, list[Any]]:
+    def __call__(self, partition: Partition) -> tuple[int, list[Learner]]:
         """Return the number of training rows, and the learner of each task."""
-        learners = [column.transforms[step].learner() for column, step in self.tasks]
+        learners = [task.learner() for task in self.tasks]
         num_rows = 0
         for rows in self.view.rows(partition):
             train = rows.of_part(TRAIN)
             num_rows += len(train)
             context = Columns(train.columns)
             for task, learner in zip(self.tasks, learners, strict=True):
-                learner.add(values_of(task, context), context)
+                task.add(learner, context)
         return num_rows, learners
 
 
@@ -44,23 +44,27 @@ def fit(
     view: View,
     partitions: Sequence[Partition],
     engine: Engine,
-    progress: Callable[[str], Progress],
+    progress: Callable[[str, int], Progress],
 ) -> Schema:
     """Return `schema` with all transforms fitted on the training rows.
 
     Args:
-        progress: takes the name of a pass, and returns what is called with finished partitions.
+        schema: the columns and their roles.
+        view: the rows.
+        partitions: of the source.
+        engine: runs the tasks.
+        progress: takes the name of a pass and the number of its tasks.
 
     Raises:
         DataError: there are no training rows.
     """
     number = 1
-    tasks = tasks_of(schema)
-    while tasks:
-        merged: list[Any] = []
+    while tasks := open_tasks(schema):
+        merged: list[Learner] = []
         num_rows = 0
         learning = _Learning(view, tasks)
-        for count, learners in engine.map(learning, partitions, progress(f"fit {number}")):
+        done = progress(f"fit {number}", len(partitions))
+        for count, learners in engine.map(learning, partitions, done):
             num_rows += count
             if not merged:
                 merged = learners
@@ -72,10 +76,7 @@ def fit(
                 "fit: there are no training rows, got an empty source or split. Give the training "
                 "part rows."
             )
-        for (column, step), learner in zip(tasks, merged, strict=True):
-            transforms = list(column.transforms)
-            transforms[step] = transforms[step].learned(learner.learned())
-            schema = schema.with_transforms(column.name, transforms)
-        tasks = tasks_of(schema)
+        for task, learner in zip(tasks, merged, strict=True):
+            schema = task.filled(schema, learner.learned())
         number += 1
     return schema

@@ -20,7 +20,7 @@ from hotbed.connectors.concat import Concat
 from hotbed.connectors.files import FileSource
 from hotbed.connectors.parquet import Parquet
 from hotbed.connectors.plan import READ_ALL, ReadPlan
-from hotbed.connectors.position import Position
+from hotbed.connectors.position import Place, Position
 from hotbed.connectors.source import Join, Source, not_endless
 
 CHUNK_ROWS = 131_072
@@ -74,6 +74,13 @@ class Partition:
             )
             row += rows.num_rows
 
+    def place(self, row: int) -> Place:
+        """Return the place of a good row of the file, counted from 0, for messages."""
+        inner = _innermost(self.source)
+        if isinstance(inner, FileSource):
+            return inner.place(self.name, row)
+        return Place(self.name, row + 1)
+
     def _batches(self, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
         position = None
         if self.first_row:
@@ -100,6 +107,15 @@ def _nested(source: Source, position: Position) -> Position:
         inner = _nested(source.sources[0], position)
         return Position({"part": 0, "row": position["row"], "source": inner.to_json()})
     return position
+
+
+def _innermost(source: Source) -> Source:
+    """Return the files below joins and concatenations of one source."""
+    if isinstance(source, Join):
+        return _innermost(source.source)
+    if isinstance(source, Concat) and len(source.sources) == 1:
+        return _innermost(source.sources[0])
+    return source
 
 
 def _of_equal_size(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -175,10 +191,7 @@ def _files(source: Source) -> Iterator[tuple[str, Source]]:
 
 def _groups(name: str, source: Source) -> Iterator[tuple[int, int | None]]:
     """Yield first row and number of rows of each row group of a Parquet file; else (0, None)."""
-    inner = source
-    while isinstance(inner, (Join, Concat)):
-        inner = inner.sources[0] if isinstance(inner, Concat) else inner.source
-    if not isinstance(inner, Parquet):
+    if not isinstance(_innermost(source), Parquet):
         yield 0, None
         return
     metadata = pq.read_metadata(name)

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -243,3 +243,37 @@ class PartWriter:
             num_bytes,
             digest,
         )
+
+
+class _HashedFile:
+    """A new file that is hashed while it is written."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(path, "xb")  # noqa: SIM115 - closed by `finish`
+        self._hash = hashlib.sha256()
+        self._num_bytes = 0
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        piece = memoryview(data).cast("B")
+        self._file.write(piece)
+        self._hash.update(piece)
+        self._num_bytes += piece.nbytes
+        return piece.nbytes
+
+    def tell(self) -> int:
+        return self._num_bytes
+
+    def flush(self) -> None:
+        """Do nothing: the file is on disk when `finish` returns."""
+
+    def close(self) -> None:
+        self.closed = True
+
+    def finish(self) -> tuple[int, str]:
+        """Return bytes and SHA-256 (hex) once the file is on disk."""
+        with self._file as file:
+            file.flush()
+            os.fsync(file.fileno())
+        return self._num_bytes, self._hash.hexdigest()
