@@ -8,9 +8,9 @@ docs/design/0010-preparation.md gives the reasons.
 from hotbed.prepare.engine import Engine, Local
 from hotbed.prepare.keyed.derive import Derivation, Previous, Session, TimeDifference
 from hotbed.prepare.preparation import Preparation
+from hotbed.prepare.run import Stage, prepare
 from hotbed.prepare.sampling.down_sample import DownSample
 from hotbed.prepare.sampling.negatives import Negatives
-from hotbed.prepare.run import Stage, prepare
 from hotbed.prepare.sampling.split import ByFold, ByGroup, ByTime, Holdout
 from hotbed.prepare.workflow import Workflow
 
