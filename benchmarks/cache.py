@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 
 import hotbed as hb
 from hotbed.config import describe
+from hotbed.frozen import FrozenRows, write_rows
 from hotbed.serving.cache import POLICIES, Policy
-from hotbed.serving.rows import FrozenRows, Lookup, ServedTable, write_rows
+from hotbed.serving.rows import Lookup, ServedTable
 from hotbed.testing import FakeStore
 
 FEATURES, SAMPLES, DIM, REQUEST = 26, 100, 16, 50

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "hotbed"
 
 # The path of the data is the order of imports: a folder imports only folders above it in this list,
-# and the ground floor: `errors`, `config`, `checks` and `files`.
+# and the ground floor: `errors`, `config`, `checks`, `files` and `frozen`.
 FOLDERS = [
     "connectors",
     "data",
@@ -38,7 +38,7 @@ FOLDERS = [
     "cli",
     "testing",
 ]
-BASE = {"errors", "config", "checks", "files"}
+BASE = {"errors", "config", "checks", "files", "frozen"}
 NEVER = {
     "serving": {"optim", "parallel", "training"},
     "training": {"serving"},
@@ -47,6 +47,7 @@ NEVER = {
 NATIVE = {
     "data/columns",
     "embedding/table",
+    "frozen",
     "optim/sparse",
     "parallel/exchange",
     "serving/rows",
@@ -285,7 +286,7 @@ def test_folders_are_those_of_the_design() -> None:
     assert {f.split("/")[0] for f in folders} <= set(FOLDERS)
     assert all(
         re.fullmatch(
-            r"embedding/modules|models/(graph|layers(/\w+)?)|persist/publish|serving/(protocol|server|stores|workers)|training/(callbacks|watching)|prepare/(keyed|report|sampling)|compat/\w+",
+            r"data/transforms|embedding/modules|models/(graph|layers(/\w+)?)|persist/publish|serving/(protocol|server|stores|workers)|training/(callbacks|watching)|prepare/(keyed|report|sampling)|compat/\w+",
             f,
         )
         for f in deep

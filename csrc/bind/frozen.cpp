@@ -4,6 +4,8 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
+#include <limits>
+
 #include "arrays.h"
 #include "core/memory.h"
 #include "features.h"
@@ -18,7 +20,8 @@ nb::object rows(const Input<float>& values, int dim, std::string_view dtype) {
   std::vector<uint8_t> out;
   {
     nb::gil_scoped_release release;
-    out = frozen_rows(values.data(), values.size() / static_cast<size_t>(dim), dim, kind);
+    const size_t num_rows = dim > 0 ? values.size() / static_cast<size_t>(dim) : 0;
+    out = frozen_rows(values.data(), num_rows, dim, kind);
   }
   return nb::cast(to_numpy(std::move(out)));
 }
@@ -66,6 +69,29 @@ nb::tuple entries(const FrozenRows& rows) {
   return nb::make_tuple(to_numpy(std::move(held)), to_numpy(std::move(removed)));
 }
 
+nb::object slots_of(const FrozenRows& rows, const Input<int64_t>& ids) {
+  std::vector<int64_t> out(ids.size());
+  {
+    nb::gil_scoped_release release;
+    rows.slots(ids.data(), ids.size(), out.data());
+  }
+  return nb::cast(to_numpy(std::move(out)));
+}
+
+// The rows of slots, one after the other, with NaN in the lanes of negative slots.
+nb::object rows_of(const FrozenRows& rows, const Input<int64_t>& slots) {
+  const size_t dim = static_cast<size_t>(rows.dim());
+  std::vector<float> out(slots.size() * dim, std::numeric_limits<float>::quiet_NaN());
+  for (size_t i = 0; i < slots.size(); i++)
+    if (slots.data()[i] >= static_cast<int64_t>(rows.num_rows())) throw nb::index_error("a slot beyond the last row");
+  {
+    nb::gil_scoped_release release;
+    for (size_t i = 0; i < slots.size(); i++)
+      if (slots.data()[i] >= 0) rows.read(static_cast<uint32_t>(slots.data()[i]), out.data() + i * dim);
+  }
+  return nb::cast(to_numpy(std::move(out)));
+}
+
 // The features of a model over its mapped tables: their ids come as a mapping from names to Ids.
 class Lookup {
  public:
@@ -106,6 +132,8 @@ void init_frozen(nb::module_& m) {
   nb::class_<FrozenRows>(m, "FrozenRows")
       .def(nb::init<const std::string&>(), nb::arg("path"))
       .def("entries", &entries)
+      .def("slots", &slots_of, nb::arg("ids"))
+      .def("rows", &rows_of, nb::arg("slots"))
       .def_prop_ro("dim", &FrozenRows::dim)
       .def_prop_ro("num_rows", &FrozenRows::num_rows)
       .def_prop_ro("num_removed", &FrozenRows::num_removed)

@@ -109,8 +109,8 @@ FrozenRows::FrozenRows(const std::string& path) {
   data_ = static_cast<const uint8_t*>(data);
   footer_ = reinterpret_cast<const FrozenFooter*>(data_ + bytes_ - sizeof(FrozenFooter));
   const FrozenFooter& f = *footer_;
-  const bool known = std::memcmp(f.magic, FrozenFooter::kMagic, sizeof f.magic) == 0 && f.dim > 0 &&
-                     f.dim < (1u << 24) && f.dtype <= FrozenDtype::kInt8 && f.num_rows < kRemoved;
+  const bool known = std::memcmp(f.magic, FrozenFooter::kMagic, sizeof f.magic) == 0 && f.dim < (1u << 24) &&
+                     f.dtype <= FrozenDtype::kInt8 && f.num_rows < kRemoved;
   const FrozenFooter expected =
       known ? frozen_footer(f.num_rows, f.num_removed, static_cast<int>(f.dim), f.dtype) : FrozenFooter{};
   if (!known || f.num_removed > bytes_ || std::memcmp(&expected, &f, sizeof f) != 0 || f.num_bytes != bytes_) {
@@ -135,6 +135,15 @@ uint32_t FrozenRows::find(int64_t id, uint64_t hash) const noexcept {
   if (n == 0) return kNoSlot;
   const uint32_t slot = find_slot(buckets_, n, home_of(hash, n), id);
   return slot < footer_->num_rows || slot == kRemoved ? slot : kNoSlot;
+}
+
+void FrozenRows::slots(const int64_t* ids, size_t n, int64_t* out) const noexcept {
+  for (size_t i = 0; i < std::min(n, kAhead); i++) prefetch(hash_id(ids[i]));
+  for (size_t i = 0; i < n; i++) {
+    if (i + kAhead < n) prefetch(hash_id(ids[i + kAhead]));
+    const uint32_t slot = find(ids[i], hash_id(ids[i]));
+    out[i] = slot == kNoSlot || slot == kRemoved ? -1 : static_cast<int64_t>(slot);
+  }
 }
 
 void FrozenRows::read(uint32_t slot, float* out) const noexcept {

@@ -22,7 +22,7 @@ inline constexpr uint32_t kRemoved = 0xfffffffeu;  // in place of a slot: the id
 struct FrozenFooter {
   static constexpr char kMagic[8] = {'H', 'B', 'R', 'O', 'W', 'S', '0', '1'};
   uint64_t num_rows, num_removed, num_buckets, buckets_at, num_bytes, reserved;
-  uint32_t dim;
+  uint32_t dim;  // 0: an index alone, which numbers its ids
   FrozenDtype dtype;
   char magic[8];
 };
@@ -53,6 +53,8 @@ class FrozenRows {
     return footer_->dtype == FrozenDtype::kFloat32 ? reinterpret_cast<const float*>(row(slot)) : nullptr;
   }
   void read(uint32_t slot, float* out) const noexcept;
+  // The slot of each of n ids; -1 for an id without a row.
+  void slots(const int64_t* ids, size_t n, int64_t* out) const noexcept;
   // Calls visit(id, slot) for every row, then for every removed id with kRemoved.
   template <class F>
   void for_each(F&& visit) const {

@@ -19,8 +19,9 @@ from hotbed.config import describe
 from hotbed.connectors.memory import Memory
 from hotbed.data.encode import Encoder
 from hotbed.errors import DataError
+from hotbed.frozen import ROW_DTYPES, FrozenRows, write_rows
 from hotbed.serving.request import RequestEncoder
-from hotbed.serving.rows import ROW_DTYPES, FrozenRows, Lookup, ServedTable, write_rows
+from hotbed.serving.rows import Lookup, ServedTable
 
 pytestmark = pytest.mark.core
 t = hb.transforms

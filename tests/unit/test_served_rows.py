@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 import hotbed as hb
 from hotbed.config import describe
 from hotbed.errors import FormatError, NotWritten, RowShapeError
-from hotbed.serving.rows import FrozenRows, Lookup, RowDtype, ServedTable, write_rows
+from hotbed.frozen import FrozenRows, RowDtype, write_rows
+from hotbed.serving.rows import Lookup, ServedTable
 
 pytestmark = pytest.mark.core
 DIM = 3

@@ -42,6 +42,9 @@ class Columns:
             return values
         return values.cast(kind)
 
+    def ids(self, values: pa.Array) -> np.ndarray:
+        return ids_of(values, "key")
+
     def hash(self, values: pa.Array, seed: int) -> pa.Array:
         if pa.types.is_dictionary(values.type):
             values = values.dictionary_decode()

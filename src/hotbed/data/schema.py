@@ -17,7 +17,8 @@ from hotbed.connectors import times
 from hotbed.connectors.prepared import read_workflow
 from hotbed.connectors.source import Source, not_endless
 from hotbed.data.fit import fit
-from hotbed.data.transforms import Transform
+from hotbed.data.fitted import FittedMap
+from hotbed.data.transforms import Expression, FillMissing, Transform
 from hotbed.errors import ConfigError, SchemaError
 
 Type = Literal["text", "integer", "number", "mixed"]
@@ -129,6 +130,7 @@ class Dense(Column):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "transforms", tuple(self.transforms))
+        object.__setattr__(self, "column", _read_column(self))
         where = f"dense {self.name!r}: width"
         checks.at_least(
             where,
@@ -136,6 +138,14 @@ class Dense(Column):
             1,
             "Give the length of its lists.",
         )
+        for place, transform in enumerate(self.transforms):
+            later = self.transforms[place + 1 :]
+            if transform.gives_nulls and not any(isinstance(fill, FillMissing) for fill in later):
+                raise ConfigError(
+                    f"dense {self.name!r}: keys that training did not have would be missing, got "
+                    f"{config.kind_of(type(transform))} without fill_missing. Add fill_missing "
+                    "after it."
+                )
 
     @property
     def reads_numbers(self) -> bool:
@@ -164,6 +174,7 @@ class Id(Column):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "transforms", tuple(self.transforms))
+        object.__setattr__(self, "column", _read_column(self))
         object.__setattr__(self, "table", self.table or self.name)
         checks.one_of(f"id {self.name!r}: pooling", self.pooling, POOLINGS)
         advice = "Give a length, or None for no limit."
@@ -173,6 +184,14 @@ class Id(Column):
             1,
             advice,
         )
+
+
+def _read_column(column: Dense | Id) -> str | None:
+    """Return the raw column to read: an expression that stands first names its columns itself."""
+    transforms = column.transforms
+    if column.column is None and transforms and isinstance(transforms[0], Expression):
+        return transforms[0].inputs()[0]
+    return column.column
 
 
 @dataclass(frozen=True)
@@ -322,6 +341,27 @@ class Schema:
                 columns.append(column)
         return replace(self, columns=columns)
 
+    @property
+    def maps(self) -> list[FittedMap]:
+        """The files of what its transforms learned, each once."""
+        maps: dict[str, FittedMap] = {}
+        for column in self.columns:
+            for transform in getattr(column, "transforms", ()):
+                if transform.fitted is not None:
+                    maps.setdefault(transform.fitted.digest, transform.fitted)
+        return list(maps.values())
+
+    def with_maps(self, paths: Mapping[str, Path]) -> Schema:
+        """Return this schema with the files of `maps` at other paths, by digest."""
+        columns: list[Column] = []
+        for column in self.columns:
+            if isinstance(column, (Dense, Id)):
+                transforms = [_with_map(transform, paths) for transform in column.transforms]
+                columns.append(replace(column, transforms=transforms))
+            else:
+                columns.append(column)
+        return replace(self, columns=columns)
+
     def with_types(self, types: Mapping[str, Type], shapes: Mapping[str, Shape]) -> Schema:
         """Return this schema with `types` and `shapes` of raw columns added to its own."""
         all_types = dict(self.types)
@@ -390,6 +430,15 @@ class Schema:
         if rows == "raw":
             return raw
         return replace(cls.from_json(workflow["schema"]), raw=raw)
+
+
+def _with_map(transform: Transform, paths: Mapping[str, Path]) -> Transform:
+    if transform.fitted is None or transform.fitted.digest not in paths:
+        return transform
+    digest = transform.fitted.digest
+    moved = FittedMap(paths[digest], digest)
+    # a transform with a map is a dataclass with the field `fitted`
+    return replace(transform, fitted=moved)  # type: ignore[type-var]
 
 
 def type_of(kind: pa.DataType) -> Type | None:

@@ -15,13 +15,12 @@ import numpy as np
 
 from hotbed import _core, checks
 from hotbed.errors import ConfigError, HotbedError, NotServed, RowShapeError, StoreError
+from hotbed.frozen import IdArray, RowArray
 from hotbed.serving.rows import (
     FeatureIds,
     FeatureSpec,
-    IdArray,
     LookupCall,
     LookupResult,
-    RowArray,
     ServedTable,
     native_layout,
 )

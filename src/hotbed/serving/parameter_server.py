@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from hotbed.errors import ConfigError, FormatError, StoreError
 from hotbed.files import SharedLock, Where, local_path
+from hotbed.frozen import IdArray, RowArray, RowDtype
 from hotbed.persist.format import Reader, open_checkpoint
-from hotbed.serving.rows import IdArray, RowArray, RowDtype, return_free_memory
+from hotbed.serving.rows import return_free_memory
 from hotbed.serving.stores.base import RowStore
 from hotbed.serving.stores.locking import TemporaryFolder
 from hotbed.serving.stores.mapped import MappedVersion, ModelFolder

@@ -16,7 +16,8 @@ from hotbed.data.columns import plain_columns
 from hotbed.data.encode import KEPT_SCHEMAS, Encoder
 from hotbed.data.schema import Dense, Id, Schema
 from hotbed.errors import DataError
-from hotbed.serving.rows import FeatureIds, RowArray
+from hotbed.frozen import RowArray
+from hotbed.serving.rows import FeatureIds
 
 Columns: TypeAlias = "Mapping[str, Any] | pa.RecordBatch | pa.Table"
 

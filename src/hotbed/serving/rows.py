@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frozen rows: files that are written once, mapped into memory and shared by every process."""
+"""Tables as servers read them: files of rows, and the pooling of features over them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -18,121 +17,12 @@ from hotbed.config import build
 from hotbed.data.batch import Ids, as_ids
 from hotbed.embedding.table import Table
 from hotbed.errors import FormatError, RowShapeError
-from hotbed.files import new_file, writing
+from hotbed.frozen import FrozenRows, IdArray, RowArray
 
-RowDtype = Literal["float32", "float16", "int8"]
-ROW_DTYPES: tuple[RowDtype, ...] = ("float32", "float16", "int8")
-IdArray: TypeAlias = NDArray[np.int64]
-RowArray: TypeAlias = NDArray[np.float32]
 FeatureIds: TypeAlias = Mapping[str, Ids | IdArray]
 """Ids by feature; of an array each sample has one id."""
 FeatureSpec: TypeAlias = tuple[str, str, str]
 """Name, table and pooling of a feature."""
-_PIECE_BYTES = 2 << 20
-
-
-def write_rows(
-    path: Path,
-    dim: int,
-    batches: Iterable[pa.RecordBatch],
-    removed: Iterable[pa.RecordBatch] = (),
-    dtype: RowDtype = "float32",
-) -> int:
-    """Write one file of rows and return their number. It appears whole or not at all.
-
-    Args:
-        path: The file.
-        dim: Lanes of a row.
-        batches: Record batches with columns `id` and `value`; each id once.
-        removed: Record batches with a column `id`: ids that older files hold and that have no row
-            any more.
-        dtype: Type of the rows; int8 rows have one scale each.
-
-    Raises:
-        NotWritten: The disk is full or refuses.
-    """
-    id_parts = list[IdArray]()
-    with writing(path), new_file(path) as file:
-        pieces = _Pieces(file)
-        for batch in batches:
-            id_parts.append(batch.column("id").to_numpy())
-            lanes = batch.column("value").flatten().to_numpy()
-            rows = _core.frozen_rows(np.ascontiguousarray(lanes), dim, dtype)
-            pieces.write(np.asarray(rows))
-        ids = _joined(id_parts)
-        removed_ids = id_column(removed)
-        if len(removed_ids):  # an id that came back has a row
-            removed_ids = np.setdiff1d(removed_ids, ids)
-        padding = bytes(-pieces.size % 64)
-        index = _core.frozen_index(ids, removed_ids)
-        footer = _core.frozen_footer(len(ids), len(removed_ids), dim, dtype)
-        pieces.write(padding)
-        pieces.write(np.asarray(index))
-        pieces.write(footer)
-        pieces.flush()
-    return len(ids)
-
-
-class _Pieces:
-    """Write a file in pieces as large as a huge page.
-
-    File systems with large folios then map it by huge pages, which saves a lookup of rows a third
-    of its time.
-    """
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._piece = bytearray()
-        self.size = 0
-
-    def write(self, data: Any) -> None:
-        rest = memoryview(data).cast("B")
-        self.size += len(rest)
-        while len(rest):
-            room = _PIECE_BYTES - len(self._piece)
-            self._piece += rest[:room]
-            rest = rest[room:]
-            if len(self._piece) == _PIECE_BYTES:
-                self.flush()
-
-    def flush(self) -> None:
-        self._file.write(self._piece)
-        self._piece.clear()
-
-
-def id_column(batches: Iterable[pa.RecordBatch]) -> IdArray:
-    """Return the column `id` of record batches, int64 [n]."""
-    parts = [batch.column("id").to_numpy() for batch in batches]
-    return _joined(parts)
-
-
-def _joined(parts: Sequence[IdArray]) -> IdArray:
-    no_ids = np.empty(0, np.int64)
-    return np.concatenate([no_ids, *parts])
-
-
-class FrozenRows:
-    """One mapped file of rows. Raises FormatError, which names the file, for a torn one."""
-
-    def __init__(self, path: str | Path) -> None:
-        try:
-            self.native = _core.FrozenRows(str(path))
-        except (RuntimeError, OSError) as error:
-            raise FormatError(
-                f"{path}: expected a whole file of rows, got {error}. Restore it from a copy, or "
-                "export again."
-            ) from error
-
-    def __len__(self) -> int:
-        return int(self.native.num_rows)
-
-    def entries(self) -> tuple[IdArray, IdArray]:
-        """Return the ids with a row, and the ids whose rows in older files do not count any more.
-
-        The order of either is unspecified.
-        """
-        ids, removed = self.native.entries()
-        return ids, removed
 
 
 class ServedTable:

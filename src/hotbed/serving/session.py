@@ -16,11 +16,12 @@ from hotbed.connectors.source import Source, not_endless
 from hotbed.data.batch import Ids
 from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError, DataError, DecodeError, FormatError, MissingExtra
+from hotbed.frozen import RowArray
 from hotbed.persist.format import open_checkpoint
 from hotbed.persist.store import MANIFEST_FILE, split
 from hotbed.serving.parameter_server import ParameterServer
 from hotbed.serving.request import Columns, RequestEncoder, ScoreRequest
-from hotbed.serving.rows import FeatureSpec, Lookup, LookupCall, RowArray
+from hotbed.serving.rows import FeatureSpec, Lookup, LookupCall
 from hotbed.serving.stores.base import ModelVersion
 from hotbed.serving.stores.mapped import MappedVersion
 

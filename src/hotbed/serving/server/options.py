@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from hotbed import checks
+from hotbed.frozen import RowDtype
 from hotbed.serving.cache import Policy
 from hotbed.serving.parameter_server import ParameterServer
 from hotbed.serving.protocol.bodies import Bounds
-from hotbed.serving.rows import RowDtype
 from hotbed.serving.server.access import Tokens, read_tokens
 from hotbed.serving.stores.base import RowStore
 

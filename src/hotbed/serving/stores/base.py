@@ -13,7 +13,7 @@ from safetensors.numpy import load
 
 from hotbed.data.schema import Schema
 from hotbed.errors import FormatError
-from hotbed.serving.rows import IdArray, RowArray
+from hotbed.frozen import IdArray, RowArray
 
 Weight: TypeAlias = tuple[str, RowArray]
 """Name and values of a parameter of the graph, float32 of any shape."""

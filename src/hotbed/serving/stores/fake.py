@@ -11,7 +11,8 @@ import numpy as np
 
 from hotbed.data.schema import Schema
 from hotbed.errors import StoreError
-from hotbed.serving.rows import IdArray, RowArray, ServedTable
+from hotbed.frozen import IdArray, RowArray
+from hotbed.serving.rows import ServedTable
 from hotbed.serving.stores.base import ModelVersion, RowStore, Weight
 
 _Tables = Mapping[str, Mapping[int, Sequence[float]]]

@@ -20,7 +20,8 @@ import numpy as np
 
 from hotbed.errors import ConfigError, FormatError, HotbedError
 from hotbed.files import map_file
-from hotbed.serving.rows import FrozenRows, IdArray, RowArray, ServedTable
+from hotbed.frozen import FrozenRows, IdArray, RowArray
+from hotbed.serving.rows import ServedTable
 from hotbed.serving.stores.base import ModelVersion, Weight, read_weights, version_fields
 
 log = logging.getLogger("hotbed.serving")

@@ -16,7 +16,7 @@ import numpy as np
 
 from hotbed.data.batch import as_ids
 from hotbed.errors import ConfigError, MissingExtra, NotServed, StoreError
-from hotbed.serving.rows import IdArray, RowArray
+from hotbed.frozen import IdArray, RowArray
 from hotbed.serving.stores.base import (
     ModelVersion,
     RowStore,

@@ -14,16 +14,10 @@ from numpy.typing import NDArray
 
 from hotbed.errors import FormatError
 from hotbed.files import new_file
+from hotbed.frozen import FrozenRows, IdArray, RowDtype, id_column, write_rows
 from hotbed.persist.format import Link, Reader
 from hotbed.persist.tables import table_folder
-from hotbed.serving.rows import (
-    FrozenRows,
-    IdArray,
-    RowDtype,
-    ServedTable,
-    id_column,
-    write_rows,
-)
+from hotbed.serving.rows import ServedTable
 from hotbed.serving.stores.mapped import MappedVersion
 
 _HOT_IDS = 1 << 22  # ids that are kept in the order of their counts

@@ -16,9 +16,9 @@ from safetensors.numpy import save
 
 from hotbed.errors import ConfigError
 from hotbed.files import new_file, writing
+from hotbed.frozen import RowDtype
 from hotbed.persist.format import Reader
 from hotbed.persist.store import MANIFEST_FILE, LocalStore
-from hotbed.serving.rows import RowDtype
 from hotbed.serving.stores.mapped import (
     FORMAT,
     FORMAT_VERSION,

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transforms of one column, the same code in training and in serving.
-
-All work on whole Arrow arrays; nulls stay nulls.
-"""
+"""The base of transforms, and those of values without a file beside them."""
 
 from __future__ import annotations
 
@@ -19,36 +16,11 @@ import pyarrow.compute as pc
 from hotbed import checks
 from hotbed.connectors.times import to_microseconds
 from hotbed.data.arrays import as_numpy, list_array, nulls_of, numbers_of
+from hotbed.data.fitted import FittedMap
 from hotbed.data.learners import Learner, Moments, Quantiles, ValueCounts
 from hotbed.errors import ConfigError, SchemaError
 
-__all__ = [
-    "Bucketize",
-    "Clip",
-    "Context",
-    "Cross",
-    "Extract",
-    "FillMissing",
-    "Hash",
-    "Learner",
-    "Log",
-    "Map",
-    "Moments",
-    "Normalize",
-    "Quantiles",
-    "Split",
-    "TimeOfDay",
-    "Transform",
-    "ValueCounts",
-]
-
 _BINS_ADVICE = "Give the number of ids to fold into, or None for no folding."
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
-
-
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -57,6 +29,9 @@ class Context(Protocol):
 
     def hash(self, values: pa.Array, seed: int) -> pa.Array:
         """Return XXH64 of strings' UTF-8 bytes or of integers' 8 little-endian bytes, int64."""
+
+    def ids(self, values: pa.Array) -> np.ndarray:
+        """Return int64 [n]: integers as they are, text as its XXH64; 0 for null."""
 
     def column(self, name: str) -> pa.Array:
         """Return a raw column of the same rows."""
@@ -78,8 +53,20 @@ class Transform(ABC):
     by_item: ClassVar[bool] = True
     """Whether a list is transformed item by item; else a column must hold single values."""
 
+    fitted: FittedMap | None = None
+    """What the transform learned, where that lies in a file."""
+
+    @property
+    def gives_nulls(self) -> bool:
+        """Whether keys that training did not have become null, which a dense column must fill."""
+        return False
+
     def inputs(self) -> Sequence[str]:
         """Return the names of other raw columns that the transform reads."""
+        return ()
+
+    def learns_from(self) -> Sequence[str]:
+        """Return the names of other raw columns that only learning reads."""
         return ()
 
     joint: str | None = None
@@ -209,7 +196,7 @@ class Bucketize(Transform):
 
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
         if self.boundaries is None:
-            raise _not_fitted("bucketize")
+            raise not_fitted("bucketize")
         numbers, null = numbers_of(values)
         buckets = np.searchsorted(np.array(self.boundaries), numbers, side="right")
         return pa.array(buckets.astype(np.int64), mask=null)
@@ -262,7 +249,7 @@ class Normalize(Transform):
 
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
         if self.mean is None or self.std is None:
-            raise _not_fitted("normalize")
+            raise not_fitted("normalize")
         numbers, null = numbers_of(values)
         std = self.std or 1.0
         return pa.array((numbers - self.mean) / std, mask=null)
@@ -296,7 +283,7 @@ class FillMissing(Transform):
 
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
         if self.value is None:
-            raise _not_fitted("fill_missing")
+            raise not_fitted("fill_missing")
         if pa.types.is_null(values.type):
             values = values.cast(pa.scalar(self.value).type)
         if isinstance(self.value, str) != _is_text(values.type):
@@ -358,10 +345,17 @@ class Split(Transform):
 
 @dataclass(frozen=True)
 class Map(Transform):
-    """Replace a value by 1 + its place in `vocabulary`, and an unknown value by 0.
+    """Replace a value by 1 + its place in a vocabulary, and an unknown value by 0.
 
-    Without a vocabulary, `Schema.fit` learns the values that occur at least `min_count` times, most
-    frequent first, at most `max_size` of them.
+    Without one, `Schema.fit` and `hotbed prepare` learn the values that occur at least `min_count`
+    times, most frequent first, at most `max_size` of them.
+
+    Args:
+        vocabulary: The values, as a small vocabulary is kept.
+        min_count: How often a value must occur.
+        max_size: The most values that are kept.
+        joint: Maps of the same name learn one vocabulary, from the values of all their columns.
+        fitted: The values by their ids, as `hotbed prepare` keeps them.
     """
 
     reads_text: ClassVar[bool] = True
@@ -369,14 +363,24 @@ class Map(Transform):
     vocabulary: Sequence[str | int] | None = None
     min_count: int = 1
     max_size: int | None = None
+    joint: str | None = None
+    fitted: FittedMap | None = None
 
     def __post_init__(self) -> None:
         if self.vocabulary is not None:
             object.__setattr__(self, "vocabulary", tuple(self.vocabulary))
+        if self.vocabulary is not None and self.fitted is not None:
+            raise ConfigError(
+                f"map: vocabulary and fitted exclude each other, got a vocabulary and "
+                f"{str(self.fitted.path)!r}. Give one of them."
+            )
 
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
+        if self.fitted is not None:
+            slots = self.fitted.slots(context.ids(values))
+            return pa.array(slots + 1, mask=nulls_of(values))
         if self.vocabulary is None:
-            raise _not_fitted("map")
+            raise not_fitted("map")
         if pa.types.is_null(values.type):
             return pa.nulls(len(values), pa.int64())
         vocabulary = pa.array(self.vocabulary, type=values.type)
@@ -386,11 +390,13 @@ class Map(Transform):
         return pc.if_else(values.is_null(), missing, ids)
 
     def learner(self) -> Learner | None:
-        if self.vocabulary is not None:
+        if self.vocabulary is not None or self.fitted is not None:
             return None
         return ValueCounts()
 
-    def learned(self, value: pl.DataFrame) -> Map:
+    def learned(self, value: pl.DataFrame | FittedMap) -> Map:
+        if isinstance(value, FittedMap):
+            return replace(self, fitted=value)
         is_frequent = pl.col("count") >= self.min_count
         words = value.filter(is_frequent).slice(0, self.max_size)
         return replace(self, vocabulary=words["value"].to_list())
@@ -465,8 +471,9 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string_view(kind))
 
 
-def _not_fitted(kind: str) -> ConfigError:
+def not_fitted(kind: str, advice: str = "Call schema.fit(training_source)") -> ConfigError:
+    """Return the error to raise where a transform has not learned yet."""
     return ConfigError(
-        f"{kind}: the transform is not fitted, got no learned values. Call "
-        "schema.fit(training_source) first and use the schema that it returns."
+        f"{kind}: the transform is not fitted, got no learned values. {advice} first and use the "
+        "schema that it returns."
     )

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Transforms of one column, the same code in training and in serving.
+
+All work on whole Arrow arrays; nulls stay nulls.
+"""
+
+from hotbed.data.learners import Learner, Moments, Quantiles, ValueCounts
+from hotbed.data.transforms.expression import Expression
+from hotbed.data.transforms.keyed import JoinGroupby, TargetEncode
+from hotbed.data.transforms.plain import (
+    Bucketize,
+    Clip,
+    Context,
+    Cross,
+    Extract,
+    FillMissing,
+    Hash,
+    Log,
+    Map,
+    Normalize,
+    Split,
+    TimeOfDay,
+    Transform,
+)
+
+__all__ = [
+    "Bucketize",
+    "Clip",
+    "Context",
+    "Cross",
+    "Expression",
+    "Extract",
+    "FillMissing",
+    "Hash",
+    "JoinGroupby",
+    "Learner",
+    "Log",
+    "Map",
+    "Moments",
+    "Normalize",
+    "Quantiles",
+    "Split",
+    "TargetEncode",
+    "TimeOfDay",
+    "Transform",
+    "ValueCounts",
+]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
