@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`hotbed prepare` beside a Polars script that does the same work by hand, in turns.
+
+    python benchmarks/prepare.py [--rows 10_000_000] [--pairs 3] [--data FOLDER]
+
+The rows are like Criteo's: a label, 13 counts and 26 columns of words, 40 in all, drawn from power
+laws, in Parquet. Both fill missing counts, take logarithms and normalize them, number the words
+that occur at least five times, encode the click rate of a column with millions of words out of five
+folds, and draw a tenth of the rows for validation. `--data` keeps the generated files for the next
+run. Prints one JSON line: medians of the seconds, peak memory, and the ratio of the pairs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import prepare_polars
+import pyarrow as pa
+import pyarrow.parquet as pq
+from prepare_polars import FOLDS, KEY, MIN_COUNT, NUMBERS, SMOOTH, VALID_PERCENT, WORDS
+
+FILE_ROWS = 500_000
+# The numbers of words in the columns of Criteo's Kaggle data.
+WORD_COUNTS = [
+    *(1_460, 583, 10_131_227, 2_202_608, 305, 24, 12_517, 633, 3, 93_145, 5_683, 8_351_593, 3_194),
+    *(27, 14_992, 5_461_306, 10, 5_652, 2_173, 4, 7_046_547, 18, 15, 286_181, 105, 142_572),
+]
+DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
+
+
+def words(ranks: np.ndarray, column: int, missing: np.ndarray) -> pa.Array:
+    """Return eight hexadecimal digits for each rank."""
+    mixed = (ranks * 32 + column + 1).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    mixed ^= mixed >> np.uint64(32)
+    shifts = np.arange(28, -4, -4, dtype=np.uint64)
+    digits = DIGITS[(mixed[:, None] >> shifts) & np.uint64(15)]
+    offsets = np.arange(0, 8 * len(ranks) + 8, 8, dtype=np.int32)
+    valid = np.packbits(~missing, bitorder="little")
+    buffers = [pa.py_buffer(valid), pa.py_buffer(offsets), pa.py_buffer(digits)]
+    return pa.Array.from_buffers(pa.string(), len(ranks), buffers)
+
+
+def rows_of_file(number: int, rows: int) -> pa.Table:
+    """Return the rows of one file, the same for the same `number`."""
+    draw = np.random.default_rng([7, number])
+    columns: dict[str, Any] = {}
+    chance = np.full(rows, -1.1, np.float32)
+    for place, name in enumerate(NUMBERS):
+        counts = np.floor(draw.lognormal(1.0 + place % 4, 1.2, rows)).astype(np.float32)
+        missing = draw.random(rows, np.float32) < (place % 5) * 0.1
+        columns[name] = pa.array(counts, mask=missing)
+    for place, (name, total) in enumerate(zip(WORDS, WORD_COUNTS, strict=True)):
+        ranks = np.floor(np.exp(draw.random(rows) * np.log(total + 1))) - 1  # Zipf's law
+        missing = draw.random(rows, np.float32) < max(0, place % 7 - 3) * 0.1
+        columns[name] = words(ranks.astype(np.int64), place, missing)
+        chance += np.sin(ranks * 12.9898, dtype=np.float32) * 0.2
+    clicked = draw.random(rows, np.float32) < 1 / (1 + np.exp(-chance))
+    return pa.table({"label": pa.array(clicked.astype(np.int8)), **columns})
+
+
+def generate(folder: Path, rows: int) -> None:
+    """Write `rows` rows into files of FILE_ROWS; files that are there already stay."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, begin in enumerate(range(0, rows, FILE_ROWS)):
+        path = folder / f"{number:04d}.parquet"
+        if path.exists():
+            continue
+        partial = path.with_suffix(".partial")
+        table = rows_of_file(number, min(FILE_ROWS, rows - begin))
+        pq.write_table(table, partial, row_group_size=FILE_ROWS // 4)
+        partial.rename(path)
+
+
+def job(data: Path, output: Path, memory: str) -> dict[str, Any]:
+    """Return the job of `hotbed prepare`."""
+    fill = {"kind": "fill_missing", "value": 0.0}
+    number = [fill, {"kind": "log"}, {"kind": "normalize"}]
+    encode = {"kind": "target_encode", "label": "label", "folds": FOLDS, "smooth": SMOOTH}
+    word = [{"kind": "map", "min_count": MIN_COUNT}]
+    columns: list[dict[str, Any]] = [{"kind": "label", "name": "label"}]
+    columns += [{"kind": "dense", "name": name, "transforms": number} for name in NUMBERS]
+    columns += [{"kind": "id", "name": name, "transforms": word} for name in WORDS]
+    columns.append({"kind": "dense", "name": "rate", "column": KEY, "transforms": [encode]})
+    return {
+        "source": {"kind": "parquet", "path": str(data / "*.parquet")},
+        "schema": {"columns": columns},
+        "split": {"kind": "by_fold", "valid": VALID_PERCENT / 100},
+        "memory": memory,
+        "output": str(output),
+    }
+
+
+def work(system: str, a: argparse.Namespace, output: Path) -> tuple[float, float]:
+    """Run one system in a new process; return its seconds and its peak memory in GB."""
+    if system == "polars":
+        command = [sys.executable, __file__, "--work", str(output), "--data", str(a.data)]
+    else:
+        path = output.with_suffix(".json")
+        path.write_text(json.dumps(job(a.data, output, a.memory)))
+        command = [sys.executable, "-m", "hotbed.cli", "prepare", str(path)]
+    threads = {"POLARS_MAX_THREADS": str(a.threads), "OMP_NUM_THREADS": str(a.threads)}
+    begin = time.perf_counter()
+    process = subprocess.Popen(command, env={**os.environ, **threads}, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    seconds = time.perf_counter() - begin
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{system}: the process failed, exit code {process.returncode}")
+    return seconds, usage.ru_maxrss / 2**20
+
+
+def measure(a: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    seconds: dict[str, list[float]] = {"hotbed": [], "polars": []}
+    peak: dict[str, float] = {}
+    for number in range(a.pairs):
+        systems = ["hotbed", "polars"]
+        if number % 2:
+            systems.reverse()
+        for system in systems:
+            output = folder / system
+            shutil.rmtree(output, ignore_errors=True)
+            taken, memory = work(system, a, output)
+            seconds[system].append(taken)
+            peak[system] = max(memory, peak.get(system, 0.0))
+            print(f"{system}: {taken:.1f} s, {memory:.2f} GB", file=sys.stderr, flush=True)
+    ratios = np.divide(seconds["hotbed"], seconds["polars"])
+    return {
+        "rows": a.rows,
+        "hotbed_s": round(statistics.median(seconds["hotbed"]), 1),
+        "polars_s": round(statistics.median(seconds["polars"]), 1),
+        "ratio": round(float(np.median(ratios)), 2),
+        "ratios": [round(float(ratio), 2) for ratio in ratios],
+        "hotbed_peak_gb": round(peak["hotbed"], 2),
+        "polars_peak_gb": round(peak["polars"], 2),
+    }
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__)
+    p.add_argument("--rows", type=int, default=10_000_000)
+    p.add_argument("--pairs", type=int, default=3)
+    p.add_argument("--threads", type=int, default=2)
+    p.add_argument("--memory", default="4GB", help="the budget of `hotbed prepare`")
+    p.add_argument("--data", type=Path, help="a folder for the generated files, kept")
+    p.add_argument("--work", type=Path, help=argparse.SUPPRESS)
+    a = p.parse_args()
+    if a.work:
+        prepare_polars.main(a.data, a.work)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        a.data = a.data or Path(folder) / "data"
+        generate(a.data, a.rows)
+        print(json.dumps(measure(a, Path(folder))), flush=True)
+
+
+if __name__ == "__main__":
+    main()
