@@ -33,11 +33,17 @@ def drawn(rows: pl.LazyFrame) -> pl.LazyFrame:
 
 
 def vocabulary(train: pl.LazyFrame, name: str) -> pl.LazyFrame:
-    """Return the frequent words of a column with their ids, from 1, by falling frequency."""
+    """Return the frequent words of a column, by falling frequency."""
     counts = train.select(name).drop_nulls().group_by(name).len()
     frequent = counts.filter(pl.col("len") >= MIN_COUNT)
-    ordered = frequent.sort("len", name, descending=[True, False])
-    return ordered.select(name, pl.int_range(1, pl.len() + 1).alias(f"{name}_id"))
+    return frequent.sort("len", name, descending=[True, False]).select(name)
+
+
+def ids(name: str, words: pl.Series) -> pl.Expr:
+    """Return 1 + the place of each word, 0 for rare words; missing words stay missing."""
+    places = pl.col(name).cast(pl.Enum(words), strict=False).to_physical()
+    known = (places.cast(pl.Int64) + 1).fill_null(0)
+    return pl.when(pl.col(name).is_not_null()).then(known).alias(name)
 
 
 def out_of_fold(groups: pl.DataFrame) -> tuple[pl.DataFrame, float]:
@@ -83,17 +89,14 @@ def prepare(rows: pl.LazyFrame, output: Path) -> None:
     scale = learned.row(0, named=True)
     fold = pl.when("valid").then(pl.lit(ALL, pl.Int8)).otherwise("fold")
     encoded = rows.with_columns(fold=fold)
-    for name, table in zip(WORDS, vocabularies, strict=True):
-        encoded = encoded.join(table.lazy(), on=name, how="left")
     encoded = encoded.join(rates.lazy(), on=[KEY, "fold"], how="left")
     columns = [pl.col("label").cast(pl.Float32)]
     for name, log in zip(NUMBERS, logs, strict=True):
         std = scale[f"{name}_std"] or 1.0
         normal = (log - scale[f"{name}_mean"]) / std
         columns.append(normal.cast(pl.Float32))
-    for name in WORDS:
-        ids = pl.when(pl.col(name).is_not_null()).then(pl.col(f"{name}_id").fill_null(0))
-        columns.append(ids.cast(pl.Int64).alias(name))
+    for name, table in zip(WORDS, vocabularies, strict=True):
+        columns.append(ids(name, table[name]))
     columns.append(pl.col("rate").fill_null(prior).cast(pl.Float32))
     encoded = encoded.select("valid", *columns)
     sinks = []

@@ -30,6 +30,7 @@ ALLOWED_SKIPS = (
     "compiler absent",
     "doctest.h absent",
     "Chromium absent",
+    "ray absent",
     "open files limited",
     "needs /proc",
 )

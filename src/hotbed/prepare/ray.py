@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ray: the tasks of a preparation on a cluster, through Ray Data. Needs the extra `hotbed[ray]`."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hotbed import checks
+from hotbed.errors import MissingExtra
+from hotbed.prepare.engine import Engine, Item, Progress, Result, no_progress
+
+_STORE_BYTES = 128 << 20  # results are small
+
+
+@dataclass(frozen=True)
+class Ray(Engine):
+    """Tasks of Ray Data. They are the tasks of `Local`, and give the same files.
+
+    A Ray that runs already is used as it is. Otherwise the engine connects to the cluster at
+    `address`, or at the environment variable RAY_ADDRESS, or starts Ray on this machine until the
+    process ends. All machines of a cluster need the same hotbed installed, and must see the source
+    and the output under the same paths, such as on a network file system.
+
+    Args:
+        workers: tasks that run at a time, one processor each; None = as many as there are
+            processors.
+        address: of the cluster, such as "auto" or "ray://host:10001".
+
+    Raises:
+        MissingExtra: Ray is not installed; `pip install hotbed[ray]`.
+    """
+
+    workers: int | None = None
+    address: str | None = None
+
+    def __post_init__(self) -> None:
+        checks.at_least("ray.workers", self.workers, 1)
+        _ray()
+
+    @property
+    def num_workers(self) -> int:
+        if self.workers:
+            return self.workers
+        self._connect()
+        return max(1, int(_ray().cluster_resources().get("CPU", 1)))
+
+    def map(
+        self,
+        task: Callable[[Item], Result],
+        items: Sequence[Item],
+        progress: Progress = no_progress,
+    ) -> Iterator[Result]:
+        if not items:
+            return
+        self._connect()
+        work = _ray().put((task, list(items)))
+        # one block for each item, so that each item is a task
+        numbers = _ray().data.range(len(items), override_num_blocks=len(items))
+        numbers.context.execution_options.preserve_order = True
+        numbers.context.enable_progress_bars = False
+        rows = numbers.map(_run_item, fn_args=[work], concurrency=self.num_workers)
+        for done, row in enumerate(rows.iter_rows(), 1):
+            is_error, value = pickle.loads(row["outcome"])
+            if is_error:
+                raise value
+            yield value
+            progress(done)
+
+    def _connect(self) -> None:
+        ray = _ray()
+        if ray.is_initialized():
+            return
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent unless asked for
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+        address = self.address or os.environ.get("RAY_ADDRESS")
+        if address:
+            ray.init(address, **options)
+            return
+        ray.init(
+            num_cpus=self.workers,
+            object_store_memory=_STORE_BYTES,
+            include_dashboard=False,
+            **options,
+        )
+
+
+def _run_item(row: dict[str, Any], work: Any) -> dict[str, Any]:
+    """Return the pickled result of one item, or its error, which Ray would wrap in its own."""
+    task, items = _work(work)
+    try:
+        outcome = False, task(items[row["id"]])
+    except Exception as error:
+        outcome = True, error
+    return {"outcome": pickle.dumps(outcome)}
+
+
+@functools.lru_cache(maxsize=1)
+def _work(reference: Any) -> Any:
+    """Return the task and its items, which a process of Ray reads once."""
+    return _ray().get(reference)
+
+
+def _ray() -> Any:
+    try:
+        import ray
+        import ray.data
+    except ModuleNotFoundError as error:
+        raise MissingExtra(
+            f"the engine 'ray': {error.name} is not installed. Run pip install hotbed[ray]."
+        ) from error
+    return ray

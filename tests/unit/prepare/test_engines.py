@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engines: threads and Ray give the same results in the same order. Ray starts once."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hotbed.errors import ConfigError, DecodeError
+from hotbed.prepare import Engine, Local
+
+ray = pytest.importorskip("ray", reason="ray absent")
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.data.context")
+
+ENGINES = ["local-1", "local-2", "local-3", "ray-1", "ray-2", "ray-3"]
+
+
+@pytest.fixture(scope="module")
+def _ray_of_two_processors() -> Iterator[None]:
+    folder = tempfile.mkdtemp(prefix="r")  # the paths of Ray's sockets must be short
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")  # a token would be written into the home folder
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        ray.init(
+            address="local",
+            num_cpus=2,
+            include_dashboard=False,
+            object_store_memory=80 << 20,
+            _temp_dir=folder,
+            log_to_driver=False,
+        )
+        yield
+        ray.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def engine(request: pytest.FixtureRequest) -> Engine:
+    kind, workers = request.param.split("-")
+    if kind == "local":
+        return Local(int(workers))
+    request.getfixturevalue("_ray_of_two_processors")
+    from hotbed.prepare.ray import Ray
+
+    return Ray(int(workers))
+
+
+class Square:
+    """A task with state, which fails for the numbers in `bad`."""
+
+    def __init__(self, *bad: int) -> None:
+        self.bad = bad
+
+    def __call__(self, number: int) -> dict[str, Any]:
+        if number in self.bad:
+            raise DecodeError(f"number {number}", file="a.csv", row=number, column="x")
+        return {"square": number * number}
+
+
+@pytest.mark.parametrize("engine", ENGINES, indirect=True)
+def test_engine_gives_results_in_order_and_counts_them(engine: Engine) -> None:
+    done: list[int] = []
+    squares = list(engine.map(Square(), range(20), done.append))
+    assert squares == [{"square": number * number} for number in range(20)]
+    assert done == list(range(1, 21))
+    assert list(engine.map(Square(), [])) == []
+
+
+@pytest.mark.parametrize("engine", ENGINES[1::3], indirect=True)
+def test_engine_raises_the_first_error_as_the_task_raised_it(engine: Engine) -> None:
+    results = engine.map(Square(3, 5), range(7))
+    assert [next(results)["square"] for _ in range(3)] == [0, 1, 4]
+    with pytest.raises(DecodeError, match="number 3") as raised:
+        list(results)
+    assert (raised.value.file, raised.value.row, raised.value.column) == ("a.csv", 3, "x")
+
+
+@pytest.mark.parametrize("engine", ENGINES, indirect=True)
+def test_engine_says_how_many_tasks_run_at_a_time(engine: Engine, request: Any) -> None:
+    assert engine.num_workers == int(request.node.callspec.params["engine"][-1])
+    with pytest.raises(ConfigError, match="workers"):
+        type(engine)(0)
