@@ -8,6 +8,7 @@ docs/design/0010-preparation.md gives the reasons.
 from hotbed.prepare.engine import Engine, Local
 from hotbed.prepare.keyed.derive import Derivation, Previous, Session, TimeDifference
 from hotbed.prepare.preparation import Preparation
+from hotbed.prepare.ray import Ray
 from hotbed.prepare.run import Stage, prepare
 from hotbed.prepare.sampling.down_sample import DownSample
 from hotbed.prepare.sampling.negatives import Negatives
@@ -26,6 +27,7 @@ __all__ = [
     "Negatives",
     "Preparation",
     "Previous",
+    "Ray",
     "Session",
     "Stage",
     "TimeDifference",

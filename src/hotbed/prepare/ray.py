@@ -60,13 +60,20 @@ class Ray(Engine):
             return
         self._connect()
         work = _ray().put((task, list(items)))
+        data = _ray().data
+        numbers = list(range(len(items)))
         # one block for each item, so that each item is a task
-        numbers = _ray().data.range(len(items), override_num_blocks=len(items))
-        numbers.context.execution_options.preserve_order = True
-        numbers.context.enable_progress_bars = False
-        rows = numbers.map(_run_item, fn_args=[work], concurrency=self.num_workers)
-        for done, row in enumerate(rows.iter_rows(), 1):
-            is_error, value = pickle.loads(row["outcome"])
+        rows = data.from_items(numbers, override_num_blocks=len(items))
+        rows.context.execution_options.preserve_order = True
+        rows.context.enable_progress_bars = False
+        tasks_at_a_time = min(self.num_workers, len(items))
+        outcomes = rows.map(
+            _run_item,
+            fn_args=[work],
+            compute=data.TaskPoolStrategy(size=tasks_at_a_time),
+        )
+        for done, outcome in enumerate(outcomes.iter_rows(), 1):
+            is_error, value = pickle.loads(outcome["outcome"])
             if is_error:
                 raise value
             yield value
@@ -94,7 +101,7 @@ def _run_item(row: dict[str, Any], work: Any) -> dict[str, Any]:
     """Return the pickled result of one item, or its error, which Ray would wrap in its own."""
     task, items = _work(work)
     try:
-        outcome = False, task(items[row["id"]])
+        outcome = False, task(items[row["item"]])
     except Exception as error:
         outcome = True, error
     return {"outcome": pickle.dumps(outcome)}
@@ -114,4 +121,5 @@ def _ray() -> Any:
         raise MissingExtra(
             f"the engine 'ray': {error.name} is not installed. Run pip install hotbed[ray]."
         ) from error
+    logging.getLogger("ray.data").setLevel(logging.ERROR)  # or it logs each stage
     return ray

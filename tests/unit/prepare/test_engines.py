@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hotbed.errors import ConfigError, DecodeError
-from hotbed.prepare import Engine, Local
+from hotbed.prepare import Engine, Local, Ray
 
 ray = pytest.importorskip("ray", reason="ray absent")
 
@@ -46,8 +46,6 @@ def engine(request: pytest.FixtureRequest) -> Engine:
     if kind == "local":
         return Local(int(workers))
     request.getfixturevalue("_ray_of_two_processors")
-    from hotbed.prepare.ray import Ray
-
     return Ray(int(workers))
 
 
