@@ -46,6 +46,7 @@ NEVER = {
 }
 NATIVE = {
     "data/columns",
+    "embedding/native",
     "embedding/table",
     "frozen",
     "optim/sparse",
@@ -63,6 +64,7 @@ TORCH = (
     "persist/checkpoint",
     "persist/network",
     "persist/publish/export",
+    "persist/publish/rejection",
     "compat/",
 )
 

@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -17,8 +16,8 @@ from hotbed._core import Step as Step
 from hotbed.data.batch import as_ids
 from hotbed.errors import ConfigError, NonFiniteGradient, PersistError, RowShapeError, TableError
 
-from .hashing import name_hash
-from .init import Constant, Init, Uniform, Zeros
+from .init import Init, Uniform
+from .native import native_config
 from .policy import (
     PARTITIONS,
     Admission,
@@ -29,7 +28,6 @@ from .policy import (
     Ttl,
     admission_fields,
     clock_of,
-    eviction_fields,
     evictions,
     kept_columns,
 )
@@ -44,7 +42,6 @@ DTYPES = ("float32", "bfloat16", "float16")
 MAX_DIM = 2**20
 NEVER = -(2**63)
 """The watermark of a table that was never evicted from."""
-T = TypeVar("T")
 log = logging.getLogger("hotbed")
 
 
@@ -124,7 +121,7 @@ class Table:
         self._frozen: Frozen | None = None
         self._rate: float | None = None  # of the last step, if a change of it matters
         self._over_capacity = False  # logged once
-        self.native = _core.Table(self._native_config())
+        self.native = _core.Table(native_config(self))
 
     def _check(self) -> None:
         where = f"table {self.name!r}"
@@ -159,28 +156,6 @@ class Table:
                     f"{where}: {keyword} takes a value of {kind.__name__}, got {value!r}. "
                     f"See hotbed's {kind.__name__} values."
                 )
-
-    def _native_config(self) -> _core.TableConfig:
-        config = _core.TableConfig()
-        config.name = self.name
-        config.name_hash = name_hash(self.name)
-        config.seed = self.seed % 2**64
-        config.dim = self.dim
-        config.dtype = self.dtype
-        config.default_value = self.default
-        init = self.init
-        if isinstance(init, Zeros):
-            init = Constant(0.0)
-        config.init_kind = type(init).__name__
-        config.init_scale = next(iter(dataclasses.asdict(init).values()))
-        config.rule = _native_rule(self.rule)
-        config.admission = _with_fields(_core.Admission(), admission_fields(self.admit))
-        config.eviction = _with_fields(_core.Eviction(), eviction_fields(self.evictions))
-        columns = kept_columns(self.admit, self.evictions)
-        config.keep_count = "count" in columns
-        config.keep_seen = "last_seen" in columns
-        config.counts_steps = self.clock == "steps"
-        return config
 
     @property
     def config(self) -> dict[str, Any]:
@@ -683,7 +658,7 @@ class Table:
     def clear(self) -> None:
         """Remove all contents: rows, candidates, counters and watermark."""
         self._timed = None
-        self.native = _core.Table(self._native_config())
+        self.native = _core.Table(native_config(self))
         self.native.freeze(self.frozen or "nothing")
 
     def candidates(self) -> Iterator[pa.RecordBatch]:
@@ -723,17 +698,3 @@ def _address(array: NDArray[Any]) -> int:
 def _one_each(ids: NDArray[np.int64]) -> tuple[int, int, int, int, int]:
     """Return ids as the native core takes them: one a sample, without offsets and weights."""
     return _address(ids), len(ids), 0, 0, len(ids)
-
-
-def _with_fields(native: T, fields: Mapping[str, Any]) -> T:
-    for name, value in fields.items():
-        setattr(native, name, value)
-    return native
-
-
-def _native_rule(rule: Rule) -> _core.Rule:
-    """Return a rule as the native core takes it: by the names of its class and fields."""
-    fields = dataclasses.asdict(rule)
-    scope = fields.pop("scope")
-    fields["clip"] = rule.clip or 0.0  # 0 = off
-    return _core.Rule(type(rule).__name__, scope=scope, fields=fields)

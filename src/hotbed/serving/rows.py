@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from hotbed import _core
 from hotbed.config import build
 from hotbed.data.batch import Ids, as_ids
+from hotbed.embedding.native import native_config
 from hotbed.embedding.table import Table
 from hotbed.errors import FormatError, RowShapeError
 from hotbed.frozen import FrozenRows, IdArray, RowArray
@@ -83,7 +84,7 @@ class ServedTable:
 def _native_table(config: str) -> tuple[str, int, _core.TableConfig]:
     keywords = json.loads(config)
     table: Table = build(keywords, Table, "table")
-    return table.name, table.dim, table._native_config()
+    return table.name, table.dim, native_config(table)
 
 
 class LookupResult(NamedTuple):
