@@ -20,7 +20,7 @@ from hotbed.errors import ConfigError
 from hotbed.job.file import override, read_mapping
 from hotbed.prepare.keyed.derive import Derivation
 from hotbed.prepare.sampling.down_sample import DownSample
-from hotbed.prepare.sampling.negatives import Negatives
+from hotbed.prepare.sampling.negatives import Negatives, label_of
 from hotbed.prepare.sampling.split import Holdout
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -63,6 +63,55 @@ class Preparation:
         object.__setattr__(self, "derive", tuple(self.derive))
         not_endless(self.source, "a preparation")
         assert self.memory_bytes
+        self._check_split()
+        self._check_negatives()
+        self._check_down_sample()
+
+    def _check_split(self) -> None:
+        if self.split is None or not self.split.reads_time or self.schema.time is not None:
+            return
+        names = [column.name for column in self.schema.columns]
+        raise ConfigError(
+            f"split: by_time needs the time of each row, got a schema of {names}. Add {{kind: "
+            "time, name: …} to it."
+        )
+
+    def _check_negatives(self) -> None:
+        if self.negatives is None:
+            return
+        label_of(self.schema)
+        for derivation in self.derive:
+            if derivation.by in self.negatives.of_item:
+                raise ConfigError(
+                    f"derive: {derivation.name!r} belongs to the rows of an item, got by="
+                    f"{derivation.by!r} together with negatives. A sampled item has no such rows: "
+                    "derive by another column."
+                )
+
+    def _check_down_sample(self) -> None:
+        if self.down_sample is None:
+            return
+        labels = [label.name for label in self.schema.labels]
+        if self.down_sample.label not in labels:
+            raise ConfigError(
+                f"down_sample.label: the schema has no such label, got {self.down_sample.label!r}. "
+                f"{config.did_you_mean(self.down_sample.label, labels)}"
+            )
+        name = self.down_sample.weight
+        own = self.schema.weight
+        if name is None:
+            return
+        if own is not None and name != own.name:
+            raise ConfigError(
+                f"down_sample.weight: the schema has the weight {own.name!r}, got {name!r}. Give "
+                "its name: both weights are multiplied."
+            )
+        names = [column.name for column in self.schema.columns if column is not own]
+        if name in names:
+            raise ConfigError(
+                f"down_sample.weight: the schema has a column of this name, got {name!r}. Give "
+                "another one."
+            )
 
     @staticmethod
     def read(path: str | Path, assignments: Mapping[str, object] | None = None) -> Preparation:

@@ -145,7 +145,7 @@ def test_a_split_by_time_needs_times() -> None:
     [
         (ByTime, {}, "by_time: expected one of valid and from"),
         (ByTime, {"valid": 0.1, "from_": "2020-01-01"}, "by_time: expected one of valid and from"),
-        (ByTime, {"from_": "new year"}, "by_time.from: not a date or a time, got 'new year'"),
+        (ByTime, {"from_": "new year"}, "by_time.from_: not a date or a time, got 'new year'"),
         (ByTime, {"valid": 1.0}, "by_time.valid: must be a finite number > 0 and < 1"),
         (ByFold, {"valid": 0.0}, "by_fold.valid: must be a finite number > 0 and < 1"),
         (ByGroup, {"column": "user", "valid": 2}, "by_group.valid: must be a finite number"),

@@ -7,6 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +33,9 @@ class Holdout(ABC):
 
     A split decides on the rows of the source. A sampled negative is in the part of its positive.
     """
+
+    reads_time: ClassVar[bool] = False
+    """Whether it reads the schema's time."""
 
     @abstractmethod
     def inputs(self) -> Sequence[str]:
@@ -70,6 +74,8 @@ class ByTime(Holdout):
     Examples: `ByTime(valid=0.1)`, `ByTime(from_="2020-01-01")`
     """
 
+    reads_time: ClassVar[bool] = True
+
     valid: float | None = None
     from_: str | None = None
 
@@ -85,7 +91,7 @@ class ByTime(Holdout):
             first = to_microseconds(pa.array([self.from_]), "iso")[0]
             if not first.is_valid:
                 raise ConfigError(
-                    f"by_time.from: not a date or a time, got {self.from_!r}. Write it as "
+                    f"by_time.from_: not a date or a time, got {self.from_!r}. Write it as "
                     "2020-01-31 or 2020-01-31T18:30:00."
                 )
 
