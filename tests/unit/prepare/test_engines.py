@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,6 +70,25 @@ def test_engine_gives_results_in_order_and_counts_them(engine: Engine) -> None:
     assert squares == [{"square": number * number} for number in range(20)]
     assert done == list(range(1, 21))
     assert list(engine.map(Square(), [])) == []
+
+
+class DiesOnce:
+    """A task whose process is killed when it runs for the first time."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __call__(self, number: int) -> int:
+        if number == 1 and not self.marker.exists():
+            self.marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return number
+
+
+@pytest.mark.parametrize("engine", ["ray-2"], indirect=True)
+def test_task_whose_process_is_lost_runs_again(engine: Engine, tmp_path: Path) -> None:
+    assert list(engine.map(DiesOnce(tmp_path / "died"), range(3))) == [0, 1, 2]
+    assert (tmp_path / "died").exists()
 
 
 @pytest.mark.parametrize("engine", ENGINES[1::3], indirect=True)
