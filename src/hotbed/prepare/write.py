@@ -250,7 +250,8 @@ class _HashedFile:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(path, "xb")  # noqa: SIM115 - closed by `finish`
+        # A task that a cluster runs again finds the file of the first run.
+        self._file = open(path, "wb")  # noqa: SIM115 - closed by `finish`
         self._hash = hashlib.sha256()
         self._num_bytes = 0
         self.closed = False
