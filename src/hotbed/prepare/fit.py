@@ -6,7 +6,7 @@ Each learned step that follows another one in the same column takes one more pas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hotbed.data.columns import Columns
@@ -14,9 +14,9 @@ from hotbed.data.fit import Task, open_tasks
 from hotbed.data.learners import Learner
 from hotbed.data.schema import Schema
 from hotbed.errors import DataError
-from hotbed.prepare.engine import Engine, Progress
-from hotbed.prepare.partitions import Partition
-from hotbed.prepare.view import TRAIN, View
+from hotbed.prepare.partitions import TRAIN, Partition
+from hotbed.prepare.stages import Work
+from hotbed.prepare.view import View
 
 
 @dataclass(frozen=True)
@@ -30,30 +30,17 @@ class _Learning:
         """Return the number of training rows, and the learner of each task."""
         learners = [task.learner() for task in self.tasks]
         num_rows = 0
-        for rows in self.view.rows(partition):
-            train = rows.of_part(TRAIN)
+        for chunk in self.view.chunks(partition):
+            train = chunk.of_part(TRAIN)
             num_rows += len(train)
-            context = Columns(train.columns)
+            context = Columns(train.rows)
             for task, learner in zip(self.tasks, learners, strict=True):
                 task.add(learner, context)
         return num_rows, learners
 
 
-def fit(
-    schema: Schema,
-    view: View,
-    partitions: Sequence[Partition],
-    engine: Engine,
-    progress: Callable[[str, int], Progress],
-) -> Schema:
+def fit(schema: Schema, work: Work, view: View) -> Schema:
     """Return `schema` with all transforms fitted on the training rows.
-
-    Args:
-        schema: the columns and their roles.
-        view: the rows.
-        partitions: of the source.
-        engine: runs the tasks.
-        progress: takes the name of a pass and the number of its tasks.
 
     Raises:
         DataError: there are no training rows.
@@ -63,8 +50,7 @@ def fit(
         merged: list[Learner] = []
         num_rows = 0
         learning = _Learning(view, tasks)
-        done = progress(f"fit {number}", len(partitions))
-        for count, learners in engine.map(learning, partitions, done):
+        for count, learners in work.map(f"fit {number}", learning, work.partitions):
             num_rows += count
             if not merged:
                 merged = learners

@@ -8,7 +8,7 @@ number of workers.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,28 +22,101 @@ from hotbed.connectors.parquet import Parquet
 from hotbed.connectors.plan import READ_ALL, ReadPlan
 from hotbed.connectors.position import Place, Position
 from hotbed.connectors.source import Join, Source, not_endless
+from hotbed.embedding.hashing import Uint64Array
+from hotbed.errors import DecodeError
+from hotbed.prepare.places import Purpose, hash_places
 
 CHUNK_ROWS = 131_072
 """Rows of a chunk; the last one of a partition may have fewer."""
+
+
+TRAIN = 0
+VALID = 1
+PARTS = ("train", "valid")
+"""Names of the parts, by their numbers."""
 
 
 @dataclass(frozen=True)
 class Chunk:
     """Rows of a partition.
 
-    `number`: of the chunk in its partition. `first_row`: the number of its first row in the file,
-    among the good rows, from 0. `rows`: raw columns.
+    `number`: of the chunk in its partition. `rows`: raw columns, and those that stages added.
+    `places`: the number of each row in its file, among the good rows from 0, int64 [n]; the file is
+    `partition.file`. A negative has the place of its positive. `part`: `TRAIN` or `VALID`, uint8
+    [n].
     """
 
     partition: Partition
     number: int
-    first_row: int
     rows: pa.RecordBatch
+    places: NDArray[np.int64]
+    part: NDArray[np.uint8]
 
-    @property
-    def places(self) -> NDArray[np.int64]:
-        """The number of each row in its file, int64 [n]; the file is `partition.file`."""
-        return np.arange(self.first_row, self.first_row + self.rows.num_rows)
+    @staticmethod
+    def of(
+        partition: Partition,
+        number: int,
+        first_row: int,
+        rows: pa.RecordBatch,
+    ) -> Chunk:
+        """Return a chunk of neighbouring rows, all for training."""
+        return Chunk(
+            partition,
+            number,
+            rows,
+            np.arange(first_row, first_row + rows.num_rows),
+            np.full(rows.num_rows, TRAIN, np.uint8),
+        )
+
+    def __len__(self) -> int:
+        return int(self.rows.num_rows)
+
+    def of_part(self, part: int) -> Chunk:
+        """Return the rows of one part."""
+        return self.take(np.flatnonzero(self.part == part))
+
+    def take(self, rows: NDArray[np.int64]) -> Chunk:
+        """Return some of the rows by their numbers, in ascending order."""
+        if len(rows) == len(self):
+            return self
+        return replace(
+            self,
+            rows=self.rows.take(pa.array(rows)),
+            places=self.places[rows],
+            part=self.part[rows],
+        )
+
+    def with_columns(self, columns: Mapping[str, pa.Array]) -> Chunk:
+        """Return the same rows with columns added, or in the place of those of the same name."""
+        if not columns:
+            return self
+        arrays = dict(zip(self.rows.schema.names, self.rows.columns, strict=True))
+        arrays.update(columns)
+        return replace(self, rows=pa.RecordBatch.from_pydict(arrays))
+
+    def hashes(self, seed: int, purpose: Purpose) -> Uint64Array:
+        """Return the hashes of the rows' places, uint64 [n]."""
+        return hash_places(
+            self.partition.file,
+            self.places,
+            seed,
+            purpose,
+        )
+
+    def located(
+        self,
+        row: int,
+        message: str,
+        column: str | None,
+    ) -> DecodeError:
+        """Return the error of a row that cannot be used, with its place in the source."""
+        place = self.partition.place(int(self.places[row]))
+        return DecodeError(
+            f"{place}: {message}",
+            place.file,
+            place.number,
+            column,
+        )
 
 
 @dataclass(frozen=True)
@@ -66,7 +139,7 @@ class Partition:
         """Yield its rows in chunks of exactly `CHUNK_ROWS` rows, but for the last one."""
         row = self.first_row
         for number, rows in enumerate(_of_equal_size(self._batches(plan))):
-            yield Chunk(
+            yield Chunk.of(
                 self,
                 number,
                 row,

@@ -6,8 +6,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,28 +16,25 @@ import pyarrow as pa
 from hotbed.connectors.plan import ReadPlan
 from hotbed.connectors.prepared import WORKFLOW_FILE, WORKFLOW_FORMAT
 from hotbed.data.columns import require_columns
-from hotbed.data.schema import Schema
+from hotbed.data.schema import Dense, Id, Schema, Weight
 from hotbed.errors import ConfigError, PersistError
 from hotbed.files import HeldFolder, free_name, local_path, new_file, sync_folder, writing
-from hotbed.prepare.engine import Engine, Local, Progress
+from hotbed.prepare.engine import Engine, Local
 from hotbed.prepare.fit import fit
-from hotbed.prepare.partitions import Partition, partitions_of
+from hotbed.prepare.partitions import PARTS, Partition, partitions_of
 from hotbed.prepare.preparation import Preparation
-from hotbed.prepare.view import PARTS, View
+from hotbed.prepare.stages import (
+    Report,
+    Stage,
+    Work,
+    add_negatives,
+    derive,
+    num_buckets,
+    split,
+)
+from hotbed.prepare.view import View
 from hotbed.prepare.workflow import Workflow
 from hotbed.prepare.write import Layout, Writing, Written
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A stage of a preparation has `done` of `total` tasks."""
-
-    name: str
-    done: int
-    total: int
-
-
-Report = Callable[[Stage], None]
 
 
 def ignore(_stage: Stage) -> None:
@@ -111,6 +108,34 @@ def _empty(folder: Path) -> None:
             path.unlink()
 
 
+def _keys_and_groups(job: Preparation) -> list[str]:
+    """Return the raw columns that are read as they are: keys, times and items."""
+    names: list[str] = []
+    for derivation in job.derive:
+        names += derivation.inputs()
+    if job.split is not None:
+        names += job.split.inputs()
+    if job.negatives is not None:
+        names += job.negatives.inputs()
+    return names
+
+
+def _new_weight(job: Preparation) -> str | None:
+    """Return the weight column that down-sampling adds to those of the schema."""
+    if job.down_sample is None or job.schema.weight is not None:
+        return None
+    return job.down_sample.weight
+
+
+def _only_learned_from(schema: Schema) -> list[str]:
+    names: list[str] = []
+    columns: list[Dense | Id] = [*schema.dense, *schema.ids]
+    for column in columns:
+        for transform in column.transforms:
+            names += transform.learns_from()
+    return names
+
+
 class _Preparing:
     """The state of one preparation."""
 
@@ -129,37 +154,59 @@ class _Preparing:
     def run(self) -> None:
         """Run all stages, and write the workflow last."""
         job = self._job
-        partitions = partitions_of(job.source)
-        view = View(self._plan())
-        raw = fit(
-            job.schema,
-            view,
-            partitions,
+        work = Work(
             self._engine,
-            self._progress,
+            partitions_of(job.source),
+            self._folder / "work",
+            num_buckets(job, self._engine.num_workers),
+            self._report,
         )
-        layout = Layout.of(raw, self._first_rows(partitions, view))
+        view = View(
+            self._plan(),
+            job.schema,
+            job.seed,
+            job.on_error == "skip",
+        )
+        view = derive(job, work, view)
+        view = split(job, work, view)
+        view = add_negatives(job, work, view)
+        view = replace(view, down_sample=job.down_sample)
+        raw = fit(job.schema, work, view)
+        written_schema = raw
+        weight = _new_weight(job)
+        if weight is not None:
+            written_schema = replace(raw, columns=[*raw.columns, Weight(weight)])
+        layout = Layout.of(written_schema, self._first_rows(work.partitions, view))
         writing_task = Writing(self._folder, view, layout)
-        done = self._progress("write", len(partitions))
-        written = list(self._engine.map(writing_task, partitions, done))
+        written = list(work.map("write", writing_task, work.partitions))
         for one in written:
             raw = raw.with_types(one.types, one.shapes)
+        shutil.rmtree(work.folder, ignore_errors=True)
         self._finish(raw, layout, written)
 
-    def _progress(self, name: str, total: int) -> Progress:
-        self._report(Stage(name, 0, total))
-        return lambda done: self._report(Stage(name, done, total))
-
     def _plan(self) -> ReadPlan:
-        schema = self._job.schema
-        columns = schema.raw_columns()
-        require_columns(columns, self._job.source.schema().names)
-        return ReadPlan(tuple(columns), schema.number_types())
+        """Return the raw columns to read, and their types."""
+        job = self._job
+        present = job.source.schema().names
+        others = _keys_and_groups(job)
+        of_schema = [*job.schema.raw_columns(), *_only_learned_from(job.schema)]
+        derived = {derivation.name for derivation in job.derive}
+        added = set(derived)
+        if job.negatives is not None:
+            added |= {label.source for label in job.schema.labels} - set(present)
+        added |= {weight for weight in [_new_weight(job)] if weight is not None}
+        names = [name for name in dict.fromkeys([*of_schema, *others]) if name not in added]
+        require_columns(names, present)
+        types = {}
+        for name, kind in job.schema.number_types().items():
+            if name not in others:
+                types[name] = kind
+        return ReadPlan(tuple(names), types)
 
     def _first_rows(self, partitions: Sequence[Partition], view: View) -> pa.RecordBatch:
         for partition in partitions:
-            for rows in view.rows(partition):
-                return rows.columns.slice(0, 1000)
+            for chunk in view.chunks(partition):
+                return chunk.rows.slice(0, 1000)
         raise AssertionError("a fitted source has rows")
 
     def _finish(self, raw: Schema, layout: Layout, written: Sequence[Written]) -> None:

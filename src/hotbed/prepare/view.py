@@ -3,76 +3,205 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from hotbed.connectors.plan import ReadPlan
-from hotbed.prepare.partitions import Partition
+from hotbed.data import numbers
+from hotbed.data.columns import Columns
+from hotbed.data.numbers import BadRows
+from hotbed.data.schema import Label, Schema, Time, Weight
+from hotbed.embedding.hashing import Uint64Array
+from hotbed.prepare.partitions import TRAIN, VALID, Chunk, Partition
+from hotbed.prepare.places import Purpose
+from hotbed.prepare.sampling.catalogue import Catalogue
+from hotbed.prepare.sampling.down_sample import DownSample
+from hotbed.prepare.sampling.negatives import (
+    Negatives,
+    expand,
+    hash_copies,
+    label_of,
+    with_label,
+)
+from hotbed.prepare.sampling.split import Holdout
+from hotbed.prepare.shuffle import Side, SideReader
 
-TRAIN = 0
-VALID = 1
-PARTS = ("train", "valid")
-"""Names of the parts, by their numbers."""
+Aside = Callable[[Chunk, str], None]
+"""Takes rows that are left out, and a message."""
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Rows of one chunk.
+class Drawn:
+    """Negatives that were drawn: `side` has the places of their items in the catalogue."""
 
-    `chunk`: the number of the chunk in the partition. `columns`: raw and derived columns. `part`:
-    the part of each row, uint8 [n]. `places`: the number of each row in its file, int64 [n].
-    """
-
-    partition: Partition
-    chunk: int
-    columns: pa.RecordBatch
-    part: NDArray[np.uint8]
-    places: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return int(self.columns.num_rows)
-
-    def of_part(self, part: int) -> Rows:
-        """Return the rows of one part."""
-        return self.take(np.flatnonzero(self.part == part))
-
-    def take(self, rows: NDArray[np.int64]) -> Rows:
-        """Return the rows of these numbers, in this order."""
-        if len(rows) == len(self):
-            return self
-        return Rows(
-            self.partition,
-            self.chunk,
-            self.columns.take(pa.array(rows)),
-            self.part[rows],
-            self.places[rows],
-        )
+    negatives: Negatives
+    catalogue: Path
+    side: Side
 
 
 @dataclass(frozen=True)
 class View:
     """Reads a partition: raw columns, derived columns, and the part of each row.
 
-    It can be pickled: a task takes it to where the task runs.
+    It can be pickled: a task takes it to where the task runs. Each stage adds what it found, and
+    the stages behind it see the rows so.
 
     Args:
         plan: the raw columns to read, and their types.
+        schema: has label, time and weight.
+        seed: of the preparation.
+        skip_bad: leave out rows whose label, weight or time cannot be used.
+        derived: columns by the rows of each chunk of the source.
+        split: which rows are for validation; it has learned.
+        drawn: the negatives to add.
+        down_sample: which negatives of the training rows are left out.
+        encoded: columns by the rows of each chunk of this view without them; null outside of the
+            training part.
     """
 
-    plan: ReadPlan = field(default_factory=ReadPlan)
+    plan: ReadPlan
+    schema: Schema
+    seed: int = 0
+    skip_bad: bool = False
+    derived: Sequence[Side] = ()
+    split: Holdout | None = None
+    drawn: Drawn | None = None
+    down_sample: DownSample | None = None
+    encoded: Sequence[Side] = ()
 
-    def rows(self, partition: Partition) -> Iterator[Rows]:
-        """Yield the rows of a partition; chunks without rows are left out."""
-        for chunk in partition.chunks(self.plan):
-            part = np.full(chunk.rows.num_rows, TRAIN, np.uint8)
-            yield Rows(
-                partition,
-                chunk.number,
-                chunk.rows,
-                part,
-                chunk.places,
-            )
+    def chunks(self, partition: Partition, aside: Aside | None = None) -> Iterator[Chunk]:
+        """Yield the rows of each chunk of a partition; a chunk may be without rows.
+
+        Args:
+            partition: of the source.
+            aside: takes rows that are left out because they cannot be used, and why.
+
+        Raises:
+            DecodeError: a row cannot be used, and bad rows are not skipped.
+        """
+        derived = [side.reader(partition.number) for side in self.derived]
+        encoded = [side.reader(partition.number) for side in self.encoded]
+        adding = None
+        if self.drawn is not None:
+            adding = _Adding(self.drawn, partition, self.schema)
+        for raw in partition.chunks(self.plan):
+            chunk = _with_sides(raw, derived)
+            if self.skip_bad:
+                chunk = self._good(chunk, aside)
+            try:
+                yield _with_sides(self._arranged(chunk, adding), encoded)
+            except BadRows as bad:
+                row = int(np.flatnonzero(bad.mask)[0])
+                raise chunk.located(row, bad.message, bad.column) from None
+
+    def _good(self, chunk: Chunk, aside: Aside | None) -> Chunk:
+        """Return the rows whose label, weight and time can be used."""
+        while True:
+            try:
+                self._check(chunk)
+                return chunk
+            except BadRows as bad:
+                if aside is not None:
+                    aside(chunk.take(np.flatnonzero(bad.mask)), bad.message)
+                chunk = chunk.take(np.flatnonzero(~bad.mask))
+
+    def _check(self, chunk: Chunk) -> None:
+        """Raise BadRows if there are rows whose label, weight or time cannot be used."""
+        context = Columns(chunk.rows)
+        for column in self.schema.columns:
+            if column.source not in chunk.rows.schema.names:
+                continue  # a label that negatives bring
+            raw = context.column(column.source)
+            if isinstance(column, Label):
+                numbers.label(column, raw)
+            elif isinstance(column, Weight):
+                numbers.weight(column, raw)
+            elif isinstance(column, Time):
+                numbers.time(column, raw)
+
+    def _arranged(self, chunk: Chunk, adding: _Adding | None) -> Chunk:
+        """Return the rows with parts and negatives, without those that are sampled away."""
+        if self.split is not None:
+            is_valid = self.split.valid_rows(chunk, self.schema, self.seed)
+            part = np.where(is_valid, VALID, TRAIN).astype(np.uint8)
+            chunk = replace(chunk, part=part)
+        hashes = chunk.hashes(self.seed, Purpose.DOWN_SAMPLE)
+        if adding is not None:
+            chunk, hashes = adding.expanded(chunk, hashes)
+        if self.down_sample is not None:
+            chunk = self._sampled(chunk, self.down_sample, hashes)
+        return chunk
+
+    def _sampled(
+        self,
+        chunk: Chunk,
+        sample: DownSample,
+        hashes: Uint64Array,
+    ) -> Chunk:
+        """Return the rows that are kept, with their weights."""
+        label = self.schema[sample.label]
+        assert isinstance(label, Label)
+        context = Columns(chunk.rows)
+        values = numbers.label(label, context.column(label.source))
+        is_train = chunk.part == TRAIN
+        is_kept = ~is_train | sample.kept_rows(values, hashes)
+        if sample.weight is not None:
+            weights = np.where(is_train, sample.weights(values), np.float32(1))
+            own = self.schema.weight
+            name = sample.weight
+            if own is not None:
+                name = own.source
+                weights = weights * numbers.weight(own, context.column(name))
+            chunk = chunk.with_columns({name: pa.array(weights)})
+        return chunk.take(np.flatnonzero(is_kept))
+
+
+class _Adding:
+    """Adds the negatives of one partition."""
+
+    def __init__(
+        self,
+        drawn: Drawn,
+        partition: Partition,
+        schema: Schema,
+    ) -> None:
+        self._negatives = drawn.negatives
+        self._catalogue = Catalogue.open(drawn.catalogue)
+        self._items = drawn.side.reader(partition.number)
+        self._label = label_of(schema)
+
+    def expanded(self, chunk: Chunk, hashes: Uint64Array) -> tuple[Chunk, Uint64Array]:
+        """Return the rows with their negatives, and their hashes."""
+        items = self._items.read(chunk.number, len(chunk))
+        expanded = expand(
+            self._negatives,
+            with_label(chunk.rows, self._label),
+            self._label,
+            self._catalogue,
+            items.column("items").combine_chunks(),
+        )
+        origins = expanded.origins
+        whole = replace(
+            chunk,
+            rows=expanded.rows,
+            places=chunk.places[origins],
+            part=chunk.part[origins],
+        )
+        return whole, hash_copies(hashes, expanded)
+
+
+def _with_sides(chunk: Chunk, sides: Sequence[SideReader]) -> Chunk:
+    """Return the rows with the columns of sides that are aligned with them."""
+    columns: dict[str, pa.Array] = {}
+    for side in sides:
+        table = side.read(chunk.number, len(chunk))
+        columns |= {name: _one_chunk(table.column(name)) for name in table.column_names}
+    return chunk.with_columns(columns)
+
+
+def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
+    return column.combine_chunks()

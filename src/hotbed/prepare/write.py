@@ -20,8 +20,8 @@ from hotbed.data.columns import Columns, transformed
 from hotbed.data.encode import Encoder
 from hotbed.data.schema import Column, Dense, Id, Label, Schema, Shape, Time, Type, Weight
 from hotbed.errors import DecodeError
-from hotbed.prepare.partitions import Partition
-from hotbed.prepare.view import PARTS, Rows, View
+from hotbed.prepare.partitions import PARTS, Chunk, Partition
+from hotbed.prepare.view import View
 
 _TIME = pa.timestamp("us", "UTC")
 
@@ -190,13 +190,12 @@ class Writing:
         encoder = Encoder(self.layout.raw)
         writers: dict[int, PartWriter] = {}
         written = Written()
-        for rows in self.view.rows(partition):
-            for part in np.unique(rows.part).tolist():
-                chosen = rows.of_part(part)
+        for chunk in self.view.chunks(partition):
+            for part in np.unique(chunk.part).tolist():
                 if part not in writers:
                     name = f"{PARTS[part]}/part-{partition.number:05d}.parquet"
                     writers[part] = PartWriter(self.folder, name, self.layout.arrow())
-                batch = _encoded(encoder, chosen)
+                batch = _encoded(encoder, chunk.of_part(part))
                 writers[part].write(self.layout.table(batch))
         for part, writer in writers.items():
             written.files[PARTS[part]] = writer.close()
@@ -205,18 +204,11 @@ class Writing:
         return written
 
 
-def _encoded(encoder: Encoder, rows: Rows) -> Batch:
+def _encoded(encoder: Encoder, chunk: Chunk) -> Batch:
     try:
-        return encoder(rows.columns)
+        return encoder(chunk.rows)
     except DecodeError as error:
-        row = rows.places[(error.row or 1) - 1]
-        place = rows.partition.place(int(row))
-        raise DecodeError(
-            f"{place}: {error}",
-            place.file,
-            place.number,
-            error.column,
-        ) from error
+        raise chunk.located((error.row or 1) - 1, str(error), error.column) from error
 
 
 class PartWriter:

@@ -138,7 +138,7 @@ class ByFold(Holdout):
         return ()
 
     def valid_rows(self, chunk: Chunk, schema: Schema, seed: int) -> BoolArray:
-        return shares_of(_hashes(chunk, seed)) < self.valid
+        return shares_of(chunk.hashes(seed, Purpose.SPLIT)) < self.valid
 
 
 @dataclass(frozen=True)
@@ -163,17 +163,8 @@ class ByGroup(Holdout):
         values = Columns(chunk.rows).column(self.column)
         key = hash_places(0, np.zeros(1, np.int64), seed, Purpose.SPLIT)
         groups = mix64(mix64(ids_of(values, self.column)) ^ key)
-        hashes = np.where(nulls_of(values), _hashes(chunk, seed), groups)
+        hashes = np.where(nulls_of(values), chunk.hashes(seed, Purpose.SPLIT), groups)
         return shares_of(hashes) < self.valid
-
-
-def _hashes(chunk: Chunk, seed: int) -> NDArray[np.uint64]:
-    return hash_places(
-        chunk.partition.file,
-        chunk.places,
-        seed,
-        Purpose.SPLIT,
-    )
 
 
 def _check_share(where: str, valid: float) -> None:
