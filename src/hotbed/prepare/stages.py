@@ -46,7 +46,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 _COMPRESSION = 5
-"""How much larger than its file compressed text may be; only the number of buckets depends on it."""
+"""How much larger compressed text is than its file. Only the number of buckets depends on it."""
 
 
 @dataclass(frozen=True)
