@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import threading
 import weakref
 from collections.abc import Iterable
@@ -14,11 +15,12 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from hotbed.errors import FormatError
+from hotbed.errors import ConfigError, FormatError
 from hotbed.files import map_file
 from hotbed.frozen import FrozenRows, IdArray, RowArray, write_rows
 
 _BATCH_KEYS = 1 << 20
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,13 @@ class FittedMap:
     path: Path = field(compare=False)
     digest: str
     _rows: FrozenRows | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not _SHA256.fullmatch(self.digest):
+            raise ConfigError(
+                f"fitted_map.digest: expected 64 hex digits, got {self.digest!r}. Give the SHA-256 "
+                "of the file."
+            )
 
     _open: ClassVar = weakref.WeakValueDictionary[tuple[Path, str], FrozenRows]()
     _opening: ClassVar = threading.Lock()
@@ -68,6 +77,13 @@ class FittedMap:
             rows = np.asarray(values, np.float32)
         write_rows(path, rows.shape[1], _batches(keys, rows))
         return cls(path, _digest_of(path))
+
+    def open(self) -> None:
+        """Map the file into memory now, so that it may be removed from its folder.
+
+        Raises FormatError, which names the file, for a missing or changed one.
+        """
+        self._mapped()
 
     def __len__(self) -> int:
         return len(self._mapped())
@@ -102,14 +118,14 @@ class FittedMap:
             data = map_file(self.path)
         except OSError as error:
             raise FormatError(
-                f"{self.path}: the fitted map cannot be read, got {str(error)!r}. Restore the "
-                "file, or run hotbed prepare again."
+                f"{self.path}: the fitted map cannot be read, got {str(error)!r}. Restore it from "
+                "a copy."
             ) from error
         digest = hashlib.sha256(data).hexdigest()
         if digest != self.digest:
             raise FormatError(
                 f"{self.path}: the fitted map changed since it was written, got SHA-256 {digest} "
-                f"instead of {self.digest}. Restore the file, or run hotbed prepare again."
+                f"instead of {self.digest}. Restore it from a copy."
             )
         return data
 

@@ -20,6 +20,7 @@ from hotbed.data.fit import fit
 from hotbed.data.fitted import FittedMap
 from hotbed.data.transforms import Expression, FillMissing, Transform
 from hotbed.errors import ConfigError, SchemaError
+from hotbed.files import local_path
 
 Type = Literal["text", "integer", "number", "mixed"]
 Shape = Literal["value", "list", "mixed"]
@@ -389,10 +390,11 @@ class Schema:
         return value
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any] | str) -> Schema:
+    def from_json(cls, value: Mapping[str, Any] | str, folder: Path | None = None) -> Schema:
         """Return the schema that `to_json` described; takes the object or its text.
 
-        Raises ConfigError with the path of a wrong key.
+        `folder`: where files of fitted maps lie whose paths are relative. Raises ConfigError with
+        the path of a wrong key.
         """
         if isinstance(value, str):
             value = cast(Mapping[str, Any], json.loads(value))
@@ -403,16 +405,19 @@ class Schema:
         shapes = config.build(shapes, Mapping[str, Shape], "schema.shapes")
         raw = value.get("raw")
         if raw is not None:
-            raw = cls.from_json(raw)
+            raw = cls.from_json(raw, folder)
         derived = value.get("derived", {})
         derived = config.build(derived, Mapping[str, str], "schema.derived")
-        return cls(
+        schema = cls(
             columns,
             types,
             shapes,
             raw,
             derived,
         )
+        if folder is None:
+            return schema
+        return schema.with_maps({fitted.digest: folder / fitted.path for fitted in schema.maps})
 
     @classmethod
     def of_prepared(cls, path: str | Path, rows: Literal["prepared", "raw"] = "prepared") -> Schema:
@@ -426,7 +431,8 @@ class Schema:
             DataError: The folder does not hold a whole preparation.
         """
         workflow = read_workflow(path)
-        raw = cls.from_json(workflow["raw"])
+        folder = local_path(path, "prepared.path").resolve()
+        raw = cls.from_json(workflow["raw"], folder)
         if rows == "raw":
             return raw
         return replace(cls.from_json(workflow["schema"]), raw=raw)

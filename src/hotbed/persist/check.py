@@ -141,9 +141,11 @@ def check_links(manifests: Sequence[Manifest], place: str) -> None:
 
 def check_descriptions(manifest: Manifest, place: str) -> None:
     """Raise FormatError unless the schema and the configs of the tables can be built."""
-    schema = manifest.schema
-    if schema is not None:
-        _built("schema", lambda: Schema.from_json(schema), place)
+    plain = manifest.schema
+    if plain is not None:
+        schema = _built("schema", lambda: Schema.from_json(plain), place)
+        if manifest.graph is not None:
+            _check_maps(schema, manifest, place)
     model = manifest.model or {}
     given = model.get("given_tables") or {}
     for entry in manifest.tables:
@@ -154,6 +156,15 @@ def check_descriptions(manifest: Manifest, place: str) -> None:
             )
         built_config(entry, place)
         _check_config(entry, place)
+
+
+def _check_maps(schema: Schema, manifest: Manifest, place: str) -> None:
+    """Raise FormatError unless the fitted maps of what servers start from are its own files."""
+    for fitted in schema.maps:
+        name = fitted.path.as_posix()
+        entry = manifest.files.get(name)
+        if entry is None or entry.sha256 != fitted.digest:
+            raise format_error(place, "schema: a fitted map is another file than its digest", name)
 
 
 def built_config(entry: TableEntry, place: str) -> dict[str, Any]:

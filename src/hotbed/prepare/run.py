@@ -217,11 +217,14 @@ class _Preparing:
             if files:
                 num_rows = sum(file["rows"] for file in files)
                 parts[part] = {"rows": num_rows, "files": files}
+        map_names = {}
+        for fitted in raw.maps:  # the folder is renamed at the end
+            map_names[fitted.digest] = fitted.path.relative_to(self._folder)
         workflow = {
             "format": WORKFLOW_FORMAT,
             "prepare": self._job.to_json(),
             "schema": layout.schema().to_json(),
-            "raw": raw.to_json(),
+            "raw": raw.with_maps(map_names).to_json(),
             "sizes": {},
             "parts": parts,
             "counts": {part: facts["rows"] for part, facts in parts.items()},

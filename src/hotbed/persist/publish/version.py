@@ -9,11 +9,12 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
 import numpy as np
 
+from hotbed.data.schema import Schema
 from hotbed.persist.format import CheckpointWriter, DenseTensor, Link, Reader, Saved
 from hotbed.persist.manifest import (
     DENSE_FILE,
@@ -132,7 +133,7 @@ def write_published(
             package_version=manifest.package_version,
             version=manifest.version,
             model=manifest.model,
-            schema=_of_raw_rows(manifest.schema),
+            schema=_write_maps(writer, request_schema(manifest), graph_entry is not None),
             counters=manifest.counters,
             graph=graph_entry,
             kind="full" if delta_on is None else "delta",
@@ -150,12 +151,35 @@ def write_published(
     )
 
 
-def _of_raw_rows(schema: dict[str, Any] | None) -> dict[str, Any] | None:
+def request_schema(manifest: Manifest) -> dict[str, Any] | None:
     """Return the schema of a server's requests: of raw rows, where training read prepared ones."""
-    if schema is None:
+    if manifest.schema is None:
         return None
-    raw: dict[str, Any] = schema.get("raw", schema)
+    raw: dict[str, Any] = manifest.schema.get("raw", manifest.schema)
     return raw
+
+
+def _write_maps(
+    writer: CheckpointWriter,
+    plain: dict[str, Any] | None,
+    starts_servers: bool,
+) -> dict[str, Any] | None:
+    """Return a schema with its fitted maps in the folder of the version.
+
+    Their files are written where servers start from the version.
+    """
+    if plain is None:
+        return None
+    schema = Schema.from_json(plain)
+    paths = {}
+    for fitted in schema.maps:
+        name = f"maps/{fitted.digest[:32]}.rows"
+        paths[fitted.digest] = Path(name)
+        if starts_servers:
+            writer.write(name, fitted.data())
+    if not paths:
+        return plain
+    return schema.with_maps(paths).to_json()
 
 
 def _write_network(writer: CheckpointWriter, reader: Reader) -> DenseEntry | None:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotbed.errors import ConfigError, DataError, NotServed, NotWritten, PersistError
+from hotbed.files import map_file
 from hotbed.persist.format import Reader
 from hotbed.serving.parameter_server import ParameterServer
 from hotbed.serving.process import Stoppable, address
@@ -148,6 +149,17 @@ class RowsService:
     def _weights(self, request: Any) -> Iterator[NamedBytes]:
         version = self._version(request.model, request.digest)
         yield "", version.blobs["weights"]
+
+    def _map(self, request: Any) -> Iterator[NamedBytes]:
+        version = self._version(request.model, request.digest)
+        for fitted in version.schema.maps:
+            if fitted.digest == request.map:
+                yield "", map_file(fitted.path)
+                return
+        raise DataError(
+            f"map: version {version.version} of {version.name!r} has no such map, got "
+            f"{request.map[:64]!r}. Use a digest of its schema."
+        )
 
     def _changes(self, request: Any) -> Iterator[NamedBytes]:
         self._model(request.model)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from safetensors import SafetensorError
@@ -49,7 +50,8 @@ class ModelVersion(ABC):
     def to_json(self) -> dict[str, Any]:
         """Return the version without graph, weights and rows, for files and messages."""
         spec = {name: getattr(self, name) for name in _FIELDS}
-        spec["schema"] = self.schema.to_json()
+        names = {fitted.digest: Path(fitted.path.name) for fitted in self.schema.maps}
+        spec["schema"] = self.schema.with_maps(names).to_json()
         return spec
 
     @abstractmethod
@@ -108,14 +110,19 @@ class RowStore(ABC):
         """Close what the store holds open; later calls of a closed connection raise StoreError."""
 
 
-def version_fields(spec: Mapping[str, Any], place: str) -> dict[str, Any]:
+def version_fields(
+    spec: Mapping[str, Any],
+    place: str,
+    folder: Path | None = None,
+) -> dict[str, Any]:
     """Return the fields of a ModelVersion from the result of its `to_json`.
 
-    Raises FormatError, which names `place`, for anything else.
+    `folder`: where the fitted maps of the schema lie. Raises FormatError, which names `place`, for
+    anything else.
     """
     try:
         fields = {name: spec[name] for name in _FIELDS}
-        fields["schema"] = Schema.from_json(spec["schema"])
+        fields["schema"] = Schema.from_json(spec["schema"], folder)
         return fields
     except (KeyError, TypeError, ValueError) as error:
         raise FormatError(

@@ -88,6 +88,8 @@ class MappedVersion(ModelVersion):
             if table["hot"] is not None:
                 entries.append(table["hot"])
         names = {entry["file"] for entry in entries}
+        for fitted in self.schema.maps:
+            names.add(str(fitted.path.relative_to(self.folder)))
         return names | {file_of(self.key)}
 
     def changed(self, since: str) -> Mapping[str, IdArray] | None:
@@ -212,7 +214,7 @@ class ModelFolder:
         spec: Mapping[str, Any],
     ) -> MappedVersion:
         """Return the version of a file with this content; it raises many errors for a bad one."""
-        fields = version_fields(spec, str(place))
+        fields = version_fields(spec, str(place), self.path)
         blobs = {}
         for name in ("graph", "weights"):
             blobs[name] = _read(self.path, spec["files"][name])
@@ -229,6 +231,8 @@ class ModelFolder:
         )
         for name in version.files():
             _inside(self.path, name)
+        for fitted in version.schema.maps:
+            fitted.open()
         if not {"origin", "dtype", "chain"} <= spec.keys():
             raise FormatError(f"{place}: not a whole version, got {sorted(spec)}. {_ADVICE}")
         return version
@@ -264,6 +268,11 @@ def _version_spec(place: Path, key: str) -> dict[str, Any]:
 def file_of(key: str) -> str:
     """Return the name of a version's file by its SHA-256."""
     return f"{key[:32]}.json"
+
+
+def map_file_of(digest: str) -> str:
+    """Return the name of a fitted map's file by its SHA-256."""
+    return f"{digest[:32]}.map"
 
 
 def _inside(folder: Path, name: str) -> Path:

@@ -24,6 +24,7 @@ from hotbed.serving.stores.base import (
     read_weights,
     version_fields,
 )
+from hotbed.serving.stores.fetched_maps import FetchedMaps
 
 try:
     import grpc
@@ -86,6 +87,7 @@ class RemoteParameterServer(RowStore):
         self._seconds = deadline_seconds
         self._versions = dict[str, RemoteVersion]()
         self._lock = threading.Lock()
+        self._maps = FetchedMaps()
         self._metadata = list[tuple[str, str]]()
         if token is not None:
             self._metadata.append(("authorization", f"Bearer {token}"))
@@ -117,10 +119,18 @@ class RemoteParameterServer(RowStore):
         fields = version_fields(spec, self._place)
         request = {"model": name, "digest": fields["digest"]}
         blobs = {call: self._read_all(call, request) for call in ("Graph", "Weights")}
+        fields["schema"] = self._maps.local(
+            name, fields["schema"], lambda digest: self._map(request, digest)
+        )
         version = RemoteVersion(**fields, store=self, blobs=blobs)
         with self._lock:
             self._versions[name] = version
         return version
+
+    def _map(self, request: Mapping[str, Any], digest: str) -> Iterator[bytes]:
+        """Yield the file of a fitted map in parts."""
+        for part in self.stream("Map", {**request, "map": digest}):
+            yield part.data
 
     def changes(
         self,

@@ -14,10 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
+from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError
 from hotbed.files import new_file, writing
 from hotbed.frozen import RowDtype
-from hotbed.persist.format import Reader
+from hotbed.persist.format import Link, Reader
+from hotbed.persist.publish.version import request_schema
 from hotbed.persist.store import MANIFEST_FILE, LocalStore
 from hotbed.serving.stores.mapped import (
     FORMAT,
@@ -26,6 +28,7 @@ from hotbed.serving.stores.mapped import (
     MappedVersion,
     ModelFolder,
     file_of,
+    map_file_of,
 )
 from hotbed.serving.stores.table_files import TableFiles, write_small
 
@@ -106,7 +109,7 @@ def make_newest(folder: ModelFolder, key: str) -> None:
         _write(folder.path / POINTER_FILE, f"{key}\n".encode())
 
 
-def _write(path: Path, data: bytes) -> None:
+def _write(path: Path, data: bytes | memoryview) -> None:
     with new_file(path) as file:
         file.write(data)
 
@@ -140,7 +143,7 @@ def _network(folder: ModelFolder, reader: Reader, before: MappedVersion | None) 
         graph = full.graph.to_json()
         onnx = reader.links[0].read(full.graph.file)
         graph_file = write_small(folder.path / f"{full.digest[:32]}.onnx", onnx)
-        schema = full.schema or {}
+        schema = _write_maps(folder, reader.links[0], before)
     else:
         before = _with_same_tables(reader, before)
         graph = dict(before.graph)
@@ -150,6 +153,27 @@ def _network(folder: ModelFolder, reader: Reader, before: MappedVersion | None) 
     weights_path = folder.path / f"{reader.manifest.digest[:32]}.safetensors"
     files = {"graph": graph_file, "weights": write_small(weights_path, save(weights))}
     return {"schema": _newest_schema(schema, reader), "graph": graph, "files": files}
+
+
+def _write_maps(folder: ModelFolder, link: Link, before: MappedVersion | None) -> dict[str, Any]:
+    """Write the fitted maps of an exported model; return its schema with their names."""
+    plain = link.manifest.schema or {}
+    if not plain:
+        return plain
+    schema = Schema.from_json(plain)
+    known = set()
+    if before is not None:
+        known = {fitted.digest for fitted in before.schema.maps}
+    names = {}
+    for fitted in schema.maps:
+        name = map_file_of(fitted.digest)
+        path = folder.path / name
+        if fitted.digest not in known or not path.exists():
+            _write(path, link.read(fitted.path.as_posix()))
+        names[fitted.digest] = Path(name)
+    if not names:
+        return plain
+    return schema.with_maps(names).to_json()
 
 
 def _with_same_tables(reader: Reader, before: MappedVersion | None) -> MappedVersion:
@@ -173,7 +197,7 @@ def _newest_schema(schema: Mapping[str, Any], reader: Reader) -> dict[str, Any]:
 
     The full may be older than the first event that was learned.
     """
-    newest = reader.manifest.schema or {}
+    newest = request_schema(reader.manifest) or {}
     merged = dict(schema)
     for member in ("types", "shapes"):
         entries = {**schema.get(member, {}), **newest.get(member, {})}
