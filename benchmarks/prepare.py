@@ -7,7 +7,8 @@ The rows are like Criteo's: a label, 13 counts and 26 columns of words, 40 in al
 laws, in Parquet. Both fill missing counts, take logarithms and normalize them, number the words
 that occur at least five times, encode the click rate of a column with millions of words out of five
 folds, and draw a tenth of the rows for validation. `--data` keeps the generated files for the next
-run. Prints one JSON line: medians of the seconds, peak memory, and the ratio of the pairs.
+run. Prints one JSON line: medians of the seconds, peak memory, and the ratio of the pairs. `--check`
+compares what both write for a few rows, with the same draws, instead.
 """
 
 from __future__ import annotations
@@ -25,10 +26,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import prepare_polars
 import pyarrow as pa
 import pyarrow.parquet as pq
 from prepare_polars import FOLDS, KEY, MIN_COUNT, NUMBERS, SMOOTH, VALID_PERCENT, WORDS
+
+from hotbed.prepare.places import Purpose, folds_of, hash_places, shares_of
 
 FILE_ROWS = 500_000
 # The numbers of words in the columns of Criteo's Kaggle data.
@@ -69,16 +73,16 @@ def rows_of_file(number: int, rows: int) -> pa.Table:
     return pa.table({"label": pa.array(clicked.astype(np.int8)), **columns})
 
 
-def generate(folder: Path, rows: int) -> None:
-    """Write `rows` rows into files of FILE_ROWS; files that are there already stay."""
+def generate(folder: Path, rows: int, file_rows: int = FILE_ROWS) -> None:
+    """Write `rows` rows into files of `file_rows`; files that are there already stay."""
     folder.mkdir(parents=True, exist_ok=True)
-    for number, begin in enumerate(range(0, rows, FILE_ROWS)):
+    for number, begin in enumerate(range(0, rows, file_rows)):
         path = folder / f"{number:04d}.parquet"
         if path.exists():
             continue
         partial = path.with_suffix(".partial")
-        table = rows_of_file(number, min(FILE_ROWS, rows - begin))
-        pq.write_table(table, partial, row_group_size=FILE_ROWS // 4)
+        table = rows_of_file(number, min(file_rows, rows - begin))
+        pq.write_table(table, partial, row_group_size=file_rows // 4)
         partial.rename(path)
 
 
@@ -146,6 +150,37 @@ def measure(a: argparse.Namespace, folder: Path) -> dict[str, Any]:
     }
 
 
+def check(folder: Path) -> None:
+    """Compare what both write for a few rows, with the parts and folds that Hotbed draws."""
+    data = folder / "data"
+    generate(data, 30_000, 10_000)
+    job_file = folder / "job.json"
+    job_file.write_text(json.dumps(job(data, folder / "hotbed", "1GB")))
+    subprocess.run([sys.executable, "-m", "hotbed.cli", "prepare", str(job_file)], check=True)
+    frames = []
+    for file, path in enumerate(sorted(data.glob("*.parquet"))):
+        frame = pl.read_parquet(path)
+        numbers = np.arange(len(frame))
+        shares = shares_of(hash_places(file, numbers, 0, Purpose.SPLIT))
+        folds = folds_of(hash_places(file, numbers, 0, Purpose.FOLDS), FOLDS)
+        valid = pl.Series("valid", shares < VALID_PERCENT / 100)
+        frames.append(frame.with_columns(valid, pl.Series("fold", folds, pl.Int8)))
+    prepare_polars.prepare(pl.concat(frames).lazy(), folder / "polars")
+    order = [*WORDS, *NUMBERS]
+    for part in ("train", "valid"):
+        ours = pl.read_parquet(folder / "hotbed" / part / "*.parquet").sort(order)
+        theirs = pl.read_parquet(folder / "polars" / part / "*.parquet").sort(order)
+        assert ours.select(WORDS).equals(theirs.select(WORDS)), part
+        numbers = ["label", *NUMBERS, "rate"]
+        np.testing.assert_allclose(
+            ours.select(numbers),
+            theirs.select(numbers),
+            rtol=1e-4,
+            atol=1e-6,
+        )
+        print(f"{part}: {len(ours)} rows, equal")
+
+
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("--rows", type=int, default=10_000_000)
@@ -153,12 +188,16 @@ def main() -> None:
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--memory", default="4GB", help="the budget of `hotbed prepare`")
     p.add_argument("--data", type=Path, help="a folder for the generated files, kept")
+    p.add_argument("--check", action="store_true", help="compare the outputs of a few rows")
     p.add_argument("--work", type=Path, help=argparse.SUPPRESS)
     a = p.parse_args()
     if a.work:
         prepare_polars.main(a.data, a.work)
         return
     with tempfile.TemporaryDirectory() as folder:
+        if a.check:
+            check(Path(folder))
+            return
         a.data = a.data or Path(folder) / "data"
         generate(a.data, a.rows)
         print(json.dumps(measure(a, Path(folder))), flush=True)

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from hotbed import checks
@@ -42,6 +43,14 @@ class Engine(ABC):
 
         The first error in this order is raised, as the task raised it.
         """
+
+    def check_folder(self, folder: Path) -> None:
+        """Check that all machines that run tasks see a local folder.
+
+        Raises:
+            ConfigError: a machine does not see it.
+        """
+        return
 
     @property
     @abstractmethod

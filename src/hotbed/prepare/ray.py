@@ -9,10 +9,11 @@ import os
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hotbed import checks
-from hotbed.errors import MissingExtra
+from hotbed.errors import ConfigError, MissingExtra
 from hotbed.prepare.engine import Engine, Item, Progress, Result, no_progress
 
 _STORE_BYTES = 128 << 20  # results are small
@@ -59,7 +60,7 @@ class Ray(Engine):
         if not items:
             return
         self._connect()
-        work = _ray().put((task, list(items)))
+        work = _ray().put((os.getcwd(), task, list(items)))
         data = _ray().data
         numbers = list(range(len(items)))
         # one block for each item, so that each item is a task
@@ -78,6 +79,26 @@ class Ray(Engine):
                 raise value
             yield value
             progress(done)
+
+    def check_folder(self, folder: Path) -> None:
+        self._connect()
+        ray = _ray()
+        is_folder = ray.remote(os.path.isdir)
+        answers: dict[str, Any] = {}
+        for node in ray.nodes():
+            if node["Alive"] and node["Resources"].get("CPU"):
+                on_node = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+                    node["NodeID"],
+                    soft=False,
+                )
+                answer = is_folder.options(scheduling_strategy=on_node).remote(str(folder))
+                answers[node["NodeManagerHostname"]] = answer
+        for host, answer in answers.items():
+            if not ray.get(answer):
+                raise ConfigError(
+                    f"the engine 'ray': the machine {host!r} does not see the folder {folder}. "
+                    "Write to a file system that all machines of the cluster share."
+                )
 
     def _connect(self) -> None:
         ray = _ray()
@@ -109,14 +130,21 @@ def _run_item(row: dict[str, Any], work: Any) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=1)
 def _work(reference: Any) -> Any:
-    """Return the task and its items, which a process of Ray reads once."""
-    return _ray().get(reference)
+    """Return the task and its items, which a process of Ray reads once.
+
+    Relative paths are then those of the process that prepares.
+    """
+    folder, task, items = _ray().get(reference)
+    if os.path.isdir(folder):
+        os.chdir(folder)
+    return task, items
 
 
 def _ray() -> Any:
     try:
         import ray
         import ray.data
+        import ray.util.scheduling_strategies
     except ModuleNotFoundError as error:
         raise MissingExtra(
             f"the engine 'ray': {error.name} is not installed. Run pip install hotbed[ray]."

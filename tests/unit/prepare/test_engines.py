@@ -72,6 +72,23 @@ def test_engine_gives_results_in_order_and_counts_them(engine: Engine) -> None:
     assert list(engine.map(Square(), [])) == []
 
 
+@pytest.mark.parametrize("engine", ["local-2", "ray-2"], indirect=True)
+def test_tasks_see_relative_paths_of_the_process_that_prepares(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        assert list(engine.map(os.path.abspath, ["a.csv"])) == [str(tmp_path / name / "a.csv")]
+
+
+@pytest.mark.parametrize("engine", ["ray-2"], indirect=True)
+def test_folder_that_a_machine_does_not_see_is_an_error(engine: Engine, tmp_path: Path) -> None:
+    engine.check_folder(tmp_path)
+    with pytest.raises(ConfigError, match="does not see the folder"):
+        engine.check_folder(tmp_path / "absent")
+
+
 class DiesOnce:
     """A task whose process is killed when it runs for the first time."""
 
