@@ -23,6 +23,7 @@ from hotbed.prepare.engine import Engine, Local
 from hotbed.prepare.fit import fit
 from hotbed.prepare.partitions import PARTS, Partition, partitions_of
 from hotbed.prepare.preparation import Preparation
+from hotbed.prepare.report import Profile, write_report
 from hotbed.prepare.stages import (
     Report,
     Stage,
@@ -35,6 +36,8 @@ from hotbed.prepare.stages import (
 from hotbed.prepare.view import View
 from hotbed.prepare.workflow import Workflow
 from hotbed.prepare.write import Layout, Writing, Written
+
+REPORT_FILE = "report.html"
 
 
 def ignore(_stage: Stage) -> None:
@@ -178,10 +181,19 @@ class _Preparing:
             written_schema = replace(raw, columns=[*raw.columns, Weight(weight)])
         layout = Layout.of(written_schema, self._first_rows(work.partitions, view))
         writing_task = Writing(self._folder, view, layout)
-        written = list(work.map("write", writing_task, work.partitions))
-        for one in written:
+        written: list[Written] = []
+        profile = Profile(raw)
+        for one, seen in work.map("write", writing_task, work.partitions):
+            written.append(one)
+            profile.merge(seen)
             raw = raw.with_types(one.types, one.shapes)
         shutil.rmtree(work.folder, ignore_errors=True)
+        write_report(
+            self._folder / REPORT_FILE,
+            profile,
+            raw,
+            about=self._about(),
+        )
         self._finish(raw, layout, written)
 
     def _plan(self) -> ReadPlan:
@@ -202,6 +214,12 @@ class _Preparing:
             if name not in others:
                 types[name] = kind
         return ReadPlan(tuple(names), types)
+
+    def _about(self) -> dict[str, str]:
+        """Return the job's keys and values, for the report."""
+        plain = self._job.to_json()
+        keys = [name for name in plain if name not in ("schema", "output", "memory")]
+        return {name: json.dumps(plain[name], ensure_ascii=False) for name in keys}
 
     def _first_rows(self, partitions: Sequence[Partition], view: View) -> pa.RecordBatch:
         for partition in partitions:

@@ -21,6 +21,7 @@ from hotbed.data.encode import Encoder
 from hotbed.data.schema import Column, Dense, Id, Label, Schema, Shape, Time, Type, Weight
 from hotbed.errors import DecodeError
 from hotbed.prepare.partitions import PARTS, Chunk, Partition
+from hotbed.prepare.report import Profile
 from hotbed.prepare.view import View
 
 _TIME = pa.timestamp("us", "UTC")
@@ -186,22 +187,26 @@ class Writing:
     view: View
     layout: Layout
 
-    def __call__(self, partition: Partition) -> Written:
+    def __call__(self, partition: Partition) -> tuple[Written, Profile]:
+        """Return what was written, and the profile of the rows."""
         encoder = Encoder(self.layout.raw)
         writers: dict[int, PartWriter] = {}
         written = Written()
+        profile = Profile(self.layout.raw)
         for chunk in self.view.chunks(partition):
             for part in np.unique(chunk.part).tolist():
+                chosen = chunk.of_part(part)
                 if part not in writers:
                     name = f"{PARTS[part]}/part-{partition.number:05d}.parquet"
                     writers[part] = PartWriter(self.folder, name, self.layout.arrow())
-                batch = _encoded(encoder, chunk.of_part(part))
+                batch = _encoded(encoder, chosen)
                 writers[part].write(self.layout.table(batch))
+                profile.add(PARTS[part], chosen.rows, batch)
         for part, writer in writers.items():
             written.files[PARTS[part]] = writer.close()
         written.types = encoder.types
         written.shapes = encoder.shapes
-        return written
+        return written, profile
 
 
 def _encoded(encoder: Encoder, chunk: Chunk) -> Batch:

@@ -10,17 +10,16 @@ import html
 import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from importlib import resources
 from importlib.metadata import version
 from pathlib import Path
-from string import Template
 from typing import Any
 
-from hotbed.files import Where, resolve
+from hotbed.files import Where
 from hotbed.persist.store import new_file
 from hotbed.training.watching import report_charts
-from hotbed.training.watching.chart import Chart, figure, number_text
 from hotbed.training.watching.history import History
+from hotbed.training.watching.page.chart import Chart, figure, number_text
+from hotbed.training.watching.page.layout import cards_of, grid, section, write_page
 from hotbed.training.watching.served import Answer, Served
 
 __all__ = ["Answer", "Served", "add_serving", "write_report"]
@@ -80,20 +79,8 @@ def write_report(
         f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC · hotbed {version('hotbed')} · "
         f"torch {version('torch')}"
     )
-    template = Template(
-        resources.files("hotbed.training.watching")
-        .joinpath("report.html")
-        .read_text(encoding="utf-8")
-    )
-    page = template.safe_substitute(
-        title=html.escape(title),
-        subtitle=html.escape(" · ".join(part for part in (subtitle, versions) if part)),
-        cards=_cards(cards),
-        sections="\n".join(sections),
-    )
-    with new_file(path) as file:
-        file.write(page.encode())
-    return resolve(path)
+    below = " · ".join(part for part in (subtitle, versions) if part)
+    return write_page(path, title, below, cards, sections)
 
 
 def _chart_sections(histories: Mapping[str, History]) -> list[str]:
@@ -119,10 +106,14 @@ def _chart_sections(histories: Mapping[str, History]) -> list[str]:
         ),
     ]
     return [
-        _section(name, text, charts, small=name.startswith("Adm"))
+        section(name, text, _figures(charts), small=name.startswith("Adm"))
         for name, text, charts in parts
         if charts
     ]
+
+
+def _figures(charts: Sequence[Chart]) -> list[str]:
+    return [figure(chart) for chart in charts]
 
 
 def add_serving(
@@ -143,10 +134,10 @@ def add_serving(
         "Each point of freshness is a version."
     )
     text = " ".join(filter(None, [text, note]))
-    section = _section("Serving", text, served.charts(), small=False)
-    additions = {_MORE_CARDS: _cards({**numbers, **(facts or {})}), _MORE_SECTIONS: section}
-    for mark, addition in additions.items():
-        page = page.replace(mark, addition + mark)
+    addition = section("Serving", text, _figures(served.charts()))
+    additions = {_MORE_CARDS: cards_of({**numbers, **(facts or {})}), _MORE_SECTIONS: addition}
+    for mark, part in additions.items():
+        page = page.replace(mark, part + mark)
     with new_file(path) as file:
         file.write(page.encode())
     return numbers
@@ -187,7 +178,7 @@ def _tables(histories: Mapping[str, History]) -> str:
         rows = [[number_text(epoch.get(key, "")) for key in keys] for epoch in history.epochs]
         if rows:
             head = [key.replace("_", " ") for key in keys]
-            blocks.append(f"<h2>Epochs, {html.escape(name)}</h2>" + _grid(head, rows))
+            blocks.append(f"<h2>Epochs, {html.escape(name)}</h2>" + grid(head, rows))
     tables = _last_tables(histories)
     if tables:
         keys = list(dict.fromkeys(key for stats in tables.values() for key in stats))
@@ -196,7 +187,7 @@ def _tables(histories: Mapping[str, History]) -> str:
             for name, stats in tables.items()
         ]
         head = ["table", *(key.replace("_", " ") for key in keys)]
-        blocks.append("<h2>Tables at the end</h2>" + _grid(head, rows))
+        blocks.append("<h2>Tables at the end</h2>" + grid(head, rows))
     return "\n".join(blocks)
 
 
@@ -211,33 +202,4 @@ def _about(histories: Mapping[str, History], about: Mapping[str, Any]) -> str:
             rows.append([f"samples learned, {name}", text])
     if not rows:
         return ""
-    return "<h2>The run</h2>" + _grid(["", ""], rows, text=True)
-
-
-# --- parts of the page ----------------------------------------------------------------------------
-
-
-def _cards(cards: Mapping[str, Any]) -> str:
-    return "".join(
-        f"<div class='card'><b>{html.escape(number_text(value))}</b>"
-        f"<span>{html.escape(name)}</span></div>"
-        for name, value in cards.items()
-    )
-
-
-def _section(name: str, text: str, charts: Sequence[Chart], small: bool) -> str:
-    figures = "\n".join(figure(chart) for chart in charts)
-    style = "grid small" if small else "grid"
-    return f"<h2>{name}</h2><p>{text}</p><div class='{style}'>{figures}</div>"
-
-
-def _grid(head: Sequence[str], rows: Sequence[Sequence[str]], text: bool = False) -> str:
-    """Return a table; its cells hold numbers, or `text`."""
-    top = ""
-    if any(head):
-        top = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
-    style = " class=text" if text else ""
-    return f"<div class='box'><table{style}><tr>{top}</tr>{body}</table></div>"
+    return "<h2>The run</h2>" + grid(["", ""], rows, text=True)

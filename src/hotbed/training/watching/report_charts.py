@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
-from hotbed.training.watching.chart import COLORS, Chart, Series
 from hotbed.training.watching.history import History, Point
+from hotbed.training.watching.page.chart import COLORS, Chart, Series
 from hotbed.training.watching.window_log import Window
 
 VALID = "valid."
