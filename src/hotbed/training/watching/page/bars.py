@@ -8,7 +8,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-
 LEAST = 0.01
 """Share of the width that a value above 0 has at least, so that it is seen."""
 
