@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from hotbed import config
+from hotbed.data.fitted import FittedMap
 from hotbed.data.learners import Quantiles
 from hotbed.data.schema import Dense, Id, Schema
 from hotbed.data.transforms import Transform
@@ -345,8 +346,11 @@ def _transform_text(transform: Transform) -> str:
     if isinstance(described, str):
         return described
     values: list[str] = []
+    fitted = getattr(transform, "fitted", None)
+    if isinstance(fitted, FittedMap):
+        values.append(f"{len(fitted):,} keys")
     for key, value in described.items():
-        if key != "kind":
+        if key not in ("kind", "fitted"):
             values.append(f"{key} {_value_text(value)}")
     if not values:
         return str(described["kind"])
