@@ -65,7 +65,8 @@ def prepare(
         The fitted workflow.
 
     Raises:
-        ConfigError: the output exists and `restart` is not set.
+        ConfigError: the output exists and `restart` is not set, or a machine of the engine does not
+            see it.
         DecodeError: a row cannot be read; the message names file, row and column.
         PersistError: another process writes the output.
     """
@@ -74,9 +75,11 @@ def prepare(
     partial = output.with_name(output.name + ".partial")
     with writing(partial):
         partial.mkdir(parents=True, exist_ok=True)
+    engine = engine or Local()
     with _held(partial):
         _empty(partial)
-        _Preparing(job, engine or Local(), partial, report).run()
+        engine.check_folder(partial)
+        _Preparing(job, engine, partial, report).run()
         if restart and output.exists():
             os.rename(output, free_name(output))
         os.rename(partial, output)
