@@ -36,10 +36,18 @@ def in_train_mode(network: nn.Module) -> Iterator[None]:
 
 
 def _with_flag(modules: list[nn.Module], *, training: bool) -> Iterator[None]:
-    for module in modules:
-        module.training = training
+    _set_flags(modules, training)
     try:
         yield
     finally:
-        for module in modules:
-            module.training = not training
+        _set_flags(modules, not training)
+
+
+def _set_flags(modules: list[nn.Module], training: bool) -> None:
+    for module in modules:
+        attributes = vars(module)
+        if "training" in attributes:
+            # past the __setattr__ of modules, which takes as long as a small layer
+            attributes["training"] = training
+        else:  # a scripted module keeps it elsewhere
+            module.training = training

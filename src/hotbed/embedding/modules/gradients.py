@@ -128,7 +128,7 @@ class RowGradients:
         for group in self._groups:
             num_uniques = sum(uniques[table] for table in group.tables)
             grads.append(torch.empty(num_uniques, group.dim))
-        addresses = self._addresses(step, grads)
+        addresses = self._addresses(uniques, grads)
         finite = step.sum_gradients(rows, addresses)
         earlier = self._waiting()
         if self._pending is not None:
@@ -138,7 +138,7 @@ class RowGradients:
                 step,
                 grads,
             )
-            addresses = self._addresses(step, grads)
+            addresses = self._addresses(step.num_uniques(), grads)
             # sums of finite sums may overflow: they must be checked again
             finite = False
         for parameter, grad in zip(self._parameters, grads, strict=True):
@@ -158,7 +158,7 @@ class RowGradients:
         if self._pending is None or self._pending.known_finite(grads):
             return
         step = self._pending.step
-        addresses = self._addresses(step, grads)
+        addresses = self._addresses(step.num_uniques(), grads)
         for number, table in enumerate(self._tables):
             bad = step.find_nonfinite(number, addresses[number])
             if bad is not None:
@@ -182,7 +182,7 @@ class RowGradients:
         self._pending = None
         addresses = pending.addresses
         if not pending.holds(grads):
-            addresses = self._addresses(pending.step, grads)
+            addresses = self._addresses(pending.step.num_uniques(), grads)
         rate_of = [0.0] * len(self._tables)
         for group, rate in zip(self._groups, rates, strict=True):
             for number in group.tables:
@@ -203,15 +203,24 @@ class RowGradients:
 
     def _waiting(self) -> list[Tensor]:
         """Return the gradients of each group that wait, as they are now; [] for none."""
-        grads = [parameter.grad for parameter in self._parameters]
-        if self._pending is None or any(grad is None for grad in grads):
-            self._pending = None
+        if self._pending is None:
             return []
-        return [grad.contiguous() for grad in grads if grad is not None]
+        grads = []
+        for parameter in self._parameters:
+            grad = parameter.grad
+            if grad is None:
+                self._pending = None
+                return []
+            grads.append(grad.contiguous())
+        return grads
 
-    def _addresses(self, step: Step, grads: Sequence[Tensor]) -> list[int]:
-        """Return the address of each table's first sum in the groups' tensors."""
-        uniques = step.num_uniques()
+    def _addresses(self, uniques: Sequence[int], grads: Sequence[Tensor]) -> list[int]:
+        """Return the address of each table's first sum in the groups' tensors.
+
+        Args:
+            uniques: the number of distinct ids of each table.
+            grads: the tensor of each group.
+        """
         addresses = [0] * len(self._tables)
         for group, grad in zip(self._groups, grads, strict=True):
             address = grad.data_ptr()
@@ -229,7 +238,10 @@ class RowGradients:
     ) -> tuple[Step, list[Tensor]]:
         """Add the gradients of a micro-batch to those that wait already."""
         rows = [dense_rows(grad) for grad in earlier_grads]
-        addresses = [self._addresses(earlier, rows), self._addresses(step, grads)]
+        addresses = [
+            self._addresses(earlier.num_uniques(), rows),
+            self._addresses(step.num_uniques(), grads),
+        ]
         merged, sums = Step.merge([earlier, step], addresses)
         merged_grads = []
         for group in self._groups:
