@@ -270,7 +270,7 @@ class BatchReader:
         self._offsets = np.frombuffer(offsets, np.int64)
         metadata = self.schema.metadata or {}
         self.note = {name.decode(): value.decode() for name, value in metadata.items()}
-        self.num_batches = num_offsets - 1
+        self.num_batches: int = num_offsets - 1
 
     def read(self, number: int) -> pa.RecordBatch:
         """Return a record batch."""

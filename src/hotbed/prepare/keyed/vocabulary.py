@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Vocabularies: how often each value occurs, most frequent first, out of core.
+
+A chunk gives the counts of its values, a bucket one sorted run of the values whose hashes it holds,
+and `frequent_first` merges the runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from hotbed.data.arrays import is_bytes
+from hotbed.data.columns import ids_of
+from hotbed.errors import SchemaError
+from hotbed.prepare.shuffle import BatchReader
+
+RUN_ROWS = 65_536
+"""Rows of a record batch of a run."""
+
+
+def count_values(values: pa.Array, name: str) -> pa.RecordBatch:
+    """Return the number of rows of each value; missing values are left out.
+
+    Args:
+        values: integers or text, without dictionaries.
+        name: of the column, for messages.
+
+    Returns:
+        Columns `key` (the id, int64), `count` and, for text, `word`.
+
+    Raises:
+        SchemaError: the values cannot be ids.
+    """
+    if not is_bytes(values.type):
+        counts = pl.Series("key", ids_of(values.drop_null(), name)).value_counts(name="count")
+        return _batch(counts)
+    counts = pl.Series("word", values).drop_nulls().value_counts(name="count")
+    words = counts["word"].to_arrow()
+    if pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type):
+        words = words.cast(pa.large_binary())
+    else:
+        words = words.cast(pa.large_string())
+    keys = pl.Series("key", ids_of(words, name))
+    return _batch(counts.with_columns(keys))
+
+
+def sum_counts(counts: pa.Table | pa.RecordBatch) -> pl.DataFrame:
+    """Return the sum of the counts of each key, in any order.
+
+    Raises:
+        SchemaError: some of the values are text, others are integers.
+    """
+    frame = _frame(counts)
+    sums = [pl.col("count").sum()]
+    if "word" in frame.columns:
+        if frame["word"].null_count():
+            raise mixed_types()
+        sums.append(pl.col("word").min())  # for two words of one id
+    return frame.group_by("key").agg(sums)
+
+
+def run_of(counts: pl.DataFrame, min_count: int, max_size: int | None) -> Iterator[pa.RecordBatch]:
+    """Yield the frequent keys of a bucket in the order of the vocabulary: a sorted run."""
+    frequent = _in_order(counts.filter(pl.col("count") >= min_count)).slice(0, max_size)
+    for part in frequent.iter_slices(RUN_ROWS):
+        yield _batch(part)
+
+
+def frequent_first(runs: Sequence[BatchReader]) -> Iterator[pl.DataFrame]:
+    """Merge sorted runs: yield all keys, most frequent first; of equal counts, the least first.
+
+    Some record batches of each run are in memory.
+
+    Raises:
+        SchemaError: some of the values are text, others are integers.
+    """
+    waiting = [_Run(run) for run in runs if run.num_batches]
+    if len({tuple(run.head.columns) for run in waiting}) > 1:
+        raise mixed_types()
+    while waiting:
+        # rows behind the first end of a head may follow rows that are not read yet
+        ends = [run.head.tail(1) for run in waiting if run.has_more]
+        parts: list[pl.DataFrame] = []
+        if not ends:
+            parts = [run.head for run in waiting]
+            waiting = []
+        else:
+            first_end = _in_order(pl.concat(ends)).row(0, named=True)
+            parts = [run.take_until(first_end) for run in waiting]
+            waiting = [run for run in waiting if len(run.head)]
+        yield _in_order(pl.concat(parts))
+
+
+class _Run:
+    """A sorted run that is being merged. `head`: rows that were read and not yet taken."""
+
+    def __init__(self, run: BatchReader) -> None:
+        self._batches = iter(run)
+        self._left: int = run.num_batches
+        self.head = self._next()
+
+    @property
+    def has_more(self) -> bool:
+        """Whether rows follow the head."""
+        return self._left > 0
+
+    def take_until(self, end: dict[str, Any]) -> pl.DataFrame:
+        """Return the rows up to and with `end`, and read on if none are left."""
+        value = _value(self.head)
+        is_more_frequent = pl.col("count") > end["count"]
+        is_before = (pl.col("count") == end["count"]) & (pl.col(value) <= end[value])
+        num_rows = int(self.head.select((is_more_frequent | is_before).sum()).item())
+        taken = self.head.head(num_rows)
+        self.head = self.head.slice(num_rows)
+        if not len(self.head) and self.has_more:
+            self.head = self._next()
+        return taken
+
+    def _next(self) -> pl.DataFrame:
+        self._left -= 1
+        return _frame(next(self._batches))
+
+
+def mixed_types() -> SchemaError:
+    """Return the error for text and integers in one vocabulary."""
+    return SchemaError(
+        "a vocabulary: expected values of one type, got text and integers. Declare one type for "
+        "the columns in the source."
+    )
+
+
+def _value(counts: pl.DataFrame) -> str:
+    """Return the column by which equal counts are ordered."""
+    if "word" in counts.columns:
+        return "word"
+    return "key"
+
+
+def _in_order(counts: pl.DataFrame) -> pl.DataFrame:
+    return counts.sort("count", _value(counts), descending=[True, False])
+
+
+def _frame(counts: pa.Table | pa.RecordBatch) -> pl.DataFrame:
+    if isinstance(counts, pa.RecordBatch):
+        counts = pa.Table.from_batches([counts])
+    frame = pl.from_arrow(counts)
+    assert isinstance(frame, pl.DataFrame)
+    return frame
+
+
+def _batch(counts: pl.DataFrame) -> pa.RecordBatch:
+    columns = {
+        "key": counts["key"].to_numpy().astype(np.int64),
+        "count": counts["count"].to_numpy().astype(np.int64),
+    }
+    if "word" in counts.columns:
+        words = counts["word"].to_arrow()
+        columns["word"] = words
+    return pa.RecordBatch.from_pydict(columns)
