@@ -23,6 +23,7 @@ ERROR = 1.04 / math.sqrt(1 << BITS)
 """The standard deviation of a number that is not exact, as a share of it: 0.8 %."""
 
 _REGISTERS = 1 << BITS
+_SAMPLE = 4 * FEW
 _REST = 64 - BITS
 
 
@@ -48,13 +49,18 @@ class Distinct:
         """Add a flat column; nulls are left out."""
         if pa.types.is_dictionary(values.type):
             values = values.dictionary.take(pc.unique(values.indices))
-        elif self._is_repetitive:
-            values = pc.unique(values)
         values = values.drop_null()
+        if self._few is not None and not self._is_repetitive:
+            sample = _hashes(values.slice(0, _SAMPLE))
+            num_different = len(np.unique(sample))
+            self._is_repetitive = num_different < len(sample) // 4
+            if num_different > FEW:
+                self._into_registers()
+        if self._is_repetitive:
+            values = pc.unique(values)
         hashes = _hashes(values)
         if self._few is not None:
             hashes = np.unique(hashes)
-            self._is_repetitive = len(hashes) < len(values) // 16
         self._add_hashes(hashes)
 
     def merge(self, later: Distinct) -> None:
