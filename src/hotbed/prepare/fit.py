@@ -7,62 +7,186 @@ Each learned step that follows another one in the same column takes one more pas
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from hotbed.data.columns import Columns
 from hotbed.data.fit import Task, open_tasks
-from hotbed.data.learners import Learner
-from hotbed.data.schema import Schema
+from hotbed.data.learners import Learner, Moments
+from hotbed.data.schema import Dense, Id, Schema
 from hotbed.errors import DataError
+from hotbed.prepare.keyed.encodings import training_schema
+from hotbed.prepare.keyed.fits import KeyedFit, Places, keyed_fit
 from hotbed.prepare.partitions import TRAIN, Partition
+from hotbed.prepare.shuffle import BatchReader, BatchWriter, Shuffle
 from hotbed.prepare.stages import Work
 from hotbed.prepare.view import View
 
 
 @dataclass(frozen=True)
-class _Learning:
+class Fitted:
+    """`schema`: over raw rows. `view`: shows training rows with their own target encodings."""
+
+    schema: Schema
+    view: View
+
+
+@dataclass
+class _Part:
+    """What the task of a partition returns.
+
+    `learners`: of plain tasks. `priors`: for each keyed fit, the mean of its labels.
+    """
+
+    num_rows: int
+    learners: list[Learner]
+    priors: list[Moments]
+
+
+@dataclass(frozen=True)
+class _Pass:
     """The task of a pass: learn from the training rows of one partition."""
 
     view: View
     tasks: Sequence[Task]
+    fits: Sequence[KeyedFit]
+    shuffles: Sequence[Shuffle]
 
-    def __call__(self, partition: Partition) -> tuple[int, list[Learner]]:
-        """Return the number of training rows, and the learner of each task."""
+    def __call__(self, partition: Partition) -> _Part:
         learners = [task.learner() for task in self.tasks]
-        num_rows = 0
-        for chunk in self.view.chunks(partition):
-            train = chunk.of_part(TRAIN)
-            num_rows += len(train)
-            context = Columns(train.rows)
-            for task, learner in zip(self.tasks, learners, strict=True):
-                task.add(learner, context)
-        return num_rows, learners
+        part = _Part(0, learners, [Moments() for _ in self.fits])
+        with ExitStack() as opened:
+            writers = []
+            for shuffle in self.shuffles:
+                writers.append(opened.enter_context(shuffle.writer(partition.number)))
+            for chunk in self.view.chunks(partition):
+                train = chunk.of_part(TRAIN)
+                part.num_rows += len(train)
+                context = Columns(train.rows)
+                for task, learner in zip(self.tasks, learners, strict=True):
+                    task.add(learner, context)
+                for number, fit in enumerate(self.fits):
+                    keys, rows = fit.select(chunk, context)
+                    if len(keys) or fit.keeps_empty_chunks:
+                        writers[number].write(keys, rows)
+                    labels = fit.labels(context)
+                    if labels is not None:
+                        part.priors[number].add(labels, context)
+        return part
 
 
-def fit(schema: Schema, work: Work, view: View) -> Schema:
-    """Return `schema` with all transforms fitted on the training rows.
+@dataclass(frozen=True)
+class _Reducing:
+    """The task that turns a bucket of a keyed fit into its result."""
+
+    fit: KeyedFit
+    shuffle: Shuffle
+    prior: float
+
+    def __call__(self, number: int) -> None:
+        bucket = self.shuffle.read(number)
+        with BatchWriter(self.fit.places.result_file(number)) as file:
+            if bucket.rows.num_rows or (self.fit.keeps_empty_chunks and bucket.rows.num_columns):
+                for batch in self.fit.reduce(bucket, number, self.prior):
+                    file.write(batch)
+
+
+def fit(
+    schema: Schema,
+    work: Work,
+    view: View,
+    output: Path,
+) -> Fitted:
+    """Fit all transforms of `schema` on the training rows.
+
+    Args:
+        schema: the columns and their roles.
+        work: what stages share.
+        view: the rows.
+        output: the folder of the preparation, for maps and vocabularies.
 
     Raises:
         DataError: there are no training rows.
     """
     number = 1
-    while tasks := open_tasks(schema):
-        merged: list[Learner] = []
-        num_rows = 0
-        learning = _Learning(view, tasks)
-        for count, learners in work.map(f"fit {number}", learning, work.partitions):
-            num_rows += count
-            if not merged:
-                merged = learners
-                continue
-            for learner, later in zip(merged, learners, strict=True):
-                learner.merge(later)
-        if not num_rows:
-            raise DataError(
-                "fit: there are no training rows, got an empty source or split. Give the training "
-                "part rows."
-            )
-        for task, learner in zip(tasks, merged, strict=True):
-            schema = task.filled(schema, learner.learned())
+    num_fits = 0
+    while True:
+        training = training_schema(schema, view.encoded)
+        tasks = open_tasks(training)
+        if not tasks:
+            return Fitted(schema, view)
+        plain = [task for task in tasks if not task.learner().keyed]
+        fits: list[KeyedFit] = []
+        for task in tasks:
+            if task.learner().keyed:
+                num_fits += 1
+                places = Places(output, work.folder / f"fit-{num_fits:03d}", num_fits)
+                fits.append(
+                    keyed_fit(
+                        task,
+                        schema,
+                        places,
+                        work.num_buckets,
+                        view.seed,
+                    )
+                )
+        part = _learn(work, view, plain, fits, number)
+        for task, learner in zip(plain, part.learners, strict=True):
+            schema = _filled(schema, task, learner.learned())
+        for keyed, prior in zip(fits, part.priors, strict=True):
+            mean, _ = prior.learned()
+            results = [
+                BatchReader(keyed.places.result_file(bucket)) for bucket in range(work.num_buckets)
+            ]
+            learned = keyed.learned(results, mean)
+            schema = _filled(schema, keyed.task, learned.value)
+            if learned.encoding is not None:
+                view = replace(view, encoded=(*view.encoded, learned.encoding))
         number += 1
+
+
+def _learn(
+    work: Work,
+    view: View,
+    plain: Sequence[Task],
+    fits: Sequence[KeyedFit],
+    number: int,
+) -> _Part:
+    """Return what one pass over all partitions learned; the buckets of `fits` are reduced."""
+    shuffles = [Shuffle(fit.places.folder, work.num_buckets) for fit in fits]
+    merged: _Part | None = None
+    for part in work.map(f"fit {number}", _Pass(view, plain, fits, shuffles), work.partitions):
+        if merged is None:
+            merged = part
+            continue
+        merged.num_rows += part.num_rows
+        for learner, later in zip(
+            [*merged.learners, *merged.priors], [*part.learners, *part.priors], strict=True
+        ):
+            learner.merge(later)
+    if merged is None or not merged.num_rows:
+        raise DataError(
+            "fit: there are no training rows, got an empty source or split. Give the training part "
+            "rows."
+        )
+    for keyed, shuffle, prior in zip(fits, shuffles, merged.priors, strict=True):
+        mean, _ = prior.learned()
+        reducing = _Reducing(keyed, shuffle, mean)
+        for _ in work.map(f"fit {number}, {keyed.name}", reducing, shuffle.buckets()):
+            pass
+    return merged
+
+
+def _filled(schema: Schema, task: Task, value: Any) -> Schema:
+    """Return the schema over raw rows with what a task over training rows learned."""
+    for column, step in zip(task.columns, task.steps, strict=True):
+        raw = schema[column.name]
+        assert isinstance(raw, (Dense, Id))
+        transforms = list(raw.transforms)
+        # target encodings that training rows bring along stand before the task's transforms
+        place = len(transforms) - len(column.transforms) + step
+        transforms[place] = transforms[place].learned(value)
+        schema = schema.with_transforms(column.name, transforms)
     return schema

@@ -72,7 +72,7 @@ def prepare(
     """
     output = local_path(job.output, "prepare.output")
     _refuse_existing(output, restart)
-    partial = output.with_name(output.name + ".partial")
+    partial = output.absolute().with_name(output.name + ".partial")
     with writing(partial):
         partial.mkdir(parents=True, exist_ok=True)
     engine = engine or Local()
@@ -177,7 +177,9 @@ class _Preparing:
         view = split(job, work, view)
         view = add_negatives(job, work, view)
         view = replace(view, down_sample=job.down_sample)
-        raw = fit(job.schema, work, view)
+        fitted = fit(job.schema, work, view, self._folder)
+        raw = fitted.schema
+        view = fitted.view
         written_schema = raw
         weight = _new_weight(job)
         if weight is not None:
@@ -229,6 +231,10 @@ class _Preparing:
             for chunk in view.chunks(partition):
                 return chunk.rows.slice(0, 1000)
         raise AssertionError("a fitted source has rows")
+
+    def _with_relative_maps(self, raw: Schema) -> Schema:
+        paths = {fitted.digest: fitted.path.relative_to(self._folder) for fitted in raw.maps}
+        return raw.with_maps(paths)
 
     def _finish(self, raw: Schema, layout: Layout, written: Sequence[Written]) -> None:
         """Write the metadata of each part, and the workflow."""

@@ -16,6 +16,7 @@ from hotbed.data.columns import Columns
 from hotbed.data.numbers import BadRows
 from hotbed.data.schema import Label, Schema, Time, Weight
 from hotbed.embedding.hashing import Uint64Array
+from hotbed.prepare.keyed.encodings import Encoding
 from hotbed.prepare.partitions import TRAIN, VALID, Chunk, Partition
 from hotbed.prepare.places import Purpose
 from hotbed.prepare.sampling.catalogue import Catalogue
@@ -59,8 +60,7 @@ class View:
         split: which rows are for validation; it has learned.
         drawn: the negatives to add.
         down_sample: which negatives of the training rows are left out.
-        encoded: columns by the rows of each chunk of this view without them; null outside of the
-            training part.
+        encoded: target encodings of training rows.
     """
 
     plan: ReadPlan
@@ -71,7 +71,7 @@ class View:
     split: Holdout | None = None
     drawn: Drawn | None = None
     down_sample: DownSample | None = None
-    encoded: Sequence[Side] = ()
+    encoded: Sequence[Encoding] = ()
 
     def chunks(self, partition: Partition, aside: Aside | None = None) -> Iterator[Chunk]:
         """Yield the rows of each chunk of a partition; a chunk may be without rows.
@@ -84,7 +84,7 @@ class View:
             DecodeError: a row cannot be used, and bad rows are not skipped.
         """
         derived = [side.reader(partition.number) for side in self.derived]
-        encoded = [side.reader(partition.number) for side in self.encoded]
+        encoded = [(encoding.name, encoding.values(partition)) for encoding in self.encoded]
         adding = None
         if self.drawn is not None:
             adding = _Adding(self.drawn, partition, self.schema)
@@ -93,10 +93,13 @@ class View:
             if self.skip_bad:
                 chunk = self._good(chunk, aside)
             try:
-                yield _with_sides(self._arranged(chunk, adding), encoded)
+                arranged = self._arranged(chunk, adding)
             except BadRows as bad:
                 row = int(np.flatnonzero(bad.mask)[0])
                 raise chunk.located(row, bad.message, bad.column) from None
+            for name, values in encoded:
+                arranged = arranged.with_columns({name: values(arranged)})
+            yield arranged
 
     def _good(self, chunk: Chunk, aside: Aside | None) -> Chunk:
         """Return the rows whose label, weight and time can be used."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,24 @@ from hotbed.data.arrays import is_list
 from hotbed.data.batch import Batch, Ids
 from hotbed.data.columns import Columns, transformed
 from hotbed.data.encode import Encoder
-from hotbed.data.schema import Column, Dense, Id, Label, Schema, Shape, Time, Type, Weight
+from hotbed.data.schema import (
+    Column,
+    Dense,
+    Id,
+    Label,
+    Schema,
+    Shape,
+    Time,
+    Type,
+    Weight,
+    joined,
+    joined_shape,
+    shape_of,
+    type_of,
+)
 from hotbed.errors import DecodeError
-from hotbed.prepare.partitions import PARTS, Chunk, Partition
+from hotbed.prepare.keyed.encodings import training_schema
+from hotbed.prepare.partitions import PARTS, TRAIN, VALID, Chunk, Partition
 from hotbed.prepare.report import Profile
 from hotbed.prepare.view import View
 
@@ -169,8 +183,18 @@ class Written:
     """
 
     files: dict[str, WrittenFile] = field(default_factory=dict)
-    types: Mapping[str, Type] = field(default_factory=dict)
-    shapes: Mapping[str, Shape] = field(default_factory=dict)
+    types: dict[str, Type] = field(default_factory=dict)
+    shapes: dict[str, Shape] = field(default_factory=dict)
+
+    def note_types(self, schema: Schema, rows: pa.Schema) -> None:
+        """Add the types and shapes of the raw columns that a schema reads."""
+        for name in schema.raw_columns(labels=False):
+            kind = type_of(rows.field(name).type)
+            if kind is not None:
+                self.types[name] = joined(self.types.get(name), kind)
+            shape = shape_of(rows.field(name).type)
+            if shape is not None:
+                self.shapes[name] = joined_shape(self.shapes.get(name), shape)
 
 
 @dataclass(frozen=True)
@@ -189,23 +213,23 @@ class Writing:
 
     def __call__(self, partition: Partition) -> tuple[Written, Profile]:
         """Return what was written, and the profile of the rows."""
-        encoder = Encoder(self.layout.raw)
+        of_training = training_schema(self.layout.raw, self.view.encoded)
+        encoders = {TRAIN: Encoder(of_training), VALID: Encoder(self.layout.raw)}
         writers: dict[int, PartWriter] = {}
         written = Written()
         profile = Profile(self.layout.raw)
         for chunk in self.view.chunks(partition):
+            written.note_types(self.layout.raw, chunk.rows.schema)
             for part in np.unique(chunk.part).tolist():
                 chosen = chunk.of_part(part)
                 if part not in writers:
                     name = f"{PARTS[part]}/part-{partition.number:05d}.parquet"
                     writers[part] = PartWriter(self.folder, name, self.layout.arrow())
-                batch = _encoded(encoder, chosen)
+                batch = _encoded(encoders[part], chosen)
                 writers[part].write(self.layout.table(batch))
                 profile.add(PARTS[part], chosen.rows, batch)
         for part, writer in writers.items():
             written.files[PARTS[part]] = writer.close()
-        written.types = encoder.types
-        written.shapes = encoder.shapes
         return written, profile
 
 
