@@ -232,10 +232,6 @@ class _Preparing:
                 return chunk.rows.slice(0, 1000)
         raise AssertionError("a fitted source has rows")
 
-    def _with_relative_maps(self, raw: Schema) -> Schema:
-        paths = {fitted.digest: fitted.path.relative_to(self._folder) for fitted in raw.maps}
-        return raw.with_maps(paths)
-
     def _finish(self, raw: Schema, layout: Layout, written: Sequence[Written]) -> None:
         """Write the metadata of each part, and the workflow."""
         parts: dict[str, Any] = {}
