@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Python face of the encoder's native pieces: hashing a whole column of strings.
+// Python face of the encoder's native pieces: hashing a whole column of strings, numbering ids.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
@@ -10,6 +10,8 @@
 #include <stdexcept>
 #include <vector>
 
+#include "arrays.h"
+#include "core/distinct.h"
 #include "core/hash_bytes.h"
 
 namespace nb = nanobind;
@@ -103,6 +105,21 @@ nb::tuple plain_columns(const nb::dict& columns, const nb::list& names, nb::hand
   return nb::make_tuple(nb::ndarray<nb::numpy, To, nb::ndim<1>>(values, {at}, owner), counts);
 }
 
+// The different ids in the order in which they first occur, and for each position the number of its id.
+nb::tuple distinct_ids(const Input<std::int64_t>& ids) {
+  hotbed::UniqueIds unique;
+  std::vector<std::int64_t> numbers(ids.size());
+  {
+    nb::gil_scoped_release released;
+    const auto num_ids = static_cast<std::int64_t>(ids.size());
+    hotbed::Distinct distinct;
+    distinct.assign({{ids.data(), num_ids, nullptr, nullptr, num_ids}}, {0});
+    distinct.find(unique);
+    std::copy(distinct.inverse().begin(), distinct.inverse().end(), numbers.begin());
+  }
+  return nb::make_tuple(to_numpy(std::move(unique.ids)), to_numpy(std::move(numbers)));
+}
+
 }  // namespace
 
 void init_encode(nb::module_& m) {
@@ -110,6 +127,7 @@ void init_encode(nb::module_& m) {
       "hash_strings(offsets, data, seed=0) -> int64 [n]: XXH64 of data[offsets[i]:offsets[i + 1]], offsets int32 or "
       "int64 [n + 1], data uint8.";
   m.def("hash_strings", &hash_strings<std::int32_t>, nb::arg("offsets"), nb::arg("data"), nb::arg("seed") = 0, doc);
+  m.def("distinct_ids", &distinct_ids, nb::arg("ids"));
   m.def("plain_ids", &plain_columns<std::int64_t>, nb::arg("columns"), nb::arg("names"), nb::arg("array"));
   m.def("plain_numbers", &plain_columns<float>, nb::arg("columns"), nb::arg("names"), nb::arg("array"));
   m.def("hash_strings", &hash_strings<std::int64_t>, nb::arg("offsets"), nb::arg("data"), nb::arg("seed") = 0, doc);

@@ -103,6 +103,21 @@ def ids_of(values: pa.Array, name: str) -> np.ndarray:
     )
 
 
+def distinct_ids(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the different ids in the order in which they first occur, and the number of each.
+
+    Args:
+        ids: int64 [n].
+
+    Returns:
+        int64 [k], and for each of `ids` its place there, int64 [n].
+    """
+    from hotbed import _core
+
+    distinct: tuple[np.ndarray, np.ndarray] = _core.distinct_ids(np.ascontiguousarray(ids))
+    return distinct
+
+
 def plain_columns(
     columns: dict[str, Any], names: list[str | None], kind: type
 ) -> tuple[np.ndarray, list[int]]:

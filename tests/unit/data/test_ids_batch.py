@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotbed.data import Batch, Ids
+from hotbed.data.columns import distinct_ids
 
 pytestmark = pytest.mark.core
 bags = st.lists(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=4), max_size=12)
@@ -97,3 +98,11 @@ def test_an_empty_batch_is_a_batch() -> None:
     assert batch(0).num_samples == 0
     assert batch(5)[7:9].num_samples == 0
     assert Batch.concat([batch(0), batch(2)]).num_samples == 2
+
+
+@given(st.lists(st.integers(-2, 2) | st.integers(-(2**63), 2**63 - 1)))
+def test_distinct_ids_are_numbered_as_they_first_occur(ids: list[int]) -> None:
+    distinct, numbers = distinct_ids(np.array(ids, np.int64))
+    expected = list(dict.fromkeys(ids))
+    assert distinct.tolist() == expected
+    assert numbers.tolist() == [expected.index(number) for number in ids]

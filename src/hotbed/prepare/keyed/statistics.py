@@ -16,6 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from hotbed.data.arrays import as_numpy, nulls_of
+from hotbed.data.columns import distinct_ids
 from hotbed.prepare.keyed.derive import Histories
 from hotbed.prepare.shuffle import hash_keys
 
@@ -36,12 +37,11 @@ class Groups:
     @classmethod
     def of(cls, keys: Keys) -> Groups:
         """Return the groups of the keys of rows, int64 [n]."""
-        _, first_rows, numbers = np.unique(
-            hash_keys(keys),
-            return_index=True,
-            return_inverse=True,
-        )
-        return cls(keys[first_rows], numbers)
+        distinct, numbers = distinct_ids(keys)
+        order = np.argsort(hash_keys(distinct))
+        places = np.empty_like(order)
+        places[order] = np.arange(len(order))
+        return cls(distinct[order], places[numbers])
 
     def sums(self, values: Floats) -> Floats:
         """Return the sum of the values of each key, added one after another, float64 [k]."""
