@@ -136,6 +136,7 @@ def print_prepared(workflow: Workflow) -> None:
 def print_job(job: JobFacts) -> None:
     """Print a job: its columns, its settings and the trained model."""
     _print_columns(job.columns)
+    _print_derived(job.derived)
     settings = yaml.safe_dump(
         dict(job.settings),
         sort_keys=False,
@@ -276,7 +277,16 @@ def print_checkpoint(facts: Mapping[str, Any]) -> None:
         print_line(f"rests on  {link['folder']} {link['digest']}")
     dense = facts["dense"]
     console.print(f"dense     {dense['parameters']:,} parameters in {dense['tensors']} tensors")
+    if facts["maps"]:
+        print_line(f"maps      {facts['maps']} files of what transforms learned")
+    _print_derived(facts["derived"])
     console.print(_grid_of(facts["tables"]))
+
+
+def _print_derived(derived: Mapping[str, str]) -> None:
+    """Print the columns of requests that depend on other rows."""
+    for name, text in derived.items():
+        print_line(f"derived   {name}: {text}")
 
 
 def _grid_of(tables: Iterable[Mapping[str, Any]]) -> Grid:

@@ -371,9 +371,13 @@ class ColumnFacts:
 
 @dataclass(frozen=True)
 class JobFacts:
-    """A job's columns and settings, and the text of its model; None where it is not trained."""
+    """A job's columns and settings, and the text of its model; None where it is not trained.
+
+    `derived`: raw columns of requests that depend on other rows, and how they are computed.
+    """
 
     columns: Sequence[ColumnFacts]
+    derived: Mapping[str, str]
     settings: Mapping[str, Any]
     output: str
     model: str | None
@@ -400,7 +404,14 @@ def inspect(job: Job) -> JobFacts:
             )
         )
     rest = {key: value for key, value in job.to_json().items() if key != "schema"}
-    return JobFacts(columns, rest, job.output, _summary(newest(job)))
+    of_requests = job.declared.raw or job.declared
+    return JobFacts(
+        columns,
+        of_requests.derived,
+        rest,
+        job.output,
+        _summary(newest(job)),
+    )
 
 
 def _summary(states: Where) -> str | None:

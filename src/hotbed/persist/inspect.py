@@ -9,11 +9,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from hotbed.data.schema import Schema
 from hotbed.errors import FormatError
 from hotbed.files import Where
 from hotbed.persist.digest import comparable_position, content_digest
 from hotbed.persist.format import DenseTensor, Reader, partition_ranges, read_newest
 from hotbed.persist.manifest import TableEntry
+from hotbed.persist.publish.version import request_schema
 from hotbed.persist.store import ADVICE
 from hotbed.persist.tables import flat
 
@@ -73,7 +75,8 @@ def _head(reader: Reader) -> dict[str, Any]:
 def describe_checkpoint(where: Where) -> dict[str, Any]:
     """Describe a checkpoint by plain values: tables, sizes, histograms, positions, digests, chain.
 
-    Histograms are lists of `{"from", "to", "rows"}`: of the Euclidean norms of rows, and of counts
+    `derived`: raw columns of requests that depend on other rows, and how they are computed. `maps`:
+    the number of fitted maps of its schema. Histograms are lists of `{"from", "to", "rows"}`: of the Euclidean norms of rows, and of counts
     where they are kept.
     """
     return read_newest(where, _description)
@@ -86,6 +89,7 @@ def _description(reader: Reader) -> dict[str, Any]:
     for link in reader.links:
         files = link.manifest.files.values()
         num_bytes.append(sum(entry.bytes for entry in files))
+    schema = Schema.from_json(request_schema(manifest) or {"columns": []})
     num_parameters = 0
     for tensor in network:
         num_parameters += int(np.prod(tensor.shape))
@@ -102,6 +106,8 @@ def _description(reader: Reader) -> dict[str, Any]:
             "tensors": len(network),
             "parameters": num_parameters,
         },
+        "derived": dict(schema.derived),
+        "maps": len(schema.maps),
         "tables": [_table_description(reader, entry) for entry in manifest.tables],
     }
 

@@ -192,6 +192,9 @@ class _Preparing:
             written.append(one)
             profile.merge(seen)
             raw = raw.with_types(one.types, one.shapes)
+        of_requests = raw.raw_columns(labels=False)
+        derived = {one.name: one.description for one in job.derive if one.name in of_requests}
+        raw = replace(raw, derived=derived)
         shutil.rmtree(work.folder, ignore_errors=True)
         write_report(
             self._folder / REPORT_FILE,

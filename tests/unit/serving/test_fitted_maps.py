@@ -20,6 +20,7 @@ import tritonclient.http
 from tritonclient.grpc import InferenceServerClient as GrpcClient
 
 import hotbed as hb
+from hotbed.cli import show
 from hotbed.data.columns import ids_of
 from hotbed.data.fitted import FittedMap
 from hotbed.errors import FormatError
@@ -87,7 +88,10 @@ class Trained:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.raw = raw_schema(folder / "prepared" / "maps")
+        raw = raw_schema(folder / "prepared" / "maps")
+        encoder = hb.Encoder(raw)
+        encoder(hb.sources.Memory(draw(9, 0)).table, labels=False)
+        self.raw = raw.with_types(encoder.types, encoder.shapes)
         self.schema = prepared_schema(self.raw)
         torch.manual_seed(0)
         network = hb.models.DNN(self.schema, hb.make_tables(self.schema, dim=4))
@@ -187,6 +191,39 @@ def test_an_export_of_a_lost_preparation_is_refused_by_name(
     with pytest.raises(FormatError, match=r"city\.rows: the fitted map cannot be read"):
         trained.model.export(tmp_path / "again")
     assert not list((tmp_path / "again").glob("checkpoint-*"))
+
+
+def test_derived_columns_and_types_of_inputs_are_listed(
+    exported: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "seconds since the row before of the same user"
+    running = Running(exported)
+    try:
+        with tritonclient.http.InferenceServerClient(running.http) as rest:
+            told = {one["name"]: one for one in rest.get_model_metadata("m")["inputs"]}
+            config = rest.get_model_config("m")
+        with GrpcClient(f"127.0.0.1:{running.server.grpc_port}") as client:
+            assert {one.name for one in client.get_model_metadata("m").inputs} == set(told)
+            ours = client.get_model_config("m").config
+    finally:
+        running.close()
+    kinds = {name: one["datatype"] for name, one in told.items()}
+    assert kinds == {
+        "user": "INT64",
+        "city": "BYTES",
+        "price": "FP32",
+        "quantity": "INT64",
+        "gap": "FP32",
+    }
+    assert {name: one["parameters"] for name, one in told.items() if "parameters" in one} == {
+        "gap": {"derived": text}
+    }
+    assert config["parameters"] == {"derived.gap": {"string_value": text}}
+    assert {key: one.string_value for key, one in ours.parameters.items()} == {"derived.gap": text}
+    facts = hb.checkpoints.describe(exported)
+    assert (facts["derived"], facts["maps"]) == ({"gap": text}, 3)
+    show.print_checkpoint(facts)
+    assert f"derived   gap: {text}" in capsys.readouterr().out
 
 
 def test_a_served_folder_checks_its_maps(exported: Path, tmp_path: Path) -> None:

@@ -36,6 +36,11 @@ class Derivation(ABC):
     by: str
     time: str
 
+    @property
+    @abstractmethod
+    def description(self) -> str:
+        """What the column holds, for those who compute it for a server."""
+
     def inputs(self) -> Sequence[str]:
         """Return the raw columns that it reads, `by` and `time` included."""
         return (self.by, self.time, *self.columns())
@@ -65,6 +70,13 @@ class TimeDifference(Derivation):
     by: str
     time: str
 
+    @property
+    def description(self) -> str:
+        return (
+            f"seconds since the latest row before of the same {self.by!r}, ordered by "
+            f"{self.time!r}; missing for the first"
+        )
+
     def values(self, rows: pa.Table, histories: Histories) -> Sliceable:
         begins = histories.moments
         before = np.maximum(begins - 1, 0)
@@ -91,6 +103,18 @@ class Session(Derivation):
     def __post_init__(self) -> None:
         checks.above("session.gap_seconds", self.gap_seconds, 0)
         checks.one_of("session.gives", self.gives, ("id", "position", "seconds"))
+
+    @property
+    def description(self) -> str:
+        what = {
+            "id": "an integer of the session",
+            "position": "the number of rows before in the session",
+            "seconds": "seconds since the first row of the session",
+        }
+        return (
+            f"{what[self.gives]}: rows of the same {self.by!r}, ordered by {self.time!r}, with at "
+            f"most {self.gap_seconds:g} seconds between two of them"
+        )
 
     def values(self, rows: pa.Table, histories: Histories) -> Sliceable:
         times = histories.times
@@ -123,6 +147,13 @@ class Previous(Derivation):
 
     def __post_init__(self) -> None:
         checks.at_least("previous.length", self.length, 1)
+
+    @property
+    def description(self) -> str:
+        return (
+            f"the last {self.length} values of {self.column!r} in rows before of the same "
+            f"{self.by!r}, ordered by {self.time!r}, oldest first"
+        )
 
     def columns(self) -> Sequence[str]:
         return (self.column,)

@@ -131,7 +131,8 @@ class ModelInputs:
         The datatype is BYTES for columns that were text in training, INT64 for integers (ids, and
         columns that a Cross combines), FP32 for other numbers. The shape of lists is [-1, -1]. If
         the model does not record the types of its columns, those with a transform of text are
-        BYTES, and those with weights are lists.
+        BYTES, and those with weights are lists. A column that depends on other rows, so that the
+        client has to compute it, has the parameter `derived`, which says how.
         """
         types = self._types()
         lists = self._lists()
@@ -149,7 +150,10 @@ class ModelInputs:
                 shape = [-1, dense[name].width]
             elif name in lists:
                 shape = [-1, -1]
-            tensors.append({"name": name, "datatype": datatype, "shape": shape})
+            tensor: dict[str, Any] = {"name": name, "datatype": datatype, "shape": shape}
+            if name in self._schema.derived:
+                tensor["parameters"] = {"derived": self._schema.derived[name]}
+            tensors.append(tensor)
         return tensors
 
     def _types(self) -> dict[str, str]:
@@ -172,9 +176,11 @@ class ModelInputs:
         return lists
 
     def _read_as_ids(self) -> set[str]:
-        """Return the raw columns that stay integers: of ids, and those that a Cross combines."""
+        """Return the raw columns that stay integers: of ids, keys, and what a Cross combines."""
         names = {column.source for column in self._schema.ids}
         for column in self._features():
+            if not column.reads_numbers:
+                names.add(column.source)
             for transform in column.transforms:
                 names.update(transform.inputs())
         return names

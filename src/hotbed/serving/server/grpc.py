@@ -157,6 +157,8 @@ class InferenceService:
 
     async def _metadata(self, request: Any) -> Any:
         metadata = self._models.metadata(request.name, request.version)
+        for tensor in metadata["inputs"]:
+            tensor.pop("parameters", None)  # the protocol has them in its REST form alone
         return MESSAGES["ModelMetadataResponse"](**metadata)
 
     async def _config(self, request: Any) -> Any:

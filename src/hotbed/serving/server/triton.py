@@ -27,10 +27,15 @@ def model_config(models: Models, name: str, version: str) -> dict[str, Any]:
     """Return the `ModelConfig` of a model.
 
     `max_batch_size` is `batch_rows`: the first dimension of all tensors counts candidates, and
-    `dims` are the dimensions after it. Raises NotServed for an unknown model or version.
+    `dims` are the dimensions after it. The parameter `derived.<input>` says how the client computes
+    an input that depends on other rows. Raises NotServed for an unknown model or version.
     """
     metadata = models.metadata(name, version)
     limits = models.limits
+    parameters = {}
+    for tensor in metadata["inputs"]:
+        for key, text in tensor.get("parameters", {}).items():
+            parameters[f"{key}.{tensor['name']}"] = {"string_value": text}
     return {
         "name": metadata["name"],
         "platform": metadata["platform"],
@@ -40,6 +45,7 @@ def model_config(models: Models, name: str, version: str) -> dict[str, Any]:
         "output": [_configured(tensor) for tensor in metadata["outputs"]],
         "dynamic_batching": {"max_queue_delay_microseconds": round(1e6 * limits.batch_seconds)},
         "model_transaction_policy": {"decoupled": False},
+        "parameters": parameters,
     }
 
 
