@@ -76,8 +76,8 @@ def describe_checkpoint(where: Where) -> dict[str, Any]:
     """Describe a checkpoint by plain values: tables, sizes, histograms, positions, digests, chain.
 
     `derived`: raw columns of requests that depend on other rows, and how they are computed. `maps`:
-    the number of fitted maps of its schema. Histograms are lists of `{"from", "to", "rows"}`: of the Euclidean norms of rows, and of counts
-    where they are kept.
+    the number of fitted maps of its schema. Histograms are lists of `{"from", "to", "rows"}`: of
+    the Euclidean norms of rows, and of counts where they are kept.
     """
     return read_newest(where, _description)
 
