@@ -11,10 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
 import pytest
 
 from hotbed.errors import ConfigError, DecodeError
-from hotbed.prepare import Engine, Local, Ray
+from hotbed.prepare import Engine, Local, Preparation, Ray, prepare
 
 ray = pytest.importorskip("ray", reason="ray absent")
 
@@ -122,3 +126,141 @@ def test_engine_says_how_many_tasks_run_at_a_time(engine: Engine, request: Any) 
     assert engine.num_workers == int(request.node.callspec.params["engine"][-1])
     with pytest.raises(ConfigError, match="workers"):
         type(engine)(0)
+
+
+# --- whole preparations ---------------------------------------------------------------------------
+
+
+def write_clicks(folder: Path) -> None:
+    """Write three files of clicks, two of them CSV and one Parquet with several row groups."""
+    draw = np.random.default_rng(5)
+    folder.mkdir()
+    for number in range(3):
+        rows = 900 + number
+        words = draw.choice(
+            ["red", "green", "blue", "rare é", None], rows, p=[0.4, 0.3, 0.1, 0.1, 0.1]
+        )
+        prices = np.round(draw.lognormal(1, 1, rows), 2)
+        table = pa.table(
+            {
+                "clicked": draw.integers(0, 2, rows),
+                "time": 1_600_000_000 + draw.integers(0, 5000, rows),
+                "user": draw.integers(0, 60, rows),
+                "item": np.minimum(draw.zipf(1.4, rows), 80),
+                "shop": draw.integers(0, 9, rows),
+                "color": pa.array(words.tolist()),
+                "price": pa.array(prices, mask=draw.random(rows) < 0.1),
+            }
+        )
+        if number == 1:
+            pq.write_table(table, folder / "b.parquet", row_group_size=200)
+        else:
+            pacsv.write_csv(table, folder / f"{number}.csv")
+
+
+FILL = {"kind": "fill_missing", "value": 0.0}
+
+
+def clicks_job(folder: Path, output: Path, label: str = "clicked") -> dict[str, Any]:
+    rate = {"kind": "target_encode", "label": label}
+    by_user = {"by": "user", "time": "time"}
+    return {
+        "source": {
+            "kind": "concat",
+            "sources": [
+                {"kind": "csv", "path": str(folder / "*.csv")},
+                {"kind": "parquet", "path": str(folder / "b.parquet")},
+            ],
+        },
+        "schema": {
+            "columns": [
+                {"kind": "label", "name": label},
+                {"kind": "time", "name": "time", "unit": "s"},
+                {"kind": "id", "name": "user", "transforms": [{"kind": "map", "joint": "ids"}]},
+                {"kind": "id", "name": "item", "transforms": [{"kind": "map", "joint": "ids"}]},
+                {"kind": "id", "name": "color", "transforms": [{"kind": "map", "min_count": 3}]},
+                {
+                    "kind": "dense",
+                    "name": "price",
+                    "transforms": [
+                        {"kind": "fill_missing", "statistic": "median"},
+                        {"kind": "log"},
+                        {"kind": "normalize"},
+                    ],
+                },
+                {"kind": "dense", "name": "color_rate", "column": "color", "transforms": [rate]},
+                {
+                    "kind": "dense",
+                    "name": "item_rate",
+                    "column": "item",
+                    "transforms": [rate | {"ordered_by": "time"}],
+                },
+                {
+                    "kind": "dense",
+                    "name": "user_price",
+                    "column": "user",
+                    "transforms": [{"kind": "join_groupby", "column": "price"}, FILL],
+                },
+                {"kind": "dense", "name": "since_last", "transforms": [FILL]},
+                {"kind": "id", "name": "session"},
+                {"kind": "id", "name": "history", "pooling": "mean"},
+            ]
+        },
+        "derive": [
+            {"kind": "time_difference", "name": "since_last", **by_user},
+            {"kind": "session", "name": "session", "gap_seconds": 300, **by_user},
+            {"kind": "previous", "name": "history", "column": "item", "length": 4, **by_user},
+        ],
+        "split": {"kind": "by_time", "valid": 0.2},
+        "down_sample": {"label": "clicked", "keep": 0.5, "weight": "weight"},
+        "memory": "1GB",
+        "output": str(output),
+    }
+
+
+def negatives_job(folder: Path, output: Path) -> dict[str, Any]:
+    spec = clicks_job(folder, output, "bought")
+    spec["negatives"] = {
+        "user": "user",
+        "item": "item",
+        "per_positive": 2,
+        "draw": "popularity",
+        "item_columns": ["shop"],
+    }
+    spec["schema"]["columns"].append({"kind": "id", "name": "shop"})
+    spec["split"] = {"kind": "by_group", "column": "user", "valid": 0.2}
+    del spec["down_sample"]
+    return spec
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """Return the bytes of all files of a folder, where the folder's own name is left out."""
+    contents: dict[str, bytes] = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            name = str(path.relative_to(folder))
+            contents[name] = path.read_bytes().replace(str(folder).encode(), b"OUTPUT")
+    return contents
+
+
+@pytest.fixture(scope="module")
+def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("clicks") / "raw"
+    write_clicks(folder)
+    return folder
+
+
+@pytest.mark.parametrize("job", [clicks_job, negatives_job])
+@pytest.mark.parametrize("engine", ENGINES[1:], indirect=True)
+def test_engines_and_workers_write_equal_files(
+    engine: Engine, job: Any, clicks: Path, tmp_path: Path
+) -> None:
+    one = job(clicks, tmp_path / "one")
+    many = job(clicks, tmp_path / "many")
+    prepare(Preparation.from_json(one), Local(1))
+    # the files do not depend on the number of buckets either
+    many["memory"] = "1MB"
+    prepare(Preparation.from_json(many), engine)
+    expected = files_of(tmp_path / "one")
+    expected["workflow.json"] = expected["workflow.json"].replace(b'"1GB"', b'"1MB"')
+    assert files_of(tmp_path / "many") == expected
