@@ -83,3 +83,10 @@ def numbers_of(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         )
     numbers = as_numpy(values.cast(pa.float64(), safe=False))
     return numbers, np.isnan(numbers)
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Return whether an Arrow type is text."""
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return True
+    return bool(pa.types.is_string_view(kind))

@@ -12,7 +12,7 @@ from typing import ClassVar
 import polars as pl
 import pyarrow as pa
 
-from hotbed.data.transforms.plain import Context, Transform
+from hotbed.data.transforms.base import Context, Transform
 from hotbed.errors import ConfigError, SchemaError
 
 # What depends on more than one row would differ between a file and a request.

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The base of transforms, and what they may use."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from hotbed.data.fitted import FittedMap
+from hotbed.data.learners import Learner
+from hotbed.errors import ConfigError
+
+
+class Context(Protocol):
+    """The part of the encoder that a transform may use."""
+
+    def hash(self, values: pa.Array, seed: int) -> pa.Array:
+        """Return XXH64 of strings' UTF-8 bytes or of integers' 8 little-endian bytes, int64."""
+
+    def ids(self, values: pa.Array) -> np.ndarray:
+        """Return int64 [n]: integers as they are, text as its XXH64; 0 for null."""
+
+    def column(self, name: str) -> pa.Array:
+        """Return a raw column of the same rows."""
+
+
+class Transform(ABC):
+    """Base of the transforms: a column in, a column of the same length out."""
+
+    @abstractmethod
+    def apply(self, values: pa.Array, context: Context) -> pa.Array:
+        """Return the transformed values; `values` is flat (lists are transformed item by item)."""
+
+    reads_text: ClassVar[bool] = False
+    """Whether the transform reads text; a column that begins with it is not parsed as numbers."""
+
+    gives_ids: ClassVar[bool] = False
+    """Whether text and integers become ids of their own, which do not clash in a table."""
+
+    by_item: ClassVar[bool] = True
+    """Whether a list is transformed item by item; else a column must hold single values."""
+
+    joint: str | None = None
+    """Transforms of one name learn together, from the values of all of their columns."""
+
+    fitted: FittedMap | None = None
+    """What the transform learned, where that lies in a file."""
+
+    @property
+    def gives_nulls(self) -> bool:
+        """Whether keys that training did not have become null, which a dense column must fill."""
+        return False
+
+    def inputs(self) -> Sequence[str]:
+        """Return the names of other raw columns that the transform reads."""
+        return ()
+
+    def learns_from(self) -> Sequence[str]:
+        """Return the names of other raw columns that only learning reads."""
+        return ()
+
+    def learner(self) -> Learner | None:
+        """Return what learns from the column; None if nothing is left to learn."""
+        return None
+
+    def learned(self, value: Any) -> Transform:
+        """Return this transform with the value of `Learner.learned` filled in."""
+        return self
+
+
+def not_fitted(kind: str, advice: str = "Call schema.fit(training_source)") -> ConfigError:
+    """Return the error to raise where a transform has not learned yet."""
+    return ConfigError(
+        f"{kind}: the transform is not fitted, got no learned values. {advice} first and use the "
+        "schema that it returns."
+    )
