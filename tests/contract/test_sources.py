@@ -24,10 +24,12 @@ from hotbed.connectors import (
     Memory,
     Parquet,
     Position,
+    Prepared,
     ReadPlan,
     Replay,
     Source,
 )
+from hotbed.connectors.prepared import WORKFLOW_FILE, WORKFLOW_FORMAT
 from hotbed.errors import DataError
 
 pytestmark = pytest.mark.core
@@ -122,6 +124,19 @@ def concatenated(folder: Path) -> Source:
     return Concat([old.slice(0, 450), *parts, old.slice(0, 0)])
 
 
+def prepared(folder: Path) -> Source:
+    """What `hotbed prepare` leaves, made by hand."""
+    source = write_parquet(folder)
+    assert isinstance(source, Parquet)
+    files = []
+    for file in source.files():
+        name = Path(file).name
+        files.append({"file": name, "bytes": Path(file).stat().st_size})
+    workflow = {"format": WORKFLOW_FORMAT, "parts": {"train": {"rows": ROWS, "files": files}}}
+    (folder / WORKFLOW_FILE).write_text(json.dumps(workflow))
+    return Prepared(str(folder))
+
+
 MAKERS: list[Callable[[Path], Source]] = [
     lambda folder: Memory(table()),
     write_csv,
@@ -135,6 +150,7 @@ MAKERS: list[Callable[[Path], Source]] = [
     joined,
     replayed,
     concatenated,
+    prepared,
 ]
 
 
