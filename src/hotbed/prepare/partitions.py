@@ -24,7 +24,7 @@ from hotbed.connectors.position import Place, Position
 from hotbed.connectors.source import Join, Source, not_endless
 from hotbed.embedding.hashing import Uint64Array
 from hotbed.errors import DecodeError
-from hotbed.prepare.places import Purpose, hash_places
+from hotbed.prepare.places import Purpose, hash_copies, hash_places
 
 CHUNK_ROWS = 131_072
 """Rows of a chunk; the last one of a partition may have fewer."""
@@ -43,7 +43,7 @@ class Chunk:
     `number`: of the chunk in its partition. `rows`: raw columns, and those that stages added.
     `places`: the number of each row in its file, among the good rows from 0, int64 [n]; the file is
     `partition.file`. A negative has the place of its positive. `part`: `TRAIN` or `VALID`, uint8
-    [n].
+    [n]. `copies`: 0 for a row of the source, else the number of the negative from 1, int64 [n].
     """
 
     partition: Partition
@@ -51,6 +51,7 @@ class Chunk:
     rows: pa.RecordBatch
     places: NDArray[np.int64]
     part: NDArray[np.uint8]
+    copies: NDArray[np.int64]
 
     @staticmethod
     def of(
@@ -66,6 +67,7 @@ class Chunk:
             rows,
             np.arange(first_row, first_row + rows.num_rows),
             np.full(rows.num_rows, TRAIN, np.uint8),
+            np.zeros(rows.num_rows, np.int64),
         )
 
     def __len__(self) -> int:
@@ -84,6 +86,7 @@ class Chunk:
             rows=self.rows.take(pa.array(rows)),
             places=self.places[rows],
             part=self.part[rows],
+            copies=self.copies[rows],
         )
 
     def with_columns(self, columns: Mapping[str, pa.Array]) -> Chunk:
@@ -95,13 +98,14 @@ class Chunk:
         return replace(self, rows=pa.RecordBatch.from_pydict(arrays))
 
     def hashes(self, seed: int, purpose: Purpose) -> Uint64Array:
-        """Return the hashes of the rows' places, uint64 [n]."""
-        return hash_places(
+        """Return the hashes of the rows' places and copies, uint64 [n]."""
+        hashes = hash_places(
             self.partition.file,
             self.places,
             seed,
             purpose,
         )
+        return hash_copies(hashes, self.copies)
 
     def located(
         self,

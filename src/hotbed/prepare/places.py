@@ -42,6 +42,12 @@ def hash_places(
     return mix64(mix64(steps ^ np.uint64(of_file & _MASK)) + np.uint64(key))
 
 
+def hash_copies(hashes: Uint64Array, copies: NDArray[np.int64]) -> Uint64Array:
+    """Return the hashes of copies of rows, [n]; copy 0 is the row itself and keeps its hash."""
+    steps = copies.astype(np.uint64) * np.uint64(GOLDEN)
+    return np.where(copies == 0, hashes, mix64(hashes + steps))
+
+
 def shares_of(hashes: Uint64Array) -> NDArray[np.float64]:
     """Return numbers in [0, 1), one for each hash."""
     return (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53

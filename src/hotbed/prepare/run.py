@@ -126,11 +126,16 @@ def _keys_and_groups(job: Preparation) -> list[str]:
     return names
 
 
-def _new_weight(job: Preparation) -> str | None:
-    """Return the weight column that down-sampling adds to those of the schema."""
-    if job.down_sample is None or job.schema.weight is not None:
-        return None
-    return job.down_sample.weight
+def _with_weight(schema: Schema, job: Preparation) -> Schema:
+    """Return the schema with the weight that down-sampling computes, in the place of its own."""
+    sample = job.down_sample
+    if sample is None or sample.weight is None:
+        return schema
+    weight = Weight(sample.weight, column=sample.weight_column)
+    if schema.weight is None:
+        return replace(schema, columns=[*schema.columns, weight])
+    columns = [weight if column is schema.weight else column for column in schema.columns]
+    return replace(schema, columns=columns)
 
 
 def _only_learned_from(schema: Schema) -> list[str]:
@@ -156,6 +161,7 @@ class _Preparing:
         self._engine = engine
         self._folder = folder
         self._report = report
+        self._counts: dict[str, int] = {}
 
     def run(self) -> None:
         """Run all stages, and write the workflow last."""
@@ -166,6 +172,7 @@ class _Preparing:
             self._folder / "work",
             num_buckets(job, self._engine.num_workers),
             self._report,
+            self._counts,
         )
         view = View(
             self._plan(),
@@ -180,11 +187,7 @@ class _Preparing:
         fitted = fit(job.schema, work, view, self._folder)
         raw = fitted.schema
         view = fitted.view
-        written_schema = raw
-        weight = _new_weight(job)
-        if weight is not None:
-            written_schema = replace(raw, columns=[*raw.columns, Weight(weight)])
-        layout = Layout.of(written_schema, self._first_rows(work.partitions, view))
+        layout = Layout.of(_with_weight(raw, job), self._first_rows(work.partitions, view))
         writing_task = Writing(self._folder, view, layout)
         written: list[Written] = []
         profile = Profile(raw)
@@ -214,7 +217,6 @@ class _Preparing:
         added = set(derived)
         if job.negatives is not None:
             added |= {label.source for label in job.schema.labels} - set(present)
-        added |= {weight for weight in [_new_weight(job)] if weight is not None}
         names = [name for name in dict.fromkeys([*of_schema, *others]) if name not in added]
         require_columns(names, present)
         types = {}
@@ -253,7 +255,7 @@ class _Preparing:
             "raw": raw.with_maps(map_names).to_json(),
             "sizes": {},
             "parts": parts,
-            "counts": {part: facts["rows"] for part, facts in parts.items()},
+            "counts": {part: facts["rows"] for part, facts in parts.items()} | self._counts,
         }
         for part in parts:
             sync_folder(self._folder / part)

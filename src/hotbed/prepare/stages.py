@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -71,6 +71,7 @@ class Work:
         folder: a working folder, which no other process uses.
         num_buckets: of shuffles; results do not depend on it.
         report: called when a task of a stage has ended.
+        counts: what stages count, by name; it goes into the workflow.
     """
 
     engine: Engine
@@ -78,6 +79,7 @@ class Work:
     folder: Path
     num_buckets: int
     report: Report
+    counts: dict[str, int] = field(default_factory=dict)
 
     def map(
         self,
@@ -280,8 +282,11 @@ def add_negatives(job: Preparation, work: Work, view: View) -> View:
         negatives,
         catalogue,
     )
-    for _ in work.map("negatives", task, users.buckets()):
-        pass
+    totals = np.zeros(2, np.int64)
+    for counts in work.map("negatives", task, users.buckets()):
+        totals += counts
+    work.counts["negatives"] = int(totals[0])
+    work.counts["users_without_unknown_items"] = int(totals[1])
     return replace(view, drawn=Drawn(negatives, catalogue, side))
 
 
@@ -328,7 +333,7 @@ class _Drawing:
     catalogue: Path
 
     def __call__(self, number: int) -> tuple[int, int]:
-        """Return the number of negatives, and of users who know all items."""
+        """Return the number of negatives, and of users who know all items of a part."""
         bucket = self.shuffle.read(number)
         drawn = draw_bucket(self.negatives, Catalogue.open(self.catalogue), bucket)
         self.side.write(number, bucket, {"items": drawn.items})

@@ -15,16 +15,14 @@ from hotbed.data import numbers
 from hotbed.data.columns import Columns
 from hotbed.data.numbers import BadRows
 from hotbed.data.schema import Label, Schema, Time, Weight
-from hotbed.embedding.hashing import Uint64Array
 from hotbed.prepare.keyed.encodings import Encoding
-from hotbed.prepare.partitions import TRAIN, VALID, Chunk, Partition
+from hotbed.prepare.partitions import CHUNK_ROWS, TRAIN, VALID, Chunk, Partition
 from hotbed.prepare.places import Purpose
 from hotbed.prepare.sampling.catalogue import Catalogue
 from hotbed.prepare.sampling.down_sample import DownSample
 from hotbed.prepare.sampling.negatives import (
     Negatives,
     expand,
-    hash_copies,
     label_of,
     with_label,
 )
@@ -88,18 +86,21 @@ class View:
         adding = None
         if self.drawn is not None:
             adding = _Adding(self.drawn, partition, self.schema)
+        number = 0
         for raw in partition.chunks(self.plan):
             chunk = _with_sides(raw, derived)
             if self.skip_bad:
                 chunk = self._good(chunk, aside)
             try:
-                arranged = self._arranged(chunk, adding)
+                for piece in self._arranged(chunk, adding):
+                    arranged = replace(piece, number=number)
+                    for name, values in encoded:
+                        arranged = arranged.with_columns({name: values(arranged)})
+                    yield arranged
+                    number += 1
             except BadRows as bad:
                 row = int(np.flatnonzero(bad.mask)[0])
                 raise chunk.located(row, bad.message, bad.column) from None
-            for name, values in encoded:
-                arranged = arranged.with_columns({name: values(arranged)})
-            yield arranged
 
     def _good(self, chunk: Chunk, aside: Aside | None) -> Chunk:
         """Return the rows whose label, weight and time can be used."""
@@ -126,24 +127,25 @@ class View:
             elif isinstance(column, Time):
                 numbers.time(column, raw)
 
-    def _arranged(self, chunk: Chunk, adding: _Adding | None) -> Chunk:
-        """Return the rows with parts and negatives, without those that are sampled away."""
+    def _arranged(self, chunk: Chunk, adding: _Adding | None) -> Iterator[Chunk]:
+        """Yield the rows with parts and negatives, without those that are sampled away."""
         if self.split is not None:
             is_valid = self.split.valid_rows(chunk, self.schema, self.seed)
             part = np.where(is_valid, VALID, TRAIN).astype(np.uint8)
             chunk = replace(chunk, part=part)
-        hashes = chunk.hashes(self.seed, Purpose.DOWN_SAMPLE)
+        pieces = iter([chunk])
         if adding is not None:
-            chunk, hashes = adding.expanded(chunk, hashes)
-        if self.down_sample is not None:
-            chunk = self._sampled(chunk, self.down_sample, hashes)
-        return chunk
+            pieces = adding.expanded(chunk)
+        for piece in pieces:
+            if self.down_sample is None:
+                yield piece
+            else:
+                yield self._sampled(piece, self.down_sample)
 
     def _sampled(
         self,
         chunk: Chunk,
         sample: DownSample,
-        hashes: Uint64Array,
     ) -> Chunk:
         """Return the rows that are kept, with their weights."""
         label = self.schema[sample.label]
@@ -151,15 +153,14 @@ class View:
         context = Columns(chunk.rows)
         values = numbers.label(label, context.column(label.source))
         is_train = chunk.part == TRAIN
+        hashes = chunk.hashes(self.seed, Purpose.DOWN_SAMPLE)
         is_kept = ~is_train | sample.kept_rows(values, hashes)
         if sample.weight is not None:
             weights = np.where(is_train, sample.weights(values), np.float32(1))
             own = self.schema.weight
-            name = sample.weight
             if own is not None:
-                name = own.source
-                weights = weights * numbers.weight(own, context.column(name))
-            chunk = chunk.with_columns({name: pa.array(weights)})
+                weights = weights * numbers.weight(own, context.column(own.source))
+            chunk = chunk.with_columns({sample.weight_column: pa.array(weights)})
         return chunk.take(np.flatnonzero(is_kept))
 
 
@@ -177,24 +178,27 @@ class _Adding:
         self._items = drawn.side.reader(partition.number)
         self._label = label_of(schema)
 
-    def expanded(self, chunk: Chunk, hashes: Uint64Array) -> tuple[Chunk, Uint64Array]:
-        """Return the rows with their negatives, and their hashes."""
-        items = self._items.read(chunk.number, len(chunk))
-        expanded = expand(
-            self._negatives,
-            with_label(chunk.rows, self._label),
-            self._label,
-            self._catalogue,
-            items.column("items").combine_chunks(),
-        )
-        origins = expanded.origins
-        whole = replace(
-            chunk,
-            rows=expanded.rows,
-            places=chunk.places[origins],
-            part=chunk.part[origins],
-        )
-        return whole, hash_copies(hashes, expanded)
+    def expanded(self, chunk: Chunk) -> Iterator[Chunk]:
+        """Yield the rows with their negatives, in pieces that are not larger than a chunk."""
+        drawn = self._items.read(chunk.number, len(chunk)).column("items").combine_chunks()
+        labelled = with_label(chunk.rows, self._label)
+        size = max(1, CHUNK_ROWS // (1 + self._negatives.per_positive))
+        for begin in range(0, max(1, len(chunk)), size):
+            expanded = expand(
+                self._negatives,
+                labelled.slice(begin, size),
+                self._label,
+                self._catalogue,
+                drawn.slice(begin, size),
+            )
+            origins = begin + expanded.origins
+            yield replace(
+                chunk,
+                rows=expanded.rows,
+                places=chunk.places[origins],
+                part=chunk.part[origins],
+                copies=expanded.copies,
+            )
 
 
 def _with_sides(chunk: Chunk, sides: Sequence[SideReader]) -> Chunk:

@@ -15,16 +15,15 @@ from hypothesis import strategies as st
 
 from hotbed.data import Label, Schema
 from hotbed.data.encode import Encoder
-from hotbed.errors import ConfigError
+from hotbed.errors import ConfigError, DataError
+from hotbed.prepare.places import Purpose, hash_copies, hash_places
 from hotbed.prepare.sampling.catalogue import Catalogue, item_rows, items_of
 from hotbed.prepare.sampling.negatives import (
     Drawn,
     Negatives,
     draw_bucket,
     expand,
-    hash_copies,
     label_of,
-    place_hashes,
     user_rows,
     with_label,
 )
@@ -75,7 +74,7 @@ class Files:
         shuffle = Shuffle(self.folder / "users", self.buckets)
         first = 0
         for number, (chunk, is_valid) in enumerate(zip(chunks, valid, strict=True)):
-            hashes = place_hashes(0, np.arange(first, first + chunk.num_rows), 0)
+            hashes = hash_places(0, np.arange(first, first + chunk.num_rows), 0, Purpose.NEGATIVES)
             first += chunk.num_rows
             labelled = with_label(chunk, LABEL)
             with shuffle.writer(number) as writer:
@@ -104,7 +103,7 @@ rows_of_users = st.lists(
     st.tuples(st.integers(0, 4) | st.none(), st.sampled_from("abcdef") | st.none()),
     min_size=1,
     max_size=40,
-)
+).filter(lambda rows: any(item for _, item in rows))
 
 
 @settings(deadline=None, max_examples=60)
@@ -223,16 +222,11 @@ def test_the_raw_label_of_a_negative_is_encoded_as_zero(
     assert expanded.rows.column("item").to_pylist() == ["a", "b", "b"]
 
 
-def test_hashes_of_copies_are_their_own(tmp_path: Path) -> None:
-    hashes = place_hashes(0, np.arange(1000), 0)
-    files = Files(tmp_path, Negatives("user", "item", 3))
-    chunk = pa.record_batch({"user": np.arange(1000), "item": np.arange(1000) % 7})
-    catalogue = files._catalogue([chunk], [np.zeros(1000, bool)])
-    items = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(3000, np.int64)), 3)
-    expanded = expand(files.negatives, with_label(chunk, LABEL), LABEL, catalogue, items)
-    copies = hash_copies(hashes, expanded)
+def test_hashes_of_copies_are_their_own() -> None:
+    hashes = hash_places(0, np.arange(1000), 0, Purpose.DOWN_SAMPLE)
+    copies = [hash_copies(hashes, np.full(1000, number)) for number in range(4)]
+    assert (copies[0] == hashes).all()
     assert len(np.unique(copies)) == 4000
-    assert (copies[expanded.copies == 0] == hashes).all()
 
 
 def test_negatives_need_one_plain_label() -> None:
@@ -253,3 +247,9 @@ def test_negatives_need_one_plain_label() -> None:
 def test_wrong_negatives_are_an_error(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Negatives(**{"user": "user", "item": "item"} | keys)
+
+
+def test_a_source_without_items_is_an_error(tmp_path: Path) -> None:
+    files = Files(tmp_path, Negatives("user", "item"))
+    with pytest.raises(DataError, match="there are no items to draw, got no row with an item"):
+        files.run([batch([(1, None)])], [np.zeros(1, bool)])

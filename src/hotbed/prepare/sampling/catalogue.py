@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from hotbed.data.columns import Columns, ids_of
 from hotbed.embedding.hashing import Uint64Array
+from hotbed.errors import DataError
 from hotbed.prepare.sampling.draw import Weights
 from hotbed.prepare.shuffle import Bucket, hash_keys
 
@@ -87,6 +88,9 @@ class Catalogue:
             folder: a working folder, which is made.
             buckets: the tables that `items_of` returned.
             power: of the items' numbers of rows.
+
+        Raises:
+            DataError: there are no items.
         """
         folder.mkdir(parents=True, exist_ok=True)
         keys: list[Int64Array] = []
@@ -104,6 +108,11 @@ class Catalogue:
         finally:
             if writer is not None:
                 writer.close()
+        if not sum(map(len, keys)):
+            raise DataError(
+                "negatives: there are no items to draw, got no row with an item. Check the source, "
+                "and the name of the column."
+            )
         np.save(folder / "hashes.npy", hash_keys(np.concatenate(keys)))
         for name in _COUNTS:
             weights = Weights.of(np.concatenate(counts[name]), power)

@@ -41,6 +41,11 @@ class DownSample:
             advice="Give the share of negatives that are kept.",
         )
 
+    @property
+    def weight_column(self) -> str:
+        """The column of weights among the raw columns, of a name that raw columns do not have."""
+        return f"{self.weight} after down-sampling"
+
     def kept_rows(self, labels: NDArray[np.float32], hashes: Uint64Array) -> NDArray[np.bool_]:
         """Return which training rows are kept, bool [n], by their labels and random hashes."""
         is_kept: NDArray[np.bool_] = (labels != 0) | (shares_of(hashes) < self.keep)

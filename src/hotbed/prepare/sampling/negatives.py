@@ -16,9 +16,9 @@ from hotbed import checks
 from hotbed.data import numbers
 from hotbed.data.columns import Columns, ids_of
 from hotbed.data.schema import Label, Schema
-from hotbed.embedding.hashing import GOLDEN, Uint64Array, mix64
+from hotbed.embedding.hashing import Uint64Array
 from hotbed.errors import ConfigError
-from hotbed.prepare.places import Purpose, hash_places
+from hotbed.prepare.places import hash_copies
 from hotbed.prepare.sampling.catalogue import Catalogue
 from hotbed.prepare.sampling.draw import Known, draw
 from hotbed.prepare.shuffle import Bucket
@@ -171,14 +171,18 @@ def draw_bucket(negatives: Negatives, catalogue: Catalogue, bucket: Bucket) -> D
     _, users = np.unique(columns["user"], return_inverse=True)
     known = Known.of(users, catalogue.places(columns["item"]))
     width = negatives.per_positive
-    steps = np.arange(1, width + 1, dtype=np.uint64) * np.uint64(GOLDEN)
+    copies = np.arange(1, width + 1)
     items = np.full((len(users), width), -1, np.int64)
     users_without = 0
     for is_valid, weights in ((False, catalogue.train), (True, catalogue.valid)):
         rows = np.flatnonzero(columns["is_positive"] & (columns["is_valid"] == is_valid))
-        random = columns["hash"][rows, None] + steps
-        mixed = mix64(random.ravel()).reshape(random.shape)
-        drawn = draw(weights, known, users[rows], mixed)
+        random = hash_copies(columns["hash"][rows, None], copies)
+        drawn = draw(
+            weights,
+            known,
+            users[rows],
+            random,
+        )
         items[rows] = drawn
         users_without += len(np.unique(users[rows[drawn[:, 0] < 0]]))
     lists = pa.FixedSizeListArray.from_arrays(
@@ -240,23 +244,6 @@ def expand(
             both = pa.concat_arrays([values, new.cast(values.type)])
             columns[name] = both.take(pa.array(places))
     return Expanded(pa.RecordBatch.from_pydict(columns), origins, copies)
-
-
-def hash_copies(hashes: Uint64Array, expanded: Expanded) -> Uint64Array:
-    """Return the hashes of expanded rows from those of the rows, [m]; rows keep their own."""
-    own = hashes[expanded.origins]
-    steps = expanded.copies.astype(np.uint64) * np.uint64(GOLDEN)
-    return np.where(expanded.copies == 0, own, mix64(own + steps))
-
-
-def place_hashes(file: int, rows: Int64Array, seed: int) -> Uint64Array:
-    """Return the hashes that negatives of rows at these places are drawn by, [n]."""
-    return hash_places(
-        file,
-        rows,
-        seed,
-        Purpose.NEGATIVES,
-    )
 
 
 def _zero(label: Label, kind: pa.DataType) -> pa.Array:
