@@ -21,7 +21,7 @@ from hotbed.errors import ConfigError, HotbedError
 from hotbed.job import run
 from hotbed.job.file import names_a_job, parse_value
 from hotbed.job.job import Job
-from hotbed.prepare import Engine, Preparation
+from hotbed.prepare import Engine, Preparation, Workflow
 from hotbed.prepare import prepare as run_prepare
 
 HELP = (
@@ -118,20 +118,39 @@ def prepare(
     restart: Annotated[
         bool, typer.Option("--restart", help="Move an output that exists aside first.")
     ] = False,
+    fitted: Annotated[
+        str | None,
+        typer.Option(
+            "--workflow",
+            metavar="FOLDER",
+            help="Fit nothing: encode the rows as an earlier preparation did, whose output this "
+            "is.",
+        ),
+    ] = None,
 ) -> None:
     """Make training files of raw files, out of core, and fit the workflow that servers apply.
 
-    See docs/prepare.md.
+    With --workflow, the source and the output come from the file, and all rows are in the part
+    `valid`. See docs/prepare.md.
     """
     job = Preparation.read(job_file, _assigned(assignments, "prepare"))
-    spec = {"kind": engine, "workers": workers}
+    runs_tasks = config.build({"kind": engine, "workers": workers}, Engine, "--engine")
     with show.StageBars() as bars:
-        workflow = run_prepare(
-            job,
-            config.build(spec, Engine, "--engine"),
-            restart=restart,
-            report=bars.update,
-        )
+        if fitted is None:
+            workflow = run_prepare(
+                job,
+                runs_tasks,
+                restart=restart,
+                report=bars.update,
+            )
+        else:
+            workflow = Workflow(fitted).apply(
+                job.source,
+                job.output,
+                engine=runs_tasks,
+                restart=restart,
+                report=bars.update,
+            )
     show.print_prepared(workflow)
 
 

@@ -128,8 +128,15 @@ class StageBars:
 
 def print_prepared(workflow: Workflow) -> None:
     """Print what was prepared, and where."""
-    for name, count in workflow.counts.items():
+    for name, count in workflow.rows.items():
         print_line(f"{name}: {count:,} rows")
+    for name, count in workflow.counts.items():
+        if name != "skipped":
+            print_line(f"{name.replace('_', ' ')}: {count:,}")
+    for reason, count in workflow.counts["skipped"].items():
+        letters = Path(workflow.path) / "dead_letters"
+        print_line(f"left out ({reason}): {count:,} rows, see {letters}")
+    print_line(f"report: {Path(workflow.path) / 'report.html'}")
     print_line(f"prepared: {workflow.path}")
 
 

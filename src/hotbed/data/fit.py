@@ -156,7 +156,7 @@ def _learn(source: Source, tasks: Sequence[Task]) -> list[Learner]:
 
 
 def _flat(values: pa.Array) -> pa.Array:
-    """Return the items of lists, or the values, with NaN as null."""
+    """Return the items of lists, or the values, with null for NaN and infinite numbers."""
     while is_list(values.type):
         values = values.flatten()
     if pa.types.is_dictionary(values.type):
@@ -164,5 +164,6 @@ def _flat(values: pa.Array) -> pa.Array:
     if pa.types.is_null(values.type):
         return values.cast(pa.int64())
     if pa.types.is_floating(values.type):
-        return pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
+        # an infinite number makes its row a bad one, unless a later transform mends it
+        return pc.if_else(pc.is_finite(values), values, pa.scalar(None, values.type))
     return values

@@ -9,12 +9,11 @@ from hotbed.prepare.engine import Engine, Local
 from hotbed.prepare.keyed.derive import Derivation, Previous, Session, TimeDifference
 from hotbed.prepare.preparation import Preparation
 from hotbed.prepare.ray import Ray
-from hotbed.prepare.run import prepare
 from hotbed.prepare.sampling.down_sample import DownSample
 from hotbed.prepare.sampling.negatives import Negatives
 from hotbed.prepare.sampling.split import ByFold, ByGroup, ByTime, Holdout
 from hotbed.prepare.stages import Stage
-from hotbed.prepare.workflow import Workflow
+from hotbed.prepare.workflow import Workflow, prepare
 
 __all__ = [
     "ByFold",

@@ -271,7 +271,11 @@ def _groups(name: str, source: Source) -> Iterator[tuple[int, int | None]]:
     if not isinstance(_innermost(source), Parquet):
         yield 0, None
         return
-    metadata = pq.read_metadata(name)
+    try:
+        metadata = pq.read_metadata(name)
+    except (pa.ArrowException, OSError):  # reading the rows reports the damage
+        yield 0, None
+        return
     first_row = 0
     for group in range(metadata.num_row_groups):
         num_rows = metadata.row_group(group).num_rows

@@ -1,32 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stages of a preparation, one after another; the output appears whole, or not at all."""
+"""The stages of a preparation, one after another, and the folder that they write."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from hotbed.connectors.plan import ReadPlan
-from hotbed.connectors.prepared import WORKFLOW_FILE, WORKFLOW_FORMAT
+from hotbed.connectors.plan import ReadPlan, Skips
 from hotbed.data.columns import require_columns
 from hotbed.data.schema import Dense, Id, Schema, Weight
+from hotbed.data.transforms import TargetEncode
 from hotbed.errors import ConfigError, PersistError
-from hotbed.files import HeldFolder, free_name, local_path, new_file, sync_folder, writing
-from hotbed.prepare.engine import Engine, Local
-from hotbed.prepare.fit import fit
-from hotbed.prepare.partitions import PARTS, Partition, partitions_of
+from hotbed.files import HeldFolder, free_name, local_path, sync_folder, writing
+from hotbed.prepare.engine import Engine
+from hotbed.prepare.fit import Fitted, fit
+from hotbed.prepare.output.files import write_workflow
+from hotbed.prepare.output.layout import Layout
+from hotbed.prepare.output.write import Writing
+from hotbed.prepare.partitions import Chunk, partitions_of
 from hotbed.prepare.preparation import Preparation
 from hotbed.prepare.report import Profile, write_report
+from hotbed.prepare.sampling.split import Holdout
 from hotbed.prepare.stages import (
     Report,
-    Stage,
     Work,
     add_negatives,
     derive,
@@ -34,65 +40,39 @@ from hotbed.prepare.stages import (
     split,
 )
 from hotbed.prepare.view import View
-from hotbed.prepare.workflow import Workflow
-from hotbed.prepare.write import Layout, Writing, Written
 
 REPORT_FILE = "report.html"
 
 
-def ignore(_stage: Stage) -> None:
-    """Ignore how far a preparation is."""
-
-
-def prepare(
-    job: Preparation,
-    engine: Engine | None = None,
-    *,
-    restart: bool = False,
-    report: Report = ignore,
-) -> Workflow:
-    """Fit the schema of a preparation, and write the encoded rows.
-
-    The output folder appears whole, or not at all.
+@contextlib.contextmanager
+def new_output(output: str, *, restart: bool) -> Iterator[Path]:
+    """Make a folder that gets its name when the block ends, and not at all after an error.
 
     Args:
-        job: the preparation.
-        engine: runs the tasks; None: threads of this process.
-        restart: rename an output folder that exists, and begin anew.
-        report: called when a task of a stage has ended.
-
-    Returns:
-        The fitted workflow.
+        output: the path.
+        restart: rename a folder that is there first.
 
     Raises:
-        ConfigError: the output exists and `restart` is not set, or a machine of the engine does not
-            see it.
-        DecodeError: a row cannot be read; the message names file, row and column.
-        PersistError: another process writes the output.
+        ConfigError: the folder exists and `restart` is not set.
+        PersistError: another process writes it.
+        NotWritten: the folder cannot be made.
     """
-    output = local_path(job.output, "prepare.output")
-    _refuse_existing(output, restart)
-    partial = output.absolute().with_name(output.name + ".partial")
+    path = local_path(output, "prepare.output").absolute()
+    if path.exists() and not restart:
+        raise ConfigError(
+            f"prepare.output: the folder exists and is not overwritten, got {output!r}. Give "
+            "another one, or move it aside with `hotbed prepare --restart`."
+        )
+    partial = path.with_name(path.name + ".partial")
     with writing(partial):
         partial.mkdir(parents=True, exist_ok=True)
-    engine = engine or Local()
     with _held(partial):
         _empty(partial)
-        engine.check_folder(partial)
-        _Preparing(job, engine, partial, report).run()
-        if restart and output.exists():
-            os.rename(output, free_name(output))
-        os.rename(partial, output)
-        sync_folder(output.parent)
-    return Workflow(output)
-
-
-def _refuse_existing(output: Path, restart: bool) -> None:
-    if output.exists() and not restart:
-        raise ConfigError(
-            f"prepare.output: the folder exists and is not overwritten, got {output}. Give another "
-            "one, or move it aside with `hotbed prepare --restart`."
-        )
+        yield partial
+        if path.exists():
+            os.rename(path, free_name(path))
+        os.rename(partial, path)
+        sync_folder(path.parent)
 
 
 def _held(partial: Path) -> HeldFolder:
@@ -114,6 +94,189 @@ def _empty(folder: Path) -> None:
             path.unlink()
 
 
+def run(
+    job: Preparation,
+    engine: Engine,
+    folder: Path,
+    report: Report,
+) -> None:
+    """Fit the schema of a preparation, and write its rows into `folder`."""
+    engine.check_folder(folder)
+    work = _work(job, engine, folder, report)
+    view = _arranged(job, work)
+    fitted = fit(job.schema, work, view, folder)
+    _write(job, work, fitted, folder)
+
+
+def run_again(
+    job: Preparation,
+    fitted: Schema,
+    engine: Engine,
+    folder: Path,
+    report: Report,
+) -> None:
+    """Write the rows of a preparation with a schema that was fitted before.
+
+    Training rows get their own target encodings, from the rows of this source.
+    """
+    engine.check_folder(folder)
+    work = _work(job, engine, folder, report)
+    schema = _without_encodings(fitted)
+    view = _arranged(replace(job, schema=schema), work)
+    _copy_maps(fitted, folder)
+    again = fit(schema, work, view, work.folder / "again")
+    _write(job, work, Fitted(_in_folder(fitted, folder), again.view), folder)
+
+
+def apply(
+    job: Preparation,
+    fitted: Schema,
+    engine: Engine,
+    folder: Path,
+    report: Report,
+) -> None:
+    """Write all rows of the source with a schema that was fitted before, as the part `valid`."""
+    engine.check_folder(folder)
+    work = _work(job, engine, folder, report)
+    plain = replace(job, schema=fitted, split=_Everything(), negatives=None)
+    if job.down_sample is not None:
+        plain = replace(plain, down_sample=replace(job.down_sample, keep=1.0))
+    view = _arranged(plain, work, all_positive=job.negatives is not None)
+    _copy_maps(fitted, folder)
+    _write(job, work, Fitted(_in_folder(fitted, folder), view), folder)
+
+
+@dataclass(frozen=True)
+class _Everything(Holdout):
+    """All rows are in the part `valid`: a schema that was fitted before did not learn from them."""
+
+    def inputs(self) -> Sequence[str]:
+        return ()
+
+    def valid_rows(
+        self,
+        chunk: Chunk,
+        schema: Schema,
+        seed: int,
+    ) -> NDArray[np.bool_]:
+        return np.ones(len(chunk), bool)
+
+
+def _work(
+    job: Preparation,
+    engine: Engine,
+    folder: Path,
+    report: Report,
+) -> Work:
+    return Work(
+        engine,
+        partitions_of(job.source),
+        folder / "work",
+        num_buckets(job, engine.num_workers),
+        report,
+    )
+
+
+def _arranged(
+    job: Preparation,
+    work: Work,
+    *,
+    all_positive: bool = False,
+) -> View:
+    """Return the view after all stages before the fits.
+
+    Args:
+        job: what the stages do.
+        work: what they share.
+        all_positive: rows of a source without the label's column are positives.
+    """
+    is_implicit = all_positive or job.negatives is not None
+    view = View(
+        _plan(job, is_implicit=is_implicit),
+        job.schema,
+        job.seed,
+        skip_bad=job.on_error == "skip",
+        all_positive=all_positive,
+    )
+    view = derive(job, work, view)
+    view = split(job, work, view)
+    view = add_negatives(job, work, view)
+    return replace(view, down_sample=job.down_sample)
+
+
+def _write(
+    job: Preparation,
+    work: Work,
+    fitted: Fitted,
+    folder: Path,
+) -> None:
+    """Write the rows of a view, the report, and last the workflow."""
+    raw = replace(fitted.schema, derived=_descriptions(job))
+    layout = Layout.of(_with_weight(raw, job), _first_rows(work, fitted.view))
+    profile = Profile(raw)
+    files = []
+    skipped: Counter[str] = Counter()
+    for part in work.map("write", Writing(folder, fitted.view, layout), work.partitions):
+        files.append(part.files)
+        profile.merge(part.profile)
+        skipped += part.skipped
+        raw = raw.with_types(part.types, part.shapes)
+    shutil.rmtree(work.folder, ignore_errors=True)
+    plain = job.to_json()
+    about = {}
+    for name in plain:
+        if name not in ("schema", "output", "memory"):
+            about[name] = json.dumps(plain[name], ensure_ascii=False)
+    write_report(
+        folder / REPORT_FILE,
+        profile,
+        raw,
+        about=about,
+    )
+    counts = {**work.counts, "skipped": dict(skipped)}
+    write_workflow(
+        folder,
+        plain,
+        layout.schema(),
+        raw,
+        files,
+        counts,
+    )
+
+
+def _first_rows(work: Work, view: View) -> pa.RecordBatch:
+    """Return the first rows, which show the types of the columns."""
+    for partition in work.partitions:
+        for chunk in view.chunks(partition):
+            return chunk.rows.slice(0, 1000)
+    raise AssertionError("a fitted source has rows")
+
+
+# --- raw columns ----------------------------------------------------------------------------------
+
+
+def _plan(job: Preparation, *, is_implicit: bool) -> ReadPlan:
+    """Return the raw columns to read, and their types; `is_implicit`: labels may be absent."""
+    present = job.source.schema().names
+    as_they_are = _keys_and_groups(job)
+    added = {derivation.name for derivation in job.derive}
+    if is_implicit:
+        added |= {label.source for label in job.schema.labels} - set(present)
+    names: dict[str, None] = {}
+    for name in [*job.schema.raw_columns(), *_only_learned_from(job.schema), *as_they_are]:
+        if name not in added:
+            names[name] = None
+    require_columns(list(names), present)
+    types = {}
+    for name, kind in job.schema.number_types().items():
+        if name not in as_they_are:
+            types[name] = kind
+    skips = None
+    if job.on_error == "skip":
+        skips = Skips()
+    return ReadPlan(tuple(names), types, skips)
+
+
 def _keys_and_groups(job: Preparation) -> list[str]:
     """Return the raw columns that are read as they are: keys, times and items."""
     names: list[str] = []
@@ -123,6 +286,16 @@ def _keys_and_groups(job: Preparation) -> list[str]:
         names += job.split.inputs()
     if job.negatives is not None:
         names += job.negatives.inputs()
+    return names
+
+
+def _only_learned_from(schema: Schema) -> list[str]:
+    names: list[str] = []
+    columns: list[Dense | Id] = [*schema.dense, *schema.ids]
+    for column in columns:
+        for transform in column.transforms:
+            if transform.learner() is not None:
+                names += transform.learns_from()
     return names
 
 
@@ -138,126 +311,44 @@ def _with_weight(schema: Schema, job: Preparation) -> Schema:
     return replace(schema, columns=columns)
 
 
-def _only_learned_from(schema: Schema) -> list[str]:
-    names: list[str] = []
+def _descriptions(job: Preparation) -> dict[str, str]:
+    """Return for each derived column that servers need what it is."""
+    needed = job.schema.raw_columns(labels=False)
+    return {
+        derivation.name: derivation.description
+        for derivation in job.derive
+        if derivation.name in needed
+    }
+
+
+# --- a schema that was fitted before --------------------------------------------------------------
+
+
+def _without_encodings(schema: Schema) -> Schema:
+    """Return a fitted schema whose target encodings are to be learned again."""
     columns: list[Dense | Id] = [*schema.dense, *schema.ids]
     for column in columns:
+        transforms = []
         for transform in column.transforms:
-            names += transform.learns_from()
-    return names
+            if isinstance(transform, TargetEncode):
+                transform = replace(transform, prior=None, fitted=None)
+            transforms.append(transform)
+        schema = schema.with_transforms(column.name, transforms)
+    return schema
 
 
-class _Preparing:
-    """The state of one preparation."""
+def _copy_maps(schema: Schema, folder: Path) -> None:
+    """Copy the fitted maps of a schema into an output, so that it is whole on its own."""
+    for fitted in schema.maps:
+        path = _map_path(fitted.path, folder)
+        path.parent.mkdir(exist_ok=True)
+        shutil.copyfile(fitted.path, path)
 
-    def __init__(
-        self,
-        job: Preparation,
-        engine: Engine,
-        folder: Path,
-        report: Report,
-    ) -> None:
-        self._job = job
-        self._engine = engine
-        self._folder = folder
-        self._report = report
-        self._counts: dict[str, int] = {}
 
-    def run(self) -> None:
-        """Run all stages, and write the workflow last."""
-        job = self._job
-        work = Work(
-            self._engine,
-            partitions_of(job.source),
-            self._folder / "work",
-            num_buckets(job, self._engine.num_workers),
-            self._report,
-            self._counts,
-        )
-        view = View(
-            self._plan(),
-            job.schema,
-            job.seed,
-            job.on_error == "skip",
-        )
-        view = derive(job, work, view)
-        view = split(job, work, view)
-        view = add_negatives(job, work, view)
-        view = replace(view, down_sample=job.down_sample)
-        fitted = fit(job.schema, work, view, self._folder)
-        raw = fitted.schema
-        view = fitted.view
-        layout = Layout.of(_with_weight(raw, job), self._first_rows(work.partitions, view))
-        writing_task = Writing(self._folder, view, layout)
-        written: list[Written] = []
-        profile = Profile(raw)
-        for one, seen in work.map("write", writing_task, work.partitions):
-            written.append(one)
-            profile.merge(seen)
-            raw = raw.with_types(one.types, one.shapes)
-        of_requests = raw.raw_columns(labels=False)
-        derived = {one.name: one.description for one in job.derive if one.name in of_requests}
-        raw = replace(raw, derived=derived)
-        shutil.rmtree(work.folder, ignore_errors=True)
-        write_report(
-            self._folder / REPORT_FILE,
-            profile,
-            raw,
-            about=self._about(),
-        )
-        self._finish(raw, layout, written)
+def _in_folder(schema: Schema, folder: Path) -> Schema:
+    paths = {fitted.digest: _map_path(fitted.path, folder) for fitted in schema.maps}
+    return schema.with_maps(paths)
 
-    def _plan(self) -> ReadPlan:
-        """Return the raw columns to read, and their types."""
-        job = self._job
-        present = job.source.schema().names
-        others = _keys_and_groups(job)
-        of_schema = [*job.schema.raw_columns(), *_only_learned_from(job.schema)]
-        derived = {derivation.name for derivation in job.derive}
-        added = set(derived)
-        if job.negatives is not None:
-            added |= {label.source for label in job.schema.labels} - set(present)
-        names = [name for name in dict.fromkeys([*of_schema, *others]) if name not in added]
-        require_columns(names, present)
-        types = {}
-        for name, kind in job.schema.number_types().items():
-            if name not in others:
-                types[name] = kind
-        return ReadPlan(tuple(names), types)
 
-    def _about(self) -> dict[str, str]:
-        """Return the job's keys and values, for the report."""
-        plain = self._job.to_json()
-        keys = [name for name in plain if name not in ("schema", "output", "memory")]
-        return {name: json.dumps(plain[name], ensure_ascii=False) for name in keys}
-
-    def _first_rows(self, partitions: Sequence[Partition], view: View) -> pa.RecordBatch:
-        for partition in partitions:
-            for chunk in view.chunks(partition):
-                return chunk.rows.slice(0, 1000)
-        raise AssertionError("a fitted source has rows")
-
-    def _finish(self, raw: Schema, layout: Layout, written: Sequence[Written]) -> None:
-        """Write the metadata of each part, and the workflow."""
-        parts: dict[str, Any] = {}
-        for part in PARTS:
-            files = [asdict(one.files[part]) for one in written if part in one.files]
-            if files:
-                num_rows = sum(file["rows"] for file in files)
-                parts[part] = {"rows": num_rows, "files": files}
-        map_names = {}
-        for fitted in raw.maps:  # the folder is renamed at the end
-            map_names[fitted.digest] = fitted.path.relative_to(self._folder)
-        workflow = {
-            "format": WORKFLOW_FORMAT,
-            "prepare": self._job.to_json(),
-            "schema": layout.schema().to_json(),
-            "raw": raw.with_maps(map_names).to_json(),
-            "sizes": {},
-            "parts": parts,
-            "counts": {part: facts["rows"] for part, facts in parts.items()} | self._counts,
-        }
-        for part in parts:
-            sync_folder(self._folder / part)
-        with new_file(self._folder / WORKFLOW_FILE) as file:
-            file.write(json.dumps(workflow, indent=1, ensure_ascii=False).encode())
+def _map_path(path: Path, folder: Path) -> Path:
+    return folder / "maps" / path.name

@@ -59,6 +59,7 @@ class View:
         drawn: the negatives to add.
         down_sample: which negatives of the training rows are left out.
         encoded: target encodings of training rows.
+        all_positive: rows of a source without the label's column are positives.
     """
 
     plan: ReadPlan
@@ -70,6 +71,7 @@ class View:
     drawn: Drawn | None = None
     down_sample: DownSample | None = None
     encoded: Sequence[Encoding] = ()
+    all_positive: bool = False
 
     def chunks(self, partition: Partition, aside: Aside | None = None) -> Iterator[Chunk]:
         """Yield the rows of each chunk of a partition; a chunk may be without rows.
@@ -133,6 +135,9 @@ class View:
             is_valid = self.split.valid_rows(chunk, self.schema, self.seed)
             part = np.where(is_valid, VALID, TRAIN).astype(np.uint8)
             chunk = replace(chunk, part=part)
+        if self.all_positive:
+            labelled = with_label(chunk.rows, label_of(self.schema))
+            chunk = replace(chunk, rows=labelled)
         pieces = iter([chunk])
         if adding is not None:
             pieces = adding.expanded(chunk)

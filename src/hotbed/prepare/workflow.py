@@ -1,24 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workflow: what a preparation fitted, read from its output folder."""
+"""Workflow: what a preparation fitted, and how it is made and applied."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from hotbed.connectors.prepared import read_workflow
+from hotbed.connectors.source import Source
 from hotbed.data.schema import Schema
+from hotbed.prepare.engine import Engine, Local
+from hotbed.prepare.preparation import Preparation
+from hotbed.prepare.run import apply, new_output, run, run_again
+from hotbed.prepare.stages import Report, Stage
+
+
+def ignore(_stage: Stage) -> None:
+    """Ignore how far a preparation is."""
 
 
 @dataclass(frozen=True)
 class Workflow:
-    """The fitted workflow of a preparation.
+    """The fitted workflow in the output folder of a preparation.
 
     Args:
-        path: the output folder of the preparation.
+        path: the folder.
 
     Raises:
         DataError: the folder does not hold a whole preparation.
@@ -39,17 +48,106 @@ class Workflow:
         return Schema.of_prepared(self.path, "raw")
 
     @property
+    def preparation(self) -> Preparation:
+        """The preparation that was run."""
+        return Preparation.from_json(self._values["prepare"])
+
+    @property
     def sizes(self) -> Mapping[str, int]:
         """For each id feature whose ids are 0 .. size - 1, the size."""
         sizes: Mapping[str, int] = self._values["sizes"]
         return sizes
 
     @property
+    def rows(self) -> Mapping[str, int]:
+        """The number of rows of each part."""
+        return {part: facts["rows"] for part, facts in self._values["parts"].items()}
+
+    @property
     def counts(self) -> Mapping[str, Any]:
-        """Rows by part, and rows that were left out by reason."""
+        """Rows that were added, and rows that were left out by reason (`skipped`)."""
         counts: Mapping[str, Any] = self._values["counts"]
         return counts
 
     @cached_property
     def _values(self) -> Mapping[str, Any]:
         return read_workflow(self.path)
+
+    def apply(
+        self,
+        source: Source,
+        output: str,
+        *,
+        training: bool = False,
+        engine: Engine | None = None,
+        restart: bool = False,
+        report: Report = ignore,
+    ) -> Workflow:
+        """Write the rows of another source as this workflow encodes them.
+
+        Derived columns are computed from the rows of `source`.
+
+        Args:
+            source: raw rows with the columns of the preparation's source.
+            output: the folder to write.
+            training: `source` holds the rows that the workflow was fitted on: split, add negatives
+                and sample as the preparation did, and give training rows their own target
+                encodings. Else all rows are in the part `valid`, and none is added or left out.
+            engine: runs the tasks; None: threads of this process.
+            restart: rename an output folder that exists, and begin anew.
+            report: called when a task of a stage has ended.
+
+        Raises:
+            ConfigError: the output exists and `restart` is not set.
+            DecodeError: a row cannot be read; the message names file, row and column.
+            PersistError: another process writes the output.
+
+        Example: `Workflow("prepared").apply(hb.sources.Csv("today.csv"), "prepared-today")`
+        """
+        job = replace(self.preparation, source=source, output=output)
+        write = run_again if training else apply
+        with new_output(output, restart=restart) as folder:
+            write(
+                job,
+                self.raw,
+                engine or Local(),
+                folder,
+                report,
+            )
+        return Workflow(output)
+
+
+def prepare(
+    job: Preparation,
+    engine: Engine | None = None,
+    *,
+    restart: bool = False,
+    report: Report = ignore,
+) -> Workflow:
+    """Fit the schema of a preparation, and write the encoded rows.
+
+    The output folder appears whole, or not at all.
+
+    Args:
+        job: the preparation.
+        engine: runs the tasks; None: threads of this process.
+        restart: rename an output folder that exists, and begin anew.
+        report: called when a task of a stage has ended.
+
+    Returns:
+        The fitted workflow.
+
+    Raises:
+        ConfigError: the output exists and `restart` is not set, or a machine of the engine does not
+            see it.
+        DecodeError: a row cannot be read; the message names file, row and column.
+        PersistError: another process writes the output.
+    """
+    with new_output(job.output, restart=restart) as folder:
+        run(
+            job,
+            engine or Local(),
+            folder,
+            report,
+        )
+    return Workflow(job.output)

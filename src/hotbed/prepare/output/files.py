@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files of an output: Parquet parts, dead letters, metadata and the workflow."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from hotbed.connectors.prepared import WORKFLOW_FILE, WORKFLOW_FORMAT
+from hotbed.data.schema import Schema
+from hotbed.files import new_file, sync_folder
+from hotbed.prepare.output.layout import sizes_of
+from hotbed.prepare.partitions import PARTS
+
+METADATA_FILE = "_metadata.json"
+LETTERS_FOLDER = "dead_letters"
+_FITTED_FOLDERS = ("maps", "vocabularies")
+
+
+@dataclass(frozen=True)
+class WrittenFile:
+    """A file of the output: its name there, its rows, bytes and SHA-256 (hex)."""
+
+    file: str
+    rows: int
+    bytes: int
+    sha256: str
+
+
+class PartWriter:
+    """Writes one Parquet file of the output, and takes its digest while it writes."""
+
+    def __init__(self, folder: Path, name: str, schema: pa.Schema) -> None:
+        self._name = name
+        self._file = _HashedFile(folder / name)
+        self._parquet = pq.ParquetWriter(self._file, schema, compression="zstd")
+        self._num_rows = 0
+
+    def write(self, rows: pa.Table) -> None:
+        """Append rows, as one row group."""
+        self._num_rows += rows.num_rows
+        self._parquet.write_table(rows)
+
+    def close(self) -> WrittenFile:
+        """Return the facts of the file, which is on disk."""
+        self._parquet.close()
+        num_bytes, digest = self._file.finish()
+        return WrittenFile(
+            self._name,
+            self._num_rows,
+            num_bytes,
+            digest,
+        )
+
+
+class _HashedFile:
+    """A new file that is hashed while it is written."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # A task that a cluster runs again finds the file of the first run.
+        self._file = open(path, "wb")  # noqa: SIM115 - closed by `finish`
+        self._hash = hashlib.sha256()
+        self._num_bytes = 0
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        piece = memoryview(data).cast("B")
+        self._file.write(piece)
+        self._hash.update(piece)
+        self._num_bytes += piece.nbytes
+        return piece.nbytes
+
+    def tell(self) -> int:
+        return self._num_bytes
+
+    def flush(self) -> None:
+        """Do nothing: the file is on disk when `finish` returns."""
+
+    def close(self) -> None:
+        self.closed = True
+
+    def finish(self) -> tuple[int, str]:
+        """Return bytes and SHA-256 (hex) once the file is on disk."""
+        with self._file as file:
+            file.flush()
+            os.fsync(file.fileno())
+        return self._num_bytes, self._hash.hexdigest()
+
+
+def write_workflow(
+    folder: Path,
+    job: Mapping[str, Any],
+    prepared: Schema,
+    raw: Schema,
+    files: Iterable[Mapping[str, WrittenFile]],
+    counts: Mapping[str, Any],
+) -> None:
+    """Write the metadata of each part, and the workflow, which makes the output whole.
+
+    Args:
+        folder: of the output.
+        job: the preparation, as plain values.
+        prepared: the schema of the prepared files.
+        raw: the fitted schema over raw rows, whose maps are in `folder`.
+        files: of each partition, by part.
+        counts: of rows that were added or left out.
+    """
+    sizes = sizes_of(raw)
+    of_partitions = list(files)
+    parts: dict[str, Any] = {}
+    for part in PARTS:
+        written = [own[part] for own in of_partitions if part in own]
+        if written:
+            parts[part] = {
+                "rows": sum(file.rows for file in written),
+                "files": [asdict(file) for file in written],
+            }
+            _write_metadata(
+                folder / part,
+                written,
+                prepared,
+                sizes,
+            )
+    paths = {fitted.digest: fitted.path.relative_to(folder) for fitted in raw.maps}
+    workflow = {
+        "format": WORKFLOW_FORMAT,
+        "prepare": job,
+        "schema": prepared.to_json(),
+        "raw": raw.with_maps(paths).to_json(),
+        "sizes": sizes,
+        "parts": parts,
+        "files": _fitted_files(folder),
+        "counts": counts,
+    }
+    _write_json(folder / WORKFLOW_FILE, workflow)
+
+
+def _write_metadata(
+    folder: Path,
+    files: Sequence[WrittenFile],
+    prepared: Schema,
+    sizes: Mapping[str, int],
+) -> None:
+    """Write what NVTabular's readers expect beside Parquet files, and the sizes of vocabularies."""
+    places = {
+        name: place for place, name in enumerate(pq.read_schema(_path(folder, files[0])).names)
+    }
+
+    def listed(columns: Iterable[Any]) -> list[dict[str, Any]]:
+        names = [column.name for column in columns]
+        return [{"col_name": name, "index": places[name]} for name in names]
+
+    stats = [{"file_name": Path(file.file).name, "num_rows": file.rows} for file in files]
+    metadata = {
+        "data_paths": [],
+        "file_stats": stats,
+        "cats": listed(prepared.ids),
+        "conts": listed(prepared.dense),
+        "labels": listed(prepared.labels),
+        "sizes": dict(sizes),
+    }
+    _write_json(folder / METADATA_FILE, metadata)
+
+
+def _path(folder: Path, file: WrittenFile) -> Path:
+    return folder / Path(file.file).name
+
+
+def _fitted_files(folder: Path) -> dict[str, Any]:
+    """Return bytes and SHA-256 of the maps and vocabularies, by their names in the output."""
+    files: dict[str, Any] = {}
+    for name in _FITTED_FOLDERS:
+        if not (folder / name).exists():
+            continue
+        for path in sorted((folder / name).iterdir()):
+            with open(path, "rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+                os.fsync(file.fileno())
+            key = path.relative_to(folder).as_posix()
+            files[key] = {"bytes": path.stat().st_size, "sha256": digest}
+        sync_folder(folder / name)
+    return files
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    with new_file(path) as file:
+        file.write(json.dumps(value, indent=1, ensure_ascii=False).encode())
