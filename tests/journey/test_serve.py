@@ -15,6 +15,8 @@ from typing import Any
 from urllib.request import urlopen
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -23,6 +25,7 @@ from hotbed.errors import ConfigError, DataError, FormatError
 from hotbed.persist.checkpoint import Saver, capture
 from hotbed.persist.digest import content_digest
 from hotbed.persist.publish import Follower, PublishDirectory
+from hotbed.prepare import Preparation, prepare
 
 MODELS = ["LR", "FM", "WideDeep", "DeepFM", "DNN", "DCN", "DCNv2", "DLRM"]
 
@@ -280,7 +283,12 @@ def all_transforms() -> hb.Schema:
                 transforms=[t.FillMissing(statistic="median"), t.Clip(1, 80), t.Normalize()],
             ),
             hb.Dense("age", transforms=[t.FillMissing(0), t.Log()]),
-            hb.Dense("grade", transforms=[t.Map(), t.FillMissing(0)]),
+            hb.Dense("grade", transforms=[t.Map(["low", "mid"]), t.FillMissing(0)]),
+            hb.Dense("rate", [t.TargetEncode("label")], column="item"),
+            hb.Dense("pair_rate", [t.Cross(["grade"]), t.TargetEncode("like")], column="user"),
+            hb.Dense("spent", [t.JoinGroupby("price", "sum")], column="user"),
+            hb.Dense("most", [t.JoinGroupby("price", "max"), t.FillMissing(-1.0)], column="item"),
+            hb.Dense("total", [t.Expression("price * age"), t.FillMissing(0.0), t.Log()]),
         ]
     )
 
@@ -288,7 +296,9 @@ def all_transforms() -> hb.Schema:
 def test_every_transform_gives_the_training_score_in_a_process_without_torch(
     tmp_path: Path,
 ) -> None:
-    schema = all_transforms().fit(hb.sources.Memory(with_gaps(500, 0)))
+    pq.write_table(pa.table(with_gaps(500, 0)), tmp_path / "raw.parquet")
+    raw = hb.sources.Parquet(str(tmp_path / "raw.parquet"))
+    schema = prepare(Preparation(raw, all_transforms(), output=str(tmp_path / "prepared"))).raw
     transforms = {
         type(one) for column in schema.columns for one in getattr(column, "transforms", ())
     }

@@ -15,7 +15,8 @@ from typing import Any, Literal
 
 from hotbed import config
 from hotbed.connectors.source import Source, not_endless
-from hotbed.data.schema import Schema
+from hotbed.data.schema import Dense, Id, Schema
+from hotbed.data.transforms import TargetEncode
 from hotbed.errors import ConfigError
 from hotbed.job.file import override, read_mapping
 from hotbed.prepare.keyed.derive import Derivation
@@ -66,6 +67,7 @@ class Preparation:
         self._check_split()
         self._check_negatives()
         self._check_down_sample()
+        self._check_target_encodings()
 
     def _check_split(self) -> None:
         if self.split is None or not self.split.reads_time or self.schema.time is not None:
@@ -112,6 +114,18 @@ class Preparation:
                 f"down_sample.weight: the schema has a column of this name, got {name!r}. Give "
                 "another one."
             )
+
+    def _check_target_encodings(self) -> None:
+        labels = [label.name for label in self.schema.labels]
+        columns: list[Dense | Id] = [*self.schema.dense, *self.schema.ids]
+        for column in columns:
+            for transform in column.transforms:
+                if isinstance(transform, TargetEncode) and transform.label not in labels:
+                    raise ConfigError(
+                        f"schema: target_encode of {column.name!r} names a label that the schema "
+                        f"does not have, got {transform.label!r}. "
+                        f"{config.did_you_mean(transform.label, labels)}"
+                    )
 
     @staticmethod
     def read(path: str | Path, assignments: Mapping[str, object] | None = None) -> Preparation:

@@ -14,6 +14,12 @@ pytestmark = pytest.mark.core
 
 SOURCE = {"kind": "csv", "path": "nowhere/*.csv"}
 ROLES = ["id user", "id film", "label watched", "time at"]
+RATE = {
+    "kind": "dense",
+    "name": "rate",
+    "column": "film",
+    "transforms": [{"kind": "target_encode", "label": "watched"}],
+}
 NEGATIVES = {"user": "user", "item": "film", "item_columns": ["genre"]}
 
 
@@ -77,6 +83,12 @@ def test_a_preparation_is_read_back_as_it_was() -> None:
             ROLES,
             {"down_sample": {"label": "watched", "keep": 0}},
             "prepare.down_sample.keep: must be a finite number > 0 and <= 1, got 0",
+        ),
+        (
+            [*ROLES, "dense rate"],
+            {"schema": {"columns": [RATE]}},
+            "prepare.schema: target_encode of 'rate' names a label that the schema does not have, "
+            "got 'watched'",
         ),
         (
             ROLES,

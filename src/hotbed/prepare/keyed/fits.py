@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from hotbed import config
 from hotbed.connectors.times import to_microseconds
 from hotbed.data import numbers
 from hotbed.data.arrays import as_numpy, is_bytes, nulls_of, numbers_of
@@ -399,7 +398,7 @@ def keyed_fit(
     """Return the fit of a task whose learner is keyed.
 
     Raises:
-        ConfigError: a transform of one's own has a keyed learner, or there is no such label.
+        ConfigError: a transform of one's own has a keyed learner.
     """
     transform = task.transform
     if isinstance(transform, Map):
@@ -411,13 +410,8 @@ def keyed_fit(
             f"column {task.columns[0].name!r}: {type(transform).__name__} has a keyed learner, got "
             "a transform of one's own. Let it learn without `keyed`."
         )
-    names = [label.name for label in schema.labels]
-    if transform.label not in names:
-        raise ConfigError(
-            f"target_encode.label: not a label of the schema, got {transform.label!r}. "
-            f"{config.did_you_mean(transform.label, names)}"
-        )
-    label = schema.labels[names.index(transform.label)]
+    label = schema[transform.label]
+    assert isinstance(label, Label)
     if transform.ordered_by is None:
         return FoldMeans(
             task,
@@ -485,7 +479,7 @@ def _map_of(
 ) -> FittedMap:
     """Write the columns `first` to `stop` of the values of all buckets as a fitted map."""
     keys: list[NDArray[np.int64]] = []
-    values: list[NDArray[np.float32]] = []
+    values = [np.zeros((0, stop - first), np.float32)]
     for result in results:
         for batch in result:
             keys.append(batch.column("key").to_numpy())
