@@ -128,8 +128,6 @@ class StageBars:
 
 def print_prepared(workflow: Workflow) -> None:
     """Print what was prepared, and where."""
-    for name, count in workflow.rows.items():
-        print_line(f"{name}: {count:,} rows")
     for name, count in workflow.counts.items():
         if name != "skipped":
             print_line(f"{name.replace('_', ' ')}: {count:,}")

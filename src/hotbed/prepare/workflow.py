@@ -59,13 +59,8 @@ class Workflow:
         return sizes
 
     @property
-    def rows(self) -> Mapping[str, int]:
-        """The number of rows of each part."""
-        return {part: facts["rows"] for part, facts in self._values["parts"].items()}
-
-    @property
     def counts(self) -> Mapping[str, Any]:
-        """Rows that were added, and rows that were left out by reason (`skipped`)."""
+        """Rows of each part, added negatives, and rows left out by reason (`skipped`)."""
         counts: Mapping[str, Any] = self._values["counts"]
         return counts
 

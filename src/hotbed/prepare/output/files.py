@@ -139,7 +139,7 @@ def write_workflow(
         "sizes": sizes,
         "parts": parts,
         "files": _fitted_files(folder),
-        "counts": counts,
+        "counts": {part: facts["rows"] for part, facts in parts.items()} | dict(counts),
     }
     _write_json(folder / WORKFLOW_FILE, workflow)
 
