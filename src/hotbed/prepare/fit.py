@@ -6,6 +6,7 @@ Each learned step that follows another one in the same column takes one more pas
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from hotbed.data.learners import Learner, Moments
 from hotbed.data.schema import Dense, Id, Schema
 from hotbed.errors import DataError
 from hotbed.prepare.keyed.encodings import training_schema
-from hotbed.prepare.keyed.fits import KeyedFit, Places, keyed_fit
+from hotbed.prepare.keyed.fits import KeyedFit, Learned, Places, keyed_fit
 from hotbed.prepare.partitions import TRAIN, Partition
 from hotbed.prepare.shuffle import BatchReader, BatchWriter, Shuffle
 from hotbed.prepare.stages import Work
@@ -81,16 +82,35 @@ class _Pass:
 class _Reducing:
     """The task that turns a bucket of a keyed fit into its result."""
 
-    fit: KeyedFit
-    shuffle: Shuffle
-    prior: float
+    fits: Sequence[KeyedFit]
+    shuffles: Sequence[Shuffle]
+    priors: Sequence[float]
 
-    def __call__(self, number: int) -> None:
-        bucket = self.shuffle.read(number)
-        with BatchWriter(self.fit.places.result_file(number)) as file:
-            if bucket.rows.num_rows or (self.fit.keeps_empty_chunks and bucket.rows.num_columns):
-                for batch in self.fit.reduce(bucket, number, self.prior):
+    def __call__(self, place: tuple[int, int]) -> None:
+        """Write the result of a bucket; `place`: the numbers of the fit and of the bucket."""
+        number, bucket_number = place
+        fit = self.fits[number]
+        bucket = self.shuffles[number].read(bucket_number)
+        with BatchWriter(fit.places.result_file(bucket_number)) as file:
+            if bucket.rows.num_rows or (fit.keeps_empty_chunks and bucket.rows.num_columns):
+                for batch in fit.reduce(bucket, bucket_number, self.priors[number]):
                     file.write(batch)
+
+
+@dataclass(frozen=True)
+class _Finishing:
+    """The task that writes the fitted map of a keyed fit."""
+
+    fits: Sequence[KeyedFit]
+    priors: Sequence[float]
+    num_buckets: int
+
+    def __call__(self, number: int) -> Learned:
+        fit = self.fits[number]
+        results = [
+            BatchReader(fit.places.result_file(bucket)) for bucket in range(self.num_buckets)
+        ]
+        return fit.learned(results, self.priors[number])
 
 
 def fit(
@@ -132,32 +152,28 @@ def fit(
                         view.seed,
                     )
                 )
-        part = _learn(work, view, plain, fits, number)
+        shuffles = [Shuffle(keyed.places.folder, work.num_buckets) for keyed in fits]
+        learning = _Pass(
+            view,
+            plain,
+            fits,
+            shuffles,
+        )
+        part = _learn(work, learning, number)
         for task, learner in zip(plain, part.learners, strict=True):
             schema = _filled(schema, task, learner.learned())
-        for keyed, prior in zip(fits, part.priors, strict=True):
-            mean, _ = prior.learned()
-            results = [
-                BatchReader(keyed.places.result_file(bucket)) for bucket in range(work.num_buckets)
-            ]
-            learned = keyed.learned(results, mean)
+        finished = _finished(work, learning, part.priors, number)
+        for keyed, learned in zip(fits, finished, strict=True):
             schema = _filled(schema, keyed.task, learned.value)
             if learned.encoding is not None:
                 view = replace(view, encoded=(*view.encoded, learned.encoding))
         number += 1
 
 
-def _learn(
-    work: Work,
-    view: View,
-    plain: Sequence[Task],
-    fits: Sequence[KeyedFit],
-    number: int,
-) -> _Part:
-    """Return what one pass over all partitions learned; the buckets of `fits` are reduced."""
-    shuffles = [Shuffle(fit.places.folder, work.num_buckets) for fit in fits]
+def _learn(work: Work, learning: _Pass, number: int) -> _Part:
+    """Return what one pass over all partitions learned."""
     merged: _Part | None = None
-    for part in work.map(f"fit {number}", _Pass(view, plain, fits, shuffles), work.partitions):
+    for part in work.map(f"fit {number}", learning, work.partitions):
         if merged is None:
             merged = part
             continue
@@ -171,12 +187,25 @@ def _learn(
             "fit: there are no training rows, got an empty source or split. Give the training part "
             "rows."
         )
-    for keyed, shuffle, prior in zip(fits, shuffles, merged.priors, strict=True):
-        mean, _ = prior.learned()
-        reducing = _Reducing(keyed, shuffle, mean)
-        for _ in work.map(f"fit {number}, {keyed.name}", reducing, shuffle.buckets()):
-            pass
     return merged
+
+
+def _finished(
+    work: Work,
+    learning: _Pass,
+    labels: Sequence[Moments],
+    number: int,
+) -> list[Learned]:
+    """Return what the keyed fits of a pass learned; `labels`: of each fit."""
+    if not learning.fits:
+        return []
+    priors = [moments.learned()[0] for moments in labels]
+    reducing = _Reducing(learning.fits, learning.shuffles, priors)
+    places = list(itertools.product(range(len(learning.fits)), range(work.num_buckets)))
+    for _ in work.map(f"fit {number}, keys", reducing, places):
+        pass
+    finishing = _Finishing(learning.fits, priors, work.num_buckets)
+    return list(work.map(f"fit {number}, maps", finishing, range(len(learning.fits))))
 
 
 def _filled(schema: Schema, task: Task, value: Any) -> Schema:
