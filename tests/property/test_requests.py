@@ -5,6 +5,7 @@ given.
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from hypothesis import strategies as st
 import hotbed as hb
 from hotbed.config import describe
 from hotbed.connectors.memory import Memory
+from hotbed.data.columns import ids_of
 from hotbed.data.encode import Encoder
+from hotbed.data.fitted import FittedMap
 from hotbed.errors import DataError
 from hotbed.frozen import ROW_DTYPES, FrozenRows, write_rows
 from hotbed.serving.request import RequestEncoder
@@ -62,6 +65,10 @@ def column(draw: Any, n: int, kinds: list[str]) -> pa.Array:
     )
 
 
+KEYS = np.array([0, 3, 40, -5, *ids_of(pa.array(["a", "ü"]), "key")])
+MAPS = tempfile.TemporaryDirectory()
+PLACES = FittedMap.write(Path(MAPS.name) / "places.rows", KEYS)
+RATES = FittedMap.write(Path(MAPS.name) / "rates.rows", KEYS, np.arange(1, 7)[:, None] / 7)
 IDS = [*INTEGERS, "bool", "text", "words", "bags"]
 NUMBERS = ["int8", "int32", "int64", "uint16", "uint64", "bool", "float", "double"]
 
@@ -83,6 +90,7 @@ def problems(draw: Any) -> tuple[hb.Schema, dict[str, pa.Array], list[str], int]
             [t.Cross(["i1"])],
             [t.Cross(["d0", "i2"], bins=9)],
             [t.Split("|")],
+            [t.Map(fitted=PLACES)],
         ]
         columns.append(
             hb.Id(
@@ -101,10 +109,20 @@ def problems(draw: Any) -> tuple[hb.Schema, dict[str, pa.Array], list[str], int]
             [],
             [t.FillMissing(0.5), t.Clip(-2.0, 9.0)],
             [t.FillMissing(1.0), t.Normalize(1.0, 3.0)],
+            [t.Expression("d1 - 2 * d0"), t.FillMissing(0.0)],
         ]
         columns.append(
             hb.Dense(f"x{k}", draw(st.sampled_from(kinds)), draw(st.sampled_from(["d0", "d1"])))
         )
+    for k in range(draw(st.integers(0, 2))):
+        of_keys = [
+            [t.TargetEncode("y", prior=0.5, fitted=RATES)],
+            [t.Cross(["i0"]), t.TargetEncode("y", prior=0.25, fitted=RATES)],
+            [t.JoinGroupby("d0", "sum", RATES), t.Log()],
+            [t.JoinGroupby("d0", "max", RATES), t.FillMissing(-1.0)],
+        ]
+        name = draw(st.sampled_from(["i0", "i1", "i2"]))
+        columns.append(hb.Dense(f"k{k}", draw(st.sampled_from(of_keys)), name))
     return hb.Schema(columns), raw, context, n
 
 

@@ -181,6 +181,12 @@ def test_expression_computes_with_raw_columns() -> None:
     assert batch.ids["device"].values.tolist() == keys_of(["ios 17"]).tolist()
 
 
+def test_expression_of_narrow_numbers_does_not_overflow() -> None:
+    schema = Schema([Dense("x", [Expression("a * b")])])
+    narrow = {"a": np.array([100, -100], np.int8), "b": np.array([100, 100], np.int16)}
+    assert encoded(schema, **narrow).dense["x"].tolist() == [10_000, -10_000]
+
+
 @pytest.mark.parametrize(
     "sql",
     [

@@ -31,7 +31,7 @@ class Expression(Transform):
 
     It stands first in its column, and it needs no `column`. Functions and operators are those of
     `polars.sql_expr`; names with other characters than letters, digits and `_` are put in double
-    quotes.
+    quotes. Numbers are computed with 64 bits, whatever their columns have.
 
     Args:
         sql: The expression. It must not aggregate: each row counts by itself.
@@ -61,7 +61,7 @@ class Expression(Transform):
         return tuple(dict.fromkeys(self._parsed.meta.root_names()))
 
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
-        columns = [pl.Series(name, context.column(name)) for name in self.inputs()]
+        columns = [pl.Series(name, _wide(context.column(name))) for name in self.inputs()]
         try:
             result = pl.DataFrame(columns).select(self._parsed.alias("value"))
         except pl.exceptions.PolarsError as error:
@@ -85,6 +85,15 @@ class Expression(Transform):
                 f"expression.sql: it cannot be read, got {self.sql!r}: {str(error)!r:.200}. Give "
                 "one SQL expression, such as 'price * quantity'."
             ) from error
+
+
+def _wide(values: pa.Array) -> pa.Array:
+    """Return numbers with 64 bits: narrow ones overflow, and differ between files and requests."""
+    if pa.types.is_integer(values.type) and values.type.bit_width < 64:
+        return values.cast(pa.int64())
+    if pa.types.is_floating(values.type):
+        return values.cast(pa.float64())
+    return values
 
 
 def _plain(values: pa.Array) -> pa.Array:
