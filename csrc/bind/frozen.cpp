@@ -4,6 +4,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "arrays.h"
@@ -80,14 +81,14 @@ nb::object slots_of(const FrozenRows& rows, const Input<int64_t>& ids) {
 
 // The rows of slots, one after the other, with NaN in the lanes of negative slots.
 nb::object rows_of(const FrozenRows& rows, const Input<int64_t>& slots) {
-  const size_t dim = static_cast<size_t>(rows.dim());
-  std::vector<float> out(slots.size() * dim, std::numeric_limits<float>::quiet_NaN());
-  for (size_t i = 0; i < slots.size(); i++)
-    if (slots.data()[i] >= static_cast<int64_t>(rows.num_rows())) throw nb::index_error("a slot beyond the last row");
+  const auto is_beyond = [&](int64_t slot) { return slot >= static_cast<int64_t>(rows.num_rows()); };
+  if (std::any_of(slots.data(), slots.data() + slots.size(), is_beyond))
+    throw nb::index_error("a slot beyond the last row");
+  std::vector<float> out;
   {
     nb::gil_scoped_release release;
-    for (size_t i = 0; i < slots.size(); i++)
-      if (slots.data()[i] >= 0) rows.read(static_cast<uint32_t>(slots.data()[i]), out.data() + i * dim);
+    out.assign(slots.size() * static_cast<size_t>(rows.dim()), std::numeric_limits<float>::quiet_NaN());
+    rows.read_all(slots.data(), slots.size(), out.data());
   }
   return nb::cast(to_numpy(std::move(out)));
 }

@@ -78,7 +78,10 @@ std::vector<uint8_t> frozen_index(const int64_t* ids, size_t n, const int64_t* r
       b = b + 1 == num_buckets ? 0 : b + 1;
     }
   };
-  for (size_t i = 0; i < n; i++) place(ids[i], static_cast<uint32_t>(i));
+  for (size_t i = 0; i < n; i++) {
+    if (i + kAhead < n) __builtin_prefetch(&buckets[home_of(hash_id(ids[i + kAhead]), num_buckets)], 1);
+    place(ids[i], static_cast<uint32_t>(i));
+  }
   for (size_t i = 0; i < num_removed; i++) place(removed[i], kRemoved);
   return out;
 }
@@ -161,6 +164,13 @@ void FrozenRows::read(uint32_t slot, float* out) const noexcept {
     float scale;
     std::memcpy(&scale, from, 4);
     for (size_t d = 0; d < dim; d++) out[d] = scale * static_cast<float>(static_cast<int8_t>(from[4 + d]));
+  }
+}
+
+void FrozenRows::read_all(const int64_t* slots, size_t n, float* out) const noexcept {
+  for (size_t i = 0; i < n; i++) {
+    if (i + kAhead < n && slots[i + kAhead] >= 0) prefetch_row(static_cast<uint32_t>(slots[i + kAhead]));
+    if (slots[i] >= 0) read(static_cast<uint32_t>(slots[i]), out + i * footer_->dim);
   }
 }
 

@@ -55,6 +55,8 @@ class FrozenRows {
   void read(uint32_t slot, float* out) const noexcept;
   // The slot of each of n ids; -1 for an id without a row.
   void slots(const int64_t* ids, size_t n, int64_t* out) const noexcept;
+  // The rows of n slots, which the file has, one after the other; `out` stays as it is for negative slots.
+  void read_all(const int64_t* slots, size_t n, float* out) const noexcept;
   // Calls visit(id, slot) for every row, then for every removed id with kRemoved.
   template <class F>
   void for_each(F&& visit) const {

@@ -7,6 +7,7 @@
 
 #include <cstdio>
 #include <filesystem>
+#include <numeric>
 #include <random>
 #include <string>
 #include <unordered_map>
@@ -19,7 +20,8 @@ namespace {
 class RowsFile {
  public:
   RowsFile(const std::vector<int64_t>& ids, const std::vector<int64_t>& removed, int dim) {
-    const std::vector<float> values(ids.size() * static_cast<size_t>(dim), 0.5f);
+    std::vector<float> values(ids.size() * static_cast<size_t>(dim));
+    std::iota(values.begin(), values.end(), 0.0f);
     write(frozen_rows(values.data(), ids.size(), dim, FrozenDtype::kFloat32));
     write(std::vector<uint8_t>(-written_ % 64));
     write(frozen_index(ids.data(), ids.size(), removed.data(), removed.size()));
@@ -72,4 +74,18 @@ TEST_CASE("slots are those of a plain map, for any number of ids and lanes") {
 
 TEST_CASE("removed ids have no slot") {
   CHECK(slots_of(RowsFile({7, 8}, {9}, 1), {9, 8, 7, 6}) == std::vector<int64_t>{-1, 1, 0, -1});
+}
+
+TEST_CASE("rows of slots are read in any order, and negative slots leave their place as it was") {
+  std::vector<int64_t> ids(500), slots;
+  std::iota(ids.begin(), ids.end(), -250);
+  std::mt19937_64 random(2);
+  for (size_t i = 0; i < 2000; i++) slots.push_back(static_cast<int64_t>(random() % 501) - 1);
+  const RowsFile file(ids, {}, 3);
+  std::vector<float> out(slots.size() * 3, -1.0f);
+  FrozenRows(file.path).read_all(slots.data(), slots.size(), out.data());
+  for (size_t i = 0; i < slots.size(); i++)
+    for (size_t lane = 0; lane < 3; lane++)
+      REQUIRE(out[3 * i + lane] ==
+              (slots[i] < 0 ? -1.0f : static_cast<float>(3 * slots[i]) + static_cast<float>(lane)));
 }
