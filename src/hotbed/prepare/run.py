@@ -11,11 +11,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from hotbed.connectors.delimited import Csv
 from hotbed.connectors.plan import ReadPlan, Skips
 from hotbed.data.columns import require_columns
 from hotbed.data.schema import Dense, Id, Schema, Weight
@@ -222,7 +224,7 @@ def _write(
         skipped += part.skipped
         raw = raw.with_types(part.types, part.shapes)
     shutil.rmtree(work.folder, ignore_errors=True)
-    plain = job.to_json()
+    plain = _described(job)
     about = {}
     for name in plain:
         if name not in ("schema", "output", "memory"):
@@ -242,6 +244,17 @@ def _write(
         files,
         counts,
     )
+
+
+def _described(job: Preparation) -> dict[str, Any]:
+    """Return a preparation as plain values; without a source that is in memory."""
+    try:
+        return job.to_json()
+    except ConfigError:
+        nothing = Csv("")
+        plain = replace(job, source=nothing).to_json()
+        del plain["source"]
+        return plain
 
 
 def _first_rows(work: Work, view: View) -> pa.RecordBatch:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ class Workflow:
 
     @property
     def preparation(self) -> Preparation:
-        """The preparation that was run."""
+        """The preparation that was run; only if its source was not in memory."""
         return Preparation.from_json(self._values["prepare"])
 
     @property
@@ -99,7 +99,8 @@ class Workflow:
 
         Example: `Workflow("prepared").apply(hb.sources.Csv("today.csv"), "prepared-today")`
         """
-        job = replace(self.preparation, source=source, output=output)
+        plain = {**self._values["prepare"], "source": source, "output": output}
+        job = Preparation.from_json(plain)
         write = run_again if training else apply
         with new_output(output, restart=restart) as folder:
             write(
