@@ -28,12 +28,16 @@ nb::object rows(const Input<float>& values, int dim, std::string_view dtype) {
 }
 
 nb::object index_of(const Input<int64_t>& ids, const Input<int64_t>& removed) {
-  std::vector<uint8_t> out;
+  auto held = std::make_unique<std::vector<Bucket>>();
   {
     nb::gil_scoped_release release;
-    out = frozen_index(ids.data(), ids.size(), removed.data(), removed.size());
+    *held = frozen_index(ids.data(), ids.size(), removed.data(), removed.size());
   }
-  return nb::cast(to_numpy(std::move(out)));
+  uint8_t* bytes = reinterpret_cast<uint8_t*>(held->data());
+  const size_t num_bytes = held->size() * sizeof(Bucket);
+  nb::capsule owner(held.get(), [](void* p) noexcept { delete static_cast<std::vector<Bucket>*>(p); });
+  held.release();
+  return nb::cast(Output<uint8_t>(bytes, {num_bytes}, owner));
 }
 
 nb::bytes footer(uint64_t num_rows, uint64_t num_removed, int dim, std::string_view dtype) {

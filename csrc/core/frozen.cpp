@@ -53,6 +53,7 @@ uint64_t home_of(uint64_t hash, uint64_t num_buckets) noexcept {
 std::vector<uint8_t> frozen_rows(const float* values, size_t n, int dim, FrozenDtype dtype) {
   const size_t lanes = static_cast<size_t>(dim), bytes = row_bytes(dim, dtype);
   std::vector<uint8_t> out(n * bytes);
+  if (out.empty()) return out;
   if (dtype == FrozenDtype::kFloat32) std::memcpy(out.data(), values, out.size());
   else if (dtype == FrozenDtype::kFloat16)
     for (size_t i = 0; i < n * lanes; i++) {
@@ -64,13 +65,12 @@ std::vector<uint8_t> frozen_rows(const float* values, size_t n, int dim, FrozenD
   return out;
 }
 
-std::vector<uint8_t> frozen_index(const int64_t* ids, size_t n, const int64_t* removed, size_t num_removed) {
+std::vector<Bucket> frozen_index(const int64_t* ids, size_t n, const int64_t* removed, size_t num_removed) {
   if (n >= kRemoved)
     throw std::length_error("rows: a file holds at most 2^32 - 3 rows, got " + std::to_string(n) +
                             ". Shard the table.");
   const uint64_t num_buckets = buckets_for(n + num_removed);
-  std::vector<uint8_t> out(num_buckets * sizeof(Bucket), 0);
-  Bucket* buckets = reinterpret_cast<Bucket*>(out.data());
+  std::vector<Bucket> buckets(num_buckets);
   const auto place = [&](int64_t id, uint32_t slot) {
     uint64_t b = home_of(hash_id(id), num_buckets);
     while (!buckets[b].put(id, slot)) {
@@ -83,7 +83,7 @@ std::vector<uint8_t> frozen_index(const int64_t* ids, size_t n, const int64_t* r
     place(ids[i], static_cast<uint32_t>(i));
   }
   for (size_t i = 0; i < num_removed; i++) place(removed[i], kRemoved);
-  return out;
+  return buckets;
 }
 
 FrozenFooter frozen_footer(uint64_t num_rows, uint64_t num_removed, int dim, FrozenDtype dtype) {

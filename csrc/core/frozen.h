@@ -30,7 +30,7 @@ static_assert(sizeof(FrozenFooter) == 64);
 
 // Bytes of n rows, of the index over their ids and the removed ones, and of the end of the file.
 std::vector<uint8_t> frozen_rows(const float* values, size_t n, int dim, FrozenDtype dtype);
-std::vector<uint8_t> frozen_index(const int64_t* ids, size_t n, const int64_t* removed, size_t num_removed);
+std::vector<Bucket> frozen_index(const int64_t* ids, size_t n, const int64_t* removed, size_t num_removed);
 FrozenFooter frozen_footer(uint64_t num_rows, uint64_t num_removed, int dim, FrozenDtype dtype);
 
 // One mapped file. Reading needs no lock.

@@ -34,8 +34,9 @@ class RowsFile {
   const std::string path = std::filesystem::temp_directory_path() / ("hotbed-" + std::to_string(::getpid()) + ".rows");
 
  private:
-  void write(const std::vector<uint8_t>& bytes) {
-    if (!bytes.empty()) written_ += std::fwrite(bytes.data(), 1, bytes.size(), file_);
+  template <class T>
+  void write(const std::vector<T>& items) {
+    if (!items.empty()) written_ += sizeof(T) * std::fwrite(items.data(), sizeof(T), items.size(), file_);
   }
 
   std::FILE* file_ = std::fopen(path.c_str(), "wb");

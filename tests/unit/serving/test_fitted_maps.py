@@ -27,6 +27,7 @@ from hotbed.errors import FormatError
 from hotbed.persist.checkpoint import Saver, capture
 from hotbed.persist.format import open_checkpoint
 from hotbed.persist.publish import Follower, PublishDirectory
+from hotbed.serving.stores.fetched_maps import FetchedMaps
 
 from .conftest import Held, Process, Running, wait_for
 from .test_grpc import triton
@@ -313,3 +314,40 @@ def test_a_server_of_a_parameter_server_fetches_maps(
         assert np.abs(found - expected).max() < 1e-6
     assert server.stop() == 0
     assert rows.stop() == 0
+
+
+def schema_of(*maps: FittedMap) -> hb.Schema:
+    columns = []
+    for number, fitted in enumerate(maps):
+        columns.append(hb.Id(f"f{number}", transforms=[hb.transforms.Map(fitted=fitted)]))
+    return hb.Schema(columns)
+
+
+def test_fetched_maps_are_kept_while_a_model_needs_them(tmp_path: Path) -> None:
+    a, b, c = (FittedMap.write(tmp_path / f"{key}.rows", np.array([key])) for key in range(3))
+    files = {fitted.digest: fitted.path.read_bytes() for fitted in (a, b, c)}
+    fetched = []
+
+    def fetch(digest: str) -> Iterator[bytes]:
+        fetched.append(digest)
+        yield from (files[digest][:50], files[digest][50:])
+
+    kept = FetchedMaps()
+    first = kept.local("one", schema_of(a, b), fetch)
+    other = kept.local("two", schema_of(b), fetch)
+    second = kept.local("one", schema_of(c), fetch)
+    assert fetched == [a.digest, b.digest, c.digest]
+    folder = second.maps[0].path.parent
+    names = {fitted.path.name for fitted in (*other.maps, *second.maps)}
+    assert {path.name for path in folder.glob("*.map")} == names
+    assert [one.slots(np.arange(3)).tolist() for one in first.maps] == [[0, -1, -1], [-1, 0, -1]]
+
+
+def test_map_that_arrives_torn_is_fetched_again(tmp_path: Path) -> None:
+    fitted = FittedMap.write(tmp_path / "a.rows", np.arange(9))
+    data = fitted.path.read_bytes()
+    kept = FetchedMaps()
+    with pytest.raises(FormatError, match="the fitted map changed"):
+        kept.local("m", schema_of(fitted), lambda _: [data[:-64]])
+    (again,) = kept.local("m", schema_of(fitted), lambda _: [data]).maps
+    assert again.slots(np.arange(9)).tolist() == list(range(9))
