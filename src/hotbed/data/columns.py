@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +13,17 @@ from hotbed import config
 from hotbed.data.arrays import as_numpy, is_bytes, is_list, list_array, list_lengths, nulls_of
 from hotbed.data.transforms import Transform
 from hotbed.errors import SchemaError
+
+Type = Literal["text", "integer", "number", "mixed"]
+Shape = Literal["value", "list", "mixed"]
+_TEXT = {
+    pa.string().id,
+    pa.large_string().id,
+    pa.string_view().id,
+    pa.binary().id,
+    pa.large_binary().id,
+    pa.binary_view().id,
+}
 
 # Only a few functions of Arrow take views.
 _VIEWS = {
@@ -222,3 +233,46 @@ def require_columns(names: list[str], present: list[str]) -> None:
             hints.append(f"{name!r}: Did you mean {near!r}?")
     advice = " ".join(hints) or "Add them to the data, or correct their names."
     raise SchemaError(f"columns {missing} are missing, got {present}. {advice}")
+
+
+def type_of(kind: pa.DataType) -> Type | None:
+    """Return the type of the values, or of the items of lists, in a raw column.
+
+    Returns None for an Arrow type that is neither text nor numbers.
+    """
+    while pa.types.is_nested(kind) and hasattr(kind, "value_type"):
+        kind = kind.value_type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        return "integer"
+    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return "number"
+    if kind.id in _TEXT:
+        return "text"
+    return None
+
+
+def shape_of(kind: pa.DataType) -> Shape | None:
+    """Return whether a row of an Arrow type is one value or a list; None for the null type."""
+    if pa.types.is_null(kind):
+        return None
+    if pa.types.is_nested(kind):
+        return "list"
+    return "value"
+
+
+def joined_shape(before: Shape | None, shape: Shape) -> Shape:
+    """Return the shape of a column that had the shape `before` and now has `shape`."""
+    if before is None or before == shape:
+        return shape
+    return "mixed"
+
+
+def joined(before: Type | None, kind: Type) -> Type:
+    """Return the type of a column that held values of type `before` and now of type `kind`."""
+    if before is None or before == kind:
+        return kind
+    if {before, kind} == {"integer", "number"}:
+        return "number"
+    return "mixed"

@@ -22,11 +22,11 @@ from hotbed.connectors.read_ahead import run_ahead
 from hotbed.connectors.source import Source
 from hotbed.data.bad_rows import dead_letters, located
 from hotbed.data.batch import Batch
-from hotbed.data.columns import require_columns
+from hotbed.data.columns import Shape, Type, require_columns, shape_of, type_of
 from hotbed.data.encode import Encoder
 from hotbed.data.numbers import label_outside_unit, outside_unit
 from hotbed.data.order import Buffer, Encoded, Shuffle, place_at, unshuffled
-from hotbed.data.schema import Schema, Shape, Type, check_schema, shape_of, type_of
+from hotbed.data.schema import Schema, check_schema
 from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
 
 UNMATCHED_ROWS = 100_000

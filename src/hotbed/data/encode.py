@@ -16,22 +16,21 @@ from hotbed.connectors.position import PLACE
 from hotbed.data import numbers
 from hotbed.data.arrays import is_bytes, is_list, list_lengths, offsets_of
 from hotbed.data.batch import Batch, Ids
-from hotbed.data.columns import Columns, ids_of, require_columns, text_buffers, transformed
-from hotbed.data.numbers import BadRows, Positives, numeric
-from hotbed.data.schema import (
-    Dense,
-    Id,
-    Label,
-    Schema,
+from hotbed.data.columns import (
+    Columns,
     Shape,
-    Time,
     Type,
-    Weight,
+    ids_of,
     joined,
     joined_shape,
+    require_columns,
     shape_of,
+    text_buffers,
+    transformed,
     type_of,
 )
+from hotbed.data.numbers import BadRows, Positives, numeric
+from hotbed.data.schema import Dense, Id, Label, Schema, Time, Weight
 from hotbed.errors import DataError, DecodeError, SchemaError
 
 Aside = Callable[[pa.RecordBatch, str, str], None]

@@ -16,24 +16,15 @@ from hotbed import checks, config
 from hotbed.connectors import times
 from hotbed.connectors.prepared import read_workflow
 from hotbed.connectors.source import Source, not_endless
+from hotbed.data.columns import Shape, Type, joined, joined_shape
 from hotbed.data.fit import fit
 from hotbed.data.fitted import FittedMap
 from hotbed.data.transforms import Expression, FillMissing, Transform
 from hotbed.errors import ConfigError, SchemaError
 from hotbed.files import local_path
 
-Type = Literal["text", "integer", "number", "mixed"]
-Shape = Literal["value", "list", "mixed"]
 POOLINGS = ("sum", "mean", "max", "none")
 """In the order of the native core's numbers."""
-_TEXT = {
-    pa.string().id,
-    pa.large_string().id,
-    pa.string_view().id,
-    pa.binary().id,
-    pa.large_binary().id,
-    pa.binary_view().id,
-}
 
 
 class Column(ABC):
@@ -445,49 +436,6 @@ def _with_map(transform: Transform, paths: Mapping[str, Path]) -> Transform:
     moved = FittedMap(paths[digest], digest)
     # a transform with a map is a dataclass with the field `fitted`
     return replace(transform, fitted=moved)  # type: ignore[type-var]
-
-
-def type_of(kind: pa.DataType) -> Type | None:
-    """Return the type of the values, or of the items of lists, in a raw column.
-
-    Returns None for an Arrow type that is neither text nor numbers.
-    """
-    while pa.types.is_nested(kind) and hasattr(kind, "value_type"):
-        kind = kind.value_type
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
-        return "integer"
-    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-        return "number"
-    if kind.id in _TEXT:
-        return "text"
-    return None
-
-
-def shape_of(kind: pa.DataType) -> Shape | None:
-    """Return whether a row of an Arrow type is one value or a list; None for the null type."""
-    if pa.types.is_null(kind):
-        return None
-    if pa.types.is_nested(kind):
-        return "list"
-    return "value"
-
-
-def joined_shape(before: Shape | None, shape: Shape) -> Shape:
-    """Return the shape of a column that had the shape `before` and now has `shape`."""
-    if before is None or before == shape:
-        return shape
-    return "mixed"
-
-
-def joined(before: Type | None, kind: Type) -> Type:
-    """Return the type of a column that held values of type `before` and now of type `kind`."""
-    if before is None or before == kind:
-        return kind
-    if {before, kind} == {"integer", "number"}:
-        return "number"
-    return "mixed"
 
 
 def check_schema(schema: Any) -> None:

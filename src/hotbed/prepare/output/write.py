@@ -16,8 +16,9 @@ from hotbed.connectors.plan import BadRow, Skips
 from hotbed.connectors.position import PLACE
 from hotbed.data.bad_rows import dead_letters
 from hotbed.data.batch import Batch
+from hotbed.data.columns import Shape, Type, joined, joined_shape, shape_of, type_of
 from hotbed.data.encode import Encoder
-from hotbed.data.schema import Schema, Shape, Type, joined, joined_shape, shape_of, type_of
+from hotbed.data.schema import Schema
 from hotbed.errors import DecodeError
 from hotbed.prepare.keyed.encodings import training_schema
 from hotbed.prepare.output.files import LETTERS_FOLDER, PartWriter, WrittenFile
