@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -57,10 +57,9 @@ class Parquet(FileSource):
         plan: ReadPlan,
     ) -> Iterator[Rows]:
         file = section.file
-        parquet = _open(file)
-        wanted = self.schema()
-        names = plan.wanted(wanted.names)
-        wanted = pa.schema([wanted.field(name) for name in names])
+        wanted = _with_dictionaries(self.schema(), plan)
+        dictionaries = [field.name for field in wanted if pa.types.is_dictionary(field.type)]
+        parquet = _open(file, dictionaries)
         groups: list[int] = []
         skip = skip_rows
         for group in range(parquet.metadata.num_row_groups):
@@ -88,9 +87,20 @@ class Parquet(FileSource):
             ) from error
 
 
-def _open(file: str) -> pq.ParquetFile:
+def _with_dictionaries(schema: pa.Schema, plan: ReadPlan) -> pa.Schema:
+    """Return the fields to read, with dictionaries for the text that `plan` takes so."""
+    fields: list[pa.Field] = []
+    for name in plan.wanted(schema.names):
+        field = schema.field(name)
+        if name in plan.words and pa.types.is_string(field.type):
+            field = field.with_type(pa.dictionary(pa.int32(), field.type))
+        fields.append(field)
+    return pa.schema(fields)
+
+
+def _open(file: str, dictionaries: Sequence[str] = ()) -> pq.ParquetFile:
     try:
-        return pq.ParquetFile(open_bytes(file))
+        return pq.ParquetFile(open_bytes(file), read_dictionary=list(dictionaries))
     except (pa.ArrowException, OSError) as error:
         raise DecodeError(
             f"{file}: not a whole parquet file, got {first_line(error)}. Write the file again or "

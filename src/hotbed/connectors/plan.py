@@ -69,6 +69,7 @@ class ReadPlan:
         skips: Counts the bad rows and files, which are then skipped. None = the first one raises.
         live: Journal, dead letters and clock of an endless source. None = the source makes its
             own, in memory.
+        words: Text columns that may come as Arrow dictionaries, where the file holds them so.
         aside: Called with the rows of a file that are skipped because they cannot be read.
     """
 
@@ -76,6 +77,7 @@ class ReadPlan:
     types: Mapping[str, pa.DataType] = field(default_factory=dict)
     skips: Skips | None = None
     live: Live | None = None
+    words: Sequence[str] = ()
     aside: Callable[[Sequence[BadRow]], None] | None = None
 
     def wanted(self, names: Iterable[str]) -> list[str]:

@@ -352,7 +352,8 @@ class Join(Source):
         needed = {*wanted, *keys}
         types = {name: kind for name, kind in plan.types.items() if name not in keys}
         left_columns = tuple(name for name in left.names if name in needed)
-        left_plan = replace(plan, columns=left_columns, types=types)
+        words = [name for name in plan.words if name not in keys]
+        left_plan = replace(plan, columns=left_columns, types=types, words=words)
         side_keys = side.select(keys)
         for batch, after in self.source.read(position, batch_rows, left_plan):
             if not batch.num_rows:

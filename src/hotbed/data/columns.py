@@ -205,11 +205,26 @@ def transformed(
 ) -> pa.Array:
     """Return the raw column `name` after `transforms`."""
     values = context.column(name)
-    if transforms and pa.types.is_dictionary(values.type):
-        values = values.dictionary_decode()
     for transform in transforms:
+        if pa.types.is_dictionary(values.type):
+            if transform.by_value and 2 * len(values.dictionary) <= len(values):
+                values = _by_word(transform, values, context)
+                continue
+            values = values.dictionary_decode()
         values = apply(transform, values, context)
     return values
+
+
+def _by_word(
+    transform: Transform,
+    values: pa.DictionaryArray,
+    context: Columns,
+) -> pa.Array:
+    """Return `transform` applied to a dictionary column: once to each word, and to null."""
+    null = pa.nulls(1, values.dictionary.type)
+    words = pa.concat_arrays([values.dictionary, null])
+    places = values.indices.fill_null(len(values.dictionary))
+    return transform.apply(words, context).take(places)
 
 
 def require_columns(names: list[str], present: list[str]) -> None:

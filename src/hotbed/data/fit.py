@@ -63,9 +63,15 @@ class Task:
 
     def values(self, context: Columns) -> Iterator[pa.Array]:
         """Yield, for each column, the values that reach its transform, as learners take them."""
+        for values in self.inputs(context):
+            if pa.types.is_dictionary(values.type):
+                values = values.dictionary_decode()
+            yield flat(values)
+
+    def inputs(self, context: Columns) -> Iterator[pa.Array]:
+        """Yield, for each column, the values that reach its transform."""
         for column, step in zip(self.columns, self.steps, strict=True):
-            values = transformed(column.source, column.transforms[:step], context)
-            yield _flat(values)
+            yield transformed(column.source, column.transforms[:step], context)
 
     def filled(self, schema: Schema, learned: Any) -> Schema:
         """Return `schema` with what was learned."""
@@ -155,12 +161,10 @@ def _learn(source: Source, tasks: Sequence[Task]) -> list[Learner]:
     return learners
 
 
-def _flat(values: pa.Array) -> pa.Array:
+def flat(values: pa.Array) -> pa.Array:
     """Return the items of lists, or the values, with null for NaN and infinite numbers."""
     while is_list(values.type):
         values = values.flatten()
-    if pa.types.is_dictionary(values.type):
-        values = values.dictionary_decode()
     if pa.types.is_null(values.type):
         return values.cast(pa.int64())
     if pa.types.is_floating(values.type):

@@ -287,7 +287,13 @@ def _plan(job: Preparation, *, is_implicit: bool) -> ReadPlan:
     skips = None
     if job.on_error == "skip":
         skips = Skips()
-    return ReadPlan(tuple(names), types, skips)
+    words = [name for name in _only_words(job.schema) if name not in as_they_are]
+    return ReadPlan(
+        tuple(names),
+        types,
+        skips,
+        words=words,
+    )
 
 
 def _keys_and_groups(job: Preparation) -> list[str]:
@@ -300,6 +306,23 @@ def _keys_and_groups(job: Preparation) -> list[str]:
     if job.negatives is not None:
         names += job.negatives.inputs()
     return names
+
+
+def _only_words(schema: Schema) -> list[str]:
+    """Return the raw columns that are only read word by word."""
+    names: set[str] = set()
+    others: set[str] = set()
+    for column in schema.columns:
+        is_words = False
+        if isinstance(column, (Dense, Id)):
+            is_words = bool(column.transforms) and column.transforms[0].by_value
+            for transform in column.transforms:
+                others.update(transform.inputs(), transform.learns_from())
+        if is_words:
+            names.add(column.source)
+        else:
+            others.add(column.source)
+    return sorted(names - others)
 
 
 def _only_learned_from(schema: Schema) -> list[str]:

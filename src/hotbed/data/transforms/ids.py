@@ -32,6 +32,7 @@ class Hash(Transform):
     """
 
     reads_text: ClassVar[bool] = True
+    by_value: ClassVar[bool] = True
     gives_ids: ClassVar[bool] = True
 
     bins: int | None = None
@@ -122,6 +123,7 @@ class Map(Transform):
     """
 
     reads_text: ClassVar[bool] = True
+    by_value: ClassVar[bool] = True
 
     vocabulary: Sequence[str | int] | None = None
     min_count: int = 1

@@ -46,6 +46,7 @@ class TargetEncode(Transform):
 
     reads_text: ClassVar[bool] = True
     by_item: ClassVar[bool] = False
+    by_value: ClassVar[bool] = True
 
     label: str
     folds: int = 5
@@ -101,6 +102,7 @@ class JoinGroupby(Transform):
 
     reads_text: ClassVar[bool] = True
     by_item: ClassVar[bool] = False
+    by_value: ClassVar[bool] = True
 
     column: str
     statistic: Statistic = "mean"

@@ -22,7 +22,7 @@ from hotbed.connectors.times import to_microseconds
 from hotbed.data import numbers
 from hotbed.data.arrays import as_numpy, is_bytes, nulls_of, numbers_of
 from hotbed.data.columns import Columns
-from hotbed.data.fit import Task
+from hotbed.data.fit import Task, flat
 from hotbed.data.fitted import FittedMap
 from hotbed.data.schema import Dense, Id, Label, Schema
 from hotbed.data.transforms import JoinGroupby, Map, TargetEncode
@@ -158,8 +158,8 @@ class Vocabulary(KeyedFit):
 
     def select(self, chunk: Chunk, context: Columns) -> Keyed:
         parts: list[pa.RecordBatch] = []
-        for values in self.task.values(context):
-            counts = count_values(values, self.name)
+        for values in self.task.inputs(context):
+            counts = count_values(flat(values), self.name)
             if counts.num_rows:
                 parts.append(counts)
         if not parts:

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from hotbed.data.arrays import is_bytes
+from hotbed.data.arrays import as_numpy, is_bytes, nulls_of
 from hotbed.data.columns import ids_of
 from hotbed.errors import SchemaError
 from hotbed.prepare.shuffle import BatchReader
@@ -27,7 +28,7 @@ def count_values(values: pa.Array, name: str) -> pa.RecordBatch:
     """Return the number of rows of each value; missing values are left out.
 
     Args:
-        values: integers or text, without dictionaries.
+        values: integers or text; text may be a dictionary.
         name: of the column, for messages.
 
     Returns:
@@ -36,17 +37,33 @@ def count_values(values: pa.Array, name: str) -> pa.RecordBatch:
     Raises:
         SchemaError: the values cannot be ids.
     """
-    if not is_bytes(values.type):
-        counts = pl.Series("key", ids_of(values.drop_null(), name)).value_counts(name="count")
-        return _batch(counts)
-    counts = pl.Series("word", values).drop_nulls().value_counts(name="count")
-    words = counts["word"].to_arrow()
-    if pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type):
-        words = words.cast(pa.large_binary())
+    if pa.types.is_dictionary(values.type):
+        words, counts = _counts_of_dictionary(values)
     else:
-        words = words.cast(pa.large_string())
-    keys = pl.Series("key", ids_of(words, name))
-    return _batch(counts.with_columns(keys))
+        words, counts = _counts_of(values)
+    columns = {"key": ids_of(words, name), "count": counts}
+    if is_bytes(words.type):
+        is_text = pa.types.is_string(words.type) or pa.types.is_large_string(words.type)
+        columns["word"] = words.cast(pa.large_string() if is_text else pa.large_binary())
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def _counts_of(values: pa.Array) -> tuple[pa.Array, NDArray[np.int64]]:
+    """Return the different values, without null, and how often each occurs."""
+    kind = values.type
+    counts = pl.Series("value", values.drop_null()).value_counts(name="count")
+    different = counts["value"].to_arrow().cast(kind)
+    return different, counts["count"].to_numpy().astype(np.int64)
+
+
+def _counts_of_dictionary(values: pa.DictionaryArray) -> tuple[pa.Array, NDArray[np.int64]]:
+    """Return the words that occur, without null, and how often; a word may come twice."""
+    words = values.dictionary
+    places = as_numpy(values.indices.drop_null())
+    counts = np.bincount(places, minlength=len(words))
+    counts[nulls_of(words)] = 0
+    present = np.flatnonzero(counts)
+    return words.take(pa.array(present)), counts[present]
 
 
 def sum_counts(counts: pa.Table | pa.RecordBatch) -> pl.DataFrame:

@@ -62,8 +62,11 @@ class ColumnProfile:
 
     def add(self, values: pa.Array, context: Columns) -> None:
         """Add the next rows of the column."""
-        if not pa.types.is_null(values.type):
-            self.types[str(values.type)] = None
+        kind = values.type
+        if pa.types.is_dictionary(kind):
+            kind = kind.value_type
+        if not pa.types.is_null(kind):
+            self.types[str(kind)] = None
         while is_list(values.type):
             empty = as_numpy(values.value_lengths().fill_null(0)) == 0
             self.values += int(empty.sum())
