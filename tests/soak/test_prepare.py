@@ -24,7 +24,7 @@ from hotbed.errors import DataError
 
 pytestmark = pytest.mark.soak
 
-MEMORY = 1000 * 10**6
+MEMORY = 500 * 10**6
 BLOCK_ROWS = 200_000
 KILLS: list[str] = []
 

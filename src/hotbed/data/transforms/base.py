@@ -45,7 +45,7 @@ class Transform(ABC):
     """Whether a list is transformed item by item; else a column must hold single values."""
 
     by_value: ClassVar[bool] = False
-    """Whether the result for a value depends on nothing else, so that words are mapped once each."""
+    """Whether the result for a value depends on it alone, so that words are mapped once each."""
 
     joint: str | None = None
     """Transforms of one name learn together, from the values of all of their columns."""
