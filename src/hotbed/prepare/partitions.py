@@ -24,7 +24,7 @@ from hotbed.connectors.position import Place, Position
 from hotbed.connectors.source import Join, Source, not_endless
 from hotbed.embedding.hashing import Uint64Array
 from hotbed.errors import DecodeError
-from hotbed.prepare.places import Purpose, hash_copies, hash_places
+from hotbed.prepare.places import Purpose, hash_places
 
 CHUNK_ROWS = 131_072
 """Rows of a chunk; the last one of a partition may have fewer."""
@@ -98,14 +98,17 @@ class Chunk:
         return replace(self, rows=pa.RecordBatch.from_pydict(arrays))
 
     def hashes(self, seed: int, purpose: Purpose) -> Uint64Array:
-        """Return the hashes of the rows' places and copies, uint64 [n]."""
-        hashes = hash_places(
+        """Return the hashes of the rows' places, uint64 [n]; a negative has that of its positive.
+
+        A positive and its negatives are in one fold: in different ones, their target encodings
+        would tell them apart.
+        """
+        return hash_places(
             self.partition.file,
             self.places,
             seed,
             purpose,
         )
-        return hash_copies(hashes, self.copies)
 
     def located(
         self,

@@ -17,7 +17,7 @@ from hotbed.data.numbers import BadRows
 from hotbed.data.schema import Label, Schema, Time, Weight
 from hotbed.prepare.keyed.encodings import Encoding
 from hotbed.prepare.partitions import CHUNK_ROWS, TRAIN, VALID, Chunk, Partition
-from hotbed.prepare.places import Purpose
+from hotbed.prepare.places import Purpose, hash_copies
 from hotbed.prepare.sampling.catalogue import Catalogue
 from hotbed.prepare.sampling.down_sample import DownSample
 from hotbed.prepare.sampling.negatives import (
@@ -158,7 +158,7 @@ class View:
         context = Columns(chunk.rows)
         values = numbers.label(label, context.column(label.source))
         is_train = chunk.part == TRAIN
-        hashes = chunk.hashes(self.seed, Purpose.DOWN_SAMPLE)
+        hashes = hash_copies(chunk.hashes(self.seed, Purpose.DOWN_SAMPLE), chunk.copies)
         is_kept = ~is_train | sample.kept_rows(values, hashes)
         if sample.weight is not None:
             weights = np.where(is_train, sample.weights(values), np.float32(1))

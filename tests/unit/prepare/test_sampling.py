@@ -151,6 +151,18 @@ def test_negatives_are_in_the_part_of_their_positive(
     assert workflow.counts["users_without_unknown_items"] == 0
 
 
+def test_target_encodings_of_users_do_not_tell_negatives_from_their_positive(
+    raw: Path, tmp_path: Path
+) -> None:
+    encode = {"kind": "target_encode", "label": "watched", "folds": 3}
+    rate = {"kind": "dense", "name": "rate", "column": "user", "transforms": [encode]}
+    schema = {"columns": [*IMPLICIT["columns"], rate]}
+    negatives = {"user": "user", "item": "film"}
+    _, parts = prepared(raw, tmp_path / "out", schema, negatives=negatives)
+    # one of five rows is positive: in each fold, since a positive takes its negatives along
+    np.testing.assert_allclose(parts["train"]["rate"], 0.2, rtol=1e-6)
+
+
 def test_nothing_depends_on_memory_and_workers(raw: Path, tmp_path: Path) -> None:
     keys: dict[str, Any] = {
         "negatives": {"user": "user", "item": "film", "draw": "popularity"},
