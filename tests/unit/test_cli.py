@@ -122,7 +122,7 @@ def test_verbs_and_flags_are_frozen() -> None:
         "verify": ["checkpoint"],
         "restore": ["--state", "path"],
         "diff": ["one", "two"],
-        "init": ["--columns", "--label", "--out", "data_file"],
+        "init": ["--columns", "--item", "--label", "--out", "--prepare", "--user", "data_file"],
         "schema": [],
         "doctor": [],
     }
@@ -564,7 +564,7 @@ def test_a_draft_of_the_shipped_data_needs_no_correction() -> None:
             "a.csv",
             "user,item\n1,2\n4,5\n7,8\n",
             SchemaError,
-            "If every row is something that happened .* add a column that is 1",
+            "If every row is something that happened .* --prepare drafts",
         ),
         (
             "a.csv",

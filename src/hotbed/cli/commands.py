@@ -350,13 +350,36 @@ def init(
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="The job file to write.")] = Path("job.yaml"),
+    prepare: Annotated[
+        bool, typer.Option("--prepare", help="Draft a preparation of the rows, too: prepare.yaml.")
+    ] = False,
+    user: Annotated[
+        str | None, typer.Option(help="With --prepare: the column that says who chose.")
+    ] = None,
+    item: Annotated[
+        str | None, typer.Option(help="With --prepare: the column that says what was chosen.")
+    ] = None,
 ) -> None:
     """Write a commented job for a data file by looking at its columns."""
     names = None
     if columns is not None:
         names = [name.strip() for name in columns.split(",")]
-    run.init(str(data_file), out, label, names)
-    show.print_written_job(out)
+    if not prepare:
+        if user is not None or item is not None:
+            raise ConfigError("init: --user and --item are for a preparation. Add --prepare.")
+        run.init(str(data_file), out, label, names)
+        show.print_written_job(out)
+        return
+    preparation = run.init_preparation(
+        str(data_file),
+        out,
+        names,
+        label=label,
+        user=user,
+        item=item,
+    )
+    Preparation.read(preparation)
+    show.print_written_preparation(preparation, out)
 
 
 @app.command()

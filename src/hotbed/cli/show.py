@@ -189,6 +189,14 @@ def print_written_job(path: Path) -> None:
     console.print(f"wrote {path}: read its comments, correct it, then: hotbed train {path}")
 
 
+def print_written_preparation(preparation: Path, job: Path) -> None:
+    """Print where a drafted preparation and its job are, and what comes next."""
+    console.print(
+        f"wrote {preparation} and {job}: read their comments, correct them, then: hotbed prepare "
+        f"{preparation}; hotbed train {job}"
+    )
+
+
 def _print_history(part: str, history: History) -> None:
     """Print the metrics of a part of a job, and its speed."""
     speed = history.epochs[-1]["samples_per_second"]

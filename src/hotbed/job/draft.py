@@ -6,7 +6,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import polars as pl
 import pyarrow as pa
@@ -21,6 +21,7 @@ from hotbed.job.roles import (
     feature_line,
     find_label,
     find_time,
+    gives_away,
     label_line,
     quoted,
     time_line,
@@ -34,6 +35,43 @@ _WEIGHTED_IDS = Line(
 )
 
 
+@dataclass(frozen=True)
+class Sample:
+    """The first rows of a file, and the source that reads it."""
+
+    path: str
+    source: FileSource
+    frame: pl.DataFrame
+
+    @staticmethod
+    def of(path: str, columns: Sequence[str] | None = None) -> Sample:
+        """Return the first rows of a csv, tsv, jsonl, libsvm or parquet file.
+
+        Args:
+            path: the file.
+            columns: names of the columns of a csv or tsv file whose first line is not a header, or
+                has names that cannot be used.
+
+        Raises:
+            ConfigError: the file is of another kind.
+            SchemaError: the file is empty, or the first line of a csv file is data.
+        """
+        source = source_of(path)
+        if isinstance(source, Csv):
+            source = _named(source, path, columns)
+        elif columns is not None:
+            raise ConfigError(
+                f"{path}: the file names its columns, got --columns {','.join(columns)}. Leave it "
+                "out."
+            )
+        frame = _first_rows(source)
+        if not len(frame):
+            raise SchemaError(
+                f"{path}: no rows to look at, got an empty file. Give a file with data."
+            )
+        return Sample(path, source, frame)
+
+
 def draft(path: str, label: str | None = None, columns: Sequence[str] | None = None) -> str:
     """Return a commented job in YAML for a csv, tsv, jsonl or parquet file.
 
@@ -42,8 +80,7 @@ def draft(path: str, label: str | None = None, columns: Sequence[str] | None = N
     Args:
         path: the file.
         label: the column to predict; None = guessed from the names.
-        columns: names of the columns of a csv or tsv file whose first line is not a header, or has
-            names that cannot be used.
+        columns: as in `Sample.of`.
 
     Raises:
         ConfigError: the file is of another kind.
@@ -51,31 +88,28 @@ def draft(path: str, label: str | None = None, columns: Sequence[str] | None = N
 
     Example: `print(draft("ratings.csv", label="rating"))`
     """
-    source = source_of(path)
-    if isinstance(source, Csv):
-        source = _named(source, path, columns)
-    elif columns is not None:
-        raise ConfigError(
-            f"{path}: the file names its columns, got --columns {','.join(columns)}. Leave it out."
-        )
-    frame = _sample(source)
-    if not len(frame):
-        raise SchemaError(f"{path}: no rows to look at, got an empty file. Give a file with data.")
+    sample = Sample.of(path, columns)
+    frame = sample.frame
     name = label or find_label(frame)
     if name is None or name not in frame.columns:
         raise SchemaError(_no_label(path, name, frame.columns))
     time = find_time(frame, name)
-    lines = _lines(frame, name, time)
-    if isinstance(source, Libsvm):
+    lines = lines_of(frame, name, time)
+    if isinstance(sample.source, Libsvm):
         lines = [label_line(frame[name]), _WEIGHTED_IDS]
+    check_features(path, frame, lines)
+    ordered: Source = sample.source
+    if time is not None and not frame[time].is_sorted():
+        ordered = sample.source.sort(time)
+    return _page(path, ordered, lines, len(frame))
+
+
+def check_features(path: str, frame: pl.DataFrame, lines: Sequence[Line]) -> None:
+    """Raise SchemaError if there is nothing to predict from."""
     if not any(line.role in ("id", "dense") for line in lines):
         raise SchemaError(
             f"{path}: no column to predict from, got {', '.join(frame.columns)}. Add features."
         )
-    ordered: Source = source
-    if time is not None and not frame[time].is_sorted():
-        ordered = source.sort(time)
-    return _page(path, ordered, lines, len(frame))
 
 
 def _no_label(path: str, name: str | None, columns: Sequence[str]) -> str:
@@ -87,19 +121,25 @@ def _no_label(path: str, name: str | None, columns: Sequence[str]) -> str:
     return (
         f"{path}: no column looks like a label, got {choices}. Name the column to predict with "
         "--label. If every row is something that happened (a click, a play, a purchase), there is "
-        "no label yet: add a column that is 1 in these rows. Then add rows with 0 for items that "
-        "were shown and not chosen, or for a few items drawn at random for each event."
+        "no label yet: --prepare drafts a preparation that adds rows of other items."
     )
 
 
-def _lines(frame: pl.DataFrame, label: str, time: str | None) -> list[Line]:
-    """Return the line of each column: the label, the time, then the features."""
-    lines = [label_line(frame[label])]
+def lines_of(frame: pl.DataFrame, label: str | None, time: str | None) -> list[Line]:
+    """Return the line of each column: the label if there is one, the time, then the features."""
+    lines: list[Line] = []
+    if label is not None:
+        lines.append(label_line(frame[label]))
     if time is not None:
         lines.append(time_line(frame[time]))
     for column in frame.columns:
-        if column not in (label, time):
-            lines.append(feature_line(frame[column]))
+        if column in (label, time):
+            continue
+        line = feature_line(frame[column])
+        if label is not None and line.role != "left out" and gives_away(frame, label, column):
+            why = f"left out: it decides {label}, as an outcome would"
+            line = Line("left out", line.text, why)
+        lines.append(line)
     return lines
 
 
@@ -167,7 +207,7 @@ def _shortened(fields: Sequence[str]) -> str:
     return shown
 
 
-def _sample(source: Source) -> pl.DataFrame:
+def _first_rows(source: Source) -> pl.DataFrame:
     """Return the first rows of a source."""
     batches: list[pa.RecordBatch] = []
     num_rows = 0
@@ -187,36 +227,49 @@ def _sample(source: Source) -> pl.DataFrame:
 
 
 def _page(path: str, source: Source, lines: Sequence[Line], num_rows: int) -> str:
+    order = "in the order of the file; shuffle it first if that order means something"
+    if any(line.role == "time" for line in lines):
+        order = "in the order of time"
+    head = _TEMPLATE.format(
+        path=path,
+        rows=f"{num_rows:,}",
+        columns=columns_text(lines),
+        events=flow(config.describe(source)),
+        order=order,
+    )
+    return head + rest_of_job(lines, num_rows)
+
+
+def columns_text(lines: Sequence[Line]) -> str:
+    """Return the list of a schema's columns in YAML, with the reason next to each."""
     width = 2 + max(len(line.text) for line in lines if line.role != "left out")
-    columns = []
+    columns: list[str] = []
     for line in lines:
         if line.role == "left out":
             columns.append(f"    # - {line.text:<{width - 2}}# {line.why}")
         else:
             columns.append(f"    - {line.text:<{width}}# {line.why}")
-    order = "in the order of the file; shuffle it first if that order means something"
+    return "\n".join(columns)
+
+
+def rest_of_job(lines: Sequence[Line], num_rows: int, shuffle: int = 0) -> str:
+    """Return what follows the sources of a job: model, tables, and how to train."""
     evict = ""
     if any(line.role == "time" for line in lines):
-        order = "in the order of time"
         evict = "  # evict: {kind: ttl, days: 90}             # rows not seen for so long go\n"
-    return _TEMPLATE.format(
-        path=path,
-        rows=f"{num_rows:,}",
-        columns="\n".join(columns),
-        events=_flow(config.describe(source)),
-        order=order,
-        evict=evict,
-        batch_size=_batch_size(num_rows),
-    )
+    fit = f"epochs: 10, batch_size: {_batch_size(num_rows)}"
+    if shuffle:
+        fit = f"{fit}, shuffle: {shuffle}"
+    return _REST.format(evict=evict, fit=fit)
 
 
-def _flow(value: object) -> str:
+def flow(value: object) -> str:
     """Return plain values as YAML on one line."""
     if isinstance(value, Mapping):
-        members = [f"{key}: {_flow(member)}" for key, member in value.items()]
+        members = [f"{key}: {flow(member)}" for key, member in value.items()]
         return f"{{{', '.join(members)}}}"
     if isinstance(value, list):
-        return f"[{', '.join(_flow(item) for item in value)}]"
+        return f"[{', '.join(flow(item) for item in value)}]"
     if isinstance(value, bool):
         return str(value).lower()
     return quoted(str(value))
@@ -244,7 +297,9 @@ schema:
 # The rows, {order}: the first 80 % train, the rest validates.
 train: {{kind: slice, stop: 0.8, source: &events {events}}}
 valid: {{kind: slice, start: 0.8, source: *events}}
+"""
 
+_REST = """
 model: {{kind: dcnv2, num_cross_layers: 2, hidden: [128, 64], dropout: 0.1}}
 
 tables:
@@ -255,7 +310,7 @@ tables:
 
 optimizer: {{kind: adam, lr: 1e-3}}            # of the dense network
 metrics: [auc, log_loss]
-fit: {{epochs: 10, batch_size: {batch_size}}}
+fit: {{{fit}}}
 # Training ends when the validation's log loss rises; the epoch before it is kept.
 callbacks:
   - {{kind: early_stopping, metric: log_loss, patience: 1}}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,11 +23,17 @@ MAX_DEVIATIONS = 10
 a hundred.
 """
 
+SAME_VALUE = 0.95
+"""Share of the items in whose rows a column has one value, if the column follows the item."""
+
+MAX_OUTCOMES = 20
+"""Different values of a column that may be another outcome, such as the opposite of the label."""
+
 _LABEL = re.compile(
     r"(is_?)?"
-    r"(label|click(ed)?|target|y|liked?|buy|bought|purchased?|conver(sion|ted)|rating|stars|score)"
+    r"(label|clk|click(ed)?|target|y|liked?|buy|bought|purchased?|conver(sion|ted)|rating|stars|score)"
 )
-_TIME = re.compile(r"(.*_)?(time(stamp)?|ts|at|date|datetime|created|hour)", re.IGNORECASE)
+_TIME = re.compile(r"(.*_)?(time(_?stamp)?|ts|at|date|datetime|created|hour)", re.IGNORECASE)
 _NAMES = re.compile(
     r"(.*_)?"
     r"(id|code|type|category|user|item|movie|film|product|ad|campaign|site|app|device|shop|store|"
@@ -42,6 +49,16 @@ _AMOUNTS = re.compile(
     r"length|len|size|width|height|weight|distance|rate|ratio|percent|pct|rank)"
     r"(_.*)?|I\d+",
     re.IGNORECASE,
+)
+# Columns that say who chose, and what was chosen.
+_USERS = re.compile(
+    r"(user|uid|member|customer|visitor|account|client|reviewer|viewer|reader|listener)"
+    r"(_?(id|idx|key|hash))?"
+)
+_ITEMS = re.compile(
+    r"(item|iid|product|movie|film|article|news|song|track|video|book|game|ad|ad_?group|listing|"
+    r"offer|post|recipe|sku|asin|goods|artist|app)"
+    r"(_?(id|idx|key|hash))?"
 )
 _LISTS = re.compile(r"^[^|;]+(\|[^|;]+)+$")
 _ISO_DATE = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}.*)?$"
@@ -90,6 +107,51 @@ def find_time(frame: pl.DataFrame, label: str) -> str | None:
         if values.dtype.is_temporal() or (_TIME.fullmatch(name) and _unit(values)):
             return name
     return None
+
+
+def find_user(frame: pl.DataFrame) -> str | None:
+    """Return the name of the column that says who chose, else None."""
+    return _named(frame, _USERS)
+
+
+def find_item(frame: pl.DataFrame) -> str | None:
+    """Return the name of the column that says what was chosen, else None."""
+    return _named(frame, _ITEMS)
+
+
+def _named(frame: pl.DataFrame, names: re.Pattern[str]) -> str | None:
+    for name in frame.columns:
+        values = frame[name]
+        is_key = values.dtype.is_integer() or values.dtype == pl.String
+        if is_key and names.fullmatch(name.lower()) and values.n_unique() > 1:
+            return name
+    return None
+
+
+def follow_item(frame: pl.DataFrame, item: str, others: Sequence[str]) -> list[str]:
+    """Return the columns among `others` whose value is the same in nearly all rows of an item.
+
+    Items of one row say nothing about this; without others, no column follows the item.
+    """
+    counts = frame.group_by(item).agg(
+        pl.len().alias("num rows"),
+        *(pl.col(name).n_unique().alias(f"num {name}") for name in others),
+    )
+    repeated = counts.filter(pl.col("num rows") > 1)
+    following: list[str] = []
+    for name in others:
+        if len(repeated) and _share(repeated[f"num {name}"] == 1) >= SAME_VALUE:
+            following.append(name)
+    return following
+
+
+def gives_away(frame: pl.DataFrame, label: str, name: str) -> bool:
+    """Return whether the values of a column decide the label in each row, as an outcome does."""
+    values = frame[name]
+    if values.dtype.is_nested() or values.n_unique() > MAX_OUTCOMES or len(frame) < 100:
+        return False
+    labels = frame.group_by(name).agg(pl.col(label).n_unique().alias("num labels"))
+    return bool((labels["num labels"] == 1).all())
 
 
 def _unit(values: pl.Series) -> str | None:

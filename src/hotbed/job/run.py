@@ -17,7 +17,8 @@ from hotbed import config
 from hotbed.connectors import Live
 from hotbed.errors import ConfigError, DataError
 from hotbed.files import Where
-from hotbed.job.draft import draft, source_of
+from hotbed.job.draft import Sample, draft, source_of
+from hotbed.job.draft_preparation import draft_preparation
 from hotbed.job.events import Began, Finished, Report, Scored, WarmStarted, ignore
 from hotbed.job.job import Job
 from hotbed.job.schema import json_schema
@@ -463,14 +464,54 @@ def init(
         ConfigError: `out` exists.
         NotWritten: `out` cannot be written.
     """
+    _refuse_existing(out)
+    text = draft(data_file, label, columns)
+    _write_draft(out, text)
+    Job.read(out)
+
+
+def init_preparation(
+    data_file: str,
+    out: Path,
+    columns: Sequence[str] | None = None,
+    **names: str | None,
+) -> Path:
+    """Write a commented job to `out`, and beside it the preparation of its rows.
+
+    Args:
+        data_file: raw rows.
+        out: the job.
+        columns: as in `Sample.of`.
+        names: columns `label`, `user` and `item`, as in `draft_preparation`.
+
+    Returns:
+        The file of the preparation, `prepare.yaml`.
+
+    Raises:
+        ConfigError: one of the files exists.
+        NotWritten: a file cannot be written.
+    """
+    preparation = out.with_name("prepare.yaml")
+    for path in (out, preparation):
+        _refuse_existing(path)
+    sample = Sample.of(data_file, columns)
+    drafts = draft_preparation(sample, str(out.with_name("prepared")), **names)
+    _write_draft(preparation, drafts.preparation)
+    _write_draft(out, drafts.job)
+    Job.read(out)
+    return preparation
+
+
+def _refuse_existing(out: Path) -> None:
     if out.exists():
         raise ConfigError(
             f"{out}: the file exists and is not overwritten, got --out {out}. Give another name."
         )
-    text = draft(data_file, label, columns)
-    with new_file(out) as file:
+
+
+def _write_draft(path: Path, text: str) -> None:
+    with new_file(path) as file:
         file.write(text.encode())
-    Job.read(out)
 
 
 def schema() -> dict[str, Any]:
