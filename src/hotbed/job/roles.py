@@ -31,7 +31,8 @@ MAX_OUTCOMES = 20
 
 _LABEL = re.compile(
     r"(is_?)?"
-    r"(label|clk|click(ed)?|target|y|liked?|buy|bought|purchased?|conver(sion|ted)|rating|stars|score)"
+    r"(label|clk|click(ed)?|target|y|liked?|buy|bought|purchased?|conver(sion|ted)|"
+    r"rating|stars|score)"
 )
 _TIME = re.compile(r"(.*_)?(time(_?stamp)?|ts|at|date|datetime|created|hour)", re.IGNORECASE)
 _NAMES = re.compile(
