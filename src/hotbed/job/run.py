@@ -474,7 +474,10 @@ def init_preparation(
     data_file: str,
     out: Path,
     columns: Sequence[str] | None = None,
-    **names: str | None,
+    *,
+    label: str | None = None,
+    user: str | None = None,
+    item: str | None = None,
 ) -> Path:
     """Write a commented job to `out`, and beside it the preparation of its rows.
 
@@ -482,7 +485,9 @@ def init_preparation(
         data_file: raw rows.
         out: the job.
         columns: as in `Sample.of`.
-        names: columns `label`, `user` and `item`, as in `draft_preparation`.
+        label: as in `draft_preparation`, like the others.
+        user: the column that says who chose.
+        item: the column that says what was chosen.
 
     Returns:
         The file of the preparation, `prepare.yaml`.
@@ -495,7 +500,13 @@ def init_preparation(
     for path in (out, preparation):
         _refuse_existing(path)
     sample = Sample.of(data_file, columns)
-    drafts = draft_preparation(sample, str(out.with_name("prepared")), **names)
+    drafts = draft_preparation(
+        sample,
+        str(out.with_name("prepared")),
+        label=label,
+        user=user,
+        item=item,
+    )
     _write_draft(preparation, drafts.preparation)
     _write_draft(out, drafts.job)
     Job.read(out)
