@@ -23,7 +23,9 @@ import yaml
 
 import hotbed as hb
 from hotbed.cli import commands as cli
-from hotbed.job.file import parse_value
+from hotbed.job.file import override, parse_value
+from hotbed.job.run import train
+from hotbed.prepare import Preparation, prepare
 from hotbed.serving.server.options import Options, RemoteOptions, RowsOptions, ServerLimits
 from hotbed.training import checkpoint
 
@@ -163,6 +165,8 @@ def before(page: str, given: dict[str, Any]) -> None:
         given |= {"MyNetwork": lambda: names(page)["network"], "published": []}
     if page == "serving.md":
         given |= {"published": [], **items()}
+    if page == "prepare.md":
+        Path("prepare.yaml").write_text(blocks(page, "yaml")[0])
 
 
 @pytest.mark.parametrize(
@@ -198,7 +202,12 @@ def test_commands_on_a_page_parse(page: str) -> None:
     verbs: Any = typer.main.get_command(cli.app).commands
     for verb, *arguments in commands(page):
         given = verbs[verb].make_context(verb, arguments).params
-        if "job_file" in given or str(given.get("what", "")).endswith(".yaml"):
+        if verb == "prepare":
+            keys = (assignment.partition("=") for assignment in given["assignments"] or ())
+            spec = parse_value(blocks("prepare.md", "yaml")[0])
+            assigned = {key: parse_value(value) for key, _, value in keys}
+            Preparation.from_json(override(spec, assigned))
+        elif "job_file" in given or str(given.get("what", "")).endswith(".yaml"):
             keys = (assignment.partition("=") for assignment in given["assignments"] or ())
             hb.Job.read(JOB, {key: parse_value(value) for key, _, value in keys})
 
@@ -225,6 +234,23 @@ def test_keys_of_a_job_are_those_of_its_page() -> None:
     )
     for block in blocks("jobs.md", "yaml"):
         hb.Job.read(JOB, yaml.safe_load(block))
+
+
+def test_keys_of_a_preparation_are_those_of_its_page() -> None:
+    table = PAGES["prepare.md"].read_text().split("## Keys")[1].split("## What it writes")[0]
+    keys = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    assert sorted(keys) == sorted(one.name for one in fields(Preparation))
+
+
+def test_job_of_a_preparations_page_runs(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for entry in home.iterdir():
+        (tmp_path / entry.name).symlink_to(entry)
+    monkeypatch.chdir(tmp_path)
+    spec, job = (parse_value(block) for block in blocks("prepare.md", "yaml"))
+    prepare(Preparation.from_json(spec))
+    train(hb.Job.from_json(job))
 
 
 def test_keys_of_the_servers_are_those_of_their_pages() -> None:
