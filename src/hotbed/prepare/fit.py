@@ -13,15 +13,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hotbed.data.columns import Columns
 from hotbed.data.fit import Task, open_tasks
 from hotbed.data.learners import Learner, Moments
+from hotbed.data.numbers import BadRows
 from hotbed.data.schema import Dense, Id, Schema
 from hotbed.errors import DataError
 from hotbed.prepare.keyed.encodings import training_schema
 from hotbed.prepare.keyed.fits import KeyedFit, Learned, Places, keyed_fit
-from hotbed.prepare.partitions import TRAIN, Partition
-from hotbed.prepare.shuffle import BatchReader, BatchWriter, Shuffle
+from hotbed.prepare.partitions import TRAIN, Chunk, Partition
+from hotbed.prepare.shuffle import BatchReader, BatchWriter, Shuffle, ShuffleWriter
 from hotbed.prepare.stages import Work
 from hotbed.prepare.view import View
 
@@ -65,17 +68,30 @@ class _Pass:
             for chunk in self.view.chunks(partition):
                 train = chunk.of_part(TRAIN)
                 part.num_rows += len(train)
-                context = Columns(train.rows)
-                for task, learner in zip(self.tasks, learners, strict=True):
-                    task.add(learner, context)
-                for number, fit in enumerate(self.fits):
-                    keys, rows = fit.select(chunk, context)
-                    if len(keys) or fit.keeps_empty_chunks:
-                        writers[number].write(keys, rows)
-                    labels = fit.labels(context)
-                    if labels is not None:
-                        part.priors[number].add(labels, context)
+                try:
+                    self._learn(chunk, Columns(train.rows), part, writers)
+                except BadRows as bad:
+                    row = int(np.flatnonzero(bad.mask)[0])
+                    raise train.located(row, bad.message, bad.column) from None
         return part
+
+    def _learn(
+        self,
+        chunk: Chunk,
+        context: Columns,
+        part: _Part,
+        writers: Sequence[ShuffleWriter],
+    ) -> None:
+        """Learn from a chunk; `context`: the columns of its training rows."""
+        for task, learner in zip(self.tasks, part.learners, strict=True):
+            task.add(learner, context)
+        for number, fit in enumerate(self.fits):
+            keys, rows = fit.select(chunk, context)
+            if len(keys) or fit.keeps_empty_chunks:
+                writers[number].write(keys, rows)
+            labels = fit.labels(context)
+            if labels is not None:
+                part.priors[number].add(labels, context)
 
 
 @dataclass(frozen=True)

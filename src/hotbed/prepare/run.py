@@ -21,7 +21,7 @@ from hotbed.connectors.delimited import Csv
 from hotbed.connectors.plan import ReadPlan, Skips
 from hotbed.data.columns import require_columns
 from hotbed.data.schema import Dense, Id, Schema, Weight
-from hotbed.data.transforms import TargetEncode
+from hotbed.data.transforms import JoinGroupby, TargetEncode
 from hotbed.errors import ConfigError, PersistError
 from hotbed.files import HeldFolder, free_name, local_path, sync_folder, writing
 from hotbed.prepare.engine import Engine
@@ -280,10 +280,9 @@ def _plan(job: Preparation, *, is_implicit: bool) -> ReadPlan:
         if name not in added:
             names[name] = None
     require_columns(list(names), present)
-    types = {}
-    for name, kind in job.schema.number_types().items():
-        if name not in as_they_are:
-            types[name] = kind
+    types = {name: pa.float64() for name in _only_numbers_of(job.schema)}
+    for name in as_they_are:
+        types.pop(name, None)
     skips = None
     if job.on_error == "skip":
         skips = Skips()
@@ -332,6 +331,18 @@ def _only_learned_from(schema: Schema) -> list[str]:
         for transform in column.transforms:
             if transform.learner() is not None:
                 names += transform.learns_from()
+    return names
+
+
+def _only_numbers_of(schema: Schema) -> list[str]:
+    """Return the raw columns that are read only as numbers."""
+    names = list(schema.number_types())
+    of_schema = schema.raw_columns()
+    columns: list[Dense | Id] = [*schema.dense, *schema.ids]
+    for column in columns:
+        for transform in column.transforms:
+            if isinstance(transform, JoinGroupby) and transform.column not in of_schema:
+                names.append(transform.column)
     return names
 
 

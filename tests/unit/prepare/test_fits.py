@@ -15,7 +15,7 @@ import polars as pl
 import pytest
 
 import hotbed as hb
-from hotbed.errors import ConfigError, SchemaError
+from hotbed.errors import ConfigError, DecodeError, SchemaError
 from hotbed.prepare import Preparation, partitions, prepare, stages
 from hotbed.prepare.engine import Local
 from hotbed.prepare.places import Purpose, folds_of, hash_places
@@ -262,3 +262,41 @@ def test_target_of_an_unknown_label_is_rejected(source: hb.sources.Parquet, tmp_
     encode = hb.transforms.TargetEncode("click")
     with pytest.raises(ConfigError, match=r"'click'.*Did you mean 'clicked'"):
         prepared(source, tmp_path, [hb.Dense("city", [encode])])
+
+
+def test_row_without_the_label_of_an_encoding_is_named(tmp_path: Path) -> None:
+    rows = pl.DataFrame({"number": range(9), "clicked": [0] * 7 + [None, 1], "city": "ulm"})
+    rows.write_parquet(tmp_path / "raw.parquet")
+    encode = hb.Dense("city", [hb.transforms.TargetEncode("clicked")])
+    source = hb.sources.Parquet(str(tmp_path / "raw.parquet"))
+    job = Preparation(
+        source,
+        hb.Schema([hb.Label("clicked"), encode]),
+        output=str(tmp_path / "prepared"),
+    )
+    with pytest.raises(DecodeError, match=r"raw\.parquet.*label 'clicked': expected a value") as at:
+        prepare(job)
+    assert at.value.row == 8
+
+
+@pytest.mark.parametrize("num_buckets", [1], indirect=True)
+def test_column_of_a_statistic_is_read_as_numbers_whatever_its_first_rows(tmp_path: Path) -> None:
+    num_rows = 1000
+    city = "a long name " * 200  # the first rows fill what types are inferred from
+    prices = ["1"] * (num_rows - 1) + ["1.5"]
+    rows = pl.DataFrame({"clicked": [1] * num_rows, "city": city, "price": prices})
+    rows.write_csv(tmp_path / "raw.csv")
+    statistic = hb.transforms.JoinGroupby("price", "max")
+    columns = [
+        hb.Label("clicked"),
+        hb.Dense("most", [statistic, hb.transforms.FillMissing(0.0)], column="city"),
+    ]
+    job = Preparation(
+        hb.sources.Csv(str(tmp_path / "raw.csv")),
+        hb.Schema(columns),
+        output=str(tmp_path / "prepared"),
+    )
+    prepare(job)
+    assert pl.read_parquet(tmp_path / "prepared/train/*.parquet")["most"].unique().to_list() == [
+        1.5
+    ]

@@ -61,7 +61,7 @@ def _summed(
 ) -> Floats:
     """Return the sum of the values of each cell, added one after another, float64."""
     sums = np.bincount(cells, values, num_cells)
-    return sums.astype(np.float64)  # NumPy counts in integers where there are no values
+    return sums.astype(np.float64)  # NumPy counts in integers if it has no values
 
 
 # --- the mean of a label, without the rows of a fold ---------------------------------------------
@@ -145,7 +145,7 @@ def smoothed(
     prior: float,
     smooth: float,
 ) -> Floats:
-    """Return (sum + smooth * prior) / (count + smooth); the prior where there are no rows."""
+    """Return (sum + smooth * prior) / (count + smooth); the prior if there is not any row."""
     rows = counts + smooth
     means = np.full(sums.shape, prior)
     np.divide(sums + smooth * prior, rows, out=means, where=counts > 0)
