@@ -82,6 +82,9 @@ NAVIGATION = {
         "quickstart",
         "connectors",
         "data",
+        "prepare",
+        "prepare_keys",
+        "prepare_rows",
         "embedding",
         "models",
         "layers",
@@ -94,7 +97,14 @@ NAVIGATION = {
         "jobs",
     ],
     "Serving": ["serving", "serving_server", "serving_clients", "serving_rows", "serving_kserve"],
-    "Look up": ["reference/index", "format", "migrating", "benchmarks", "accuracy"],
+    "Look up": [
+        "reference/index",
+        "format",
+        "migrating",
+        "migrate/nvtabular",
+        "benchmarks",
+        "accuracy",
+    ],
     "Design notes": sorted(
         f"design/{path.stem}" for path in Path(__file__).parent.glob("design/*.md")
     ),

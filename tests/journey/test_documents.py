@@ -32,7 +32,9 @@ from hotbed.training import checkpoint
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = {page.name: page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+DOCS = ROOT / "docs"
+GUIDES = (ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("migrate/*.md")))
+PAGES = {page.name: page for page in GUIDES}
 JOB = ROOT / "examples/quickstart.yaml"
 TOPIC = {'hb.sources.Kafka("localhost:9092", "clicks")': "topic"}
 
@@ -76,6 +78,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pl.DataFrame({"item": [1, 2], "user": [7, 8], "hour": [20, 21]}).write_parquet(
         folder / "day_1.parquet"
     )
+    (folder / "raw").mkdir()
+    clicks().write_parquet(folder / "raw/day_0.parquet")
     (folder / "day_0.tsv").write_text("0\t1.5\tab\n")
     (folder / "train.libsvm").write_text("1 3:1.0\n")
     (folder / "2019-Oct.csv").write_text(
@@ -89,6 +93,22 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.ones((2, 4), np.float32).tofile(sparse / "emb_vector")
     items()["model"].export(folder / "exported")
     return folder
+
+
+def clicks() -> pl.DataFrame:
+    """The raw rows that docs/migrate/nvtabular.md prepares."""
+    rows = np.arange(60)
+    price = pl.Series([None if row % 7 == 0 else row / 10 for row in rows.tolist()])
+    return pl.DataFrame(
+        {
+            "user": rows % 9,
+            "item": rows % 11,
+            "city": [f"city {row % 4}" for row in rows.tolist()],
+            "price": price,
+            "clicked": (rows % 3 == 0).astype(int),
+            "time": rows * 100,
+        }
+    )
 
 
 def items() -> dict[str, Any]:
@@ -251,6 +271,35 @@ def test_job_of_a_preparations_page_runs(
     spec, job = (parse_value(block) for block in blocks("prepare.md", "yaml"))
     prepare(Preparation.from_json(spec))
     train(hb.Job.from_json(job))
+
+
+@pytest.mark.parametrize("page", ["prepare_rows.md", "nvtabular.md"])
+def test_blocks_of_preparations_run(
+    page: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for entry in home.iterdir():
+        (tmp_path / entry.name).symlink_to(entry)
+    monkeypatch.chdir(tmp_path)
+    whole, *parts = (parse_value(block) for block in blocks(page, "yaml"))
+    columns = whole["schema"]["columns"]
+    for number, part in enumerate([{}, *parts]):  # each part on top of the whole
+        if isinstance(part, list):
+            part = {"schema": {"columns": [*columns, *part]}}
+        spec = whole | part | {"output": f"block {number}"}
+        assert prepare(Preparation.from_json(spec)).counts["train"] > 0
+
+
+def test_operators_of_nvtabular_are_on_its_page() -> None:
+    operators = """
+        AddMetadata AddProperties AddTags Bucketize Categorify Clip ColumnSimilarity DataStats
+        DifferenceLag DropLowCardinality Dropna FillMedian FillMissing Filter Groupby HashBucket
+        HashedCross JoinExternal JoinGroupby LambdaOp ListSlice LogOp Normalize NormalizeMinMax
+        Operator ReduceDtypeSize Rename StatOperator TagAsItemFeatures TagAsItemID
+        TagAsUserFeatures TagAsUserID TargetEncoding ValueCount get_embedding_sizes
+    """
+    rows = re.findall(r"^\| (`[^|]*) \|", PAGES["nvtabular.md"].read_text(), re.MULTILINE)
+    named = set(re.findall(r"`(\w+)", " ".join(rows)))
+    assert set(operators.split()) - named == set()
 
 
 def test_keys_of_the_servers_are_those_of_their_pages() -> None:

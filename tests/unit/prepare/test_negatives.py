@@ -251,5 +251,5 @@ def test_wrong_negatives_are_an_error(keys: dict[str, Any], message: str) -> Non
 
 def test_a_source_without_items_is_an_error(tmp_path: Path) -> None:
     files = Files(tmp_path, Negatives("user", "item"))
-    with pytest.raises(DataError, match="there are no items to draw, got no row with an item"):
+    with pytest.raises(DataError, match="expected items to draw, got no row with an item"):
         files.run([batch([(1, None)])], [np.zeros(1, bool)])

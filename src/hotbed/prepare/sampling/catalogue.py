@@ -90,7 +90,7 @@ class Catalogue:
             power: of the items' numbers of rows.
 
         Raises:
-            DataError: there are no items.
+            DataError: no row has an item.
         """
         folder.mkdir(parents=True, exist_ok=True)
         keys: list[Int64Array] = []
@@ -110,7 +110,7 @@ class Catalogue:
                 writer.close()
         if not sum(map(len, keys)):
             raise DataError(
-                "negatives: there are no items to draw, got no row with an item. Check the source, "
+                "negatives: expected items to draw, got no row with an item. Check the source, "
                 "and the name of the column."
             )
         np.save(folder / "hashes.npy", hash_keys(np.concatenate(keys)))
