@@ -122,7 +122,7 @@ def test_verbs_and_flags_are_frozen() -> None:
         "verify": ["checkpoint"],
         "restore": ["--state", "path"],
         "diff": ["one", "two"],
-        "prepare": ["--engine", "--restart", "--set", "--workers", "job_file"],
+        "prepare": ["--engine", "--restart", "--set", "--workers", "--workflow", "job_file"],
         "init": ["--columns", "--item", "--label", "--out", "--prepare", "--user", "data_file"],
         "schema": [],
         "doctor": [],

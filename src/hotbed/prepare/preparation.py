@@ -64,10 +64,21 @@ class Preparation:
         object.__setattr__(self, "derive", tuple(self.derive))
         not_endless(self.source, "a preparation")
         assert self.memory_bytes
+        self._check_derived()
         self._check_split()
         self._check_negatives()
         self._check_down_sample()
         self._check_target_encodings()
+
+    def _check_derived(self) -> None:
+        names = [derivation.name for derivation in self.derive]
+        for number, derivation in enumerate(self.derive):
+            is_repeated = derivation.name in names[:number]
+            if is_repeated or set(derivation.inputs()) & set(names[number:]):
+                raise ConfigError(
+                    f"derive: {derivation.name!r} is derived twice, or reads a column that is not "
+                    f"derived yet, got {names}. Rename it, or change the order."
+                )
 
     def _check_split(self) -> None:
         if self.split is None or not self.split.reads_time or self.schema.time is not None:

@@ -273,6 +273,12 @@ def _plan(job: Preparation, *, is_implicit: bool) -> ReadPlan:
     present = job.source.schema().names
     as_they_are = _keys_and_groups(job)
     added = {derivation.name for derivation in job.derive}
+    taken = sorted(added & set(present))
+    if taken:
+        raise ConfigError(
+            f"derive: the source has columns {taken} already, got {present}. Give the derived "
+            "columns other names."
+        )
     if is_implicit:
         added |= {label.source for label in job.schema.labels} - set(present)
     names: dict[str, None] = {}

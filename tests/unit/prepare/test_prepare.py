@@ -429,6 +429,16 @@ def test_wrong_keys_are_named() -> None:
         Preparation.from_json(spec | {"memory": "much"})
 
 
+def test_derived_columns_have_names_of_their_own(job: Preparation) -> None:
+    again = Previous("again", by="city", time="at", column="history")
+    with pytest.raises(ConfigError, match=r"'again' is derived twice, or reads a column"):
+        replace(job, derive=[again, HISTORY])
+    with pytest.raises(ConfigError, match=r"'history' is derived twice, or reads"):
+        replace(job, derive=[HISTORY, HISTORY, again])
+    with pytest.raises(ConfigError, match=r"the source has columns \['device'\] already"):
+        prepare(replace(job, derive=[replace(HISTORY, name="device")]))
+
+
 @pytest.mark.parametrize(
     ("text", "num_bytes"), [("4GB", 4 * 10**9), ("512 mb", 512 * 10**6), (10**6, 10**6)]
 )
