@@ -151,6 +151,21 @@ def test_a_server_scores_raw_rows_as_training_scores_prepared_ones(
     assert np.abs(found - expected)[has_shop].max() < 1e-6
 
 
+def test_a_run_and_its_preparation_may_be_moved_before_the_export(
+    folder: Path, valid: Any, tmp_path: Path
+) -> None:
+    columns, _ = valid
+    expected = hb.InferenceSession(folder / "run" / "export").predict(columns)
+    moved = folder.rename(tmp_path / "moved")
+    try:
+        (moved / "train.yaml").write_text(TRAIN.format(folder=moved))
+        export(hb.Job.read(moved / "train.yaml"), tmp_path / "export")
+        found = hb.InferenceSession(tmp_path / "export").predict(columns)
+    finally:
+        moved.rename(folder)
+    np.testing.assert_array_equal(found, expected)
+
+
 def tensors(client: Any, columns: dict[str, Any]) -> list[Any]:
     """Make the tensors that the model's metadata asks for."""
     made = []

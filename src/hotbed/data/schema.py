@@ -344,7 +344,7 @@ class Schema:
         return list(maps.values())
 
     def with_maps(self, paths: Mapping[str, Path]) -> Schema:
-        """Return this schema with the files of `maps` at other paths, by digest."""
+        """Return this schema, and `raw`, with the files of `maps` at other paths, by digest."""
         columns: list[Column] = []
         for column in self.columns:
             if isinstance(column, (Dense, Id)):
@@ -352,7 +352,8 @@ class Schema:
                 columns.append(replace(column, transforms=transforms))
             else:
                 columns.append(column)
-        return replace(self, columns=columns)
+        raw = None if self.raw is None else self.raw.with_maps(paths)
+        return replace(self, columns=columns, raw=raw)
 
     def with_types(self, types: Mapping[str, Type], shapes: Mapping[str, Shape]) -> Schema:
         """Return this schema with `types` and `shapes` of raw columns added to its own."""

@@ -289,6 +289,8 @@ class Job:
     def schema_of(self, states: str) -> Schema:
         """Return the fitted schema that a stream's states were learned with.
 
+        Its fitted maps are those of the job, where the job has them: a preparation may be moved.
+
         Raises:
             ConfigError: the job has other columns now.
         """
@@ -303,7 +305,8 @@ class Job:
                 f"{[name for _, name in now]} after {[name for _, name in before]}. Give the job "
                 "another output."
             )
-        return schema
+        of_requests = self.declared.raw or self.declared
+        return schema.with_maps({fitted.digest: fitted.path for fitted in of_requests.maps})
 
     def rec_model(self, schema: Schema) -> RecModel:
         """Return the job's model, untrained; `schema` is fitted.

@@ -88,11 +88,25 @@ def meaning(
     columns = [] if schema is None else schema["columns"]
     for column in columns:
         fields.setdefault(f"order.{column['kind']}", []).append(column["name"])
-        _flatten(f"schema.{column['name']}", _with_defaults(column), fields)
+        _flatten(f"schema.{column['name']}", _with_defaults(_without_paths(column)), fields)
     for key, value in (model or {}).items():
         if key != "given_tables" and value is not None:
             _flatten(key, value, fields)
     plain: dict[str, Any] = json.loads(json.dumps(fields))
+    return plain
+
+
+def _without_paths(column: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a column without the paths of its fitted maps: their digests say what they are."""
+    plain = dict(column)
+    transforms = []
+    for transform in column.get("transforms", ()):
+        fitted = transform.get("fitted")
+        if fitted is not None:
+            transform = {**transform, "fitted": fitted["digest"]}
+        transforms.append(transform)
+    if transforms:
+        plain["transforms"] = transforms
     return plain
 
 

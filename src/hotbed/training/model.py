@@ -417,7 +417,13 @@ class RecModel:
         with tempfile.TemporaryDirectory(prefix="hotbed-export-") as now:
             if state is None:
                 checkpoint.save(now, self.state())
-            return export(state or now, path, graph).folder
+            of_requests = self.schema.raw or self.schema
+            return export(
+                state or now,
+                path,
+                graph,
+                of_requests.maps,
+            ).folder
 
     def graph(self) -> OnnxGraph:
         """Return the part of the network after the lookups as an ONNX graph, checked.

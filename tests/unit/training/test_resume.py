@@ -16,11 +16,12 @@ pytest.importorskip("torch", reason="torch absent")
 import torch
 
 import hotbed as hb
+from hotbed.data.fitted import FittedMap
 from hotbed.data.transforms import Clip, Normalize
 from hotbed.errors import ConfigError, PersistError
 from hotbed.optim.schedule import Hold
 from hotbed.persist.format import open_checkpoint
-from hotbed.persist.resume import compare
+from hotbed.persist.resume import compare, meaning
 
 COLUMNS: dict[str, Any] = {
     "y": hb.Label("y", threshold=1),
@@ -145,6 +146,17 @@ def test_an_accepted_learning_rate_takes_effect_for_its_table_alone(saved: Path)
     assert rates == {"user": 0.2, "item": 0.1}
     dense = build(model={"optimizer": hb.Adam(lr=0.3)}).restore(saved).learner.dense
     assert [group["lr"] for group in dense.param_groups] == [0.3]
+
+
+def test_a_fitted_map_may_be_moved_but_not_be_another_one() -> None:
+    def state(path: str, digest: str) -> dict[str, object]:
+        fitted = FittedMap(Path(path), digest * 64)
+        schema = hb.Schema([hb.Id("item", transforms=[hb.transforms.Map(fitted=fitted)])])
+        return meaning({}, schema.to_json(), None)
+
+    compare("states", state("here/item.rows", "a"), state("there/item.rows", "a"))
+    with pytest.raises(PersistError, match=r"schema\.item\.transforms is"):
+        compare("states", state("item.rows", "a"), state("item.rows", "b"))
 
 
 def test_a_field_that_an_old_checkpoint_does_not_tell_is_accepted_and_logged(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hotbed.data.batch import Batch, Ids, SideBySide
+from hotbed.data.fitted import FittedMap
 from hotbed.data.schema import Schema
 from hotbed.embedding.modules import Lookup, TableModule, performed_by, table_modules
 from hotbed.embedding.modules.lookup import Pooled
@@ -39,15 +40,22 @@ TOLERANCE = 1e-5
 _ROWS = 5  # of the batch that the graph is traced and checked with
 
 
-def export(checkpoint: Where, to: Where, graph: OnnxGraph) -> Saved:
+def export(
+    checkpoint: Where,
+    to: Where,
+    graph: OnnxGraph,
+    maps: Sequence[FittedMap] = (),
+) -> Saved:
     """Freeze the newest state under `checkpoint` for servers: values, weights, schema and graph.
 
     Args:
         checkpoint: A path or URL of states.
         to: Where the export is written.
         graph: Of the network that the checkpoint was made of.
+        maps: Files of the checkpoint's fitted maps that are elsewhere now.
 
     Raises:
+        FormatError: A file of the checkpoint or of a fitted map is missing or changed.
         PersistError: `to` cannot be written, or holds states.
     """
     refuse_states(newest_link(open_store(to)))
@@ -59,6 +67,7 @@ def export(checkpoint: Where, to: Where, graph: OnnxGraph) -> Saved:
                 reader,
                 None,
                 graph,
+                maps,
             )
 
     return read_newest(checkpoint, write)

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from hotbed.data.fitted import FittedMap
 from hotbed.data.schema import Schema
 from hotbed.persist.format import CheckpointWriter, DenseTensor, Link, Reader, Saved
 from hotbed.persist.manifest import (
@@ -96,35 +97,28 @@ def write_published(
     reader: Reader,
     last: Link | None,
     graph: OnnxGraph | None = None,
+    maps: Sequence[FittedMap] = (),
 ) -> Saved:
     """Write what a server needs of a checkpoint.
 
     It is a delta if `last`, the version published before, is its parent; else a full with `graph`.
+    `maps`: files of its fitted maps that are elsewhere now.
     """
     manifest = reader.manifest
     delta_on = None
     if last is not None and manifest.kind == "delta" and last.manifest.source == manifest.parent:
         delta_on = last
-    tables = []
-    for number, name in enumerate(reader.table_names):
-        if delta_on is None:
-            entry = write_merged(
-                writer,
-                number,
-                reader,
-                name,
-                VALUE_COLUMNS,
-            )
-        else:
-            entry = _write_values(
-                writer,
-                number,
-                reader.newest_link,
-                name,
-            )
-        tables.append(replace(entry, candidates=None))
+    tables = _write_tables(writer, reader, is_delta=delta_on is not None)
     dense = _write_network(writer, reader)
     graph_entry = None
+    schema = request_schema(manifest)
+    if schema is not None:
+        schema = _write_maps(
+            writer,
+            schema,
+            maps,
+            starts_servers=graph is not None and delta_on is None,
+        )
     if graph is not None and delta_on is None:
         writer.write(graph.file, graph.onnx)
         graph_entry = graph.entry()
@@ -133,7 +127,7 @@ def write_published(
             package_version=manifest.package_version,
             version=manifest.version,
             model=manifest.model,
-            schema=_write_maps(writer, request_schema(manifest), graph_entry is not None),
+            schema=schema,
             counters=manifest.counters,
             graph=graph_entry,
             kind="full" if delta_on is None else "delta",
@@ -146,9 +140,36 @@ def write_published(
             caught=_caught(manifest),
             positions={},
             dense=dense,
-            tables=tuple(tables),
+            tables=tables,
         )
     )
+
+
+def _write_tables(
+    writer: CheckpointWriter,
+    reader: Reader,
+    *,
+    is_delta: bool,
+) -> tuple[TableEntry, ...]:
+    tables = []
+    for number, name in enumerate(reader.table_names):
+        if is_delta:
+            entry = _write_values(
+                writer,
+                number,
+                reader.newest_link,
+                name,
+            )
+        else:
+            entry = write_merged(
+                writer,
+                number,
+                reader,
+                name,
+                VALUE_COLUMNS,
+            )
+        tables.append(replace(entry, candidates=None))
+    return tuple(tables)
 
 
 def request_schema(manifest: Manifest) -> dict[str, Any] | None:
@@ -161,22 +182,24 @@ def request_schema(manifest: Manifest) -> dict[str, Any] | None:
 
 def _write_maps(
     writer: CheckpointWriter,
-    plain: dict[str, Any] | None,
+    plain: dict[str, Any],
+    maps: Sequence[FittedMap],
+    *,
     starts_servers: bool,
-) -> dict[str, Any] | None:
+) -> dict[str, Any]:
     """Return a schema with its fitted maps in the folder of the version.
 
     Their files are written where servers start from the version.
     """
-    if plain is None:
-        return None
     schema = Schema.from_json(plain)
+    here = {fitted.digest: fitted for fitted in maps}
     paths = {}
     for fitted in schema.maps:
         name = f"maps/{fitted.digest[:32]}.rows"
         paths[fitted.digest] = Path(name)
         if starts_servers:
-            writer.write(name, fitted.data())
+            file = here.get(fitted.digest, fitted)
+            writer.write(name, file.data())
     if not paths:
         return plain
     return schema.with_maps(paths).to_json()
