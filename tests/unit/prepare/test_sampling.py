@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from hotbed.connectors import Csv
 from hotbed.prepare import Local, Preparation, Workflow, prepare
 
 pytestmark = pytest.mark.core
@@ -175,6 +176,25 @@ def test_nothing_depends_on_memory_and_workers(raw: Path, tmp_path: Path) -> Non
         digests.append([file.read_bytes() for file in sorted((tmp_path / memory).rglob("part-*"))])
         assert workflow.counts["train"] > 0
     assert digests[0] == digests[1]
+
+
+def test_the_workflow_samples_the_training_rows_as_before(raw: Path, tmp_path: Path) -> None:
+    workflow, parts = prepared(
+        raw,
+        tmp_path / "out",
+        IMPLICIT,
+        negatives={"user": "user", "item": "film", "item_columns": ["genre"]},
+        split={"kind": "by_time", "valid": 0.1},
+        down_sample={"label": "watched", "keep": 0.5, "weight": "w"},
+    )
+    source = Csv(str(raw / "*.csv"))
+    workflow.apply(source, str(tmp_path / "again"), training=True)
+    for name, part in parts.items():
+        assert pl.read_parquet(tmp_path / "again" / name / "*.parquet").equals(part)
+    workflow.apply(source, str(tmp_path / "as served"))
+    rows = pl.read_parquet(tmp_path / "as served/valid/*.parquet")
+    assert rows["row"].to_list() == list(range(6000))
+    assert rows["w"].unique().to_list() == [1.0]
 
 
 def test_large_expansions_come_in_pieces(
