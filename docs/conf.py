@@ -47,6 +47,7 @@ PAGES = {
     "Data": ["data.schema", "data.dataset", "data.batch", "data.encode"],
     "Sources": ["connectors"],
     "Transforms": ["data.transforms"],
+    "Preparation": ["prepare"],
     "Tables": [
         "embedding.table",
         "embedding.tables",
