@@ -435,8 +435,8 @@ def test_derived_columns_have_names_of_their_own(job: Preparation) -> None:
         replace(job, derive=[again, HISTORY])
     with pytest.raises(ConfigError, match=r"'history' is derived twice, or reads"):
         replace(job, derive=[HISTORY, HISTORY, again])
-    with pytest.raises(ConfigError, match=r"the source has columns \['device'\] already"):
-        prepare(replace(job, derive=[replace(HISTORY, name="device")]))
+    with pytest.raises(ConfigError, match=r"the source has columns \['price'\] already"):
+        prepare(replace(job, derive=[replace(HISTORY, name="price")]))
 
 
 @pytest.mark.parametrize(
