@@ -229,10 +229,14 @@ def _write(
     for name in plain:
         if name not in ("schema", "output", "memory"):
             about[name] = json.dumps(plain[name], ensure_ascii=False)
+    for name, count in work.counts.items():
+        about[name.replace("_", " ")] = f"{count:,}"
+    facts = {f"rows left out ({reason})": count for reason, count in skipped.items()}
     write_report(
         folder / REPORT_FILE,
         profile,
         raw,
+        facts=facts,
         about=about,
     )
     counts = {**work.counts, "skipped": dict(skipped)}

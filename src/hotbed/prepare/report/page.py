@@ -130,7 +130,7 @@ def _over_time(profile: Profile) -> list[Chart]:
         charts.append(chart)
     if len({time for times, _ in points.values() for time in times}) < 2:
         return []
-    return charts
+    return [_with_dots(chart) for chart in charts]
 
 
 def _equally_wide(parts: Mapping[str, PartProfile]) -> dict[str, Timeline]:
@@ -163,8 +163,16 @@ def _over_rows(profile: Profile) -> list[Chart]:
                 ends = np.cumsum(sums[:, 0])
                 chart.series.append(_series(name, ends, sums[:, number] / sums[:, 0]))
         if chart.series:
-            charts.append(chart)
+            charts.append(_with_dots(chart))
     return charts
+
+
+def _with_dots(chart: Chart) -> Chart:
+    """Return the chart with a dot at each point, if no line has many of them."""
+    is_sparse = all(len(line.x) <= DOTS for line in chart.series)
+    for line in chart.series:
+        line.dots = is_sparse
+    return chart
 
 
 def _fewer(pieces: np.ndarray) -> np.ndarray:
@@ -185,7 +193,6 @@ def _series(part: str, x: np.ndarray, y: np.ndarray) -> Series:
         x.tolist(),
         y.tolist(),
         color=_PART_COLORS[part],
-        dots=len(x) <= DOTS,
     )
 
 
@@ -311,7 +318,7 @@ def _columns(profile: Profile, raw: Schema) -> str:
         rows.append(
             [
                 name,
-                ", ".join(dict.fromkeys(roles.get(name, ["read by transforms"]))),
+                ", ".join(dict.fromkeys(roles.get(name, ["not a feature"]))),
                 ", ".join(column.types) or "–",
                 _percent(column.missing / max(column.values, 1)),
                 _distinct_text(column),
@@ -323,7 +330,8 @@ def _columns(profile: Profile, raw: Schema) -> str:
 
 def _amounts(column: ColumnProfile, roles: Sequence[str]) -> list[str]:
     """Return the least number, the mean and the largest number; dashes for names of things."""
-    if "id" in roles or "time" in roles:
+    is_amount = not {"id", "time"} & set(roles)
+    if not roles or not is_amount:
         return ["–", "–", "–"]
     return [number_text(number) for number in (column.low, column.mean, column.high)]
 
