@@ -204,7 +204,7 @@ class SideReader:
 
     def read(self, chunk: int, num_rows: int) -> pa.Table:
         """Return the columns of a chunk of `num_rows` rows; null where no bucket had the row."""
-        batches = [file.read(self._first + chunk) for file in self._files]
+        batches = (file.read(self._first + chunk) for file in self._files)
         table = pa.Table.from_batches(batches).combine_chunks()
         positions = table.column("row").to_numpy()
         places = np.full(num_rows, -1, np.int64)

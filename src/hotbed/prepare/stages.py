@@ -237,7 +237,11 @@ def split(job: Preparation, work: Work, view: View) -> View:
     learner = job.split.learner()
     learned = job.split
     if learner is not None:
-        for later in work.map("split", _Times(view, job.schema, learner), work.partitions):
+        assert job.schema.time is not None
+        with_times = view
+        if job.schema.time.source not in {derivation.name for derivation in job.derive}:
+            with_times = replace(view, derived=())  # lists of earlier values are large
+        for later in work.map("split", _Times(with_times, job.schema, learner), work.partitions):
             learner.merge(later)
         learned = job.split.learned(learner.learned())
     return replace(view, split=learned)
