@@ -26,6 +26,8 @@ from torch import nn
 
 import hotbed as hb
 from hotbed.config import describe
+from hotbed.data.fitted import FittedMap
+from hotbed.data.schema import Schema
 from hotbed.embedding.modules.state import dense_state
 from hotbed.errors import DeltaGap, ForkedLineage, FormatError, PersistError
 from hotbed.persist.chain import Replica, compact
@@ -77,6 +79,7 @@ class Run:
         self.table = hb.Table("t", 2, rule=hb.Adagrad(lr=0.1), admit=hb.MinCount(1))
         self.table.track()
         self.network = nn.ModuleDict({"a": nn.Linear(3, 1), "b": nn.Linear(2, 1).bfloat16()})
+        self.schema: dict[str, Any] | None = None
 
     def save(self, *, full: bool = False) -> Saved:
         step = len(self.saves)
@@ -91,6 +94,7 @@ class Run:
             {"t": self.table},
             {"dense": adam},
             version=step,
+            schema=self.schema,
             progress={"x": np.ones(1)},
         )
         last = self.saves[-1] if self.saves else None
@@ -171,6 +175,28 @@ def test_fulls_bring_the_graph_along_and_deltas_do_not(way: Way, tmp_path: Path)
         graph = reader.manifest.graph
         found.append(graph and bytes(reader.newest_link.read(graph.file)))
     assert found == [b"a graph", None, b"a graph"]
+
+
+def test_fulls_bring_fitted_maps_along_and_deltas_name_them(way: Way, tmp_path: Path) -> None:
+    run, publisher, follower = Run(tmp_path / "run"), way[0](), way[1]()
+    publisher.graph = OnnxGraph(b"a graph", ["network.a.weight"], {}, [], ["prediction"])
+    keys = np.arange(100_000)  # several messages of a topic
+    fitted = FittedMap.write(tmp_path / "words.rows", keys)
+    raw = hb.Schema([hb.Id("t", transforms=[hb.transforms.Map(fitted=fitted)])])
+    run.schema = hb.Schema([hb.Id("t")], raw=raw).to_json()
+    name = f"maps/{fitted.digest[:32]}.rows"
+    files = []
+    for full in (True, False, True):
+        publisher.publish(run.save(full=full))
+        (reader,) = follower.poll()
+        reader.verify()
+        assert [one.path.as_posix() for one in Schema.from_json(reader.manifest.schema).maps] == [
+            name
+        ]
+        link = reader.newest_link
+        files.append(bytes(link.read(name)) if name in link.manifest.files else None)
+    data = fitted.path.read_bytes()
+    assert files == [data, None, data]
 
 
 def test_counts_go_along_where_training_kept_them(tmp_path: Path) -> None:
