@@ -76,26 +76,12 @@ def draft_preparation(
         SchemaError: a column is missing; or there is neither a label, nor a user and an item.
     """
     frame = sample.frame
-    named = {"--label": label, "--user": user, "--item": item}
-    for option, name in named.items():
-        if name is not None and name not in frame.columns:
-            raise SchemaError(
-                f"{sample.path}: there is not such a column, got {option} {name}. Name one of "
-                f"{', '.join(frame.columns)}."
-            )
-    target = label or find_label(frame)
-    roles = Roles(
-        target,
-        find_time(frame, target or ""),
-        user or find_user(frame),
-        item or find_item(frame),
+    roles = _roles(
+        sample,
+        label,
+        user,
+        item,
     )
-    if roles.label is None and (roles.user is None or roles.item is None):
-        raise SchemaError(
-            f"{sample.path}: no column looks like a label, and none like a user or an item, got "
-            f"{', '.join(frame.columns)}. Name the column to predict with --label; or, if every "
-            "row is something that happened, name its columns with --user and --item."
-        )
     lines = [*_lines(frame, roles), *_derived_lines(roles)]
     check_features(sample.path, frame, lines)
     schema = columns_text(lines)
@@ -119,6 +105,37 @@ def draft_preparation(
         num_rows *= 1 + NEGATIVES
     job = _JOB.format(path=sample.path, output=quoted(output))
     return Drafts(preparation, job + rest_of_job(lines, num_rows, _SHUFFLE_ROWS))
+
+
+def _roles(
+    sample: Sample,
+    label: str | None,
+    user: str | None,
+    item: str | None,
+) -> Roles:
+    """Return the columns that were named, and guesses of the others."""
+    frame = sample.frame
+    named = {"--label": label, "--user": user, "--item": item}
+    for option, name in named.items():
+        if name is not None and name not in frame.columns:
+            raise SchemaError(
+                f"{sample.path}: there is not such a column, got {option} {name}. Name one of "
+                f"{', '.join(frame.columns)}."
+            )
+    target = label or find_label(frame)
+    roles = Roles(
+        target,
+        find_time(frame, target or ""),
+        user or find_user(frame),
+        item or find_item(frame),
+    )
+    if roles.label is None and (roles.user is None or roles.item is None):
+        raise SchemaError(
+            f"{sample.path}: no column looks like a label, and none like a user or an item, got "
+            f"{', '.join(frame.columns)}. Name the column to predict with --label; or, if every "
+            "row is something that happened, name its columns with --user and --item."
+        )
+    return roles
 
 
 def _lines(frame: pl.DataFrame, roles: Roles) -> list[Line]:
