@@ -249,12 +249,19 @@ def test_prepared_files_have_the_same_bytes_for_any_number_of_workers(
     assert digests[0] == digests[1]
 
 
-def test_key_of_lists_is_rejected(tmp_path: Path) -> None:
-    rows = pl.DataFrame({"number": [1], "clicked": [1], "tags": [["a", "b"]]})
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        (["a", "b"], "expected one key a row, got lists"),
+        (0.5, "expected keys that are integers or text, got double"),
+    ],
+)
+def test_key_that_is_not_one_is_rejected_by_name(tmp_path: Path, key: Any, message: str) -> None:
+    rows = pl.DataFrame({"number": [1], "clicked": [1], "tags": [key]})
     rows.write_parquet(tmp_path / "raw.parquet")
     source = hb.sources.Parquet(str(tmp_path / "raw.parquet"))
     encode = hb.transforms.TargetEncode("clicked")
-    with pytest.raises(SchemaError, match=r"'tags': expected one key a row, got lists"):
+    with pytest.raises(SchemaError, match=f"'tags': {message}"):
         prepared(source, tmp_path, [hb.Dense("tags", [encode])])
 
 

@@ -145,6 +145,12 @@ class KeyedFit(ABC):
                 f"column {self.name!r}: expected one key a row, got lists. Give "
                 f"{type(self.task.transform).__name__} single values."
             )
+        kind = keys.type
+        if not (is_bytes(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
+            raise SchemaError(
+                f"column {self.name!r}: expected keys that are integers or text, got {kind}. "
+                "Bucketize it, or declare it an integer."
+            )
         return keys
 
 
