@@ -169,7 +169,10 @@ class Partition:
         rest = self.num_rows
         if rest == 0:
             return
-        for batch, _ in self.source.read(position, CHUNK_ROWS, plan):
+        batch_rows = CHUNK_ROWS
+        if rest is not None:
+            batch_rows = min(rest, CHUNK_ROWS)  # a larger batch would read the next row group too
+        for batch, _ in self.source.read(position, batch_rows, plan):
             if rest is None:
                 yield batch
                 continue
