@@ -22,7 +22,7 @@ from hotbed.connectors.plan import ReadPlan, Skips
 from hotbed.data.columns import require_columns
 from hotbed.data.schema import Dense, Id, Schema, Weight
 from hotbed.data.transforms import JoinGroupby, TargetEncode
-from hotbed.errors import ConfigError, PersistError
+from hotbed.errors import ConfigError, DataError, PersistError
 from hotbed.files import HeldFolder, free_name, local_path, sync_folder, writing
 from hotbed.prepare.engine import Engine
 from hotbed.prepare.fit import Fitted, fit
@@ -262,11 +262,18 @@ def _described(job: Preparation) -> dict[str, Any]:
 
 
 def _first_rows(work: Work, view: View) -> pa.RecordBatch:
-    """Return the first rows, which show the types of the columns."""
+    """Return the first rows, which show the types of the columns.
+
+    Raises:
+        DataError: there are no rows.
+    """
     for partition in work.partitions:
         for chunk in view.chunks(partition):
             return chunk.rows.slice(0, 1000)
-    raise AssertionError("a fitted source has rows")
+    raise DataError(
+        "prepare.source: it has no rows, got an empty source. Check its path, and which rows are "
+        "left out."
+    )
 
 
 # --- raw columns ----------------------------------------------------------------------------------

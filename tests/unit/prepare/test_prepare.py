@@ -317,8 +317,11 @@ def test_missing_column_is_named(job: Preparation) -> None:
 def test_source_without_rows_is_an_error(tmp_path: Path) -> None:
     source = hb.sources.Memory({"clicked": np.zeros(0), "user": np.zeros(0, np.int64)})
     schema = Schema([Label("clicked"), Id("user", transforms=[Map()])])
+    output = str(tmp_path / "prepared")
     with pytest.raises(DataError, match="no training rows"):
-        prepare(Preparation(source, schema, output=str(tmp_path / "prepared")))
+        prepare(Preparation(source, schema, output=output))
+    with pytest.raises(DataError, match=r"prepare.source: it has no rows"):
+        prepare(Preparation(source, Schema([Label("clicked"), Id("user")]), output=output))
 
 
 # --- a fitted workflow ----------------------------------------------------------------------------
