@@ -137,6 +137,9 @@ def test_target_encoding_of_unknown_and_missing_keys_is_the_prior(tmp_path: Path
     encode = TargetEncode("clicked", prior=0.125, fitted=rates)
     assert dense(["bob", "zoe", None, "ann"], encode) == [0.75, 0.125, 0.125, 0.25]
     assert dense([None], encode) == [0.125]
+    of_zero = FittedMap.write(tmp_path / "z.rows", np.array([0, 1]), [[0.25], [0.75]])
+    encode = TargetEncode("clicked", prior=0.125, fitted=of_zero)
+    assert dense([0, None, 1], encode) == [0.25, 0.125, 0.75]
 
 
 @pytest.mark.parametrize("statistic", ["mean", "sum", "std", "min", "max", "count"])
@@ -183,7 +186,7 @@ def test_expression_computes_with_raw_columns() -> None:
 
 def test_expression_of_narrow_numbers_does_not_overflow() -> None:
     schema = Schema([Dense("x", [Expression("a * b")])])
-    narrow = {"a": np.array([100, -100], np.int8), "b": np.array([100, 100], np.int16)}
+    narrow = {"a": np.array([100, -100], np.int8), "b": np.array([100, 100], np.int8)}
     assert encoded(schema, **narrow).dense["x"].tolist() == [10_000, -10_000]
 
 
