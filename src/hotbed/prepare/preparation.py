@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hotbed import config
+from hotbed import checks, config
 from hotbed.connectors.source import Source, not_endless
 from hotbed.data.schema import Dense, Id, Schema
 from hotbed.data.transforms import TargetEncode
@@ -63,7 +63,8 @@ class Preparation:
     def __post_init__(self) -> None:
         object.__setattr__(self, "derive", tuple(self.derive))
         not_endless(self.source, "a preparation")
-        assert self.memory_bytes
+        advice = "Write a size such as 4GB."
+        checks.at_least("memory", self.memory_bytes, 1, advice)
         self._check_derived()
         self._check_split()
         self._check_negatives()
@@ -163,7 +164,8 @@ class Preparation:
     @property
     def memory_bytes(self) -> int:
         """`memory` in bytes."""
-        match = re.fullmatch(r"([0-9.]+)\s*([KMGT]?B)?", str(self.memory), re.IGNORECASE)
+        pattern = r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?B)?"
+        match = re.fullmatch(pattern, str(self.memory), re.IGNORECASE)
         if match is None:
             raise ConfigError(
                 f"memory: not a size, got {self.memory!r}. Write a number of bytes, or one with "

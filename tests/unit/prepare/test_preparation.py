@@ -44,6 +44,8 @@ def test_a_preparation_is_read_back_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("roles", "keys", "message"),
     [
+        (ROLES, {"memory": "0MB"}, "memory: must be at least 1"),
+        (ROLES, {"memory": "1.2.3GB"}, "memory: not a size"),
         (
             ["id user"],
             {"split": {"kind": "by_time", "valid": 0.1}},
