@@ -7,6 +7,7 @@ Each takes a view, and returns one that shows the rows after the stage.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -182,6 +183,7 @@ def derive(job: Preparation, work: Work, view: View) -> View:
         task = _Deriving(shuffle, side, group)
         for _ in work.map(f"{stage}, values", task, shuffle.buckets()):
             pass
+        shutil.rmtree(shuffle.folder)
         view = replace(view, derived=(*view.derived, side))
     return view
 
@@ -289,6 +291,7 @@ def add_negatives(job: Preparation, work: Work, view: View) -> View:
     totals = np.zeros(2, np.int64)
     for counts in work.map("negatives", task, users.buckets()):
         totals += counts
+    shutil.rmtree(users.folder)
     work.counts["negatives"] = int(totals[0])
     work.counts["users_without_unknown_items"] = int(totals[1])
     return replace(view, drawn=Drawn(negatives, catalogue, side))
