@@ -47,6 +47,7 @@ def draw(n: int, seed: int) -> dict[str, Any]:
         "price": rng.integers(1, 9, n).astype(np.float32),
         "quantity": rng.integers(1, 9, n),
         "gap": rng.random(n).astype(np.float32),
+        "shop": rng.integers(0, 50, n),
     }
 
 
@@ -66,7 +67,7 @@ def raw_schema(folder: Path) -> hb.Schema:
             hb.Id("city", transforms=[t.Map(fitted=words)]),
             hb.Dense("rate", [t.TargetEncode("label", prior=0.4, fitted=rates)], column="city"),
             hb.Dense(
-                "spent", [t.JoinGroupby("price", "max", spent), t.FillMissing(-1.0)], column="user"
+                "spent", [t.JoinGroupby("price", "max", spent), t.FillMissing(-1.0)], column="shop"
             ),
             hb.Dense("total", [t.Expression("price * quantity"), t.Log()]),
             hb.Dense("gap"),
@@ -215,6 +216,7 @@ def test_derived_columns_and_types_of_inputs_are_listed(
         "price": "FP32",
         "quantity": "INT64",
         "gap": "FP32",
+        "shop": "INT64",
     }
     assert {name: one["parameters"] for name, one in told.items() if "parameters" in one} == {
         "gap": {"derived": text}
@@ -269,7 +271,14 @@ def test_published_fulls_bring_maps_and_deltas_use_them(tmp_path: Path) -> None:
 
 
 def inputs(columns: dict[str, Any], client: Any) -> list[Any]:
-    kinds = {"user": "INT64", "city": "BYTES", "price": "FP32", "quantity": "INT64", "gap": "FP32"}
+    kinds = {
+        "user": "INT64",
+        "city": "BYTES",
+        "price": "FP32",
+        "quantity": "INT64",
+        "gap": "FP32",
+        "shop": "INT64",
+    }
     found = []
     for name, values in columns.items():
         array = np.array(values, object) if kinds[name] == "BYTES" else np.asarray(values)
