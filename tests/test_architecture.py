@@ -38,7 +38,7 @@ FOLDERS = [
     "cli",
     "testing",
 ]
-BASE = {"errors", "config", "checks", "files", "frozen"}
+BASE = {"errors", "config", "checks", "files", "frozen", "memory"}
 NEVER = {
     "serving": {"optim", "parallel", "training"},
     "training": {"serving"},
@@ -49,6 +49,7 @@ NATIVE = {
     "embedding/native",
     "embedding/table",
     "frozen",
+    "memory",
     "optim/sparse",
     "parallel/exchange",
     "serving/rows",

@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,11 +72,11 @@ class Ray(Engine):
             fn_args=[work],
             compute=data.TaskPoolStrategy(size=tasks_at_a_time),
         )
-        for done, outcome in enumerate(outcomes.iter_rows(), 1):
-            is_error, value = pickle.loads(outcome["outcome"])
-            if is_error:
-                raise value
-            yield value
+        for done, row in enumerate(outcomes.iter_rows(), 1):
+            outcome: _Outcome = row["outcome"]
+            if outcome.error is not None:
+                raise outcome.error
+            yield outcome.result
             progress(done)
 
     def check_folder(self, folder: Path) -> None:
@@ -118,14 +117,22 @@ class Ray(Engine):
         )
 
 
+@dataclass(frozen=True)
+class _Outcome:
+    """The result of a task, or its error, which Ray would wrap in its own."""
+
+    result: Any = None
+    error: Exception | None = None
+
+
 def _run_item(row: dict[str, Any], work: Any) -> dict[str, Any]:
-    """Return the pickled result of one item, or its error, which Ray would wrap in its own."""
+    """Return the outcome of one item; Ray takes it along as an object."""
     task, items = _work(work)
     try:
-        outcome = False, task(items[row["item"]])
+        outcome = _Outcome(result=task(items[row["item"]]))
     except Exception as error:
-        outcome = True, error
-    return {"outcome": pickle.dumps(outcome)}
+        outcome = _Outcome(error=error)
+    return {"outcome": outcome}
 
 
 @functools.lru_cache(maxsize=1)

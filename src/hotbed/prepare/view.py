@@ -15,6 +15,7 @@ from hotbed.data import numbers
 from hotbed.data.columns import Columns
 from hotbed.data.numbers import BadRows
 from hotbed.data.schema import Label, Schema, Time, Weight
+from hotbed.memory import return_free_memory
 from hotbed.prepare.keyed.encodings import Encoding
 from hotbed.prepare.partitions import CHUNK_ROWS, TRAIN, VALID, Chunk, Partition
 from hotbed.prepare.places import Purpose, hash_copies
@@ -103,6 +104,7 @@ class View:
             except BadRows as bad:
                 row = int(np.flatnonzero(bad.mask)[0])
                 raise chunk.located(row, bad.message, bad.column) from None
+            return_free_memory()
 
     def _good(self, chunk: Chunk, aside: Aside | None) -> Chunk:
         """Return the rows whose label, weight and time can be used."""

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from hotbed.errors import ConfigError, FormatError, StoreError
 from hotbed.files import SharedLock, Where, local_path
 from hotbed.frozen import IdArray, RowArray, RowDtype
+from hotbed.memory import return_free_memory
 from hotbed.persist.format import Reader, open_checkpoint
-from hotbed.serving.rows import return_free_memory
 from hotbed.serving.stores.base import RowStore
 from hotbed.serving.stores.locking import TemporaryFolder
 from hotbed.serving.stores.mapped import MappedVersion, ModelFolder
@@ -125,7 +125,7 @@ class ParameterServer(RowStore):
             self._keep(newest)
             self._loaded.add(name)
             tidy(folder, list(self._versions[name]))
-        return_free_memory()
+        return_free_memory()  # writing a version takes many times the memory that it keeps
         return newest
 
     def unload(self, name: str) -> None:

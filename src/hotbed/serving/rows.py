@@ -141,11 +141,3 @@ def native_layout(
     for name, table, pooling in features:
         layout.append((name, tables.index(table), pooling))
     return layout
-
-
-def return_free_memory() -> None:
-    """Return free memory of malloc to the system, where the C library can (glibc).
-
-    Writing a version takes many times the memory that it keeps.
-    """
-    _core.return_free_memory()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
 from hotbed.data.columns import Columns, ids_of
@@ -121,8 +122,8 @@ class Catalogue:
     @staticmethod
     def open(folder: Path) -> Catalogue:
         """Return the catalogue that `write` wrote, mapped into memory."""
-        ends = [np.load(folder / f"{name}.npy", mmap_mode="r") for name in _COUNTS]
-        hashes = np.load(folder / "hashes.npy", mmap_mode="r")
+        ends = [open_memmap(folder / f"{name}.npy", mode="r") for name in _COUNTS]
+        hashes = open_memmap(folder / "hashes.npy", mode="r")
         file = pa.ipc.open_file(pa.memory_map(str(folder / "values.arrow")))
         return Catalogue(
             hashes,
