@@ -26,7 +26,7 @@ from hotbed.embedding.hashing import Uint64Array
 from hotbed.errors import DecodeError
 from hotbed.prepare.places import Purpose, hash_places
 
-CHUNK_ROWS = 65_536
+CHUNK_ROWS = 131_072
 """Rows of a chunk; the last one of a partition may have fewer."""
 
 

@@ -197,6 +197,7 @@ def _arranged(
         _plan(job, is_implicit=is_implicit),
         job.schema,
         job.seed,
+        memory=job.memory_bytes,
         skip_bad=job.on_error == "skip",
         all_positive=all_positive,
     )

@@ -54,6 +54,8 @@ class View:
         plan: the raw columns to read, and their types.
         schema: has label, time and weight.
         seed: of the preparation.
+        memory: bytes of the preparation: above half of them, free memory goes back to the system
+            after each chunk.
         skip_bad: leave out rows whose label, weight or time cannot be used.
         derived: columns by the rows of each chunk of the source.
         split: which rows are for validation; it has learned.
@@ -67,6 +69,7 @@ class View:
     schema: Schema
     seed: int = 0
     skip_bad: bool = False
+    memory: int = 0
     derived: Sequence[Side] = ()
     split: Holdout | None = None
     drawn: Drawn | None = None
@@ -104,7 +107,7 @@ class View:
             except BadRows as bad:
                 row = int(np.flatnonzero(bad.mask)[0])
                 raise chunk.located(row, bad.message, bad.column) from None
-            return_free_memory()
+            return_free_memory(above=self.memory // 2)
 
     def _good(self, chunk: Chunk, aside: Aside | None) -> Chunk:
         """Return the rows whose label, weight and time can be used."""
