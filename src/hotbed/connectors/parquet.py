@@ -98,6 +98,18 @@ def _with_dictionaries(schema: pa.Schema, plan: ReadPlan) -> pa.Schema:
     return pa.schema(fields)
 
 
+def row_groups(file: str) -> list[pq.RowGroupMetaData]:
+    """Return what a file says of its row groups.
+
+    For a damaged file it is nothing: reading its rows reports the damage.
+    """
+    try:
+        metadata = _open(file).metadata
+    except DecodeError:
+        return []
+    return [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+
+
 def _open(file: str, dictionaries: Sequence[str] = ()) -> pq.ParquetFile:
     try:
         return pq.ParquetFile(open_bytes(file), read_dictionary=list(dictionaries))

@@ -13,12 +13,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from hotbed.connectors.concat import Concat
 from hotbed.connectors.files import FileSource
-from hotbed.connectors.parquet import Parquet
+from hotbed.connectors.parquet import Parquet, row_groups
 from hotbed.connectors.plan import READ_ALL, ReadPlan
 from hotbed.connectors.position import Place, Position
 from hotbed.connectors.source import Join, Source, not_endless
@@ -277,13 +276,11 @@ def _groups(name: str, source: Source) -> Iterator[tuple[int, int | None]]:
     if not isinstance(_innermost(source), Parquet):
         yield 0, None
         return
-    try:
-        metadata = pq.read_metadata(name)
-    except (pa.ArrowException, OSError):  # reading the rows reports the damage
+    groups = row_groups(name)
+    if not groups:
         yield 0, None
         return
     first_row = 0
-    for group in range(metadata.num_row_groups):
-        num_rows = metadata.row_group(group).num_rows
-        yield first_row, num_rows
-        first_row += num_rows
+    for group in groups:
+        yield first_row, group.num_rows
+        first_row += group.num_rows

@@ -57,7 +57,7 @@ def new_output(output: str, *, restart: bool) -> Iterator[Path]:
     Raises:
         ConfigError: the folder exists and `restart` is not set.
         PersistError: another process writes it.
-        NotWritten: the folder cannot be made.
+        NotWritten: the folder or a file in it cannot be written.
     """
     path = local_path(output, "prepare.output").absolute()
     if path.exists() and not restart:
@@ -70,7 +70,12 @@ def new_output(output: str, *, restart: bool) -> Iterator[Path]:
         partial.mkdir(parents=True, exist_ok=True)
     with _held(partial):
         _empty(partial)
-        yield partial
+        try:
+            with writing(partial):
+                yield partial
+        except BaseException:
+            _empty(partial)  # a full disk gets its room back
+            raise
         if path.exists():
             os.rename(path, free_name(path))
         os.rename(partial, path)
@@ -191,6 +196,9 @@ def _arranged(
         job: what the stages do.
         work: what they share.
         all_positive: rows of a source without the label's column are positives.
+
+    Raises:
+        DataError: the source has no rows.
     """
     is_implicit = all_positive or job.negatives is not None
     view = View(
@@ -201,6 +209,7 @@ def _arranged(
         skip_bad=job.on_error == "skip",
         all_positive=all_positive,
     )
+    _first_rows(work, view)
     view = derive(job, work, view)
     view = split(job, work, view)
     view = add_negatives(job, work, view)

@@ -15,13 +15,12 @@ from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from hotbed.connectors.concat import Concat
 from hotbed.connectors.files import FileSource, Section
 from hotbed.connectors.memory import Memory
-from hotbed.connectors.parquet import Parquet
+from hotbed.connectors.parquet import Parquet, row_groups
 from hotbed.connectors.source import Source
 from hotbed.data import numbers
 from hotbed.data.columns import Columns
@@ -148,9 +147,7 @@ def source_bytes(source: Source) -> int:
     if isinstance(source, Parquet):
         num_bytes = 0
         for file in source.files():
-            metadata = pq.read_metadata(file)
-            for group in range(metadata.num_row_groups):
-                num_bytes += metadata.row_group(group).total_byte_size
+            num_bytes += sum(group.total_byte_size for group in row_groups(file))
         return num_bytes
     if isinstance(source, FileSource):
         num_bytes = 0

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import resource
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +36,7 @@ from hotbed.data import (
     TimeOfDay,
     Weight,
 )
-from hotbed.errors import ConfigError, DataError, DecodeError, PersistError
+from hotbed.errors import ConfigError, DataError, DecodeError, NotWritten, PersistError
 from hotbed.files import HeldFolder
 from hotbed.job.job import PreparedSchema
 from hotbed.prepare import ByFold, Local, Preparation, Previous, Stage, Workflow, prepare
@@ -220,6 +222,26 @@ def test_nothing_is_left_of_a_preparation_that_fails(job: Preparation, tmp_path:
     assert not (Path(job.output) / "leftover").exists()
 
 
+def test_full_disk_is_one_error_and_gets_its_room_back(job: Preparation) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2048, hard))
+    try:
+        with pytest.raises(NotWritten, match=r"prepared\.partial: cannot be written"):
+            prepare(job)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+    assert list(Path(job.output + ".partial").iterdir()) == []
+
+
+def test_torn_file_behind_a_whole_one_is_named(job: Preparation, tmp_path: Path) -> None:
+    torn = tmp_path / "raw-8.parquet"
+    torn.write_bytes((tmp_path / "raw-0.parquet").read_bytes()[:-100])
+    with pytest.raises(DecodeError, match=r"raw-8\.parquet: not a whole parquet file"):
+        prepare(job)
+
+
 def test_output_is_not_overwritten_but_moved_aside(job: Preparation) -> None:
     first = prepare(job)
     with pytest.raises(ConfigError, match=r"the folder exists .* --restart"):
@@ -314,11 +336,21 @@ def test_missing_column_is_named(job: Preparation) -> None:
         prepare(replace(job, schema=schema, derive=()))
 
 
+def test_source_without_rows_is_an_error_before_columns_are_derived(
+    job: Preparation, tmp_path: Path
+) -> None:
+    raw_rows().clear().write_parquet(tmp_path / "nothing.parquet")
+    empty = replace(job, source=hb.sources.Parquet(tmp_path / "nothing.parquet"))
+    assert empty.derive
+    with pytest.raises(DataError, match=r"prepare\.source: it has no rows"):
+        prepare(empty)
+
+
 def test_source_without_rows_is_an_error(tmp_path: Path) -> None:
     source = hb.sources.Memory({"clicked": np.zeros(0), "user": np.zeros(0, np.int64)})
     schema = Schema([Label("clicked"), Id("user", transforms=[Map()])])
     output = str(tmp_path / "prepared")
-    with pytest.raises(DataError, match="no training rows"):
+    with pytest.raises(DataError, match="it has no rows"):
         prepare(Preparation(source, schema, output=output))
     with pytest.raises(DataError, match=r"prepare.source: it has no rows"):
         prepare(Preparation(source, Schema([Label("clicked"), Id("user")]), output=output))
