@@ -226,7 +226,7 @@ def _split(roles: Roles) -> str:
 def _down_sample(frame: pl.DataFrame, roles: Roles) -> str:
     if roles.label is None or not frame[roles.label].dtype.is_numeric():
         return ""
-    share = float(frame[roles.label].cast(pl.Float64).mean() or 0)  # type: ignore[arg-type]
+    share = frame.select(pl.col(roles.label).cast(pl.Float64).mean()).item() or 0.0
     if not 0 < share < RARE_SHARE or frame[roles.label].n_unique() != 2:
         return ""
     label = quoted(roles.label)

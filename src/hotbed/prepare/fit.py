@@ -144,7 +144,7 @@ def fit(
         output: the folder of the preparation, for maps and vocabularies.
 
     Raises:
-        DataError: there are no training rows.
+        DataError: no row is for training.
     """
     number = 1
     num_fits = 0
@@ -200,8 +200,8 @@ def _learn(work: Work, learning: _Pass, number: int) -> _Part:
             learner.merge(later)
     if merged is None or not merged.num_rows:
         raise DataError(
-            "fit: there are no training rows, got an empty source or split. Give the training part "
-            "rows."
+            "fit: no row is for training, got an empty part `train`. Give the split a smaller "
+            "share, or the source more rows."
         )
     return merged
 

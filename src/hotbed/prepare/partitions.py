@@ -229,7 +229,7 @@ def partitions_of(source: Source) -> Sequence[Partition]:
 
     Raises:
         ConfigError: the source is endless.
-        DataError: there is no file.
+        DataError: no file is at the path.
     """
     not_endless(source, "a preparation")
     partitions: list[Partition] = []

@@ -275,7 +275,7 @@ def _first_rows(work: Work, view: View) -> pa.RecordBatch:
     """Return the first rows, which show the types of the columns.
 
     Raises:
-        DataError: there are no rows.
+        DataError: the source has no rows.
     """
     for partition in work.partitions:
         for chunk in view.chunks(partition):

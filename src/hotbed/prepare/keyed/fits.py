@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 import numpy as np
 import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from hotbed.connectors.times import to_microseconds
@@ -36,6 +35,7 @@ from hotbed.prepare.keyed.statistics import (
     smoothed_means,
 )
 from hotbed.prepare.keyed.vocabulary import (
+    WordsFile,
     count_values,
     frequent_first,
     mixed_types,
@@ -196,37 +196,6 @@ class Vocabulary(KeyedFit):
                 keys.append(part["key"].to_numpy())
                 num_keys += len(part)
         return Learned(_write_map(self.places.map_file(self.name), keys, []))
-
-
-class WordsFile:
-    """The words of a vocabulary with their counts and ids, for people."""
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._path = path
-        self._writer: pq.ParquetWriter | None = None
-
-    def __enter__(self) -> WordsFile:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._writer is not None:
-            self._writer.close()
-
-    def write(self, counts: pl.DataFrame, num_before: int) -> None:
-        """Append words, most frequent first; `num_before`: those that were written before."""
-        values = counts["word"] if "word" in counts.columns else counts["key"]
-        ids = np.arange(num_before + 1, num_before + 1 + len(counts))
-        table = pa.table(
-            {
-                "value": values.to_arrow(),
-                "count": counts["count"].to_arrow(),
-                "id": ids,
-            }
-        )
-        if self._writer is None:
-            self._writer = pq.ParquetWriter(self._path, table.schema)
-        self._writer.write_table(table)
 
 
 @dataclass(frozen=True)

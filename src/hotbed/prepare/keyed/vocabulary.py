@@ -8,11 +8,13 @@ and `frequent_first` merges the runs.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from hotbed.data.arrays import as_numpy, is_bytes, nulls_of
@@ -179,3 +181,34 @@ def _batch(counts: pl.DataFrame) -> pa.RecordBatch:
         words = counts["word"].to_arrow()
         columns["word"] = words
     return pa.RecordBatch.from_pydict(columns)
+
+
+class WordsFile:
+    """The words of a vocabulary with their counts and ids, for people."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._writer: pq.ParquetWriter | None = None
+
+    def __enter__(self) -> WordsFile:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def write(self, counts: pl.DataFrame, num_before: int) -> None:
+        """Append words, most frequent first; `num_before`: those that were written before."""
+        values = counts["word"] if "word" in counts.columns else counts["key"]
+        ids = np.arange(num_before + 1, num_before + 1 + len(counts))
+        table = pa.table(
+            {
+                "value": values.to_arrow(),
+                "count": counts["count"].to_arrow(),
+                "id": ids,
+            }
+        )
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(self._path, table.schema)
+        self._writer.write_table(table)
