@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from .job.job import Job as Job
     from .models import losses as losses
     from .optim import schedule as schedules  # noqa: F401 - public under this name
+    from .optim.combined import CombinedOptimizer as CombinedOptimizer
     from .optim.precision import Boost as Boost
     from .optim.sparse import SparseOptimizer as SparseOptimizer
     from .optim.sparse import dense_parameters as dense_parameters
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
     from .serving.session import InferenceSession as InferenceSession
     from .training import callbacks as callbacks
     from .training.ahead import Ahead as Ahead
+    from .training.auto import auto as auto
     from .training.load import load as load
     from .training.model import RecModel as RecModel
     from .training.watching import report as report
@@ -87,6 +89,7 @@ _HOMES: dict[str, str] = {
     "Batch": "data.batch:Batch",
     "Boost": "optim.precision:Boost",
     "Client": "serving.client:Client",
+    "CombinedOptimizer": "optim.combined:CombinedOptimizer",
     "Constant": "embedding.init:Constant",
     "Dataset": "data.dataset:Dataset",
     "Dense": "data.schema:Dense",
@@ -127,6 +130,7 @@ _HOMES: dict[str, str] = {
     "Uniform": "embedding.init:Uniform",
     "Weight": "data.schema:Weight",
     "Zeros": "embedding.init:Zeros",
+    "auto": "training.auto:auto",
     "callbacks": "training.callbacks",
     "checkpoints": "persist",
     "config": "config",

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ordinary torch models whose embeddings become tables: `hb.auto`."""
+
+from .convert import auto
+from .network import Converted, converted
+from .report import Entry, Report
+from .signature import Signature, bind
+from .trace import Call, Findings, IdGraph, inspect
+
+__all__ = [
+    "Call",
+    "Converted",
+    "Entry",
+    "Findings",
+    "IdGraph",
+    "Report",
+    "Signature",
+    "auto",
+    "bind",
+    "converted",
+    "inspect",
+]
