@@ -5,7 +5,7 @@ from .convert import auto
 from .network import Converted, converted
 from .report import Entry, Report
 from .signature import Signature, bind
-from .trace import Call, Findings, IdGraph, inspect
+from .trace import Call, Findings, IdGraph, Source, inspect
 
 __all__ = [
     "Call",
@@ -15,6 +15,7 @@ __all__ = [
     "IdGraph",
     "Report",
     "Signature",
+    "Source",
     "auto",
     "bind",
     "converted",
