@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ordinary torch models whose embeddings become tables: `hb.auto`."""
 
+from .binding import bind
 from .convert import auto
 from .network import Converted, converted
 from .report import Entry, Report
-from .signature import Signature, bind
+from .signature import Leaf, Signature
 from .trace import Call, Findings, IdGraph, Source, inspect
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "Entry",
     "Findings",
     "IdGraph",
+    "Leaf",
     "Report",
     "Signature",
     "Source",

@@ -3,44 +3,382 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+import dataclasses
+import inspect
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from hotbed.data.batch import Batch
-from hotbed.data.schema import Schema
+from hotbed import config
+from hotbed.data.columns import Shape
+from hotbed.data.schema import Column, Dense, Id, Schema
+from hotbed.errors import ConfigError, RowShapeError
+
+OFFSETS = "_offsets"
+WEIGHTS = "_weights"
+
+SAMPLES = "samples"
+ENDS = "ends"
+VALUES = "values"
+FIXED = "fixed"
+
+Path = tuple[Any, ...]
+"""The parameter of a leaf, then the keys, fields and numbers that lead to it."""
 
 
 @dataclass(frozen=True)
-class Signature:
-    """The tensor leaves of a model's arguments, in a fixed order.
+class Leaf:
+    """A tensor among the arguments of a model.
 
     Attributes:
-        names: of each leaf: the parameter, dict key or field that holds it.
+        name: The parameter, dict key or field; with its parents' names where that is not unique.
+        path: The parameter, then the keys, fields and numbers that lead to the tensor.
+        dtype: As torch names it, such as "int64".
+        shape: Without the first axis.
+        axis: The size of the first axis: "samples" (n), "ends" (n + 1: offsets that include the
+            last one), "values" (the ids of all bags), or "fixed" (the same for every batch; a
+            tensor of one number has no axis).
+        size: Of the first axis in the first batch; None: the tensor is one number.
     """
 
-    names: tuple[str, ...]
+    name: str
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    axis: str
+    size: int | None
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether the tensor holds integers; booleans are none."""
+        return self.dtype.startswith(("int", "uint"))
+
+
+@dataclass(frozen=True, eq=False)
+class Signature:
+    """The tensors that a model takes, as its first batch showed them.
+
+    Attributes:
+        tensors: Describes each tensor, in the order of the parameters.
+        num_samples: Samples of the first batch.
+
+    Example:
+        >>> signature = Signature.of(model, (users, items), {})
+        >>> signature.names
+        ('user', 'item')
+    """
+
+    tensors: tuple[Leaf, ...]
+    num_samples: int
+    _parameters: inspect.Signature
+    _skeleton: Mapping[str, Any]
 
     @staticmethod
-    def of(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Signature:
-        """Return the signature of a call `model(*args, **kwargs)`."""
-        raise NotImplementedError
+    def of(
+        model: nn.Module,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        num_samples: int | None = None,
+    ) -> Signature:
+        """Return the signature of a call `model(*args, **kwargs)`.
 
-    def leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-        """Return the tensors of the arguments, in the order of `names`."""
-        raise NotImplementedError
+        Args:
+            model: An ordinary module.
+            args: Tensors, and dicts, tuples, lists and dataclasses of them. Other values, such as
+                numbers or None, are constants.
+            kwargs: Likewise.
+            num_samples: Samples of this batch; None: as the sizes of its tensors show.
+
+        Raises:
+            ConfigError: The model does not take these arguments.
+        """
+        parameters = inspect.signature(model.forward)
+        found: dict[Path, Tensor] = {}
+
+        def keep(path: Path, value: Any) -> Any:
+            if not torch.is_tensor(value):
+                return value
+            found[path] = value
+            return None
+
+        skeleton = {}
+        for name, value in _by_parameter(model, parameters, args, kwargs).items():
+            skeleton[name] = _mapped(value, (name,), keep)
+        names = _names(list(found))
+        tensors = dict(zip(names, found.values(), strict=True))
+        if num_samples is None:
+            num_samples = _num_samples(model, tensors)
+        leaves = []
+        for name, (path, tensor) in zip(names, found.items(), strict=True):
+            leaves.append(
+                Leaf(
+                    name,
+                    path,
+                    str(tensor.dtype).removeprefix("torch."),
+                    tuple(tensor.shape[1:]),
+                    _axis(name, tensors, num_samples),
+                    tensor.shape[0] if tensor.dim() else None,
+                )
+            )
+        return Signature(tuple(leaves), num_samples, parameters, skeleton)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name of each tensor."""
+        return tuple(leaf.name for leaf in self.tensors)
+
+    def __getitem__(self, name: str) -> Leaf:
+        for leaf in self.tensors:
+            if leaf.name == name:
+                return leaf
+        raise ConfigError(
+            f"signature: the model takes no tensor of this name, got {name!r}. "
+            f"{config.did_you_mean(name, self.names)}"
+        )
+
+    def leaves(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        needed: Collection[str] | None = None,
+    ) -> list[Tensor]:
+        """Return the tensors of the arguments of another batch, in the order of the signature.
+
+        Args:
+            args: As the model takes them.
+            kwargs: As the model takes them.
+            needed: Names of the tensors that must be there; None: all. An empty tensor takes the
+                place of another one that is missing, such as labels that a batch does not have.
+
+        Raises:
+            RowShapeError: A tensor is missing, or has another type or number of axes than in the
+                first batch.
+        """
+        arguments = _by_parameter(None, self._parameters, args, kwargs)
+        tensors: list[Tensor] = []
+        for leaf in self.tensors:
+            value = _at(arguments, leaf.path)
+            if not torch.is_tensor(value) and needed is not None and leaf.name not in needed:
+                value = torch.empty(0, *leaf.shape, dtype=getattr(torch, leaf.dtype))
+            _check(leaf, value)
+            tensors.append(value)
+        return tensors
 
     def arguments(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return positional and keyword arguments with these leaves."""
-        raise NotImplementedError
+        """Return positional and keyword arguments that hold `leaves`, one for each tensor."""
+        by_path = {leaf.path: value for leaf, value in zip(self.tensors, leaves, strict=True)}
+        values = {}
+        for name, value in self._skeleton.items():
+            values[name] = _mapped(value, (name,), lambda path, kept: by_path.get(path, kept))
+        bound = inspect.BoundArguments(self._parameters, OrderedDict(values))
+        return bound.args, bound.kwargs
 
-    def schema(self) -> Schema:
-        """Return the schema of a request: integers are Id columns, floats Dense ones."""
-        raise NotImplementedError
+    def schema(self, names: Collection[str] | None = None) -> Schema:
+        """Return the columns that a server encodes to feed these tensors.
+
+        Integers are Id columns: one id a sample, or a list of ids where a sample has several. Other
+        tensors are Dense columns of as many numbers as a sample has. Offsets and weights of bags
+        belong to the column of their ids.
+
+        Args:
+            names: Of the tensors to describe; None: all.
+
+        Raises:
+            ConfigError: The first axis of a tensor is not the samples of the batch.
+        """
+        columns: list[Column] = []
+        shapes: dict[str, Shape] = {}
+        parts = self._parts()
+        for leaf in self.tensors:
+            if leaf.name in parts or (names is not None and leaf.name not in names):
+                continue
+            if leaf.axis not in (SAMPLES, VALUES):
+                raise ConfigError(
+                    f"signature: the first axis of tensor {leaf.name!r} must be the samples of a "
+                    f"batch, got size {leaf.size} for {self.num_samples} samples. Let the model "
+                    "take a tensor with one row a sample."
+                )
+            is_list = bool(leaf.shape) or leaf.axis == VALUES
+            shapes[leaf.name] = "list" if is_list else "value"
+            if not leaf.is_integer:
+                columns.append(Dense(leaf.name, width=math.prod(leaf.shape)))
+                continue
+            weights = None
+            if leaf.name + WEIGHTS in parts:
+                weights = leaf.name + WEIGHTS
+                shapes[weights] = shapes[leaf.name]
+            pooling = "none" if is_list else "sum"
+            columns.append(Id(leaf.name, pooling=pooling, weights=weights))
+        return Schema(columns, shapes=shapes)
+
+    def _parts(self) -> set[str]:
+        """Return the names of the tensors that are offsets or weights of bags."""
+        parts = set[str]()
+        for leaf in self.tensors:
+            if leaf.axis == VALUES:
+                parts |= {leaf.name + OFFSETS, leaf.name + WEIGHTS}
+        return parts.intersection(self.names)
 
 
-def bind(model: nn.Module, batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of `model` that hold the columns of `batch`, by name."""
-    raise NotImplementedError
+def includes_last_offset(model: nn.Module) -> bool:
+    """Return whether the offsets that a model takes include the last one, as its bags say.
+
+    Raises:
+        ConfigError: Its bags differ.
+    """
+    of_modules = {}
+    for path, module in model.named_modules():
+        if isinstance(getattr(module, "include_last_offset", None), bool):
+            of_modules[path] = module.include_last_offset
+    if len(set(of_modules.values())) > 1:
+        raise ConfigError(
+            "signature: some bags of the model take offsets with the last one and some without it, "
+            f"got include_last_offset {of_modules}. Give all bags the same include_last_offset."
+        )
+    return any(of_modules.values())
+
+
+def _by_parameter(
+    model: nn.Module | None,
+    parameters: inspect.Signature,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the arguments by parameter."""
+    try:
+        return dict(parameters.bind(*args, **kwargs).arguments)
+    except TypeError as error:
+        where = "signature" if model is None else type(model).__name__
+        raise ConfigError(
+            f"{where}: forward{parameters} does not take these arguments, got: {error}. Call the "
+            "model with the arguments of its forward function."
+        ) from None
+
+
+def _mapped(value: Any, path: Path, change: Callable[[Path, Any], Any]) -> Any:
+    """Return a copy of nested arguments, with each value at the end of a path changed."""
+    if isinstance(value, Mapping):
+        items = {key: _mapped(item, (*path, key), change) for key, item in value.items()}
+        if type(value) is dict or not isinstance(value, MutableMapping):
+            return items
+        mapping = copy.copy(value)
+        mapping.update(items)
+        return mapping
+    if isinstance(value, (tuple, list)):
+        keys = getattr(value, "_fields", range(len(value)))
+        parts = [_mapped(item, (*path, key), change) for key, item in zip(keys, value, strict=True)]
+        return type(value)(parts) if isinstance(keys, range) else type(value)(*parts)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        changed = copy.copy(value)
+        for field in dataclasses.fields(value):
+            part = _mapped(getattr(value, field.name), (*path, field.name), change)
+            object.__setattr__(changed, field.name, part)  # a frozen one also
+        return changed
+    return change(path, value)
+
+
+def _at(arguments: Mapping[str, Any], path: Path) -> Any:
+    """Return the value at the end of a path; None if there is none."""
+    value: Any = arguments
+    for key in path:
+        try:
+            is_field = dataclasses.is_dataclass(value) or hasattr(value, "_fields")
+            value = getattr(value, key) if is_field else value[key]
+        except (AttributeError, LookupError, TypeError):
+            return None
+    return value
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    """Return a name for each path: its last key, with as many of its parents as make it unique.
+
+    >>> _names([("user",), ("batch", "item"), ("pair", 0), ("a", "x"), ("b", "x")])
+    ['user', 'item', 'pair_0', 'a_x', 'b_x']
+    """
+    lengths = [_ending(path, 1) for path in paths]
+    while True:
+        names = []
+        for path, length in zip(paths, lengths, strict=True):
+            names.append("_".join(map(str, path[-length:])))
+        counts = Counter(names)
+        longer = []
+        for path, name, length in zip(
+            paths,
+            names,
+            lengths,
+            strict=True,
+        ):
+            longer.append(_ending(path, length + 1) if counts[name] > 1 else length)
+        if longer == lengths:
+            break
+        lengths = longer
+    return [
+        name if counts[name] == 1 else "/".join(map(str, path))
+        for path, name in zip(paths, names, strict=True)
+    ]
+
+
+def _ending(path: Path, length: int) -> int:
+    """Return how many last keys of a path, at least `length`, begin with a word, not a number."""
+    while length < len(path) and not isinstance(path[-length], str):
+        length += 1
+    return min(length, len(path))
+
+
+def _num_samples(model: nn.Module, tensors: Mapping[str, Tensor]) -> int:
+    """Return the number of samples, as most tensors have it in their first axis."""
+    parts = set()
+    for name in tensors:
+        if name + OFFSETS in tensors:
+            parts |= {name, name + OFFSETS, name + WEIGHTS}
+    sizes = [
+        tensor.shape[0] for name, tensor in tensors.items() if tensor.dim() and name not in parts
+    ]
+    if sizes:
+        return Counter(sizes).most_common(1)[0][0]
+    offsets = [tensor for name, tensor in tensors.items() if name.endswith(OFFSETS)]
+    if not offsets:
+        return 1
+    return len(offsets[0]) - int(includes_last_offset(model))
+
+
+def _axis(name: str, tensors: Mapping[str, Tensor], num_samples: int) -> str:
+    """Return which size the first axis of a tensor has."""
+    tensor = tensors[name]
+    if not tensor.dim():
+        return FIXED
+    size = tensor.shape[0]
+    is_flat = tensor.dim() == 1
+    if is_flat and name + OFFSETS in tensors:
+        return VALUES
+    if is_flat and name.endswith(WEIGHTS) and name.removesuffix(WEIGHTS) + OFFSETS in tensors:
+        return VALUES
+    if size == num_samples:
+        return SAMPLES
+    if size == num_samples + 1 and name.endswith(OFFSETS):
+        return ENDS
+    return FIXED
+
+
+def _check(leaf: Leaf, value: Any) -> None:
+    """Raise RowShapeError unless the tensor of a later batch has type and axes of the first."""
+    expected = f"{leaf.dtype} with {_num_axes(leaf)} axes"
+    if not torch.is_tensor(value):
+        received = type(value).__name__
+    else:
+        received = f"{str(value.dtype).removeprefix('torch.')} with {value.dim()} axes"
+    if received != expected:
+        raise RowShapeError(
+            f"tensor {leaf.name!r}: expected {expected}, as in the first batch, got {received}. "
+            "Call the model with the same arguments for each batch."
+        )
+
+
+def _num_axes(leaf: Leaf) -> int:
+    return len(leaf.shape) + (leaf.size is not None)
