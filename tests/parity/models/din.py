@@ -44,7 +44,7 @@ def make_model() -> nn.Module:
 
 
 def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.Adagrad(model.parameters(), lr=0.02)
+    return torch.optim.Adam(model.parameters(), lr=1e-3)
 
 
 def make_batch() -> tuple[Tensor, ...]:

@@ -27,7 +27,7 @@ def make_model() -> nn.Module:
 
 
 def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.05, weight_decay=1e-4)
+    return torch.optim.SGD(model.parameters(), lr=0.5, weight_decay=1e-4)
 
 
 def make_batch() -> tuple[Tensor, Tensor, Tensor]:
