@@ -62,6 +62,11 @@ class CombinedOptimizer(torch.optim.Optimizer, StepsTables):
         model: nn.Module,
         rows: Mapping[nn.Parameter, TableRows],
     ) -> None:
+        if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+            raise ConfigError(
+                f"{type(optimizer).__name__}: a scheduler wraps its step. Make it after hb.auto, "
+                "over the optimizer that hb.auto returns."
+            )
         self.dense = optimizer
         groups = []
         for group in optimizer.param_groups:
@@ -107,9 +112,8 @@ class CombinedOptimizer(torch.optim.Optimizer, StepsTables):
             lists = {key: dense[key] for key in _LISTS if key in dense}
             dense_groups.append({**group, **lists})
         self.dense.__setstate__({"state": self.state, "param_groups": dense_groups})
-        for group in self.param_groups:
-            self._set_table_rates(group)
         self._settings = [_plain_settings(group) for group in self.param_groups]
+        self._set_table_rates({n: own["lr"] for n, own in enumerate(self._settings)})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -176,8 +180,8 @@ class CombinedOptimizer(torch.optim.Optimizer, StepsTables):
         """
         state = super().state_dict()
         rates = {}
-        for group, table_group in self._table_groups():
-            if table_group["lr"] != float(group["lr"]):
+        for number, table_group in self._table_groups():
+            if table_group["lr"] != self._settings[number]["lr"]:
                 rates.update(dict.fromkeys(table_group["tables"], table_group["lr"]))
         if rates:
             state["table_rates"] = rates
@@ -209,35 +213,35 @@ class CombinedOptimizer(torch.optim.Optimizer, StepsTables):
                         "Load model and optimizer before hb.auto."
                     )
 
-    def _table_groups(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-        """Yield each group with each of the table groups that follow it."""
+    def _table_groups(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the number of a group, and a table group that follows it, for all of them."""
         of_rows = {id(group["params"][0]): group for group in self.sparse.param_groups}
-        for group in self.param_groups:
+        for number, group in enumerate(self.param_groups):
             for parameter in group["params"]:
                 if isinstance(parameter, TableRows):
-                    yield group, of_rows[id(parameter)]
+                    yield number, of_rows[id(parameter)]
 
-    def _set_table_rates(self, group: Mapping[str, Any]) -> None:
-        for own, table_group in self._table_groups():
-            if own is group:
-                table_group["lr"] = float(group["lr"])
+    def _set_table_rates(self, rates: Mapping[int, float]) -> None:
+        """Set the learning rates of the tables in some groups, by the number of the group."""
+        for number, table_group in self._table_groups():
+            if number in rates:
+                table_group["lr"] = rates[number]
 
     def _give_settings(self) -> None:
         """Give the settings that have changed since the last step on to both parts."""
         self._check_settings(self.param_groups)
-        for group, before, dense in zip(
-            self.param_groups,
-            self._settings,
-            self.dense.param_groups,
-            strict=True,
-        ):
+        rates = {}
+        for number, group in enumerate(self.param_groups):
             now = _plain_settings(group)
-            for key, value in now.items():
-                if key not in before or before[key] != value:
-                    dense[key] = group[key]
-            if now["lr"] != before["lr"]:
-                self._set_table_rates(group)
+            before = self._settings[number]
+            changed = [key for key in now if key not in before or before[key] != now[key]]
+            for key in changed:
+                self.dense.param_groups[number][key] = group[key]
+            if "lr" in changed:
+                rates[number] = now["lr"]
             before.update(now)
+        if rates:
+            self._set_table_rates(rates)
 
     def _check_settings(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Raise ConfigError if a setting differs that tables of its group cannot follow."""
