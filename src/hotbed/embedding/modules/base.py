@@ -25,7 +25,7 @@ from hotbed.errors import ConfigError
 
 from .compiled import Tickets, alive
 from .gradients import Group, RowGradients, Sums, dense_rows
-from .inputs import Feature, HostIds
+from .inputs import Buckets, Feature, HostIds
 from .lookup import LocalLookup, Lookup, Pooled
 from .parameter import TableRows
 from .plan import Plan
@@ -37,9 +37,18 @@ class TableModule(Carrier, ABC):
 
     One native call looks up all features in all tables. `state_dict_limit`: the most bytes of rows
     that `state_dict()` takes from a module; above it, `state_dict()` raises PersistError.
+
+    With `buckets`, the rows of a feature with offsets and pooling "none", and the gradients of each
+    group of tables, are followed by rows of zeros up to the next bucket: shapes repeat, and values
+    are the same. More rows than the largest bucket raise RowShapeError.
     """
 
-    def __init__(self, tables: Sequence[Table], features: Sequence[Feature]) -> None:
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        features: Sequence[Feature],
+        buckets: Sequence[int] = (),
+    ) -> None:
         super().__init__()
         self.tables = list(tables)
         self.features = tuple(features)
@@ -71,6 +80,7 @@ class TableModule(Carrier, ABC):
             dim for dim, pooled in zip(self.dims, self.pooled, strict=True) if pooled
         )
         self.groups = _group(self.tables)
+        self.buckets = Buckets.of(f"embedding {sorted(numbers)}", buckets)
         self.lookup: Lookup = LocalLookup()
         # follows .to(device); results are moved to its device
         self.register_buffer("_device", torch.empty(0), persistent=False)
@@ -82,7 +92,12 @@ class TableModule(Carrier, ABC):
             self.register_parameter(
                 f"rows_{number}", TableRows([self.tables[table] for table in group.tables])
             )
-        self.gradients = RowGradients(self.tables, self.groups, self.rows)
+        self.gradients = RowGradients(
+            self.tables,
+            self.groups,
+            self.rows,
+            self.buckets,
+        )
         # connects the lookup to autograd; takes no gradient itself
         self.anchor = torch.zeros((), requires_grad=True)
         self.tickets = Tickets()  # of compiled lookups whose backward may still come
@@ -323,17 +338,24 @@ class _Results:
         self.sequences: list[Tensor] = []
         self.addresses: list[tuple[int, int]] = []
         address = self.flat.data_ptr()
-        for dim, pooled, values in zip(
+        for feature, dim, values, offsets in zip(
+            module.features,
             module.dims,
-            module.pooled,
             host.values,
+            host.offsets,
             strict=True,
         ):
-            if pooled:
+            if feature.pooling != "none":
                 self.addresses.append((address, width))
                 address += 4 * dim
             else:
-                rows = torch.empty(values.numel(), dim)
+                num_ids = values.numel()
+                size = num_ids
+                if offsets is not None:
+                    rows_of = f"table {feature.table!r}: ids of feature {feature.name!r}"
+                    size = module.buckets.size_for(num_ids, rows_of)
+                rows = torch.empty(size, dim)
+                rows[num_ids:] = 0.0
                 self.sequences.append(rows)
                 self.addresses.append((rows.data_ptr(), dim))
 

@@ -33,12 +33,19 @@ class EmbeddingCollection(TableModule):
     Args:
         features: a Schema (its Id columns) or Features.
         tables: by name, or a list.
+        buckets: pad to static shapes. The rows of a sequence with offsets, and the gradients of
+            the distinct ids of tables of one dim and rule, are followed by rows of zeros up to the
+            next of these numbers, so that compiled networks see few shapes. Values do not change. A
+            batch that needs more raises RowShapeError.
 
     Example: `hb.EmbeddingCollection(schema, hb.make_tables(schema, dim=16))`
     """
 
     def __init__(
-        self, features: Schema | Sequence[Feature], tables: Mapping[str, Table] | Sequence[Table]
+        self,
+        features: Schema | Sequence[Feature],
+        tables: Mapping[str, Table] | Sequence[Table],
+        buckets: Sequence[int] = (),
     ) -> None:
         if not isinstance(features, Sequence):
             features = [
@@ -47,7 +54,7 @@ class EmbeddingCollection(TableModule):
         if isinstance(tables, Mapping):
             wanted = {feature.table for feature in features}
             tables = [table for table in tables.values() if table.name in wanted]
-        super().__init__(tables, features)
+        super().__init__(tables, features, buckets)
 
     def forward(self, batch: Any) -> dict[str, Tensor]:
         """Return each feature's rows by name.

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,13 +20,13 @@ from .inputs import Feature
 class Embedding(TableModule):
     """A table as nn.Embedding: ids int64 [...] -> rows [..., dim].
 
-    `Ids` of m ids give rows [m, dim] (a sequence lookup).
+    `Ids` of m ids give rows [m, dim] (a sequence lookup). `buckets`: see `EmbeddingCollection`.
 
     Example: `hb.Embedding(hb.Table("item", dim=16))(torch.tensor([[7, -1]]))` has shape [1, 2, 16].
     """
 
-    def __init__(self, table: Table) -> None:
-        super().__init__([table], [Feature(table.name, table.name, "none")])
+    def __init__(self, table: Table, buckets: Sequence[int] = ()) -> None:
+        super().__init__([table], [Feature(table.name, table.name, "none")], buckets)
 
     def forward(self, ids: Tensor | Ids, time: Any = None) -> Tensor:
         """Return the rows of `ids`.
@@ -41,19 +42,24 @@ class Embedding(TableModule):
 class EmbeddingBag(TableModule):
     """A table as nn.EmbeddingBag: bags of ids -> pooled rows [n, dim].
 
-    `pooling`: sum, mean or max. An empty bag reads as zeros.
+    `pooling`: sum, mean or max. An empty bag reads as zeros. `buckets`: see `EmbeddingCollection`.
 
     Example: `hb.EmbeddingBag(table, pooling="mean")(values, offsets)` with offsets [n + 1], as in
         hb.Ids.
     """
 
-    def __init__(self, table: Table, pooling: str = "sum") -> None:
+    def __init__(
+        self,
+        table: Table,
+        pooling: str = "sum",
+        buckets: Sequence[int] = (),
+    ) -> None:
         if pooling == "none":
             raise ConfigError(
                 "EmbeddingBag: pooling must be sum, mean or max, got 'none'. "
                 "Use hb.Embedding for sequences."
             )
-        super().__init__([table], [Feature(table.name, table.name, pooling)])
+        super().__init__([table], [Feature(table.name, table.name, pooling)], buckets)
 
     def forward(
         self,

@@ -14,7 +14,7 @@ from hotbed.data.batch import Ids
 from hotbed.embedding.table import Step, Table
 from hotbed.errors import NonFiniteGradient
 
-from .inputs import int64
+from .inputs import Buckets, int64
 from .parameter import TableRows
 
 
@@ -113,7 +113,9 @@ class RowGradients:
         tables: Sequence[Table],
         groups: Sequence[Group],
         parameters: Sequence[TableRows],
+        buckets: Buckets,
     ) -> None:
+        self._buckets = buckets
         self._tables = tables
         self._groups = groups
         self._parameters = parameters
@@ -130,7 +132,9 @@ class RowGradients:
         grads = []
         for group in self._groups:
             num_uniques = sum(uniques[table] for table in group.tables)
-            grads.append(torch.empty(num_uniques, group.dim))
+            grad = torch.empty(self._num_rows(group, num_uniques), group.dim)
+            grad[num_uniques:] = 0.0
+            grads.append(grad)
         addresses = self._addresses(uniques, grads)
         finite = step.sum_gradients(rows, addresses)
         earlier = self._waiting()
@@ -276,10 +280,19 @@ class RowGradients:
         merged_grads = []
         for group in self._groups:
             parts = [torch.from_numpy(sums[table]).view(-1, group.dim) for table in group.tables]
+            num_uniques = sum(len(part) for part in parts)
+            num_zeros = self._num_rows(group, num_uniques) - num_uniques
+            if num_zeros:
+                parts.append(torch.zeros(num_zeros, group.dim))
             if len(parts) > 1:
                 parts = [torch.cat(parts)]
             merged_grads.append(parts[0])
         return merged, merged_grads
+
+    def _num_rows(self, group: Group, num_uniques: int) -> int:
+        """Return the rows of a group's gradient, those of its buckets included."""
+        names = ", ".join(repr(self._tables[table].name) for table in group.tables)
+        return self._buckets.size_for(num_uniques, f"table {names}: distinct ids")
 
 
 @dataclass(frozen=True)

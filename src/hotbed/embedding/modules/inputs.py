@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hotbed import checks
 from hotbed.data.batch import Ids, as_ids
 from hotbed.errors import RowShapeError
 
@@ -25,6 +26,41 @@ class Feature:
     name: str
     table: str
     pooling: str = "sum"
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """The numbers of rows that a module's results may have; () = any number.
+
+    Rows of zeros fill up the rest, so that what follows sees few shapes.
+    """
+
+    sizes: tuple[int, ...]
+
+    @staticmethod
+    def of(where: str, sizes: Sequence[int]) -> Buckets:
+        """Return the buckets of these sizes, the smallest first.
+
+        Raises ConfigError unless they are integers >= 1. `where`: for the message.
+        """
+        for size in sizes:
+            checks.whole_number(f"{where}: buckets", size, 1)
+        return Buckets(tuple(sorted(sizes)))
+
+    def size_for(self, num_rows: int, rows: str) -> int:
+        """Return the smallest size with room for `num_rows`.
+
+        Raises RowShapeError if the largest is too small. `rows`: what they are, for the message.
+        """
+        if not self.sizes:
+            return num_rows
+        for size in self.sizes:
+            if size >= num_rows:
+                return size
+        raise RowShapeError(
+            f"{rows}: a batch has more than the largest of its buckets {list(self.sizes)}, got "
+            f"{num_rows}. Give a bucket of at least {num_rows}, or smaller batches."
+        )
 
 
 class HostIds:

@@ -62,7 +62,7 @@ class LocalLookup(Lookup):
         weights = [ids.weights if takes_gradient(ids.weights) else None for ids in inputs]
         weighted = any(weight is not None for weight in weights)
         if torch.compiler.is_compiling():
-            if weighted:
+            if weighted or module.buckets.sizes:
                 pooled: Pooled = _pool_eagerly(module, inputs, time)
                 return pooled
             return pool_compiled(module, inputs, time)
