@@ -121,7 +121,7 @@ struct RmsProp {
 
 struct Adam {
   static constexpr RuleTraits kTraits = {
-      .name = "Adam", .parameters = {"beta1", "beta2", "eps", "decay"}, .num_accumulators = 2};
+      .name = "Adam", .parameters = {"beta1", "beta2", "eps", "decay", "eps_hat"}, .num_accumulators = 2};
   float beta1, one_minus_beta1, beta2, one_minus_beta2, eps;
   float keep;       // 1 - lr * decay
   float step_size;  // lr / (1 - beta1^step)
@@ -130,14 +130,16 @@ struct Adam {
   static Adam of(const Rule& rule, double lr, uint64_t step) {
     const double beta1 = rule.parameters[0], beta2 = rule.parameters[1];
     const double eps = rule.parameters[2], decay = rule.parameters[3], t = static_cast<double>(step);
+    const double root_bias = sqrt(1.0 - pow(beta2, t));
+    const bool eps_hat = rule.parameters[4] != 0.0;
     return {rounded(beta1),
             rounded(1.0 - beta1),
             rounded(beta2),
             rounded(1.0 - beta2),
-            rounded(eps),
+            rounded(eps_hat ? eps / root_bias : eps),
             rounded(1.0 - lr * decay),
             rounded(lr / (1.0 - pow(beta1, t))),
-            rounded(sqrt(1.0 - pow(beta2, t)))};
+            rounded(root_bias)};
   }
   void apply(float* __restrict w, float* __restrict s, const float* __restrict g, int dim) const {
     float* __restrict m = s;

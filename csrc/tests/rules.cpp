@@ -20,10 +20,11 @@ namespace {
 Rule rule_of(const std::string& name, bool extras) {
   Rule rule(name);
   rule.lr = 0.05;
-  const std::map<std::string, double> fields = {
-      {"momentum", 0.9}, {"alpha", 0.99}, {"beta1", 0.9},
-      {"beta2", 0.99},   {"eps", 1e-8},   {"decay", 0.0},
-      {"beta", 0.5},     {"power", -0.5}, {"initial_accumulator", name == "Ftrl" ? 0.1 : 0.0}};
+  const std::map<std::string, double> fields = {{"momentum", 0.9}, {"alpha", 0.99},
+                                                {"beta1", 0.9},    {"beta2", 0.99},
+                                                {"eps", 1e-8},     {"decay", 0.0},
+                                                {"eps_hat", 0.0},  {"beta", 0.5},
+                                                {"power", -0.5},   {"initial_accumulator", name == "Ftrl" ? 0.1 : 0.0}};
   for (int i = 0; i < RuleTraits::kMaxParameters && rule.traits().parameters[i]; i++)
     rule.parameters[i] = fields.at(rule.traits().parameters[i]);
   if (extras) rule.l1 = 0.01, rule.l2 = 0.02, rule.clip = 1.5;

@@ -118,6 +118,28 @@ def test_with_scope_all_rows_without_a_gradient_follow_torch_optim_too(
     np.testing.assert_allclose(table.lookup(IDS), dense.detach().numpy(), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("size", [1e-8, 1.0])
+def test_adam_with_epsilon_hat_equals_sparse_adam(size: float) -> None:
+    """Its eps is added before the correction of the bias, which small gradients show."""
+    rule = hb.Adam(lr=0.01, beta1=0.8, beta2=0.99, eps=1e-7, eps_hat=True)
+    table = hb.Table("user", dim=5, rule=rule)
+    slots = table.find_or_insert(IDS)
+    rows = torch.nn.Parameter(torch.from_numpy(table.lookup(IDS)).double())
+    step, random = torch.optim.SparseAdam([rows], 0.01, (0.8, 0.99), 1e-7), np.random.default_rng(1)
+    for grads in gradients(5):
+        touched = random.random(NUM_IDS) < 0.2
+        some = (size * grads[touched]).astype(np.float32)
+        table.update(slots[touched], some)
+        rows.grad = torch.sparse_coo_tensor(
+            torch.from_numpy(np.flatnonzero(touched))[None],
+            torch.from_numpy(some).double(),
+            rows.shape,
+            check_invariants=False,
+        )
+        step.step()
+    np.testing.assert_allclose(table.lookup(IDS), rows.detach().numpy(), rtol=1e-6, atol=1e-6)
+
+
 def test_row_wise_adagrad_is_adagrad_with_the_mean_square_of_the_row() -> None:
     table = hb.Table(
         "user", dim=6, rule=hb.RowwiseAdagrad(lr=0.1, eps=1e-6, initial_accumulator=0.2)

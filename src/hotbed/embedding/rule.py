@@ -337,6 +337,9 @@ class Adam(Rule):
 
     m = beta1 * m + (1 - beta1) * g; v = beta2 * v + (1 - beta2) * g^2;
     w -= lr / (1 - beta1^step) * m / (sqrt(v) / sqrt(1 - beta2^step) + eps). State: [m][v].
+
+    `eps_hat`: eps is the paper's epsilon hat, which is added to sqrt(v) before the correction of
+    its bias, as in torch.optim.SparseAdam and Keras.
     """
 
     lr: float = 1e-3
@@ -344,6 +347,7 @@ class Adam(Rule):
     beta2: float = 0.999
     eps: float = 1e-8
     decay: float = 0.0
+    eps_hat: bool = False
 
     _num_slots: ClassVar[int] = 2
     _moves_without_gradient: ClassVar[bool] = True
@@ -382,8 +386,10 @@ class Adam(Rule):
         v[:] = _within(real(self.beta2) * v + real(1.0 - self.beta2) * (g * g))
         # the bias terms are computed in double precision, then rounded once
         size = real(lr / (1.0 - self.beta1**step))
-        root = real(math.sqrt(1.0 - self.beta2**step))
-        w -= size * m / (np.sqrt(v) / root + real(self.eps))
+        bias = math.sqrt(1.0 - self.beta2**step)
+        root = real(bias)
+        eps = real(self.eps / bias if self.eps_hat else self.eps)
+        w -= size * m / (np.sqrt(v) / root + eps)
 
 
 @dataclass(frozen=True)
