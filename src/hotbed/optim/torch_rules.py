@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,27 +12,175 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hotbed.embedding.rule import Rule
+from hotbed.embedding import rule as rules
+from hotbed.embedding.rule import Rule, Scope
+from hotbed.errors import ConfigError
+
+Group = Mapping[str, Any]
+"""A parameter group of a torch optimizer."""
 
 
-def rule_of(
-    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], *, sparse: bool = False
-) -> Rule:
+def rule_of(optimizer: torch.optim.Optimizer, group: Group, *, sparse: bool = False) -> Rule:
     """Return the rule that moves rows as `optimizer` moves a weight of this parameter group.
 
+    Its scope is "catch_up" if the optimizer moves rows without a gradient, else "touched".
+
     Args:
-        optimizer: torch's.
+        optimizer: torch's own class, not one derived from it.
         group: one of its parameter groups.
-        sparse: whether the gradient of the weight is sparse, so that idle rows do not move.
+        sparse: whether the gradient of the weight is sparse, as of nn.Embedding(sparse=True).
 
     Raises:
         ConfigError: no rule equals this optimizer, or one of its settings.
     """
-    raise NotImplementedError
+    name = type(optimizer).__name__
+    twin = _TWINS.get(type(optimizer))
+    if twin is None:
+        known = ", ".join(cls.__name__ for cls in _TWINS)
+        raise ConfigError(
+            f"{name}: no rule of a table equals this optimizer, got {type(optimizer).__module__}."
+            f"{name}. Use one of torch.optim's {known} for embeddings."
+        )
+    for setting, plain in twin.plain.items():
+        if setting in group and group[setting] != plain:
+            raise ConfigError(
+                f"{name}: no rule of a table has this setting, got {setting}={group[setting]!r}. "
+                f"Use {setting}={plain!r}."
+            )
+    if twin.sparse not in (None, sparse):
+        kind = "sparse" if sparse else "dense"
+        raise ConfigError(
+            f"{name}: it does not take {kind} gradients in torch either, got an embedding with "
+            f"sparse={sparse}. Make the embedding with sparse={not sparse}."
+        )
+    if sparse and group.get("weight_decay"):
+        raise ConfigError(
+            f"{name}: its weight decay does not take sparse gradients in torch either, got "
+            f"weight_decay={group['weight_decay']!r}. Use weight_decay=0 or sparse=False."
+        )
+    return twin.rule(group, sparse)
 
 
 def row_state(
-    state: Mapping[str, Any], rule: Rule, weight: Tensor
-) -> tuple[NDArray[np.float32], int]:
-    """Return the optimizer state of `weight` as rows, [num rows, state width], and its step."""
-    raise NotImplementedError
+    optimizer: torch.optim.Optimizer, state: Mapping[str, Any], weight: Tensor
+) -> tuple[NDArray[np.float32] | None, int]:
+    """Return the optimizer state of a weight as rows, and the number of steps it has taken.
+
+    Args:
+        optimizer: one that `rule_of` takes.
+        state: its state of the weight; empty before the first step.
+        weight: [num rows, dim].
+
+    Returns:
+        float32 [num rows, state width] in the layout of `Rule.state_width`, None if there is no
+        state yet; and the step.
+    """
+    twin = _TWINS[type(optimizer)]
+    slots = []
+    for name in twin.slots:
+        slot = state.get(name)
+        if slot is None:
+            return None, _steps(state)
+        dense = slot.to_dense() if slot.is_sparse else slot
+        slots.append(dense.detach().to("cpu", torch.float32).reshape(weight.shape))
+    if not slots:
+        return None, _steps(state)
+    return torch.cat(slots, 1).numpy(), _steps(state)
+
+
+def _steps(state: Mapping[str, Any]) -> int:
+    return int(state.get("step", 0))
+
+
+@dataclass(frozen=True)
+class _Twin:
+    """How a torch optimizer is written as a rule.
+
+    Attributes:
+        rule: the rule of a parameter group, by whether gradients are sparse.
+        slots: names of its state, in the order of the rule's.
+        plain: settings that the rule does not have, with the value that switches them off.
+        sparse: whether it takes sparse gradients only, or dense ones only; None = both.
+    """
+
+    rule: Callable[[Group, bool], Rule]
+    slots: tuple[str, ...]
+    plain: Mapping[str, Any]
+    sparse: bool | None = None
+
+
+def _sgd(group: Group, sparse: bool) -> Rule:
+    decay = float(group["weight_decay"])
+    momentum = float(group["momentum"])
+    rate = float(group["lr"])
+    if not momentum:
+        scope: Scope = "catch_up" if decay else "touched"
+        return rules.Sgd(rate, l2=decay, scope=scope)
+    kind = rules.Nesterov if group["nesterov"] else rules.Momentum
+    return kind(rate, momentum, l2=decay, scope="catch_up")
+
+
+def _adagrad(group: Group, sparse: bool) -> Rule:
+    decay = float(group["weight_decay"])
+    return rules.Adagrad(
+        float(group["lr"]),
+        float(group["eps"]),
+        float(group["initial_accumulator_value"]),
+        l2=decay,
+        scope="catch_up" if decay else "touched",
+    )
+
+
+def _rms_prop(group: Group, sparse: bool) -> Rule:
+    return rules.RmsProp(
+        float(group["lr"]),
+        float(group["alpha"]),
+        float(group["eps"]),
+        l2=float(group["weight_decay"]),
+        scope="catch_up",
+    )
+
+
+def _adam(group: Group, sparse: bool) -> Rule:
+    decay = float(group.get("weight_decay", 0.0))
+    is_decoupled = bool(group.get("decoupled_weight_decay", False))
+    beta1, beta2 = group["betas"]
+    return rules.Adam(
+        float(group["lr"]),
+        float(beta1),
+        float(beta2),
+        float(group["eps"]),
+        decay if is_decoupled else 0.0,
+        sparse,
+        l2=0.0 if is_decoupled else decay,
+        scope="touched" if sparse else "catch_up",
+    )
+
+
+def _adamw(group: Group, sparse: bool) -> Rule:
+    return _adam({**group, "decoupled_weight_decay": True}, sparse)
+
+
+_OFF = {"maximize": False, "differentiable": False}
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+_TWINS: Mapping[type[torch.optim.Optimizer], _Twin] = {
+    torch.optim.SGD: _Twin(
+        _sgd,
+        ("momentum_buffer",),
+        {**_OFF, "dampening": 0},
+    ),
+    torch.optim.Adagrad: _Twin(
+        _adagrad,
+        ("sum",),
+        {**_OFF, "lr_decay": 0},
+    ),
+    torch.optim.RMSprop: _Twin(
+        _rms_prop,
+        ("square_avg",),
+        {**_OFF, "momentum": 0, "centered": False},
+        sparse=False,
+    ),
+    torch.optim.Adam: _Twin(_adam, _MOMENTS, {**_OFF, "amsgrad": False}, sparse=False),
+    torch.optim.AdamW: _Twin(_adamw, _MOMENTS, {**_OFF, "amsgrad": False}, sparse=False),
+    torch.optim.SparseAdam: _Twin(_adam, _MOMENTS, _OFF, sparse=True),
+}

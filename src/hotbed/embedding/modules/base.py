@@ -104,6 +104,14 @@ class TableModule(Carrier, ABC):
         self.number = id(self)  # by which torch.compile's operators find this module
         alive[self.number] = self
 
+    def share_gradients(self, owner: TableModule) -> None:
+        """Take the parameters and the waiting gradients of a module over the same tables.
+
+        The gradients of both are then summed by id, as those of a weight that two modules share.
+        """
+        self.gradients = owner.gradients
+        self._parameters.update(owner._parameters)
+
     @property
     def rows(self) -> list[TableRows]:
         """Return the parameter of each group."""
@@ -281,14 +289,13 @@ class TableModule(Carrier, ABC):
             yield None if flat is None else flat[:, start : start + dim]
             start += dim
 
-    def update(self, rates: Sequence[float], *, keeps: bool = False) -> None:
+    def update(self, rates: Sequence[float]) -> None:
         """Apply the rule of each table to its rows whose gradients wait, once a row.
 
         Args:
             rates: the learning rate of each group of tables, see `groups`.
-            keeps: whether the gradients wait on.
         """
-        sums = self.gradients.take(rates, keeps=keeps)
+        sums = self.gradients.take(rates)
         if sums is not None:
             sums.apply()
 
@@ -297,22 +304,15 @@ class TableModule(Carrier, ABC):
         return self.tables[self._table_of[number]]
 
 
-def update_tables(
-    modules: Sequence[TableModule],
-    rates: Sequence[Sequence[float]],
-    *,
-    keeps: bool = False,
-) -> None:
+def update_tables(modules: Sequence[TableModule], rates: Sequence[Sequence[float]]) -> None:
     """Update the tables of `modules` as `TableModule.update` does; a table in two steps once.
 
     Args:
-        modules: the modules, which may share tables.
         rates: the rates of each module.
-        keeps: whether the gradients wait on.
     """
     parts = []
     for module, own in zip(modules, rates, strict=True):
-        sums = module.gradients.take(own, keeps=keeps)
+        sums = module.gradients.take(own)
         if sums is not None:
             parts.append(sums)
     if len(parts) > 1:

@@ -52,6 +52,10 @@ class Carrier(nn.Module, ABC):
     def _begin(self) -> None:
         """Set the parameters and the number that each module, also a copy, has of its own."""
 
+    @abstractmethod
+    def share_gradients(self, owner: Any) -> None:
+        """Take the parameters and the waiting gradients of a module over the same tables."""
+
     def get_extra_state(self) -> dict[str, Any]:
         """Return ids, rows, optimizer and policy state of each table by name, for `state_dict`.
 
@@ -151,6 +155,9 @@ class Carrier(nn.Module, ABC):
                 copied.__dict__[name] = copy.deepcopy(value, memo)
         copied._parameters = {}
         copied._begin()
+        owner = memo.setdefault(id(self.gradients), copied)
+        if owner is not copied:
+            copied.share_gradients(owner)
         for name, value in self._parameters.items():
             if isinstance(value, TableRows):
                 memo[id(value)] = copied._parameters[name]

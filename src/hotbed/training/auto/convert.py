@@ -3,29 +3,362 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from .report import Report
+from hotbed import config
+from hotbed.embedding.init import Normal
+from hotbed.embedding.modules import TableRows
+from hotbed.embedding.rule import Rule, Sgd
+from hotbed.embedding.table import Table
+from hotbed.errors import ConfigError, HotbedError
+from hotbed.optim.combined import CombinedOptimizer
+from hotbed.optim.torch_rules import row_state, rule_of
 
-Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
+from . import trace
+from .lookups import MovedEmbedding, MovedEmbeddingBag, MovedLookup, become
+from .network import Converted, arguments_of, attach, converted
+from .report import Entry, Report
+from .rows import fill
+from .signature import Signature
+from .sites import Weight, weights_of
+
+Optimizer = torch.optim.Optimizer
+Options = Mapping[str, Mapping[str, Any] | None]
+
+DECIDED = ("name", "dim", "rule")
+"""Keywords of hb.Table that the model and its optimizer decide."""
 
 
 def auto(
     model: nn.Module,
-    optimizer: Optimizers,
-    tables: Mapping[str, Mapping[str, Any] | None] | None = None,
+    optimizer: Optimizer | Sequence[Optimizer],
+    tables: Options | None = None,
     times: str | None = None,
     *,
     unbounded: Sequence[str] = (),
     batch: Any = None,
 ) -> tuple[nn.Module, Any, Report]:
-    """Turn the embeddings of `model` into tables, in place.
+    """Turn the embeddings of an ordinary model into tables that grow and forget, in place.
+
+    Every nn.Embedding and nn.EmbeddingBag looks up its rows in a `hb.Table` of its path, with the
+    arguments and results that it had; the rest of the model stays as it is. The rows of the weight
+    are those of the ids 0, 1, …, with the state that the optimizer has of them, so that a
+    conversion after some steps changes nothing. New ids are inserted in training; their rows start
+    as torch's do, Normal(0, 1).
+
+    A module whose weight is read outside a lookup, such as one tied to an output layer, stays an
+    nn.Embedding; the report says so. Nothing is changed before everything has been checked.
+
+    Args:
+        model: an ordinary module, on any device.
+        optimizer: the torch optimizer of the embeddings, or a list of several. Make schedulers
+            afterwards, for the optimizer that is returned.
+        tables: by module path, keywords of `hb.Table`, such as `admit`, `evict` and `init`; None
+            keeps that module as it is.
+        times: the name of the argument of the model that holds the time of each sample, int64
+            microseconds, for policies that need it.
+        unbounded: paths of the modules whose ids end with `% bins`: their tables take the ids
+            before it, and grow.
+        batch: one batch, as the loop gives it to the model: the code of the model is then traced
+            with it. A tuple is the model's arguments. None = the first batch is waited for.
 
     Returns:
-        The model, its optimizer (a list of them if a list was given), and the report.
+        The model; the optimizer, a `hb.CombinedOptimizer` that steps parameters and tables (a list
+        if a list was given); and the report, which accounts for every embedding.
+
+    Raises:
+        ConfigError: an embedding cannot become a table (the message lists each with its reason), or
+            a module path or keyword is unknown.
+
+    Example:
+        >>> model, optimizer, report = hb.auto(
+        ...     model, optimizer, tables={"user": {"evict": hb.Ttl(days=30)}}, times="time"
+        ... )
+        >>> print(report)
     """
-    raise NotImplementedError
+    optimizers = _optimizers(model, optimizer)
+    weights = weights_of(model)
+    options = dict(tables or {})
+    _check_paths("tables", options, weights)
+    _check_paths("unbounded", unbounded, weights)
+    signature = None
+    if batch is not None:
+        args, kwargs = arguments_of(model, batch)
+        signature = Signature.of(model, args, kwargs)
+    findings = trace.inspect(
+        model, [site.path for weight in weights for site in weight.sites], signature
+    )
+    reasons = {weight.name: _kept(weight, options, findings) for weight in weights}
+    movable = [weight for weight in weights if not reasons[weight.name]]
+    _check_unbounded(unbounded, movable, findings)
+    moves = _moves(movable, options, optimizers, findings)
+    report = _report(weights, reasons, moves)
+    if not moves:
+        return model, optimizer, report
+    state = Converted(
+        model,
+        {},
+        report,
+        times,
+        frozenset(unbounded),
+        signature,
+        findings.problem,
+    )
+    for move in moves:
+        state.lookups.update(move.put_in_place(unbounded))
+    attach(state)
+    rows = {move.weight.parameter: move.rows for move in moves}
+    combined = [_combined(own, model, rows) for own in optimizers]
+    if isinstance(optimizer, Optimizer):
+        return model, combined[0], report
+    return model, combined, report
+
+
+@dataclass(frozen=True)
+class Move:
+    """A weight that becomes a table.
+
+    Attributes:
+        weight: with its modules.
+        table: holds its rows.
+        lookups: what the modules become, one each.
+    """
+
+    weight: Weight
+    table: Table
+    lookups: tuple[MovedLookup, ...]
+
+    @staticmethod
+    def of(weight: Weight, table: Table) -> Move:
+        lookups: list[MovedLookup] = []
+        for site in weight.sites:
+            if isinstance(site.module, nn.EmbeddingBag):
+                lookups.append(MovedEmbeddingBag(site.path, table, site.module))
+            else:
+                lookups.append(MovedEmbedding(site.path, table, site.module))
+        for lookup in lookups[1:]:
+            lookup.share_gradients(lookups[0])
+        return Move(weight, table, tuple(lookups))
+
+    @property
+    def rows(self) -> TableRows:
+        """Return the parameter that takes the place of the weight."""
+        return self.lookups[0].rows[0]
+
+    def put_in_place(self, unbounded: Iterable[str]) -> dict[str, Any]:
+        """Turn the modules into lookups, and return them by path."""
+        changed = {}
+        for site, lookup in zip(self.weight.sites, self.lookups, strict=True):
+            lookup.unbounded = site.path in unbounded
+            become(site.module, lookup)
+            changed[site.path] = site.module
+        return changed
+
+
+def _optimizers(model: nn.Module, optimizer: Any) -> list[Optimizer]:
+    if converted(model) is not None:
+        raise ConfigError(
+            f"hb.auto: a model is converted once, got {type(model).__name__}, which hb.auto has "
+            "converted. Use the model and the optimizer that it returned."
+        )
+    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+    for own in optimizers:
+        if not isinstance(own, Optimizer):
+            raise ConfigError(
+                f"hb.auto.optimizer: expected a torch optimizer or a list of them, got "
+                f"{type(own).__name__}. Give the optimizer of the model."
+            )
+        if hasattr(own.step, "_wrapped_by_lr_sched") or hasattr(own.step, "_with_counter"):
+            raise ConfigError(
+                f"hb.auto.optimizer: a scheduler wraps the step of {type(own).__name__}, got one "
+                "that was made before hb.auto. Make it afterwards, for the optimizer that hb.auto "
+                "returns."
+            )
+    return optimizers
+
+
+def _check_paths(keyword: str, paths: Iterable[str], weights: Sequence[Weight]) -> None:
+    known = [path for weight in weights for path in weight.paths]
+    for path in paths:
+        if path not in known:
+            raise ConfigError(
+                f"hb.auto.{keyword}: the model has no embedding at this path, got {path!r}. "
+                f"{config.did_you_mean(path, known)}"
+            )
+
+
+def _check_unbounded(
+    paths: Sequence[str], movable: Sequence[Weight], findings: trace.Findings
+) -> None:
+    moved = [path for weight in movable for path in weight.paths]
+    for path in paths:
+        if path not in moved:
+            raise ConfigError(
+                f"hb.auto.unbounded: this embedding is kept as it is, got {path!r}. Leave it out."
+            )
+    if paths and findings.graph is not None:
+        findings.graph.unbounded(paths)  # raises for ids without `% bins`
+
+
+def _kept(weight: Weight, options: Options, findings: trace.Findings) -> str:
+    """Return why a weight stays that of an nn.Embedding; "" if it becomes a table."""
+    for path in weight.paths:
+        if path in options and options[path] is None:
+            return "tables has None for it"
+    for site in weight.sites:
+        reason = site.kept() or findings.kept.get(site.path, "")
+        if reason and len(weight.sites) > 1:
+            return f"{reason} ({site.path})"
+        if reason:
+            return reason
+    if weight.read:
+        return f"its weight is also {weight.read}"
+    return ""
+
+
+def _moves(
+    weights: Sequence[Weight],
+    options: Options,
+    optimizers: Sequence[Optimizer],
+    findings: trace.Findings,
+) -> list[Move]:
+    """Return the tables of `weights`, with their rows; nothing in the model is changed.
+
+    Raises:
+        ConfigError: some cannot become tables. The message lists them all.
+    """
+    refused: dict[str, str] = {}
+    moves = []
+    for weight in weights:
+        for site in weight.sites:
+            reason = site.refused() or findings.refused.get(site.path, "")
+            if reason:
+                refused[site.path] = reason
+        if any(path in refused for path in weight.paths):
+            continue
+        try:
+            rule = _rule(weight, optimizers)
+            table = Table(
+                weight.name, weight.parameter.shape[1], **_keywords(weight, options, rule)
+            )
+        except HotbedError as error:
+            refused[weight.name] = str(error)
+            continue
+        moves.append((weight, table))
+    if refused:
+        lines = "".join(f"\n  {path}: {reason}" for path, reason in refused.items())
+        keep = ", ".join(f"{path!r}: None" for path in refused)
+        raise ConfigError(
+            f"hb.auto: {len(refused)} embeddings cannot become tables, got:{lines}\nNothing was "
+            f"changed. Change them, or keep them as they are: tables={{{keep}}}."
+        )
+    for weight, table in moves:
+        _fill(weight, table, optimizers)
+    return [Move.of(weight, table) for weight, table in moves]
+
+
+def _owners(weight: Weight, optimizers: Sequence[Optimizer]) -> list[tuple[Optimizer, Any]]:
+    """Return the optimizers of a weight, each with the parameter group that holds it."""
+    owners = []
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            if any(parameter is weight.parameter for parameter in group["params"]):
+                owners.append((optimizer, group))
+    return owners
+
+
+def _rule(weight: Weight, optimizers: Sequence[Optimizer]) -> Rule:
+    owners = _owners(weight, optimizers)
+    if len(owners) > 1:
+        names = ", ".join(type(optimizer).__name__ for optimizer, _ in owners)
+        raise ConfigError(f"its weight must be in one optimizer, got {names}.")
+    if not weight.parameter.requires_grad:
+        return Sgd()  # of a frozen table: no step changes it
+    if not owners:
+        raise ConfigError(
+            "its weight is in no optimizer that was given. Give that optimizer too, or set "
+            "requires_grad=False."
+        )
+    optimizer, group = owners[0]
+    return rule_of(optimizer, group, sparse=weight.is_sparse)
+
+
+def _keywords(weight: Weight, options: Options, rule: Rule) -> dict[str, Any]:
+    """Return the keywords of a weight's table."""
+    given: dict[str, Any] = {}
+    for path in weight.paths:
+        for keyword, value in (options.get(path) or {}).items():
+            if given.get(keyword, value) != value:
+                raise ConfigError(
+                    f"its modules {', '.join(weight.paths)} share one table, got two values of "
+                    f"{keyword}. Give one."
+                )
+            given[keyword] = value
+    known = list(inspect.signature(Table).parameters)
+    free = [keyword for keyword in known if keyword not in DECIDED]
+    for keyword in given:
+        if keyword in DECIDED:
+            raise ConfigError(
+                f"{keyword} comes from the model and its optimizer, got {keyword}="
+                f"{given[keyword]!r}. Leave it out."
+            )
+        if keyword not in free:
+            raise ConfigError(
+                f"hb.Table has no such keyword, got {keyword!r}. "
+                f"{config.did_you_mean(keyword, free)}"
+            )
+    return {"init": Normal(1.0), **given, "rule": rule}
+
+
+def _fill(weight: Weight, table: Table, optimizers: Sequence[Optimizer]) -> None:
+    """Load the rows of a weight, with the state that its optimizer has of them."""
+    state = None
+    step = 0
+    for optimizer, _ in _owners(weight, optimizers):
+        if weight.parameter.requires_grad:
+            own = optimizer.state.get(weight.parameter, {})
+            state, step = row_state(optimizer, own, weight.parameter)
+    fill(table, weight.parameter, state, step)
+    if not weight.parameter.requires_grad:
+        table.requires_grad_(False)
+
+
+def _report(
+    weights: Sequence[Weight],
+    reasons: Mapping[str, str],
+    moves: Sequence[Move],
+) -> Report:
+    tables = {move.weight.name: move.table for move in moves}
+    entries = []
+    for weight in weights:
+        for site in weight.sites:
+            others = tuple(path for path in weight.paths if path != site.path)
+            entries.append(
+                Entry(
+                    site.path,
+                    type(site.module).__name__,
+                    "kept" if reasons[weight.name] else "moved",
+                    reasons[weight.name],
+                    tables.get(weight.name),
+                    others,
+                )
+            )
+    return Report(tuple(entries))
+
+
+def _combined(
+    optimizer: Optimizer,
+    model: nn.Module,
+    rows: Mapping[nn.Parameter, TableRows],
+) -> Optimizer:
+    """Return the optimizer of parameters and rows; the same one if it had no weight that moved."""
+    for group in optimizer.param_groups:
+        if any(parameter in rows for parameter in group["params"]):
+            return CombinedOptimizer(optimizer, model, rows)
+    return optimizer

@@ -1,31 +1,322 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What takes the place of nn.Embedding and nn.EmbeddingBag: lookups with torch's own arguments."""
+"""What nn.Embedding and nn.EmbeddingBag become: lookups in a table with torch's own arguments."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from hotbed.embedding.modules import TableModule
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hotbed.data.batch import Ids
+from hotbed.embedding.modules import Feature, TableModule
+from hotbed.embedding.modules.compiled import alive
 from hotbed.embedding.modules.plan import Plan
+from hotbed.embedding.modules.state import EXTRA
+from hotbed.embedding.table import Table
+from hotbed.errors import ConfigError, RowShapeError
+
+from .rows import date_rows, load_weight
+
+
+class WeightMoved(ConfigError, AttributeError):
+    """The weight of an embedding was read, but a table holds its rows."""
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """The ids of one lookup that were computed before the forward pass.
+
+    Attributes:
+        ids: as `MovedLookup.as_ids` returns them.
+        plan: of these ids, if they were mapped to rows, too.
+    """
+
+    ids: Ids
+    plan: Plan | None = None
 
 
 class MovedLookup(TableModule):
-    """Base of the modules that took the place of an nn.Embedding or nn.EmbeddingBag.
+    """Base of what nn.Embedding and nn.EmbeddingBag become.
 
     Attributes:
         path: where it lies in the model.
-        plans: plans of the lookups of the next forward pass, in their order; each lookup takes one.
-        times: int64 microseconds of the samples of this forward pass, or None.
+        num_embeddings: rows of the weight that it was made from; its table may hold more.
+        embedding_dim: lanes of a row.
+        padding_idx: the id that takes no gradient, and that bags leave out; None = there is none.
+        unbounded: whether the ids come from `foreseen` instead of the argument.
+        foreseen: of the next lookups, in the order of the forward pass; each lookup takes one.
+        times: int64 microseconds of the samples of this forward pass; None = there are none.
     """
 
-    path: str
-    plans: list[Plan]
-    times: Any
+    def __init__(
+        self,
+        path: str,
+        table: Table,
+        source: nn.Embedding | nn.EmbeddingBag,
+        pooling: str,
+    ) -> None:
+        super().__init__([table], [Feature(table.name, table.name, pooling)])
+        self.path = path
+        self.num_embeddings = source.num_embeddings
+        self.embedding_dim = source.embedding_dim
+        self.padding_idx = source.padding_idx
+        self.sparse = source.sparse
+        self.max_norm = None
+        self.norm_type = source.norm_type
+        self.scale_grad_by_freq = False
+        self.unbounded = False
+        self.foreseen: deque[Foreseen] = deque()
+        self.times: Any = None
+        self._dated = False  # whether every row has a time
+        self.to(source.weight.device)
+        self.train(source.training)
+
+    @abstractmethod
+    def as_ids(
+        self,
+        input: Tensor,
+        offsets: Tensor | None = None,
+        weights: Tensor | None = None,
+    ) -> Ids:
+        """Return the arguments of a lookup as ids: flat, with all offsets, without padding.
+
+        Raises:
+            RowShapeError: their shapes do not fit.
+        """
+
+    def map_ids(self, ids: Ids, times: Any = None) -> Plan:
+        """Map the ids of a coming lookup to rows, in train mode; see `TableModule.map`.
+
+        Args:
+            ids: from `as_ids`.
+            times: int64 microseconds of the samples of the batch, or None.
+        """
+        return self.map([ids], self._times_of(ids, times), training=True)
+
+    def _look_up(self, ids: Ids) -> tuple[Ids, tuple[Tensor, list[Tensor]]]:
+        """Return the ids that are looked up, and the results; see `TableModule.pool`."""
+        plan = None
+        if self.foreseen:
+            first = self.foreseen.popleft()
+            self._check_foreseen(ids, first)
+            plan = first.plan
+            if self.unbounded:
+                ids = Ids(first.ids.values, first.ids.offsets, ids.weights)
+        elif self.unbounded:
+            raise ConfigError(
+                f"{self.path}: its ids are computed from the arguments of the whole model "
+                "(unbounded), got a lookup outside of its forward pass. Call the model that "
+                "hb.auto returned."
+            )
+        times = None
+        if plan is None and self.training:
+            times = self._times_of(ids, self.times)
+        return ids, self.pool([ids], times, plan)
+
+    def _check_foreseen(self, ids: Ids, first: Foreseen) -> None:
+        """Raise ConfigError if a lookup asks for other ids than those that were foreseen."""
+        fits = _equal(ids.offsets, first.ids.offsets)
+        if self.unbounded:
+            fits = fits and ids.values.shape == first.ids.values.shape
+        else:
+            fits = fits and _equal(ids.values, first.ids.values)
+        if first.plan is not None:
+            fits = fits and _equal(ids.weights, first.ids.weights)
+        if not fits:
+            raise ConfigError(
+                f"{self.path}: the forward pass looks up other ids than those that were computed "
+                f"from its batch, got {ids.values[:4].tolist()} … for "
+                f"{first.ids.values[:4].tolist()} …. Train without hb.Ahead and unbounded, or "
+                "compute ids from the batch alone."
+            )
+
+    def _times_of(self, ids: Ids, times: Any) -> Tensor | None:
+        """Return one time for each sample of `ids`, from those of the samples of the batch."""
+        if times is None or not self._timed:
+            return None
+        moments = torch.as_tensor(times).reshape(-1)
+        if len(moments) in (1, len(ids)):
+            return moments.expand(len(ids))
+        if not len(moments) or len(ids) % len(moments):
+            raise RowShapeError(
+                f"{self.path}: expected a whole number of ids or bags for each of the "
+                f"{len(moments)} times, got {len(ids)}. Give a time for each of the first axis."
+            )
+        return moments.repeat_interleave(len(ids) // len(moments))
+
+    def _times(self, time: Any, num_samples: int) -> np.ndarray | None:
+        table = self.tables[0]
+        if time is None and table.needs_times:
+            raise ConfigError(
+                f"{self.path}: the eviction of its table needs times, got none. Give hb.auto "
+                "times='name of an argument', or count steps: hb.Ttl(steps=…)."
+            )
+        times = super()._times(time, num_samples)
+        if times is not None and len(times) and not self._dated:
+            date_rows(table, int(times.min()))
+            self._dated = True
+        return times
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Load a table, or the weight that the embedding had before it moved."""
+        weight = state_dict.get(prefix + "weight")
+        if weight is None or prefix + EXTRA in state_dict:
+            super()._load_from_state_dict(
+                state_dict,
+                prefix,
+                local_metadata,
+                strict,
+                missing_keys,
+                unexpected_keys,
+                error_msgs,
+            )
+            return
+        shape = (self.num_embeddings, self.embedding_dim)
+        if tuple(weight.shape) != shape:
+            error_msgs.append(
+                f"{prefix}weight: expected the shape {shape}, got {tuple(weight.shape)}."
+            )
+            return
+        load_weight(self.tables[0], weight)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "weight":
+            raise WeightMoved(
+                f"{self.path}.weight: since hb.auto a table holds the rows of this embedding, got "
+                f"a read of its weight. Give hb.auto tables={{{self.path!r}: None}}, which keeps "
+                "the embedding as it is."
+            )
+        return super().__getattr__(name)
 
 
 class MovedEmbedding(MovedLookup):
-    """nn.Embedding over a table."""
+    """nn.Embedding over a table: ids of any shape [...] -> rows [..., dim]."""
+
+    def __init__(self, path: str, table: Table, source: nn.Embedding) -> None:
+        super().__init__(path, table, source, "none")
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the rows of the ids; the row of `padding_idx` takes no gradient."""
+        ids, (_, sequences) = self._look_up(self.as_ids(input))
+        rows = sequences[0]
+        if self.padding_idx is not None and rows.requires_grad:
+            is_padding = (ids.values == self.padding_idx).to(rows.device)
+            rows = torch.where(is_padding[:, None], rows.detach(), rows)
+        return rows.view(*input.shape, self.embedding_dim)
+
+    def as_ids(
+        self,
+        input: Tensor,
+        offsets: Tensor | None = None,
+        weights: Tensor | None = None,
+    ) -> Ids:
+        return Ids(input.reshape(-1))
 
 
 class MovedEmbeddingBag(MovedLookup):
-    """nn.EmbeddingBag over a table."""
+    """nn.EmbeddingBag over a table: bags of ids -> pooled rows [n, dim]."""
+
+    def __init__(self, path: str, table: Table, source: nn.EmbeddingBag) -> None:
+        super().__init__(path, table, source, source.mode)
+        self.mode = source.mode
+        self.include_last_offset = source.include_last_offset
+
+    def forward(
+        self,
+        input: Tensor,
+        offsets: Tensor | None = None,
+        per_sample_weights: Tensor | None = None,
+    ) -> Tensor:
+        """Return the pooled rows of each bag, as nn.EmbeddingBag does."""
+        _, (flat, _) = self._look_up(self.as_ids(input, offsets, per_sample_weights))
+        return flat
+
+    def as_ids(
+        self,
+        input: Tensor,
+        offsets: Tensor | None = None,
+        weights: Tensor | None = None,
+    ) -> Ids:
+        self._check_shapes(input, offsets, weights)
+        if offsets is None:
+            num_bags, length = input.shape
+            offsets = length * torch.arange(num_bags + 1, device=input.device)
+            input = input.reshape(-1)
+            if weights is not None:
+                weights = weights.reshape(-1)
+        elif not self.include_last_offset:
+            offsets = torch.cat([offsets, offsets.new_tensor([len(input)])])
+        if self.padding_idx is None:
+            return Ids(input, offsets, weights)
+        stays = input != self.padding_idx
+        before = torch.zeros(len(input) + 1, dtype=torch.int64, device=input.device)
+        torch.cumsum(stays, 0, out=before[1:])
+        if weights is not None:
+            weights = weights[stays]
+        return Ids(input[stays], before[offsets], weights)
+
+    def _check_shapes(
+        self,
+        input: Tensor,
+        offsets: Tensor | None,
+        weights: Tensor | None,
+    ) -> None:
+        if input.dim() != (2 if offsets is None else 1):
+            shape = "[n, k] without offsets, [m] with offsets"
+            raise RowShapeError(
+                f"{self.path}: expected ids of shape {shape}, got {list(input.shape)}. Reshape "
+                "them."
+            )
+        if weights is None:
+            return
+        if weights.shape != input.shape:
+            raise RowShapeError(
+                f"{self.path}: expected per_sample_weights of the shape of the ids, "
+                f"{list(input.shape)}, got {list(weights.shape)}. Reshape them."
+            )
+        if self.mode != "sum":
+            raise ConfigError(
+                f"{self.path}: torch takes per_sample_weights in mode 'sum' only, got "
+                f"{self.mode!r}. Leave them out."
+            )
+
+
+def _equal(values: Tensor | None, others: Tensor | None) -> bool:
+    if values is None or others is None:
+        return values is others
+    return torch.equal(values, others.to(values.device))
+
+
+def become(source: Any, moved: MovedLookup) -> None:
+    """Turn an embedding into `moved`, which was made from it.
+
+    The object stays: lists and attributes that refer to it, its hooks, and attributes that were set
+    on it.
+    """
+    source._parameters.pop("weight", None)
+    own = {**moved.__dict__}
+    for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+        kept = own.pop(name)
+        getattr(source, name).update(kept)
+    for name in source.__dict__:
+        if name.startswith("_"):
+            own.pop(name, None)  # torch's own, such as hooks
+    source.__class__ = type(moved)
+    source.__dict__.update(own)
+    source.number = id(source)
+    alive[source.number] = source

@@ -1,16 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of a converted model."""
+"""The state of a converted model, and what happens at each of its calls."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from .lookups import MovedLookup
+from hotbed.data.batch import Batch
+from hotbed.errors import ConfigError, HotbedError
+
+from .binding import bind
+from .lookups import Foreseen, MovedLookup
 from .report import Report
 from .signature import Signature
-from .trace import IdGraph
+from .trace import IdGraph, inspect
+
+STATE = "_hotbed"
+"""The attribute of a model that holds its `Converted`."""
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and keyword arguments of a model."""
 
 
 @dataclass
@@ -18,28 +30,168 @@ class Converted:
     """What a model carries after `hb.auto`.
 
     Attributes:
-        lookups: by module path, the modules that took the place of embeddings.
+        model: the model.
+        lookups: by module path, what its embeddings became.
         report: of the conversion.
-        times: the name of the leaf that holds the times of the samples; None = there is none.
-        unbounded: paths of the lookups whose ids come from the id graph.
+        times: the name of the tensor, among the arguments, that holds the times of the samples;
+            None = there is none.
+        unbounded: paths of the lookups whose ids are computed without the last `% bins`.
         signature: of the model's arguments; None before the first batch.
+        problem: why there is no signature, or no id graph; "" if nothing is known.
     """
 
+    model: nn.Module
     lookups: dict[str, MovedLookup]
     report: Report
     times: str | None = None
-    unbounded: tuple[str, ...] = ()
+    unbounded: frozenset[str] = frozenset()
     signature: Signature | None = None
+    problem: str = ""
+    _graph: IdGraph | None = None
+    _expected: list[tuple[str, Foreseen]] | None = None
+    _pending: list[str] = field(default_factory=list)
 
     def id_graph(self) -> IdGraph:
         """Return the id graph of the model, traced when it is first needed.
 
+        The ids of `unbounded` lookups end without `% bins`.
+
         Raises:
             ConfigError: there was no batch yet, or the model cannot be traced.
         """
-        raise NotImplementedError
+        if self._graph is None:
+            if self.signature is None:
+                reason = self.problem or "there was no batch yet"
+                raise ConfigError(
+                    f"hb.auto: the id graph comes from the arguments of the model, got none: "
+                    f"{reason}. Call the model with a batch first."
+                )
+            findings = inspect(self.model, list(self.lookups), self.signature)
+            if findings.graph is None:
+                raise ConfigError(
+                    f"hb.auto: the code of {type(self.model).__name__} cannot be traced, got: "
+                    f"{findings.problem} Train without unbounded and hb.Ahead."
+                )
+            self._graph = findings.graph.unbounded(sorted(self.unbounded))
+        return self._graph
+
+    def foresee(self, leaves: Sequence[Tensor], *, maps: bool) -> list[tuple[str, Foreseen]]:
+        """Return what the id graph knows of the lookups of a batch, in their order.
+
+        Args:
+            leaves: of the arguments, in the order of the signature.
+            maps: whether the ids are mapped to rows now, as in train mode.
+        """
+        times = None
+        if self.times is not None and self.signature is not None:
+            times = leaves[self.signature.names.index(self.times)]
+        foreseen = []
+        for path, own in self.id_graph()(leaves):
+            lookup = self.lookups[path]
+            ids = lookup.as_ids(own.values, own.offsets, own.weights)
+            plan = lookup.map_ids(ids, times) if maps else None
+            foreseen.append((path, Foreseen(ids, plan)))
+        return foreseen
+
+    def expect(self, foreseen: Sequence[tuple[str, Foreseen]]) -> None:
+        """Let the lookups of the next forward pass take what `foresee` returned."""
+        self._expected = list(foreseen)
+
+    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+        """Prepare the lookups for a forward pass, and return the arguments of the model."""
+        times = None
+        if len(args) == 1 and not kwargs and isinstance(args[0], Batch):
+            times = args[0].time
+            args, kwargs = bind(self.model, args[0])
+        if self.signature is None:
+            self._learn_signature(args, kwargs)
+        expected = self._expected
+        self._expected = None
+        if self.times is not None:
+            times = self._leaf(self.times, args, kwargs)
+        for lookup in self.lookups.values():
+            lookup.times = times
+            lookup.foreseen.clear()
+        if expected is None and self.unbounded:
+            leaves = self._known_signature().leaves(args, kwargs)
+            every = self.foresee(leaves, maps=False)
+            expected = [(path, own) for path, own in every if path in self.unbounded]
+        for path, own in expected or ():
+            self.lookups[path].foreseen.append(own)
+        return args, kwargs
+
+    def leave(self) -> None:
+        """Raise ConfigError if a lookup whose ids were mapped ahead did not take place."""
+        for path, lookup in self.lookups.items():
+            left = [own for own in lookup.foreseen if own.plan is not None]
+            lookup.foreseen.clear()
+            if left:
+                raise ConfigError(
+                    f"{path}: the forward pass looks up less than was computed from its batch, got "
+                    f"{len(left)} lookups that did not take place. Train without hb.Ahead, or "
+                    "look up the same for every batch."
+                )
+
+    def _learn_signature(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        try:
+            self.signature = Signature.of(self.model, args, kwargs)
+        except HotbedError as error:
+            self.problem = str(error)
+
+    def _known_signature(self) -> Signature:
+        if self.signature is None:
+            raise ConfigError(f"hb.auto: the model has no signature, got: {self.problem}")
+        return self.signature
+
+    def _leaf(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """Return a tensor among the arguments by its name."""
+        signature = self._known_signature()
+        signature[name]
+        leaves = signature.leaves(args, kwargs, needed=[name])
+        return leaves[signature.names.index(name)]
 
 
 def converted(model: nn.Module) -> Converted | None:
     """Return the state of a model that `hb.auto` converted; None for other models."""
-    return model.__dict__.get("_hotbed")
+    state: Converted | None = model.__dict__.get(STATE)
+    return state
+
+
+def attach(state: Converted) -> None:
+    """Let a model carry its state, and prepare its lookups at each call."""
+    model = state.model
+    model.__dict__[STATE] = state
+    model.register_forward_pre_hook(_enter, prepend=True, with_kwargs=True)
+    model.register_forward_hook(_leave)
+
+
+def arguments_of(model: nn.Module, batch: Any) -> Arguments:
+    """Return how a loop calls `model` with a batch.
+
+    A tuple or list is its positional arguments; a dict its keyword arguments if its keys are names
+    of parameters, else one argument; anything else is one argument.
+    """
+    if isinstance(batch, Batch):
+        return bind(model, batch)
+    if isinstance(batch, (tuple, list)) and not hasattr(batch, "_fields"):
+        return tuple(batch), {}
+    if isinstance(batch, Mapping) and all(isinstance(key, str) for key in batch):
+        try:
+            Signature.of(model, (), batch)
+        except HotbedError:
+            return (batch,), {}
+        return (), dict(batch)
+    return (batch,), {}
+
+
+def _enter(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+    state = converted(model)
+    if state is None:
+        return None
+    return state.enter(args, kwargs)
+
+
+def _leave(model: nn.Module, args: Any, output: Any) -> None:
+    state = converted(model)
+    if state is not None:
+        state.leave()
