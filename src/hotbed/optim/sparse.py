@@ -34,6 +34,10 @@ class SparseOptimizer(torch.optim.Optimizer, StepsTables):
     `tables` names them. `step()` sums the gradients of all lookups since the last step by id, and
     applies the rule once a row. Frozen tables are skipped.
 
+    Attributes:
+        keeps_gradients: whether gradients wait on after a step, until `zero_grad()`, as those of
+            other torch optimizers do.
+
     Raises:
         ConfigError: the model has no tables, or two tables of one name.
         NonFiniteGradient: in `step()`, a gradient is not finite. It names table and id, and no row
@@ -66,10 +70,16 @@ class SparseOptimizer(torch.optim.Optimizer, StepsTables):
         super().__init__(groups, {"lr": 0.0})
         num_tables = sum(len(module.tables) for module in self._modules)
         self._shared = len(self.tables()) < num_tables  # a table in two modules steps once
+        self.keeps_gradients = False
 
     def __getstate__(self) -> dict[str, Any]:
         # modules first: a copy then finds the copies of their parameters
-        return {"_modules": self._modules, "_shared": self._shared, **super().__getstate__()}
+        return {
+            "_modules": self._modules,
+            "_shared": self._shared,
+            "keeps_gradients": self.keeps_gradients,
+            **super().__getstate__(),
+        }
 
     def tables(self) -> list[Table]:
         """Return the tables, each once."""
@@ -110,6 +120,14 @@ class SparseOptimizer(torch.optim.Optimizer, StepsTables):
         for module in self._modules:
             module.gradients.check_finite()
 
+    def check(self) -> None:
+        """Raise the error that `step()` would raise. Nothing is changed."""
+        check_single_rank("SparseOptimizer.step")
+        self.check_finite()
+        for own in self.param_groups:
+            where = f"SparseOptimizer: lr of tables {own['tables']}"
+            checks.finite_number(where, own["lr"], least=0)
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every table whose gradients wait.
@@ -118,30 +136,34 @@ class SparseOptimizer(torch.optim.Optimizer, StepsTables):
             ConfigError: several ranks train, or a learning rate is not a number >= 0.
             NonFiniteGradient: a gradient is not finite; no row has changed.
         """
-        check_single_rank("SparseOptimizer.step")
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self.check_finite()
+        self.check()
         for own in self.param_groups:
-            where = f"SparseOptimizer: lr of tables {own['tables']}"
-            checks.finite_number(where, own["lr"], least=0)
             for table in own["params"][0].tables:
                 table.watch_rate(own["lr"])
         rate_of = {id(own["params"][0]): float(own["lr"]) for own in self.param_groups}
         rates = [[rate_of[id(rows)] for rows in module.rows] for module in self._modules]
         if self._shared:
-            update_tables(self._modules, rates)
+            update_tables(self._modules, rates, keeps=self.keeps_gradients)
         else:
             for module, own_rates in zip(self._modules, rates, strict=True):
-                module.update(own_rates)
+                module.update(own_rates, keeps=self.keeps_gradients)
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients that wait."""
+        """Drop the gradients that wait, or set them to zero.
+
+        A step with gradients of zero moves rows that have momentum or decay, as in torch: all of
+        them under the scopes `all` and `catch_up`, none under `touched`.
+        """
         for module in self._modules:
-            module.gradients.drop()
+            if set_to_none:
+                module.gradients.drop()
+            else:
+                module.gradients.clear()
 
 
 def _check_names(modules: Sequence[TableModule]) -> None:

@@ -289,13 +289,14 @@ class TableModule(Carrier, ABC):
             yield None if flat is None else flat[:, start : start + dim]
             start += dim
 
-    def update(self, rates: Sequence[float]) -> None:
+    def update(self, rates: Sequence[float], *, keeps: bool = False) -> None:
         """Apply the rule of each table to its rows whose gradients wait, once a row.
 
         Args:
             rates: the learning rate of each group of tables, see `groups`.
+            keeps: whether the gradients wait on.
         """
-        sums = self.gradients.take(rates)
+        sums = self.gradients.take(rates, keeps=keeps)
         if sums is not None:
             sums.apply()
 
@@ -304,15 +305,22 @@ class TableModule(Carrier, ABC):
         return self.tables[self._table_of[number]]
 
 
-def update_tables(modules: Sequence[TableModule], rates: Sequence[Sequence[float]]) -> None:
+def update_tables(
+    modules: Sequence[TableModule],
+    rates: Sequence[Sequence[float]],
+    *,
+    keeps: bool = False,
+) -> None:
     """Update the tables of `modules` as `TableModule.update` does; a table in two steps once.
 
     Args:
+        modules: the modules, which may share tables.
         rates: the rates of each module.
+        keeps: whether the gradients wait on.
     """
     parts = []
     for module, own in zip(modules, rates, strict=True):
-        sums = module.gradients.take(own)
+        sums = module.gradients.take(own, keeps=keeps)
         if sums is not None:
             parts.append(sums)
     if len(parts) > 1:

@@ -49,9 +49,11 @@ class Pending:
 
     def known_finite(self, grads: Sequence[Tensor]) -> bool:
         """Return True when the sums were finite and nothing has changed them since."""
-        if not self.finite or not self.holds(grads):
-            return False
-        return self.versions == [grad._version for grad in grads]
+        return self.finite and self.unchanged(grads)
+
+    def unchanged(self, grads: Sequence[Tensor]) -> bool:
+        """Return True when these are the tensors that backward left, with the same values."""
+        return self.holds(grads) and self.versions == [grad._version for grad in grads]
 
     def holds(self, grads: Sequence[Tensor]) -> bool:
         """Return True when these are the tensors that backward left, whatever their values are."""
@@ -102,7 +104,8 @@ class RowGradients:
     """The gradients of a module's rows, from a backward pass until an update.
 
     They are summed by id and lie in `.grad` of the parameter of each group, where clipping and
-    GradScaler find them. `zero_grad()` drops them by setting `.grad` to None.
+    GradScaler find them. `zero_grad()` drops them by setting `.grad` to None. If it sets them to
+    zero instead, a step without ids waits.
     """
 
     def __init__(
@@ -135,7 +138,7 @@ class RowGradients:
         addresses = self._addresses(uniques, grads)
         finite = step.sum_gradients(rows, addresses)
         earlier = self._waiting()
-        if self._pending is not None:
+        if self._pending is not None and any(len(grad) for grad in earlier):
             step, grads = self._merge(
                 self._pending.step,
                 earlier,
@@ -145,16 +148,7 @@ class RowGradients:
             addresses = self._addresses(step.num_uniques(), grads)
             # sums of finite sums may overflow: they must be checked again
             finite = False
-        for parameter, grad in zip(self._parameters, grads, strict=True):
-            parameter.grad = grad
-        versions = [grad._version for grad in grads]
-        self._pending = Pending(
-            step,
-            grads,
-            addresses,
-            versions,
-            finite,
-        )
+        self._wait(step, grads, addresses, finite=finite)
 
     def check_finite(self) -> None:
         """Raise NonFiniteGradient, naming table and id, if a waiting gradient is not finite."""
@@ -173,17 +167,19 @@ class RowGradients:
                     bad,
                 )
 
-    def take(self, rates: Sequence[float]) -> Sums | None:
-        """Return the gradients that wait, None if there are none; afterwards none wait.
+    def take(self, rates: Sequence[float], *, keeps: bool = False) -> Sums | None:
+        """Return the gradients that wait, None if there are none.
 
         Args:
             rates: the learning rate of each group.
+            keeps: whether they wait on; else none wait afterwards.
         """
         grads = self._waiting()
         pending = self._pending
         if pending is None:
             return None
-        self._pending = None
+        if not keeps:
+            self._pending = None
         addresses = pending.addresses
         if not pending.holds(grads):
             addresses = self._addresses(pending.step.num_uniques(), grads)
@@ -205,18 +201,52 @@ class RowGradients:
         for parameter in self._parameters:
             parameter.grad = None
 
+    def clear(self) -> None:
+        """Set the gradients that wait to zero: their ids are forgotten, a step without ids waits.
+
+        A gradient of zero moves a row as no gradient does, except where a rule with momentum moves
+        only the rows that have one. There torch forgets the ids of a sparse gradient, too.
+        """
+        if self._pending is None:
+            return
+        step = Step([table.native for table in self._tables], [])
+        step.map([], 0, training=False)
+        grads = [torch.zeros(0, group.dim) for group in self._groups]
+        self._wait(step, grads, self._addresses(step.num_uniques(), grads), finite=True)
+
+    def _wait(
+        self,
+        step: Step,
+        grads: list[Tensor],
+        addresses: list[int],
+        *,
+        finite: bool,
+    ) -> None:
+        for parameter, grad in zip(self._parameters, grads, strict=True):
+            parameter.grad = grad
+        versions = [grad._version for grad in grads]
+        self._pending = Pending(
+            step,
+            grads,
+            addresses,
+            versions,
+            finite,
+        )
+
     def _waiting(self) -> list[Tensor]:
         """Return the gradients of each group that wait, as they are now; [] for none."""
-        if self._pending is None:
+        pending = self._pending
+        if pending is None:
             return []
-        grads = []
-        for parameter in self._parameters:
-            grad = parameter.grad
-            if grad is None:
-                self._pending = None
-                return []
-            grads.append(grad.contiguous())
-        return grads
+        grads = [parameter.grad for parameter in self._parameters]
+        if any(grad is None for grad in grads):
+            self._pending = None
+            return []
+        rows = [grad.contiguous() for grad in grads if grad is not None]
+        if not pending.unchanged(rows) and not any(_has_value(grad) for grad in rows):
+            self.clear()  # by nn.Module.zero_grad(set_to_none=False), which knows no tables
+            rows = [] if self._pending is None else list(self._pending.grads)
+        return rows
 
     def _addresses(self, uniques: Sequence[int], grads: Sequence[Tensor]) -> list[int]:
         """Return the address of each table's first sum in the groups' tensors.
@@ -304,6 +334,11 @@ class Weighted:
         """Return the gradient of the weights [m] from `grad`, that of the results [n, dim]."""
         each = (self.rows * grad.detach().to("cpu", torch.float32)[self.results]).sum(1)
         return (each * self.shares).to(self.device)
+
+
+def _has_value(grad: Tensor) -> bool:
+    """Return whether a gradient is not zero; the first row mostly tells."""
+    return bool(grad[:1].any()) or bool(grad.any())
 
 
 def takes_gradient(weights: Any) -> bool:
