@@ -19,7 +19,9 @@ from torch import Tensor, nn
 from hotbed.data.batch import Batch
 from hotbed.embedding.modules import Planner
 from hotbed.errors import ConfigError, DataError, NonFiniteGradient
+from hotbed.optim.combined import CombinedOptimizer
 from hotbed.optim.precision import AmpPrecision, Boost
+from hotbed.optim.sparse import SparseOptimizer
 from hotbed.training.criterion import Criterion, Outputs
 
 CPU = torch.device("cpu")
@@ -172,23 +174,31 @@ class Update(Protocol):
             NonFiniteGradient: a gradient is not finite, and a skip would hide a fault.
         """
 
-    def dense_step(self) -> None:
-        """Update dense parameters."""
-
-    def sparse_step(self) -> None:
-        """Update rows of tables, then drop all gradients."""
+    def step(self) -> None:
+        """Update dense parameters and rows of tables, then drop all gradients."""
 
 
 class Learner:
-    """Learns with a dense torch optimizer, and a `SparseOptimizer` if the network has tables."""
+    """Learns with a dense torch optimizer, and a `SparseOptimizer` if the network has tables.
+
+    Args:
+        network: to train.
+        criterion: its loss; None: the network returns its loss.
+        dense: the optimizer of dense parameters; None if there are none.
+        sparse: the optimizer of tables; None if there are none.
+        combined: the optimizer whose parts these two are; it steps both.
+        precision: the number format of the network.
+        boost: settings of torch.compile; None = the network is not compiled.
+    """
 
     def __init__(
         self,
         network: nn.Module,
         criterion: Criterion | None,
         dense: torch.optim.Optimizer | None,
-        sparse: Any,
+        sparse: SparseOptimizer | None,
         *,
+        combined: CombinedOptimizer | None = None,
         precision: AmpPrecision | None = None,
         boost: Boost | None = None,
     ) -> None:
@@ -196,6 +206,8 @@ class Learner:
         self.criterion = criterion
         self.dense = dense
         self.sparse = sparse
+        parts = [dense, sparse] if combined is None else [combined]
+        self._optimizers = [optimizer for optimizer in parts if optimizer is not None]
         self.precision = precision or AmpPrecision()
         self.device = device_of(network)
         self.skipped = 0
@@ -261,17 +273,12 @@ class Learner:
         self.skipped += 1
         return False
 
-    def dense_step(self) -> None:
-        if self.dense is not None:
-            self.dense.step()
-            self.dense.zero_grad(set_to_none=True)
+    def step(self) -> None:
+        for optimizer in self._optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         if self._scaler is not None:
             self._scaler.update()
-
-    def sparse_step(self) -> None:
-        if self.sparse is not None:
-            self.sparse.step()
-            self.sparse.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Any]:
         """Return the number of skipped batches and the state of the loss scale."""
@@ -285,9 +292,8 @@ class Learner:
 
     def forget(self) -> None:
         """Drop every gradient."""
-        for optimizer in (self.dense, self.sparse):
-            if optimizer is not None:
-                optimizer.zero_grad(set_to_none=True)
+        for optimizer in self._optimizers:
+            optimizer.zero_grad(set_to_none=True)
 
     def _unscale(self, scaler: torch.amp.GradScaler) -> None:
         assert self.dense is not None
@@ -363,9 +369,7 @@ class SelfUpdating:
     def gradients_are_finite(self) -> bool:
         return True
 
-    def dense_step(self) -> None: ...
-
-    def sparse_step(self) -> None: ...
+    def step(self) -> None: ...
 
 
 def _looks_up_every_id_once(network: nn.Module) -> bool:

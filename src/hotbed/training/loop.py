@@ -69,8 +69,7 @@ def pass_over(data: Iterable[Any], run: Run, update: Update | None = None) -> No
                         update.backward(loss)
                         if update.gradients_are_finite():
                             callbacks("on_gradients", run)
-                            update.dense_step()
-                            update.sparse_step()
+                            update.step()
                         else:
                             run.counts.skipped += 1
                     run.count(example, learned=update is not None)

@@ -23,6 +23,7 @@ from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, DataError
 from hotbed.files import Where
 from hotbed.metrics.metric_set import check_groups, metric_set
+from hotbed.optim.combined import CombinedOptimizer
 from hotbed.optim.dense import dense_optimizer, set_dense_rate
 from hotbed.optim.modes import in_eval_mode, in_train_mode
 from hotbed.optim.precision import Boost, boost, precision
@@ -76,7 +77,8 @@ class RecModel:
             to such. None: the network returns its loss.
         optimizer: of the dense parameters: a torch optimizer over `hb.dense_parameters(network)`, a
             rule such as `hb.Adam(lr=1e-3)`, or a name. Rows of tables are updated by their tables'
-            own rules. None: the network does backward and updates itself.
+            own rules. Of a network and its rows: the optimizer that `hb.auto` returned. None: the
+            network does backward and updates itself.
         metrics: names or objects of `hb.metrics`: a set, or a mapping of name to metric or of label
             to a set.
         eval_network: what evaluation runs instead of `network` with `loss_fn`.
@@ -575,6 +577,8 @@ class RecModel:
                     f"{self._arguments['amp_level']!r}. Give an optimizer, or 'O0'."
                 )
             return SelfUpdating(self.network, self._criterion)
+        if isinstance(optimizer, CombinedOptimizer):
+            return self._combined_learner(optimizer, chosen)
         dense = list(dense_parameters(self.network))
         self._precision.apply(self.network, dense)
         made = dense_optimizer(optimizer, dense)
@@ -587,6 +591,29 @@ class RecModel:
         sparse = SparseOptimizer(self.network) if self.tables else None
         return Learner(
             self.network, self._criterion, made, sparse, precision=self._precision, boost=chosen
+        )
+
+    def _combined_learner(self, optimizer: CombinedOptimizer, boost: Boost | None) -> Learner:
+        stepped = optimizer.sparse.tables()
+        others = []
+        for name, table in self.tables.items():
+            if not any(table is own for own in stepped) and not table.frozen:
+                others.append(name)
+        if others:
+            raise ConfigError(
+                f"optimizer: it must step every table that learns, got one without {others}. "
+                "RecModel takes one optimizer: make one over all parameters before hb.auto, or "
+                "train with several in a loop of your own."
+            )
+        self._precision.apply(self.network, dense_parameters(self.network))
+        return Learner(
+            self.network,
+            self._criterion,
+            optimizer.dense if parameters_of(optimizer.dense) else None,
+            optimizer.sparse,
+            combined=optimizer,
+            precision=self._precision,
+            boost=boost,
         )
 
     def _effective_boost(self, optimizer: Any) -> Boost | None:
