@@ -62,11 +62,6 @@ class CombinedOptimizer(torch.optim.Optimizer, StepsTables):
         model: nn.Module,
         rows: Mapping[nn.Parameter, TableRows],
     ) -> None:
-        if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
-            raise ConfigError(
-                f"{type(optimizer).__name__}: a scheduler wraps its step. Make it after hb.auto, "
-                "over the optimizer that hb.auto returns."
-            )
         self.dense = optimizer
         groups = []
         for group in optimizer.param_groups:

@@ -138,7 +138,7 @@ class RowGradients:
         addresses = self._addresses(uniques, grads)
         finite = step.sum_gradients(rows, addresses)
         earlier = self._waiting()
-        if self._pending is not None and any(len(grad) for grad in earlier):
+        if self._pending is not None and any(self._pending.step.num_uniques()):
             step, grads = self._merge(
                 self._pending.step,
                 earlier,
@@ -211,7 +211,7 @@ class RowGradients:
             return
         step = Step([table.native for table in self._tables], [])
         step.map([], 0, training=False)
-        grads = [torch.zeros(0, group.dim) for group in self._groups]
+        grads = [torch.zeros(self._num_rows(group, 0), group.dim) for group in self._groups]
         self._wait(step, grads, self._addresses(step.num_uniques(), grads), finite=True)
 
     def _wait(
