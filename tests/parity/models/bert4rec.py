@@ -38,7 +38,7 @@ def make_model() -> nn.Module:
 
 
 def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.Adam(model.parameters(), lr=1e-3, betas=(0.9, 0.98))
+    return torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.98))
 
 
 def make_batch() -> tuple[Tensor, Tensor]:

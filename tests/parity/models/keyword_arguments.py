@@ -27,7 +27,7 @@ def make_model() -> nn.Module:
 
 
 def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.Adam(model.parameters(), lr=1e-3)
+    return torch.optim.RMSprop(model.parameters(), lr=1e-3)
 
 
 def make_batch() -> dict[str, Tensor]:
