@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import hotbed as hb
-from hotbed.embedding.modules import table_modules
+from hotbed.embedding.modules import TableModule, table_modules
 
 pytestmark = pytest.mark.torch_core
 
@@ -65,7 +65,13 @@ def _one_thread() -> Iterator[None]:
 @pytest.mark.parametrize("name", NAMES)
 def test_first_20_steps_agree(name: str) -> None:
     expected = run(name, 20)
-    assert run(name, 20, convert=True).difference(expected) <= 1e-6
+    assert run(name, 20, convert=0).difference(expected) <= 1e-6
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_conversion_after_10_steps_changes_nothing(name: str) -> None:
+    expected = run(name, 20)
+    assert run(name, 20, convert=10).difference(expected) <= 1e-6
 
 
 @pytest.mark.slow
@@ -78,7 +84,7 @@ def test_200_steps_differ_as_another_order_of_sums(name: str) -> None:
     """
     expected = run(name, 200, dropout=False)
     noise = run(name, 200, dropout=False, reverse=True).difference(expected)
-    result = run(name, 200, dropout=False, convert=True)
+    result = run(name, 200, dropout=False, convert=0)
     assert result.difference(expected) <= 3 * noise
 
 
@@ -86,18 +92,26 @@ def run(
     name: str,
     steps: int,
     *,
-    convert: bool = False,
+    convert: int | None = None,
     reverse: bool = False,
     dropout: bool = True,
 ) -> Run:
-    """Learn `steps` batches of a model, always from the same start."""
+    """Learn `steps` batches of a model, always from the same start.
+
+    Args:
+        name: of the file.
+        steps: number of batches.
+        convert: the step before which the model is converted; None = it is not.
+        reverse: whether the samples of each batch are in reverse.
+        dropout: whether there is any.
+    """
     source = load(name)
     torch.manual_seed(0)
     model = source.make_model()
     if not dropout:
         switch_dropout_off(model)
-    embeddings = {
-        path: module
+    sizes = {
+        path: module.num_embeddings
         for path, module in model.named_modules()
         if isinstance(module, nn.Embedding | nn.EmbeddingBag)
     }
@@ -105,17 +119,17 @@ def run(
     batches = [source.make_batch() for _ in range(steps)]
     if reverse:
         batches = [reversed_samples(batch) for batch in batches]
-    if convert:
-        model, optimizer, report = hb.auto(model, optimizer)
-        kept = KEPT.get(name, set())
-        assert {entry.path for entry in report.kept} == kept
-        assert {entry.path for entry in report.moved} == set(embeddings) - kept
-        assert len(table_modules(model)) == len(embeddings) - len(kept)
     losses = []
     for number, batch in enumerate(batches):
+        if number == convert:
+            model, optimizer, report = hb.auto(model, optimizer)
+            kept = KEPT.get(name, set())
+            assert {entry.path for entry in report.kept} == kept
+            assert {entry.path for entry in report.moved} == set(sizes) - kept
+            assert len(table_modules(model)) == len(sizes) - len(kept)
         torch.manual_seed(number)
         losses.append(source.train_step(model, optimizer, batch))
-    return Run(torch.stack(losses).double(), rows_of(model, embeddings))
+    return Run(torch.stack(losses).double(), rows_of(model, sizes))
 
 
 def load(name: str) -> ModuleType:
@@ -131,16 +145,15 @@ def load(name: str) -> ModuleType:
     return sys.modules[full_name]
 
 
-def rows_of(model: nn.Module, embeddings: dict[str, nn.Module]) -> dict[str, Tensor]:
+def rows_of(model: nn.Module, sizes: dict[str, int]) -> dict[str, Tensor]:
     """Return the rows of each embedding by its path."""
     rows = {}
-    for path, before in embeddings.items():
+    for path, num_rows in sizes.items():
         module = model.get_submodule(path)
-        if module is before:
+        if isinstance(module, TableModule):
+            rows[path] = torch.from_numpy(module.tables[0].lookup(np.arange(num_rows))).double()
+        else:
             rows[path] = module.weight.detach().double()
-            continue
-        ids = np.arange(before.num_embeddings)
-        rows[path] = torch.from_numpy(module.tables[0].lookup(ids)).double()
     return rows
 
 
