@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from .serving.parameter_server import ParameterServer as ParameterServer
     from .serving.session import InferenceSession as InferenceSession
     from .training import callbacks as callbacks
-    from .training.ahead import Ahead as Ahead
+    from .training.ahead.data import Ahead as Ahead
     from .training.auto import auto as auto
     from .training.load import load as load
     from .training.model import RecModel as RecModel
@@ -85,7 +85,7 @@ __version__ = "0.1.0"
 _HOMES: dict[str, str] = {
     "Adagrad": "embedding.rule:Adagrad",
     "Adam": "embedding.rule:Adam",
-    "Ahead": "training.ahead:Ahead",
+    "Ahead": "training.ahead.data:Ahead",
     "Batch": "data.batch:Batch",
     "Boost": "optim.precision:Boost",
     "Client": "serving.client:Client",

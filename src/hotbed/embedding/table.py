@@ -54,6 +54,11 @@ def set_num_threads(num_threads: int) -> None:
     _core.set_num_threads(num_threads)
 
 
+def num_threads() -> int:
+    """Return the number of threads of the native core."""
+    return _core.num_threads()
+
+
 class Table:
     """An embedding table that grows with new ids and removes stale ones.
 

@@ -24,6 +24,7 @@ from hotbed.persist.format import Reader, Saved, open_checkpoint
 from hotbed.persist.publish import Publisher
 from hotbed.persist.resume import DEAD_LETTER_BYTES, EPOCHS, STREAM, compare, finish_first
 from hotbed.persist.store import JOURNAL, LETTERS, LocalStore, open_store
+from hotbed.training.ahead import cores
 from hotbed.training.evict import TOPIC, sweeping
 from hotbed.training.loop import passed
 from hotbed.training.run import Counts, Run, WallClock
@@ -305,7 +306,7 @@ class Checkpoint:
         if commit is not None:
             commit(position)
         if run.clock.journal is not None:
-            run.clock.journal.forget({TOPIC: step})
+            run.clock.journal.forget({TOPIC: step, cores.TOPIC: step})
         # versions increase: the end of an epoch at the same step is not another version
         if step != self._published_step:
             self._published_step = step
@@ -452,11 +453,14 @@ def _source(run: Run) -> str:
 
 def setting_of(run: Run) -> dict[str, Any]:
     """Return settings that may change the results of a run, but not the meaning of its state."""
+    torch_threads: int | str = torch.get_num_threads()
+    for own in run.callbacks.of(cores.Cores):
+        torch_threads = own.torch_threads
     return {
         "run.batch_size": getattr(run.dataset, "batch_size", None),
         "run.callbacks": run.callbacks.names(),
         "machine.torch": torch.__version__,
-        "machine.torch_threads": torch.get_num_threads(),
+        "machine.torch_threads": torch_threads,
         "machine.instruction_set": torch.backends.cpu.get_cpu_capability(),
     }
 

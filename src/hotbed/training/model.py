@@ -177,7 +177,7 @@ class RecModel:
         resumes where a killed one was, to the same bits; steps and epochs before it count.
         """
         checks.at_least("epochs", epochs, 1, "Give the number of passes.")
-        train, depth = unwrap(train)
+        train, depth, cores = unwrap(train, self.network)
         check_batches("train", train, epochs)
         check_ends(train)
         first = first_epoch(train, initial_epoch, self.counters["epochs"])
@@ -192,7 +192,8 @@ class RecModel:
         observer = Progressive(self._scorer()) if progressive else None
         limits = StreamLimits(max_steps, None)
         history = History()
-        called = self._callbacks(goal, [*_listed(callbacks), limits, history], progress=progress)
+        given = [*_listed(callbacks), limits, history, *cores]
+        called = self._callbacks(goal, given, progress=progress)
         fit_epochs(self._begin(goal, called, observer, seed), history)
         return history
 
@@ -227,7 +228,7 @@ class RecModel:
             >>> checkpoint = hb.callbacks.Checkpoint("runs/clicks", every_seconds=60)
             >>> model.online_train(dataset, [checkpoint])
         """
-        train_dataset, depth = unwrap(train_dataset)
+        train_dataset, depth, cores = unwrap(train_dataset, self.network)
         check_batches("train_dataset", train_dataset)
         size = batches_a_call(dataset_sink_mode, sink_size, self.learner.device.type)
         goal = Goal(
@@ -244,7 +245,8 @@ class RecModel:
             observer = Progressive(self._scorer(), endless=True, learner=learner)
         limits = StreamLimits(max_steps, max_seconds)
         history = History()
-        called = self._callbacks(goal, [*_listed(callbacks), limits, history], progress=progress)
+        given = [*_listed(callbacks), limits, history, *cores]
+        called = self._callbacks(goal, given, progress=progress)
         follow(self._begin(goal, called, observer, seed), history)
         return history
 

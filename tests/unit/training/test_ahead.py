@@ -572,10 +572,12 @@ def test_wrong_arguments_are_rejected(dataset: Any, network: Any) -> None:
     model = hb.RecModel(network(), "bce", "adam")
     with pytest.raises(hb.errors.ConfigError, match=r"Ahead.depth"):
         hb.Ahead(dataset(64), depth=-1)
+    with pytest.raises(hb.errors.ConfigError, match=r"Ahead.torch_threads"):
+        hb.Ahead(dataset(64), torch_threads=0)
     with pytest.raises(hb.errors.ConfigError, match=r"Ahead: no network"):
         iter(hb.Ahead(dataset(64))).__next__()
     with pytest.raises(hb.errors.ConfigError, match=r"RecModel gives its own network"):
-        model.fit(hb.Ahead(dataset(64), model.network))
+        model.fit(hb.Ahead(dataset(64), network()))
     with pytest.raises(hb.errors.ConfigError, match=r"not a batch, got tuple"):
         list(hb.Ahead([(1, 2)], model.network))
     assert isinstance(model.learner, Learner)

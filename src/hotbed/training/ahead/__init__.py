@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ids of coming batches are mapped to rows while earlier batches train."""
+
+from .cores import Cores
+from .data import Ahead, depth_for, unwrap
+from .stage import Barrier, MapStage
+
+__all__ = ["Ahead", "Barrier", "Cores", "MapStage", "depth_for", "unwrap"]

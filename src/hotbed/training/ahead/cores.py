@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How reading, mapping and the dense network share the cores of a machine."""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hotbed.connectors import Journal
+from hotbed.embedding.table import num_threads, set_num_threads
+
+if TYPE_CHECKING:
+    from hotbed.training.run import Run
+
+log = logging.getLogger("hotbed")
+
+TOPIC = "threads"
+TRIAL_STEPS = 4
+"""Steps of one trial of a setting; the first is not timed."""
+ROUNDS = 2
+FAR_WORSE = 4.0
+"""A setting with a step that takes this many times the best one's time is tried no longer."""
+WORSE = 1.5
+"""A setting that takes this many times the best one's time is tried once only."""
+
+
+@dataclass(frozen=True)
+class Threads:
+    """Threads of torch, and of the native core."""
+
+    torch: int
+    core: int
+
+    def __str__(self) -> str:
+        return f"{self.torch} of torch, {self.core} of the core"
+
+    @staticmethod
+    def now() -> Threads:
+        """Return the threads in use."""
+        return Threads(torch.get_num_threads(), num_threads())
+
+    def use(self) -> None:
+        """Let torch, on this thread, and the core use these threads."""
+        torch.set_num_threads(self.torch)
+        set_num_threads(self.core)
+
+
+def candidates(most: Threads) -> list[Threads]:
+    """Return the settings to try, the most frugal one first.
+
+    Torch gets 1, 2, 4, … threads up to `most`, the core one or `most`. With one thread, the core
+    runs on the threads that call it, so that a map never waits for a lookup.
+    """
+    counts = [1]
+    while counts[-1] * 2 < most.torch:
+        counts.append(counts[-1] * 2)
+    if most.torch > 1:
+        counts.append(most.torch)
+    of_core = sorted({1, most.core})
+    return [Threads(of_torch, core) for core in of_core for of_torch in counts]
+
+
+class Cores:
+    """Choose the number of threads that torch and the native core use, from the first steps.
+
+    The settings are tried in turn, four steps each, and the good ones a second time. The fastest
+    stays until the end of the run; then the threads from before are back. No setting has more
+    threads than were in use before.
+
+    The core gives the same bits for any number of threads, torch does not: each change is written
+    to the journal of the run before it takes effect, with the number of the step after which it
+    does, and a resumed run repeats it. This is a callback; in a loop of your own `hb.Ahead` calls
+    `begin`, `step` and `close`.
+
+    Args:
+        torch_threads: threads of torch from the first step on; None = measured.
+        measures: False = take over the decisions of a journal or a state, and take none.
+    """
+
+    def __init__(self, torch_threads: int | None = None, *, measures: bool = True) -> None:
+        self._given = torch_threads
+        self._measures = measures
+        self._before: Threads | None = None
+        self._now: Threads | None = None
+        self._decided = torch_threads is not None
+        self._left: list[Threads] = []  # the settings still to be tried in this round
+        self._round = 0
+        self._began = 0  # the step after which this trial began
+        self._seconds: dict[Threads, list[float]] = {}  # of each setting, those of its steps
+        self._moment: float | None = None  # when the step before ended; None = do not time the next
+
+    @property
+    def torch_threads(self) -> int | str:
+        """The number of torch's threads that was given, or "measured"."""
+        return self._given or "measured"
+
+    # --- events of a run
+
+    def on_epoch_begin(self, run: Run) -> None:
+        self.begin(run.step, run.clock.journal)
+
+    def barrier(self, step: int, now: int | None) -> bool:
+        return False
+
+    def on_step_end(self, run: Run) -> None:
+        self.step(run.step, run.clock.journal)
+
+    def on_idle(self, run: Run) -> None:
+        self._moment = None
+
+    def on_fit_end(self, run: Run) -> None:
+        self.close()
+
+    # --- events of any loop
+
+    def begin(self, step: int, journal: Journal | None = None) -> None:
+        """Use the setting of a resumed run, or the first one to try, from after step `step` on."""
+        if self._before is None:
+            self._before = Threads.now()
+        if self._given is not None:
+            self._now = Threads(self._given, num_threads())
+        self._moment = None
+        if self._now is not None:
+            self._now.use()
+        else:
+            self._next(step, journal)
+
+    def step(self, step: int, journal: Journal | None = None) -> None:
+        """Time the step that ended, and use another setting after it if it is time to."""
+        follows = self._given is None and journal is not None and journal.last(TOPIC) >= step
+        if self._decided and not follows:
+            return
+        moment = time.perf_counter()
+        is_slow = False
+        if self._moment is not None and self._now is not None and step > self._began + 1:
+            seconds = moment - self._moment
+            is_slow = seconds > FAR_WORSE * self._median(self._fastest())
+            self._seconds.setdefault(self._now, []).append(seconds)
+        self._moment = moment
+        if follows or is_slow or step >= self._began + TRIAL_STEPS:
+            self._next(step, journal)
+
+    def close(self) -> None:
+        """Use the threads from before again."""
+        if self._before is not None:
+            self._before.use()
+            self._before = None
+
+    def state(self) -> dict[str, Any]:
+        """Return the setting and what was measured, as plain values; no content digest covers it.
+
+        A run that is resumed in the middle of the trials continues them.
+        """
+        if self._given is not None or self._now is None:
+            return {}
+        seconds = [[t.torch, t.core, *times] for t, times in self._seconds.items()]
+        return {
+            "wall_threads": [self._now.torch, self._now.core],
+            "wall_decided": self._decided,
+            "wall_left": [[threads.torch, threads.core] for threads in self._left],
+            "wall_round": self._round,
+            "wall_began": self._began,
+            "wall_seconds": seconds,
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned, unless the number of threads is given."""
+        if self._given is not None or not state:
+            return
+        self._now = Threads(*state["wall_threads"])
+        self._decided = bool(state["wall_decided"])
+        self._left = [Threads(*threads) for threads in state["wall_left"]]
+        self._round = state["wall_round"]
+        self._began = state["wall_began"]
+        self._seconds = {}
+        for of_torch, core, *times in state["wall_seconds"]:
+            self._seconds[Threads(of_torch, core)] = list(times)
+
+    # --- decisions
+
+    def _next(self, step: int, journal: Journal | None) -> None:
+        """Use the setting that the journal holds for this step, or the next one to try."""
+        entry = None
+        if journal is not None:
+            entry = journal.get(TOPIC, step)
+            if entry is None and journal.last(TOPIC) > step:
+                return
+        if entry is None and not self._measures:
+            return
+        planned = self._planned()
+        if entry is not None:
+            threads = Threads(entry["torch"], entry["core"])
+            self._decided = bool(entry["decided"])
+        else:
+            self._decided = not planned
+            threads = self._fastest() if self._decided else planned[0]
+        self._left = [other for other in planned if other != threads]
+        if journal is not None and entry is None:
+            decision = {"torch": threads.torch, "core": threads.core, "decided": self._decided}
+            journal.append(TOPIC, step, decision)
+        self._now = threads
+        self._began = step
+        threads.use()
+        if self._decided:
+            self._log(step)
+
+    def _planned(self) -> list[Threads]:
+        """Return the settings still to be tried, those of the next round if there are none."""
+        if self._left or self._round == ROUNDS:
+            return self._left
+        self._round += 1
+        every = candidates(self._before or Threads.now())
+        if self._seconds:
+            best = self._median(self._fastest())
+            every = [threads for threads in every if self._median(threads) <= WORSE * best]
+        if len(every) == 1:
+            return []
+        return every
+
+    def _median(self, threads: Threads) -> float:
+        times = self._seconds.get(threads)
+        if not times:
+            return math.inf
+        return statistics.median(times)
+
+    def _fastest(self) -> Threads:
+        return min(self._seconds, key=self._median, default=Threads.now())
+
+    def _log(self, step: int) -> None:
+        tried = ", ".join(
+            f"{1e3 * self._median(threads):.2f} ms with {threads}" for threads in self._seconds
+        )
+        log.info(
+            "threads from step %d on: %s (measured: %s)",
+            step + 1,
+            self._now,
+            tried or "nothing",
+        )
