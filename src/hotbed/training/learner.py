@@ -9,19 +9,20 @@ changes none of them: parameters, rows, optimizer state and the network's buffer
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hotbed.data.batch import Batch
+from hotbed.data.batch import Batch, Ids
 from hotbed.embedding.modules import Planner
 from hotbed.errors import ConfigError, DataError, NonFiniteGradient
 from hotbed.optim.combined import CombinedOptimizer
 from hotbed.optim.precision import AmpPrecision, Boost
 from hotbed.optim.sparse import SparseOptimizer
+from hotbed.training.auto.network import arguments_of, converted
 from hotbed.training.criterion import Criterion, Outputs
 
 CPU = torch.device("cpu")
@@ -29,7 +30,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Example:
-    """One batch as the arguments of the network, `network(*arguments)`.
+    """One batch as the arguments of the network, `network(*arguments, **keywords)`.
 
     Tensors are on the network's device, ids on the host.
     """
@@ -40,20 +41,33 @@ class Example:
     num_samples: int
     batch: Batch | None  # the Batch that this was made from; None for tuple data
     device: torch.device = CPU
+    keywords: Mapping[str, Any] = field(default_factory=dict)  # only of converted networks
 
     @property
     def everything(self) -> tuple[Any, ...]:
         """Every item of the dataset, labels too: the arguments of an evaluation network."""
+        items = (*self.arguments, *self.keywords.values())
         if self.batch is not None or self.labels is None:
-            return self.arguments
-        return (*self.arguments, self.labels)
+            return items
+        return (*items, self.labels)
 
 
-def prepare(item: Any, device: torch.device, *, labelled: bool) -> Example:
+def prepare(
+    item: Any,
+    device: torch.device,
+    *,
+    labelled: bool,
+    network: nn.Module | None = None,
+) -> Example:
     """Return an `Example` of a `Batch`, of a tuple of arrays or tensors, or of one array.
 
-    `labelled`: there is a loss function, so a tuple is (data, label); otherwise all items of a
-    tuple are arguments.
+    Args:
+        item: of the dataset.
+        device: where the network computes.
+        labelled: there is a loss function, so a tuple is (data, label); otherwise all items of a
+            tuple are arguments.
+        network: takes the data. One that `hb.auto` converted takes a tuple as its positional
+            arguments, and a dict by the names of its parameters.
 
     Raises:
         DataError: `labelled`, and the tuple has more than two items.
@@ -71,19 +85,31 @@ def prepare(item: Any, device: torch.device, *, labelled: bool) -> Example:
     if not isinstance(item, (tuple, list)):
         item = (item,)
     items = tuple(_to_tensor(part, device) for part in item)
-    num_samples = _length(items)
-    if not labelled:
-        return Example(items, None, None, num_samples, None, device)
-    if len(items) > 2:
-        raise DataError(
-            "data: a dataset used with a loss function must yield (data, label), got "
-            f"{len(items)} items. Yield two, or leave loss_fn out and compute the loss in the "
-            "network."
-        )
+    arguments = items
     labels = None
-    if len(items) == 2:
-        labels = items[1]
-    return Example(items[:1], labels, None, num_samples, None, device)
+    if labelled:
+        if len(items) > 2:
+            raise DataError(
+                "data: a dataset used with a loss function must yield (data, label), got "
+                f"{len(items)} items. Yield two, or leave loss_fn out and compute the loss in the "
+                "network."
+            )
+        arguments = items[:1]
+        if len(items) == 2:
+            labels = items[1]
+    keywords: Mapping[str, Any] = {}
+    if network is not None and converted(network) is not None:
+        data = arguments[0] if len(arguments) == 1 else arguments
+        arguments, keywords = arguments_of(network, data)
+    return Example(
+        arguments,
+        labels,
+        None,
+        _length(labels) or _length(items),
+        None,
+        device,
+        keywords,
+    )
 
 
 def _labels_of(batch: Batch) -> Any:
@@ -127,6 +153,14 @@ def _from_array(array: Any) -> Any:
 def _to_tensor(part: Any, device: torch.device) -> Any:
     if isinstance(part, Mapping):
         return {name: _to_tensor(value, device) for name, value in part.items()}
+    if type(part) is tuple:
+        return tuple(_to_tensor(value, device) for value in part)
+    if _is_record(part):
+        moved = {}
+        for member in fields(part):
+            if member.init:
+                moved[member.name] = _to_tensor(getattr(part, member.name), device)
+        return replace(part, **moved)
     if isinstance(part, (np.ndarray, float, int, list)):
         part = _from_array(np.asarray(part))
     if torch.is_tensor(part):
@@ -134,7 +168,14 @@ def _to_tensor(part: Any, device: torch.device) -> Any:
     return part
 
 
+def _is_record(part: Any) -> bool:
+    """Return whether `part` is a dataclass of the user's own, whose fields hold data."""
+    return is_dataclass(part) and not isinstance(part, (type, Batch, Ids))
+
+
 def _length(part: Any) -> int:
+    if _is_record(part):
+        part = tuple(getattr(part, member.name) for member in fields(part))
     if isinstance(part, Mapping):
         part = tuple(part.values())
     if isinstance(part, tuple):
@@ -240,7 +281,7 @@ class Learner:
         if self._buffers:
             torch._foreach_copy_(self._kept, self._buffers)
         with self.precision.autocast(self.device):
-            outputs = self._network(*example.arguments)
+            outputs = self._network(*example.arguments, **example.keywords)
         if self.criterion is None:
             return _own_loss(outputs)
         outputs = self.criterion.shape(outputs, example.labels)
@@ -353,7 +394,7 @@ class SelfUpdating:
         return example
 
     def forward(self, example: Example) -> Tensor:
-        outputs = self.network(*example.arguments)
+        outputs = self.network(*example.arguments, **example.keywords)
         if self.criterion is None:
             return _own_loss(outputs)
         outputs = self.criterion.shape(outputs, example.labels)

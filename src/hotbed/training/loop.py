@@ -126,7 +126,12 @@ def _examples(data: Iterable[Any], run: Run) -> Generator[Example | None, None, 
             if item is None:
                 yield None
             else:
-                yield prepare(item, learner.device, labelled=labelled)
+                yield prepare(
+                    item,
+                    learner.device,
+                    labelled=labelled,
+                    network=learner.network,
+                )
     finally:
         if items is not data and hasattr(items, "close"):
             items.close()

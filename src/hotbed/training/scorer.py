@@ -90,7 +90,7 @@ class Scorer:
         with torch.no_grad(), in_eval_mode(self.network, self.eval_network):
             with self._precision.autocast(example.device):
                 if self.eval_network is None:
-                    raw = self.network(*example.arguments)
+                    raw = self.network(*example.arguments, **example.keywords)
                 else:
                     raw = self.eval_network(*example.everything)
             if self.has_own_outputs:
