@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -49,7 +49,7 @@ class Converted:
     problem: str = ""
     _graph: IdGraph | None = None
     _expected: list[tuple[str, Foreseen]] | None = None
-    _pending: list[str] = field(default_factory=list)
+    _trained: bool = False  # whether the signature is that of a batch in training
 
     def id_graph(self) -> IdGraph:
         """Return the id graph of the model, traced when it is first needed.
@@ -103,12 +103,12 @@ class Converted:
         if len(args) == 1 and not kwargs and isinstance(args[0], Batch):
             times = args[0].time
             args, kwargs = bind(self.model, args[0])
-        if self.signature is None:
+        if self.signature is None or (self.model.training and not self._trained):
             self._learn_signature(args, kwargs)
         expected = self._expected
         self._expected = None
         if self.times is not None:
-            times = self._leaf(self.times, args, kwargs)
+            times = self._known_signature().find(self.times, args, kwargs)
         for lookup in self.lookups.values():
             lookup.times = times
             lookup.foreseen.clear()
@@ -133,6 +133,9 @@ class Converted:
                 )
 
     def _learn_signature(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Learn the signature from the first batch, and anew from the first one in training."""
+        self._trained = self.model.training
+        self._graph = None
         try:
             self.signature = Signature.of(self.model, args, kwargs)
         except HotbedError as error:
@@ -142,13 +145,6 @@ class Converted:
         if self.signature is None:
             raise ConfigError(f"hb.auto: the model has no signature, got: {self.problem}")
         return self.signature
-
-    def _leaf(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        """Return a tensor among the arguments by its name."""
-        signature = self._known_signature()
-        signature[name]
-        leaves = signature.leaves(args, kwargs, needed=[name])
-        return leaves[signature.names.index(name)]
 
 
 def converted(model: nn.Module) -> Converted | None:

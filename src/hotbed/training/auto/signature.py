@@ -170,6 +170,16 @@ class Signature:
             tensors.append(value)
         return tensors
 
+    def find(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+        """Return the tensor of this name among the arguments of a batch; None if it is not there.
+
+        Raises:
+            ConfigError: the model takes no tensor of this name.
+        """
+        arguments = _by_parameter(None, self._parameters, args, kwargs)
+        value = _at(arguments, self[name].path)
+        return value if torch.is_tensor(value) else None
+
     def arguments(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return positional and keyword arguments that hold `leaves`, one for each tensor."""
         by_path = {leaf.path: value for leaf, value in zip(self.tensors, leaves, strict=True)}
