@@ -338,12 +338,60 @@ def test_rates_of_tables_and_dense_parameters_are_set_apart() -> None:
     assert moves.abs().item() == pytest.approx(0.25, rel=1e-3)
 
 
-def test_an_optimizer_of_a_part_of_the_tables_is_refused() -> None:
+def sparse_and_dense(network: Any) -> list[torch.optim.Optimizer]:
+    """Put the embeddings into SparseAdam, as torch asks for, and other parameters into Adam."""
+    embeddings = [module for module in network.modules() if isinstance(module, nn.Embedding)]
+    for module in embeddings:
+        module.sparse = True
+    weights = [module.weight for module in embeddings]
+    held = {id(weight) for weight in weights}
+    others = [parameter for parameter in network.parameters() if id(parameter) not in held]
+    return [torch.optim.SparseAdam(weights, lr=0.05), torch.optim.Adam(others, lr=0.01)]
+
+
+def test_several_optimizers_train_and_are_restored(tmp_path: Path) -> None:
+    case = CASES[0]
+    plain, _ = case.network()
+    optimizers = sparse_and_dense(plain)
+    for (city, device, seconds), label in case.items(grows=False):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        scores = plain(city, device, seconds)
+        nn.functional.binary_cross_entropy_with_logits(scores, label).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+    def build() -> hb.RecModel:
+        network, _ = case.network()
+        network, converted, _ = hb.auto(network, sparse_and_dense(network))
+        return hb.RecModel(network, case.loss, converted)
+
+    model = build()
+    assert model.table_learning_rates["crossed"] == 0.05
+    assert model.dense_learning_rate == 0.01
+    model.fit(case.dataset(grows=False), progress=False)
+    for name, table in model.tables.items():
+        weight = plain.get_submodule(name).weight.detach()
+        rows = torch.from_numpy(table.lookup(np.arange(len(weight))))
+        torch.testing.assert_close(rows, weight, rtol=1e-5, atol=1e-6)
+    model.table_learning_rates = 0.02
+    model.save(tmp_path)
+    restored = build().restore(tmp_path)
+    assert restored.table_learning_rates["crossed"] == 0.02
+    for each in (model, restored):
+        each.fit(case.dataset(), progress=False)
+    assert_same_bits(restored, model)
+
+
+def test_optimizers_that_cannot_be_two_parts_are_refused() -> None:
     network, _ = CASES[0].network()
     embeddings = [network.crossed.weight, network.mixed.weight]
     held = {id(weight) for weight in embeddings}
     others = [weight for weight in network.parameters() if id(weight) not in held]
     optimizers = [torch.optim.SGD(embeddings, lr=0.1), torch.optim.Adam(others)]
     network, converted, _ = hb.auto(network, optimizers)
-    with pytest.raises(ConfigError, match=r"got one without \['single', 'hours'\]"):
+    with pytest.raises(ConfigError, match=r"the tables \['single', 'hours'\] learn and need"):
         hb.RecModel(network, "bce", converted[0])
+    converted[0].add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+    with pytest.raises(ConfigError, match=r"hold dense parameters here, got \['SGD', 'Adam'\]"):
+        hb.RecModel(network, "bce", converted)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -285,6 +286,49 @@ class CombinedOptimizer(torch.optim.Optimizer, StepsTables):
                 f"{name}: it is a part of the optimizer that hb.auto returned, got a step of it "
                 "alone. Step the optimizer that hb.auto returned."
             )
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The optimizers that `hb.auto` returned for one model, as one of each kind.
+
+    Attributes:
+        optimizers: to step.
+        dense: over dense parameters; None if there are none.
+        sparse: over tables.
+    """
+
+    optimizers: tuple[torch.optim.Optimizer, ...]
+    dense: torch.optim.Optimizer | None
+    sparse: SparseOptimizer
+
+    @staticmethod
+    def of(optimizer: Any) -> Parts | None:
+        """Return the parts of an optimizer or of a list of them; None if none steps tables.
+
+        Raises:
+            ConfigError: several of them hold dense parameters.
+        """
+        optimizers = tuple(optimizer) if isinstance(optimizer, (list, tuple)) else (optimizer,)
+        combined = [own for own in optimizers if isinstance(own, CombinedOptimizer)]
+        if not combined:
+            return None
+        dense = []
+        for own in optimizers:
+            part = own.dense if isinstance(own, CombinedOptimizer) else own
+            if any(group["params"] for group in part.param_groups):
+                dense.append(part)
+        if len(dense) > 1:
+            names = [type(part).__name__ for part in dense]
+            raise ConfigError(
+                f"optimizer: one optimizer can hold dense parameters here, got {names}. Put all "
+                "dense parameters into one, in groups, or train in a loop of your own."
+            )
+        return Parts(
+            optimizers,
+            dense[0] if dense else None,
+            SparseOptimizer.join([own.sparse for own in combined]),
+        )
 
 
 def _modules_of(model: nn.Module, held: set[int]) -> list[TableModule]:

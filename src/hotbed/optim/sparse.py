@@ -81,6 +81,18 @@ class SparseOptimizer(torch.optim.Optimizer, StepsTables):
             **super().__getstate__(),
         }
 
+    @staticmethod
+    def join(parts: Sequence[SparseOptimizer]) -> SparseOptimizer:
+        """Return an optimizer of the tables of several, which shares their parameter groups.
+
+        A learning rate that is set in one is set in the other.
+        """
+        if len(parts) == 1:
+            return parts[0]
+        joined = SparseOptimizer(nn.ModuleList([m for part in parts for m in part._modules]))
+        joined.param_groups = [group for part in parts for group in part.param_groups]
+        return joined
+
     def tables(self) -> list[Table]:
         """Return the tables, each once."""
         return list(

@@ -17,7 +17,7 @@ from hotbed.errors import ConfigError
 from hotbed.metrics import Metric
 from hotbed.models.graph import Graph
 from hotbed.models.losses import Loss, MultiTask
-from hotbed.optim.combined import CombinedOptimizer
+from hotbed.optim.combined import Parts
 from hotbed.optim.dense import NAMES, TorchOptimizer
 from hotbed.optim.precision import Boost
 from hotbed.optim.sparse import dense_parameters
@@ -27,10 +27,11 @@ def described_argument(value: Any) -> Any:
     """Return an argument as plain values; None if only the user's own code can build it."""
     if isinstance(value, (set, frozenset)):
         value = sorted(value, key=str)
-    if isinstance(value, CombinedOptimizer):
-        if len(value.param_groups) > 1:
+    parts = Parts.of(value)
+    if parts is not None:
+        value = parts.dense  # the descriptions of tables hold their rules
+        if value is None or len(value.param_groups) > 1:
             return None
-        value = value.dense  # the descriptions of tables hold their rules
     if isinstance(value, torch.optim.Optimizer):
         if type(value) not in NAMES.values():
             return None

@@ -8,7 +8,7 @@ changes none of them: parameters, rows, optimizer state and the network's buffer
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Protocol
 
@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from hotbed.data.batch import Batch, Ids
 from hotbed.embedding.modules import Planner
 from hotbed.errors import ConfigError, DataError, NonFiniteGradient
-from hotbed.optim.combined import CombinedOptimizer
 from hotbed.optim.precision import AmpPrecision, Boost
 from hotbed.optim.sparse import SparseOptimizer
 from hotbed.training.auto.network import arguments_of, converted
@@ -227,7 +226,7 @@ class Learner:
         criterion: its loss; None: the network returns its loss.
         dense: the optimizer of dense parameters; None if there are none.
         sparse: the optimizer of tables; None if there are none.
-        combined: the optimizer whose parts these two are; it steps both.
+        combined: the optimizers whose parts these two are; they are stepped instead.
         precision: the number format of the network.
         boost: settings of torch.compile; None = the network is not compiled.
     """
@@ -239,7 +238,7 @@ class Learner:
         dense: torch.optim.Optimizer | None,
         sparse: SparseOptimizer | None,
         *,
-        combined: CombinedOptimizer | None = None,
+        combined: Sequence[torch.optim.Optimizer] = (),
         precision: AmpPrecision | None = None,
         boost: Boost | None = None,
     ) -> None:
@@ -247,8 +246,8 @@ class Learner:
         self.criterion = criterion
         self.dense = dense
         self.sparse = sparse
-        parts = [dense, sparse] if combined is None else [combined]
-        self._optimizers = [optimizer for optimizer in parts if optimizer is not None]
+        stepped = combined or (dense, sparse)
+        self._optimizers = [optimizer for optimizer in stepped if optimizer is not None]
         self.precision = precision or AmpPrecision()
         self.device = device_of(network)
         self.skipped = 0

@@ -23,7 +23,7 @@ from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, DataError
 from hotbed.files import Where
 from hotbed.metrics.metric_set import check_groups, metric_set
-from hotbed.optim.combined import CombinedOptimizer
+from hotbed.optim.combined import Parts
 from hotbed.optim.dense import dense_optimizer, set_dense_rate
 from hotbed.optim.modes import in_eval_mode, in_train_mode
 from hotbed.optim.precision import Boost, boost, precision
@@ -77,8 +77,8 @@ class RecModel:
             to such. None: the network returns its loss.
         optimizer: of the dense parameters: a torch optimizer over `hb.dense_parameters(network)`, a
             rule such as `hb.Adam(lr=1e-3)`, or a name. Rows of tables are updated by their tables'
-            own rules. Of a network and its rows: the optimizer that `hb.auto` returned. None: the
-            network does backward and updates itself.
+            own rules. Of a network and its rows: the optimizer that `hb.auto` returned, or the list
+            of them. None: the network does backward and updates itself.
         metrics: names or objects of `hb.metrics`: a set, or a mapping of name to metric or of label
             to a set.
         eval_network: what evaluation runs instead of `network` with `loss_fn`.
@@ -102,7 +102,9 @@ class RecModel:
         self,
         network: nn.Module,
         loss_fn: Any = None,
-        optimizer: torch.optim.Optimizer | Rule | str | None = None,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | Rule | str | None = (
+            None
+        ),
         metrics: Any = None,
         eval_network: Callable[..., Any] | None = None,
         eval_indexes: Sequence[int] | None = None,
@@ -568,9 +570,7 @@ class RecModel:
             pass_over(batches, run)
         return run.step
 
-    def _make_learner(
-        self, optimizer: torch.optim.Optimizer | Rule | str | None
-    ) -> Learner | SelfUpdating:
+    def _make_learner(self, optimizer: Any) -> Learner | SelfUpdating:
         chosen = self._effective_boost(optimizer)
         if optimizer is None:
             if self._precision.compute is not None:
@@ -579,44 +579,44 @@ class RecModel:
                     f"{self._arguments['amp_level']!r}. Give an optimizer, or 'O0'."
                 )
             return SelfUpdating(self.network, self._criterion)
-        if isinstance(optimizer, CombinedOptimizer):
-            return self._combined_learner(optimizer, chosen)
         dense = list(dense_parameters(self.network))
         self._precision.apply(self.network, dense)
-        made = dense_optimizer(optimizer, dense)
+        parts = Parts.of(optimizer)
+        if parts is not None:
+            self._check_steps_all(parts.sparse)
+            made = parts.dense
+            sparse: SparseOptimizer | None = parts.sparse
+        else:
+            made = dense_optimizer(optimizer, dense)
+            sparse = SparseOptimizer(self.network) if self.tables else None
         known = {id(parameter) for parameter in dense}
         if any(id(parameter) not in known for parameter in parameters_of(made)):
             raise ConfigError(
                 "optimizer: it holds more than the network's dense parameters, such as rows of "
                 "tables, got a torch optimizer. Make it over hb.dense_parameters(network)."
             )
-        sparse = SparseOptimizer(self.network) if self.tables else None
-        return Learner(
-            self.network, self._criterion, made, sparse, precision=self._precision, boost=chosen
-        )
-
-    def _combined_learner(self, optimizer: CombinedOptimizer, boost: Boost | None) -> Learner:
-        stepped = optimizer.sparse.tables()
-        others = []
-        for name, table in self.tables.items():
-            if not any(table is own for own in stepped) and not table.frozen:
-                others.append(name)
-        if others:
-            raise ConfigError(
-                f"optimizer: it must step every table that learns, got one without {others}. "
-                "RecModel takes one optimizer: make one over all parameters before hb.auto, or "
-                "train with several in a loop of your own."
-            )
-        self._precision.apply(self.network, dense_parameters(self.network))
         return Learner(
             self.network,
             self._criterion,
-            optimizer.dense if parameters_of(optimizer.dense) else None,
-            optimizer.sparse,
-            combined=optimizer,
+            made,
+            sparse,
+            combined=() if parts is None else parts.optimizers,
             precision=self._precision,
-            boost=boost,
+            boost=chosen,
         )
+
+    def _check_steps_all(self, sparse: SparseOptimizer) -> None:
+        """Raise ConfigError if `sparse` does not step a table that learns."""
+        stepped = {id(table) for table in sparse.tables()}
+        others = []
+        for name, table in self.tables.items():
+            if id(table) not in stepped and not table.frozen:
+                others.append(name)
+        if others:
+            raise ConfigError(
+                f"optimizer: the tables {others} learn and need an optimizer, got one of others. "
+                "Give every optimizer that hb.auto returned, as a list."
+            )
 
     def _effective_boost(self, optimizer: Any) -> Boost | None:
         if self._boost is None:
