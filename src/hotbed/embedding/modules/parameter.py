@@ -67,6 +67,33 @@ class TableRows(nn.Parameter):
         self.requires_grad = requires_grad
         return self
 
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
+        """Run a function of torch; reject one whose result would have a gradient.
+
+        This parameter is empty, so a penalty over all parameters would leave the rows out.
+        """
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.grad_fn is not None:
+            every = [*args, *(kwargs or {}).values()]
+            flat = [
+                own for value in every for own in (value if isinstance(value, list) else [value])
+            ]
+            rows = next((own for own in flat if isinstance(own, TableRows)), "rows of tables")
+            raise ConfigError(
+                f"{getattr(func, '__name__', func)}: a loss cannot read the rows of a table as a "
+                f"parameter, got {rows!r}. Penalize rows by weight_decay, or by l1 and l2 of their "
+                "rule; leave them out with hb.dense_parameters(model)."
+            )
+        return result
+
     def __deepcopy__(self, memo: dict[int, Any]) -> TableRows:
         copied = TableRows([copy.deepcopy(table, memo) for table in self.tables])
         memo[id(self)] = copied

@@ -21,7 +21,7 @@ from hotbed.optim.combined import CombinedOptimizer
 from hotbed.optim.torch_rules import row_state, rule_of
 
 from . import trace
-from .lookups import MovedEmbedding, MovedEmbeddingBag, MovedLookup, become
+from .lookups import MovedEmbedding, MovedEmbeddingBag, MovedLookup, MovedWeight, become
 from .network import Converted, arguments_of, attach, converted
 from .report import Entry, Report
 from .rows import fill
@@ -115,6 +115,8 @@ def auto(
     attach(state)
     rows = {move.weight.parameter: move.rows for move in moves}
     combined = [_combined(own, model, rows) for own in optimizers]
+    for move in moves:
+        MovedWeight.retire(move.weight.parameter, move.weight.name)
     if isinstance(optimizer, Optimizer):
         return model, combined[0], report
     return model, combined, report

@@ -28,6 +28,48 @@ class WeightMoved(ConfigError, AttributeError):
     """The weight of an embedding was read, but a table holds its rows."""
 
 
+class MovedWeight(nn.Parameter):
+    """What the parameter of a moved embedding becomes: reading it raises WeightMoved.
+
+    Code may have a reference to the parameter, such as a list of what it penalizes. Its values
+    would never change again.
+    """
+
+    path: str
+
+    @staticmethod
+    def retire(weight: Tensor, path: str) -> None:
+        """Turn the weight of the embedding at `path` into one; free its values."""
+        weight.grad = None
+        weight.data = weight.data.new_empty(0)
+        weight.__class__ = MovedWeight
+        weight.__dict__["path"] = path
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
+        every = [*args, *(kwargs or {}).values()]
+        flat = [own for value in every for own in (value if isinstance(value, list) else [value])]
+        path = next((own.__dict__["path"] for own in flat if type(own) is cls), "embedding")
+        raise weight_moved(path)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MovedWeight:
+        return self
+
+
+def weight_moved(path: str) -> WeightMoved:
+    """Return the error of a read of a weight that has moved."""
+    return WeightMoved(
+        f"{path}.weight: since hb.auto a table holds the rows of this embedding, got a read of its "
+        f"weight. Give hb.auto tables={{{path!r}: None}}, which keeps the embedding as it is."
+    )
+
+
 @dataclass(frozen=True)
 class Foreseen:
     """The ids of one lookup that were computed before the forward pass.
@@ -196,11 +238,7 @@ class MovedLookup(TableModule):
 
     def __getattr__(self, name: str) -> Any:
         if name == "weight":
-            raise WeightMoved(
-                f"{self.path}.weight: since hb.auto a table holds the rows of this embedding, got "
-                f"a read of its weight. Give hb.auto tables={{{self.path!r}: None}}, which keeps "
-                "the embedding as it is."
-            )
+            raise weight_moved(self.path)
         return super().__getattr__(name)
 
 

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A weight that became a table cannot be read by mistake, wherever a reference to it remained."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+pytest.importorskip("torch", reason="torch absent")
+
+import torch
+from torch import Tensor, nn
+
+import hotbed as hb
+from hotbed.errors import ConfigError
+from hotbed.training.auto.lookups import WeightMoved
+
+IDS = torch.tensor([3, 1, 3])
+
+
+class Penalized(nn.Module):
+    """Keeps a list of what it penalizes, as many published models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.item = nn.Embedding(5, 2)
+        self.penalized = [self.item.weight]
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.item(ids).sum()
+
+    def penalty(self) -> Tensor:
+        return sum((weight.norm() for weight in self.penalized), torch.zeros(()))
+
+
+def convert() -> tuple[Penalized, torch.optim.Optimizer]:
+    model = Penalized()
+    model, optimizer, _ = hb.auto(model, torch.optim.Adam(model.parameters()))
+    return model, optimizer
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda model: model.item.weight,
+        lambda model: model.penalty(),
+        lambda model: copy.deepcopy(model).penalty(),
+        lambda model: torch.stack(model.penalized),
+        lambda model: nn.functional.embedding(IDS, weight=model.penalized[0]),
+        lambda model: model.penalized[0].data,
+    ],
+)
+def test_every_read_of_the_weight_names_its_path_and_the_way_out(read: object) -> None:
+    model, _ = convert()
+    with pytest.raises(WeightMoved, match=r"^item\.weight: .*tables=\{'item': None\}"):
+        read(model)
+
+
+def test_penalty_over_all_parameters_is_rejected_and_changes_nothing() -> None:
+    model, optimizer = convert()
+    model(IDS).backward()
+    with pytest.raises(
+        ConfigError, match="pow: a loss cannot read the rows .*'item': 5 rows.*dense"
+    ):
+        sum(parameter.pow(2).sum() for parameter in model.parameters())
+    with pytest.raises(ConfigError, match="cat: .*weight_decay"):
+        torch.cat(list(model.parameters()))
+    optimizer.step()
+    assert [table.step for table in model.item.tables] == [1]
+
+
+def test_what_has_no_gradient_may_look_at_the_parameter() -> None:
+    model, _ = convert()
+    (rows,) = model.parameters()
+    assert (rows.numel(), rows.device.type, rows.dtype) == (0, "cpu", torch.float32)
+    assert rows.detach().clone().shape == (0, 2)
+    with torch.no_grad():
+        assert rows.norm() == 0.0
