@@ -81,7 +81,8 @@ class TableRows(nn.Parameter):
         """
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor) and result.grad_fn is not None:
+        is_read = isinstance(result, Tensor) and result.grad_fn is not None
+        if is_read and func is not Tensor.clone:  # a copy is not a penalty yet
             every = [*args, *(kwargs or {}).values()]
             flat = [
                 own for value in every for own in (value if isinstance(value, list) else [value])
