@@ -107,9 +107,9 @@ def auto(
         report,
         times,
         frozenset(unbounded),
-        signature,
-        findings.problem,
     )
+    if signature is not None and findings.graph is not None:
+        state.set_graph(findings.graph, signature)
     for move in moves:
         state.lookups.update(move.put_in_place(unbounded))
     attach(state)
@@ -214,7 +214,9 @@ def _kept(weight: Weight, options: Options, findings: trace.Findings) -> str:
         if path in options and options[path] is None:
             return "tables has None for it"
     for site in weight.sites:
-        reason = site.kept() or findings.kept.get(site.path, "")
+        reason = site.kept()
+        if not reason and site.path in findings.kept:
+            reason = f"its weight is read outside a lookup, {findings.kept[site.path]}"
         if reason and len(weight.sites) > 1:
             return f"{reason} ({site.path})"
         if reason:

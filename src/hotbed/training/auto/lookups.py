@@ -75,7 +75,7 @@ class Foreseen:
     """The ids of one lookup that were computed before the forward pass.
 
     Attributes:
-        ids: as `MovedLookup.as_ids` returns them.
+        ids: the arguments of the lookup, as the id graph returns them.
         plan: of these ids, if they were mapped to rows, too.
     """
 
@@ -92,7 +92,8 @@ class MovedLookup(TableModule):
         embedding_dim: lanes of a row.
         padding_idx: the id that takes no gradient, and that bags leave out; None = there is none.
         unbounded: whether the ids come from `foreseen` instead of the argument.
-        foreseen: of the next lookups, in the order of the forward pass; each lookup takes one.
+        foreseen: of the next lookups, in the order of the forward pass; each lookup takes one, if
+            there are any.
         times: int64 microseconds of the samples of this forward pass; None = there are none.
     """
 
@@ -136,46 +137,56 @@ class MovedLookup(TableModule):
         """Map the ids of a coming lookup to rows, in train mode; see `TableModule.map`.
 
         Args:
-            ids: from `as_ids`.
+            ids: the arguments of the lookup.
             times: int64 microseconds of the samples of the batch, or None.
         """
-        return self.map([ids], self._times_of(ids, times), training=True)
+        own = self.as_ids(ids.values, ids.offsets, ids.weights)
+        return self.map([own], self._times_of(own, times), training=True)
 
-    def _look_up(self, ids: Ids) -> tuple[Ids, tuple[Tensor, list[Tensor]]]:
+    def _look_up(
+        self,
+        input: Tensor,
+        offsets: Tensor | None = None,
+        weights: Tensor | None = None,
+    ) -> tuple[Ids, tuple[Tensor, list[Tensor]]]:
         """Return the ids that are looked up, and the results; see `TableModule.pool`."""
-        plan = None
-        if self.foreseen:
-            first = self.foreseen.popleft()
-            self._check_foreseen(ids, first)
-            plan = first.plan
-            if self.unbounded:
-                ids = Ids(first.ids.values, first.ids.offsets, ids.weights)
-        elif self.unbounded:
+        first = self.foreseen.popleft() if self.foreseen else None
+        if self.unbounded:
+            input = self._unbounded_ids(input, first)
+        ids = self.as_ids(input, offsets, weights)
+        if first is not None and first.plan is not None:
+            self._check_plan(ids, first.plan)
+            return ids, self.pool([ids], None, first.plan)
+        times = self._times_of(ids, self.times) if self.training else None
+        return ids, self.pool([ids], times)
+
+    def _unbounded_ids(self, input: Tensor, first: Foreseen | None) -> Tensor:
+        """Return the ids of a lookup without the `% bins` at their end."""
+        if first is None:
             raise ConfigError(
                 f"{self.path}: its ids are computed from the arguments of the whole model "
                 "(unbounded), got a lookup outside of its forward pass. Call the model that "
                 "hb.auto returned."
             )
-        times = None
-        if plan is None and self.training:
-            times = self._times_of(ids, self.times)
-        return ids, self.pool([ids], times, plan)
+        ids: Tensor = first.ids.values
+        if ids.shape != input.shape:
+            raise ConfigError(
+                f"{self.path}: expected ids of shape {list(ids.shape)}, which were computed from "
+                f"the batch, got {list(input.shape)}. Leave the path out of unbounded, or compute "
+                "the ids from the batch alone."
+            )
+        return ids
 
-    def _check_foreseen(self, ids: Ids, first: Foreseen) -> None:
-        """Raise ConfigError if a lookup asks for other ids than those that were foreseen."""
-        fits = _equal(ids.offsets, first.ids.offsets)
-        if self.unbounded:
-            fits = fits and ids.values.shape == first.ids.values.shape
-        else:
-            fits = fits and _equal(ids.values, first.ids.values)
-        if first.plan is not None:
-            fits = fits and _equal(ids.weights, first.ids.weights)
-        if not fits:
+    def _check_plan(self, ids: Ids, plan: Plan) -> None:
+        """Raise ConfigError if a lookup asks for other ids than those that were mapped for it."""
+        (mapped,) = plan.inputs
+        parts = zip(_parts(ids), _parts(mapped), strict=True)
+        if not all(_equal(own, other) for own, other in parts):
             raise ConfigError(
                 f"{self.path}: the forward pass looks up other ids than those that were computed "
                 f"from its batch, got {ids.values[:4].tolist()} … for "
-                f"{first.ids.values[:4].tolist()} …. Train without hb.Ahead and unbounded, or "
-                "compute ids from the batch alone."
+                f"{mapped.values[:4].tolist()} …. Train without hb.Ahead, or compute ids from the "
+                "batch alone."
             )
 
     def _times_of(self, ids: Ids, times: Any) -> Tensor | None:
@@ -250,7 +261,7 @@ class MovedEmbedding(MovedLookup):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the rows of the ids; the row of `padding_idx` takes no gradient."""
-        ids, (_, sequences) = self._look_up(self.as_ids(input))
+        ids, (_, sequences) = self._look_up(input)
         rows = sequences[0]
         if self.padding_idx is not None and rows.requires_grad:
             is_padding = (ids.values == self.padding_idx).to(rows.device)
@@ -281,7 +292,7 @@ class MovedEmbeddingBag(MovedLookup):
         per_sample_weights: Tensor | None = None,
     ) -> Tensor:
         """Return the pooled rows of each bag, as nn.EmbeddingBag does."""
-        _, (flat, _) = self._look_up(self.as_ids(input, offsets, per_sample_weights))
+        _, (flat, _) = self._look_up(input, offsets, per_sample_weights)
         return flat
 
     def as_ids(
@@ -332,6 +343,10 @@ class MovedEmbeddingBag(MovedLookup):
                 f"{self.path}: torch takes per_sample_weights in mode 'sum' only, got "
                 f"{self.mode!r}. Leave them out."
             )
+
+
+def _parts(ids: Ids) -> tuple[Tensor | None, ...]:
+    return ids.values, ids.offsets, ids.weights
 
 
 def _equal(values: Tensor | None, others: Tensor | None) -> bool:

@@ -37,7 +37,8 @@ class Converted:
             None = there is none.
         unbounded: paths of the lookups whose ids are computed without the last `% bins`.
         signature: of the model's arguments; None before the first batch.
-        problem: why there is no signature, or no id graph; "" if nothing is known.
+        problem: why there is no signature; "" if nothing is known.
+        is_traced: whether calls of the model are those of a trace, which look nothing up.
     """
 
     model: nn.Module
@@ -47,6 +48,7 @@ class Converted:
     unbounded: frozenset[str] = frozenset()
     signature: Signature | None = None
     problem: str = ""
+    is_traced: bool = False
     _graph: IdGraph | None = None
     _expected: list[tuple[str, Foreseen]] | None = None
     _trained: bool = False  # whether the signature is that of a batch in training
@@ -66,14 +68,24 @@ class Converted:
                     f"hb.auto: the id graph comes from the arguments of the model, got none: "
                     f"{reason}. Call the model with a batch first."
                 )
-            findings = inspect(self.model, list(self.lookups), self.signature)
+            self.is_traced = True
+            try:
+                findings = inspect(self.model, list(self.lookups), self.signature)
+            finally:
+                self.is_traced = False
             if findings.graph is None:
                 raise ConfigError(
                     f"hb.auto: the code of {type(self.model).__name__} cannot be traced, got: "
-                    f"{findings.problem} Train without unbounded and hb.Ahead."
+                    f"{findings.problem}. Train without unbounded and hb.Ahead."
                 )
             self._graph = findings.graph.unbounded(sorted(self.unbounded))
         return self._graph
+
+    def set_graph(self, graph: IdGraph, signature: Signature) -> None:
+        """Take over a signature, and the id graph that was traced with it."""
+        self.signature = signature
+        self._trained = True
+        self._graph = graph.unbounded(sorted(self.unbounded))
 
     def foresee(self, leaves: Sequence[Tensor], *, maps: bool) -> list[tuple[str, Foreseen]]:
         """Return what the id graph knows of the lookups of a batch, in their order.
@@ -87,10 +99,8 @@ class Converted:
             times = leaves[self.signature.names.index(self.times)]
         foreseen = []
         for path, own in self.id_graph()(leaves):
-            lookup = self.lookups[path]
-            ids = lookup.as_ids(own.values, own.offsets, own.weights)
-            plan = lookup.map_ids(ids, times) if maps else None
-            foreseen.append((path, Foreseen(ids, plan)))
+            plan = self.lookups[path].map_ids(own, times) if maps else None
+            foreseen.append((path, Foreseen(own, plan)))
         return foreseen
 
     def expect(self, foreseen: Sequence[tuple[str, Foreseen]]) -> None:
@@ -182,7 +192,7 @@ def arguments_of(model: nn.Module, batch: Any) -> Arguments:
 
 def _enter(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
     state = converted(model)
-    if state is None:
+    if state is None or state.is_traced:
         return None
     return state.enter(args, kwargs)
 
